@@ -118,6 +118,11 @@ class Rows:
         """The rows of the index-th sequence alone."""
         return self._part(self.slices()[index], [self.sequences[index]])
 
+    def at(self, tokens: torch.Tensor, starts: torch.Tensor) -> Rows:
+        """These rows, as those of sequences that start there; starts: [sequences + 1]."""
+        tensors = {k: t if k in WEIGHTS else t[tokens] for k, t in self.tensors.items()}
+        return Rows(range(len(starts) - 1), starts.diff().tolist(), tensors)
+
     def first(self, count: int) -> Rows:
         """The first rows of the only sequence."""
         return self._part(slice(0, count), self.sequences)

@@ -336,7 +336,7 @@ class Situation:
             return "wrong-tile", ""
         if share:
             return share
-        if words := of_rounding(seen, wanted):
+        if words := of_rounding(seen[wrong.flatten()], wanted[wrong.flatten()]):
             return "drift", words
         return self.unnamed("wrong-output", "")
 

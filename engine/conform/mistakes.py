@@ -239,12 +239,20 @@ def of_other_heads(shape: Shape, rows: Sequence[Row]) -> Iterator[tuple[str, str
         return
     kind, per_group = shape.recurrence == "mamba2", shape.n_heads // shape.n_groups
     of_groups = torch.arange(shape.n_heads) % shape.n_groups * per_group
-    of_row = {"key": "kB"[kind], "read": "qC"[kind], "value": "vx"[kind], "decay": "the decay"}
-    of_row |= {"beta": ("beta", "dt, in what is written,")[kind]}
-    for key, what in of_row.items():
+    gate = ROW_INPUTS[shape.recurrence][0]
+    of_row = {gate: gate, "key": "kB"[kind], "read": "qC"[kind], "value": "vx"[kind]}
+    of_row |= {"decay": "the decay", "beta": ("beta", "dt, in what is written,")[kind]}
+    together = ((gate, "key"), ("key", "decay"), ("value", "beta"), ("decay", "beta"))  # in logs
+    made = [terms(shape, row) for row in rows]
+    raw = [{x: t for x, t in row.items() if x != "decay"} for row in made]
+    for keys in (*((key,) for key in of_row), *together):
         for words, at in (*heads_of(shape), ("key head h % groups", of_groups)):
-            made = [terms(shape, row) for row in rows]
-            yield "head-mapping", f"{what} of {words}", [r | {key: r[key][at]} for r in made]
+            others = []
+            for row, inputs in zip(made, raw, strict=True):
+                other = {key: row[key][at] for key in keys}
+                others.append((terms(shape, inputs | other) if gate in keys else row) | other)
+            what = " and ".join(of_row[key] for key in keys)
+            yield "head-mapping", f"{what} of {words}", others
 
 
 def row_by_row(
@@ -260,14 +268,15 @@ def row_by_row(
     gives: dict[tuple[str, str], torch.Tensor] = {}
     limit = 4 * bound * max(1.0, float(seen.abs().max()))
 
-    def fits(row: int, output: torch.Tensor) -> torch.Tensor:
-        return (output.reshape(n, -1) - seen[row].reshape(n, -1)).abs().amax(1) <= limit
+    def errors(row: int, output: torch.Tensor) -> torch.Tensor:
+        return (output.reshape(n, -1) - seen[row].reshape(n, -1)).abs().amax(1)
 
     for i, row in enumerate(tokens):
         parent = parents[i] if parents else i - 1
         before, words_of = states[parent + 1], f"row {i} follows {{}} and not row {parent}"
         output, after = step(shape, before, row)
-        left = wrong[i] = ~fits(i, output)
+        wrong[i] = ~(errors(i, output) <= limit)
+        least = torch.full((n,), torch.inf, dtype=torch.float64)
         tree = [(f"row {p}", state) for p, state in enumerate(states, -1)] if parents else []
         tree += [("no row that has a state", 0 * start)] if parents else []
         of_parents = (("wrong-parent", words_of.format(p), state, row, "") for p, state in tree)
@@ -275,15 +284,17 @@ def row_by_row(
         made_of = folds(tokens[:i]) if folds and i else ()
         after_row = f", after row {i} of the pass"
         of_folds = ((cause, words + after_row, state, row, "") for cause, words, state in made_of)
-        others = chain(of_parents, inputs, of_folds) if left.any() else ()
+        others = chain(of_parents, inputs, of_folds) if wrong[i].any() else ()
         for cause, words, state, other, variant in others:
             output, made = step(shape, state, other, variant)
-            fit = fits(i, output) & wrong[i]
+            error = errors(i, output)
+            fit = (error <= limit) & wrong[i]
             if fit.any():
                 gives.setdefault((cause, words), torch.zeros_like(wrong))[i] = fit
-                now = (fit & left).view(-1, *[1] * (made.dim() - 1))
-                after, left = torch.where(now, made, after), left & ~fit
-        if left.any():
+                nearer = fit & (error < least / 2)  # as one value may fit by chance
+                least = torch.where(nearer, error, least)
+                after = torch.where(nearer.view(-1, *[1] * (made.dim() - 1)), made, after)
+        if (least.isinf() & wrong[i]).any():
             return None
         states.append(after)
     return fewest(gives, wrong, ("rows", "heads"))

@@ -255,7 +255,7 @@ def elsewhere(player: Player, fault: Fault) -> Fault:
                 stored: Changed = lambda p, i: p.full(t) if i < fault.round else p  # noqa: E731
                 if _wrong_with(player, fault, stored, other, 1):
                     cause, words = fault.cause, f"the pass that reads it has {t} rows"
-            kept = stale and fault.cause != "state-not-committed"
+            kept = fault.cause in ("stale-column", "window-not-rolled-back", "state-lost")
             if cause == "other-sequence" and kept and "all" not in words:
                 cause = fault.cause
             return replace(fault, cause=cause, detail=joined(fault.detail, f"right where {words}"))

@@ -136,7 +136,10 @@ def shares(
         what, cause, powers, since = pattern
         factor = share[:, powers.index(1)]
         if alike(0 * factor, powers, [i for i in columns if powers[i]]):
-            return ("state-lost" if since <= known.begin else "lost-fold"), f"{what} is lost"
+            cause = "state-lost" if since <= known.begin else "lost-fold"
+            if since > known.at and not last:  # else its state would lack it too
+                cause, what = "gate-order", f"{what}, as outputs see it,"
+            return cause, f"{what} is lost"
         for of_cause, words, one in known.of(since):
             if channels:
                 one = one.view(shape.n_heads, -1).expand(-1, shape.d_k).flatten()

@@ -27,11 +27,15 @@ class LastState:
     def run(self, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
         module = self.package.module("fla.ops.gated_delta_rule.fused_recurrent")
         o, states = module.fused_recurrent_gated_delta_rule_fwd(
-            *(t.unsqueeze(0) for t in (rows.q_normed, rows.k_normed, rows.v, rows.g)),
-            beta=rows.beta.unsqueeze(0),
+            *(t.unsqueeze(0) for t in (rows.q, rows.k, rows.v, rows.a)),
+            beta=rows.b.unsqueeze(0),
+            A_log=rows.A_log,
+            dt_bias=rows.dt_bias,
             scale=self.shape.d_k**-0.5,
             initial_state=self.states[rows.sequences],
             output_final_state=True,
+            use_qk_l2norm_in_kernel=True,
+            use_beta_sigmoid_in_kernel=True,
             cu_seqlens=rows.starts.long(),
         )
         return o[0], states
@@ -70,13 +74,17 @@ class _ChannelGates:
     def run(self, rows: Rows, table: torch.Tensor, accepted: torch.Tensor | None) -> torch.Tensor:
         module = self.package.module("fla.ops.kda.fused_recurrent")
         o, _ = module.fused_recurrent_kda_fwd(
-            *(t.unsqueeze(0) for t in (rows.q_normed, rows.k_normed, rows.v, rows.g, rows.beta)),
+            *(t.unsqueeze(0) for t in (rows.q, rows.k, rows.v, rows.a, rows.b)),
+            *(rows.A_log, rows.dt_bias),
             scale=self.shape.d_k**-0.5,
             initial_state=self.pool,
             inplace_final_state=True,
             cu_seqlens=rows.starts.long(),
             ssm_state_indices=table,
             num_accepted_tokens=accepted,
+            use_qk_l2norm_in_kernel=True,
+            use_gate_in_kernel=True,
+            use_beta_sigmoid_in_kernel=True,
         )
         assert isinstance(o, torch.Tensor)
         return o[0]
@@ -97,7 +105,9 @@ class _ChannelGates:
 
 
 class _Chunked(Prompts):
-    """chunk_gated_delta_rule_fwd."""
+    """chunk_gated_delta_rule_fwd; its kernel for gates and the one for their sums in turn."""
+
+    calls = 0
 
     def run(self, rows: Rows, first: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         module = self.package.module("fla.ops.gated_delta_rule.chunk")
@@ -108,9 +118,14 @@ class _Chunked(Prompts):
         self, forward: Callable[..., Any], rows: Rows, first: torch.Tensor | None
     ) -> tuple[torch.Tensor, ...]:
         """What a kernel of this signature gives."""
-        rows_of = (rows.q_normed, rows.k_normed, rows.v, rows.g, rows.beta)
+        self.calls += 1
+        raw = self.calls % 2 == 0
+        gates = rows.a if raw else rows.g
         made: tuple[torch.Tensor, ...] = forward(
-            *(t.unsqueeze(0) for t in rows_of),
+            *(t.unsqueeze(0) for t in (rows.q_normed, rows.k_normed, rows.v, gates, rows.beta)),
+            use_gate_in_kernel=raw,
+            A_log=rows.A_log,
+            dt_bias=rows.dt_bias,
             scale=self.shape.d_k**-0.5,
             initial_state=first,
             output_final_state=True,

@@ -141,7 +141,7 @@ class DeltaUpdate(Snapshots):
         module = self.package.module(RECURRENT)
         slots = self.slots(rows.sequences)
         o: torch.Tensor = module.fused_recurrent_gated_delta_rule_update_fwd(
-            *(t.unsqueeze(0) for t in (rows.q_normed, rows.k_normed, rows.v, rows.g, rows.beta)),
+            *(t.unsqueeze(0) for t in (rows.q, rows.k, rows.v, rows.g, rows.beta)),
             scale=self.shape.d_k**-0.5,
             initial_state_source=self.pool,
             initial_state_indices=slots,
@@ -151,6 +151,7 @@ class DeltaUpdate(Snapshots):
             intermediate_state_indices=slots if keep else None,
             cache_steps=self.shape.n_tokens if keep else None,
             retrieve_parent_token=self.parents(rows),
+            use_qk_l2norm_in_kernel=True,
         )
         return o[0]
 

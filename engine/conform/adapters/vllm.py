@@ -93,17 +93,11 @@ class _Delta(Paged):
         self.builder = builder(spec, [], config, self.table.device)
 
     def verify(self, rows: Rows) -> torch.Tensor:
-        return self.planned(rows, [n - 1 for n in rows.lengths])
-
-    def decode(self, rows: Rows) -> torch.Tensor:
-        many, n = bool((self.accepted[rows.sequences] > 1).any()), len(rows.sequences)
-        o = self.planned(rows, [0 if many else -1] * n)
-        self.accept(rows.sequences, [1] * n)
-        return o
-
-    def planned(self, rows: Rows, drafts: Sequence[int]) -> torch.Tensor:
-        """A pass as the builder plans it; drafts: how many tokens of each sequence are drafted, -1:
-        the engine drafts none for it."""
+        """A pass as the builder plans it; one row of a sequence that reads its first column may be
+        one for which the engine drafts nothing (-1), beside others."""
+        accepted = self.accepted[rows.sequences]
+        each = zip(rows.lengths, accepted.tolist(), strict=True)
+        drafts = torch.tensor([m - 1 if m > 1 or count > 1 else -1 for m, count in each])
         n = len(rows.sequences)
         batch = SimpleNamespace(
             query_start_loc=rows.starts,
@@ -117,29 +111,42 @@ class _Delta(Paged):
             compute_num_computed_tokens=lambda: self.memory.whole([1] * n),
         )
         batch.replace = lambda **_: batch
-        counts = self.accepted[rows.sequences], torch.tensor(drafts)
-        plan = self.builder.build(0, batch, *counts)
+        plan = self.builder.build(0, batch, accepted, drafts)
         blocks, others = plan.spec_state_indices_tensor, plan.non_spec_state_indices_tensor
         if blocks is None:
             return self.run(rows, others.view(-1, 1), None)
         if others is None:
             return self.run(rows, blocks, plan.num_accepted_tokens)
-        of_drafts = zip(blocks.split(1), plan.num_accepted_tokens.split(1), strict=True)
-        each = of_drafts, ((block.view(1, 1), None) for block in others)
-        are = plan.spec_sequence_masks.tolist()
-        parts = (self.run(rows.one(i), *next(each[not are[i]])) for i in range(n))
-        return torch.cat(list(parts))
+        outputs, a, b = torch.empty_like(rows.v), plan.spec_token_indx, plan.non_spec_token_indx
+        rows_a, rows_b = (
+            rows.at(a, plan.spec_query_start_loc),
+            rows.at(b, plan.non_spec_query_start_loc),
+        )
+        outputs[a] = self.run(rows_a, blocks, plan.num_accepted_tokens)
+        outputs[b] = self.run(rows_b, others.view(-1, 1), None)
+        return outputs
+
+    def decode(self, rows: Rows) -> torch.Tensor:
+        o = self.verify(rows)
+        self.accept(rows.sequences, [1] * len(rows.sequences))
+        return o
+
+    def gates(self, rows: Rows) -> dict[str, torch.Tensor | bool]:
+        """The decay and beta of rows, as the kernel takes them."""
+        return {"g": rows.g.unsqueeze(0), "beta": rows.beta.unsqueeze(0)}
 
     def run(self, rows: Rows, table: torch.Tensor, accepted: torch.Tensor | None) -> torch.Tensor:
         module, name = self.call
         o, _ = getattr(self.package.module(module), name)(
-            *(t.unsqueeze(0) for t in (rows.q_normed, rows.k_normed, rows.v, rows.g, rows.beta)),
+            *(t.unsqueeze(0) for t in (rows.q, rows.k, rows.v)),
+            **self.gates(rows),
             scale=self.shape.d_k**-0.5,
             initial_state=self.pool,
             inplace_final_state=True,
             cu_seqlens=rows.starts,
             ssm_state_indices=table,
             num_accepted_tokens=accepted,
+            use_qk_l2norm_in_kernel=True,
         )
         return o[0]
 
@@ -185,6 +192,11 @@ class _K3Gates(_Delta):
     """Kimi K3's; a step without drafts is fused_recurrent_kda_packed_decode."""
 
     call = _K3_KDA, "fused_recurrent_kda_fwd"
+
+    def gates(self, rows: Rows) -> dict[str, torch.Tensor | bool]:
+        given = {"g": rows.a.unsqueeze(0), "beta": rows.b.unsqueeze(0)}
+        weights = {"A_log": rows.A_log, "dt_bias": rows.dt_bias}
+        return {**given, **weights, "use_gate_in_kernel": True, "use_beta_sigmoid_in_kernel": True}
 
     def run(self, rows: Rows, table: torch.Tensor, accepted: torch.Tensor | None) -> torch.Tensor:
         if accepted is not None:
