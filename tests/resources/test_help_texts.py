@@ -24,6 +24,7 @@ FOREIGN_OPTIONS = {
     *("--per-request-spec-decode-metrics", "--spec-draft-sampling"),
     # pytest, bench of the window and of kernels, campaigns
     *("--only", "--pairs", "--readme", "--seconds", "--seed", "--starts", "--minutes", "--clean"),
+    "--part",
     # bootstrap's own tools, pip, curl and cmake in the recipe of a server; flags of compilers
     *("-mno-amx-tile", "-e", "--no-binary", "--no-deps", "-v"),
 }

@@ -75,8 +75,7 @@ def test_a_copied_text_opens_like_its_file_and_another_is_refused_in_a_sentence(
 
 
 def table(window: MainWindow) -> RunTable:
-    (found,) = window.findChildren(RunTable)
-    return found
+    return window.panels.runs.model
 
 
 def show(window: MainWindow, qtbot: QtBot, name: str) -> RunRef:

@@ -179,6 +179,7 @@ def test_the_status_line_counts_how_long_the_server_lets_wait(
     assert at_servers.settings.server_timeout == 77
     server.script("/completion", Raw(lambda: []))
     at_servers.run_panel.prompt.setPlainText("def f(")
+    until(qtbot, at_servers.actions_by_id["run.start"].isEnabled)
     trigger(at_servers, "run.start")
     said = f"waiting for the headers of {server.url}/completion, 1 of 77 s · "
     until(qtbot, lambda: status_words(at_servers).startswith(said))
