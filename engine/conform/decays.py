@@ -71,7 +71,7 @@ def _factors(
         (
             "gate-order",
             "{} with decays up to the row before",
-            lambda i, j: torch.exp(up[i] - up[j + 1]),
+            lambda i, j: (up[i] - up[j + 1]).exp(),
         ),
         ("gate-order", "{} with the next row's decay too", lambda i, j: over(j + 1, i + 2)),
         ("gate-order", "{} with its own row's decay too", lambda i, j: over(j, i + 1)),
