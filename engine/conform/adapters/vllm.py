@@ -94,7 +94,7 @@ class _Delta(Paged):
 
     def verify(self, rows: Rows) -> torch.Tensor:
         """A pass as the builder plans it; one row of a sequence that reads its first column may be
-        one for which the engine drafts nothing (-1), beside others."""
+        one for which the engine drafts nothing (-1), next to others."""
         accepted = self.accepted[rows.sequences]
         each = zip(rows.lengths, accepted.tolist(), strict=True)
         drafts = torch.tensor([m - 1 if m > 1 or count > 1 else -1 for m, count in each])
