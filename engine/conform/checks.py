@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from engine.conform import adapters
 from engine.conform.cases import Rows, Shape, Source, loads
 from engine.conform.causes import Situation
-from engine.conform.fits import joined, place, spans
+from engine.conform.fits import axes, joined, place, spans
 from engine.conform.packages import Package, interpreted
 from engine.conform.passes import SCRIPTS, Pass
 from engine.conform.reference import Reference, step, token
@@ -210,7 +210,9 @@ class Player:
         none = [(s, ~seen[part].flatten(1).isfinite().all(1)) for s, part in parts]
         words = ", ".join(f"{spans(off)} of sequence {s}" for s, off in none if off.any())
         if words and any(fault.cause == "unused-memory" for fault in faults):
-            faults = [replace(f, detail=f"no number in the output of rows {words}") for f in faults]
+            words += f" {axes(['in columns'], (~seen.isfinite()).flatten(0, -2).any(0))}"
+            words = f"no number in the output of rows {words}".rstrip()
+            faults = [replace(f, detail=words) for f in faults]
         if one.drafts or one.reset:
             subject.accept(one.sequences, one.accepted)
         if faults and not self.kernel.chunk:

@@ -74,10 +74,10 @@ def _filled(player: Player, fault: Fault) -> Fault:
     if fault.cause != "unused-memory":
         return fault
     places = _places(player, fault)
-    fault = replace(fault, detail="; ".join((fault.detail, *places)))
+    fault = replace(fault, detail=joined(fault.detail, *places))
     other = player.like(blank=True)
     for found in other.script(fault.check, fault.round + 1):
-        words = "; ".join((found.detail, "from memory that was never written", *places))
+        words = joined(found.detail, "from memory that was never written", *places)
         if found.cause == "state-lost" and found.row_errors:
             cause = "wrong-chunk" if player.kernel.chunk else "stale-column"
             return replace(fault, cause=cause, detail=words)
@@ -86,7 +86,7 @@ def _filled(player: Player, fault: Fault) -> Fault:
         if found.error == math.inf:
             return _computed(player, fault)
         if found.cause in VAGUE:
-            return replace(fault, detail=words)
+            return replace(fault, detail=joined(fault.detail, words))
     return fault
 
 

@@ -12,6 +12,8 @@ from engine.conform.cases import Rows, Shape
 from engine.conform.packages import Package
 from engine.conform.subject import Kernel, Memory, Prompts
 
+_RAW = {"use_qk_l2norm_in_kernel": True, "use_beta_sigmoid_in_kernel": True}
+
 
 class LastState:
     """fused_recurrent_gated_delta_rule_fwd: a rollback runs the accepted rows again."""
@@ -29,14 +31,12 @@ class LastState:
         o, states = module.fused_recurrent_gated_delta_rule_fwd(
             *(t.unsqueeze(0) for t in (rows.q, rows.k, rows.v, rows.a)),
             beta=rows.b.unsqueeze(0),
-            A_log=rows.A_log,
-            dt_bias=rows.dt_bias,
+            **{name: rows.tensors[name] for name in ("A_log", "dt_bias")},
             scale=self.shape.d_k**-0.5,
             initial_state=self.states[rows.sequences],
             output_final_state=True,
-            use_qk_l2norm_in_kernel=True,
-            use_beta_sigmoid_in_kernel=True,
             cu_seqlens=rows.starts.long(),
+            **_RAW,
         )
         return o[0], states
 
@@ -82,9 +82,8 @@ class _ChannelGates:
             cu_seqlens=rows.starts.long(),
             ssm_state_indices=table,
             num_accepted_tokens=accepted,
-            use_qk_l2norm_in_kernel=True,
             use_gate_in_kernel=True,
-            use_beta_sigmoid_in_kernel=True,
+            **_RAW,
         )
         assert isinstance(o, torch.Tensor)
         return o[0]
@@ -119,11 +118,10 @@ class _Chunked(Prompts):
     ) -> tuple[torch.Tensor, ...]:
         """What a kernel of this signature gives."""
         self.calls += 1
-        raw = self.calls % 2 == 0
-        gates = rows.a if raw else rows.g
+        gates = rows.g if self.calls % 2 else rows.a
         made: tuple[torch.Tensor, ...] = forward(
             *(t.unsqueeze(0) for t in (rows.q_normed, rows.k_normed, rows.v, gates, rows.beta)),
-            use_gate_in_kernel=raw,
+            use_gate_in_kernel=gates is rows.a,
             A_log=rows.A_log,
             dt_bias=rows.dt_bias,
             scale=self.shape.d_k**-0.5,

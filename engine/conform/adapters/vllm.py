@@ -117,14 +117,11 @@ class _Delta(Paged):
             return self.run(rows, others.view(-1, 1), None)
         if others is None:
             return self.run(rows, blocks, plan.num_accepted_tokens)
-        outputs, a, b = torch.empty_like(rows.v), plan.spec_token_indx, plan.non_spec_token_indx
-        rows_a, rows_b = (
-            rows.at(a, plan.spec_query_start_loc),
-            rows.at(b, plan.non_spec_query_start_loc),
-        )
-        outputs[a] = self.run(rows_a, blocks, plan.num_accepted_tokens)
-        outputs[b] = self.run(rows_b, others.view(-1, 1), None)
-        return outputs
+        o, a, b = torch.empty_like(rows.v), plan.spec_token_indx, plan.non_spec_token_indx
+        with_drafts = rows.at(a, plan.spec_query_start_loc)
+        o[a] = self.run(with_drafts, blocks, plan.num_accepted_tokens)
+        o[b] = self.run(rows.at(b, plan.non_spec_query_start_loc), others.view(-1, 1), None)
+        return o
 
     def decode(self, rows: Rows) -> torch.Tensor:
         o = self.verify(rows)

@@ -8,6 +8,7 @@ from engine.conform import runner
 
 BUILDER = """
 from types import SimpleNamespace
+from torch.nn.functional import pad
 from vllm.v1.attention.backend import AttentionMetadataBuilder
 from vllm.v1.attention.backends.utils import mamba_get_block_table_tensor
 
@@ -16,22 +17,29 @@ class GDNAttentionMetadataBuilder(AttentionMetadataBuilder[int]):
         blocks = mamba_get_block_table_tensor(batch.block_table_tensor, batch.seq_lens)
         masks = RULE
         some, others = bool(masks.any()), bool((~masks).any())
+        lengths = batch.query_start_loc.diff()
+        of_drafts = masks.repeat_interleave(lengths)
         return SimpleNamespace(
             spec_state_indices_tensor=blocks[masks] if some else None,
             non_spec_state_indices_tensor=blocks[~masks, 0] if others else None,
             num_accepted_tokens=accepted[masks] if some else None,
-            spec_sequence_masks=masks,
+            spec_token_indx=of_drafts.nonzero().flatten(),
+            non_spec_token_indx=(~of_drafts).nonzero().flatten(),
+            spec_query_start_loc=pad(lengths[masks].cumsum(0), (1, 0)),
+            non_spec_query_start_loc=pad(lengths[~masks].cumsum(0), (1, 0)),
         )
 """
 KERNEL = """
 import torch
+from torch.nn.functional import normalize
 
 def fused_recurrent_gated_delta_rule_fwd(
     q, k, v, g, beta, scale, initial_state, inplace_final_state, cu_seqlens, ssm_state_indices,
-    num_accepted_tokens,
+    num_accepted_tokens, use_qk_l2norm_in_kernel,
 ):
+    assert use_qk_l2norm_in_kernel
     q, k, v, g, beta = (t[0] for t in (q, k, v, g, beta))
-    q, k = (t.repeat_interleave(v.shape[1] // t.shape[1], 1) for t in (q, k))
+    q, k = (normalize(t, dim=-1).repeat_interleave(v.shape[1] // t.shape[1], 1) for t in (q, k))
     outputs = []
     for i, blocks in enumerate(ssm_state_indices):
         column = 0 if num_accepted_tokens is None else num_accepted_tokens[i] - 1
@@ -47,9 +55,15 @@ def fused_recurrent_gated_delta_rule_fwd(
 
 
 @pytest.mark.parametrize(
-    ("rule", "causes"), [("drafts >= 0", []), ("drafts > 0", ["stale-column"])]
+    ("rule", "check", "causes"),
+    [
+        ("drafts >= 0", "no-drafts", []),
+        ("drafts > 0", "no-drafts", ["stale-column"]),
+        ("drafts >= 0", "lengths", []),
+        ("drafts >= 0; accepted = accepted.sort().values", "lengths", ["stale-column"]),
+    ],
 )
-def test_the_next_column_is_that_of_the_packages_rule(tmp_path, rule, causes):
+def test_the_next_column_is_that_of_the_packages_rule(tmp_path, rule, check, causes):
     for place, text in (
         ("v1/attention/backends/gdn_attn.py", BUILDER.replace("RULE", rule)),
         ("third_party/flash_linear_attention/ops/fused_recurrent.py", KERNEL),
@@ -58,6 +72,6 @@ def test_the_next_column_is_that_of_the_packages_rule(tmp_path, rule, causes):
         (tmp_path / "vllm" / place).write_text(text)
     (tmp_path / "vllm" / "__init__.py").write_text('__version__ = "0.33.0"\n')
     name, place, _ = runner.open_target(str(tmp_path))
-    only, checks = ["fused_recurrent_gated_delta_rule"], ["no-drafts"]
+    only, checks = ["fused_recurrent_gated_delta_rule"], [check]
     (seen,) = runner.run(name, place, seed=1, device="cpu", only=only, checks=checks)
     assert [fault.cause for fault in seen.faults] == causes
