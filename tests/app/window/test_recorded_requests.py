@@ -13,7 +13,6 @@ from pytestqt.qtbot import QtBot
 
 from app.engine_thread.jobs.files import ReadText, ReadTrace
 from app.engine_thread.jobs.judging import TriageRuns
-from app.panels.findings_view import FindingTable
 from app.panels.runs.run_table import RunTable
 from app.panels.tokens.tokens_view import TokensView
 from app.trace_models.run_facts import observed_text
@@ -154,7 +153,7 @@ def test_steps_are_rounds_and_stand_beside_another_run(opened: MainWindow, qtbot
 
 def test_a_contradiction_is_among_the_findings(opened: MainWindow, qtbot: QtBot) -> None:
     run = show(opened, qtbot, "wrong.json")
-    findings = opened.findChildren(FindingTable)[0].rows
+    findings = opened.panels.findings.model.rows
     assert [(f["rule"], f["run"]) for f in findings] == [("counters-contradict", run)]
     assert "num_spec_steps" in findings[0]["evidence"]
 
