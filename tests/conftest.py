@@ -109,7 +109,7 @@ def _thinned(items: list[pytest.Item]) -> Iterable[pytest.Item]:
 
 
 def _key(value: object) -> object:
-    """The same of equal values, in every process."""
+    """The same of equal values; of those without a hash, of one object alone."""
     try:
         hash(value)
     except TypeError:
