@@ -48,3 +48,38 @@ def test_they_were_those_of_all_pairs(request):
         *map(pairs, product([(1, 2), (3, 4), (5, 6)], ["[]", "{}", "None"], "xyz"))
     )
     assert len(SEEN) == 27 if request.config.getoption("all") else 9 <= len(SEEN) < 18
+
+
+BOARD, THIN, AGAIN = set(), set(), set()
+
+
+@pytest.mark.parametrize("a", range(4))
+@pytest.mark.parametrize("b", [[], {}, None])
+def test_cases_of_two_parameters(a, b):
+    BOARD.add((a, str(b)))
+
+
+@pytest.mark.thinned(3)
+@pytest.mark.parametrize(
+    ("a", "b"), [(0, "x"), (1, "x"), (2, "y"), (3, "y"), (4, "y"), (5, "z"), (6, "w"), (7, "z")]
+)
+def test_cases_of_a_thinned_test(a, b):
+    THIN.add((a, b))
+
+
+@pytest.mark.repeats("test_cases_of_a_thinned_test")
+def test_what_another_test_shows():
+    AGAIN.add(1)
+
+
+def test_which_of_them_were_played(request):
+    """Each value of a board with every second one of the other parameter; one of three, and the
+    first of a value that several cases share (z) where that one has none of it."""
+    if request.config.getoption("all"):
+        assert (len(BOARD), len(THIN), len(AGAIN)) == (12, 8, 1)
+        return
+    assert len(BOARD) == 6
+    assert {a for a, _ in BOARD} == set(range(4))
+    assert {b for _, b in BOARD} == {"[]", "{}", "None"}
+    assert sorted(THIN) == [(0, "x"), (3, "y"), (5, "z"), (6, "w")]
+    assert not AGAIN
