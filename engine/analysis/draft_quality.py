@@ -339,18 +339,17 @@ class DraftQuality:
     def of(cls, drafts: JudgedDrafts, steps: np.ndarray) -> DraftQuality:
         """Of some steps, bool [s]."""
         mine = steps[drafts.step] & drafts.is_judged
-        confidence = drafts.confidence[mine]
         rejected = steps[drafts.rejected_step]
         rank, index = drafts.rank[rejected], drafts.rejected_index[rejected]
         known = rank != UNKNOWN
         ranks = np.zeros((int(index.max(initial=-1)) + 1, N_TOP + 1), np.int64)
         np.add.at(ranks, (index[known], rank[known]), 1)
         has_candidates = np.zeros(len(steps), bool)
-        has_candidates[drafts.step[mine][np.isfinite(confidence)]] = True
+        has_candidates[drafts.step[steps[drafts.step] & np.isfinite(drafts.confidence)]] = True
         has_candidates[drafts.rejected_step[rejected][~known]] = False
         return cls(
             joint_counts(drafts.n_drafted[steps], drafts.n_accepted[steps]),
-            Calibration.of(confidence, drafts.fate[mine] == ACCEPTED),
+            Calibration.of(drafts.confidence[mine], drafts.fate[mine] == ACCEPTED),
             ranks,
             int(has_candidates.sum()),
             int(drafts.n_accepted[has_candidates].sum()),

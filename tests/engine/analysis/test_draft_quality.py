@@ -181,6 +181,7 @@ def test_a_drafted_end_token_is_neither_accepted_nor_rejected() -> None:
     assert (found.calibration.n_tokens, found.n_rejections) == (3, 0)
     assert found.survival.conditional.tolist() == [1.0, 1.0]
     assert found.survival.judged.tolist() == [2, 1] and found.tokens_per_step == 2.5
+    assert (found.n_ranked, found.n_ranked_accepted) == (2, 3)  # its step is a tree's too
     assert Judged.of(run).place.tolist() == [0, 1, 0]  # the same tokens are counted there
 
 
