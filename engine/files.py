@@ -21,6 +21,7 @@ from engine.plain_text import size_text
 
 _MOST_LINKS = 40
 _LONGEST_SUFFIX = 16
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 PART = ".draftscope-"
 """How the name begins of what is being written and takes the place of a file when it is whole."""
 
@@ -32,6 +33,17 @@ def unreadable(
     return kind(
         f"{path} cannot be read: {error.strerror or error}.", "Check the path and its rights."
     )
+
+
+def unwritable(
+    path: Path | str, error: Exception, remedy: str, kind: type[DraftscopeError] = OptionError
+) -> DraftscopeError:
+    """The error, of this kind, about what the system does not let us write. remedy: where room is
+    not what is missing."""
+    reason = error.strerror or error if isinstance(error, OSError) else error
+    if isinstance(error, OSError) and error.errno in _FULL:
+        remedy = "Free some space, or choose another disk."
+    return kind(f"{path} cannot be written: {reason}.", remedy)
 
 
 @contextmanager
@@ -197,10 +209,7 @@ def written_whole(path: Path, kind: type[DraftscopeError] = OptionError) -> Iter
         else:
             yield from _replaced(_target(path))
     except OSError as error:
-        raise kind(
-            f"{path} cannot be written: {error.strerror or error}.",
-            "Choose another path, or free some space.",
-        ) from error
+        raise unwritable(path, error, "Choose another path.", kind) from error
 
 
 def write_text(path: Path, text: str) -> None:

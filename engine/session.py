@@ -396,11 +396,13 @@ class Session:
         if options.sampler.logit_bias:
             self._check_tokens([token for token, _ in options.sampler.logit_bias])
         n_ctx = options.n_ctx or min(self.config.n_ctx_train, _DEFAULT_CONTEXT)
+        is_one = len({one.tokens for one in prompts}) == 1
         for seq_id, one in enumerate(prompts):
-            self._check_tokens(one.tokens, f"Prompt {seq_id}" if len(prompts) > 1 else "The prompt")
+            name = "The prompt" if is_one else f"Prompt {seq_id}"
+            self._check_tokens(one.tokens, name)
             if len(one.tokens) >= n_ctx:
                 raise ContextFullError(
-                    f"Prompt {seq_id} has {len(one.tokens)} tokens, the context {n_ctx}.",
+                    f"{name} has {len(one.tokens)} tokens, the context {n_ctx}.",
                     "Raise -c or shorten the prompt.",
                 )
         return n_ctx

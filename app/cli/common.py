@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from app.cli.option_lines import OptionLines
 from app.cli.output import is_terminal, note, show_below, show_progress
 from engine.errors import ApiKeyError, OptionError
-from engine.files import check_writable, decoded, unreadable, user_text
+from engine.files import check_writable, decoded, unreadable, unwritable, user_text
 from engine.garbage import collections_wait
 from engine.model.compute_modes import COMPUTE_MODES, MMAP_ABOUT, MMAP_AUTO, copies_blocks
 from engine.plain_text import size_text
@@ -129,11 +129,8 @@ def check_output(path: Path, option: str) -> None:
     except IsADirectoryError as error:
         raise OptionError(f"{shown} is a folder.", f"Name a file with {option}.") from error
     except (OSError, ValueError) as error:  # a name with a null character
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise OptionError(
-            f"{shown} cannot be written: {reason}.",
-            "Name a file in an existing folder, or change that folder's rights.",
-        ) from error
+        remedy = "Name a file in an existing folder, or change that folder's rights."
+        raise unwritable(shown, error, remedy) from error
 
 
 def loading_line() -> ReportProgress | None:

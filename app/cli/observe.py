@@ -60,6 +60,7 @@ if TYPE_CHECKING:
 
 
 _MOST_PAINTED = 2000
+_PATH_WORDS = {"none": "nothing undone", "": "path not known"}
 """Tokens that a terminal is given at once, and characters of one; the rest is only recorded."""
 
 
@@ -359,7 +360,7 @@ def _paths(job: ServerRun) -> dict[str, int]:
         if n_drafted != MISSING:
             found["rounds"] += 1
             if n_drafted:
-                name = path or "of unknown path"
+                name = _PATH_WORDS.get(path, path)
                 found[name] = found.get(name, 0) + 1
     return found
 

@@ -14,6 +14,7 @@ from app.cli.option_lines import OptionLines
 from app.cli.output import Interrupted, on_signal, print_lines, tell
 from engine.analysis.findings.check import recorded, with_consequences
 from engine.errors import OptionError, TraceFileError
+from engine.files import unwritable
 from engine.gguf.content import ContentHash
 from engine.report.page import write_report
 from engine.report.parts import Report
@@ -46,10 +47,8 @@ def check_trace_folder(folder: Path | None) -> None:
     try:
         check_export(folder)
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise OptionError(
-            f"--trace {str(folder)[:80]} cannot be written: {reason}.", "Name another folder."
-        ) from error
+        shown = f"--trace {str(folder)[:80]}"
+        raise unwritable(shown, error, "Name another folder.") from error
     except TraceFileError as error:  # an argument that cannot be, like any other
         raise OptionError(error.message, error.remedy) from error
 

@@ -14,6 +14,7 @@ from app.cli.common import draft_paths, drafts_by_mtp, open_session, target_path
 from app.cli.output import (
     end_text,
     is_coloured,
+    note,
     print_json,
     print_line,
     print_lines,
@@ -51,7 +52,7 @@ from engine.gguf.tokenizer import StreamDecoder
 from engine.model.tensors import has_mtp_block
 from engine.options import Prompt, RunOptions
 from engine.plain_text import size_text
-from engine.report.run import figure_lines
+from engine.report.run import figure_lines, why_it_ended
 from engine.trace.prompt_reuse import processed_lines, reused_text
 from engine.trace.records import EMITTED_KINDS, GHOST_KINDS
 from engine.trace.run_ref import RunRef
@@ -129,7 +130,10 @@ def run(args: argparse.Namespace) -> int:
     if args.audit:
         for line in audit_text(trace.runs[job.run_id]):
             tell(line)
-    print_lines((*figure_lines(job.summary()), *fork_lines(RunRef(trace, job.run_id))))
+    ran = RunRef(trace, job.run_id)
+    print_lines((*figure_lines(job.summary()), *fork_lines(ran)))
+    if {*(ran.facts.stops or ())} - {"limit"}:
+        note(why_it_ended(ran))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Widgets made with their properties, and rows and columns of them, in one expression each."""
+"""Widgets made with their properties, rows and columns of them, in one expression each; dialogs."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from PySide6.QtCore import Qt, SignalInstance
 from PySide6.QtGui import QPalette
 from PySide6.QtWidgets import (
     QBoxLayout,
+    QDialog,
+    QDialogButtonBox,
     QHBoxLayout,
     QLabel,
     QLayout,
+    QPushButton,
     QSizePolicy,
     QVBoxLayout,
     QWidget,
@@ -94,3 +97,28 @@ def _filled(
         add: Any = layout.addLayout if isinstance(what, QLayout) else layout.addWidget
         add(what, *more)
     return layout
+
+
+CANCEL, CLOSE = QDialogButtonBox.StandardButton.Cancel, QDialogButtonBox.StandardButton.Close
+
+
+class ModelessDialog(QDialog):
+    """Does not block the window, and is gone once it is closed."""
+
+    def __init__(self, title: str, parent: QWidget) -> None:
+        super().__init__(parent)
+        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        self.setWindowTitle(title)
+
+    def lay_out(
+        self, *parts: Part, act: str, leave: QDialogButtonBox.StandardButton = CANCEL
+    ) -> QPushButton:
+        """Lay parts out one under the other, above a button that leaves and one that acts, which
+        is returned: it accepts, also by Return."""
+        buttons = QDialogButtonBox(leave)
+        buttons.accepted.connect(self.accept)
+        buttons.rejected.connect(self.reject)
+        button = buttons.addButton(act, QDialogButtonBox.ButtonRole.AcceptRole)
+        vbox(*parts, buttons, of=self)
+        button.setDefault(True)  # in the dialog by now: before, Return would leave
+        return button

@@ -81,6 +81,13 @@ def choice(names: Mapping[str, str], current: str) -> QComboBox:
     return box
 
 
+def shown_choice(name: str) -> QComboBox:
+    """A choice of what is on show, as wide as its longest name also when names come later."""
+    box = made(QComboBox, accessibleName=name, toolTip=name, focusPolicy=Qt.FocusPolicy.StrongFocus)
+    box.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToContents)
+    return box
+
+
 def text(placeholder: str) -> QLineEdit:
     """A line of text; a dropped model is for the window."""
     return made(QLineEdit, placeholderText=placeholder, acceptDrops=False)

@@ -30,8 +30,9 @@ from engine.trace.run_ref import RunRef, paired, places_of
 from engine.trace.timings import joint_counts
 
 ACCEPTED, REJECTED, NOT_JUDGED = 0, 1, 2
-"""Fates of a drafted token. An end token that the target chose too is emitted as the target's own,
-and accepted here; after a rejected token none is judged."""
+"""Fates of a drafted token. An end token that the target chose too is the target's own, neither
+accepted nor rejected, and ends its draft for these figures; after it none is judged, as after a
+rejected one."""
 BEYOND, UNKNOWN = 0, -1
 """Ranks of a target's token that is not among the candidates, and of one without candidates."""
 
@@ -40,11 +41,11 @@ BEYOND, UNKNOWN = 0, -1
 class JudgedDrafts:
     """Drafts in the order they were verified.
 
-    By step, [s]: drafter (code of the store's texts), n_drafted, n_accepted, is_told (whether its
-    tokens are among the following). By drafted token, [n]: step, index in the draft, confidence
-    (of the drafter's confidence head if it has one; NaN of a token that was looked up), fate. By
-    rejection, [m]: rejected_step, rejected_index, rank of the token that the target chose instead
-    among the drafter's candidates, from 1.
+    By step, [s]: drafter (code of the store's texts), n_drafted (before an end token), n_accepted,
+    is_told (whether its tokens are among the following). By drafted token, [n]: step, index in the
+    draft, confidence (of the drafter's confidence head if it has one; NaN of a token that was
+    looked up), fate. By rejection, [m]: rejected_step, rejected_index, rank of the token that the
+    target chose instead among the drafter's candidates, from 1.
     """
 
     drafter: np.ndarray
@@ -102,13 +103,16 @@ class DraftReader:
         is_told = np.bincount(tokens.step[is_drafted], minlength=len(steps)) == n_drafted
         chosen = is_drafted & is_told[tokens.step]
         fate = np.full(len(index), NOT_JUDGED, np.int8)
-        fate[tokens.is_kind(*EMITTED_KINDS)] = ACCEPTED
+        fate[tokens.is_kind("accepted")] = ACCEPTED
         fate[tokens.is_kind("rejected")] = REJECTED
         rejected = np.flatnonzero(chosen & (fate == REJECTED))
+        n_accepted = np.clip(of_round("num_accepted_draft_tokens")[steps], 0, n_drafted)
+        ended = tokens.step[chosen & (fate == NOT_JUDGED) & tokens.is_kind(*EMITTED_KINDS)]
+        n_drafted[ended] = n_accepted[ended]
         return JudgedDrafts(
             drafter=of_round("drafter")[steps],
             n_drafted=n_drafted,
-            n_accepted=np.clip(of_round("num_accepted_draft_tokens")[steps], 0, n_drafted),
+            n_accepted=n_accepted,
             is_told=is_told,
             step=tokens.step[chosen],
             index=index[chosen],
@@ -335,18 +339,17 @@ class DraftQuality:
     def of(cls, drafts: JudgedDrafts, steps: np.ndarray) -> DraftQuality:
         """Of some steps, bool [s]."""
         mine = steps[drafts.step] & drafts.is_judged
-        confidence = drafts.confidence[mine]
         rejected = steps[drafts.rejected_step]
         rank, index = drafts.rank[rejected], drafts.rejected_index[rejected]
         known = rank != UNKNOWN
         ranks = np.zeros((int(index.max(initial=-1)) + 1, N_TOP + 1), np.int64)
         np.add.at(ranks, (index[known], rank[known]), 1)
         has_candidates = np.zeros(len(steps), bool)
-        has_candidates[drafts.step[mine][np.isfinite(confidence)]] = True
+        has_candidates[drafts.step[steps[drafts.step] & np.isfinite(drafts.confidence)]] = True
         has_candidates[drafts.rejected_step[rejected][~known]] = False
         return cls(
             joint_counts(drafts.n_drafted[steps], drafts.n_accepted[steps]),
-            Calibration.of(confidence, drafts.fate[mine] == ACCEPTED),
+            Calibration.of(drafts.confidence[mine], drafts.fate[mine] == ACCEPTED),
             ranks,
             int(has_candidates.sum()),
             int(drafts.n_accepted[has_candidates].sum()),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -33,13 +34,20 @@ from engine.report.common import (
 )
 from engine.report.parts import CODE, Part, Plot, Remark, Report, ReportTable, Section
 from engine.trace.facts import RunFacts
-from engine.trace.records import PHASES
+from engine.trace.records import EMITTED_KINDS, PHASES
 from engine.trace.run_ref import RunColumns, RunRef
 from engine.trace.store import TraceStore
 from engine.trace.timings import acceptance, summary, timings
 
 _POSITIONS = 8
 """Of a draft, shown in a line."""
+_ENDS = {
+    "end": "ended by an end token",
+    "limit": "came to the limit",
+    "grammar": "could not go on within the grammar",
+    "stopped": "was stopped",
+    "interrupted": "was interrupted when its window ended",
+}
 
 
 def headline(totals: Mapping[str, Any], *, has_speed: bool = True) -> str:
@@ -81,13 +89,54 @@ def figure_lines(totals: Mapping[str, Any]) -> Iterator[str]:
     if rates := (totals.get("acceptance_per_position") or {}).get("conditional"):
         shown = ["-" if rate is None else f"{rate:.2f}" for rate in rates[:_POSITIONS]]
         more = " …" if len(rates) > _POSITIONS else ""
-        parts.append(f"acceptance by position: {' '.join(shown)}{more}")
+        parts.append(f"acceptance by position, if reached: {' '.join(shown)}{more}")
     depths = enumerate(totals.get("rollback_depth_histogram") or ())
     if found := [f"{depth} ({n})" for depth, n in depths if n]:
         more = " …" if len(found) > _POSITIONS else ""
         parts.append(f"rollback depth (rounds): {' '.join(found[:_POSITIONS])}{more}")
     if parts:
         yield "; ".join(parts)
+
+
+def why_it_ended(run: RunRef) -> str:
+    """Why a run ended, in one sentence."""
+    facts = run.facts
+    if error := facts.error:
+        return f"The run failed: {error.rstrip('.')}."
+    stops = facts.stops or []
+    kinds = Counter(stops)
+    if not kinds:
+        return "The run has ended."
+    if len(stops) == 1:
+        return f"The text {_end(run, stops[0], 0)}."
+    if len(kinds) == 1 and stops[0] != "context":
+        return f"Each of the {len(stops)} texts {_end(run, stops[0], 0)}."
+    parts = [
+        f"{n} {_end(run, stop, stops.index(stop)) if n == 1 else _ENDS.get(stop, stop)}"
+        for stop, n in kinds.items()
+        if stop != "context"
+    ]
+    if n := kinds["context"]:
+        parts.append(f"{n} filled the context")
+    return f"Of {len(stops)} texts {', '.join(parts)}."
+
+
+def _end(run: RunRef, stop: str, seq_id: int) -> str:
+    asked = run.facts.options.n_predict if run.facts.options else 0
+    if stop == "limit" and asked > 0:
+        return f"came to its limit of {asked:,} tokens"
+    if stop != "context":
+        return _ENDS.get(stop, f"ended: {stop}")
+    n_ctx = run.facts.n_ctx
+    delivered = f"{_n_emitted(run, seq_id):,}"
+    of = f" of {asked:,} tokens asked for" if asked > 0 else " tokens"
+    room = f" of {n_ctx:,} tokens" if n_ctx else ""
+    return f"filled the context{room}: {delivered}{of} came; a larger context takes more"
+
+
+def _n_emitted(run: RunRef, seq_id: int) -> int:
+    tokens = RunColumns(run.store, "tokens", run.run_id)
+    return int((tokens.is_text("kind", *EMITTED_KINDS) & (tokens["seq_id"] == seq_id)).sum())
 
 
 def run_report(run: RunRef, environment: Mapping[str, Any], command: Sequence[str] = ()) -> Report:

@@ -22,7 +22,7 @@ import numpy as np
 
 from engine.environment import version
 from engine.errors import Cancelled, TraceFileError
-from engine.files import PART, synced, written_whole
+from engine.files import PART, synced, unwritable, written_whole
 from engine.progress import ReportProgress
 from engine.trace.csv_fields import EXCEL, PLAIN, encoding, escape_piece, guard
 from engine.trace.records import MISSING, N_TOP, SCHEMA_MINOR, SCHEMA_VERSION, TABLES, Column
@@ -125,7 +125,7 @@ def export_csv(
         with replacing(folder, check_target, _own_files) as stage:
             _write(store, stage, progress, cancelled, EXCEL if excel_safe else PLAIN)
     except OSError as error:
-        raise _unwritable(folder, error) from error
+        raise unwritable(folder, error, "Choose another folder.", TraceFileError) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,15 +188,8 @@ def append_csv(
                 session = _write_tables(store, stage, progress, cancelled, PLAIN, None, rows, sizes)
                 write_session(stage / SESSION_FILE, session | {"bytes": sizes})
     except OSError as error:
-        raise _unwritable(folder, error) from error
+        raise unwritable(folder, error, "Choose another folder.", TraceFileError) from error
     return SavedRows(rows, sizes, filled, {name: header(store.tables[name]) for name in rows})
-
-
-def _unwritable(folder: Path, error: OSError) -> TraceFileError:
-    return TraceFileError(
-        f"{error.filename or folder} cannot be written: {error.strerror or error}.",
-        "Choose another folder, or free some space.",
-    )
 
 
 def _write(

@@ -233,6 +233,10 @@ def test_refusals():
         mtp.start([Prompt((1, 384))], options_of(4))
     with pytest.raises(OptionError, match="empty"):
         mtp.start([Prompt(())], options_of(4))
+    with pytest.raises(OptionError, match=r"^The prompt is empty"):
+        mtp.start([Prompt(())] * 3, options_of(4))
+    with pytest.raises(OptionError, match=r"^Prompt 1 is empty"):
+        mtp.start([prompt, Prompt(())], options_of(4))
     with pytest.raises(ContextFullError, match="Raise -c"):
         mtp.start([prompt], replace(options_of(4), n_ctx=16))
     with pytest.raises(VocabularyMismatchError, match="sizes differ"):

@@ -11,7 +11,6 @@ from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtGui import QAction, QTextCursor
 from PySide6.QtWidgets import (
     QAbstractItemView,
-    QComboBox,
     QHeaderView,
     QMenu,
     QPlainTextEdit,
@@ -28,6 +27,7 @@ from app.trace_models.compared_lanes import ComparedLanes
 from app.trace_models.shown_text import plain_tip
 from app.widgets.build import hbox, made, vbox, words
 from app.widgets.empty_state import StatusMessage
+from app.widgets.fields import shown_choice
 from app.widgets.plain_table import ColumnTable, TableColumn, fit_height, plain_table
 from engine.analysis.run_cost import COST_HEADS, RunCost, cost_cells, cost_sentence
 from engine.compare.lane_spec import DEFAULT_LANES, LLAMA, NOISE_LANE, LaneSpec
@@ -200,7 +200,7 @@ class PositionBar(QWidget):
 
     def __init__(self, actions: Actions) -> None:
         super().__init__()
-        self.seq = made(QComboBox, accessibleName=_SEQUENCE, toolTip=_SEQUENCE)
+        self.seq = shown_choice(_SEQUENCE)
         self.seq.activated.connect(lambda i: self.seq_chosen.emit(int(self.seq.itemData(i))))
         row = hbox(self.seq, of=self, margins=(0, 0, 0, 0), spacing=4)
         for name in _STEPS:

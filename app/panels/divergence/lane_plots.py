@@ -7,13 +7,14 @@ import numpy as np
 import pyqtgraph as pg
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QResizeEvent
-from PySide6.QtWidgets import QComboBox, QHBoxLayout, QSplitter, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QSplitter, QWidget
 
 from app.looks import Theme
 from app.panels.divergence.state_map import PARTS, LogAxis, LogScale, StateMap
 from app.trace_models.compared_lanes import ComparedLanes
 from app.trace_models.shown_text import error_text
-from app.widgets.build import hbox, made, vbox, words
+from app.widgets.build import hbox, vbox, words
+from app.widgets.fields import shown_choice
 from app.widgets.legend import Swatch, SwatchLegend
 from app.widgets.line_styles import (
     draw_bar,
@@ -55,10 +56,10 @@ class LanePlots(QSplitter):
         self.delta = DeltaPlot(theme)
         self.states = StateMap(theme)
         self.states.link_x(self.delta)
-        self.measure = made(QComboBox, accessibleName=_MEASURE, toolTip=_MEASURE)
+        self.measure = shown_choice(_MEASURE)
         self.measure.addItems([*METRICS.values()])
         self.measure.currentIndexChanged.connect(lambda i: self.delta.set_metric([*METRICS][i]))
-        self.part = made(QComboBox, accessibleName=_PART, toolTip=_PART)
+        self.part = shown_choice(_PART)
         self.part.addItems(list(PARTS.values()))
         self.part.currentIndexChanged.connect(self._show_part)
         self.legend = SwatchLegend("Error over positions: signs", SWATCHES, theme)

@@ -36,7 +36,7 @@ _MARKED = {"pending": "o", "stale": "x"}
 """States with a sign in the cell, not its colour alone. The live state has slot 0 for a sign."""
 _MARK_PIXELS = 6
 _LEAST_MARK_PIXELS = 3
-"""In cells that are narrower than a mark it shrinks to this, then only the colour is left."""
+"""In cells that are smaller than a mark it shrinks to this, then only the colour is left."""
 _MOST_MARKS = 2000
 _MOST_ROWS = 1024
 """Slots of all sequences together that are drawn; more would be narrower than a pixel."""
@@ -205,11 +205,12 @@ class RingView(RoundView):
         """Signs in the cells of what is in sight, a column for each round or column of pixels."""
         axis = self.plot.run_axis
         left, right = self.plot.x_range
-        room = self.plot.box.width() * axis.round_width / (right - left)
+        width, height = self.plot.box.width(), self.plot.box.height()
+        room = min(width * axis.round_width / (right - left), height / self._n_rows)
         size = min(_MARK_PIXELS, max(_LEAST_MARK_PIXELS, int(room)))
         for state, marks in self._marks.items():
             y, x = np.nonzero(sight == _CODE[state])
-            # the rare and alarming ones are marked even where the cells are narrow
+            # the rare and alarming ones are marked even where the cells are small
             fits = room >= _LEAST_MARK_PIXELS or state == "stale"
             if not len(x) or len(x) > _MOST_MARKS or not fits:
                 draw_nothing(marks)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,19 +14,12 @@ from app.trace_models.shown_text import plain_tip, significant
 from app.widgets.build import hbox, made, vbox, words
 from engine.analysis.findings.audit import audit_sentence
 from engine.analysis.run_cost import LEAST_PAIRS, MOST_PAIRS, PlainRatio
-from engine.trace.records import EMITTED_KINDS
-from engine.trace.run_ref import RunColumns, RunRef
+from engine.report.run import why_it_ended
+from engine.trace.run_ref import RunRef
 from engine.trace.timings import summary
 
 FINDING, TUNE, COMPARE = "finding", "tune", "compare"
 _LOW_ACCEPTANCE = 0.5
-_ENDS = {
-    "end": "ended by an end token",
-    "limit": "came to the limit",
-    "grammar": "could not go on within the grammar",
-    "stopped": "was stopped",
-    "interrupted": "was interrupted when its window ended",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,47 +75,6 @@ def run_end(run: RunRef) -> RunEnd | None:
     )
 
 
-def why_it_ended(run: RunRef) -> str:
-    """Why a run ended, in one sentence."""
-    facts = run.facts
-    if error := facts.error:
-        return f"The run failed: {error.rstrip('.')}."
-    stops = facts.stops or []
-    kinds = Counter(stops)
-    if not kinds:
-        return "The run has ended."
-    if len(stops) == 1:
-        return f"The text {_end(run, stops[0], 0)}."
-    if len(kinds) == 1 and stops[0] != "context":
-        return f"Each of the {len(stops)} texts {_end(run, stops[0], 0)}."
-    parts = [
-        f"{n} {_end(run, stop, stops.index(stop)) if n == 1 else _ENDS.get(stop, stop)}"
-        for stop, n in kinds.items()
-        if stop != "context"
-    ]
-    if n := kinds["context"]:
-        parts.append(f"{n} filled the context")
-    return f"Of {len(stops)} texts {', '.join(parts)}."
-
-
-def _end(run: RunRef, stop: str, seq_id: int) -> str:
-    asked = run.facts.options.n_predict if run.facts.options else 0
-    if stop == "limit" and asked > 0:
-        return f"came to its limit of {asked:,} tokens"
-    if stop != "context":
-        return _ENDS.get(stop, f"ended: {stop}")
-    n_ctx = run.facts.n_ctx
-    delivered = f"{_n_emitted(run, seq_id):,}"
-    of = f" of {asked:,} tokens asked for" if asked > 0 else " tokens"
-    room = f" of {n_ctx:,} tokens" if n_ctx else ""
-    return f"filled the context{room}: {delivered}{of} came; a larger Context takes more"
-
-
-def _n_emitted(run: RunRef, seq_id: int) -> int:
-    tokens = RunColumns(run.store, "tokens", run.run_id)
-    return int((tokens.is_text("kind", *EMITTED_KINDS) & (tokens["seq_id"] == seq_id)).sum())
-
-
 def _next_step(
     run: RunRef, numbers: LiveNumbers, ratio: PlainRatio | None, *, is_plain: bool
 ) -> NextStep | None:
@@ -147,7 +98,9 @@ def _gravest_finding(run: RunRef) -> NextStep | None:
     for severity in ("error", "warning"):
         for row in map(table.row, rows):
             if row["severity"] == severity:
-                return NextStep(FINDING, str(row["message"]), row["round"], row["seq_id"])
+                is_why = str(row["message"]).rstrip(".") in (run.facts.error or "")
+                why = str(row["suggestion"] if is_why else row["message"])
+                return NextStep(FINDING, why, row["round"], row["seq_id"])
     return None
 
 

@@ -9,12 +9,13 @@ from collections.abc import Sequence
 import numpy as np
 from PySide6.QtCore import QEvent, QPointF, QRectF, QSize, Qt
 from PySide6.QtGui import QBrush, QHelpEvent, QPainter, QPaintEvent, QPalette, QResizeEvent
-from PySide6.QtWidgets import QComboBox, QGridLayout, QLabel, QSizePolicy, QToolTip, QWidget
+from PySide6.QtWidgets import QGridLayout, QLabel, QSizePolicy, QToolTip, QWidget
 
 from app.looks import Theme, figures_font
 from app.trace_models.run_rows import RunRows
 from app.trace_models.shown_text import NOT_OBSERVED, plain_tip, significant
 from app.widgets.build import hbox, made, vbox
+from app.widgets.fields import shown_choice
 from app.widgets.fitted_labels import ElidedLabel, ScrollPage
 from app.widgets.line_styles import plot_pen
 from app.widgets.reliability_chart import RateChart, ReliabilityChart
@@ -420,13 +421,8 @@ class DrafterView(WholeRunView):
     def __init__(self, theme: Theme) -> None:
         super().__init__()
         self._facts: DrafterFacts | None = None
-        self.choice = made(
-            QComboBox,
-            accessibleName="Drafter on show",
-            toolTip="Drafter whose drafts are counted",
-            focusPolicy=Qt.FocusPolicy.StrongFocus,
-            activated=lambda _: self._show(),
-        )
+        self.choice = shown_choice("Drafter whose drafts are counted")
+        self.choice.activated.connect(lambda _: self._show())
         self.headline, self.quality = ElidedLabel(), DrafterQuality(theme)
         head = hbox((self.headline, 1), self.choice, margins=(8, 4, 8, 0))
         vbox(head, (self.quality, 1), of=self.page, margins=(0, 0, 0, 0), spacing=2)

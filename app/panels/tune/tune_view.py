@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtGui import QResizeEvent
-from PySide6.QtWidgets import QBoxLayout, QComboBox, QHBoxLayout, QLabel, QSizePolicy
+from PySide6.QtWidgets import QBoxLayout, QHBoxLayout, QLabel, QSizePolicy
 
 from app.looks import Theme
 from app.panels.tune.drafter_view import DrafterFacts, DrafterQuality
@@ -19,6 +19,7 @@ from app.trace_models.tune_surface import (
     rows,
 )
 from app.widgets.build import hbox, made, vbox, words
+from app.widgets.fields import shown_choice
 from app.widgets.fitted_labels import ElidedLabel
 from app.widgets.heat_grid import HeatGrid
 from app.widgets.whole_run_view import WholeRunView
@@ -37,7 +38,6 @@ _WRAPPED_FROM = 26
 """Lines from which on there is room for all of the note."""
 _UNLIMITED = 16_777_215
 _SPACING = 3
-_LEAST_CHARACTERS = 8
 """Of a choice, where there is no room for all of it."""
 _STAR = "★ frame: highest estimate · "
 _HINT = "dashed: setting of this run · point at a cell for its figures"
@@ -69,15 +69,13 @@ class TuneView(WholeRunView):
         self._is_stale = False
         self._drafter_runs: list[RunRef] = []
         self.headline = words(bold=True, shrinks=True)
-        self.rule = _choice("Rule of draft lengths")
+        self.rule = shown_choice("Rule by which the length of each draft is chosen")
         for name, spec in RULES.items():
             self.rule.addItem(name)
             tip = f"{spec.about} ({spec.source})"
             self.rule.setItemData(self.rule.count() - 1, tip, Qt.ItemDataRole.ToolTipRole)
-        self.rule.setToolTip("Rule by which the length of each draft is chosen")
         self.rule.activated.connect(lambda _: self._ask())
-        self.drafter = _choice("Drafter")
-        self.drafter.setToolTip("Show the newest run of this trace with another drafter")
+        self.drafter = shown_choice("Drafter: show its newest run of this trace")
         self.drafter.activated.connect(self._select_drafter)
         self.grid = HeatGrid(theme, "Estimated speed by n_max and p_min")
         self.grid.pointed.connect(self._tell)
@@ -246,10 +244,3 @@ def drafter_name(run: RunRef) -> str:
     """The drafters of a run, empty for a lane of a comparison and for none."""
     options = run.facts.options
     return "" if run.facts.lane or options is None else ", ".join(options.spec.types)
-
-
-def _choice(name: str) -> QComboBox:
-    box = made(QComboBox, accessibleName=name, focusPolicy=Qt.FocusPolicy.StrongFocus)
-    box.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToContents)
-    box.setMinimumContentsLength(_LEAST_CHARACTERS)
-    return box

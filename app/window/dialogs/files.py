@@ -12,8 +12,6 @@ from pathlib import Path
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import (
     QCheckBox,
-    QDialog,
-    QDialogButtonBox,
     QFileDialog,
     QLabel,
     QLineEdit,
@@ -25,7 +23,7 @@ from PySide6.QtWidgets import (
 from app.saved.settings import Settings, unwritable
 from app.trace_models.run_facts import ModelRuns
 from app.trace_models.run_notes import count_runs, notes_of, run_name
-from app.widgets.build import hbox, made, vbox, words
+from app.widgets.build import ModelessDialog, hbox, made, words
 from app.widgets.fields import add_row, file_path, new_form
 from engine.trace.export import SESSION_FILE
 from engine.trace.run_ref import RunRef
@@ -37,8 +35,8 @@ _EXCEL_TIP = (
 )
 
 
-class ExportDialog(QDialog):
-    """Does not block the window. runs: no others are written. `chosen` gives the new folder and
+class ExportDialog(ModelessDialog):
+    """runs: no others are written. `chosen` gives the new folder and
     whether it is for Excel."""
 
     chosen = Signal(object, bool)  # Path
@@ -46,10 +44,8 @@ class ExportDialog(QDialog):
     def __init__(
         self, store: TraceStore, settings: Settings, parent: QWidget, runs: Sequence[RunRef] = ()
     ) -> None:
-        super().__init__(parent)
+        super().__init__("Export run" if runs else "Export trace", parent)
         self._settings = settings
-        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        self.setWindowTitle("Export run" if runs else "Export trace")
         tables = (one for one in store.tables.items() if one[1])
         rows = ", ".join(
             f"{name} ({len(rows):,} row{'s' * (len(rows) > 1)})" for name, rows in tables
@@ -68,13 +64,8 @@ class ExportDialog(QDialog):
         row = hbox(label, self.folder, browse)
         name = "Safe for &spreadsheets (Excel)"
         self.excel = made(QCheckBox, name, toolTip=_EXCEL_TIP, checked=settings.excel_safe)
-        buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Cancel)
-        export = buttons.addButton("&Export", QDialogButtonBox.ButtonRole.AcceptRole)
+        export = self.lay_out(about, row, self.excel, act="&Export")
         self.folder.textChanged.connect(lambda text: export.setEnabled(_can_hold(text)))
-        buttons.accepted.connect(self.accept)
-        buttons.rejected.connect(self.reject)
-        vbox(about, row, self.excel, buttons, of=self)
-        export.setDefault(True)  # in the dialog by now: before, Return would cancel
 
     def accept(self) -> None:
         parent = Path(self.folder.text()).absolute()
@@ -110,27 +101,20 @@ def new_folder(parent: Path, now: time.struct_time) -> Path:
     return folder
 
 
-class LibraryDialog(QDialog):
+class LibraryDialog(ModelessDialog):
     """Asks for the build of llama.cpp that lanes use. `chosen` gives its path as it was typed."""
 
     chosen = Signal(str)
 
     def __init__(self, path: str, parent: QWidget) -> None:
-        super().__init__(parent)
-        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        self.setWindowTitle("llama.cpp library")
+        super().__init__("llama.cpp library", parent)
         self.path = file_path("an installed package")
         self.path.setText(path)
         self.path.setMinimumWidth(60 * self.fontMetrics().averageCharWidth())
         form = new_form()
         tip = "Build tree, install prefix or wheel of llama.cpp; empty for an installed package"
         add_row(form, "&Build", self.path, tip)
-        buttons = QDialogButtonBox(
-            QDialogButtonBox.StandardButton.Ok | QDialogButtonBox.StandardButton.Cancel
-        )
-        buttons.accepted.connect(self.accept)
-        buttons.rejected.connect(self.reject)
-        vbox(QLabel(f"{tip}."), form, buttons, of=self)
+        self.lay_out(QLabel(f"{tip}."), form, act="&OK")
 
     def accept(self) -> None:
         self.chosen.emit(self.path.text())
@@ -151,13 +135,13 @@ RESULTS_FILTER = "Results (*.sqlite *.json);;All files (*)"
 
 def ask_model(parent: QWidget, settings: Settings, title: str) -> Path | None:
     """A GGUF file chosen by the user, None when there was no choice."""
-    return _ask(parent, settings, "model", title, MODEL_FILTER)
+    return ask_file(parent, settings, "model", title, MODEL_FILTER)
 
 
 def ask_trace(parent: QWidget, settings: Settings) -> Path | None:
     """The folder of an exported trace, chosen by its session.json, or a file of another engine;
     None without a choice."""
-    path = _ask(parent, settings, "trace", "Open trace", TRACE_FILTER)
+    path = ask_file(parent, settings, "trace", "Open trace", TRACE_FILTER)
     return path.parent if path is not None and path.name == SESSION_FILE else path
 
 
@@ -206,12 +190,14 @@ def _new_path(settings: Settings, kind: str, suffixes: Sequence[str]) -> Path:
 
 def ask_results(parent: QWidget, settings: Settings) -> Path | None:
     """A result file chosen by the user, None without a choice."""
-    return _ask(parent, settings, "results", "Open results", RESULTS_FILTER)
+    return ask_file(parent, settings, "results", "Open results", RESULTS_FILTER)
 
 
-def _ask(
+def ask_file(
     parent: QWidget, settings: Settings, purpose: str, title: str, accepted: str
 ) -> Path | None:
+    """A file chosen by the user, at first in the folder of the last one of this purpose; None
+    without a choice."""
     name, _ = QFileDialog.getOpenFileName(
         parent,
         title,

@@ -29,7 +29,6 @@ from PySide6.QtGui import (
 )
 from PySide6.QtWidgets import (
     QAbstractItemView,
-    QDialog,
     QDialogButtonBox,
     QHeaderView,
     QLabel,
@@ -48,7 +47,7 @@ from PySide6.QtWidgets import (
 
 from app.actions import SPECS, Actions
 from app.engine_thread.events import OpenedFiles
-from app.widgets.build import hbox, made, vbox
+from app.widgets.build import CLOSE, ModelessDialog, hbox, made, vbox
 from engine.environment import processor_name, version
 from resources import help_page, help_topics
 
@@ -175,13 +174,11 @@ def heading_position(document: QTextDocument, fragment: str) -> int:
     return next(found, 0)
 
 
-class HelpPages(QDialog):
+class HelpPages(ModelessDialog):
     """The list of pages, or of hits while something is searched for, and the page chosen."""
 
     def __init__(self, parent: QWidget) -> None:
-        super().__init__(parent)
-        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        self.setWindowTitle("Draftscope help")
+        super().__init__("Draftscope help", parent)
         self._topics = help_topics()
         self._documents: dict[str, QTextDocument] = {}
         self.field = made(QLineEdit, placeholderText="Search all pages")
@@ -349,13 +346,11 @@ def report(files: OpenedFiles | None, compute: str, log_lines: Sequence[str]) ->
     return "\n".join([*lines, "", "```", *(log_lines or ("log is empty",)), "```", ""])
 
 
-class AboutDialog(QDialog):
+class AboutDialog(ModelessDialog):
     """Version, licence and environment; it does not block the window."""
 
     def __init__(self, parent: QWidget) -> None:
-        super().__init__(parent)
-        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        self.setWindowTitle("About Draftscope")
+        super().__init__("About Draftscope", parent)
         rows = "\n".join(f"{name} {value}" for name, value in environment().items())
         text = QLabel(
             "Inspect speculative decoding on hybrid recurrent language models: accepted and "
@@ -364,7 +359,7 @@ class AboutDialog(QDialog):
         )
         text.setWordWrap(True)
         text.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
-        buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Close)
+        buttons = QDialogButtonBox(CLOSE)
         buttons.rejected.connect(self.reject)
         copy = buttons.addButton("&Copy environment", QDialogButtonBox.ButtonRole.ActionRole)
         copy.setToolTip("Copy versions and machine as Markdown")
@@ -372,13 +367,11 @@ class AboutDialog(QDialog):
         vbox(text, buttons, of=self)
 
 
-class ShortcutsDialog(QDialog):
+class ShortcutsDialog(ModelessDialog):
     """Made from the actions themselves, so that it cannot be out of date."""
 
     def __init__(self, actions: Actions, parent: QWidget) -> None:
-        super().__init__(parent)
-        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        self.setWindowTitle("Keyboard shortcuts")
+        super().__init__("Keyboard shortcuts", parent)
         self.table = QTableWidget(len(SPECS), 3)
         self.table.setHorizontalHeaderLabels(["Action", "Keys", "What it does"])
         self.table.setEditTriggers(QAbstractItemView.EditTrigger.NoEditTriggers)
@@ -394,7 +387,7 @@ class ShortcutsDialog(QDialog):
         header = self.table.horizontalHeader()
         header.setSectionResizeMode(QHeaderView.ResizeMode.ResizeToContents)
         header.setStretchLastSection(True)
-        buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Close)
+        buttons = QDialogButtonBox(CLOSE)
         buttons.rejected.connect(self.reject)
         vbox(self.table, buttons, of=self)
         self.resize(self.fontMetrics().averageCharWidth() * 110, 520)

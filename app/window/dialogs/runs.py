@@ -13,9 +13,6 @@ from PySide6.QtGui import QAction, QPalette
 from PySide6.QtWidgets import (
     QCheckBox,
     QComboBox,
-    QDialog,
-    QDialogButtonBox,
-    QFileDialog,
     QHeaderView,
     QLabel,
     QLineEdit,
@@ -30,8 +27,9 @@ from app.panels.inspector.step_table import alternatives
 from app.saved.settings import Settings
 from app.trace_models.run_facts import other_options
 from app.trace_models.shown_text import probability_text
-from app.widgets.build import hbox, made, vbox, words
+from app.widgets.build import CLOSE, ModelessDialog, hbox, made, words
 from app.widgets.fields import add_row, new_form, text, whole
+from app.window.dialogs.files import ask_file
 from engine.compare.memory_script import MemoryScript
 from engine.compare.scenario import Scenario
 from engine.errors import OptionError
@@ -66,17 +64,15 @@ _LIMIT_TIP = (
 )
 
 
-class ConnectDialog(QDialog):
-    """Does not block the window. `chosen` gives address, key, log file or None, the port that other
+class ConnectDialog(ModelessDialog):
+    """`chosen` gives address, key, log file or None, the port that other
     programs are to use, 0 without, and the name of a model, empty without."""
 
     chosen = Signal(str, str, object, int, str)  # Path | None
 
     def __init__(self, settings: Settings, parent: QWidget) -> None:
-        super().__init__(parent)
+        super().__init__("Connect to server", parent)
         self._settings = settings
-        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        self.setWindowTitle("Connect to server")
         self.address = made(QComboBox, editable=True)
         self.address.addItems(settings.recent_servers)
         self.address.setCurrentIndex(0 if settings.recent_servers else -1)
@@ -121,12 +117,7 @@ class ConnectDialog(QDialog):
         self.log.setToolTip(_LOG_TIP)
         add_row(form, "&Time limit", self.limit, _LIMIT_TIP)
         form.addRow("", watch)
-        buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Cancel)
-        connect = buttons.addButton("&Connect", QDialogButtonBox.ButtonRole.AcceptRole)
-        buttons.accepted.connect(self.accept)
-        buttons.rejected.connect(self.reject)
-        vbox(about, form, self.problem, buttons, of=self)
-        connect.setDefault(True)  # in the dialog by now: before, Return would cancel
+        self.lay_out(about, form, self.problem, act="&Connect")
         self.setMinimumWidth(66 * self.fontMetrics().averageCharWidth())
 
     def accept(self) -> None:
@@ -151,16 +142,8 @@ class ConnectDialog(QDialog):
         super().accept()
 
     def _browse(self) -> None:
-        name, _ = QFileDialog.getOpenFileName(
-            self,
-            "Log file of the server",
-            str(self._settings.folder("log")),
-            "All files (*)",
-            options=QFileDialog.Option.DontUseNativeDialog,
-        )
-        if name:
-            self._settings.set_folder("log", Path(name).parent)
-            self.log.setText(name)
+        if path := ask_file(self, self._settings, "log", "Log file of the server", "All files (*)"):
+            self.log.setText(str(path))
 
 
 _GROUPS = "Runs and comparisons", "Operations on the memory alone"
@@ -188,13 +171,11 @@ def scenario_actions(
     return actions
 
 
-class ScenarioDialog(QDialog):
-    """Does not block the window. actions: see `scenario_actions`."""
+class ScenarioDialog(ModelessDialog):
+    """actions: see `scenario_actions`."""
 
     def __init__(self, actions: Sequence[QAction], parent: QWidget) -> None:
-        super().__init__(parent)
-        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        self.setWindowTitle("Scenarios")
+        super().__init__("Scenarios", parent)
         self._actions: dict[int, QAction] = {}
         self.list = made(QTreeWidget, accessibleName="Scenarios by what is seen")
         self.list.setHeaderLabels(_HEADS)
@@ -218,16 +199,11 @@ class ScenarioDialog(QDialog):
                 group.setFirstColumnSpanned(True)
         self.list.expandAll()
         self.about = made(QLabel, wordWrap=True, textFormat=Qt.TextFormat.PlainText)
-        buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Close)
-        self.play = buttons.addButton("&Play", QDialogButtonBox.ButtonRole.AcceptRole)
-        buttons.accepted.connect(self._play)
-        buttons.rejected.connect(self.reject)
+        self.play = self.lay_out((self.list, 1), self.about, act="&Play", leave=CLOSE)
         self.list.currentItemChanged.connect(lambda *_: self._tell())
-        self.list.itemActivated.connect(lambda *_: self._play())
+        self.list.itemActivated.connect(lambda *_: self.accept())
         for action in actions:
             action.enabledChanged.connect(self._tell)
-        vbox((self.list, 1), self.about, buttons, of=self)
-        self.play.setDefault(True)  # in the dialog by now: before, Return would close it
         metrics = self.fontMetrics()
         wanted = _CHARACTERS * metrics.averageCharWidth(), _LINES * metrics.height()
         self.resize(*(min(pair) for pair in zip(wanted, parent.size().toTuple(), strict=True)))
@@ -246,10 +222,10 @@ class ScenarioDialog(QDialog):
         about = "" if chosen is None else chosen.toolTip()
         self.about.setText(about if ready or chosen is None else f"{about}\n{_NO_MODEL}")
 
-    def _play(self) -> None:
+    def accept(self) -> None:
         chosen = self._chosen()
         if chosen is not None and chosen.isEnabled():
-            self.accept()
+            super().accept()
             chosen.trigger()
 
 
@@ -264,8 +240,8 @@ _MOST = 2**31 - 1
 _NO_TOKEN = "none"
 
 
-class ForkDialog(QDialog):
-    """Does not block the window. place: in words. options: those of Run Settings now; raises
+class ForkDialog(ModelessDialog):
+    """place: in words. options: those of Run Settings now; raises
     OptionError. `chosen` gives whether these are meant, else the run's own, and a token that takes
     the place of the newest one, below 0 for none."""
 
@@ -274,9 +250,7 @@ class ForkDialog(QDialog):
     def __init__(
         self, place: str, fork: Fork, options: Callable[[], RunOptions], parent: QWidget
     ) -> None:
-        super().__init__(parent)
-        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        self.setWindowTitle("Continue from Here")
+        super().__init__("Continue from Here", parent)
         self._before, self._now = fork.options, options
         where, about = words(f"From {place}."), words(_FORKS, muted=True)
         self.options = QComboBox()
@@ -289,14 +263,9 @@ class ForkDialog(QDialog):
         add_row(form, "&Options", self.options, tip)
         tip = "Id of a token that takes the place of the newest one that stays; the likeliest ones"
         add_row(form, "Another &token", self.token, tip)
-        buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Cancel)
-        self._go = buttons.addButton("&Continue", QDialogButtonBox.ButtonRole.AcceptRole)
-        buttons.accepted.connect(self.accept)
-        buttons.rejected.connect(self.reject)
+        self._go = self.lay_out(where, form, self.changes, about, act="&Continue")
         self.options.currentIndexChanged.connect(self.tell)
         self.token.currentTextChanged.connect(self.tell)
-        vbox(where, form, self.changes, about, buttons, of=self)
-        self._go.setDefault(True)  # in the dialog by now: before, Return would cancel
         self.tell()
 
     def tell(self, *_: object) -> None:

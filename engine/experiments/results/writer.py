@@ -23,9 +23,11 @@ from engine.experiments.results.table import (
     VERSION,
     not_ours,
 )
+from engine.files import unwritable
 from engine.trace.typed_json import strict_json
 
 _LOCK_FILE = "sweep.lock"
+_ELSEWHERE = "Name another folder with --out, or free some space."
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +71,8 @@ class ResultsWriter:
             # held until this process ends, however it ends
             self._lock = sqlite3.connect(folder / _LOCK_FILE, isolation_level=None, timeout=0)
             self._open({"title": title, "plan": plan, "planned": str(planned), "kind": kind})
-        except OSError as error:
-            raise _unwritable(self.path, error.strerror or str(error)) from error
-        except sqlite3.DatabaseError as error:
-            raise _unwritable(self.path, str(error)) from error
+        except (OSError, sqlite3.DatabaseError) as error:
+            raise unwritable(self.path, error, _ELSEWHERE) from error
 
     def _open(self, facts: Mapping[str, str]) -> None:
         try:
@@ -166,7 +166,7 @@ class ResultsWriter:
                     tuple(columns.values()),
                 )
         except sqlite3.Error as error:
-            raise _unwritable(self.path, str(error)) from error
+            raise unwritable(self.path, error, _ELSEWHERE) from error
 
     def _describe(self, description: Mapping[str, Any]) -> int | None:
         if not description:
@@ -186,10 +186,3 @@ class ResultsWriter:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _unwritable(path: Path, reason: str) -> OptionError:
-    return OptionError(
-        f"{path} cannot be written: {reason}.",
-        "Name another folder with --out, or free some space.",
-    )

@@ -39,6 +39,7 @@ from engine.experiments.results.table import (
 )
 from engine.experiments.results.writer import JobResult, ResultsWriter
 from engine.experiments.sweep.plan import MODEL, SweepJob, SweepPlan
+from engine.files import unwritable
 from engine.gguf.file import GgufFile
 from engine.report.common import machine_section, model_section, repeat_section, shown
 from engine.report.parts import Part, Plot, Remark, Report, ReportTable, Section
@@ -253,9 +254,7 @@ def unpack_trace(files: Mapping[str, bytes], folder: Path) -> None:
                 if _NAME.fullmatch(name):
                     (stage / name).write_bytes(zlib.decompress(content))
     except OSError as error:
-        raise OptionError(
-            f"{folder} cannot be written: {error.strerror or error}.", "Free some space."
-        ) from error
+        raise unwritable(folder, error, "Check the folder and its rights.") from error
 
 
 def own_folder() -> Path:

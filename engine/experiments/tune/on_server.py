@@ -37,6 +37,7 @@ from engine.experiments.bench.server_speed import ServerPass, TimedServer
 from engine.experiments.tune.advice import EngineFlags, Verdict, engine_flags, verdict
 from engine.experiments.tune.confirm import SIGNIFICANT, Confirmed
 from engine.experiments.tune.lengths import DraftSetting, has_floor
+from engine.files import unwritable
 from engine.trace.facts import SourceFacts
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
@@ -488,7 +489,4 @@ class _SavedMeasurements:
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            raise OptionError(
-                f"{self._path} cannot be written: {error.strerror or error}.",
-                "Name another file with --keep.",
-            ) from error
+            raise unwritable(self._path, error, "Name another file with --keep.") from error

@@ -140,11 +140,23 @@ def test_text_is_streamed_then_three_lines_of_figures(cli: Cli) -> None:
     assert text == f"def quicksort(arr):{whole}"
     first, second, third = figures.splitlines()
     assert "drafted tokens accepted" in first and "draft " in second
-    assert third.startswith("acceptance by position: ") and "rollback depth (rounds): " in third
+    assert (
+        third.startswith("acceptance by position, if reached: ")
+        and "rollback depth (rounds): " in third
+    )
     assert plain.err == spec.err == ""
 
 
 STYLED = re.compile(r"\x1b\[([\d;]+)m(.*?)\x1b\[0m", re.DOTALL)
+
+
+def test_a_run_that_ends_before_its_limit_says_why(cli: Cli) -> None:
+    outcome = cli("run", "--demo", "-p", "def quicksort(arr):", "-n", 20, "-c", 16, *QUICK)
+    n = int(outcome.out.rpartition("\n\n")[2].split()[0])
+    assert n < 20 and outcome.err == (
+        f"draftscope: note: The text filled the context of 16 tokens: {n} of 20 tokens asked for "
+        "came; a larger context takes more.\n"
+    )
 
 
 def test_a_terminal_shows_drafts_in_colour(

@@ -10,20 +10,12 @@ from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
 from app.engine_thread.events import State
-from app.panels.tokens.end_card import (
-    COMPARE,
-    FINDING,
-    TUNE,
-    EndCard,
-    NextStep,
-    RunEnd,
-    run_end,
-    why_it_ended,
-)
+from app.panels.tokens.end_card import COMPARE, FINDING, TUNE, EndCard, NextStep, RunEnd, run_end
 from app.trace_models.run_facts import LiveNumbers
 from app.window.run_status import duration_text, progress_text
 from app.window.window import MainWindow
 from engine.analysis.run_cost import PlainRatio
+from engine.report.run import why_it_ended
 from engine.trace.run_ref import RunRef
 from engine.trace.timings import summary
 from tests.support.fake_session import FakeEngine
@@ -65,7 +57,7 @@ def test_a_full_context_tells_what_was_asked_for_and_what_came() -> None:
     n = LiveNumbers.read(run.store, 0).tokens
     assert why_it_ended(run) == (
         f"The text filled the context of 64 tokens: {n} of 100 tokens asked for came; "
-        "a larger Context takes more."
+        "a larger context takes more."
     )
 
 
@@ -83,11 +75,21 @@ def test_the_next_step_is_the_gravest_finding_else_by_the_figures() -> None:
     assert found.next_step.kind == TUNE
     for severity, message in (("info", "i"), ("warning", "w"), ("error", "e")):
         run.store.findings.append(
-            run_id=0, round=3, seq_id=0, rule="r", severity=severity, message=message, evidence=""
+            run_id=0,
+            round=3,
+            seq_id=0,
+            rule="r",
+            severity=severity,
+            message=message,
+            evidence="",
+            suggestion="do",
         )
     found = run_end(run)
     assert found is not None and found.next_step is not None
     assert (found.next_step.kind, found.next_step.why, found.next_step.round) == (FINDING, "e", 3)
+    run.facts["error"] = "e"  # which the reason says already
+    found = run_end(run)
+    assert found is not None and found.next_step is not None and found.next_step.why == "do"
     run.facts["lane"] = "planes"
     assert run_end(run) is None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from engine.analysis.acceptance.breakdown import Judged
 from engine.analysis.acceptance.counts import Survival
 from engine.analysis.draft_quality import (
     Calibration,
@@ -158,6 +159,30 @@ def test_drafts_that_end_early_leave_later_indices_alone() -> None:
     assert survival.conditional == pytest.approx([5 / 6, 3 / 4, 1 / 2])
     none = Survival.of(np.zeros(2, np.int64), np.zeros(2, np.int64), size=1)
     assert none.conditional.tolist() == [0.0] and np.isnan(none.rate).all()
+
+
+def test_a_drafted_end_token_is_neither_accepted_nor_rejected() -> None:
+    store = TraceStore()
+    run = RunRef(store, store.begin_run({}))
+    store.rounds.append(run_id=run.run_id, round=0, seq_id=0, num_emitted=1)  # of the prompt
+    kinds = ("accepted", "accepted", "bonus"), ("accepted", "replacement", "ignored")
+    for number, of_round in enumerate(kinds, 1):
+        ids = {"run_id": run.run_id, "round": number, "seq_id": 0}
+        for i, kind in enumerate(of_round):
+            at = {} if kind == "bonus" else {"draft_index": i, "draft_p": 0.9}
+            store.tokens.append(**ids, **at, kind=kind, token_id=i, pos=3 * number + i)
+        n_accepted = of_round.count("accepted")
+        n = sum(kind != "bonus" for kind in of_round)
+        at_start = {"pos0": 3 * number - 1, "num_draft_tokens": n}
+        store.rounds.append(**ids, **at_start, num_accepted_draft_tokens=n_accepted)
+    drafts = DraftReader(run).read()
+    assert drafts is not None
+    (found,) = by_drafter(drafts).values()
+    assert (found.calibration.n_tokens, found.n_rejections) == (3, 0)
+    assert found.survival.conditional.tolist() == [1.0, 1.0]
+    assert found.survival.judged.tolist() == [2, 1] and found.tokens_per_step == 2.5
+    assert (found.n_ranked, found.n_ranked_accepted) == (2, 3)  # its step is a tree's too
+    assert Judged.of(run).place.tolist() == [0, 1, 0]  # the same tokens are counted there
 
 
 def test_a_tree_takes_the_places_that_helped_most() -> None:

@@ -29,7 +29,7 @@ def test_a_speculative_run() -> None:
     assert list(figure_lines(totals)) == [
         "40 tokens, 159.6 tokens/s; 28 of 31 drafted tokens accepted (0.903), mean length 3.55",
         "prompt: 10 tokens in 75 ms, 3 from the cache; rounds: draft 138 ms, verify 95 ms",
-        "acceptance by position: 1.00 0.82 -; rollback depth (rounds): 0 (9) 2 (2)",
+        "acceptance by position, if reached: 1.00 0.82 -; rollback depth (rounds): 0 (9) 2 (2)",
     ]
 
 
@@ -49,7 +49,7 @@ def test_a_run_of_which_no_figure_is_known() -> None:
 
 def test_long_drafts_are_cut() -> None:
     totals = {**SUMS, "acceptance_per_position": {"conditional": [0.5] * 9}}
-    assert list(figure_lines(totals))[1:] == [f"acceptance by position: {'0.50 ' * 8}…"]
+    assert list(figure_lines(totals))[1:] == [f"acceptance by position, if reached: {'0.50 ' * 8}…"]
 
 
 def test_what_is_not_known_is_left_out() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import os
 import sys
@@ -175,10 +176,23 @@ def test_an_earlier_export_survives_a_failed_one(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("engine.trace.export._fields", full)
-    with pytest.raises(TraceFileError, match=r"No space left on device\. Choose another folder"):
+    with pytest.raises(TraceFileError, match=r"out cannot be written: No space .*\. Free some"):
         export_csv(small_trace, folder)
     assert snapshot(folder) == before
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_an_error_names_the_folder_that_was_asked_for(
+    small_trace: TraceStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(folder: Path, **_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(folder))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(TraceFileError) as raised:
+        export_csv(small_trace, tmp_path / "out")
+    assert raised.value.message == f"{tmp_path / 'out'} cannot be written: Read-only file system."
+    assert raised.value.remedy == "Choose another folder."
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PySide6.QtCore import QObject, QPoint, QPointF, Qt
 from PySide6.QtGui import QColor
-from PySide6.QtWidgets import QApplication, QLabel, QPushButton
+from PySide6.QtWidgets import QApplication, QLabel, QPushButton, QStyle, QStyleOptionComboBox
 from pytestqt.qtbot import QtBot
 
 from app.actions import Actions
@@ -17,6 +17,7 @@ from app.looks import Theme
 from app.panels.divergence.divergence_view import DivergenceView
 from app.panels.divergence.lane_cards import verdict_text
 from app.panels.divergence.state_map import gradient, shades
+from app.trace_models.compared_lanes import ComparedLanes
 from app.trace_models.position_detail import BAR_ROLE
 from app.trace_models.run_rows import Position
 from app.widgets.fitted_labels import ScrollPage
@@ -160,6 +161,22 @@ def test_a_lane_that_stopped_says_why(view: DivergenceView) -> None:
     view.show_run(RunRef(builder.store, run_id))
     assert chips(view)[1] == "stopped"
     assert "Depth 3 is too deep." in view.header.sentence.text()
+
+
+def test_sequences_that_come_later_are_named_whole(
+    faulty: DivergenceView, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box, run = faulty.bar.seq, RunRef(faulty_comparison().store, 3)
+    assert box.isHidden() and box.count() == 1
+    monkeypatch.setattr(ComparedLanes, "seq_ids", property(lambda _: [0, 1, 10]))
+    faulty.show_run(run)
+    QApplication.processEvents()
+    assert box.isVisible() and box.count() == 3
+    option = QStyleOptionComboBox()
+    box.initStyleOption(option)
+    part = QStyle.SubControl.SC_ComboBoxEditField
+    room = box.style().subControlRect(QStyle.ComplexControl.CC_ComboBox, option, part, box)
+    assert room.width() >= box.fontMetrics().horizontalAdvance(box.itemText(2))
 
 
 def test_a_plain_run_has_no_lanes(faulty: DivergenceView) -> None:

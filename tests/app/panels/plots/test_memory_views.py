@@ -84,6 +84,21 @@ def test_crowded_cells_keep_only_the_sign_of_stale(view: RingView) -> None:
     assert view._marks["stale"].getData()[0].tolist() == [200]
 
 
+def test_signs_stay_within_low_rows(view: RingView) -> None:
+    builder = TraceBuilder()
+    for seq_id in range(6):
+        builder.slots(("fresh", "fresh", "pending", "fresh"), 0, seq_id=seq_id)
+    view.show_run(builder.run)
+    zoom(view, -0.5, 1.5)
+    signs, box = view._marks["pending"], view.plot.box
+    row = box.height() / (6 * 4 + 5)  # an empty row between sequences
+    assert len(signs.getData()[0]) == 6 and 3 <= signs.opts["size"] <= row < 7
+    view.resize(800, 120)
+    QApplication.processEvents()
+    view.plot.grab()
+    assert len(signs.getData()[0]) == 0  # only the colour has room
+
+
 def test_signs_shrink_with_the_cells(view: RingView) -> None:
     builder = TraceBuilder()
     for number in range(150):
