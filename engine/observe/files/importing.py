@@ -23,7 +23,7 @@ from engine.observe.files.log_run import fill_log
 from engine.observe.files.records import METRICS, PRINTED
 from engine.observe.files.records.document import MOST_BYTES, read_documents
 from engine.observe.files.records.tables import has_table
-from engine.observe.rounds.log_text import texts_of, unwrapped, without_colours
+from engine.observe.rounds.log_text import texts_of, unwrapped, utf8_of, without_colours
 from engine.observe.rounds.log_words import has_entries
 from engine.trace.store import TraceStore
 
@@ -50,7 +50,10 @@ _WHOLE = re.compile(
     r"|statistics .{0,300}#acc tokens {0,9}= {1,20}\d{1,20}"
     r"|accepted {1,9}\d{1,9}/ {0,9}\d{1,9} draft tokens"
     r"|metrics: .{0,300}?Accepted: \d{1,20} tokens, Drafted: \d{1,20} tokens"
+    r"|Per-position acceptance rate: .{0,300}? Avg Draft acceptance rate: [\d.]{1,9}%"
     r"|Decode batch.{0,300}?accept len: [\d.]{1,20},"
+    r"| tokens generated in .{0,80}: \d{1,20} cached tokens and \d{1,20} new tokens at \S{1,9} T/s,"
+    r" Generate: .{0,60} Draft: \d{1,20} / \d{1,20} tokens accepted"
 )
 """What is whole only in a line that is."""
 _ENTRY = re.compile(
@@ -58,6 +61,7 @@ _ENTRY = re.compile(
     r"|(?:prompt )?eval time|\((?:Engine|API|Worker)|(?:INFO|WARN|ERROR|DEBUG)\w{0,4} "
 )
 """How a line begins that no other one goes on in."""
+_LIKE = re.compile(r"(?i)\baccept.{0,40}?\d|\d.{0,40}?\baccept")
 _OTHERS = Path(__file__).with_name("other_texts.toml")
 """What other texts a person may bring, and what to bring instead."""
 _LIST = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:\[\s*[\[{\"]|\{\s*\n)")
@@ -83,7 +87,7 @@ def recognise(data: bytes) -> str | None:
     """The name of what a file holds, from its bytes or their beginning; None if it is unknown."""
     if is_capture(data):
         return CAPTURE
-    return _kind(as_written(unpacked(data, "", _HEAD, whole=False)[:_HEAD]))
+    return _kind(as_written(_narrow(unpacked(data, "", _HEAD, whole=False)[:_HEAD])))
 
 
 def as_written(data: bytes) -> bytes:
@@ -220,7 +224,7 @@ def import_file(
     """
     kind = name or recognise_file(path)
     file = _shown(path)
-    head = file_head(path, _HEAD)
+    head = _narrow(file_head(path, _HEAD))
     is_plain = name is not None or kind == CAPTURE or as_written(head) == head
     if kind == LOG and log is None and _LIST.match(head) is None and is_plain:
         if len(head) == _HEAD:
@@ -254,9 +258,11 @@ def import_file(
             if re.search(other["has"], text) is not None:
                 said = f"{file} is {other['is']}, which has no counts of drafted tokens."
                 raise TraceFileError(said, other["remedy"])
+        like = [one.strip() for one in text.splitlines() if _LIKE.search(one) is not None]
+        first = f" Lines that name acceptance: {len(like):,}, as {like[0][:80]!r}." if like else ""
         raise TraceFileError(
-            f"{file} is nothing that another engine is known to write: neither a log with "
-            "lines of rounds or sums, nor a reply, a stream, counters or a record of requests.",
+            f"{file} is nothing that another engine is known to write: neither a log with lines of "
+            f"rounds or sums, nor a reply, a stream, counters or a record of requests.{first}",
             "Choose a file of an engine that `draftscope help observe` lists, or say --as NAME.",
         )
     if later is not None:
@@ -269,7 +275,13 @@ def _content(path: Path) -> bytes:
     """A file's bytes, unpacked. Raises TraceFileError for one that cannot be read or is too
     large."""
     data = file_bytes(path, _MOST_BYTES, TraceFileError)
-    return unpacked(data, path.name, _MOST_BYTES, TraceFileError)
+    return _narrow(unpacked(data, path.name, _MOST_BYTES, TraceFileError))
+
+
+def _narrow(data: bytes) -> bytes:
+    """UTF-16, as PowerShell writes it, as UTF-8; all else as it is."""
+    is_wide = data[:2] in (b"\xff\xfe", b"\xfe\xff") or data[1:2] == data[3:4] == b"\0"
+    return b"".join(utf8_of([data])) if is_wide else data
 
 
 def _pieces(path: Path) -> Iterator[bytes]:

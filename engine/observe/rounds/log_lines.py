@@ -89,7 +89,7 @@ _TIMES = re.compile(
     r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) {1,2}\d{1,2}(?:,? \d{4})?(?=\D)"
     r"|\d\d/[A-Z][a-z]{2}/\d{4}:|\d\d-\d\d(?= \d\d:\d\d:)"
     r"|\d{1,2}:\d\d(?::\d\d(?:[.,]\d{1,9})?)?(?: ?[AP]M)?(?: ?(?:Z|[+-]\d\d:?\d\d)(?!\d))?"
-    r"|\[ {0,12}\d{1,12}\.\d{1,9}\]|(?<![\d.])\d{10}(?:\.\d{1,9})?(?![\d.])"
+    r"|\[ {0,12}\d{1,12}\.\d{1,9}\]|(?<![\d.])\d{10}(?:\d{3}|\d{6}|\d{9}|\.\d{1,9})?(?![\d.])"
 )
 _LEVELS = re.compile(
     r"(?<![A-Za-z])(?:TRACE|DEBUG|DBG|INFO|INF|NOTICE|WARN|WARNING|WRN|ERROR|ERR|FATAL|stdout|stderr"

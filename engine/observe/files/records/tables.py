@@ -33,9 +33,9 @@ _COUNTED = (
     ("accepted", "num_accepted_draft_tokens"),
 )
 _COLUMNS = (
-    ("rate", r"(?:.{0,24} )?(?:accept(?:ance)?|acc|draft) ?(?:rate|ratio|%)(?: ?\(%\))?|rate"),
+    ("rate", r"(?:.{0,24}[ /])?(?:accept(?:ance)?|acc|draft) ?(?:rate|ratio|%)(?: ?\(%\))?|rate"),
     ("rate", r"(?:.{0,24} )?acceptance(?: ?\(%\))?|.{0,9}接受率.{0,9}"),
-    ("mean", r"(?:mean |avg |average )?(?:accept(?:ance)?|acc|a)[ .]len(?:gth)?"),
+    ("mean", r"(?:.{0,24}/)?(?:mean |avg |average )?(?:accept(?:ance)?|acc|a)[ .]len(?:gth)?"),
     ("mean", r"al|.{0,9}接受长度|mean len(?:gth)?"),
     ("mean", r"(?:avg |decoded )?tok(?:en)?s?/(?:cycle|round|step|iter|fwd).{0,8}"),
     ("accepted", r"accepted(?: (?:draft )?tokens)?|draft n accepted|#?acc tokens"),
@@ -47,7 +47,7 @@ _COLUMNS = (
     ("seconds", r"time ?\(s\)"),
     ("stop", r"stop"),
     ("by", r"pos accept|.{0,24}per[- ]pos(?:ition)?.{0,24}"),
-    ("speed", r"(?!.{0,40}(?:prompt|prefill|pp )).{0,40}(?:tok(?:ens)?/s|t/s|tps).{0,40}"),
+    ("speed", r"(?!.{0,40}(?:prompt|prefill|pp )).{0,40}(?:t(?:ok(?:en)?s?|k)?[/\\]s|tps).{0,40}"),
 )
 """Names of columns, in lower case and with spaces."""
 _NUMBER = re.compile(r"[~≈]?(\d{1,12}(?:\.\d{1,20})?) ?(%?)(?![\d.]|\s?[–—]|-\d)")
@@ -56,6 +56,7 @@ _COUNT = re.compile(r"(?<![\d.])\d{1,9}(?!\d|\.\d| ?%)")
 _FEWEST, _LONGEST_SAID, _MOST_COUNTS = 20, 300, 12
 """Drafted tokens, below which other numbers make a rate by chance; characters and counts of a
 line."""
+_SHARES = re.compile(r"(?<![\d.])(\d{1,3}\.\d{1,3})(?![\d.])")
 _PAIR = re.compile(r"(\d{1,20}) ?/ ?(\d{1,20})")
 _DRAFTS = re.compile(r"drafts \d{1,20}/(\d{1,20}), tokens (\d{1,20})/(\d{1,20})")
 """Drafts, tokens accepted and drafted, as ik_llama.cpp shows them in one cell."""
@@ -171,7 +172,8 @@ def _plain_number(cell: str, has_comma: bool) -> str:
     """A cell whose numbers have neither signs between thousands nor a comma for a point."""
     if not cell.lstrip("~≈")[:1].isdigit():
         return cell
-    cell = cell.translate(_OTHER_WAY) if has_comma else cell
+    if has_comma or _DECIMAL_COMMA.fullmatch(cell):
+        cell = cell.translate(_OTHER_WAY)
     return _THOUSANDS.sub(lambda found: re.sub(r"\D", "", found[0]), cell)
 
 
@@ -213,7 +215,7 @@ def _cells(line: str) -> list[str]:
         parts = parts[: len(parts) - (not parts[-1:] or not parts[-1].strip())]
     else:
         parts = max((one.split(line) for one in (_SEMICOLONS, _COMMAS, _GAPS)), key=len)
-    return [one.strip(" \t*`") for one in parts]
+    return [one.strip(' \t*`"') for one in parts]
 
 
 def _names(cells: list[str]) -> list[str]:
@@ -300,7 +302,7 @@ def _take_shares(
     if (mean := numbers.get("mean")) is not None and not (has_counts and steps):
         found.given["mean_acceptance_length"] = float(mean[1])
     by = values.get("by", "")
-    rates = [float(one) / 100 for one in re.findall(r"(\d{1,3}\.\d{1,3})%", by)]
+    rates = [float(one) / (100 if "%" in by else 1) for one in _SHARES.findall(by)]
     is_even = steps is not None and found.num_draft_tokens == steps * len(rates)
     if rates and "..." not in by and is_even and max(rates) <= 1:
         found.set_rates(rates)
