@@ -24,7 +24,7 @@ _GAPS = re.compile(r"\s{2,}|\t")
 _COMMAS, _SEMICOLONS = re.compile(r",(?=[^\s,])"), re.compile(r";(?=\S|$)")
 _NEXT_CELL = re.compile(r"</t[dh]>\s{0,200}<t[dh][^>]{0,200}>")
 _ROW_END, _TAG = re.compile(r"</tr>\s{0,200}"), re.compile(r"<[^>]{1,200}>")
-_RULE = set(" -|:+=│┃─━┼╇╪┿")
+_RULE = set(" -|:+=").union(map(chr, range(0x2500, 0x2580)))
 _MOST_CELLS = 64
 _LONGEST, _LONGEST_NAME = 2000, 80
 _COUNTED = (
@@ -34,7 +34,7 @@ _COUNTED = (
 )
 _COLUMNS = (
     ("rate", r"(?:.{0,24}[ /])?(?:accept(?:ance)?|acc|draft) ?(?:rate|ratio|%)(?: ?\(%\))?|rate"),
-    ("rate", r"(?:.{0,24} )?acceptance(?: ?\(%\))?|.{0,9}接受率.{0,9}"),
+    ("rate", r"(?:.{0,24} )?acceptance(?: ?\(%\))?|.{0,9}接受率.{0,9}|akzeptanz(?:rate)?.{0,4}"),
     ("mean", r"(?:.{0,24}/)?(?:mean |avg |average )?(?:accept(?:ance)?|acc|a)[ .]len(?:gth)?"),
     ("mean", r"al|.{0,9}接受长度|mean len(?:gth)?"),
     ("mean", r"(?:avg |decoded )?tok(?:en)?s?/(?:cycle|round|step|iter|fwd).{0,8}"),
