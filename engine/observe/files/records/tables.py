@@ -214,7 +214,7 @@ def _cells(line: str) -> list[str]:
         parts = parts[not parts[0].strip() :]
         parts = parts[: len(parts) - (not parts[-1:] or not parts[-1].strip())]
     else:
-        parts = max((one.split(line) for one in (_SEMICOLONS, _COMMAS, _GAPS)), key=len)
+        parts = max((one.split(line) for one in (_SEMICOLONS, _GAPS, _COMMAS)), key=len)
     return [one.strip(' \t*`"') for one in parts]
 
 

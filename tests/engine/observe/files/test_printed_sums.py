@@ -472,6 +472,14 @@ def test_the_tables_of_speed_bench(tmp_path: Path, text: str) -> None:
         ("config,tok/s,acceptance\nn=2,41.5,0.735\n", [("n=2", 41.5, 0.735)]),
         ("n_max\tDFlash (tok/s)\t接受率\n\n8\t194.5\t85%\n", [("8", 194.5, 0.85)]),
         ("| config | t/s | Accept Rate (avg) |\n| a | 9 | **0.5** |\n", [("a", 9, 0.5)]),
+        ("| n | t/s | accept rate |\n| a | 38.7 | 64,5 % |\n", [("a", 38.7, 0.645)]),
+        ("Prompt\tTok/s\tAkzeptanzrate\ncode\t140,1\t0,94\n", [("code", 140.1, 0.94)]),
+        ("| n-max | average tk\\s | accept_rate |\n| n/a | 22.9 | n/a |\n", [("n/a", 22.9, None)]),
+        ('Step,"a - spec/accept_rate","a/tok/s"\n10,0.61,44.5\n', [("10", 44.5, 0.61)]),
+        (
+            "┌─┬─┬─┐\n│ n │ t/s │ accept rate │\n├─┼─┼─┤\n│ a │ 9 │ 0.5 │\n└─┴─┴─┘\n",
+            [("a", 9, 0.5)],
+        ),
         (
             "[1/2] tok/s= 8.5 n=4 acc_rate=0.5\nall mean: tok/s=9 n=4 acc_rate=0.6\n",
             [("[1/2]", 8.5, 0.5)],
