@@ -80,6 +80,8 @@ _TYPED = {
     **dict.fromkeys(map(ord, "\u200b\u200c\u2060\ufeff\u00ad")),
 }
 """Quotes as programs for chats and letters set them, and what has no width."""
+_COLOURS = re.compile(rb"\x1b\[[0-9;?]{0,20}[A-Za-z]")
+_QUOTE, _NOT_QUOTED = re.compile(rb"(?m)^[ \t]{0,8}> ?"), re.compile(rb"(?m)^[ \t]{0,8}[^>\s]")
 _QUOTES = re.compile(r"(?m)^(?:[ \t]{0,8}>){1,9} ?")
 
 
@@ -87,7 +89,7 @@ def recognise(data: bytes) -> str | None:
     """The name of what a file holds, from its bytes or their beginning; None if it is unknown."""
     if is_capture(data):
         return CAPTURE
-    return _kind(as_written(_narrow(unpacked(data, "", _HEAD, whole=False)[:_HEAD])))
+    return _kind(as_written(_bare(unpacked(data, "", _HEAD, whole=False)[:_HEAD])))
 
 
 def as_written(data: bytes) -> bytes:
@@ -224,7 +226,7 @@ def import_file(
     """
     kind = name or recognise_file(path)
     file = _shown(path)
-    head = _narrow(file_head(path, _HEAD))
+    head = _bare(file_head(path, _HEAD))
     is_plain = name is not None or kind == CAPTURE or as_written(head) == head
     if kind == LOG and log is None and _LIST.match(head) is None and is_plain:
         if len(head) == _HEAD:
@@ -275,13 +277,16 @@ def _content(path: Path) -> bytes:
     """A file's bytes, unpacked. Raises TraceFileError for one that cannot be read or is too
     large."""
     data = file_bytes(path, _MOST_BYTES, TraceFileError)
-    return _narrow(unpacked(data, path.name, _MOST_BYTES, TraceFileError))
+    return _bare(unpacked(data, path.name, _MOST_BYTES, TraceFileError))
 
 
-def _narrow(data: bytes) -> bytes:
-    """UTF-16, as PowerShell writes it, as UTF-8; all else as it is."""
+def _bare(data: bytes) -> bytes:
+    """A text without what it came in: UTF-16 of PowerShell, a mark of its encoding, colours of a
+    terminal, a quote's marks before all of its lines."""
     is_wide = data[:2] in (b"\xff\xfe", b"\xfe\xff") or data[1:2] == data[3:4] == b"\0"
-    return b"".join(utf8_of([data])) if is_wide else data
+    data = b"".join(utf8_of([data])) if is_wide or data[:3] == b"\xef\xbb\xbf" else data
+    data = _COLOURS.sub(b"", data) if b"\x1b[" in data else data
+    return data if _NOT_QUOTED.search(data) is not None else _QUOTE.sub(b"", data)
 
 
 def _pieces(path: Path) -> Iterator[bytes]:

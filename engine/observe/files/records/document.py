@@ -42,7 +42,9 @@ _STAMP = re.compile(
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\n|\r)|[^\r\n]+")
 _FIELD = re.compile(r"(?:\S{1,60}\s+){0,3}?(data|event|id|retry|error|):(?:\s+|(?=[{\[])|$)")
 _EVENT = re.compile(r"\s*(?:\S{1,60}\s+){0,3}?(?:data: ?[{\[]|event: ?\w)")
-_KEY = re.compile(r'"((?:[^"\\\r\n]|\\.){1,100})"\s*:\s*|(?m:^)([A-Za-z_]\w{0,60}) ?[:=] ?(?=\{)')
+_KEY = re.compile(
+    r'"((?:[^"\\\r\n]|\\.){1,100})"\s*:\s*|(?m:^)([A-Za-z_]\w{0,60}) ?[:=] ?(?=\{|\[\{)'
+)
 """The name of a member, or of a value that a program has printed."""
 _BETWEEN = re.compile(r"[\s,}\]\x1e]*")
 """What lies between values; braces and brackets there are those of what was cut away."""
@@ -155,7 +157,7 @@ def read_documents(data: bytes, name: str) -> tuple[list[tuple[str, Any]], str]:
 def as_json(text: str) -> str:
     """Objects as JavaScript, Python or PowerShell print them or Markdown quotes them, as JSON; any
     other text as it is."""
-    text = _MEMBER.sub(r'"\1": ', text)
+    text = _MEMBER.sub(r'"\1": ', text.replace("\xa0", " "))
     text = _QUOTE.sub("", text) if _QUOTED_OBJECT.search(text) is not None else text
     return _PRINTED.sub(_plain, _PARTS_OF_TEXT.sub("", text)) if _LITERAL.search(text) else text
 

@@ -84,6 +84,11 @@ _QUERIED = re.compile(rb'"metric"\s*:\s*\{([^{}]{1,4000})\}\s*,\s*"values?"\s*:\
 """A series of a reply to a query: its labels, and its values with their times."""
 _NAME = re.compile(rb'"__name__"\s*:\s*"([^"]{1,200})",?')
 _LABEL = re.compile(rb'"(\w{1,80})"\s*:\s*')
+_BEFORE = re.compile(
+    rb"(?m)^(?!#|(?:vllm|llamacpp|sglang|lmdeploy):)[^\n]{1,200}?(?=(?:vllm|llamacpp|sglang|lmdeploy)"
+    rb":\w{1,200}(?:\{[^\n]{0,4000}\})? {0,9}[\d.e+]{1,40}\r?$)"
+)
+"""What collectors of logs, quotes and `grep -n` put before a sample."""
 _EXACT = {"llamacpp": 10**6}
 """Up to where a server prints a counter with all its digits, if not all."""
 _REMEDY = "Save the reply of /metrics again, once before and once after."
@@ -111,7 +116,7 @@ def _of_query(data: bytes) -> bytes:
         for labels, inside in _QUERIED.findall(data)
         if (name := _NAME.search(labels)) is not None and len(values := inside.split(b'"')) > 2
     ]
-    return b"".join(found) or data
+    return b"".join(found) or _BEFORE.sub(b"", data.replace(b"&quot;", b'"'))
 
 
 def only_samples(data: bytes) -> tuple[bytes, str]:

@@ -85,6 +85,7 @@ PIECES = {
     "vLLM wrapped at 80": hard(VLLM, 80),
     "vLLM wrapped between words": words(VLLM, 80),
     "vLLM after progress": BAR + VLLM.replace("\n(", "\n" + BAR.replace("33", "66") + "("),
+    "out of a table": "".join(f'web,"{one}"\n' for one in LLAMA.splitlines()),
     "vLLM out of CloudWatch": "timestamp,message\r\n"
     + "".join(f'17880000{n}1234,"{one}"\r\n' for n, one in enumerate(VLLM.splitlines())),
     "a decimal comma": LLAMA.replace("0.46370", "0,46370").replace("2.39", "2,39"),
@@ -158,6 +159,12 @@ CURL = (
     '< Server: llama.cpp\n<\n{ [560 bytes data]\n* Connection #0 left intact\n{"content":"a",'
     '"stop":true,"timings":{"predicted_n":90,"predicted_ms":900,"draft_n":90,"draft_n_accepted":64}}\n'
 )
+
+
+def test_grep_counts_the_lines_of_two_servers(tmp_path: Path) -> None:
+    lines = [f"[{port}] {one}" for one in LLAMA.splitlines() for port in (8001, 8002)]
+    text = "".join(f"{number}:{one}\n" for number, one in enumerate(lines, 1))
+    assert imported(text.encode(), tmp_path)[0] == [(313, 675)] * 2
 
 
 def test_a_line_of_a_request_that_was_wrapped(tmp_path: Path) -> None:

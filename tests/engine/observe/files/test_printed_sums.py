@@ -148,6 +148,15 @@ def test_counters_in_a_table_are_counters(tmp_path: Path) -> None:
     assert "2 lines were left out" in str(store.runs[0]["observed_findings"])
 
 
+@pytest.mark.parametrize(
+    "before", ["> ", "    ", "12:", "\ufeff", "\x1b[01;31m\x1b[K", "vllm-1  | "]
+)
+def test_what_stands_before_counters(tmp_path: Path, before: str) -> None:
+    rows = [line.strip("| ").replace("|", "") for line in TABLE.splitlines() if "_total" in line]
+    store = imported(tmp_path, "".join(f"{before}{row}\n" for row in rows))
+    assert sums(store) == [(None, 22, 66, 10)]
+
+
 def test_values_that_a_person_has_left_out_are_not_there(tmp_path: Path) -> None:
     text = """{ "choices": [ ... ], "usage": {...}, "metrics": {"speculative_decoding":
       {"mean_acceptance_length": 1.5, "num_spec_steps": 20, "num_draft_tokens": 60,
