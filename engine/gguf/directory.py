@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple
 
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 
+from engine.files import other_kind
 from engine.gguf.binary import Cursor, HeadAllowance, never, shorten
 from engine.gguf.part_file import PartFile
 
@@ -23,25 +23,6 @@ _CONVERTED = (
     "Choose a GGUF model; other formats must be converted first, "
     "for example with llama.cpp's convert_hf_to_gguf.py."
 )
-_OTHERS = (
-    (rb"\s{0,9}<[!?a-zA-Z]", "a page of HTML", "Download the file from its own address."),
-    (rb"version https://git-lfs", "git-lfs's pointer to one", "Fetch it: `git lfs pull`."),
-    (
-        rb'\s{0,9}\{\s{0,9}"error"|Entry not|Invalid us',
-        "what a server refused it with",
-        "Check its address and your access to it, and download it again.",
-    ),
-    (rb"\0{16}", "zeros", "Its download has not ended: resume it, or download the file again."),
-    (rb"\x1f\x8b|BZh|\xfd7zX|\x28\xb5\x2f\xfd|7z\xbc", "a packed file", "Unpack it first."),
-    (rb"(?s).{8}\{\"", "safetensors", _CONVERTED),
-    (
-        rb"[\t\n\r -~]{16}",
-        "a text",
-        "Choose a GGUF model, or convert to one. `draftscope import` reads logs and replies.",
-    ),
-)
-"""What files of other kinds begin with, what they are, and what to do."""
-
 _CODES = {
     GGUFValueType.UINT8: "B",
     GGUFValueType.INT8: "b",
@@ -126,10 +107,8 @@ def read_directory(
 def _read_version(cursor: Cursor) -> int:
     if (magic := cursor.begin[:4]) != b"GGUF":
         what, remedy = f", it begins with {repr(magic)[1:]}", _CONVERTED
-        for pattern, other, todo in _OTHERS:
-            if re.match(pattern, cursor.begin) is not None:
-                what, remedy = f" but {other}{what if other == 'a text' else ''}", todo
-                break
+        if (other := other_kind(cursor.begin, "model")) is not None:
+            what, remedy = f" but {other[0]}{what if other[0] == 'a text' else ''}", other[1]
         raise cursor.error(f"not a GGUF file{what}", remedy)
     cursor.pos = 4
     version = cursor.u32()

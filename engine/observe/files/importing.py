@@ -6,7 +6,6 @@ import html
 import os
 import quopri
 import re
-import tomllib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.analysis.findings.check import record_findings
 from engine.errors import TraceFileError
-from engine.files import file_bytes, file_head, opened_file, unpacked
+from engine.files import file_bytes, file_head, opened_file, other_kind, unpacked
 from engine.observe.files import records
 from engine.observe.files.capture import is_capture, read_capture, replay
 from engine.observe.files.line_words import SIGNS
@@ -62,8 +61,6 @@ _ENTRY = re.compile(
 )
 """How a line begins that no other one goes on in."""
 _LIKE = re.compile(r"(?i)\baccept.{0,40}?\d|\d.{0,40}?\baccept")
-_OTHERS = Path(__file__).with_name("other_texts.toml")
-"""What other texts a person may bring, and what to bring instead."""
 _LIST = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:\[\s*[\[{\"]|\{\s*\n)")
 """What a list of JSON begins with, or an object of several lines."""
 
@@ -256,10 +253,9 @@ def import_file(
         if not data.strip():
             raise TraceFileError(f"{file} is empty.", "Name a file that something was written to.")
         text = "".join(texts_of([data[:_HEAD]]))
-        for other in tomllib.loads(_OTHERS.read_text(encoding="utf-8"))["text"]:
-            if re.search(other["has"], text) is not None:
-                said = f"{file} is {other['is']}, which has no counts of drafted tokens."
-                raise TraceFileError(said, other["remedy"])
+        if (other := other_kind(data[:_HEAD], "import")) is not None:
+            said = f"{file} is {other[0]}, which has no counts of drafted tokens."
+            raise TraceFileError(said, other[1])
         like = [one.strip() for one in text.splitlines() if _LIKE.search(one) is not None]
         first = f" Lines that name acceptance: {len(like):,}, as {like[0][:80]!r}." if like else ""
         raise TraceFileError(
