@@ -38,9 +38,9 @@ _COLUMNS = (
     ("mean", r"(?:.{0,24}/)?(?:mean |avg |average )?(?:accept(?:ance)?|acc|a)[ .]len(?:gth)?"),
     ("mean", r"al|.{0,9}接受长度|mean len(?:gth)?"),
     ("mean", r"(?:avg |decoded )?tok(?:en)?s?/(?:cycle|round|step|iter|fwd).{0,8}"),
-    ("accepted", r"accepted(?: (?:draft )?tokens)?|draft n accepted|#?acc tokens"),
+    ("accepted", r"(?:draft )?accepted(?: (?:draft )?tokens)?|draft n accepted|#?acc(?: tokens)?"),
     ("accepted", r"(?:angenommen|akzeptiert)(?:e token)?|accept[eé]s"),
-    ("drafted", r"(?:drafted|proposed)(?: tokens)?|draft tokens|draft n|#?gen tokens"),
+    ("drafted", r"(?:drafted|proposed)(?: tokens)?|draft(?: tokens| n)?|#?gen tokens"),
     ("drafted", r"(?:entworfen|vorgeschlagen)(?:e token)?|propos[eé]s"),
     ("rounds", r"rounds|(?:verify )?steps|drafts|num drafts"),
     ("tokens", r"(?:(?:generated|output|predicted) )?tokens?|pred(?:icted)?(?: n)?"),
@@ -57,7 +57,7 @@ _FEWEST, _LONGEST_SAID, _MOST_COUNTS = 20, 300, 12
 """Drafted tokens, below which other numbers make a rate by chance; characters and counts of a
 line."""
 _SHARES = re.compile(r"(?<![\d.])(\d{1,3}\.\d{1,3})(?![\d.])")
-_PAIR = re.compile(r"(\d{1,20}) ?/ ?(\d{1,20})")
+_PAIR = re.compile(r"(\d{1,20}) ?/ ?(\d{1,20})(?: ?\([^)]{0,40}\))?$")
 _DRAFTS = re.compile(r"drafts \d{1,20}/(\d{1,20}), tokens (\d{1,20})/(\d{1,20})")
 """Drafts, tokens accepted and drafted, as ik_llama.cpp shows them in one cell."""
 _OF_ALL = re.compile(r" ?\((?:avg|average|mean)\)$| (?:mean ?)?[/±] ?std(?:dev)?$")
@@ -252,7 +252,7 @@ def _row(columns: list[str], cells: list[str], number: int, side: str) -> Record
     found = RecordedRequest(engine, place, stop=values.get("stop", "") or "end")
     found.record = dict(zip(columns, cells, strict=True))
     numbers = {kind: one for kind, v in values.items() if (one := _NUMBER.match(v)) is not None}
-    pair, drafts = _PAIR.fullmatch(values.get("accepted", "")), _DRAFTS.search(" ".join(cells))
+    pair, drafts = _PAIR.match(values.get("accepted", "")), _DRAFTS.search(" ".join(cells))
     try:
         for kind, field in _COUNTED:
             if kind in numbers and numbers[kind][1].isdigit() and not numbers[kind][2]:
@@ -274,11 +274,14 @@ def _row(columns: list[str], cells: list[str], number: int, side: str) -> Record
     except OutOfRangeError as error:
         found.check(False, (place,), str(error))
         return found
+    n_drafted, n_accepted = found.num_draft_tokens, found.num_accepted_draft_tokens
+    if "draft" in columns and (n_accepted is None or n_accepted > (n_drafted or 0)):
+        found.num_draft_tokens = None  # a setting, of how far a draft goes
     found.check_counts({"num_draft_tokens": "drafted", "num_accepted_draft_tokens": "accepted"})
     _take_shares(found, values, numbers, columns)
     counts = found.num_accepted_draft_tokens, found.timings.get("predicted_n")
     if counts == (None, None) and found.num_draft_tokens is None:
-        found.num_spec_steps = None  # a setting, of how far a draft goes
+        found.num_spec_steps = None  # a setting as well
     is_empty = counts == (None, None) and not found.given and "speed" not in numbers
     return None if is_empty else found
 
@@ -292,10 +295,16 @@ def _take_shares(
     """Rates and lengths where no counts give them; by position only if all drafts are of one
     length, as the shares may be of the drafts that went so far."""
     has_counts = found.num_accepted_draft_tokens is not None
-    if (rate := numbers.get("rate")) is not None and not (has_counts and found.num_draft_tokens):
+    rate = numbers.get("rate") or numbers.get("accepted")
+    if (
+        rate is not None
+        and (rate[2] or "." in rate[1] or "rate" in numbers)
+        and not (has_counts and found.num_draft_tokens)
+    ):
         value = float(rate[1])
-        name = next(one for one in columns if _kind(one) == "rate")
-        value /= 100 if rate[2] or "%" in name or value > 1 else 1
+        name = next(one for one in columns if _kind(one) in ("rate", "accepted"))
+        is_percent = rate[2] or "%" in name or (value > 1 and "rate" in numbers)
+        value /= 100 if is_percent else 1
         if value <= 1:
             found.given["draft_acceptance_rate"] = value
     steps = found.num_spec_steps

@@ -246,6 +246,17 @@ def test_the_table_of_spec_bench(tmp_path: Path) -> None:
     assert base["predicted_n"] == 256 and base.get("draft_n") is None and not find(store)
 
 
+@pytest.mark.parametrize(
+    "table",
+    [
+        "| n | draft | acc | t/s |\n| a | 40 | 30 | 9 |\n",
+        "| n | t/s | draft accepted |\n| a | 9 | 30/40 (75%) |\n",
+    ],
+)
+def test_a_table_may_have_counts(tmp_path: Path, table: str) -> None:
+    assert sums(imported(tmp_path, table)) == [(None, None, 40, 30)]
+
+
 def test_counters_of_rapid_mlx(tmp_path: Path) -> None:
     labels = 'family="qwen",method="mtp"'
     counts = {"attempts": 6, "accepts": 4, "verify_calls": 2, "bonus_tokens": 1}
@@ -481,6 +492,7 @@ def test_the_tables_of_speed_bench(tmp_path: Path, text: str) -> None:
         ("config,tok/s,acceptance\nn=2,41.5,0.735\n", [("n=2", 41.5, 0.735)]),
         ("n_max\tDFlash (tok/s)\t接受率\n\n8\t194.5\t85%\n", [("8", 194.5, 0.85)]),
         ("| config | t/s | Accept Rate (avg) |\n| a | 9 | **0.5** |\n", [("a", 9, 0.5)]),
+        ("| draft | t/s | acc |\n| 3 | 60.1 | 55% |\n", [("line 4", 60.1, 0.55)]),
         ("| n | t/s | accept rate |\n| a | 38.7 | 64,5 % |\n", [("a", 38.7, 0.645)]),
         ("Prompt\tTok/s\tAkzeptanzrate\ncode\t140,1\t0,94\n", [("code", 140.1, 0.94)]),
         ("| n-max | average tk\\s | accept_rate |\n| n/a | 22.9 | n/a |\n", [("n/a", 22.9, None)]),
