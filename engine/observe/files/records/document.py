@@ -77,9 +77,7 @@ _QUOTE = re.compile(r"(?m)^[ \t]{0,8}> ?(?=[\s\[\]{}\"`,]|\Z)")
 """Before each line of a text that Markdown quotes."""
 _STATUS = re.compile(r"(?:< )?HTTP/\d")
 _HEADER = re.compile(r"(?:< )?[A-Za-z][A-Za-z0-9-]{0,60}:")
-_TRANSPORT = re.compile(
-    r"[<>*{}](?: |$)|\[(?:DONE|\d{1,20} bytes data)\]|`{3}|[0-9a-fA-F]{1,8}$|% Total|: "
-)
+_TRANSPORT = re.compile(r"[<>*{}](?: |$)|\[DONE|\[\d{1,9} bytes|`{3}|[0-9a-fA-F]{1,8}$|% Total|: ")
 _ELEMENTS = msgspec.json.Decoder(list[msgspec.Raw])
 _MOST_HEAD = 1 << 16
 """Characters among which a stream's first event is looked for."""

@@ -110,7 +110,8 @@ def is_metrics(data: bytes) -> bool:
 
 
 def _of_query(data: bytes) -> bytes:
-    """The last values that Prometheus replies to a query, as text; other bytes as they are."""
+    """The last values that Prometheus replies to a query, as text; other samples as they are, but
+    for what is before them."""
     found = [
         b"%s{%s} %s\n" % (name[1], _LABEL.sub(rb"\1=", labels.replace(name[0], b"")), values[-2])
         for labels, inside in _QUERIED.findall(data)
@@ -127,14 +128,14 @@ def only_samples(data: bytes) -> tuple[bytes, str]:
     data = _of_query(data)
     lines = data.decode("utf-8-sig", "replace").splitlines()
     for number, line in enumerate(lines, start=1):
-        if not line.strip() or line.startswith("#"):
-            kept.append(line)
+        if not (bare := line.strip()) or bare.startswith("#"):
+            kept.append(bare)
         elif len(line) <= LONGEST_LINE and (found := _SAMPLE.fullmatch(line)) is not None:
             kept.append(f"{found[1]} {found[2]}")
         elif _BEGIN.match(line) or len(line) > LONGEST_LINE:
             kept.append(line)  # what is wrong with it is said later
         elif any(map(str.isalnum, line)):
-            left.add(number, line.strip())
+            left.add(number, bare)
     return (data if kept == lines else ("\n".join(kept) + "\n").encode()), left.sentence
 
 

@@ -252,6 +252,8 @@ def _row(columns: list[str], cells: list[str], number: int, side: str) -> Record
     found = RecordedRequest(engine, place, stop=values.get("stop", "") or "end")
     found.record = dict(zip(columns, cells, strict=True))
     numbers = {kind: one for kind, v in values.items() if (one := _NUMBER.match(v)) is not None}
+    if (one := numbers.get("accepted")) is not None and (one[2] or one[1].startswith("0.")):
+        numbers.setdefault("rate", one)
     pair, drafts = _PAIR.match(values.get("accepted", "")), _DRAFTS.search(" ".join(cells))
     try:
         for kind, field in _COUNTED:
@@ -274,8 +276,8 @@ def _row(columns: list[str], cells: list[str], number: int, side: str) -> Record
     except OutOfRangeError as error:
         found.check(False, (place,), str(error))
         return found
-    n_drafted, n_accepted = found.num_draft_tokens, found.num_accepted_draft_tokens
-    if "draft" in columns and (n_accepted is None or n_accepted > (n_drafted or 0)):
+    n = found.num_accepted_draft_tokens
+    if "draft" in columns and (n is None or n > (found.num_draft_tokens or 0)):
         found.num_draft_tokens = None  # a setting, of how far a draft goes
     found.check_counts({"num_draft_tokens": "drafted", "num_accepted_draft_tokens": "accepted"})
     _take_shares(found, values, numbers, columns)
@@ -295,16 +297,10 @@ def _take_shares(
     """Rates and lengths where no counts give them; by position only if all drafts are of one
     length, as the shares may be of the drafts that went so far."""
     has_counts = found.num_accepted_draft_tokens is not None
-    rate = numbers.get("rate") or numbers.get("accepted")
-    if (
-        rate is not None
-        and (rate[2] or "." in rate[1] or "rate" in numbers)
-        and not (has_counts and found.num_draft_tokens)
-    ):
+    if (rate := numbers.get("rate")) is not None and not (has_counts and found.num_draft_tokens):
         value = float(rate[1])
-        name = next(one for one in columns if _kind(one) in ("rate", "accepted"))
-        is_percent = rate[2] or "%" in name or (value > 1 and "rate" in numbers)
-        value /= 100 if is_percent else 1
+        name = next((one for one in columns if _kind(one) == "rate"), "")
+        value /= 100 if rate[2] or "%" in name or value > 1 else 1
         if value <= 1:
             found.given["draft_acceptance_rate"] = value
     steps = found.num_spec_steps
