@@ -86,7 +86,7 @@ _NAME = re.compile(rb'"__name__"\s*:\s*"([^"]{1,200})",?')
 _LABEL = re.compile(rb'"(\w{1,80})"\s*:\s*')
 _BEFORE = re.compile(
     rb"(?m)^(?!#|(?:vllm|llamacpp|sglang|lmdeploy):)[^\n]{1,200}?(?=(?:vllm|llamacpp|sglang|lmdeploy)"
-    rb":\w{1,200}(?:\{[^\n]{0,4000}\})? {0,9}[\d.e+]{1,40}\r?$)"
+    rb":\w{1,200}(?:\{[^\n{}]{0,4000}\})? {0,9}[\d.e+]{1,40}\r?$)"
 )
 """What collectors of logs, quotes and `grep -n` put before a sample."""
 _EXACT = {"llamacpp": 10**6}
@@ -110,8 +110,7 @@ def is_metrics(data: bytes) -> bool:
 
 
 def _of_query(data: bytes) -> bytes:
-    """The last values that Prometheus replies to a query, as text; other samples as they are, but
-    for what is before them."""
+    """The last values that Prometheus replies to a query; other samples without what is before."""
     found = [
         b"%s{%s} %s\n" % (name[1], _LABEL.sub(rb"\1=", labels.replace(name[0], b"")), values[-2])
         for labels, inside in _QUERIED.findall(data)
