@@ -65,11 +65,8 @@ KOBOLD_DRAFTS = re.compile(
 """With --debugmode, of each draft what was drafted, and after a request its tokens that were
 accepted and its drafts that a wrong one ended."""
 
-_TABLE = Path(__file__).with_name("printed_requests.toml").read_text("utf-8")
-_PATTERNS = {
-    (one["has"], one["engine"]): re.compile("".join(one["pattern"]))
-    for one in tomllib.loads(_TABLE)["request"]
-}
+_READ = tomllib.loads(Path(__file__).with_name("printed_requests.toml").read_text("utf-8"))
+_PATTERNS = {(r["has"], r["engine"]): re.compile("".join(r["pattern"])) for r in _READ["request"]}
 REQUESTS = tuple(_PATTERNS)
 """Of lines about a whole request, or interval: what they have, and of which engine they are."""
 

@@ -147,6 +147,10 @@ def _sides(names: list[str], above: list[str]) -> list[tuple[str, list[int], lis
             (a if names.count(one) > 1 else "", one) for a, one in zip(above, names, strict=True)
         ]
     found = dict.fromkeys(side for side, one in parts if side and _kind(one) in _ACCEPTED)
+    parts = [
+        (next((one for one in found if name.startswith(f"{one} ")), side), rest)
+        for name, (side, rest) in zip(names, parts, strict=True)
+    ]
     if len(found) < 2:
         return [("", list(range(len(names))), names)]
     several = []
@@ -172,8 +176,7 @@ def _plain_number(cell: str, has_comma: bool) -> str:
     """A cell whose numbers have neither signs between thousands nor a comma for a point."""
     if not cell.lstrip("~≈")[:1].isdigit():
         return cell
-    if has_comma or _DECIMAL_COMMA.fullmatch(cell):
-        cell = cell.translate(_OTHER_WAY)
+    cell = cell.translate(_OTHER_WAY) if has_comma or _DECIMAL_COMMA.fullmatch(cell) else cell
     return _THOUSANDS.sub(lambda found: re.sub(r"\D", "", found[0]), cell)
 
 

@@ -492,6 +492,13 @@ def test_the_tables_of_speed_bench(tmp_path: Path, text: str) -> None:
         ("config,tok/s,acceptance\nn=2,41.5,0.735\n", [("n=2", 41.5, 0.735)]),
         ("n_max\tDFlash (tok/s)\t接受率\n\n8\t194.5\t85%\n", [("8", 194.5, 0.85)]),
         ("| config | t/s | Accept Rate (avg) |\n| a | 9 | **0.5** |\n", [("a", 9, 0.5)]),
+        (
+            (
+                "| n | old decode | new decode | old acc | new acc |\n"
+                "| 0 | 14.2 tok/s | ~14 tok/s | 50% | 60% |\n"
+            ),
+            [("0, old", 14.2, 0.5), ("0, new", 14, 0.6)],
+        ),
         ("| draft | t/s | acc |\n| 3 | 60.1 | 55% |\n", [("line 4", 60.1, 0.55)]),
         ("| n | t/s | accept rate |\n| a | 38.7 | 64,5 % |\n", [("a", 38.7, 0.645)]),
         ("Prompt\tTok/s\tAkzeptanzrate\ncode\t140,1\t0,94\n", [("code", 140.1, 0.94)]),
