@@ -38,8 +38,7 @@ def unreadable(
 
 
 def other_kind(head: bytes, read_as: str) -> tuple[str, str] | None:
-    """What a file is by its beginning, with an article, and what to do with it; None if it is not
-    known. read_as: "model" or "import", what was asked for."""
+    """What a file of another kind is, and what to do, if known. read_as: "model" or "import"."""
     text, tables = (
         head.decode("utf-8", "surrogateescape"),
         tomllib.loads(_OTHERS.read_text("utf-8")),

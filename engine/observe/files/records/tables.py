@@ -184,6 +184,7 @@ def _tables(text: str) -> Iterator[list[tuple[int, list[str]]]]:
     """Lines that follow each other and have as many cells: their numbers, and their cells."""
     if "<td" in text:
         text = _TAG.sub(" ", _ROW_END.sub("\n", _NEXT_CELL.sub("|", text)))
+        text = "\n".join(filter(str.strip, text.split("\n")))
     table: list[tuple[int, list[str]]] = []
     for number, line in enumerate(text.splitlines(), 1):
         if len(line) <= _LONGEST and set(line) <= _RULE and line.strip():

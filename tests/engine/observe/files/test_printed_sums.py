@@ -485,9 +485,10 @@ def test_the_tables_of_speed_bench(tmp_path: Path, text: str) -> None:
         (
             (
                 "<table><tr><th>config</th><th>tok/s</th><th>draft acceptance</th></tr>\n"
-                "<tr><td>n=2</td><td>41.5</td><td>73.5%</td></tr></table>\n"
+                "<tr>\n<td>n=2</td>\n<td>41.5</td>\n<td>73.5%</td>\n</tr>\n"
+                "<tr>\n<td>n=4</td>\n<td>40.5</td>\n<td>53.5%</td>\n</tr>\n</table>\n"
             ),
-            [("n=2", 41.5, 0.735)],
+            [("n=2", 41.5, 0.735), ("n=4", 40.5, 0.535)],
         ),
         ("config,tok/s,acceptance\nn=2,41.5,0.735\n", [("n=2", 41.5, 0.735)]),
         ("n_max\tDFlash (tok/s)\t接受率\n\n8\t194.5\t85%\n", [("8", 194.5, 0.85)]),
