@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import stat
 import sys
 import tempfile
+import tomllib
 import uuid
 import zlib
 from collections.abc import Iterator
@@ -19,6 +21,7 @@ from typing import BinaryIO
 from engine.errors import DraftscopeError, OptionError
 from engine.plain_text import size_text
 
+_OTHERS = Path(__file__).with_name("other_files.toml")
 _MOST_LINKS = 40
 _LONGEST_SUFFIX = 16
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -44,6 +47,16 @@ def unwritable(
     if isinstance(error, OSError) and error.errno in _FULL:
         remedy = "Free some space, or choose another disk."
     return kind(f"{path} cannot be written: {reason}.", remedy)
+
+
+def other_kind(head: bytes, read_as: str) -> tuple[str, str] | None:
+    """What a file of another kind is, and what to do, if known. read_as: "model" or "import"."""
+    text, tables = (
+        head.decode("utf-8", "surrogateescape"),
+        tomllib.loads(_OTHERS.read_text("utf-8")),
+    )
+    every = (*tables["both"], *tables[read_as])
+    return next(((one["is"], one["remedy"]) for one in every if re.search(one["has"], text)), None)
 
 
 @contextmanager

@@ -198,9 +198,9 @@ class Cursor:
         self._fill(_FIRST_READ)
 
     @property
-    def magic(self) -> bytes:
-        """The first four bytes, or what there is of them."""
-        return bytes(self._data[:4])
+    def begin(self) -> bytes:
+        """The first bytes, which tell other files."""
+        return bytes(self._data[:64])
 
     @property
     def head(self) -> bytes:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 
+from engine.files import other_kind
 from engine.gguf.binary import Cursor, HeadAllowance, never, shorten
 from engine.gguf.part_file import PartFile
 
@@ -18,11 +19,6 @@ MAX_DIMS = 4
 DEFAULT_ALIGNMENT = 32
 MIN_KEY_BYTES = 8 + 4 + 1  # empty name, type, smallest value
 MIN_TENSOR_BYTES = 8 + 4 + 4 + 8  # empty name, no dimensions, type, offset
-NOT_GGUF = (
-    "Choose a GGUF model; other formats must be converted first, "
-    "for example with llama.cpp's convert_hf_to_gguf.py."
-)
-
 _CODES = {
     GGUFValueType.UINT8: "B",
     GGUFValueType.INT8: "b",
@@ -105,9 +101,12 @@ def read_directory(
 
 
 def _read_version(cursor: Cursor) -> int:
-    magic = cursor.magic
-    if magic != b"GGUF":
-        raise cursor.error(f"not a GGUF file, it begins with {repr(magic)[1:]}", NOT_GGUF)
+    if (magic := cursor.begin[:4]) != b"GGUF":
+        what = f", it begins with {repr(magic)[1:]}"
+        remedy = "Choose a GGUF model, or convert to one with llama.cpp's convert_hf_to_gguf.py."
+        if (other := other_kind(cursor.begin, "model")) is not None:
+            what, remedy = f" but {other[0]}{what if other[0] == 'a text' else ''}", other[1]
+        raise cursor.error(f"not a GGUF file{what}", remedy)
     cursor.pos = 4
     version = cursor.u32()
     cursor.pos -= 4

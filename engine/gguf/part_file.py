@@ -58,7 +58,9 @@ class PartFile:
         try:
             status = path.stat()
             if stat.S_ISDIR(status.st_mode):
-                raise ModelFileError(path, "", "this is a folder", "Choose a GGUF file in it.")
+                raise ModelFileError(
+                    path, "", "this is a folder", "Choose or convert a file in it."
+                )
             if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for its other end
                 raise ModelFileError(path, "", "not a regular file", "Choose a GGUF file.")
             self._file = path.open("rb", buffering=0)

@@ -6,7 +6,6 @@ import html
 import os
 import quopri
 import re
-import tomllib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.analysis.findings.check import record_findings
 from engine.errors import TraceFileError
-from engine.files import file_bytes, file_head, opened_file, unpacked
+from engine.files import file_bytes, file_head, opened_file, other_kind, unpacked
 from engine.observe.files import records
 from engine.observe.files.capture import is_capture, read_capture, replay
 from engine.observe.files.line_words import SIGNS
@@ -23,7 +22,7 @@ from engine.observe.files.log_run import fill_log
 from engine.observe.files.records import METRICS, PRINTED
 from engine.observe.files.records.document import MOST_BYTES, read_documents
 from engine.observe.files.records.tables import has_table
-from engine.observe.rounds.log_text import texts_of, unwrapped, without_colours
+from engine.observe.rounds.log_text import texts_of, unwrapped, utf8_of, without_colours
 from engine.observe.rounds.log_words import has_entries
 from engine.trace.store import TraceStore
 
@@ -49,8 +48,11 @@ _WHOLE = re.compile(
     r"|\d accepted / {1,20}\d{1,20} generated\)"
     r"|statistics .{0,300}#acc tokens {0,9}= {1,20}\d{1,20}"
     r"|accepted {1,9}\d{1,9}/ {0,9}\d{1,9} draft tokens"
-    r"|metrics: .{0,300}?Accepted: \d{1,20} tokens, Drafted: \d{1,20} tokens"
+    r"|metrics: .{0,300}?Accepted: \d{1,20} tokens, Drafted: \d{1,20} (?=tokens)"
+    r"|tokens, Per-position acceptance rate: .{0,300}? Avg Draft acceptance rate: [\d.]{1,9}%"
     r"|Decode batch.{0,300}?accept len: [\d.]{1,20},"
+    r"| tokens generated in .{0,80}: \d{1,20} cached tokens and \d{1,20} new tokens at \S{1,9} T/s,"
+    r" Generate: .{0,60} Draft: \d{1,20} / \d{1,20} tokens accepted"
 )
 """What is whole only in a line that is."""
 _ENTRY = re.compile(
@@ -58,8 +60,7 @@ _ENTRY = re.compile(
     r"|(?:prompt )?eval time|\((?:Engine|API|Worker)|(?:INFO|WARN|ERROR|DEBUG)\w{0,4} "
 )
 """How a line begins that no other one goes on in."""
-_OTHERS = Path(__file__).with_name("other_texts.toml")
-"""What other texts a person may bring, and what to bring instead."""
+_LIKE = re.compile(r"(?i)\baccept.{0,40}?\d|\d.{0,40}?\baccept")
 _LIST = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:\[\s*[\[{\"]|\{\s*\n)")
 """What a list of JSON begins with, or an object of several lines."""
 
@@ -76,6 +77,8 @@ _TYPED = {
     **dict.fromkeys(map(ord, "\u200b\u200c\u2060\ufeff\u00ad")),
 }
 """Quotes as programs for chats and letters set them, and what has no width."""
+_COLOURS = re.compile(rb"\x1b\[[0-9;?]{0,20}[A-Za-z]")
+_QUOTE, _NOT_QUOTED = re.compile(rb"(?m)^[ \t]{0,8}> ?"), re.compile(rb"(?m)^[ \t]{0,8}[^>\s]")
 _QUOTES = re.compile(r"(?m)^(?:[ \t]{0,8}>){1,9} ?")
 
 
@@ -83,7 +86,7 @@ def recognise(data: bytes) -> str | None:
     """The name of what a file holds, from its bytes or their beginning; None if it is unknown."""
     if is_capture(data):
         return CAPTURE
-    return _kind(as_written(unpacked(data, "", _HEAD, whole=False)[:_HEAD]))
+    return _kind(as_written(_bare(unpacked(data, "", _HEAD, whole=False)[:_HEAD])))
 
 
 def as_written(data: bytes) -> bytes:
@@ -220,7 +223,7 @@ def import_file(
     """
     kind = name or recognise_file(path)
     file = _shown(path)
-    head = file_head(path, _HEAD)
+    head = _bare(file_head(path, _HEAD))
     is_plain = name is not None or kind == CAPTURE or as_written(head) == head
     if kind == LOG and log is None and _LIST.match(head) is None and is_plain:
         if len(head) == _HEAD:
@@ -250,13 +253,14 @@ def import_file(
         if not data.strip():
             raise TraceFileError(f"{file} is empty.", "Name a file that something was written to.")
         text = "".join(texts_of([data[:_HEAD]]))
-        for other in tomllib.loads(_OTHERS.read_text(encoding="utf-8"))["text"]:
-            if re.search(other["has"], text) is not None:
-                said = f"{file} is {other['is']}, which has no counts of drafted tokens."
-                raise TraceFileError(said, other["remedy"])
+        if (other := other_kind(data[:_HEAD], "import")) is not None:
+            said = f"{file} is {other[0]}, which has no counts of drafted tokens."
+            raise TraceFileError(said, other[1])
+        like = [one.strip() for one in text.splitlines() if _LIKE.search(one) is not None]
+        first = f" Lines that name acceptance: {len(like):,}, as {like[0][:80]!r}." if like else ""
         raise TraceFileError(
-            f"{file} is nothing that another engine is known to write: neither a log with "
-            "lines of rounds or sums, nor a reply, a stream, counters or a record of requests.",
+            f"{file} is nothing that another engine is known to write: neither a log with lines of "
+            f"rounds or sums, nor a reply, a stream, counters or a record of requests.{first}",
             "Choose a file of an engine that `draftscope help observe` lists, or say --as NAME.",
         )
     if later is not None:
@@ -269,7 +273,16 @@ def _content(path: Path) -> bytes:
     """A file's bytes, unpacked. Raises TraceFileError for one that cannot be read or is too
     large."""
     data = file_bytes(path, _MOST_BYTES, TraceFileError)
-    return unpacked(data, path.name, _MOST_BYTES, TraceFileError)
+    return _bare(unpacked(data, path.name, _MOST_BYTES, TraceFileError))
+
+
+def _bare(data: bytes) -> bytes:
+    """A text without what it came in: UTF-16 of PowerShell, a mark of its encoding, colours of a
+    terminal, a quote's marks before all of its lines."""
+    is_wide = data[:2] in (b"\xff\xfe", b"\xfe\xff") or data[1:2] == data[3:4] == b"\0"
+    data = b"".join(utf8_of([data])) if is_wide or data[:3] == b"\xef\xbb\xbf" else data
+    data = _COLOURS.sub(b"", data) if b"\x1b[" in data else data
+    return data if _NOT_QUOTED.search(data) is not None else _QUOTE.sub(b"", data)
 
 
 def _pieces(path: Path) -> Iterator[bytes]:

@@ -4,7 +4,9 @@ values, or the request that it is about."""
 from __future__ import annotations
 
 import re
+import tomllib
 from functools import lru_cache
+from pathlib import Path
 
 from engine.foreign import COUNT, LONGEST_DRAFT, LONGEST_PART_MS, real, whole
 from engine.observe.files.records.request import RecordedRequest
@@ -63,62 +65,15 @@ KOBOLD_DRAFTS = re.compile(
 """With --debugmode, of each draft what was drafted, and after a request its tokens that were
 accepted and its drafts that a wrong one ended."""
 
-REQUESTS = (
-    (
-        "] finish=",
-        "omlx",
-        (
-            r"MTP\[(?P<id>[^\]\s]{1,100})\] finish=(?P<stop>\w{1,40}) tokens=(?P<n>\d{1,20}) "
-            r".{0,100}?accept=(?P<accepted>\d{1,20})/(?P<drafted>\d{1,20})\b"
-            r"(?:.{0,60}?depth\[(?P<depth>[^\]]{1,2000})\])?"
-        ),
-    ),
-    (
-        "vlm_mtp stats: ",
-        "omlx",
-        (
-            r"vlm_mtp stats: request=(?P<id>\S{1,100})(?: finish=(?P<stop>\S{1,40}))?"
-            r" rounds=(?P<steps>\d{1,20}) accepted=(?P<accepted>\d{1,20})/(?P<drafted>\d{1,20})\b"
-            r"(?:.{0,100}?emitted=(?P<n>\d{1,20}))?"
-        ),
-    ),
-    (
-        "[MTP Stats Interval]",
-        "atom",
-        (
-            r"Accepted/Total Draft tokens: (?P<accepted>\d{1,20})/(?P<drafted>\d{1,20}),"
-            r".{0,80}? distribution: \{(?P<shares>[^}]{1,2000})\}"
-        ),
-    ),
-    (
-        "CtxLimit:",
-        "koboldcpp",
-        (
-            r"CtxLimit: ?\d{1,20}/\d{1,20}, Amt: ?(?P<n>\d{1,20})/\d{1,20}, "
-            r"(?:Init:[\d.]{1,20}s, )?Process: ?(?P<prompt_s>[\d.]{1,20})s \([^)]{0,60}\), "
-            r"Generate: ?(?P<s>[\d.]{1,20})s"
-        ),
-    ),
-    (
-        "Metrics (ID: ",
-        "tabbyapi",
-        (
-            r"Metrics \(ID: (?P<id>[\w-]{1,64})\): (?P<n>\d{1,20}) tokens generated in .{0,80}?"
-            r"Process: (?P<cached>\d{1,20}) cached tokens and (?P<new>\d{1,20}) new tokens at "
-            r"(?P<prompt_speed>\S{1,20}) T/s, Generate: (?P<speed>\S{1,20}) T/s"
-            r"(?:.{0,60}?Draft: (?P<accepted>\d{1,20}) / (?P<drafted>\d{1,20}) tokens accepted)?"
-        ),
-    ),
-)
-"""Of lines about a whole request, or interval: what they have, of which engine they are, and
-the places of what they say. depth: by index in the draft the tokens accepted and drafted; shares:
-of the steps that accepted 0, 1, ... tokens, in percent; *_s: seconds."""
-_PATTERNS = {word: re.compile(pattern) for word, _, pattern in REQUESTS}
+_READ = tomllib.loads(Path(__file__).with_name("printed_requests.toml").read_text("utf-8"))
+_PATTERNS = {(r["has"], r["engine"]): re.compile("".join(r["pattern"])) for r in _READ["request"]}
+REQUESTS = tuple(_PATTERNS)
+"""Of lines about a whole request, or interval: what they have, and of which engine they are."""
 
 
 def printed_request(said: str, word: str, engine: str) -> RecordedRequest | None:
     """The request, or interval, that such a line is about."""
-    if (found := _PATTERNS[word].search(said)) is None:
+    if (found := _PATTERNS[word, engine].search(said)) is None:
         return None
     printed = {name: value for name, value in found.groupdict().items() if value is not None}
     place = f"request {printed['id']}" if "id" in printed else time_of(said[: found.start()])

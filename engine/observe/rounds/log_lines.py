@@ -89,7 +89,7 @@ _TIMES = re.compile(
     r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) {1,2}\d{1,2}(?:,? \d{4})?(?=\D)"
     r"|\d\d/[A-Z][a-z]{2}/\d{4}:|\d\d-\d\d(?= \d\d:\d\d:)"
     r"|\d{1,2}:\d\d(?::\d\d(?:[.,]\d{1,9})?)?(?: ?[AP]M)?(?: ?(?:Z|[+-]\d\d:?\d\d)(?!\d))?"
-    r"|\[ {0,12}\d{1,12}\.\d{1,9}\]|(?<![\d.])\d{10}(?:\.\d{1,9})?(?![\d.])"
+    r"|\[ {0,12}\d{1,12}\.\d{1,9}\]|(?<![\d.])\d{10}(?:\d{3}|\d{6}|\d{9}|\.\d{1,9})?(?![\d.])"
 )
 _LEVELS = re.compile(
     r"(?<![A-Za-z])(?:TRACE|DEBUG|DBG|INFO|INF|NOTICE|WARN|WARNING|WRN|ERROR|ERR|FATAL|stdout|stderr"
@@ -111,6 +111,9 @@ _KEYS = re.compile(r'\b(?:time|ts|level|lvl|msg|message)="?')
 """Of programs in Go, before the text of a line."""
 _ZEROS = str.maketrans("123456789", "000000000")
 _ZERO_BYTES = bytes.maketrans(b"123456789", b"000000000")
+_COUNT = re.compile(r"^((?:[^\s:]{1,200}:)?)\d{1,9}(?=:)")
+_CSV = re.compile(rb'(?:[^\n"]{0,200}\n)?(?:"?[^\n",]{0,100}"?,){1,8}"[^\n]*"\n')
+"""Lines of a table that has the text of each as its last, quoted cell."""
 _NO_NAME = re.compile(r"[^\w./@-]+")
 
 
@@ -139,7 +142,8 @@ def name_of(prefix: str, *, is_loose: bool = False) -> str:
     bare = _KEYS.sub(" ", bare) if "=" in bare else bare
     kept = _LEVELS.sub(" ", _TIMES.sub(" ", bare))
     if is_loose:
-        kept = re.sub(r"\d{1,20}", " ", kept)
+        rest = _COUNT.sub(r"\1", kept)  # of `grep -n`
+        kept = rest if rest != kept else re.sub(r"\d{1,20}", " ", kept)
     found = _NO_NAME.sub(" ", kept).strip()
     is_text = found.count(" ") >= _MOST_WORDS  # that a server has written without an end
     return found if not is_text and re.search(r"[^\W_]", found) else ""
@@ -178,6 +182,7 @@ class LogLines:
         self._end = b""
         """What lines end with, once known."""
         self._is_json: bool | None = None
+        self._is_csv: bool | None = None
         self._names: dict[str, str] = {}
         self._forms: dict[str, re.Pattern[str]] = {}
         self._formed: set[str] = set()
@@ -254,6 +259,10 @@ class LogLines:
             data = encoded("\n".join(map(without_colours, decoded(data).split("\n"))))
         if self._end == b"\r\n":
             data = data.replace(b"\r\n", b"\n")
+        if self._is_csv is None and data.count(b"\n") > 1:
+            self._is_csv = _CSV.match(data) is not None
+        if self._is_csv:
+            data = data.replace(b'"\n', b"\n").replace(b'""', b'"')
         if b"\r" in data:
             data = encoded(_OVERWRITTEN.sub("", decoded(data)))
         if not self._has_learned:

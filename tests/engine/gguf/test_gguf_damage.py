@@ -69,7 +69,18 @@ def test_no_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (b"", "byte 0", "the file is empty"),
         (b"G", "byte 0", "not a GGUF file"),
-        (b"Hello, I am a text file.\n", "byte 0", "not a GGUF file, it begins with 'Hell'"),
+        (b"Hello, I am a text file.\n", "byte 0", "not a GGUF file but a text, it begins with 'He"),
+        (b"<!DOCTYPE html><title>404</title>", "byte 0", "but a page of HTML. Save or download"),
+        (
+            b"version https://git-lfs.github.com/spec/v1\n",
+            "byte 0",
+            "Fetch the file: `git lfs pull`",
+        ),
+        (b"Entry not found", "byte 0", "what a server said when it refused"),
+        (bytes(64), "byte 0", "but zeros. Its download has not ended"),
+        (b"\x1f\x8b\x08\0" + bytes(20), "byte 0", "Unpack it first"),
+        (b'\x40\0\0\0\0\0\0\0{"a":{}}', "byte 0", "but safetensors"),
+        (b"PK\3\4" + bytes(20), "byte 0", "not a GGUF file, it begins with 'PK"),
         (b"GGUF", "byte 4", "4 bytes are needed at byte 4, but 0 are left"),
         (b"GGUF\0\0\0\3" + bytes(40), "byte 4", "big-endian"),
         (build(version=1), "byte 4", "version 1"),
@@ -81,7 +92,7 @@ def test_no_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_other_formats_and_versions(tmp_path: Path, data: bytes, place: str, what: str) -> None:
     error = refusal_of(tmp_path, data)
     assert error.place == place
-    assert what in error.message
+    assert what in str(error)
 
 
 # counts, lengths and types that do not fit

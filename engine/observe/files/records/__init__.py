@@ -17,13 +17,7 @@ from engine.observe.files.records.aiperf import AIPERF, WARMUP, is_summary_table
 from engine.observe.files.records.document import Node, as_json, nodes, read_documents, unknown_keys
 from engine.observe.files.records.printed import SPEC_BENCH, SPEED_BENCH, is_printed, read_printed
 from engine.observe.files.records.prometheus import is_metrics, only_samples, read_metrics
-from engine.observe.files.records.readers import (
-    LLAMA_SERVER,
-    READERS,
-    TIMINGS_PICKED,
-    USAGE,
-    RecordShape,
-)
+from engine.observe.files.records.readers import LLAMA_SERVER, READERS, USAGE, RecordShape
 from engine.observe.files.records.replies import KeptReply, kept_replies, read_reply
 from engine.observe.files.records.request import RecordedRequest
 from engine.observe.files.records.tables import read_tables
@@ -125,8 +119,8 @@ def _shape_of(every: list[Node], replies: list[KeptReply], file: str) -> RecordS
         for shape in SHAPES.values():
             if shape.name not in signs and (sign := shape.sign_of(node.values)):
                 signs[shape.name] = (sign[0], node.place)
-    if len(signs) > 1 and signs.get(USAGE.name, ("",))[0] in TIMINGS_PICKED:
-        del signs[USAGE.name]  # timings that lack what others have
+    if len(signs) > 1:
+        signs.pop(USAGE.name, None)  # an engine's own counts are next to it
     if len(signs) > 1:
         found = " and ".join(
             f"{SHAPES[name].title} ({key}{f' in {place}' if place else ''})"

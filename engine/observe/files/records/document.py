@@ -36,13 +36,15 @@ _DEEPEST = DEEPEST - 16
 """A trace may be nested 64 times, and what is kept of a record lies inside of it."""
 _STAMP = re.compile(
     r"\[\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d[^\]\n]{0,20}\][^\n]{0,4000}?"
-    r"(?:([{\[])[ \t\r]{0,9})?(?=\n|$)"
+    r"(?:([{\[])[ \t\r]{0,9})?(?=\n|$)|(?:\{ )?\[\d{1,20} bytes data\]"
 )
-"""A line of a log before an object, which may begin at its end: LM Studio's."""
+"""A line of a log before an object, which may begin at its end: LM Studio's; or one of curl."""
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\n|\r)|[^\r\n]+")
 _FIELD = re.compile(r"(?:\S{1,60}\s+){0,3}?(data|event|id|retry|error|):(?:\s+|(?=[{\[])|$)")
 _EVENT = re.compile(r"\s*(?:\S{1,60}\s+){0,3}?(?:data: ?[{\[]|event: ?\w)")
-_KEY = re.compile(r'"((?:[^"\\\r\n]|\\.){1,100})"\s*:\s*|(?m:^)([A-Za-z_]\w{0,60}) ?[:=] ?(?=\{)')
+_KEY = re.compile(
+    r'"((?:[^"\\\r\n]|\\.){1,100})"\s*:\s*|(?m:^)([A-Za-z_]\w{0,60}) ?[:=] ?(?=\{|\[\{)'
+)
 """The name of a member, or of a value that a program has printed."""
 _BETWEEN = re.compile(r"[\s,}\]\x1e]*")
 """What lies between values; braces and brackets there are those of what was cut away."""
@@ -75,7 +77,7 @@ _QUOTE = re.compile(r"(?m)^[ \t]{0,8}> ?(?=[\s\[\]{}\"`,]|\Z)")
 """Before each line of a text that Markdown quotes."""
 _STATUS = re.compile(r"(?:< )?HTTP/\d")
 _HEADER = re.compile(r"(?:< )?[A-Za-z][A-Za-z0-9-]{0,60}:")
-_TRANSPORT = re.compile(r"[<>*{}](?: |$)|\[DONE\]|`{3}|[0-9a-fA-F]{1,8}$|% Total|: ")
+_TRANSPORT = re.compile(r"[<>*{}](?: |$)|\[DONE|\[\d{1,9} bytes|`{3}|[0-9a-fA-F]{1,8}$|% Total|: ")
 _ELEMENTS = msgspec.json.Decoder(list[msgspec.Raw])
 _MOST_HEAD = 1 << 16
 """Characters among which a stream's first event is looked for."""
@@ -153,7 +155,7 @@ def read_documents(data: bytes, name: str) -> tuple[list[tuple[str, Any]], str]:
 def as_json(text: str) -> str:
     """Objects as JavaScript, Python or PowerShell print them or Markdown quotes them, as JSON; any
     other text as it is."""
-    text = _MEMBER.sub(r'"\1": ', text)
+    text = _MEMBER.sub(r'"\1": ', text.replace("\xa0", " "))
     text = _QUOTE.sub("", text) if _QUOTED_OBJECT.search(text) is not None else text
     return _PRINTED.sub(_plain, _PARTS_OF_TEXT.sub("", text)) if _LITERAL.search(text) else text
 

@@ -84,6 +84,11 @@ _QUERIED = re.compile(rb'"metric"\s*:\s*\{([^{}]{1,4000})\}\s*,\s*"values?"\s*:\
 """A series of a reply to a query: its labels, and its values with their times."""
 _NAME = re.compile(rb'"__name__"\s*:\s*"([^"]{1,200})",?')
 _LABEL = re.compile(rb'"(\w{1,80})"\s*:\s*')
+_BEFORE = re.compile(
+    rb"(?m)^(?!#|(?:vllm|llamacpp|sglang|lmdeploy):)[^\n]{1,200}?(?=(?:vllm|llamacpp|sglang|lmdeploy)"
+    rb":\w{1,200}(?:\{[^\n{}]{0,4000}\})? {0,9}[\d.e+]{1,40}\r?$)"
+)
+"""What collectors of logs, quotes and `grep -n` put before a sample."""
 _EXACT = {"llamacpp": 10**6}
 """Up to where a server prints a counter with all its digits, if not all."""
 _REMEDY = "Save the reply of /metrics again, once before and once after."
@@ -105,13 +110,13 @@ def is_metrics(data: bytes) -> bool:
 
 
 def _of_query(data: bytes) -> bytes:
-    """The last values that Prometheus replies to a query, as text; other bytes as they are."""
+    """The last values that Prometheus replies to a query; other samples without what is before."""
     found = [
         b"%s{%s} %s\n" % (name[1], _LABEL.sub(rb"\1=", labels.replace(name[0], b"")), values[-2])
         for labels, inside in _QUERIED.findall(data)
         if (name := _NAME.search(labels)) is not None and len(values := inside.split(b'"')) > 2
     ]
-    return b"".join(found) or data
+    return b"".join(found) or _BEFORE.sub(b"", data.replace(b"&quot;", b'"'))
 
 
 def only_samples(data: bytes) -> tuple[bytes, str]:
@@ -122,14 +127,14 @@ def only_samples(data: bytes) -> tuple[bytes, str]:
     data = _of_query(data)
     lines = data.decode("utf-8-sig", "replace").splitlines()
     for number, line in enumerate(lines, start=1):
-        if not line.strip() or line.startswith("#"):
-            kept.append(line)
+        if not (bare := line.strip()) or bare.startswith("#"):
+            kept.append(bare)
         elif len(line) <= LONGEST_LINE and (found := _SAMPLE.fullmatch(line)) is not None:
             kept.append(f"{found[1]} {found[2]}")
         elif _BEGIN.match(line) or len(line) > LONGEST_LINE:
             kept.append(line)  # what is wrong with it is said later
         elif any(map(str.isalnum, line)):
-            left.add(number, line.strip())
+            left.add(number, bare)
     return (data if kept == lines else ("\n".join(kept) + "\n").encode()), left.sentence
 
 

@@ -467,10 +467,7 @@ _PREDICTED = "accepted_prediction_tokens", "rejected_prediction_tokens"
 _PROPOSED = "proposed_tokens", "accepted_tokens"
 _ATTEMPTS = "attempts", "accepted", "rejected"
 """Of vllm-mlx's /v1/status, which drafts one token at a time."""
-TIMINGS_PICKED = "draft_n", "draft_n_accepted"
-"""Of llama-server's timings, where no more is kept of them."""
-
-_COUNTED = (_PREDICTED, _PROPOSED, _ATTEMPTS, TIMINGS_PICKED)
+_COUNTED = (_PREDICTED, _PROPOSED, _ATTEMPTS, ("draft_n", "draft_n_accepted"))
 
 
 def _read_prediction(node: Node) -> RecordedRequest:

@@ -24,7 +24,7 @@ _GAPS = re.compile(r"\s{2,}|\t")
 _COMMAS, _SEMICOLONS = re.compile(r",(?=[^\s,])"), re.compile(r";(?=\S|$)")
 _NEXT_CELL = re.compile(r"</t[dh]>\s{0,200}<t[dh][^>]{0,200}>")
 _ROW_END, _TAG = re.compile(r"</tr>\s{0,200}"), re.compile(r"<[^>]{1,200}>")
-_RULE = set(" -|:+=│┃─━┼╇╪┿")
+_RULE = set(" -|:+=").union(map(chr, range(0x2500, 0x2580)))
 _MOST_CELLS = 64
 _LONGEST, _LONGEST_NAME = 2000, 80
 _COUNTED = (
@@ -33,21 +33,21 @@ _COUNTED = (
     ("accepted", "num_accepted_draft_tokens"),
 )
 _COLUMNS = (
-    ("rate", r"(?:.{0,24} )?(?:accept(?:ance)?|acc|draft) ?(?:rate|ratio|%)(?: ?\(%\))?|rate"),
-    ("rate", r"(?:.{0,24} )?acceptance(?: ?\(%\))?|.{0,9}接受率.{0,9}"),
-    ("mean", r"(?:mean |avg |average )?(?:accept(?:ance)?|acc|a)[ .]len(?:gth)?"),
+    ("rate", r"(?:.{0,24}[ /])?(?:accept(?:ance)?|acc|draft) ?(?:rate|ratio|%)(?: ?\(%\))?|rate"),
+    ("rate", r"(?:.{0,24} )?acceptance(?: ?\(%\))?|.{0,9}接受率.{0,9}|akzeptanz(?:rate)?.{0,4}"),
+    ("mean", r"(?:.{0,24}/)?(?:mean |avg |average )?(?:accept(?:ance)?|acc|a)[ .]len(?:gth)?"),
     ("mean", r"al|.{0,9}接受长度|mean len(?:gth)?"),
     ("mean", r"(?:avg |decoded )?tok(?:en)?s?/(?:cycle|round|step|iter|fwd).{0,8}"),
-    ("accepted", r"accepted(?: (?:draft )?tokens)?|draft n accepted|#?acc tokens"),
+    ("accepted", r"(?:draft )?accepted(?: (?:draft )?tokens)?|draft n accepted|#?acc(?: tokens)?"),
     ("accepted", r"(?:angenommen|akzeptiert)(?:e token)?|accept[eé]s"),
-    ("drafted", r"(?:drafted|proposed)(?: tokens)?|draft tokens|draft n|#?gen tokens"),
+    ("drafted", r"(?:drafted|proposed)(?: tokens)?|draft(?: tokens| n)?|#?gen tokens"),
     ("drafted", r"(?:entworfen|vorgeschlagen)(?:e token)?|propos[eé]s"),
     ("rounds", r"rounds|(?:verify )?steps|drafts|num drafts"),
     ("tokens", r"(?:(?:generated|output|predicted) )?tokens?|pred(?:icted)?(?: n)?"),
     ("seconds", r"time ?\(s\)"),
     ("stop", r"stop"),
     ("by", r"pos accept|.{0,24}per[- ]pos(?:ition)?.{0,24}"),
-    ("speed", r"(?!.{0,40}(?:prompt|prefill|pp )).{0,40}(?:tok(?:ens)?/s|t/s|tps).{0,40}"),
+    ("speed", r"(?!.{0,40}(?:prompt|prefill|pp )).{0,40}(?:t(?:ok(?:en)?s?|k)?[/\\]s|tps).{0,40}"),
 )
 """Names of columns, in lower case and with spaces."""
 _NUMBER = re.compile(r"[~≈]?(\d{1,12}(?:\.\d{1,20})?) ?(%?)(?![\d.]|\s?[–—]|-\d)")
@@ -56,7 +56,8 @@ _COUNT = re.compile(r"(?<![\d.])\d{1,9}(?!\d|\.\d| ?%)")
 _FEWEST, _LONGEST_SAID, _MOST_COUNTS = 20, 300, 12
 """Drafted tokens, below which other numbers make a rate by chance; characters and counts of a
 line."""
-_PAIR = re.compile(r"(\d{1,20}) ?/ ?(\d{1,20})")
+_SHARES = re.compile(r"(?<![\d.])(\d{1,3}\.\d{1,3})(?![\d.])")
+_PAIR = re.compile(r"(\d{1,20}) ?/ ?(\d{1,20})(?: ?\([^)]{0,40}\))?$")
 _DRAFTS = re.compile(r"drafts \d{1,20}/(\d{1,20}), tokens (\d{1,20})/(\d{1,20})")
 """Drafts, tokens accepted and drafted, as ik_llama.cpp shows them in one cell."""
 _OF_ALL = re.compile(r" ?\((?:avg|average|mean)\)$| (?:mean ?)?[/±] ?std(?:dev)?$")
@@ -146,6 +147,10 @@ def _sides(names: list[str], above: list[str]) -> list[tuple[str, list[int], lis
             (a if names.count(one) > 1 else "", one) for a, one in zip(above, names, strict=True)
         ]
     found = dict.fromkeys(side for side, one in parts if side and _kind(one) in _ACCEPTED)
+    parts = [
+        (next((one for one in found if name.startswith(f"{one} ")), side), rest)
+        for name, (side, rest) in zip(names, parts, strict=True)
+    ]
     if len(found) < 2:
         return [("", list(range(len(names))), names)]
     several = []
@@ -171,7 +176,7 @@ def _plain_number(cell: str, has_comma: bool) -> str:
     """A cell whose numbers have neither signs between thousands nor a comma for a point."""
     if not cell.lstrip("~≈")[:1].isdigit():
         return cell
-    cell = cell.translate(_OTHER_WAY) if has_comma else cell
+    cell = cell.translate(_OTHER_WAY) if has_comma or _DECIMAL_COMMA.fullmatch(cell) else cell
     return _THOUSANDS.sub(lambda found: re.sub(r"\D", "", found[0]), cell)
 
 
@@ -179,6 +184,7 @@ def _tables(text: str) -> Iterator[list[tuple[int, list[str]]]]:
     """Lines that follow each other and have as many cells: their numbers, and their cells."""
     if "<td" in text:
         text = _TAG.sub(" ", _ROW_END.sub("\n", _NEXT_CELL.sub("|", text)))
+        text = "\n".join(filter(str.strip, text.split("\n")))
     table: list[tuple[int, list[str]]] = []
     for number, line in enumerate(text.splitlines(), 1):
         if len(line) <= _LONGEST and set(line) <= _RULE and line.strip():
@@ -212,8 +218,8 @@ def _cells(line: str) -> list[str]:
         parts = parts[not parts[0].strip() :]
         parts = parts[: len(parts) - (not parts[-1:] or not parts[-1].strip())]
     else:
-        parts = max((one.split(line) for one in (_SEMICOLONS, _COMMAS, _GAPS)), key=len)
-    return [one.strip(" \t*`") for one in parts]
+        parts = max((one.split(line) for one in (_SEMICOLONS, _GAPS, _COMMAS)), key=len)
+    return [one.strip(' \t*`"') for one in parts]
 
 
 def _names(cells: list[str]) -> list[str]:
@@ -250,7 +256,9 @@ def _row(columns: list[str], cells: list[str], number: int, side: str) -> Record
     found = RecordedRequest(engine, place, stop=values.get("stop", "") or "end")
     found.record = dict(zip(columns, cells, strict=True))
     numbers = {kind: one for kind, v in values.items() if (one := _NUMBER.match(v)) is not None}
-    pair, drafts = _PAIR.fullmatch(values.get("accepted", "")), _DRAFTS.search(" ".join(cells))
+    if (one := numbers.get("accepted")) is not None and (one[2] or one[1].startswith("0.")):
+        numbers.setdefault("rate", one)
+    pair, drafts = _PAIR.match(values.get("accepted", "")), _DRAFTS.search(" ".join(cells))
     try:
         for kind, field in _COUNTED:
             if kind in numbers and numbers[kind][1].isdigit() and not numbers[kind][2]:
@@ -272,11 +280,14 @@ def _row(columns: list[str], cells: list[str], number: int, side: str) -> Record
     except OutOfRangeError as error:
         found.check(False, (place,), str(error))
         return found
+    n = found.num_accepted_draft_tokens
+    if "draft" in columns and (n is None or n > (found.num_draft_tokens or 0)):
+        found.num_draft_tokens = None  # a setting, of how far a draft goes
     found.check_counts({"num_draft_tokens": "drafted", "num_accepted_draft_tokens": "accepted"})
     _take_shares(found, values, numbers, columns)
     counts = found.num_accepted_draft_tokens, found.timings.get("predicted_n")
     if counts == (None, None) and found.num_draft_tokens is None:
-        found.num_spec_steps = None  # a setting, of how far a draft goes
+        found.num_spec_steps = None  # a setting as well
     is_empty = counts == (None, None) and not found.given and "speed" not in numbers
     return None if is_empty else found
 
@@ -292,7 +303,7 @@ def _take_shares(
     has_counts = found.num_accepted_draft_tokens is not None
     if (rate := numbers.get("rate")) is not None and not (has_counts and found.num_draft_tokens):
         value = float(rate[1])
-        name = next(one for one in columns if _kind(one) == "rate")
+        name = next((one for one in columns if _kind(one) == "rate"), "")
         value /= 100 if rate[2] or "%" in name or value > 1 else 1
         if value <= 1:
             found.given["draft_acceptance_rate"] = value
@@ -300,7 +311,7 @@ def _take_shares(
     if (mean := numbers.get("mean")) is not None and not (has_counts and steps):
         found.given["mean_acceptance_length"] = float(mean[1])
     by = values.get("by", "")
-    rates = [float(one) / 100 for one in re.findall(r"(\d{1,3}\.\d{1,3})%", by)]
+    rates = [float(one) / (100 if "%" in by else 1) for one in _SHARES.findall(by)]
     is_even = steps is not None and found.num_draft_tokens == steps * len(rates)
     if rates and "..." not in by and is_even and max(rates) <= 1:
         found.set_rates(rates)

@@ -85,6 +85,9 @@ PIECES = {
     "vLLM wrapped at 80": hard(VLLM, 80),
     "vLLM wrapped between words": words(VLLM, 80),
     "vLLM after progress": BAR + VLLM.replace("\n(", "\n" + BAR.replace("33", "66") + "("),
+    "out of a table": "".join(f'web,"{one}"\n' for one in LLAMA.splitlines()),
+    "vLLM out of CloudWatch": "timestamp,message\r\n"
+    + "".join(f'17880000{n}1234,"{one}"\r\n' for n, one in enumerate(VLLM.splitlines())),
     "a decimal comma": LLAMA.replace("0.46370", "0,46370").replace("2.39", "2,39"),
 }
 
@@ -138,10 +141,45 @@ MAIL = b"From: me\r\nContent-Transfer-Encoding: quoted-printable\r\n\r\n"
 
 @pytest.mark.parametrize("text", [LLAMA, VLLM, LM_STUDIO, PRINTED])
 def test_a_mail_and_a_page_are_the_text_that_they_hold(tmp_path: Path, text: str) -> None:
+    """And what PowerShell saves."""
     plain = imported(text.encode(), tmp_path)
     mail = quopri.encodestring(text.encode())
-    for data in (mail, MAIL + mail.replace(b"\n", b"\r\n"), page(text)):
+    wide = text.replace("\n", "\r\n").encode("utf-16")
+    for data in (mail, MAIL + mail.replace(b"\n", b"\r\n"), page(text), wide):
         assert imported(data, tmp_path) == plain
+
+
+TABBY = (
+    "2026-10-12 21:04:19.976 INFO:     Metrics (ID: ba98857171f843819f1002589743de29): 110 tokens "
+    "generated in 7.51 seconds (Queue: 0.02 s, Process: 3840 cached tokens and 1192 new tokens at "
+    "727.64 T/s, Generate: 28.2 T/s, Context: 5032 tokens, Draft: 64 / 90 tokens accepted)\n"
+)
+CURL = (
+    "> POST /completion HTTP/1.1\n> Content-Length: 58\n>\n} [58 bytes data]\n< HTTP/1.1 200 OK\n"
+    '< Server: llama.cpp\n<\n{ [560 bytes data]\n* Connection #0 left intact\n{"content":"a",'
+    '"stop":true,"timings":{"predicted_n":90,"predicted_ms":900,"draft_n":90,"draft_n_accepted":64}}\n'
+)
+
+
+def test_grep_counts_the_lines_of_two_servers(tmp_path: Path) -> None:
+    lines = [f"[{port}] {one}" for one in LLAMA.splitlines() for port in (8001, 8002)]
+    text = "".join(f"{number}:{one}\n" for number, one in enumerate(lines, 1))
+    assert imported(text.encode(), tmp_path)[0] == [(313, 675)] * 2
+
+
+def test_a_line_of_a_request_that_was_wrapped(tmp_path: Path) -> None:
+    for text in (TABBY, words(TABBY, 170), words(TABBY * 3, 110)):
+        n = text.count("Draft:")
+        assert imported(text.encode(), tmp_path) == ([(64 * n, 90 * n)], [])
+
+
+def test_what_curl_says_of_its_transport_is_no_part_of_a_reply(tmp_path: Path) -> None:
+    path, store = tmp_path / "reply.txt", TraceStore()
+    path.write_text(CURL)
+    import_file(store, path)
+    told = store.runs[0]["told"]
+    assert (told["draft_n_accepted"], told["draft_n"]) == (64, 90)
+    assert not recorded(store)
 
 
 def test_words_of_an_answer_are_left_as_they_are(tmp_path: Path) -> None:

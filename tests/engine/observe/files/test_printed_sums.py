@@ -148,6 +148,15 @@ def test_counters_in_a_table_are_counters(tmp_path: Path) -> None:
     assert "2 lines were left out" in str(store.runs[0]["observed_findings"])
 
 
+@pytest.mark.parametrize(
+    "before", ["> ", "    ", "12:", "\ufeff", "\x1b[01;31m\x1b[K", "vllm-1  | "]
+)
+def test_what_stands_before_counters(tmp_path: Path, before: str) -> None:
+    rows = [line.strip("| ").replace("|", "") for line in TABLE.splitlines() if "_total" in line]
+    store = imported(tmp_path, "".join(f"{before}{row}\n" for row in rows))
+    assert sums(store) == [(None, 22, 66, 10)]
+
+
 def test_values_that_a_person_has_left_out_are_not_there(tmp_path: Path) -> None:
     text = """{ "choices": [ ... ], "usage": {...}, "metrics": {"speculative_decoding":
       {"mean_acceptance_length": 1.5, "num_spec_steps": 20, "num_draft_tokens": 60,
@@ -235,6 +244,17 @@ def test_the_table_of_spec_bench(tmp_path: Path) -> None:
     assert [other[name] for name in SUMS] == [256, 90, 269, 166]
     assert other["acceptance_per_position"] is None  # the shares are of drafts that went so far
     assert base["predicted_n"] == 256 and base.get("draft_n") is None and not find(store)
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        "| n | draft | acc | t/s |\n| a | 40 | 30 | 9 |\n",
+        "| n | t/s | draft accepted |\n| a | 9 | 30/40 (75%) |\n",
+    ],
+)
+def test_a_table_may_have_counts(tmp_path: Path, table: str) -> None:
+    assert sums(imported(tmp_path, table)) == [(None, None, 40, 30)]
 
 
 def test_counters_of_rapid_mlx(tmp_path: Path) -> None:
@@ -465,13 +485,30 @@ def test_the_tables_of_speed_bench(tmp_path: Path, text: str) -> None:
         (
             (
                 "<table><tr><th>config</th><th>tok/s</th><th>draft acceptance</th></tr>\n"
-                "<tr><td>n=2</td><td>41.5</td><td>73.5%</td></tr></table>\n"
+                "<tr>\n<td>n=2</td>\n<td>41.5</td>\n<td>73.5%</td>\n</tr>\n"
+                "<tr>\n<td>n=4</td>\n<td>40.5</td>\n<td>53.5%</td>\n</tr>\n</table>\n"
             ),
-            [("n=2", 41.5, 0.735)],
+            [("n=2", 41.5, 0.735), ("n=4", 40.5, 0.535)],
         ),
         ("config,tok/s,acceptance\nn=2,41.5,0.735\n", [("n=2", 41.5, 0.735)]),
         ("n_max\tDFlash (tok/s)\t接受率\n\n8\t194.5\t85%\n", [("8", 194.5, 0.85)]),
         ("| config | t/s | Accept Rate (avg) |\n| a | 9 | **0.5** |\n", [("a", 9, 0.5)]),
+        (
+            (
+                "| n | old decode | new decode | old acc | new acc |\n"
+                "| 0 | 14.2 tok/s | ~14 tok/s | 50% | 60% |\n"
+            ),
+            [("0, old", 14.2, 0.5), ("0, new", 14, 0.6)],
+        ),
+        ("| draft | t/s | acc |\n| 3 | 60.1 | 55% |\n", [("line 4", 60.1, 0.55)]),
+        ("| n | t/s | accept rate |\n| a | 38.7 | 64,5 % |\n", [("a", 38.7, 0.645)]),
+        ("Prompt\tTok/s\tAkzeptanzrate\ncode\t140,1\t0,94\n", [("code", 140.1, 0.94)]),
+        ("| n-max | average tk\\s | accept_rate |\n| n/a | 22.9 | n/a |\n", [("n/a", 22.9, None)]),
+        ('Step,"a - spec/accept_rate","a/tok/s"\n10,0.61,44.5\n', [("10", 44.5, 0.61)]),
+        (
+            "┌─┬─┬─┐\n│ n │ t/s │ accept rate │\n├─┼─┼─┤\n│ a │ 9 │ 0.5 │\n└─┴─┴─┘\n",
+            [("a", 9, 0.5)],
+        ),
         (
             "[1/2] tok/s= 8.5 n=4 acc_rate=0.5\nall mean: tok/s=9 n=4 acc_rate=0.6\n",
             [("[1/2]", 8.5, 0.5)],

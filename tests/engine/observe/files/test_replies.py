@@ -687,3 +687,10 @@ def test_usage_may_count_drafted_tokens(tmp_path: Path, usage: dict[str, Any]) -
     told = store.runs[0]["requests"][0]["told"]
     assert (told["draft_n_accepted"], told["draft_n"], told["predicted_n"]) == (80, 120, 120)
     assert told["num_spec_steps"] is None and not recorded(store)
+    timings = {"predicted_n": 120, "predicted_ms": 960.0, "draft_n": 120, "draft_n_accepted": 80}
+    counts = {"num_spec_steps": 40, "num_draft_tokens": 120, "num_accepted_draft_tokens": 80}
+    for more in ({"timings": timings}, {"metrics": {"speculative_decoding": counts}}):
+        path.write_text(json.dumps({"choices": [choice], "usage": usage} | more))
+        (run,) = import_file(store, path)  # the same counts twice
+        told = store.runs[run]["requests"][0]["told"]
+        assert (told["draft_n_accepted"], told["draft_n"], told["predicted_n"]) == (80, 120, 120)
