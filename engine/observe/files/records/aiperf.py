@@ -47,10 +47,11 @@ WARMUP = "warmup_metrics"
 
 def is_summary_table(data: bytes) -> bool:
     """Whether bytes are a summary as CSV or as printed, with sums of speculative decoding."""
-    is_object = data[:_HEAD].lstrip().startswith(b"{")
+    if data[:_HEAD].lstrip().startswith(b"{"):
+        return False
     if b"Total Spec Decode Steps" not in data and b"Overall Draft Acceptance" not in data:
         return False
-    return not is_object and _SUMMARY.search(data.decode("utf-8", "replace")) is not None
+    return _SUMMARY.search(data.decode("utf-8", "replace")) is not None
 
 
 def table_values(data: bytes) -> dict[str, Any]:
