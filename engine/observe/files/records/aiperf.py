@@ -47,9 +47,8 @@ WARMUP = "warmup_metrics"
 
 def is_summary_table(data: bytes) -> bool:
     """Whether bytes are a summary as CSV or as printed, with sums of speculative decoding."""
-    if data[:_HEAD].lstrip().startswith(b"{"):
-        return False
-    if b"Total Spec Decode Steps" not in data and b"Overall Draft Acceptance" not in data:
+    parts = b"Total Spec Decode Steps", b"Overall Draft Acceptance"
+    if data[:_HEAD].lstrip().startswith(b"{") or not any(map(data.__contains__, parts)):
         return False
     return _SUMMARY.search(data.decode("utf-8", "replace")) is not None
 

@@ -58,8 +58,7 @@ class KeptReply:
     _n_tokens: dict[int, int] = field(default_factory=dict)
 
     def takes(self, event: dict[str, Any], name: str, answers: list[tuple[int, bool]]) -> bool:
-        """Whether an event, no reply in one piece, may be of this reply. answers: see
-        `_answers_in`."""
+        """Whether an event, no whole reply, may be of this one. answers: see `_answers_in`."""
         if name != self.name:
             return False
         if not name and not _is_same_form(event, self.events[0]):
