@@ -7,7 +7,6 @@ send anything.
 from __future__ import annotations
 
 import re
-from collections import ChainMap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, NamedTuple
@@ -232,7 +231,7 @@ def _choices(event: dict[str, Any]) -> Iterator[Chunk]:
             pieces=pieces,
             timings=timings,
             last=is_last,
-            final=ChainMap(reason, event, verbose) if is_last else {},
+            final=verbose | event | reason if is_last else {},
         )
     if usage is not None:
         yield Chunk(usage=usage._replace(times=_speed(event.get("stats"))))

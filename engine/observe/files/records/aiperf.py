@@ -47,10 +47,10 @@ WARMUP = "warmup_metrics"
 
 def is_summary_table(data: bytes) -> bool:
     """Whether bytes are a summary as CSV or as printed, with sums of speculative decoding."""
-    is_object = data[:_HEAD].lstrip().startswith(b"{")
-    if b"Total Spec Decode Steps" not in data and b"Overall Draft Acceptance" not in data:
+    parts = b"Total Spec Decode Steps", b"Overall Draft Acceptance"
+    if data[:_HEAD].lstrip().startswith(b"{") or not any(map(data.__contains__, parts)):
         return False
-    return not is_object and _SUMMARY.search(data.decode("utf-8", "replace")) is not None
+    return _SUMMARY.search(data.decode("utf-8", "replace")) is not None
 
 
 def table_values(data: bytes) -> dict[str, Any]:

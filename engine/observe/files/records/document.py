@@ -319,11 +319,12 @@ def _values(
 def _objects(text: str) -> tuple[list[tuple[str, Any]], int]:
     """Of a text that begins with an object in each line these, read at once: many are events; and
     where their lines end."""
-    lines = [line.strip() for line in text.split("\n")]
+    written = text.split("\n")
+    lines = [line.strip() for line in written]
     n = next((i for i, line in enumerate(lines) if line[:1] + line[-1:] != "{}"), len(lines))
     if (found := _each(lines[:n])) is None:
         return [], 0
-    end = len(text) if n == len(lines) else sum(map(len, text.split("\n")[:n])) + n
+    end = len(text) if n == len(lines) else sum(map(len, written[:n])) + n
     return [(f"line {i}", one) for i, one in enumerate(found, start=1)], end
 
 

@@ -58,8 +58,8 @@ class KeptReply:
     _n_tokens: dict[int, int] = field(default_factory=dict)
 
     def takes(self, event: dict[str, Any], name: str, answers: list[tuple[int, bool]]) -> bool:
-        """Whether an event may be of this reply. answers: see `_answers_in`."""
-        if name != self.name or _is_complete(event):
+        """Whether an event, no whole reply, may be of this one. answers: see `_answers_in`."""
+        if name != self.name:
             return False
         if not name and not _is_same_form(event, self.events[0]):
             return False
@@ -109,7 +109,7 @@ def kept_replies(documents: Sequence[tuple[str, Any]]) -> Iterator[KeptReply]:
                 open_ones[-1].events.append(event)
             continue
         name, answers = _name(event), _answers_in(event)
-        open_now = reversed(open_ones)
+        open_now = () if _is_complete(event) else reversed(open_ones)
         reply = next((one for one in open_now if one.takes(event, name, answers)), None)
         if reply is None:
             reply = KeptReply(place, _request(around), name=name)
