@@ -49,7 +49,7 @@ def unwritable(
     return kind(f"{path} cannot be written: {reason}.", remedy)
 
 
-def other_kind(head: bytes, read_as: str) -> tuple[str, str] | None:
+def known_kind(head: bytes, read_as: str) -> tuple[str, str] | None:
     """What a file of another kind is, and what to do, if known. read_as: "model" or "import"."""
     text, tables = (
         head.decode("utf-8", "surrogateescape"),

@@ -235,7 +235,7 @@ def _tell_server(client: ServerClient, facts: ServerFacts) -> None:
     if slots:
         said.append(f"{len(slots)} {'slot' if len(slots) == 1 else 'slots'}")
         if isinstance(n_ctx := slots[0].get("n_ctx"), int):
-            said.append(f"{n_ctx} tokens each")
+            said.append(f"{n_ctx:,} tokens each")
     tell(f"{facts.engine} {', '.join(said)}"[:200])
     if facts.about:
         tell(facts.about)

@@ -4,7 +4,7 @@ the next window."""
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +13,7 @@ from PySide6.QtCore import QEvent, QMimeData, QObject, Qt, QUrl, Signal
 from PySide6.QtGui import QDesktopServices, QDragEnterEvent, QDropEvent, QGuiApplication
 from PySide6.QtWidgets import QWidget
 
+from app.engine_thread.bridge import AnyJob
 from app.engine_thread.jobs.files import (
     TEXT_NAME,
     ExportTrace,
@@ -117,11 +118,16 @@ class Sessions(QObject):
         """Ask where to, without blocking the window, then write a trace, or some runs of it."""
         dialog = ExportDialog(store, self._settings, self._window, runs)
         dialog.chosen.connect(
-            lambda folder, excel: self._bridge.ask(
+            lambda folder, excel: self._write(
                 ExportTrace(store, folder, excel_safe=excel, runs=runs)
             )
         )
         dialog.show()
+
+    def _write(self, job: AnyJob, then: Callable[[AnyJob], object] | None = None) -> None:
+        """Have a file or folder written; what is said of earlier ones goes."""
+        self._banners.clear()
+        self._bridge.ask(job, then)
 
     def perfetto(self, run: RunRef) -> None:
         """Ask for a file and write a run, or its comparison, as a trace of Perfetto."""
@@ -134,7 +140,7 @@ class Sessions(QObject):
             return
         path = ask_perfetto(self._window, self._settings)
         if path is not None:
-            self._bridge.ask(WritePerfetto(lanes_of(run) or (run,), path), self._show_perfetto)
+            self._write(WritePerfetto(lanes_of(run) or (run,), path), self._show_perfetto)
 
     def _show_perfetto(self, job: WritePerfetto) -> None:
         if job.is_complete:
@@ -163,15 +169,13 @@ class Sessions(QObject):
         lanes = lanes_of(run)
         if overlaid in lanes:  # the comparison tells of both
             overlaid = None
-        self._bridge.ask(
-            WriteReport(lanes or (run,), path, environment(), overlaid), self._show_page
-        )
+        self._write(WriteReport(lanes or (run,), path, environment(), overlaid), self._show_page)
 
     def share(self, run: RunRef) -> None:
         """Write the runs of the trace as a page that begins with this one, and say where it is."""
         path = place_page(self._window, self._settings, "session")
         if path is not None:
-            self._bridge.ask(WritePage(run, lanes_of(run), path), self._show_page)
+            self._write(WritePage(run, lanes_of(run), path), self._show_page)
 
     def _show_page(self, job: WriteReport | WritePage) -> None:
         if job.is_complete:

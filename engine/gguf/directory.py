@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 
-from engine.files import other_kind
+from engine.files import known_kind
 from engine.gguf.binary import Cursor, HeadAllowance, never, shorten
 from engine.gguf.part_file import PartFile
 
@@ -104,7 +104,7 @@ def _read_version(cursor: Cursor) -> int:
     if (magic := cursor.begin[:4]) != b"GGUF":
         what = f", it begins with {repr(magic)[1:]}"
         remedy = "Choose a GGUF model, or convert to one with llama.cpp's convert_hf_to_gguf.py."
-        if (other := other_kind(cursor.begin, "model")) is not None:
+        if (other := known_kind(cursor.begin, "model")) is not None:
             what, remedy = f" but {other[0]}{what if other[0] == 'a text' else ''}", other[1]
         raise cursor.error(f"not a GGUF file{what}", remedy)
     cursor.pos = 4

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.analysis.findings.check import record_findings
 from engine.errors import TraceFileError
-from engine.files import file_bytes, file_head, opened_file, other_kind, unpacked
+from engine.files import file_bytes, file_head, known_kind, opened_file, unpacked
 from engine.observe.files import records
 from engine.observe.files.capture import is_capture, read_capture, replay
 from engine.observe.files.line_words import SIGNS
@@ -24,6 +24,7 @@ from engine.observe.files.records.document import MOST_BYTES, read_documents
 from engine.observe.files.records.tables import has_table
 from engine.observe.rounds.log_text import texts_of, unwrapped, utf8_of, without_colours
 from engine.observe.rounds.log_words import has_entries
+from engine.trace.export import SESSION_FILE
 from engine.trace.store import TraceStore
 
 if TYPE_CHECKING:
@@ -253,7 +254,7 @@ def import_file(
         if not data.strip():
             raise TraceFileError(f"{file} is empty.", "Name a file that something was written to.")
         text = "".join(texts_of([data[:_HEAD]]))
-        if (other := other_kind(data[:_HEAD], "import")) is not None:
+        if (other := known_kind(data[:_HEAD], "import")) is not None:
             said = f"{file} is {other[0]}, which has no counts of drafted tokens."
             raise TraceFileError(said, other[1])
         like = [one.strip() for one in text.splitlines() if _LIKE.search(one) is not None]
@@ -272,6 +273,9 @@ def import_file(
 def _content(path: Path) -> bytes:
     """A file's bytes, unpacked. Raises TraceFileError for one that cannot be read or is too
     large."""
+    if (path / SESSION_FILE).is_file():
+        remedy = "Open it: `draftscope FOLDER`; `acceptance`, `triage` and `export` read it, too."
+        raise TraceFileError(f"{_shown(path)} is an exported trace already.", remedy)
     data = file_bytes(path, _MOST_BYTES, TraceFileError)
     return _bare(unpacked(data, path.name, _MOST_BYTES, TraceFileError))
 

@@ -87,6 +87,11 @@ def test_what_cannot_be_read_is_one_sentence(
     assert outcome.err.count("\n") == 1
 
 
+def test_an_exported_trace_is_not_imported_again(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "session.json").write_text("{}")
+    assert "is an exported trace already" in cli("import", tmp_path).err
+
+
 def test_a_log_belongs_to_one_capture(cli: Cli) -> None:
     assert cli("import", MTP, MTP, "--log", MTP).status == 2
     assert "cannot be read" in cli("import", "nowhere.json").err

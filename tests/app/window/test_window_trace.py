@@ -47,9 +47,12 @@ def test_export_that_fails_is_a_banner(loaded: MainWindow, qtbot: QtBot, tmp_pat
     (dialog,) = loaded.findChildren(ExportDialog)
     with job_ends(qtbot, loaded.bridge, ExportTrace):
         dialog.chosen.emit(file, False)
-    dialog.reject()
     assert messages(loaded)[0].startswith("error: ")
     assert "file.export" in enabled(loaded)
+    with qtbot.waitSignal(loaded.bridge.exported):
+        dialog.chosen.emit(tmp_path / "new", False)
+    dialog.reject()
+    qtbot.waitUntil(lambda: [text[:4] for text in messages(loaded)] == ["info"])
 
 
 def test_runs_of_the_model_before_are_listed_shown_and_exported(
@@ -86,7 +89,7 @@ def test_runs_of_the_model_before_are_listed_shown_and_exported(
     assert loaded.status.texts["model"] == "other · Q8_0 · f32 · ready · on show: run 0 of model"
     stores: list[object] = []
     with monkeypatch.context() as patched:
-        patched.setattr(loaded.bridge, "ask", lambda job: stores.append(job.store))
+        patched.setattr(loaded.bridge, "ask", lambda job, _then: stores.append(job.store))
         trigger(loaded, "file.export")
         (dialog,) = loaded.findChildren(ExportDialog)
         dialog.folder.setText(str(tmp_path))
