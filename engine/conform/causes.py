@@ -148,6 +148,17 @@ class Situation:
                 for state in (states[-1], *(state for one in passes for state in one[n - 1 :: n])):
                     yield "other-sequence", f"a state of sequence {other}", state
 
+    def _logged(self, also: Sequence[Row] = ()) -> Iterator[tuple[int, list[Row]]]:
+        """Each of the last commits, and the rows that a log which began after it holds, with these
+        of the pass."""
+        taken, first = self.reference.tokens[self.sequence], True
+        last = len(self.reference.committed[self.sequence]) - (1 if also else 2)
+        for kept in range(last, max(-1, last - _MOST_COMMITS), -1):
+            rows = [*(row for commit in taken[kept:] for row in commit), *also]
+            if first or len(rows) <= self.kernel.ring + 1:
+                yield kept, rows
+            first = False
+
     def _folds(
         self, also: Sequence[dict[str, torch.Tensor]] = ()
     ) -> Iterator[tuple[str, str, torch.Tensor]]:
@@ -156,12 +167,9 @@ class Situation:
         commits = self.reference.committed[self.sequence]
         taken = self.reference.tokens[self.sequence]
         logs: list[Log] = []
-        last = len(commits) - (1 if also else 2)
-        for kept in range(last, max(-1, last - _MOST_COMMITS), -1):
-            rows = [*(row for commit in taken[kept:] for row in commit), *also]
-            if not logs or len(rows) <= self.kernel.ring + 1:
-                logs.append(Log(self.shape, commits[kept], rows))
-                yield from logs[-1].passes([*map(len, taken[kept:]), len(also)])
+        for kept, rows in self._logged(also):
+            logs.append(Log(self.shape, commits[kept], rows))
+            yield from logs[-1].passes([*map(len, taken[kept:]), len(also)])
         if not logs:
             return
         yield from logs[-1].cursors(self.kernel.ring)
@@ -267,6 +275,8 @@ class Situation:
         if few and not self.parents:
             rows = self.batch[self.first - self.begin :][:count] if self.begin else ()
             views = decays(self.shape, state, self.tokens[:count], bool(of), first, rows)
+            if self.kernel.ring and not of:
+                views = chain(views, self._views_of_logs(count))
         for cause, sentence, played in chain(ways, views):
             if not same(part(played), [part(right)], bound / 4):
                 yield cause, sentence, part(played)
@@ -280,6 +290,16 @@ class Situation:
                 yield "lost-fold", words, self._played(state, rows)[1][-1]
                 lost = log.kept(log.writes[i], i + 1)
                 yield "lost-fold", f"what row {i} wrote is lost", log.states[-1] - lost
+
+    def _views_of_logs(self, count: int) -> Iterator[tuple[str, str, Played]]:
+        """Cause, sentence and outputs where the pass sees the state before a log, or what rows of
+        the log wrote, with other decays."""
+        for kept, rows in self._logged():
+            state, n = self.reference.committed[self.sequence][kept], len(rows)
+            for cause, words, played in decays(
+                self.shape, state, [*rows, *self.tokens[:count]], False, n
+            ):
+                yield cause, f"{words}; the first {n} are the log's", (played[0][n:], played[1])
 
     def _begun(
         self, seen: torch.Tensor, wanted: torch.Tensor, bound: float

@@ -42,11 +42,11 @@ Played = tuple[list[torch.Tensor], list[torch.Tensor]]
 
 
 def _factors(
-    rows: Sequence[Row], others: Sequence[Row] = ()
+    rows: Sequence[Row], others: Sequence[Row] = (), first: int = 0
 ) -> tuple[Factor, list[tuple[str, str, Side, Factor]]]:
     """How much of what row j wrote row i sees (j = -1: of the state before the rows); and wrong
     ways, each with its cause, its sentence and what it is about. others: as many rows of another
-    sequence, which may be taken for them."""
+    sequence, which may be taken for them; first: how many rows are known, as those of a log."""
     up, others_up = ([torch.zeros_like(rows[0]["decay"])] for _ in range(2))
     for all_, sums in ((rows, up), (others, others_up)):
         for row in all_:
@@ -83,6 +83,12 @@ def _factors(
         of_others: Factor = lambda i, j: torch.exp(others_up[i + 1] - others_up[j + 1])  # noqa: E731
         ways.append(("other-sequence", words, of_others))
     sides = _SIDES | (_BLOCKS if n > _BLOCK else {})
+    if first:
+        part, upto = f"the first {first} rows", lambda _, j: over(j + 1, first)
+        sides = sides | {f"what {part} wrote": lambda _, j: 0 <= j < first}
+        after: Factor = lambda i, j: over(max(j + 1, first), i + 1)  # noqa: E731
+        ways.append(("gate-order", f"{{}} without the decay of {part}", after))
+        ways.append(("gate-order", f"{{}} with the decay of {part} alone", upto))
     found = [
         (cause, words.format(about), side, factor)
         for about, side in sides.items()
@@ -107,7 +113,7 @@ def decays(
     if shape.recurrence == "conv":
         return
     known, rows = Log(shape, state, rows[:first]), [terms(shape, row) for row in rows]
-    right, wrong = _factors(rows, [terms(shape, row) for row in others])
+    right, wrong = _factors(rows, [terms(shape, row) for row in others], first)
     ways: list[tuple[Any, ...]] = [
         (cause, f"{who} see {words}", views, side, factor)
         for cause, words, side, factor in wrong

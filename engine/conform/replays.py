@@ -214,11 +214,14 @@ def elsewhere(player: Player, fault: Fault) -> Fault:
     one = fault.sequence
     same: Changed = lambda p, _: p  # noqa: E731
     others = "other-sequence", n > 1 and (vague or fault.cause in (*_COUNTED, *_OF_OTHERS))
+    of_others = "other-sequence", n > 1 and fault.cause == "other-sequence"
+    alone: Changed = lambda p, _: p.only(one)  # noqa: E731
     ways: tuple[tuple[tuple[str, bool], str, Changed, Shape], ...] = (
         (
             ("wrong-chunk", c > 0 and (vague or fault.cause in _OF_CHUNKS)),
             "all prompts have whole chunks", lambda p, _: p.chunked(c), shape,
         ),
+        (of_others, "no other sequence is in its passes", alone, shape),
         (
             ("wrong-stride", not c and (stale or vague or fault.cause in of_length)),
             f"every pass has {t} rows", lambda p, _: p.full(t), shape,
@@ -227,7 +230,7 @@ def elsewhere(player: Player, fault: Fault) -> Fault:
             ("lost-fold" if log else "stale-column", stale or vague),
             "the count is set to 1 by a step without drafts", lambda p, _: p.counted(), shape,
         ),
-        (others, "no other sequence is in its passes", lambda p, _: p.only(one), shape),
+        (others, "no other sequence is in its passes", alone, shape),
         (others, "all sequences are in its passes", lambda p, _: p.whole(n), shape),
         (
             ("head-mapping", vague and shape.n_groups < shape.n_heads),

@@ -518,7 +518,7 @@ def test_bf16_states_that_round_twice_drift():
 
         def accept(self, sequences, counts):
             super().accept(sequences, counts)
-            if max(counts) > 1:
+            if max(counts) > 1 and self.shape.state_dtype == "bfloat16":
                 for s in sequences:
                     plane = self.pool[self.planes[s, self.live[s]]]
                     plane.copy_((plane * 4).round() / 4)
@@ -530,3 +530,8 @@ def test_bf16_states_that_round_twice_drift():
     kernel = Kernel("planted", ("gdn",), Rounds)
     (fault,) = faults(kernel, SHAPES["gdn"], ["drift"])
     assert fault.cause == "drift"
+
+
+def test_a_wrong_column_is_no_drift():
+    (fault, *_) = faults(Kernel("planted", ("gdn",), NewestColumn), SHAPES["gdn"], ["drift"])
+    assert fault.cause == "stale-column"
