@@ -21,6 +21,7 @@ from engine.conform.fits import (
     same,
     spans,
     taken,
+    tapped,
     tile,
     unwritten,
     wrong_heads,
@@ -39,7 +40,7 @@ from engine.conform.reference import ROW_INPUTS, VARIANTS, Reference, Row, play,
 from engine.conform.shares import Kept, Quantities, channels, shares
 from engine.conform.subject import Kernel
 
-_MOST_COMMITS, _MOST_ROWS = 12, 8
+_MOST_COMMITS, _MOST_ROWS, _MOST_MAPPED = 12, 8, 3
 
 
 class Situation:
@@ -215,12 +216,15 @@ class Situation:
         """Rows of the pass that may be taken in place of a sequence's first n, with words."""
         first = self.first
         yield "the first row", [first] * n
+        yield "the last row", [first + n - 1] * n
         yield "the row before", [first, *range(first, first + n - 1)]
         yield "the row after", [*range(first + 1, first + n), first + n - 1]
         yield "the row before in the pass", list(range(first - 1, first - 1 + n))
         yield "the row after in the pass", list(range(first + 1, first + 1 + n))
         yield "the rows in reverse order", list(range(first + n - 1, first - 1, -1))
         yield "the pass's first rows", list(range(n))
+        for at in product(range(n), repeat=n) if 1 < n <= _MOST_MAPPED else ():
+            yield f"rows {', '.join(map(str, at))}", [first + i for i in at]
 
     def inputs(
         self, tokens: Sequence[Row]
@@ -347,6 +351,10 @@ class Situation:
         rows = self.shape, self.start, seen, self.tokens, self.parents
         if found := row_by_row(*rows, every, folds, bound):
             return found
+        if self.shape.recurrence == "conv" and not self.parents:
+            known = [*self.start.unbind(-1), *(row["x"] for row in self.tokens)]
+            if words := tapped(known, self.tokens, seen, wanted, bound):
+                return "other-row", words
         if words := exchanged(seen, wanted, bound):
             return "other-row", f"row {words}"
         of_heads = [x.transpose(0, 1) for x in (seen, wanted)] if seen.dim() > 2 else []

@@ -306,6 +306,7 @@ class Log:
             for j, part in enumerate((self.states[0], *self.writes), -1):
                 if side(last, j):
                     more = more + (factor(last, j) - right(last, j)) * part
+            cause = "lost-fold" if words.startswith("nothing") else cause
             yield cause, f"the fold takes {words}", end + linear @ more
 
     def kept_with(

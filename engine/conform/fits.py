@@ -99,6 +99,33 @@ def exchanged(seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> str:
     return words
 
 
+def tapped(
+    known: Sequence[torch.Tensor], rows: Sequence[Row], seen: torch.Tensor, wanted: torch.Tensor,
+    bound: float,
+) -> str:  # fmt: skip
+    """Which inputs the taps of a convolution take in each wrong row, the fewest that are not their
+    own; empty where there are none for some row. known: all inputs, the window's first."""
+    words, before = [], len(known) - len(rows)
+    inputs = torch.stack([*known, torch.zeros_like(known[0])])
+    for i, row in enumerate(rows):
+        if same(seen[i], [wanted[i]], bound / 4):
+            continue
+        taps = row["weight"].shape[-1]
+        at = torch.cartesian_prod(*[torch.arange(len(inputs))] * taps)
+        changed = (at != torch.arange(i, i + taps)).sum(1)
+        y = row["bias"] + sum(inputs[at[:, t]] * row["weight"][:, t] for t in range(taps))
+        error = (torch.nn.functional.silu(y) - seen[i]).abs().amax(1)
+        fit = error <= 4 * bound * max(1.0, float(seen.abs().max()))
+        if not fit.any():
+            return ""
+        best = at[torch.where(fit, changed, taps + 1).argmin()].tolist()
+        for t, j in enumerate(best):
+            if j != i + t:
+                of = f"input {j - before}" if j < len(known) else "nothing"
+                words.append(f"tap {t} of row {i} takes {of}")
+    return "; ".join(words) and f"{'; '.join(words)} (0: the first row's)"
+
+
 def advanced(shape: Shape, seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> str:
     """By how many values outputs [rows, heads, d_v] advance for each row, where it is not as many
     as a row has and all that is written once is as then; else ""."""

@@ -196,7 +196,8 @@ def offsets(shape: Shape, tokens: Sequence[Row]) -> Iterator[tuple[str, str, lis
 
 
 def layouts(shape: Shape, state: torch.Tensor) -> Iterator[tuple[str, str, torch.Tensor]]:
-    """A state in whose place another head's or its transpose is read or written."""
+    """A state in whose place another head's, its transpose, or one with a block of channels in
+    another's place is read or written."""
     if shape.recurrence == "conv":
         return
     n, k, v = state.shape
@@ -204,6 +205,16 @@ def layouts(shape: Shape, state: torch.Tensor) -> Iterator[tuple[str, str, torch
     yield "wrong-stride", "the transposed state", state.reshape(n, v, k).transpose(1, 2)
     for words, at in heads_of(shape):
         yield "head-mapping", f"the state of {words}", state[at]
+    for what, dim in (("key channels", 1), ("columns", 2)):
+        for size in (size for size in (16, 32, 64, 128) if size < state.shape[dim] <= 8 * size):
+            parts = state.split(size, dim)
+            for i, part in enumerate(parts):
+                words = f"{what} {i * size} to {i * size + part.shape[dim] - 1} of the state"
+                for j, other in enumerate((*parts, torch.zeros_like(part))):
+                    if j != i and other.shape == part.shape:
+                        of = f"those from {j * size} on" if j < len(parts) else "zeros"
+                        made = torch.cat([*parts[:i], other, *parts[i + 1 :]], dim)
+                        yield "wrong-tile", f"{words} are {of}", made
 
 
 def heads_of(shape: Shape) -> list[tuple[str, torch.Tensor]]:

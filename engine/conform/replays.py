@@ -194,7 +194,9 @@ def _by_count(player: Player, fault: Fault) -> Fault:
     if not wrong:
         return fault
     cause = fault.cause
-    if cause in ("unused-memory", "state-not-committed", "state-lost"):
+    if player.shape.recurrence == "conv" and left[-1] == t:  # right where nothing is rejected
+        cause = "window-not-rolled-back"
+    elif cause in ("unused-memory", "state-not-committed", "state-lost"):
         empty = "state-not-committed" if 0 in wrong else "unused-memory"
         cause = "stale-column" if any(wrong) else empty
     each = ", ".join("none (NaN)" if row is None else str(row) for row in left)
