@@ -418,7 +418,10 @@ class Situation:
         ways, again = tee(self._ways(self.start, count, 1, bound))
         found = closest(seen, ways, bound, right, last=True)
         if not found and self.shape.recurrence != "conv":
-            gives = {(c, w): ~wrong_heads(seen[None], x[None], bound / 8) for c, w, x in again}
+            gives = dict[tuple[str, str], torch.Tensor]()
+            for *way, made in again:  # several ways may have one sentence
+                fits = ~wrong_heads(seen[None], made[None], bound / 8)
+                gives[way[0], way[1]] = fits | gives.get((way[0], way[1]), ~heads & heads)
             found = fewest(gives, heads, ["heads"])
         if found:
             return found[0], f"{found[1]}, in the state alone: outputs are right"

@@ -328,9 +328,9 @@ class Player:
         if error <= 2 * least + 1e-4:
             return []
         exact = player.like(shape=replace(player.shape, state_dtype="float32"))
-        if "float32" in self.kernel.dtypes and not exact._drifted(rounds, True)[0] <= exact.bound:
-            if found := exact.script("rounds", rounds):  # it is wrong without rounding too
-                return [replace(one, check="drift") for one in found]
+        off = "float32" in self.kernel.dtypes and not exact._drifted(rounds, True)[0] <= exact.bound
+        if off and (found := exact.script("rounds", rounds)):  # it is wrong without rounding too
+            return [replace(one, check="drift") for one in found]
         detail = (
             f"{error:.2g} of the state's size after {rounds} rounds; one rounding a row leaves "
             f"{least:.2g}, plain decoding {plain:.2g}"

@@ -6,13 +6,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from itertools import chain
+from itertools import chain, product
 from typing import Any
 
 import torch
 
 from engine.conform.cases import Shape
-from engine.conform.mistakes import formulas, heads_of, of_other_heads
+from engine.conform.mistakes import formulas, heads_of, of_heads, of_other_heads
 from engine.conform.reference import Row, correction, play, step, terms
 
 # Who sees a wrong decay: corrections, outputs, and the states that are kept
@@ -82,7 +82,19 @@ def _factors(
         words = "{} with the decay of the pass's first rows"
         of_others: Factor = lambda i, j: torch.exp(others_up[i + 1] - others_up[j + 1])  # noqa: E731
         ways.append(("other-sequence", words, of_others))
-    sides = _SIDES | (_BLOCKS if n > _BLOCK else {})
+    sides, parts = _SIDES | (_BLOCKS if n > _BLOCK else {}), range(0, n - _BLOCK, _BLOCK)
+    for begin in parts if n > _BLOCK else ():
+        about = f"what rows {begin} to {begin + _BLOCK - 1} wrote"
+        sides = sides | {about: lambda i, j, a=begin: a <= j < a + _BLOCK <= i}
+    # a chunk's decays are kept as those from the first row of a block on
+    for a, many, more in product(parts, parts, (0, 1)) if n > _BLOCK else ():
+        b = a + many + _BLOCK
+        less: Factor = lambda i, j, a=a + more, b=b + more: (  # noqa: E731
+            over(j + 1, i + 1) / over(max(a, j + 1), min(b, i + 1))
+        )
+        ways.append(
+            ("gate-order", f"{{}} without the decay of rows {a + more} to {b + more - 1}", less)
+        )
     if first:
         part, upto = f"the first {first} rows", lambda _, j: over(j + 1, first)
         sides = sides | {f"what {part} wrote": lambda _, j: 0 <= j < first}
@@ -338,7 +350,8 @@ class Log:
         """Cause, sentence and last state where a fold has wrong formulas: of what the rows wrote,
         and of all that they do."""
         few = 1 < len(self.rows) <= _MOST_ROWS
-        others = formulas(self.shape, self.rows), of_other_heads(self.shape, self.rows)
+        heads = of_other_heads(self.shape, self.rows), of_heads(self.shape, self.rows)
+        others = formulas(self.shape, self.rows), *heads
         for cause, words, rows in chain(*others):
             yield cause, words, play(self.shape, self.states[0], rows)[1][-1]
             state, writes = self.states[0], self._writes(rows)

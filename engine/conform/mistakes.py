@@ -107,6 +107,9 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
     else:
         scale = shape.d_k**-0.5
         inputs["q and k are exchanged"] = {"key": read / scale, "read": key * scale}
+        inputs["q is taken for k"] = {"key": read / scale}
+        inputs["q, as it is scaled, is taken for k"] = {"key": read}
+        inputs["k is taken for q"] = {"read": key * scale}
         inputs["k is scaled as q is"] = {"key": key * scale}
     made += [("wrong-term", words, right | other) for words, other in inputs.items()]
     if not mamba:
@@ -130,6 +133,15 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
             with_eps["q and k"] = with_eps["q"] | with_eps["k"]
             norms |= {f"{x} is divided with an eps of {eps:g}": y for x, y in with_eps.items()}
         made += [("wrong-norm", words, right | other) for words, other in norms.items()]
+        made += [
+            (cause, f"{words}, in {place}", other | sides)
+            for cause, words, other in made
+            if other["key"] is not key
+            for place, sides in (
+                ("what is taken off v", {"key": key, "read": read, "look": other["key"]}),
+                ("what is written", {"read": read, "look": key}),
+            )
+        ]
         made.append(("wrong-scale", scaled, right | {"read": read * root}))
         made.append(("wrong-scale", "the scale is applied twice", right | {"read": read / root}))
     return made
@@ -237,10 +249,13 @@ def of_heads(shape: Shape, rows: Sequence[Row]) -> Iterator[tuple[str, str, list
         return
     shared = ("C", "B") if kind == "mamba2" else ("q", "k")
     others = (*ROW_INPUTS[kind], *HEAD_WEIGHTS[kind])
+    raw = [{x: t for x, t in row.items() if x != "decay"} for row in rows]  # to be made anew
     for names in (*((x,) for x in others), shared, HEAD_WEIGHTS[kind]):
         for head in range(len(rows[0][names[0]])):
             at = slice(head, head + 1)
-            made = [row | {x: row[x][at].expand_as(row[x]) for x in names} for row in rows]
+            made = [
+                terms(shape, row | {x: row[x][at].expand_as(row[x]) for x in names}) for row in raw
+            ]
             yield "head-mapping", f"{' and '.join(names)} of head {head}", made
 
 
@@ -250,19 +265,27 @@ def of_other_heads(shape: Shape, rows: Sequence[Row]) -> Iterator[tuple[str, str
         return
     kind, per_group = shape.recurrence == "mamba2", shape.n_heads // shape.n_groups
     of_groups = torch.arange(shape.n_heads) % shape.n_groups * per_group
-    gate = ROW_INPUTS[shape.recurrence][0]
+    gate, weights = ROW_INPUTS[shape.recurrence][0], HEAD_WEIGHTS[shape.recurrence]
     of_row = {gate: gate, "key": "kB"[kind], "read": "qC"[kind], "value": "vx"[kind]}
     of_row |= {"decay": "the decay", "beta": ("beta", "dt, in what is written,")[kind]}
-    together = ((gate, "key"), ("key", "decay"), ("value", "beta"), ("decay", "beta"))  # in logs
-    made = [terms(shape, row) for row in rows]
+    of_row |= {x: x for x in weights}
+    key = ("key",) if kind else ("key", "look")
+    each = [key if x == "key" else (x,) for x in of_row]
+    each += [(gate, *key), (*key, "decay"), ("value", "beta"), ("decay", "beta")]  # in logs
+    alone = (
+        {} if kind else {("look",): ", in what is taken off v", ("key",): ", in what is written"}
+    )
+    of_row["look"] = "k"
+    made = [{"look": row["key"]} | row for row in (terms(shape, row) for row in rows)]
     raw = [{x: t for x, t in row.items() if x != "decay"} for row in made]
-    for keys in (*((key,) for key in of_row), *together):
+    for keys in (*each, *alone):
+        what = " and ".join(dict.fromkeys(of_row[x] for x in keys)) + alone.get(keys, "")
         for words, at in (*heads_of(shape), ("key head h % groups", of_groups)):
             others = []
             for row, inputs in zip(made, raw, strict=True):
-                other = {key: row[key][at] for key in keys}
-                others.append((terms(shape, inputs | other) if gate in keys else row) | other)
-            what = " and ".join(of_row[key] for key in keys)
+                other = {x: row[x][at] for x in keys}
+                anew = not {gate, *weights}.isdisjoint(keys)
+                others.append((terms(shape, inputs | other) if anew else row) | other)
             yield "head-mapping", f"{what} of {words}", others
 
 
