@@ -29,6 +29,7 @@ from engine.conform.fits import (
 from engine.conform.mistakes import (
     fewest,
     formulas,
+    heads_of,
     layouts,
     of_heads,
     of_other_heads,
@@ -404,6 +405,12 @@ class Situation:
         for cause, sentence, state in layouts(self.shape, right):
             if same(seen, [state], bound) and not same(state, [right], bound):
                 return cause, f"{sentence} is written"
+        for words, at in heads_of(self.shape) if self.shape.recurrence != "conv" else ():
+            made = seen.clone()
+            for head, place_ in enumerate(at.tolist()):  # the last that writes there remains
+                made[place_] = right[head]
+            if same(seen, [made], bound) and not same(made, [right], bound):
+                return "head-mapping", f"states are written to the place of {words}"
         if self.shape.recurrence == "conv" and (held := self._held(seen, count, bound)):
             return held
         heads = wrong_heads(seen[None], right[None], bound)

@@ -68,6 +68,7 @@ def _factors(
         ("gate-order", "{} without its decay", lambda i, j: 1.0),
         ("gate-order", "nothing of {}", lambda i, j: float(j == i)),
         ("gate-order", "{} without the last row's decay", lambda i, j: over(j + 1, i)),
+        ("gate-order", "{} with the last row's alone", lambda i, j: over(max(i, j + 1), i + 1)),
         ("gate-order", "{} with decays to the row before", lambda i, j: (up[i] - up[j + 1]).exp()),
         ("gate-order", "{} with the next row's decay too", lambda i, j: over(j + 1, i + 2)),
         ("gate-order", "{} with its own row's decay too", lambda i, j: over(j, i + 1)),

@@ -104,6 +104,7 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
     if mamba:
         inputs["B and C are exchanged"] = {"key": read, "read": key}
         inputs["D is added without x"] = {"skip": row["D"][:, None].expand_as(row["x"])}
+        inputs["D x is left out"] = {"skip": 0 * row["x"]}
     else:
         scale = shape.d_k**-0.5
         inputs["q and k are exchanged"] = {"key": read / scale, "read": key * scale}
@@ -111,6 +112,11 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
         inputs["q, as it is scaled, is taken for k"] = {"key": read}
         inputs["k is taken for q"] = {"read": key * scale}
         inputs["k is scaled as q is"] = {"key": key * scale}
+    scalars = {what: beta, "the decay": right["decay"][..., 0]}
+    names = {"value": "vx"[mamba], "key": "kB"[mamba], "read": "qC"[mamba], "skip": "D x"}
+    for (term, of), (factor, times) in product(names.items(), scalars.items()):
+        if times.shape[1] in (1, right[term].shape[1]) and (mamba or term != "skip"):
+            inputs[f"{of} is taken times {factor}"] = {term: right[term] * times}
     made += [("wrong-term", words, right | other) for words, other in inputs.items()]
     if not mamba:
         per_group = heads // shape.n_groups

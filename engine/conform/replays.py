@@ -216,7 +216,7 @@ def elsewhere(player: Player, fault: Fault) -> Fault:
     one = fault.sequence
     same: Changed = lambda p, _: p  # noqa: E731
     others = "other-sequence", n > 1 and (vague or fault.cause in (*_COUNTED, *_OF_OTHERS))
-    of_others = "other-sequence", n > 1 and fault.cause == "other-sequence"
+    of_others = "other-sequence", n > 1 and (vague or fault.cause == "other-sequence")
     alone: Changed = lambda p, _: p.only(one)  # noqa: E731
     ways: tuple[tuple[tuple[str, bool], str, Changed, Shape], ...] = (
         (
@@ -253,7 +253,7 @@ def elsewhere(player: Player, fault: Fault) -> Fault:
     for (cause, may_be), words, changed, other in ways:
         if may_be and not _wrong_with(player, fault, changed, other):
             short: Changed = lambda p, _: replace(p, drafts=True)  # noqa: E731
-            if cause == "wrong-stride" and stale and not _wrong_with(player, fault, short, other):
+            if cause == "wrong-stride" and not _wrong_with(player, fault, short, other):
                 continue  # where steps without drafts are passes of one row it is right too
             if cause == "wrong-stride" and stale and fault.row_errors:
                 # the passes that stored the state have all rows, the one that reads it has not
