@@ -31,9 +31,7 @@ from engine.conform.mistakes import (
     formulas,
     heads_of,
     layouts,
-    of_heads,
     of_other_heads,
-    offsets,
     row_by_row,
     strides,
 )
@@ -246,9 +244,9 @@ class Situation:
                     for row, i in zip(tokens, at, strict=True)
                 ]
                 yield cause, f"{'all inputs' if len(names) > 1 else what} of {words}", rows, ""
-        placed = strides(self.shape, self.batch, self.first, tokens), offsets(self.shape, tokens)
-        heads = of_heads(self.shape, tokens), of_other_heads(self.shape, tokens)
-        for cause, words, rows in chain(formulas(self.shape, tokens), *placed, *heads):
+        placed = strides(self.shape, self.batch, self.first, tokens)
+        heads = of_other_heads(self.shape, tokens)
+        for cause, words, rows in chain(formulas(self.shape, tokens), placed, heads):
             yield cause, words, rows, ""
 
     def _played(
@@ -409,7 +407,8 @@ class Situation:
             made = seen.clone()
             for head, place_ in enumerate(at.tolist()):  # the last that writes there remains
                 made[place_] = right[head]
-            if same(seen, [made], bound) and not same(made, [right], bound):
+            moved = not same(made[at], [right[at]], bound)
+            if moved and same(seen, [made], bound):
                 return "head-mapping", f"states are written to the place of {words}"
         if self.shape.recurrence == "conv" and (held := self._held(seen, count, bound)):
             return held

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from engine.conform.cases import Shape
-from engine.conform.mistakes import formulas, heads_of, of_heads, of_other_heads
+from engine.conform.mistakes import formulas, heads_of, of_other_heads
 from engine.conform.reference import Row, correction, play, step, terms
 
 # Who sees a wrong decay: corrections, outputs, and the states that are kept
@@ -351,8 +351,7 @@ class Log:
         """Cause, sentence and last state where a fold has wrong formulas: of what the rows wrote,
         and of all that they do."""
         few = 1 < len(self.rows) <= _MOST_ROWS
-        heads = of_other_heads(self.shape, self.rows), of_heads(self.shape, self.rows)
-        others = formulas(self.shape, self.rows), *heads
+        others = formulas(self.shape, self.rows), of_other_heads(self.shape, self.rows)
         for cause, words, rows in chain(*others):
             yield cause, words, play(self.shape, self.states[0], rows)[1][-1]
             state, writes = self.states[0], self._writes(rows)

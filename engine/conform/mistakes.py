@@ -157,11 +157,13 @@ def strides(
     shape: Shape, batch: Sequence[Row], first: int, tokens: Sequence[Row]
 ) -> Iterator[tuple[str, str, list[Row]]]:
     """Cause, sentence and rows where one input of row r of a sequence, whose rows begin at `first`
-    of the batch, is read r * s values on for a wrong stride s; a few rows show it."""
+    of the batch, is read r * s values on for a wrong stride s, or at another place of what lies
+    side by side; a few rows show it."""
     if len(tokens) > _MOST_ROWS:
         return
     heads, groups = shape.n_heads, shape.n_groups
     sizes = {n * d for n in (1, groups, heads) for d in (1, shape.d_k, shape.d_v)}
+    places = {0} | sizes | {a + b for a in sizes for b in sizes}
     made = [terms(shape, row) for row in batch]
     each = {"q": heads // groups, "k": heads // groups}
     for name, key in (
@@ -180,37 +182,23 @@ def strides(
                 parts = [torch.stack([row[x].flatten() for row in made]) for x in names]
                 whole, at = torch.cat(parts, 1), sum(p.shape[1] for p in parts[: names.index(name)])
                 layouts_of.append(("wrong-stride", whole.flatten(), at, whole.shape[1]))
-        for (cause, flat, at, right), s in product(layouts_of, sorted(sizes)):
-            starts = [at + first * right + r * s for r in range(len(tokens))]
-            if s == right or starts[-1] + size > len(flat):
-                continue
-            rows = []
-            for row, start in zip(tokens, starts, strict=True):
-                part = flat[start : start + size].view(held[0].shape)
-                part = part.repeat_interleave(repeated, 0)
-                rows.append((row if name == key else terms(shape, row)) | {key: part})
-            yield cause, f"{name} of row r is read {s} r values on, not {right} r", rows
-
-
-def offsets(shape: Shape, tokens: Sequence[Row]) -> Iterator[tuple[str, str, list[Row]]]:
-    """Cause, sentence and rows where q, k or v is read at another's place, or with another size of
-    what lies before it, in q, k and v side by side."""
-    if shape.recurrence not in ("gdn", "kda"):
-        return
-    k, v, g, h = shape.d_k, shape.d_v, shape.n_groups, shape.n_heads
-    of = {0, k, g * k, h * k, (g + h) * k, 2 * g * k, 2 * h * k, h * v, h * v + g * k, 2 * h * v}
-    at = 0
-    for name in "qkv":
-        size = tokens[0][name].numel()
-        for place in sorted(of - {at}):
-            rows = []
-            for row in tokens:
-                whole = torch.cat([row[x].flatten() for x in "qkv"])[place : place + size]
-                if len(whole) == size:
-                    rows.append(row | {name: whole.view(row[name].shape)})
-            if len(rows) == len(tokens):
-                yield "wrong-term", f"{name} is read at {place} of q, k and v, not {at}", rows
-        at += size
+        for cause, flat, at, right in layouts_of:
+            moved = [(at, s) for s in sorted(sizes)]
+            if right > size and name in "qkvxBC":
+                moved += [(place, right) for place in sorted(places)]
+            for place, s in moved:
+                starts = [place + first * right + r * s for r in range(len(tokens))]
+                if (place, s) == (at, right) or starts[-1] + size > len(flat):
+                    continue
+                rows = []
+                for row, start in zip(tokens, starts, strict=True):
+                    part = flat[start : start + size].view(held[0].shape)
+                    part = part.repeat_interleave(repeated, 0)
+                    rows.append((row if name == key else terms(shape, row)) | {key: part})
+                if place == at:
+                    yield cause, f"{name} of row r is read {s} r values on, not {right} r", rows
+                else:
+                    yield "wrong-term", f"{name} is read at {place} of a row, not {at}", rows
 
 
 def layouts(shape: Shape, state: torch.Tensor) -> Iterator[tuple[str, str, torch.Tensor]]:
@@ -241,28 +229,11 @@ def heads_of(shape: Shape) -> list[tuple[str, torch.Tensor]]:
     return [
         ("its key head", heads // (shape.n_heads // shape.n_groups)),
         ("head h % groups", heads % shape.n_groups),
-        ("the first head", 0 * heads),
         ("the next head", heads.roll(-1)),
         ("the head before", heads.roll(1)),
         ("the last head first", heads.flip(0)),
+        ("head 0", 0 * heads),
     ]
-
-
-def of_heads(shape: Shape, rows: Sequence[Row]) -> Iterator[tuple[str, str, list[Row]]]:
-    """Cause, sentence and rows where all heads take inputs or weights of one head."""
-    kind = shape.recurrence
-    if kind == "conv" or not 1 < shape.n_heads <= _MOST_HEADS:
-        return
-    shared = ("C", "B") if kind == "mamba2" else ("q", "k")
-    others = (*ROW_INPUTS[kind], *HEAD_WEIGHTS[kind])
-    raw = [{x: t for x, t in row.items() if x != "decay"} for row in rows]  # to be made anew
-    for names in (*((x,) for x in others), shared, HEAD_WEIGHTS[kind]):
-        for head in range(len(rows[0][names[0]])):
-            at = slice(head, head + 1)
-            made = [
-                terms(shape, row | {x: row[x][at].expand_as(row[x]) for x in names}) for row in raw
-            ]
-            yield "head-mapping", f"{' and '.join(names)} of head {head}", made
 
 
 def of_other_heads(shape: Shape, rows: Sequence[Row]) -> Iterator[tuple[str, str, list[Row]]]:
@@ -276,17 +247,19 @@ def of_other_heads(shape: Shape, rows: Sequence[Row]) -> Iterator[tuple[str, str
     of_row |= {"decay": "the decay", "beta": ("beta", "dt, in what is written,")[kind]}
     of_row |= {x: x for x in weights}
     key = ("key",) if kind else ("key", "look")
-    each = [key if x == "key" else (x,) for x in of_row]
+    single = [key if x == "key" else (x,) for x in of_row]
+    each = [*single, weights, (*key, "read")]
     each += [(gate, *key), (*key, "decay"), ("value", "beta"), ("decay", "beta")]  # in logs
-    alone = (
-        {} if kind else {("look",): ", in what is taken off v", ("key",): ", in what is written"}
-    )
+    alone = {("look",): ", in what is taken off v", ("key",): ", in what is written"}
+    alone = {} if kind else alone
     of_row["look"] = "k"
     made = [{"look": row["key"]} | row for row in (terms(shape, row) for row in rows)]
     raw = [{x: t for x, t in row.items() if x != "decay"} for row in made]
     for keys in (*each, *alone):
         what = " and ".join(dict.fromkeys(of_row[x] for x in keys)) + alone.get(keys, "")
-        for words, at in (*heads_of(shape), ("key head h % groups", of_groups)):
+        one = keys in single and shape.n_heads <= _MOST_HEADS
+        ones = ((f"head {h}", 0 * of_groups + h) for h in range(1, shape.n_heads * one))
+        for words, at in (*heads_of(shape), ("key head h % groups", of_groups), *ones):
             others = []
             for row, inputs in zip(made, raw, strict=True):
                 other = {x: row[x][at] for x in keys}
