@@ -568,12 +568,7 @@ def first(adapter, recurrence, name="depths", **kernel) -> Fault:
         (OneHead, "gdn", "wrong-gate", "applied twice; wrong in heads 2 of 4"),
         (LaterRows, "kda", "gate-order", "the decay is left out, in rows 1 to 2 of 3"),
         (LowGates, "gdn", "wrong-gate", "exp is taken for softplus, in rows "),
-        (
-            ExchangedBetas,
-            "gdn",
-            "head-mapping",
-            "beta of its key head, in heads 1 of 4; beta of the next",
-        ),
+        (ExchangedBetas, "gdn", "head-mapping", "beta of its key head, in heads 1 of 4; beta of"),
         (KeysForQueries, "gdn", "wrong-term", "q is read at 16 of a row, not 0"),
         (WideWindow, "conv", "stale-column", "the window holds inputs -3, -1, 0"),
         (Undecayed, "gdn", "gate-order", "outputs see what earlier rows wrote without its decay"),
