@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from engine.conform.cases import Shape
-from engine.conform.reference import Row, terms
+from engine.conform.reference import Row, Way, terms
 
 _LEAST = 12  # values that tell a mistake from chance
 
@@ -100,30 +100,25 @@ def exchanged(seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> str:
 
 
 def tapped(
-    known: Sequence[torch.Tensor], rows: Sequence[Row], seen: torch.Tensor, wanted: torch.Tensor,
-    bound: float,
-) -> str:  # fmt: skip
-    """Which inputs the taps of a convolution take in each wrong row, the fewest that are not their
-    own; empty where there are none for some row. known: all inputs, the window's first."""
-    words, before = [], len(known) - len(rows)
+    known: Sequence[torch.Tensor], rows: Sequence[Row], seen: torch.Tensor, bound: float
+) -> str:
+    """Which inputs the taps of a convolution take in each row, the fewest that are not their own;
+    empty where there are none for some row. known: all inputs, the window's first."""
+    words, limit = [], 4 * bound * max(1.0, float(seen.abs().max()))
     inputs = torch.stack([*known, torch.zeros_like(known[0])])
-    for i, row in enumerate(rows):
-        if same(seen[i], [wanted[i]], bound / 4):
-            continue
-        taps = row["weight"].shape[-1]
+    for i, (row, output) in enumerate(zip(rows, seen, strict=True)):
+        weight, taps = row["weight"], row["weight"].shape[-1]
         at = torch.cartesian_prod(*[torch.arange(len(inputs))] * taps)
-        changed = (at != torch.arange(i, i + taps)).sum(1)
-        y = row["bias"] + sum(inputs[at[:, t]] * row["weight"][:, t] for t in range(taps))
-        error = (torch.nn.functional.silu(y) - seen[i]).abs().amax(1)
-        fit = error <= 4 * bound * max(1.0, float(seen.abs().max()))
+        y = row["bias"] + sum(inputs[at[:, t]] * weight[:, t] for t in range(taps))
+        fit = (torch.nn.functional.silu(y) - output).abs().amax(1) <= limit
         if not fit.any():
             return ""
-        best = at[torch.where(fit, changed, taps + 1).argmin()].tolist()
-        for t, j in enumerate(best):
+        moved = (at != torch.arange(i, i + taps)).sum(1)
+        for t, j in enumerate(at[torch.where(fit, moved, taps + 1).argmin()].tolist()):
             if j != i + t:
-                of = f"input {j - before}" if j < len(known) else "nothing"
+                of = f"input {j - len(known) + len(rows)}" if j < len(known) else "nothing"
                 words.append(f"tap {t} of row {i} takes {of}")
-    return "; ".join(words) and f"{'; '.join(words)} (0: the first row's)"
+    return f"{'; '.join(words)} (0: the first row's)"
 
 
 def advanced(shape: Shape, seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> str:
@@ -150,11 +145,7 @@ def tile(seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> bool:
 
 
 def closest(
-    seen: torch.Tensor,
-    ways: Iterable[tuple[str, str, torch.Tensor]],
-    bound: float,
-    right: torch.Tensor,
-    last: bool = False,
+    seen: torch.Tensor, ways: Iterable[Way], bound: float, right: torch.Tensor, last: bool = False
 ) -> tuple[str, str] | None:
     """Cause and sentence of the way that gives what is nearest, where it is near enough; if none
     gives all, of the one that gives all wrong columns of heads or (last: of a state) values."""

@@ -11,7 +11,7 @@ from torch.nn.functional import softplus
 
 from engine.conform.cases import Shape
 from engine.conform.fits import axes
-from engine.conform.reference import HEAD_WEIGHTS, ROW_INPUTS, Row, step, terms
+from engine.conform.reference import HEAD_WEIGHTS, ROW_INPUTS, Row, Way, step, terms
 
 _MOST_ROWS, _MOST_HEADS = 8, 16
 _BESIDE = ("q", "k", "v"), ("x", "B", "C"), ("a", "b")  # as engines split a projection
@@ -201,7 +201,7 @@ def strides(
                     yield "wrong-term", f"{name} is read at {place} of a row, not {at}", rows
 
 
-def layouts(shape: Shape, state: torch.Tensor) -> Iterator[tuple[str, str, torch.Tensor]]:
+def layouts(shape: Shape, state: torch.Tensor) -> Iterator[Way]:
     """A state in whose place another head's, its transpose, or one with a block of channels in
     another's place is read or written."""
     if shape.recurrence == "conv":
@@ -271,7 +271,7 @@ def of_other_heads(shape: Shape, rows: Sequence[Row]) -> Iterator[tuple[str, str
 def row_by_row(
     shape: Shape, start: torch.Tensor, seen: torch.Tensor, tokens: Sequence[Row],
     parents: Sequence[int], ways: Sequence[tuple[str, str, list[Row], str]],
-    folds: Callable[[Sequence[Row]], Iterable[tuple[str, str, torch.Tensor]]] | None, bound: float,
+    folds: Callable[[Sequence[Row]], Iterable[Way]] | None, bound: float,
 ) -> tuple[str, str] | None:  # fmt: skip
     """Cause and sentence where each head of each row has the right output or that of some way
     through the row, from what the rows before it left: of a tree, also after another row than its

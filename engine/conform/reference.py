@@ -30,6 +30,7 @@ HEAD_WEIGHTS = {
     "mamba2": ("A", "dt_bias", "D"),
 }
 Row = dict[str, torch.Tensor]
+Way = tuple[str, str, torch.Tensor]  # a mistake: its cause, its sentence, and what it gives
 
 
 def terms(shape: Shape, row: Row) -> Row:

@@ -282,6 +282,6 @@ def _wrong_with(
             script = SCRIPTS[fault.check](player.shape, dice, player.kernel)
             passes = enumerate(islice(script, fault.round + more))
             played = filter(None, (changed(one, index) for index, one in passes))
-            if any(other.play(fault.check, i, p, *started) for i, p in enumerate(played)):
+            if any(other.play(fault.check, i, p, started) for i, p in enumerate(played)):
                 return True
     return False

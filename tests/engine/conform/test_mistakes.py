@@ -686,7 +686,7 @@ def test_corrections_may_see_the_state_before_a_log_without_its_decay():
     seen = corrected(shape, before, row, lambda decay: decay * (state + wrote))[0]
     ways = decays(shape, state, [logged, row], False, 1)
     said = [(c, w) for c, w, played in ways if torch.allclose(played[0][1], seen, atol=1e-5)]
-    words = "corrections see the state before them without the decay of the first 1 rows"
+    words = "corrections see the state before them without the decay of rows 0 to 0"
     assert ("gate-order", words) in said
 
 
