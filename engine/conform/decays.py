@@ -97,11 +97,14 @@ def _factors(
     for a, many, more in product(parts, parts, (0, 1)):
         ways.append(_without(right, over, a + more, a + more + many + _BLOCK))
     if first:
-        part = f"the first {first} rows"
-        sides = sides | {f"what {part} wrote": lambda _, j: 0 <= j < first}
+        sides = sides | {f"what the first {first} rows wrote": lambda _, j: 0 <= j < first}
         ways.append(_without(right, over, 0, first))
         ways.append(
-            ("gate-order", f"{{}} with the decay of {part} alone", lambda _, j: over(j + 1, first))
+            (
+                "gate-order",
+                f"{{}} with the decay of the first {first} rows alone",
+                lambda _, j: over(j + 1, first),
+            )
         )
     found = [
         (cause, words.format(about), side, factor)

@@ -218,9 +218,9 @@ def paragraph(fault: Fault) -> Iterator[str]:
 
 def _meaning(cause: str) -> str:
     """What the page of help says of a cause, up to its first semicolon."""
-    row = re.search(rf"^\|(.*[ ,])?{cause}(,.*)? \| ([^;|]*)", help_page("conform"), re.MULTILINE)
-    assert row, cause
-    return row[3].strip()
+    causes = help_page("conform").partition("| cause |")[2]
+    row = re.search(rf"^\| {re.escape(cause)} \| ([^;|]*)", causes, re.MULTILINE)
+    return row[1].strip() if row else "unknown"
 
 
 def again(fault: Fault, target: str) -> str:

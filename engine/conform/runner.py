@@ -38,6 +38,7 @@ _MOST_SHRINK = 12000  # Player.work
 _ROWS = 6  # of a pass that tells which of its rows are wrong
 _MOST_START_S, _MOST_END_S = 300.0, 10.0
 _MOST_ASLEEP = 5  # times a check's limit that it may take where others use the processor
+_Job = tuple[str, Recurrence, tuple[str, ...], str]  # kernel, checks, and device
 _TOO_LONG = getattr(signal, "SIGPROF", 0)  # ends a process that computes too long; 0: cannot
 
 
@@ -244,9 +245,6 @@ def _needs(kernel: Kernel, name: str, place: str, device: str) -> str:
     if here < kernel.capability:
         return f"needs compute capability {kernel.capability}.0: this device has {here}"
     return ""
-
-
-_Job = tuple[str, Recurrence, tuple[str, ...], str]  # kernel, checks, and device
 
 
 class _Child:
