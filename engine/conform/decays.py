@@ -89,8 +89,7 @@ def _factors(
         of_others: Factor = lambda i, j: torch.exp(others_up[i + 1] - others_up[j + 1])  # noqa: E731
         ways.append(("other-sequence", words, of_others))
     sides = _SIDES | (_BLOCKS if n > _BLOCK else {})
-    parts = range(0, n - _BLOCK, _BLOCK)
-    for a in parts:
+    for a in (parts := range(0, n - _BLOCK, _BLOCK)):
         about = f"what rows {a} to {a + _BLOCK - 1} wrote"
         sides = sides | {about: lambda i, j, a=a: a <= j < a + _BLOCK <= i}
     # a chunk's decays are kept as those from the first row of a block on
@@ -99,13 +98,8 @@ def _factors(
     if first:
         sides = sides | {f"what the first {first} rows wrote": lambda _, j: 0 <= j < first}
         ways.append(_without(right, over, 0, first))
-        ways.append(
-            (
-                "gate-order",
-                f"{{}} with the decay of the first {first} rows alone",
-                lambda _, j: over(j + 1, first),
-            )
-        )
+        words = f"{{}} with the decay of rows 0 to {first - 1} alone"
+        ways.append(("gate-order", words, lambda _, j: over(j + 1, first)))
     found = [
         (cause, words.format(about), side, factor)
         for about, side in sides.items()
