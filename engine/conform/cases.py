@@ -43,13 +43,11 @@ class Shape:
 
     def smaller(self) -> list[Shape]:
         """The shapes that take half of one size each, smallest first use."""
-        shapes = []
         sizes = {"n_tokens": 2, "n_sequences": 1, "n_heads": self.n_groups, "d_v": 16, "d_k": 16}
-        for name, least in sizes.items():
-            half = getattr(self, name) // 2
-            if half >= least and not (self.recurrence == "conv" and name.startswith("d_")):
-                shapes.append(replace(self, **{name: half}))
-        return shapes
+        if self.recurrence == "conv":  # few channels would fit many taps by chance
+            sizes = {"n_tokens": 2, "n_sequences": 1, "n_heads": 4}
+        half = {name: getattr(self, name) // 2 for name in sizes}
+        return [replace(self, **{x: half[x]}) for x, least in sizes.items() if half[x] >= least]
 
     def __str__(self) -> str:
         sizes = {k: v for k, v in asdict(self).items() if k not in ("recurrence", "state_dtype")}

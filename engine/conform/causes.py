@@ -9,37 +9,16 @@ from typing import Any
 
 import torch
 
+from engine.conform import fits, mistakes
 from engine.conform.cases import Shape
 from engine.conform.decays import Log, Played, decays
-from engine.conform.fits import (
-    advanced,
-    closest,
-    exchanged,
-    joined,
-    of_rounding,
-    place,
-    same,
-    spans,
-    taken,
-    tile,
-    unwritten,
-    wrong_heads,
-)
-from engine.conform.mistakes import (
-    fewest,
-    formulas,
-    layouts,
-    of_heads,
-    of_other_heads,
-    offsets,
-    row_by_row,
-    strides,
-)
-from engine.conform.reference import ROW_INPUTS, VARIANTS, Reference, Row, play, step, terms
+from engine.conform.fits import closest, joined, place, same, spans, wrong_heads
+from engine.conform.mistakes import fewest, formulas, heads_of, layouts, strides
+from engine.conform.reference import ROW_INPUTS, VARIANTS, Reference, Row, Way, play, step, terms
 from engine.conform.shares import Kept, Quantities, channels, shares
 from engine.conform.subject import Kernel
 
-_MOST_COMMITS, _MOST_ROWS = 12, 8
+_MOST_COMMITS, _MOST_ROWS, _MOST_MAPPED = 12, 8, 3
 
 
 class Situation:
@@ -55,11 +34,11 @@ class Situation:
         kernel: Kernel,
         reference: Reference,
         sequence: int,
-        tokens: Sequence[dict[str, torch.Tensor]],
+        tokens: Sequence[Row],
         before: Sequence[Sequence[torch.Tensor]],
         accepted: int,
         parents: Sequence[int] = (),
-        batch: Sequence[dict[str, torch.Tensor]] = (),
+        batch: Sequence[Row] = (),
         first: int = 0,
     ) -> None:
         self.kernel, self.reference, self.sequence = kernel, reference, sequence
@@ -71,7 +50,7 @@ class Situation:
         self.start, self.own = reference.state(sequence), len(self.tokens)
         # of a chunk: the right states before those before it, and the rows of the last of them
         self.earlier: list[torch.Tensor] = []
-        self.before_chunk: list[dict[str, torch.Tensor]] = []
+        self.before_chunk: list[Row] = []
         self.chunk_rows = self.tokens[: kernel.chunk]
 
     def _chunk(self, row: int) -> Situation:
@@ -85,7 +64,7 @@ class Situation:
         part.start, part.earlier = states[-1], states[:-1:size]
         return part
 
-    def starts(self, bound: float) -> Iterator[tuple[str, str, torch.Tensor]]:
+    def starts(self, bound: float) -> Iterator[Way]:
         """Wrong states to start from: cause, sentence, state."""
         for cause, sentence, state in self._carries() if self.earlier else self._starts():
             if not same(state, [self.start], bound / 4):  # as one row of a log may leave it
@@ -99,7 +78,7 @@ class Situation:
                 if a < b <= self.shape.d_k and not same(part, [self.start], bound / 4):
                     yield cause, f"{sentence}, in key channels {a} to {b - 1} alone", part
 
-    def _carries(self) -> Iterator[tuple[str, str, torch.Tensor]]:
+    def _carries(self) -> Iterator[Way]:
         """Wrong states that the chunk before may leave."""
         for state in (torch.zeros_like(self.start), *self.earlier[::-1]):
             yield "wrong-chunk", "the state of the chunk before is lost", state
@@ -113,7 +92,7 @@ class Situation:
         yield from self._others()
         yield from layouts(self.shape, self.start)
 
-    def _starts(self) -> Iterator[tuple[str, str, torch.Tensor]]:
+    def _starts(self) -> Iterator[Way]:
         yield from self._columns(0)
         commits = self.reference.committed[self.sequence]
         if self.kernel.ring:
@@ -128,7 +107,7 @@ class Situation:
         if self.shape.recurrence == "conv":
             yield from self._windows()
 
-    def _columns(self, age: int) -> Iterator[tuple[str, str, torch.Tensor]]:
+    def _columns(self, age: int) -> Iterator[Way]:
         """States after the rows of the last pass (age 0), of the one before it (1), and so on."""
         for count, state in enumerate(self.before[-1 - age] if self.before else (), 1):
             if (not age and count == self.accepted) or count % max(1, self.kernel.chunk):
@@ -141,27 +120,33 @@ class Situation:
             when = f"of the pass {age} earlier" if age else f"where {self.accepted} were accepted"
             yield cause, f"state after row {count} {when}", state
 
-    def _others(self) -> Iterator[tuple[str, str, torch.Tensor]]:
+    def _others(self) -> Iterator[Way]:
         for other, states in enumerate(self.reference.committed):
             if other != self.sequence:
                 passes, n = self.reference.passes[other][-2:], max(1, self.kernel.chunk)
                 for state in (states[-1], *(state for one in passes for state in one[n - 1 :: n])):
                     yield "other-sequence", f"a state of sequence {other}", state
 
-    def _folds(
-        self, also: Sequence[dict[str, torch.Tensor]] = ()
-    ) -> Iterator[tuple[str, str, torch.Tensor]]:
+    def _logged(self, also: Sequence[Row] = ()) -> Iterator[tuple[int, list[Row]]]:
+        """Each of the last commits, and the rows that a log which began after it holds, with these
+        of the pass."""
+        taken, first = self.reference.tokens[self.sequence], True
+        last = len(self.reference.committed[self.sequence]) - (1 if also else 2)
+        for kept in range(last, max(-1, last - _MOST_COMMITS), -1):
+            rows = [*(row for commit in taken[kept:] for row in commit), *also]
+            if first or len(rows) <= self.kernel.ring + 1:
+                yield kept, rows
+            first = False
+
+    def _folds(self, also: Sequence[Row] = ()) -> Iterator[Way]:
         """States after a log that is folded otherwise, from each of the last commits on; also: rows
         of this pass that it holds too, as where a token is taken at a time."""
         commits = self.reference.committed[self.sequence]
         taken = self.reference.tokens[self.sequence]
         logs: list[Log] = []
-        last = len(commits) - (1 if also else 2)
-        for kept in range(last, max(-1, last - _MOST_COMMITS), -1):
-            rows = [*(row for commit in taken[kept:] for row in commit), *also]
-            if not logs or len(rows) <= self.kernel.ring + 1:
-                logs.append(Log(self.shape, commits[kept], rows))
-                yield from logs[-1].passes([*map(len, taken[kept:]), len(also)])
+        for kept, rows in self._logged(also):
+            logs.append(Log(self.shape, commits[kept], rows))
+            yield from logs[-1].passes([*map(len, taken[kept:]), len(also)])
         if not logs:
             return
         yield from logs[-1].cursors(self.kernel.ring)
@@ -191,7 +176,7 @@ class Situation:
         known = [*first.unbind(-1), *(row["x"] for row in last)]
         return [*known, torch.zeros_like(known[0])], self.shape.d_k - 1 + self.accepted * bool(last)
 
-    def _windows(self) -> Iterator[tuple[str, str, torch.Tensor]]:
+    def _windows(self) -> Iterator[Way]:
         """Windows of other inputs than the last accepted ones."""
         known, accepted = self._inputs_before()
         for at in product(range(len(known)), repeat=self.shape.d_k - 1):
@@ -207,16 +192,17 @@ class Situation:
         """Rows of the pass that may be taken in place of a sequence's first n, with words."""
         first = self.first
         yield "the first row", [first] * n
+        yield "the last row", [first + n - 1] * n
         yield "the row before", [first, *range(first, first + n - 1)]
         yield "the row after", [*range(first + 1, first + n), first + n - 1]
         yield "the row before in the pass", list(range(first - 1, first - 1 + n))
         yield "the row after in the pass", list(range(first + 1, first + 1 + n))
         yield "the rows in reverse order", list(range(first + n - 1, first - 1, -1))
         yield "the pass's first rows", list(range(n))
+        for at in product(range(n), repeat=n) if 1 < n <= _MOST_MAPPED else ():
+            yield f"rows {', '.join(map(str, at))}", [first + i for i in at]
 
-    def inputs(
-        self, tokens: Sequence[Row]
-    ) -> Iterator[tuple[str, str, list[dict[str, torch.Tensor]], str]]:
+    def inputs(self, tokens: Sequence[Row]) -> Iterator[tuple[str, str, list[Row], str]]:
         """Wrong ways through the rows: cause, sentence, rows, variant of the recurrence."""
         for variant in VARIANTS[self.shape.recurrence]:
             cause = {"gate-last": "gate-order"}.get(variant, "wrong-term")
@@ -233,9 +219,9 @@ class Situation:
                     for row, i in zip(tokens, at, strict=True)
                 ]
                 yield cause, f"{'all inputs' if len(names) > 1 else what} of {words}", rows, ""
-        placed = strides(self.shape, self.batch, self.first, tokens), offsets(self.shape, tokens)
-        heads = of_heads(self.shape, tokens), of_other_heads(self.shape, tokens)
-        for cause, words, rows in chain(formulas(self.shape, tokens), *placed, *heads):
+        placed = strides(self.shape, self.batch, self.first, tokens)
+        heads = mistakes.of_other_heads(self.shape, tokens)
+        for cause, words, rows in chain(formulas(self.shape, tokens), placed, heads):
             yield cause, words, rows, ""
 
     def _played(
@@ -245,7 +231,7 @@ class Situation:
 
     def _ways(
         self, state: torch.Tensor, count: int, of: int, bound: float, first: int = 0
-    ) -> Iterator[tuple[str, str, torch.Tensor]]:
+    ) -> Iterator[Way]:
         """Cause, sentence and what each wrong way through the first rows, from row `first` on,
         gives that is not right; of: 0 outputs, 1 the last state."""
 
@@ -267,6 +253,8 @@ class Situation:
         if few and not self.parents:
             rows = self.batch[self.first - self.begin :][:count] if self.begin else ()
             views = decays(self.shape, state, self.tokens[:count], bool(of), first, rows)
+            if self.kernel.ring and not of:
+                views = chain(views, self._views_of_logs(count))
         for cause, sentence, played in chain(ways, views):
             if not same(part(played), [part(right)], bound / 4):
                 yield cause, sentence, part(played)
@@ -281,16 +269,23 @@ class Situation:
                 lost = log.kept(log.writes[i], i + 1)
                 yield "lost-fold", f"what row {i} wrote is lost", log.states[-1] - lost
 
-    def _begun(
-        self, seen: torch.Tensor, wanted: torch.Tensor, bound: float
-    ) -> Iterator[tuple[str, str, torch.Tensor]]:
+    def _views_of_logs(self, count: int) -> Iterator[tuple[str, str, Played]]:
+        """Cause, sentence and outputs where the pass sees the state before a log, or what rows of
+        the log wrote, with other decays."""
+        for kept, rows in self._logged():
+            state, n = self.reference.committed[self.sequence][kept], len(rows)
+            rows += self.tokens[:count]
+            for cause, words, (outputs, states) in decays(self.shape, state, rows, False, n):
+                yield cause, f"{words}; the first {n} are the log's", (outputs[n:], states)
+
+    def _begun(self, seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> Iterator[Way]:
         """Cause, sentence and outputs of wrong states to start from that explain the first row."""
         row, wrong = terms(self.shape, self.tokens[0]), wrong_heads(seen, wanted, bound)
         for cause, sentence, state in self.starts(bound):
             made = step(self.shape, state, row)[0]
             if same(seen[0][wrong], [made[wrong]], bound / 4):  # most are not
                 yield cause, sentence, torch.stack(self._played(state, self.tokens)[0])
-            more = wanted[0] + taken(self.shape, row, state - self.start)
+            more = wanted[0] + fits.taken(self.shape, row, state - self.start)
             if not same(seen[0], [wanted[0]], bound) and same(seen[0], [more], bound):
                 alone = torch.cat([more[None], seen[1:]])
                 yield cause, f"{sentence}, which outputs see alone", alone
@@ -298,13 +293,13 @@ class Situation:
     def explain_outputs(self, seen: torch.Tensor, bound: float) -> tuple[str, str]:
         """Cause and sentence for outputs [rows, …] that differ from the reference's."""
         wanted = torch.stack(self._played(self.start, self.tokens)[0]).view(seen.shape)
-        if len(seen) <= _MOST_ROWS and (words := advanced(self.shape, seen, wanted, bound)):
+        if len(seen) <= _MOST_ROWS and (words := fits.advanced(self.shape, seen, wanted, bound)):
             return "wrong-stride", words
         if not seen.isfinite().all():
             return self.unnamed("unused-memory", "NaN in outputs")
         wrong = ((seen - wanted).abs().flatten(1).max(1).values > bound).nonzero()
         row, chunk = int(wrong[0]), self.kernel.chunk
-        if words := unwritten(seen, wanted):
+        if words := fits.unwritten(seen, wanted):
             cause = "wrong-chunk" if chunk else "unused-memory"
             return "head-mapping" if "heads" in words else cause, words
         if chunk and len(seen) > min(chunk, max(_MOST_ROWS, row % chunk + 1)):
@@ -325,18 +320,22 @@ class Situation:
             return found[0], found[1] + f", seen from row {begin} on" * (begin > 0)
         every, folds = list(self.inputs(self.tokens)), self._folds if self.kernel.ring else None
         rows = self.shape, self.start, seen, self.tokens, self.parents
-        if found := row_by_row(*rows, every, folds, bound):
+        if found := mistakes.row_by_row(*rows, every, folds, bound):
             return found
-        if words := exchanged(seen, wanted, bound):
+        if self.shape.recurrence == "conv" and not self.parents:
+            known = [*self.start.unbind(-1), *(row["x"] for row in self.tokens)]
+            if words := fits.tapped(known, self.tokens, seen, bound):
+                return "other-row", words
+        if words := fits.exchanged(seen, wanted, bound):
             return "other-row", f"row {words}"
         of_heads = [x.transpose(0, 1) for x in (seen, wanted)] if seen.dim() > 2 else []
-        if of_heads and (words := exchanged(of_heads[0], of_heads[1], bound)):
+        if of_heads and (words := fits.exchanged(of_heads[0], of_heads[1], bound)):
             return "head-mapping", f"head {words}"
-        if tile(seen, wanted, bound):
+        if fits.tile(seen, wanted, bound):
             return "wrong-tile", ""
         if share:
             return share
-        if words := of_rounding(seen[wrong.flatten()], wanted[wrong.flatten()]):
+        if words := fits.of_rounding(seen[wrong.flatten()], wanted[wrong.flatten()]):
             return "drift", words
         return self.unnamed("wrong-output", "")
 
@@ -376,6 +375,13 @@ class Situation:
         for cause, sentence, state in layouts(self.shape, right):
             if same(seen, [state], bound) and not same(state, [right], bound):
                 return cause, f"{sentence} is written"
+        for words, at in heads_of(self.shape) if self.shape.recurrence != "conv" else ():
+            made = seen.clone()
+            for head, place_ in enumerate(at.tolist()):  # the last that writes there remains
+                made[place_] = right[head]
+            moved = not same(made[at], [right[at]], bound)
+            if moved and same(seen, [made], bound):
+                return "head-mapping", f"states are written to the place of {words}"
         if self.shape.recurrence == "conv" and (held := self._held(seen, count, bound)):
             return held
         heads = wrong_heads(seen[None], right[None], bound)
@@ -390,18 +396,21 @@ class Situation:
         ways, again = tee(self._ways(self.start, count, 1, bound))
         found = closest(seen, ways, bound, right, last=True)
         if not found and self.shape.recurrence != "conv":
-            gives = {(c, w): ~wrong_heads(seen[None], x[None], bound / 8) for c, w, x in again}
+            gives: dict[tuple[str, str], torch.Tensor] = {}
+            for c, w, made in again:  # several ways may have one sentence
+                none = gives.get((c, w), heads & False)
+                gives[c, w] = none | ~wrong_heads(seen[None], made[None], bound / 8)
             found = fewest(gives, heads, ["heads"])
         if found:
             return found[0], f"{found[1]}, in the state alone: outputs are right"
         none = (seen.abs() <= bound) & (right.abs() > bound)
         if self.shape.recurrence != "conv" and (lost := none.all(2).all(0)).any():
             return "wrong-tile", f"nothing is kept in key channels {spans(lost)}"
-        if tile(seen, right, bound) or tile(seen.mT, right.mT, bound):
+        if fits.tile(seen, right, bound) or fits.tile(seen.mT, right.mT, bound):
             return "wrong-tile", ""
         if found := self._shares(seen, count - 1, bound, last=True):
             return found
-        if words := of_rounding(seen, right):
+        if words := fits.of_rounding(seen, right):
             return "drift", words
         return self.unnamed("wrong-state", "")
 

@@ -66,6 +66,7 @@ class Fault:
 
 
 CHECKS = (*SCRIPTS, "repeat", "batch", "drift")
+Started = tuple[Source, Subject, Reference]
 
 
 @contextmanager
@@ -122,7 +123,7 @@ class Player:
         names = ("kernel", "package", "shape", "seed", "device")
         return Player(**({name: getattr(self, name) for name in names} | changes))
 
-    def start(self, empty: bool = False, check: str = "") -> tuple[Source, Subject, Reference]:
+    def start(self, empty: bool = False, check: str = "") -> Started:
         """Inputs, an adapter with first states loaded, and the reference with the same; empty: no
         states are given, and the reference starts with zeros."""
         source = Source(
@@ -148,20 +149,14 @@ class Player:
             started = self.start(empty, check)
             passes = SCRIPTS[check](self.shape, dice, self.kernel)
             for index, one in zip(range(1 if empty else rounds), passes, strict=False):
-                faults = self.play(check, index, one, *started)
+                faults = self.play(check, index, one, started)
                 if faults:
                     return faults
         return []
 
-    def play(
-        self,
-        check: str,
-        index: int,
-        one: Pass,
-        source: Source,
-        subject: Subject,
-        reference: Reference,
-    ) -> list[Fault]:
+    def play(self, check: str, index: int, one: Pass, started: Started) -> list[Fault]:
+        source, subject, reference = started
+
         def fault(cause: str, detail: str, sequence: int, row: int, error: float) -> Fault:
             detail = joined(detail, "in a step without drafts" * (not one.drafts))
             return self._fault(check, cause, detail, index, sequence, row, error)
@@ -322,11 +317,15 @@ class Player:
 
     def drift(self, rounds: int) -> list[Fault]:
         """Error of bfloat16 states after many rounds, next to that of one rounding a row, and to
-        plain decoding's own."""
+        plain decoding's own; where float32 states are wrong too, the cause of that."""
         player = self.like(shape=replace(self.shape, state_dtype="bfloat16", n_sequences=1))
         (error, least), (plain, _) = (player._drifted(rounds, drafts) for drafts in (True, False))
         if error <= 2 * least + 1e-4:
             return []
+        exact = player.like(shape=replace(player.shape, state_dtype="float32"))
+        off = "float32" in self.kernel.dtypes and not exact._drifted(rounds, True)[0] <= exact.bound
+        if off and (found := exact.script("rounds", rounds)):  # it is wrong without rounding too
+            return [replace(one, check="drift") for one in found]
         detail = (
             f"{error:.2g} of the state's size after {rounds} rounds; one rounding a row leaves "
             f"{least:.2g}, plain decoding {plain:.2g}"

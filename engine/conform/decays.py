@@ -6,14 +6,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from itertools import chain
-from typing import Any
+from itertools import chain, product
 
 import torch
 
 from engine.conform.cases import Shape
 from engine.conform.mistakes import formulas, heads_of, of_other_heads
-from engine.conform.reference import Row, correction, play, step, terms
+from engine.conform.reference import Row, Way, correction, play, step, terms
 
 # Who sees a wrong decay: corrections, outputs, and the states that are kept
 _VIEWS = {
@@ -41,12 +40,18 @@ Factor = Callable[[int, int], torch.Tensor | float]
 Played = tuple[list[torch.Tensor], list[torch.Tensor]]
 
 
+def _without(right: Factor, over: Factor, a: int, b: int) -> tuple[str, str, Factor]:
+    """The way in which the decay of rows a to b - 1 is left out."""
+    words = f"{{}} without the decay of rows {a} to {b - 1}"
+    return "gate-order", words, lambda i, j: right(i, j) / over(max(a, j + 1), min(b, i + 1))
+
+
 def _factors(
-    rows: Sequence[Row], others: Sequence[Row] = ()
+    rows: Sequence[Row], others: Sequence[Row] = (), first: int = 0
 ) -> tuple[Factor, list[tuple[str, str, Side, Factor]]]:
     """How much of what row j wrote row i sees (j = -1: of the state before the rows); and wrong
     ways, each with its cause, its sentence and what it is about. others: as many rows of another
-    sequence, which may be taken for them."""
+    sequence, which may be taken for them; first: how many rows are known, as those of a log."""
     up, others_up = ([torch.zeros_like(rows[0]["decay"])] for _ in range(2))
     for all_, sums in ((rows, up), (others, others_up)):
         for row in all_:
@@ -68,6 +73,7 @@ def _factors(
         ("gate-order", "{} without its decay", lambda i, j: 1.0),
         ("gate-order", "nothing of {}", lambda i, j: float(j == i)),
         ("gate-order", "{} without the last row's decay", lambda i, j: over(j + 1, i)),
+        ("gate-order", "{} with the last row's alone", lambda i, j: over(max(i, j + 1), i + 1)),
         ("gate-order", "{} with decays to the row before", lambda i, j: (up[i] - up[j + 1]).exp()),
         ("gate-order", "{} with the next row's decay too", lambda i, j: over(j + 1, i + 2)),
         ("gate-order", "{} with its own row's decay too", lambda i, j: over(j, i + 1)),
@@ -83,6 +89,17 @@ def _factors(
         of_others: Factor = lambda i, j: torch.exp(others_up[i + 1] - others_up[j + 1])  # noqa: E731
         ways.append(("other-sequence", words, of_others))
     sides = _SIDES | (_BLOCKS if n > _BLOCK else {})
+    for a in (parts := range(0, n - _BLOCK, _BLOCK)):
+        about = f"what rows {a} to {a + _BLOCK - 1} wrote"
+        sides = sides | {about: lambda i, j, a=a: a <= j < a + _BLOCK <= i}
+    # a chunk's decays are kept as those from the first row of a block on
+    for a, many, more in product(parts, parts, (0, 1)):
+        ways.append(_without(right, over, a + more, a + more + many + _BLOCK))
+    if first:
+        sides = sides | {f"what the first {first} rows wrote": lambda _, j: 0 <= j < first}
+        ways.append(_without(right, over, 0, first))
+        words = f"{{}} with the decay of rows 0 to {first - 1} alone"
+        ways.append(("gate-order", words, lambda _, j: over(j + 1, first)))
     found = [
         (cause, words.format(about), side, factor)
         for about, side in sides.items()
@@ -107,46 +124,32 @@ def decays(
     if shape.recurrence == "conv":
         return
     known, rows = Log(shape, state, rows[:first]), [terms(shape, row) for row in rows]
-    right, wrong = _factors(rows, [terms(shape, row) for row in others])
-    ways: list[tuple[Any, ...]] = [
-        (cause, f"{who} see {words}", views, side, factor)
-        for cause, words, side, factor in wrong
-        for who, views in _VIEWS.items()
-    ]
-    for cause, sentence, views, side, factor in ways:
-        if not last or 1 not in views or 2 in views:
-            yield cause, sentence, _viewed(known, rows, right, views, side, factor, last)
+    right, wrong = _factors(rows, [terms(shape, row) for row in others], first)
 
+    def viewed(views: Sequence[int], side: Side, factor: Factor) -> Played:
+        """What rows that are not known yet give where they see something wrongly in some views."""
+        outputs, writes, after = list(known.outputs), list(known.writes), known.states[-1]
 
-def _viewed(
-    known: Log,
-    rows: Sequence[Row],
-    right: Factor,
-    views: Sequence[int],
-    side: Side,
-    factor: Factor,
-    last: bool,
-) -> Played:
-    """Outputs of rows, or the last state alone, where rows that are not known yet see something
-    wrongly in some views: corrections, outputs, and kept states."""
-    shape, outputs, writes = known.shape, list(known.outputs), list(known.writes)
-    state = known.states[-1]
+        def seen(view: int, i: int, right_one: torch.Tensor) -> torch.Tensor:
+            for j in range(-1, len(writes)) if view in views else ():
+                if side(i, j):
+                    part = writes[j] if j >= 0 else state
+                    right_one = right_one + (factor(i, j) - right(i, j)) * part
+            return right_one
 
-    def seen(view: int, i: int, right_one: torch.Tensor) -> torch.Tensor:
-        for j in range(-1, len(writes)) if view in views else ():
-            if side(i, j):
-                part = writes[j] if j >= 0 else known.states[0]
-                right_one = right_one + (factor(i, j) - right(i, j)) * part
-        return right_one
+        for i, row in enumerate(rows[first:], first):
+            before = row["decay"] * after
+            value = correction(shape, seen(0, i, before), row)
+            writes.append(row["key"][:, :, None] * value[:, None, :])
+            after = before + writes[-1]
+            if not last:
+                outputs.append((row["read"][:, :, None] * seen(1, i, after)).sum(1) + row["skip"])
+        return outputs, [seen(2, len(rows) - 1, after)] if last else []
 
-    for i in range(len(writes), len(rows)):
-        row, before = rows[i], rows[i]["decay"] * state
-        value = correction(shape, seen(0, i, before), row)
-        writes.append(row["key"][:, :, None] * value[:, None, :])
-        state = before + writes[-1]
-        if not last:
-            outputs.append((row["read"][:, :, None] * seen(1, i, state)).sum(1) + row["skip"])
-    return outputs, [seen(2, len(rows) - 1, state)] if last else []
+    for cause, words, side, factor in wrong:
+        for who, views in _VIEWS.items():
+            if not last or 1 not in views or 2 in views:
+                yield cause, f"{who} see {words}", viewed(views, side, factor)
 
 
 class Log:
@@ -189,7 +192,7 @@ class Log:
             return self.rows[row]["decay"] * state + self.writes[row]
         return step(self.shape, state, self.rows[row])[1]
 
-    def cursors(self, ring: int) -> Iterator[tuple[str, str, torch.Tensor]]:
+    def cursors(self, ring: int) -> Iterator[Way]:
         """Cause, sentence and last state where other rows are folded than were accepted."""
         n = len(self.rows)
         for stored in (True, False):
@@ -204,7 +207,7 @@ class Log:
                     words = f"row {i + 1} was overwritten in a log of {ring}"
                     yield "wrong-wrap", words, self.folded(i - ring, rows, stored)
 
-    def passes(self, lengths: Sequence[int]) -> Iterator[tuple[str, str, torch.Tensor]]:
+    def passes(self, lengths: Sequence[int]) -> Iterator[Way]:
         """The same where passes of these lengths each wrote their rows from the first place on, or
         kept decays of all their rows so far in place of each row's own."""
         held: dict[int, int] = {}
@@ -224,9 +227,7 @@ class Log:
         for state in both:
             yield "wrong-gate", "rows of the log have the decay of all rows of their pass", state
 
-    def stretches(
-        self, ring: int, first: int, rejected: Sequence[Row]
-    ) -> Iterator[tuple[str, str, torch.Tensor]]:
+    def stretches(self, ring: int, first: int, rejected: Sequence[Row]) -> Iterator[Way]:
         """The same where the log is read from another place on, to another end; first: the place
         of the oldest row; rejected: rows after the newest, which were not accepted."""
         n = len(self.rows)
@@ -250,9 +251,7 @@ class Log:
                         moved = place != (first + done) % ring or not twice
                         yield "wrong-wrap" if moved else "double-fold", words, state
 
-    def places(
-        self, ring: int, first: int, rejected: Sequence[Row]
-    ) -> Iterator[tuple[str, str, torch.Tensor]]:
+    def places(self, ring: int, first: int, rejected: Sequence[Row]) -> Iterator[Way]:
         """The same where one thing that a row left in the log is read at another place than the
         rest of it: its decay, its key, what it wrote (or what that is computed from)."""
         n = len(self.rows)
@@ -284,7 +283,7 @@ class Log:
                 what = " and ".join(names).replace("wrote", "what it wrote")
                 yield "wrong-wrap", f"of each row of the log, {what} is read {words}", state
 
-    def decays(self, after: Sequence[Row] = ()) -> Iterator[tuple[str, str, torch.Tensor]]:
+    def decays(self, after: Sequence[Row] = ()) -> Iterator[Way]:
         """Cause, sentence and last state where the decays of what is folded are others, and right
         rows come after."""
         last, end = len(self.rows) - 1, self.states[-1]
@@ -300,11 +299,12 @@ class Log:
             for j, part in enumerate((self.states[0], *self.writes), -1):
                 if side(last, j):
                     more = more + (factor(last, j) - right(last, j)) * part
+            cause = "lost-fold" if words.startswith("nothing") else cause
             yield cause, f"the fold takes {words}", end + linear @ more
 
     def kept_with(
         self, batch: Sequence[Row], first: int, begin: int, chunk: int = 0
-    ) -> Iterator[tuple[str, str, torch.Tensor]]:
+    ) -> Iterator[Way]:
         """Cause, sentence and last state where the state before, or all, is kept with the decay of
         as many rows (or a chunk's, or those of that chunk) up to another one of the pass, or of
         another head, where these rows are the batch's from `first` on, and their sequence's from
@@ -327,7 +327,7 @@ class Log:
             yield cause, f"the state before is kept with {words}", state + (other - own) * kept
             yield cause, f"the state before and what rows wrote are kept with {words}", all_
 
-    def formulas(self) -> Iterator[tuple[str, str, torch.Tensor]]:
+    def formulas(self) -> Iterator[Way]:
         """Cause, sentence and last state where a fold has wrong formulas: of what the rows wrote,
         and of all that they do."""
         few = 1 < len(self.rows) <= _MOST_ROWS

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from engine.conform.cases import Shape
-from engine.conform.reference import Row, terms
+from engine.conform.reference import Row, Way, terms
 
 _LEAST = 12  # values that tell a mistake from chance
 
@@ -99,6 +99,28 @@ def exchanged(seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> str:
     return words
 
 
+def tapped(
+    known: Sequence[torch.Tensor], rows: Sequence[Row], seen: torch.Tensor, bound: float
+) -> str:
+    """Which inputs the taps of a convolution take in each row, the fewest that are not their own;
+    empty where there are none for some row. known: all inputs, the window's first."""
+    words, limit = [], 4 * bound * max(1.0, float(seen.abs().max()))
+    inputs = torch.stack([*known, torch.zeros_like(known[0])])
+    for i, (row, output) in enumerate(zip(rows, seen, strict=True)):
+        weight, taps = row["weight"], row["weight"].shape[-1]
+        at = torch.cartesian_prod(*[torch.arange(len(inputs))] * taps)
+        y = row["bias"] + sum(inputs[at[:, t]] * weight[:, t] for t in range(taps))
+        fit = (torch.nn.functional.silu(y) - output).abs().amax(1) <= limit
+        if not fit.any():
+            return ""
+        moved = (at != torch.arange(i, i + taps)).sum(1)
+        for t, j in enumerate(at[torch.where(fit, moved, taps + 1).argmin()].tolist()):
+            if j != i + t:
+                of = f"input {j - len(known) + len(rows)}" if j < len(known) else "nothing"
+                words.append(f"tap {t} of row {i} takes {of}")
+    return f"{'; '.join(words)} (0: the first row's)"
+
+
 def advanced(shape: Shape, seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> str:
     """By how many values outputs [rows, heads, d_v] advance for each row, where it is not as many
     as a row has and all that is written once is as then; else ""."""
@@ -123,11 +145,7 @@ def tile(seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> bool:
 
 
 def closest(
-    seen: torch.Tensor,
-    ways: Iterable[tuple[str, str, torch.Tensor]],
-    bound: float,
-    right: torch.Tensor,
-    last: bool = False,
+    seen: torch.Tensor, ways: Iterable[Way], bound: float, right: torch.Tensor, last: bool = False
 ) -> tuple[str, str] | None:
     """Cause and sentence of the way that gives what is nearest, where it is near enough; if none
     gives all, of the one that gives all wrong columns of heads or (last: of a state) values."""

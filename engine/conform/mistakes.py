@@ -11,7 +11,7 @@ from torch.nn.functional import softplus
 
 from engine.conform.cases import Shape
 from engine.conform.fits import axes
-from engine.conform.reference import HEAD_WEIGHTS, ROW_INPUTS, Row, step, terms
+from engine.conform.reference import HEAD_WEIGHTS, ROW_INPUTS, Row, Way, step, terms
 
 _MOST_ROWS, _MOST_HEADS = 8, 16
 _BESIDE = ("q", "k", "v"), ("x", "B", "C"), ("a", "b")  # as engines split a projection
@@ -104,10 +104,19 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
     if mamba:
         inputs["B and C are exchanged"] = {"key": read, "read": key}
         inputs["D is added without x"] = {"skip": row["D"][:, None].expand_as(row["x"])}
+        inputs["D x is left out"] = {"skip": 0 * row["x"]}
     else:
         scale = shape.d_k**-0.5
         inputs["q and k are exchanged"] = {"key": read / scale, "read": key * scale}
+        inputs["q is taken for k"] = {"key": read / scale}
+        inputs["q, as it is scaled, is taken for k"] = {"key": read}
+        inputs["k is taken for q"] = {"read": key * scale}
         inputs["k is scaled as q is"] = {"key": key * scale}
+    scalars = {what: beta, "the decay": right["decay"][..., 0]}
+    names = {"value": "vx"[mamba], "key": "kB"[mamba], "read": "qC"[mamba], "skip": "D x"}
+    for (term, of), (factor, times) in product(names.items(), scalars.items()):
+        if times.shape[1] in (1, right[term].shape[1]) and (mamba or term != "skip"):
+            inputs[f"{of} is taken times {factor}"] = {term: right[term] * times}
     made += [("wrong-term", words, right | other) for words, other in inputs.items()]
     if not mamba:
         per_group = heads // shape.n_groups
@@ -130,6 +139,15 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
             with_eps["q and k"] = with_eps["q"] | with_eps["k"]
             norms |= {f"{x} is divided with an eps of {eps:g}": y for x, y in with_eps.items()}
         made += [("wrong-norm", words, right | other) for words, other in norms.items()]
+        made += [
+            (cause, f"{words}, in {place}", other | sides)
+            for cause, words, other in made
+            if other["key"] is not key
+            for place, sides in (
+                ("what is taken off v", {"key": key, "read": read, "look": other["key"]}),
+                ("what is written", {"read": read, "look": key}),
+            )
+        ]
         made.append(("wrong-scale", scaled, right | {"read": read * root}))
         made.append(("wrong-scale", "the scale is applied twice", right | {"read": read / root}))
     return made
@@ -139,11 +157,13 @@ def strides(
     shape: Shape, batch: Sequence[Row], first: int, tokens: Sequence[Row]
 ) -> Iterator[tuple[str, str, list[Row]]]:
     """Cause, sentence and rows where one input of row r of a sequence, whose rows begin at `first`
-    of the batch, is read r * s values on for a wrong stride s; a few rows show it."""
+    of the batch, is read r * s values on for a wrong stride s, or at another place of what lies
+    side by side; a few rows show it."""
     if len(tokens) > _MOST_ROWS:
         return
     heads, groups = shape.n_heads, shape.n_groups
     sizes = {n * d for n in (1, groups, heads) for d in (1, shape.d_k, shape.d_v)}
+    places = {0} | sizes | {a + b for a in sizes for b in sizes}
     made = [terms(shape, row) for row in batch]
     each = {"q": heads // groups, "k": heads // groups}
     for name, key in (
@@ -162,41 +182,28 @@ def strides(
                 parts = [torch.stack([row[x].flatten() for row in made]) for x in names]
                 whole, at = torch.cat(parts, 1), sum(p.shape[1] for p in parts[: names.index(name)])
                 layouts_of.append(("wrong-stride", whole.flatten(), at, whole.shape[1]))
-        for (cause, flat, at, right), s in product(layouts_of, sorted(sizes)):
-            starts = [at + first * right + r * s for r in range(len(tokens))]
-            if s == right or starts[-1] + size > len(flat):
-                continue
-            rows = []
-            for row, start in zip(tokens, starts, strict=True):
-                part = flat[start : start + size].view(held[0].shape)
-                part = part.repeat_interleave(repeated, 0)
-                rows.append((row if name == key else terms(shape, row)) | {key: part})
-            yield cause, f"{name} of row r is read {s} r values on, not {right} r", rows
+        for cause, flat, at, right in layouts_of:
+            moved = [(at, s) for s in sorted(sizes)]
+            if right > size and name in "qkvxBC":
+                moved += [(place, right) for place in sorted(places)]
+            for place, s in moved:
+                starts = [place + first * right + r * s for r in range(len(tokens))]
+                if (place, s) == (at, right) or starts[-1] + size > len(flat):
+                    continue
+                rows = []
+                for row, start in zip(tokens, starts, strict=True):
+                    part = flat[start : start + size].view(held[0].shape)
+                    part = part.repeat_interleave(repeated, 0)
+                    rows.append((row if name == key else terms(shape, row)) | {key: part})
+                if place == at:
+                    yield cause, f"{name} of row r is read {s} r values on, not {right} r", rows
+                else:
+                    yield "wrong-term", f"{name} is read at {place} of a row, not {at}", rows
 
 
-def offsets(shape: Shape, tokens: Sequence[Row]) -> Iterator[tuple[str, str, list[Row]]]:
-    """Cause, sentence and rows where q, k or v is read at another's place, or with another size of
-    what lies before it, in q, k and v side by side."""
-    if shape.recurrence not in ("gdn", "kda"):
-        return
-    k, v, g, h = shape.d_k, shape.d_v, shape.n_groups, shape.n_heads
-    of = {0, k, g * k, h * k, (g + h) * k, 2 * g * k, 2 * h * k, h * v, h * v + g * k, 2 * h * v}
-    at = 0
-    for name in "qkv":
-        size = tokens[0][name].numel()
-        for place in sorted(of - {at}):
-            rows = []
-            for row in tokens:
-                whole = torch.cat([row[x].flatten() for x in "qkv"])[place : place + size]
-                if len(whole) == size:
-                    rows.append(row | {name: whole.view(row[name].shape)})
-            if len(rows) == len(tokens):
-                yield "wrong-term", f"{name} is read at {place} of q, k and v, not {at}", rows
-        at += size
-
-
-def layouts(shape: Shape, state: torch.Tensor) -> Iterator[tuple[str, str, torch.Tensor]]:
-    """A state in whose place another head's or its transpose is read or written."""
+def layouts(shape: Shape, state: torch.Tensor) -> Iterator[Way]:
+    """A state in whose place another head's, its transpose, or one with a block of channels in
+    another's place is read or written."""
     if shape.recurrence == "conv":
         return
     n, k, v = state.shape
@@ -204,6 +211,16 @@ def layouts(shape: Shape, state: torch.Tensor) -> Iterator[tuple[str, str, torch
     yield "wrong-stride", "the transposed state", state.reshape(n, v, k).transpose(1, 2)
     for words, at in heads_of(shape):
         yield "head-mapping", f"the state of {words}", state[at]
+    for what, dim in (("key channels", 1), ("columns", 2)):
+        for size in (size for size in (16, 32, 64, 128) if size < state.shape[dim] <= 8 * size):
+            parts = state.split(size, dim)
+            for i, part in enumerate(parts):
+                words = f"{what} {i * size} to {i * size + part.shape[dim] - 1} of the state"
+                for j, other in enumerate((*parts, torch.zeros_like(part))):
+                    if j != i and other.shape == part.shape:
+                        of = f"those from {j * size} on" if j < len(parts) else "zeros"
+                        made = torch.cat([*parts[:i], other, *parts[i + 1 :]], dim)
+                        yield "wrong-tile", f"{words} are {of}", made
 
 
 def heads_of(shape: Shape) -> list[tuple[str, torch.Tensor]]:
@@ -212,25 +229,11 @@ def heads_of(shape: Shape) -> list[tuple[str, torch.Tensor]]:
     return [
         ("its key head", heads // (shape.n_heads // shape.n_groups)),
         ("head h % groups", heads % shape.n_groups),
-        ("the first head", 0 * heads),
         ("the next head", heads.roll(-1)),
         ("the head before", heads.roll(1)),
         ("the last head first", heads.flip(0)),
+        ("head 0", 0 * heads),
     ]
-
-
-def of_heads(shape: Shape, rows: Sequence[Row]) -> Iterator[tuple[str, str, list[Row]]]:
-    """Cause, sentence and rows where all heads take inputs or weights of one head."""
-    kind = shape.recurrence
-    if kind == "conv" or not 1 < shape.n_heads <= _MOST_HEADS:
-        return
-    shared = ("C", "B") if kind == "mamba2" else ("q", "k")
-    others = (*ROW_INPUTS[kind], *HEAD_WEIGHTS[kind])
-    for names in (*((x,) for x in others), shared, HEAD_WEIGHTS[kind]):
-        for head in range(len(rows[0][names[0]])):
-            at = slice(head, head + 1)
-            made = [row | {x: row[x][at].expand_as(row[x]) for x in names} for row in rows]
-            yield "head-mapping", f"{' and '.join(names)} of head {head}", made
 
 
 def of_other_heads(shape: Shape, rows: Sequence[Row]) -> Iterator[tuple[str, str, list[Row]]]:
@@ -239,26 +242,36 @@ def of_other_heads(shape: Shape, rows: Sequence[Row]) -> Iterator[tuple[str, str
         return
     kind, per_group = shape.recurrence == "mamba2", shape.n_heads // shape.n_groups
     of_groups = torch.arange(shape.n_heads) % shape.n_groups * per_group
-    gate = ROW_INPUTS[shape.recurrence][0]
+    gate, weights = ROW_INPUTS[shape.recurrence][0], HEAD_WEIGHTS[shape.recurrence]
     of_row = {gate: gate, "key": "kB"[kind], "read": "qC"[kind], "value": "vx"[kind]}
     of_row |= {"decay": "the decay", "beta": ("beta", "dt, in what is written,")[kind]}
-    together = ((gate, "key"), ("key", "decay"), ("value", "beta"), ("decay", "beta"))  # in logs
-    made = [terms(shape, row) for row in rows]
+    of_row |= {x: x for x in weights}
+    key = ("key",) if kind else ("key", "look")
+    single = [key if x == "key" else (x,) for x in of_row]
+    each = [*single, weights, (*key, "read")]
+    each += [(gate, *key), (*key, "decay"), ("value", "beta"), ("decay", "beta")]  # in logs
+    alone = {("look",): ", in what is taken off v", ("key",): ", in what is written"}
+    alone = {} if kind else alone
+    of_row["look"] = "k"
+    made = [{"look": row["key"]} | row for row in (terms(shape, row) for row in rows)]
     raw = [{x: t for x, t in row.items() if x != "decay"} for row in made]
-    for keys in (*((key,) for key in of_row), *together):
-        for words, at in (*heads_of(shape), ("key head h % groups", of_groups)):
+    for keys in (*each, *alone):
+        what = " and ".join(dict.fromkeys(of_row[x] for x in keys)) + alone.get(keys, "")
+        one = keys in single and shape.n_heads <= _MOST_HEADS
+        ones = ((f"head {h}", 0 * of_groups + h) for h in range(1, shape.n_heads * one))
+        for words, at in (*heads_of(shape), ("key head h % groups", of_groups), *ones):
             others = []
             for row, inputs in zip(made, raw, strict=True):
-                other = {key: row[key][at] for key in keys}
-                others.append((terms(shape, inputs | other) if gate in keys else row) | other)
-            what = " and ".join(of_row[key] for key in keys)
+                other = {x: row[x][at] for x in keys}
+                anew = not {gate, *weights}.isdisjoint(keys)
+                others.append((terms(shape, inputs | other) if anew else row) | other)
             yield "head-mapping", f"{what} of {words}", others
 
 
 def row_by_row(
     shape: Shape, start: torch.Tensor, seen: torch.Tensor, tokens: Sequence[Row],
     parents: Sequence[int], ways: Sequence[tuple[str, str, list[Row], str]],
-    folds: Callable[[Sequence[Row]], Iterable[tuple[str, str, torch.Tensor]]] | None, bound: float,
+    folds: Callable[[Sequence[Row]], Iterable[Way]] | None, bound: float,
 ) -> tuple[str, str] | None:  # fmt: skip
     """Cause and sentence where each head of each row has the right output or that of some way
     through the row, from what the rows before it left: of a tree, also after another row than its

@@ -30,6 +30,7 @@ HEAD_WEIGHTS = {
     "mamba2": ("A", "dt_bias", "D"),
 }
 Row = dict[str, torch.Tensor]
+Way = tuple[str, str, torch.Tensor]  # a mistake: its cause, its sentence, and what it gives
 
 
 def terms(shape: Shape, row: Row) -> Row:
@@ -81,11 +82,12 @@ def step(
 
 
 def correction(shape: Shape, decayed: torch.Tensor, row: Row) -> torch.Tensor:
-    """What a row writes along its key, [heads, d_v]; a delta rule takes off what the state has."""
+    """What a row writes along its key, [heads, d_v]; a delta rule takes off what the state has
+    along it (`look`: along another vector, by mistake)."""
     wrote = row["beta"] * row["value"]
     if shape.recurrence == "mamba2":
         return wrote
-    return wrote - row["beta"] * (row["key"][:, :, None] * decayed).sum(1)
+    return wrote - row["beta"] * (row.get("look", row["key"])[:, :, None] * decayed).sum(1)
 
 
 def token(rows: Rows, index: int) -> Row:

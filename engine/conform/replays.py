@@ -194,7 +194,9 @@ def _by_count(player: Player, fault: Fault) -> Fault:
     if not wrong:
         return fault
     cause = fault.cause
-    if cause in ("unused-memory", "state-not-committed", "state-lost"):
+    if player.shape.recurrence == "conv" and left[-1] == t:  # right where nothing is rejected
+        cause = "window-not-rolled-back"
+    elif cause in ("unused-memory", "state-not-committed", "state-lost"):
         empty = "state-not-committed" if 0 in wrong else "unused-memory"
         cause = "stale-column" if any(wrong) else empty
     each = ", ".join("none (NaN)" if row is None else str(row) for row in left)
@@ -214,11 +216,14 @@ def elsewhere(player: Player, fault: Fault) -> Fault:
     one = fault.sequence
     same: Changed = lambda p, _: p  # noqa: E731
     others = "other-sequence", n > 1 and (vague or fault.cause in (*_COUNTED, *_OF_OTHERS))
+    of_others = "other-sequence", n > 1 and (vague or fault.cause == "other-sequence")
+    alone: Changed = lambda p, _: p.only(one)  # noqa: E731
     ways: tuple[tuple[tuple[str, bool], str, Changed, Shape], ...] = (
         (
             ("wrong-chunk", c > 0 and (vague or fault.cause in _OF_CHUNKS)),
             "all prompts have whole chunks", lambda p, _: p.chunked(c), shape,
         ),
+        (of_others, "no other sequence is in its passes", alone, shape),
         (
             ("wrong-stride", not c and (stale or vague or fault.cause in of_length)),
             f"every pass has {t} rows", lambda p, _: p.full(t), shape,
@@ -227,7 +232,7 @@ def elsewhere(player: Player, fault: Fault) -> Fault:
             ("lost-fold" if log else "stale-column", stale or vague),
             "the count is set to 1 by a step without drafts", lambda p, _: p.counted(), shape,
         ),
-        (others, "no other sequence is in its passes", lambda p, _: p.only(one), shape),
+        (others, "no other sequence is in its passes", alone, shape),
         (others, "all sequences are in its passes", lambda p, _: p.whole(n), shape),
         (
             ("head-mapping", vague and shape.n_groups < shape.n_heads),
@@ -248,7 +253,7 @@ def elsewhere(player: Player, fault: Fault) -> Fault:
     for (cause, may_be), words, changed, other in ways:
         if may_be and not _wrong_with(player, fault, changed, other):
             short: Changed = lambda p, _: replace(p, drafts=True)  # noqa: E731
-            if cause == "wrong-stride" and stale and not _wrong_with(player, fault, short, other):
+            if cause == "wrong-stride" and not _wrong_with(player, fault, short, other):
                 continue  # where steps without drafts are passes of one row it is right too
             if cause == "wrong-stride" and stale and fault.row_errors:
                 # the passes that stored the state have all rows, the one that reads it has not
@@ -277,6 +282,6 @@ def _wrong_with(
             script = SCRIPTS[fault.check](player.shape, dice, player.kernel)
             passes = enumerate(islice(script, fault.round + more))
             played = filter(None, (changed(one, index) for index, one in passes))
-            if any(other.play(fault.check, i, p, *started) for i, p in enumerate(played)):
+            if any(other.play(fault.check, i, p, started) for i, p in enumerate(played)):
                 return True
     return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -17,46 +18,11 @@ from engine.files import user_text
 from engine.foreign import JsonError, parse_json
 from engine.report.parts import CODE, Part, Plot, Remark, Report, ReportTable, Section
 from engine.trace.typed_json import strictly
+from resources import help_page
 
 JSON_KIND, JSON_VERSION = "draftscope conform", 1
 _MOST_BYTES = 64 << 20
 
-# What each cause means
-CAUSES = {
-    "stale-column": "the state after another number of rows is read than was accepted",
-    "window-not-rolled-back": "the window of the convolution still holds rejected inputs",
-    "state-not-committed": "the pass left no trace: the state before it is read",
-    "state-lost": "an empty state is read",
-    "other-sequence": "the state, an input or a decay of another sequence is read",
-    "other-sequence-written": "a sequence that was not in the pass has changed",
-    "lost-fold": "rows that the log had taken are missing from the state",
-    "double-fold": "rows of the log are folded into the state twice",
-    "wrong-wrap": "rows of the log are read or written at another place",
-    "gate-order": "decay, correction, write and read are in another order, or the decay is missing",
-    "gate-of-other-row": "the decay of another row is applied",
-    "wrong-gate": "the decay, beta or dt is computed by another formula",
-    "wrong-norm": "q or k are not divided by their own length",
-    "wrong-term": "an input is left out or exchanged, or taps are in another order",
-    "other-row": "a row's input or output is that of another row",
-    "head-mapping": "heads read the input of another head",
-    "wrong-scale": "outputs, or a part of them, are the right ones times a constant",
-    "wrong-tile": "only some columns of the heads are wrong",
-    "wrong-parent": "a row of a tree of drafts follows another row than its parent",
-    "wrong-chunk": "wrong from a later chunk of a prompt on, or a last short chunk is lost",
-    "wrong-stride": "states are transposed, or they or outputs are stored at other places",
-    "null-slot-written": "a slot that belongs to no sequence has changed",
-    "padding-written": "memory outside of the tensors has changed",
-    "signature": "the kernel takes other arguments than in the versions that were tried",
-    "wrong-return": "the adapter returned no tensor of the wanted shape and precision",
-    "unused-memory": "a value comes from memory that was never written",
-    "not-repeatable": "the same calls give other bits",
-    "bits-depend-on-batch": "a row's bits depend on the rows that come with it",
-    "drift": "states or factors have less precision than plain decoding's",
-    "wrong-output": "outputs differ, and no known mistake gives them",
-    "wrong-state": "states differ, and no known mistake gives them",
-    "crash": "the call raised an error",
-    "hang": "the call did not end in time",
-}
 _WORDS = {None: "-", True: "ok", False: "FAIL"}
 
 
@@ -240,7 +206,7 @@ def _faults(outcomes: Sequence[Outcome]) -> Iterator[Fault]:
 def paragraph(fault: Fault) -> Iterator[str]:
     """What a fault is, where, and the smallest shape that shows it."""
     kind = "note" if fault.note else "error"
-    yield f"{kind}: {fault.kernel}, {fault.check}: {fault.cause} ({CAUSES[fault.cause]})"
+    yield f"{kind}: {fault.kernel}, {fault.check}: {fault.cause} ({_meaning(fault.cause)})"
     if fault.detail:
         yield f"  {fault.detail}"
     if fault.cause not in ("crash", "hang"):
@@ -248,6 +214,13 @@ def paragraph(fault: Fault) -> Iterator[str]:
         place += f", row {fault.row}" if fault.row >= 0 else ""
         yield f"{place}: relative error {fault.error:.2g}"
         yield f"  smallest shape that shows it: {fault.shape.recurrence} {fault.shape}"
+
+
+def _meaning(cause: str) -> str:
+    """What the page of help says of a cause, up to its first semicolon."""
+    causes = help_page("conform").partition("| cause |")[2]
+    row = re.search(rf"^\| {re.escape(cause)} \| ([^;|]*)", causes, re.MULTILINE)
+    return row[1].strip() if row else "unknown"
 
 
 def again(fault: Fault, target: str) -> str:

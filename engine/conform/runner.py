@@ -38,6 +38,7 @@ _MOST_SHRINK = 12000  # Player.work
 _ROWS = 6  # of a pass that tells which of its rows are wrong
 _MOST_START_S, _MOST_END_S = 300.0, 10.0
 _MOST_ASLEEP = 5  # times a check's limit that it may take where others use the processor
+_Job = tuple[str, Recurrence, tuple[str, ...], str]  # kernel, checks, and device
 _TOO_LONG = getattr(signal, "SIGPROF", 0)  # ends a process that computes too long; 0: cannot
 
 
@@ -206,7 +207,7 @@ def run(
     try:
         while (waiting or running) and not cancelled():
             while waiting and len(running) < at_once:
-                child = _Child(name, place, *waiting.pop(0), seed, limit_s)
+                child = _Child(name, place, waiting.pop(0), seed, limit_s)
                 running.append(child)
                 selector.register(child.output, selectors.EVENT_READ, child)
             for key, _ in selector.select(timeout=0.5):
@@ -249,17 +250,8 @@ def _needs(kernel: Kernel, name: str, place: str, device: str) -> str:
 class _Child:
     """A process that runs checks of one kernel and prints a line for each."""
 
-    def __init__(
-        self,
-        name: str,
-        place: str,
-        kernel: str,
-        recurrence: Recurrence,
-        checks: tuple[str, ...],
-        device: str,
-        seed: int,
-        limit_s: float,
-    ) -> None:
+    def __init__(self, name: str, place: str, job: _Job, seed: int, limit_s: float) -> None:
+        kernel, recurrence, checks, device = job
         self.kernel, self.recurrence, self.left = kernel, recurrence, list(checks)
         self.device, self.seed, self.limit_s = device, seed, limit_s
         request = [name, place, kernel, recurrence, ",".join(checks), str(seed), device]
@@ -361,16 +353,8 @@ def _limited(limit_s: float) -> None:
         signal.setitimer(signal.ITIMER_PROF, limit_s)
 
 
-def _in_child(
-    name: str,
-    place: str,
-    kernel: str,
-    recurrence: Recurrence,
-    checks: str,
-    seed: str,
-    device: str,
-    limit_s: str,
-) -> None:
+def _in_child(*request: Any) -> None:
+    name, place, kernel, recurrence, checks, seed, device, limit_s = request
     import torch
 
     # whatever the package prints must not mix with the answers

@@ -11,7 +11,7 @@ import torch
 from engine.conform.cases import Shape
 from engine.conform.fits import spans
 from engine.conform.mistakes import heads_of
-from engine.conform.reference import Row, correction, terms
+from engine.conform.reference import Row, Way, correction, terms
 
 _MOST_RANGES = 12  # rows of a pass of which all ranges are tried
 _DECAYS = (
@@ -41,7 +41,7 @@ class Quantities:
             ends = range(a + 1, n + 1) if n <= _MOST_RANGES or a in near else (a + 1,)
             yield from ((a, b) for b in ends)
 
-    def of(self, since: int) -> Iterator[tuple[str, str, torch.Tensor]]:
+    def of(self, since: int) -> Iterator[Way]:
         """Cause, words and factors [heads] or [heads, d_k] of what has the decays of rows `since`
         to `at`."""
         right = self.up[self.at + 1] - self.up[since]
@@ -58,14 +58,11 @@ class Quantities:
                 words = f"rows {a} to {b - 1}" if b - a > 1 else f"row {a}"
                 factor = torch.exp(self.up[b] - self.up[a] - right)
                 rows = f"not {since} to {self.at}" if since <= self.at else "which it has not"
-                yield (
-                    cause if own else "other-sequence",
-                    f"with the decay of {words} of the pass, {rows}",
-                    factor,
-                )
+                cause = cause if own else "other-sequence"
+                yield cause, f"with the decay of {words} of the pass, {rows}", factor
         yield from self._others()
 
-    def _others(self) -> Iterator[tuple[str, str, torch.Tensor]]:
+    def _others(self) -> Iterator[Way]:
         row, mamba = self.rows[self.at], self.shape.recurrence == "mamba2"
         name = "dt" if mamba else "beta"
         beta = row["beta"][:, 0]

@@ -13,6 +13,7 @@ from engine.conform.cases import Rows, Shape
 from engine.conform.checks import CHECKS, Fault, Player, check, has_check
 from engine.conform.packages import Package
 from engine.conform.replays import elsewhere, smallest
+from engine.conform.report import paragraph
 from engine.conform.subject import Kernel, Prompts
 
 PACKAGE = Package("kernels", Path("."), "")
@@ -518,7 +519,7 @@ def test_bf16_states_that_round_twice_drift():
 
         def accept(self, sequences, counts):
             super().accept(sequences, counts)
-            if max(counts) > 1:
+            if max(counts) > 1 and self.shape.state_dtype == "bfloat16":
                 for s in sequences:
                     plane = self.pool[self.planes[s, self.live[s]]]
                     plane.copy_((plane * 4).round() / 4)
@@ -530,3 +531,17 @@ def test_bf16_states_that_round_twice_drift():
     kernel = Kernel("planted", ("gdn",), Rounds)
     (fault,) = faults(kernel, SHAPES["gdn"], ["drift"])
     assert fault.cause == "drift"
+
+
+def test_a_wrong_column_is_no_drift():
+    (fault, *_) = faults(Kernel("planted", ("gdn",), NewestColumn), SHAPES["gdn"], ["drift"])
+    assert fault.cause == "stale-column"
+
+
+def test_the_page_of_help_has_a_meaning_for_every_cause():
+    causes = {parameters[-1] for parameters in PLANTED} | {"crash", "hang", "drift", "wrong-wrap"}
+    for cause in causes:
+        fault = Fault("kernel", "depths", cause, "", SHAPES["gdn"], 1, 0, 0, 0, 1.0)
+        meaning = next(paragraph(fault)).partition(f"depths: {cause} (")[2]
+        assert len(meaning.split()) > 3, cause
+        assert "unknown" not in meaning, cause

@@ -14,8 +14,8 @@ from engine.conform import replays
 from engine.conform.adapters import own
 from engine.conform.cases import Shape, Source
 from engine.conform.checks import Fault, Player, check
-from engine.conform.decays import Log
-from engine.conform.mistakes import row_by_row
+from engine.conform.decays import Log, decays
+from engine.conform.mistakes import formulas, layouts, row_by_row
 from engine.conform.packages import Package
 from engine.conform.passes import SCRIPTS
 from engine.conform.reference import play, step, token
@@ -568,8 +568,8 @@ def first(adapter, recurrence, name="depths", **kernel) -> Fault:
         (OneHead, "gdn", "wrong-gate", "applied twice; wrong in heads 2 of 4"),
         (LaterRows, "kda", "gate-order", "the decay is left out, in rows 1 to 2 of 3"),
         (LowGates, "gdn", "wrong-gate", "exp is taken for softplus, in rows "),
-        (ExchangedBetas, "gdn", "head-mapping", "b of head 0, in heads 1 of 4; b of head 1, in"),
-        (KeysForQueries, "gdn", "wrong-term", "q is read at 16 of q, k and v, not 0"),
+        (ExchangedBetas, "gdn", "head-mapping", "beta of its key head, in heads 1 of 4; beta of"),
+        (KeysForQueries, "gdn", "wrong-term", "q is read at 16 of a row, not 0"),
         (WideWindow, "conv", "stale-column", "the window holds inputs -3, -1, 0"),
         (Undecayed, "gdn", "gate-order", "outputs see what earlier rows wrote without its decay"),
         (SecondRawFold, "gdn", "wrong-norm", "k is not normalized, in row 1 alone"),
@@ -645,6 +645,76 @@ def test_passes_that_write_over_the_oldest_rows_of_a_log_wrap_wrongly():
     seen = [state for cause, _, state in log.passes([2, 1]) if cause == "wrong-wrap"]
     right = play(SHAPES["gdn"], log.states[0], [rows[2], rows[1]])[1][-1]
     assert any(torch.allclose(state, right) for state in seen)
+
+
+def drawn(recurrence, n, **sizes):
+    """A shape, a state and n rows of one sequence."""
+    shape = replace(SHAPES[recurrence], n_tokens=n, **sizes)
+    source = Source(shape, 1)
+    rows = source.rows([0], [n])
+    return shape, source.state().double(), [token(rows, i) for i in range(n)]
+
+
+def corrected(shape, state, row, seen, key=None):
+    """Output and state of a row of one head a key head, whose correction sees another state, or
+    along another key."""
+    k, q = (torch.nn.functional.normalize(row[x], dim=-1) for x in "kq")
+    dt = softplus(row["a"] + row["dt_bias"])
+    rate = torch.exp(row["A_log"]).view(-1, *[1] * (dt.dim() - 1))
+    decay = torch.exp(-rate * dt).view(shape.n_heads, -1, 1)
+    off = ((q if key == "q" else k)[:, :, None] * seen(decay)).sum(1)
+    value = torch.sigmoid(row["b"])[:, None] * (row["v"] - off)
+    after = decay * state + k[:, :, None] * value[:, None]
+    return (q[:, :, None] * after).sum(1) * shape.d_k**-0.5, after
+
+
+def test_corrections_along_q_are_a_wrong_term():
+    shape, state, (row,) = drawn("kda", 1, n_groups=4)
+    right = corrected(shape, state, row, lambda decay: decay * state, "q")
+    words = "q is taken for k, in what is taken off v"
+    ((cause, _, rows),) = (way for way in formulas(shape, [row]) if way[1] == words)
+    assert cause == "wrong-term"
+    for seen, made in zip(step(shape, state, rows[0]), right, strict=True):
+        assert torch.allclose(seen, made, atol=1e-5)
+
+
+def test_corrections_may_see_the_state_before_a_log_without_its_decay():
+    shape, state, (logged, row) = drawn("gdn", 2, n_groups=4)
+    log = Log(shape, state, [logged])
+    wrote = log.states[1] - log.kept()
+    before = log.states[1]
+    seen = corrected(shape, before, row, lambda decay: decay * (state + wrote))[0]
+    ways = decays(shape, state, [logged, row], False, 1)
+    said = [(c, w) for c, w, played in ways if torch.allclose(played[0][1], seen, atol=1e-5)]
+    words = "corrections see the state before them without the decay of rows 0 to 0"
+    assert ("gate-order", words) in said
+
+
+def test_a_block_of_a_chunk_may_see_another_ones_rows_without_a_decay_between():
+    shape, state, rows = drawn("gdn", 33, n_heads=1, n_groups=1)
+    log = Log(shape, state, rows)
+    part = sum(log.kept(log.writes[j], j + 1) for j in range(16))
+    between = torch.stack([row["decay"] for row in log.rows[17:33]]).prod(0)
+    more = (log.rows[32]["read"][:, :, None] * part * (1 / between - 1)).sum(1)
+    ways = decays(shape, state, rows, False, 32)
+    said = [w for _, w, one in ways if torch.allclose(one[0][32], log.outputs[32] + more)]
+    assert "outputs see what rows 0 to 15 wrote without the decay of rows 17 to 32" in said
+
+
+def test_a_fold_may_take_the_weight_of_one_head():
+    shape, state, rows = drawn("kda", 2)
+    wrong = [row | {"A_log": row["A_log"][:1].expand(4)} for row in rows]
+    seen = play(shape, state, wrong)[1][-1]
+    ways = Log(shape, state, rows).formulas()
+    said = {(c, w) for c, w, made in ways if torch.allclose(made, seen)}
+    assert ("head-mapping", "A_log of head 0") in said
+
+
+def test_a_block_of_a_state_in_anothers_place_is_a_wrong_tile():
+    shape, state, _ = drawn("gdn", 1, d_k=32)
+    seen = torch.cat([state[:, :16], state[:, :16]], 1)
+    said = [(c, w) for c, w, made in layouts(shape, state) if torch.equal(made, seen)]
+    assert said == [("wrong-tile", "key channels 16 to 31 of the state are those from 0 on")]
 
 
 def test_rows_that_a_log_folds_twice_are_named():
