@@ -212,7 +212,7 @@ def _pair(
     rules = [sampler_cause(a, b), rule_cause(a), rule_cause(b)]
     rules += [None if any(rules) else withheld_cause(a, b, contexts)]
     causes += filter(None, rules)
-    causes += filter(None, [root, *map(counting_cause, (a, b))])
+    causes += filter(None, [root, counting_cause(a, b), counting_cause(b, a)])
     if is_drafted:
         missing += _missing(a, b, contexts, session)
     if not (causes or contexts or len(judged) == 2):

@@ -111,9 +111,9 @@ def _penalises(setting: Mapping[str, Any]) -> bool:
     return any(setting.get(name, value) != value for name, value in off.items())
 
 
-def counting_cause(side: DraftSide) -> Cause | None:
+def counting_cause(side: DraftSide, other: DraftSide) -> Cause | None:
     """Whether accepted tokens are counted that the text does not confirm, or counters disagree with
-    the rounds."""
+    the rounds, or with the other's of the same text."""
     judged = _confirmed(side)
     wrong = [
         (draft, n)
@@ -142,7 +142,7 @@ def counting_cause(side: DraftSide) -> Cause | None:
         about, place = _miscounted(rounds), place_of(wrong[0][0])
         size = f"{len(wrong)} of {len(judged)} rounds"
         return Cause(COUNTING, side.name, about, place, size, recorded, mended)
-    return _by_counters(side)
+    return _by_counters(side, other)
 
 
 def _true(side: DraftSide, draft: RecordedDraft) -> Counts:
@@ -205,7 +205,7 @@ def _miscounted(rounds: Sequence[tuple[Counts, Counts]]) -> str:
     return "It counts tokens that it did not draft as accepted drafted tokens."
 
 
-def _by_counters(side: DraftSide) -> Cause | None:
+def _by_counters(side: DraftSide, other: DraftSide) -> Cause | None:
     for one in side.run.facts.observed_findings or ():
         if one.rule == "counters-contradict" and one.seq_id == side.seq_id:
             return Cause(COUNTING, side.name, one.message, "", one.evidence)
@@ -215,7 +215,7 @@ def _by_counters(side: DraftSide) -> Cause | None:
         return None
     theirs = tuple(int(one or 0) for one in stated)
     if not side.drafts:
-        return _by_length(side, *theirs)
+        return _by_length(side, *theirs) or _by_rounds(side, other, *theirs)
     accepted, drafted = side.counts
     beyond = theirs[0] - accepted, theirs[1] - drafted
     if max(map(abs, beyond)) < FEW or max(map(abs, beyond)) < 0.02 * max(drafted, 1):
@@ -243,6 +243,27 @@ def _by_length(side: DraftSide, accepted: int, drafted: int, steps: int) -> Caus
     size = f"{accepted} accepted in {steps} rounds, {len(side.ids)} tokens in the answer"
     counts = (accepted, drafted), (min(most, accepted - steps * bool(own)), drafted)
     return Cause(COUNTING, side.name, about, "sums of the request", size, *counts)
+
+
+def _by_rounds(
+    side: DraftSide, other: DraftSide, accepted: int, drafted: int, steps: int
+) -> Cause | None:
+    """Whether sums are those of the other's rounds of the same text, counted in another way."""
+    rounds = [(draft.n_accepted, draft.n_drafted) for draft in other.drafts]
+    if steps != len(rounds) or side.text != other.text or (accepted, drafted) == other.counts:
+        return None
+    longest = max(n for _, n in rounds)  # as SGLang assumes of each
+    for lengths in ([n for _, n in rounds], [longest] * len(rounds)):
+        counts = [*zip((n for n, _ in rounds), lengths, strict=True)]
+        if _added(counts) == (accepted, drafted):
+            return None
+        for which in _ways(0, 0):
+            if _added(_ways(*one)[which] for one in counts) == (accepted, drafted):
+                size = f"{accepted} of {drafted}, {other.name} {other.counts[0]} of {sum(lengths)}"
+                sums_ = (accepted, drafted), _added(counts)
+                about = f"It counts {which}."
+                return Cause(COUNTING, side.name, about, "sums of the request", size, *sums_)
+    return None
 
 
 def withheld_cause(

@@ -385,11 +385,13 @@ def length_causes(
 
 
 def miscounting(side: DraftSide) -> list[RecordedDraft]:
-    """Drafts of which more tokens are recorded than counted, or fewer where all are recorded."""
+    """Drafts of which more tokens are recorded than counted, or fewer where all are recorded, or
+    more are accepted than the next round is further on."""
     found = [
         draft
         for draft in side.drafts
         if len(draft.tokens) > draft.n_drafted
+        or draft.n_accepted > (side.advance(draft) or draft.n_accepted)
         or (side.knows_all and len(draft.tokens) < draft.n_drafted)
     ]
     return found if len(found) >= FEW else []

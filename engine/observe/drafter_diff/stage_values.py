@@ -14,7 +14,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from functools import partial, wraps
 from types import CodeType, FrameType
 from typing import Any
@@ -26,6 +26,7 @@ import engine
 import kernels
 from engine.decode.acceptance import Judge
 from engine.draft.chain import DrafterChain
+from engine.draft.registry import DRAFTERS
 from engine.machine.graphs import VARIABLE
 from engine.memory.hybrid import MemoryShelf
 from engine.model.layers import TargetRows
@@ -40,7 +41,7 @@ from engine.observe.drafter_diff.records import (
     Cause,
 )
 from engine.observe.drafter_diff.sides import DraftSide
-from engine.options import Prompt
+from engine.options import Prompt, SpecOptions
 from engine.session import Session
 from engine.trace.store import TraceStore
 
@@ -137,6 +138,10 @@ class StageValues:
         names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
         known = [(name, frame.f_locals.get(name)) for name in names if name != "self"]
         args = dict(pair for name, x in known for pair in _values(name, x))
+        if kind == _SEEN[0]:
+            own = getattr(frame.f_locals.get("self"), "__dict__", {})
+            kept = [(f"self.{name}", own[name]) for name in _SETTINGS if name in own]
+            args |= dict(pair for name, x in kept for pair in _values(name, x))
         name = "" if kind == _FOREIGN else code.co_qualname.removesuffix("_with_llvm")
         call = Call(name, code.co_filename, args)
         parent.calls.append(call)
@@ -163,6 +168,11 @@ def _is_within(frame: FrameType) -> bool:
 
 
 _FOREIGN = "foreign"
+_OPTIONS = (spec.options_of(SpecOptions()) for spec in DRAFTERS.values())
+_SETTINGS = sorted(
+    {before + name for one in _OPTIONS for name in asdict(one) for before in ("", "_")}
+)
+"""Attributes in which drafters keep what they are set to."""
 _UNSTEADY = {"pending", "ms", "record", "before", "rows", "of_tokens"}
 _NOT_SEEN = {"<genexpr>", "<listcomp>", "<dictcomp>", "<setcomp>", "__init__", "__new__", "_limit"}
 
@@ -248,8 +258,8 @@ class Walk:
         if one.name == two.name:
             for name in one.args.keys() & two.args.keys():
                 both = one.args[name], two.args[name]
-                if not _is_apart(*both):
-                    continue
+                if name.startswith("self.") or not _is_apart(*both):
+                    continue  # a setting is named where it tells
                 if _is_exact(*both):
                     return self._note((name, *both), is_argument=True)
                 if self._suspect is None and not one.file.startswith(_KERNELS):
@@ -341,7 +351,11 @@ _BY_PLACE = (
     (RULE, ("decode/", "sampling/"), ()),
     (POSITIONS, ("rope",), ("positions", "n_drafted", "pos0", "apply_rope", "norm_and_rope")),
     (ROWS, (), ("observe", "decoded", "_taken", "taps", "side_by_side", "fused", "inject")),
-    (CANDIDATES, (), ("_ids", "_best", "_choose", "_step", "top_k", "lattice", "of_target")),
+    (
+        CANDIDATES,
+        (),
+        ("self", "_ids", "_best", "_choose", "_step", "top_k", "lattice", "of_target"),
+    ),
     (STATE, ("memory/",), ("_take_pairs", "_waiting", "waiting", "seq_rm", "next_position")),
     (BLOCK, ("model/", "kernels/"), ("_blocks",)),
 )

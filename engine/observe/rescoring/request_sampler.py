@@ -106,7 +106,7 @@ def _is_number(value: Any) -> bool:
 def _biases(entries: Any, n_vocab: int) -> tuple[tuple[int, float], ...]:
     """Token ids and biases; false and null stand for never."""
     found = []
-    for entry in entries if isinstance(entries, list) else ():
+    for entry in entries if isinstance(entries, list | tuple) else ():
         token, bias = (
             (entry.get("token"), entry.get("bias"))
             if isinstance(entry, dict)
@@ -128,8 +128,8 @@ def is_set_alike(name: str, one: Any, other: Any) -> bool:
         return True
     if name == "logit_bias":
         try:
-            one, other = (sorted(map(tuple, _biases([*value], _ANY))) for value in (one, other))
-        except (NotJudgedError, TypeError):
+            one, other = (sorted(_biases(value, _ANY)) for value in (one, other))
+        except NotJudgedError:
             return bool(one == other)
     try:
         if name == "top_k":  # from 0 down: all
