@@ -21,6 +21,7 @@ from engine.observe.drafter_diff.outcome_causes import (
 from engine.observe.drafter_diff.records import (
     CANDIDATES,
     ROWS,
+    RULE,
     STAGES,
     Cause,
     Counts,
@@ -150,6 +151,7 @@ def _pair(
     contexts = same_contexts(a, b)
     if (prompt := prompt_cause(a, b)) is not None:
         causes.append(prompt)
+    causes += filter(None, [sampler_cause(a, b)])
     judged: list[str] = []
     missing = [Missing(*no_drafts(side.name)) for side in (a, b) if not side.drafts]
     is_drafted = not missing
@@ -209,9 +211,9 @@ def _pair(
     elif not a.looks_up and root is None:  # the lengths of look-ups are of what they find
         equal = [pair for pair in contexts if n_equal(*pair) is None and pair[0].tokens]
         causes += length_causes(a, b, equal)
-    rules = [sampler_cause(a, b), rule_cause(a), rule_cause(b)]
-    rules += [None if any(rules) else withheld_cause(a, b, contexts)]
-    causes += filter(None, rules)
+    causes += filter(None, [rule_cause(a), rule_cause(b)])
+    if not any(one.stage == RULE for one in causes):
+        causes += filter(None, [withheld_cause(a, b, contexts)])
     causes += filter(None, [root, counting_cause(a, b), counting_cause(b, a)])
     if is_drafted:
         missing += _missing(a, b, contexts, session)

@@ -340,7 +340,7 @@ def length_causes(
     a: DraftSide, b: DraftSide, pairs: Sequence[tuple[RecordedDraft, RecordedDraft]]
 ) -> Iterator[Cause]:
     """Drafts that are equal as far as both go, and not equally long."""
-    if miscounting(a) or miscounting(b):
+    if any(miscounting(side) or overcounting(side) for side in (a, b)):
         return
     beyond = a.n_beyond, b.n_beyond
     lengths = [Counter(d.n_drafted - side.n_beyond for d in side.drafts) for side in (a, b)]
@@ -385,16 +385,20 @@ def length_causes(
 
 
 def miscounting(side: DraftSide) -> list[RecordedDraft]:
-    """Drafts of which more tokens are recorded than counted, or fewer where all are recorded, or
-    more are accepted than the next round is further on."""
+    """Drafts of which more tokens are recorded than counted, or fewer where all are recorded."""
     found = [
         draft
         for draft in side.drafts
         if len(draft.tokens) > draft.n_drafted
-        or draft.n_accepted > (side.advance(draft) or draft.n_accepted)
         or (side.knows_all and len(draft.tokens) < draft.n_drafted)
     ]
     return found if len(found) >= FEW else []
+
+
+def overcounting(side: DraftSide) -> bool:
+    """Whether drafts count more accepted tokens than their next rounds are further on."""
+    steps = [(draft.n_accepted, side.advance(draft)) for draft in side.drafts]
+    return sum(most is not None and n > most for n, most in steps) >= FEW
 
 
 def _dropped(a: DraftSide, b: DraftSide, end: int) -> Iterator[Cause]:
