@@ -77,7 +77,8 @@ def drafted_run(path: Path, run_id: int | None, option: str, *, or_sums: bool = 
         raise OptionError(
             f"{path} has no rounds with drafts, only sums or plain text.",
             "Record it round by round: `draftscope observe URL -p TEXT --trace DIR`, a "
-            "llama-server log with LLAMA_TRACE=1, or a record with counts per step.",
+            "llama-server log with LLAMA_TRACE=1, a record with counts per step, or a stream with "
+            "ids of SGLang.",
         )
     return RunRef(store, known[0] if run_id is None else run_id)
 

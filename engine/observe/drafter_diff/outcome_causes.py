@@ -25,15 +25,7 @@ from engine.observe.rescoring.request_sampler import SAMPLING, is_set_alike
 _SHARE = 0.05
 _SHOWS_RULE = 5
 """Rounds that show a rule where ids of rejected tokens do not."""
-_SPREAD = (
-    "top_k",
-    "top_p",
-    "min_p",
-    "top_n_sigma",
-    "dynatemp_range",
-    "adaptive_target",
-    "samplers",
-)
+_SPREAD = ("top_k", "top_p", "min_p", "top_n_sigma", "dynatemp_range", "samplers")
 """Settings that never take the best token away."""
 
 

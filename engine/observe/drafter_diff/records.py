@@ -99,6 +99,12 @@ def prompt_cause(a: DraftSide, b: DraftSide) -> Cause | None:
     place = f"prompt token {at}: A has {_at(a, at)}, B has {_at(b, at)}"
     plain = [[i for i in side.prompt or () if not _is_special(side, i)] for side in (a, b)]
     size = f"{len(a.prompt)} and {len(b.prompt)} tokens"
+    if not all(side.session or side.piece(i) for side in (a, b) for i in side.prompt or ()):
+        asked = [side.asked.prompt for side in (a, b)]
+        same = asked[0] is not None and asked[0] == asked[1]
+        about = "The same text became other tokens" if same else "The prompts have other tokens"
+        about += "; what these stand for is not known without the model (--model)."
+        return Cause(TOKENS if same else TEXT, "", about, place, size)
     if plain[0] == plain[1]:
         less, more = "AB" if len(a.prompt) < len(b.prompt) else "BA"
         said = f"{less} lacks special tokens that {more} has"

@@ -137,11 +137,10 @@ class StageValues:
         sys.setprofile(None)
         names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
         known = [(name, frame.f_locals.get(name)) for name in names if name != "self"]
-        args = dict(pair for name, x in known for pair in _values(name, x))
         if kind == _SEEN[0]:
             own = getattr(frame.f_locals.get("self"), "__dict__", {})
-            kept = [(f"self.{name}", own[name]) for name in _SETTINGS if name in own]
-            args |= dict(pair for name, x in kept for pair in _values(name, x))
+            known += [(f"self.{name}", own[name]) for name in _SETTINGS if name in own]
+        args = dict(pair for name, x in known for pair in _values(name, x))
         name = "" if kind == _FOREIGN else code.co_qualname.removesuffix("_with_llvm")
         call = Call(name, code.co_filename, args)
         parent.calls.append(call)
@@ -169,9 +168,7 @@ def _is_within(frame: FrameType) -> bool:
 
 _FOREIGN = "foreign"
 _OPTIONS = (spec.options_of(SpecOptions()) for spec in DRAFTERS.values())
-_SETTINGS = sorted(
-    {before + name for one in _OPTIONS for name in asdict(one) for before in ("", "_")}
-)
+_SETTINGS = sorted({_ + name for one in _OPTIONS for name in asdict(one) for _ in ("", "_")})
 """Attributes in which drafters keep what they are set to."""
 _UNSTEADY = {"pending", "ms", "record", "before", "rows", "of_tokens"}
 _NOT_SEEN = {"<genexpr>", "<listcomp>", "<dictcomp>", "<setcomp>", "__init__", "__new__", "_limit"}
@@ -259,7 +256,7 @@ class Walk:
             for name in one.args.keys() & two.args.keys():
                 both = one.args[name], two.args[name]
                 if name.startswith("self.") or not _is_apart(*both):
-                    continue  # a setting is named where it tells
+                    continue  # a setting alone changes nothing
                 if _is_exact(*both):
                     return self._note((name, *both), is_argument=True)
                 if self._suspect is None and not one.file.startswith(_KERNELS):
@@ -351,11 +348,7 @@ _BY_PLACE = (
     (RULE, ("decode/", "sampling/"), ()),
     (POSITIONS, ("rope",), ("positions", "n_drafted", "pos0", "apply_rope", "norm_and_rope")),
     (ROWS, (), ("observe", "decoded", "_taken", "taps", "side_by_side", "fused", "inject")),
-    (
-        CANDIDATES,
-        (),
-        ("self", "_ids", "_best", "_choose", "_step", "top_k", "lattice", "of_target"),
-    ),
+    (CANDIDATES, (), ("_ids", "_best", "_choose", "_step", "top_k", "lattice", "of_target")),
     (STATE, ("memory/",), ("_take_pairs", "_waiting", "waiting", "seq_rm", "next_position")),
     (BLOCK, ("model/", "kernels/"), ("_blocks",)),
 )
@@ -371,6 +364,8 @@ def stage_of_walk(walk: Walk) -> str:
     file = inner.file.replace(os.sep, "/")
     if names[0] == "accept" and walk.path[0][0].name.startswith(Judge.__name__):
         return RULE
+    if label == "self":
+        return CANDIDATES
     is_input = walk.is_argument and label in ("rows", "features", "hidden")
     if is_input:
         return STATE if "_next" in names else ROWS
