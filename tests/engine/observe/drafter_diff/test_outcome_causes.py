@@ -16,6 +16,7 @@ from engine.observe.drafter_diff.diff import drafter_diff
 from engine.observe.drafter_diff.outcome_causes import _miscounted, rule_cause
 from engine.observe.drafter_diff.records import Cause
 from engine.observe.files.importing import import_file
+from engine.observe.rescoring.request_sampler import is_set_alike
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 
@@ -142,3 +143,21 @@ def test_what_a_server_counts_otherwise_is_named(
 def test_sums_alone_are_refused_with_what_has_rounds(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="stream with ids"):
         _first(tmp_path, _vllm(_RIGHT, _LENGTHS), _sglang(rounds=False))
+
+
+@pytest.mark.parametrize(
+    ("name", "one", "other", "alike"),
+    [
+        ("min_p", 0.05, 0.05000000074505806, True),
+        ("top_k", -1, 0, True),
+        ("top_k", 40, 0, False),
+        ("grammar", None, "", True),
+        ("logit_bias", ((5, -1.0),), [{"token": 5, "bias": -1.0}], True),
+        ("logit_bias", [], [[5, False]], False),
+        ("samplers", ["top_k"], ["min_p"], False),
+    ],
+)
+def test_a_setting_is_the_same_in_the_forms_of_two_servers(
+    name: str, one: Any, other: Any, alike: bool
+) -> None:
+    assert is_set_alike(name, one, other) == is_set_alike(name, other, one) == alike
