@@ -57,9 +57,9 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def drafted_run(path: Path, run_id: int | None, option: str) -> RunRef:
-    """The run of a file that is meant, by default the first with rounds that drafted. Raises
-    OptionError where it has none."""
+def drafted_run(path: Path, run_id: int | None, option: str, *, or_sums: bool = False) -> RunRef:
+    """The run of a file that is meant, by default the first with rounds that drafted. or_sums: else
+    one without rounds whose tokens are known. Raises OptionError where it has none."""
     store = opened_trace(path)
     if run_id is not None and run_id not in store.runs:
         raise OptionError(f"{path} has no run {run_id}.", f"Leave out {option}, or name another.")
@@ -71,11 +71,14 @@ def drafted_run(path: Path, run_id: int | None, option: str) -> RunRef:
             f"{path} has no draft in any of its rounds.",
             "Record it with a drafter (--spec-type); a longer text where that found nothing.",
         )
+    if or_sums and not n and len(store.tokens):
+        return RunRef(store, min(store.runs) if run_id is None else run_id)
     if not known or (run_id is not None and run_id not in known):
         raise OptionError(
             f"{path} has no rounds with drafts, only sums or plain text.",
             "Record it round by round: `draftscope observe URL -p TEXT --trace DIR`, a "
-            "llama-server log with LLAMA_TRACE=1, or a record with counts per step.",
+            "llama-server log with LLAMA_TRACE=1, a record with counts per step, or a stream with "
+            "ids of SGLang.",
         )
     return RunRef(store, known[0] if run_id is None else run_id)
 

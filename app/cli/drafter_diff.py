@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
     if args.demo and args.model is None:
         args.model = DEMO_TARGET
     recorded = {
-        i: drafted_run(Path(source), number, option)
+        i: drafted_run(Path(source), number, option, or_sums=True)
         for i, (source, number, option) in enumerate(
             zip(sources, (args.run_a, args.run_b), ("--run-a", "--run-b"), strict=True)
         )
@@ -202,7 +202,7 @@ def _as(
             from engine.observe.drafter_diff.redraft import drafter_for
 
             types = (drafter_for(session, side),)
-        n_max = max(draft.n_drafted for draft in side.drafts)
+        n_max = max((draft.n_drafted for draft in side.drafts), default=SpecOptions().n_max)
         spec = own.spec if own else SpecOptions(types=types, n_max=min(n_max, 64))
         options = replace(options, spec=replace(spec, types=types or spec.types))
     elif session is not None:

@@ -11,10 +11,17 @@ import numpy as np
 from engine.analysis.acceptance.counts import fisher_less
 from engine.errors import OptionError, UnsupportedModelError
 from engine.gguf.binary import never
-from engine.observe.drafter_diff.outcome_causes import counting_cause, rule_cause, sampler_cause
+from engine.observe.drafter_diff.outcome_causes import (
+    counting_cause,
+    root_cause,
+    rule_cause,
+    sampler_cause,
+    withheld_cause,
+)
 from engine.observe.drafter_diff.records import (
     CANDIDATES,
     ROWS,
+    RULE,
     STAGES,
     Cause,
     Counts,
@@ -26,7 +33,7 @@ from engine.observe.drafter_diff.records import (
     same_contexts,
     settings_cause,
 )
-from engine.observe.drafter_diff.sides import LONGEST_TEXT, DraftSide, paired, sides_of
+from engine.observe.drafter_diff.sides import LONGEST_TEXT, DraftSide, no_drafts, paired, sides_of
 from engine.trace.run_ref import RunRef
 
 if TYPE_CHECKING:
@@ -144,9 +151,11 @@ def _pair(
     contexts = same_contexts(a, b)
     if (prompt := prompt_cause(a, b)) is not None:
         causes.append(prompt)
+    causes += filter(None, [sampler_cause(a, b)])
     judged: list[str] = []
-    missing: list[Missing] = []
-    if session is not None:
+    missing = [Missing(*no_drafts(side.name)) for side in (a, b) if not side.drafts]
+    is_drafted = not missing
+    if session is not None and is_drafted:
         from engine.observe.rescoring.identity import SAME, is_observed
 
         for side, rows, identity, seen_first, all_of in zip(
@@ -182,7 +191,7 @@ def _pair(
             rules = [special] if special else [choices.lossy_rule(), choices.stale_choice()]
             rules += [None if any(rules) else choices.threshold_rule()]
             causes += filter(None, (seen, found, *rules))
-    for side, partner in ((a, b), (b, a)):
+    for side, partner in ((a, b), (b, a)) if is_drafted else ():
         if side.looks_up and side.prompt is not None:
             from engine.observe.drafter_diff.looked_up import LookedUp
 
@@ -193,15 +202,21 @@ def _pair(
                 judged.append(side.name)
                 causes += filter(None, [LookedUp(side, options, cancelled).cause()])
     causes += filter(None, [settings_cause(a, b)])
-    if len(judged) < 2 and not (a.draws or b.draws):  # drawn ones differ by chance
-        by_ids = list(draft_causes(a, b, contexts))
+    root = root_cause(a, b, contexts)
+    if not is_drafted:
+        pass
+    elif len(judged) < 2 and not (a.draws or b.draws):  # drawn ones differ by chance
+        by_ids = list(draft_causes(a, b, contexts)) if root is None else []
         causes += [one for one in by_ids if not any(one.stage == known.stage for known in causes)]
-    elif not a.looks_up:  # the lengths of look-ups are of what they find
+    elif not a.looks_up and root is None:  # the lengths of look-ups are of what they find
         equal = [pair for pair in contexts if n_equal(*pair) is None and pair[0].tokens]
         causes += length_causes(a, b, equal)
-    causes += filter(None, (sampler_cause(a, b), rule_cause(a), rule_cause(b)))
-    causes += filter(None, map(counting_cause, (a, b)))
-    missing += _missing(a, b, contexts, session)
+    causes += filter(None, [rule_cause(a), rule_cause(b)])
+    if not any(one.stage == RULE for one in causes):
+        causes += filter(None, [withheld_cause(a, b, contexts)])
+    causes += filter(None, [root, counting_cause(a, b), counting_cause(b, a)])
+    if is_drafted:
+        missing += _missing(a, b, contexts, session)
     if not (causes or contexts or len(judged) == 2):
         fact = missing[0]
         raise OptionError(f"A and B cannot be compared: {fact.fact}", fact.remedy)

@@ -3,7 +3,6 @@ and the counts. No torch."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -21,14 +20,25 @@ from engine.observe.drafter_diff.records import (
     sums,
 )
 from engine.observe.drafter_diff.sides import DraftSide
+from engine.observe.rescoring.request_sampler import SAMPLING, is_set_alike
 
 _SHARE = 0.05
+_SHOWS_RULE = 5
+"""Rounds that show a rule where ids of rejected tokens do not."""
+_SPREAD = ("top_k", "top_p", "min_p", "top_n_sigma", "dynatemp_range", "samplers")
+"""Settings that never take the best token away."""
 
 
 def _confirmed(side: DraftSide) -> list[tuple[RecordedDraft, int]]:
-    """Drafts but the last, with how many of their tokens the text confirms, where that is known."""
-    judged = ((draft, side.n_confirmed(draft)) for draft in side.drafts[:-1])
-    return [(draft, n) for draft, n in judged if n is not None]
+    """Drafts but the last, with how many of their tokens the text confirms, where that is known:
+    never more than the next round is further on."""
+    judged = []
+    for draft in side.drafts[:-1]:
+        n, most = side.n_confirmed(draft), side.advance(draft)
+        if n is None and most is not None and draft.n_accepted > most:
+            n = most
+        judged += [(draft, n)] if n is not None else []
+    return judged
 
 
 def rule_cause(side: DraftSide) -> Cause | None:
@@ -57,35 +67,45 @@ def rule_cause(side: DraftSide) -> Cause | None:
 
 def sampler_cause(a: DraftSide, b: DraftSide) -> Cause | None:
     """Whether the two were sampled in other ways, and their texts part."""
-    settings = a.setting, b.setting
+    settings, at = (a.setting, b.setting), n_common(a, b)
     temps = [float(one.get("temperature", 0.0) or 0.0) for one in settings]
-    is_drawn = all(settings) and max(temps) > 0
-    names = [n for n in settings[0] if is_drawn and n in settings[1] and _differ(n, *settings)]
+    parts = at < min(len(a.text), len(b.text))
+    # what leaves the best token in its place shows in no greedy text
+    idle = set() if max(temps) > 0 else {*_SPREAD} if parts else {*SAMPLING}
+    if not any(_penalises(one) for one in settings):
+        idle.add("repeat_last_n")
+    names = [
+        name
+        for name in SAMPLING
+        if name not in idle and name in settings[0] and name in settings[1]
+        if not is_set_alike(name, settings[0][name], settings[1][name])
+    ]
     # at temperature 0 rules without loss all accept the best token
     lossless = all(side.rule is not None and side.rule.is_lossless for side in (a, b))
     counts = not (all(settings) and max(temps) <= 0 and lossless)
     rules = [side.rule.text if side.rule and counts else "" for side in (a, b)]
-    said = [f"{name} {settings[0][name]} in A, {settings[1][name]} in B" for name in names]
+    shown = [(n, *(_short(one[n]) for one in settings)) for n in names]
+    said = [f"{name} {mine} in A, {theirs} in B" for name, mine, theirs in shown]
     if all(rules) and rules[0] != rules[1]:
         said.append(f"rule {rules[0]} in A, {rules[1]} in B")
     if not said:
         return None
-    at = n_common(a, b)
-    place = f"the texts part at position {at}" if at < min(len(a.text), len(b.text)) else ""
+    place = f"the texts part at position {at}" if parts else ""
     return Cause(RULE, "", f"The sampler or the rule differs: {'; '.join(said)}.", place)
 
 
-def _differ(name: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two settings are other ones; servers keep them in single precision."""
-    try:
-        return not math.isclose(float(one[name]), float(other[name]), rel_tol=1e-6, abs_tol=1e-9)
-    except (TypeError, ValueError):
-        return bool(one[name] != other[name])
+def _short(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else f"{str(value) or 'none':.60}"
 
 
-def counting_cause(side: DraftSide) -> Cause | None:
+def _penalises(setting: Mapping[str, Any]) -> bool:
+    off = {"repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+    return any(setting.get(name, value) != value for name, value in off.items())
+
+
+def counting_cause(side: DraftSide, other: DraftSide) -> Cause | None:
     """Whether accepted tokens are counted that the text does not confirm, or counters disagree with
-    the rounds."""
+    the rounds, or with the other's of the same text."""
     judged = _confirmed(side)
     wrong = [
         (draft, n)
@@ -114,7 +134,7 @@ def counting_cause(side: DraftSide) -> Cause | None:
         about, place = _miscounted(rounds), place_of(wrong[0][0])
         size = f"{len(wrong)} of {len(judged)} rounds"
         return Cause(COUNTING, side.name, about, place, size, recorded, mended)
-    return _by_counters(side)
+    return _by_counters(side, other)
 
 
 def _true(side: DraftSide, draft: RecordedDraft) -> Counts:
@@ -177,11 +197,18 @@ def _miscounted(rounds: Sequence[tuple[Counts, Counts]]) -> str:
     return "It counts tokens that it did not draft as accepted drafted tokens."
 
 
-def _by_counters(side: DraftSide) -> Cause | None:
-    stated = [side.counters.get(name) for name in ("draft_n_accepted", "draft_n")]
+def _by_counters(side: DraftSide, other: DraftSide) -> Cause | None:
+    for one in side.run.facts.observed_findings or ():
+        if one.rule == "counters-contradict" and one.seq_id == side.seq_id:
+            return Cause(COUNTING, side.name, one.message, "", one.evidence)
+    names = "draft_n_accepted", "draft_n", "num_spec_steps"
+    stated = [side.counters.get(name) for name in names[: 2 + (not side.drafts)]]
     if not all(isinstance(one, int | float) and one >= 0 for one in stated):
         return None
-    theirs, (accepted, drafted) = tuple(int(one or 0) for one in stated), side.counts
+    theirs = tuple(int(one or 0) for one in stated)
+    if not side.drafts:
+        return _by_length(side, *theirs) or _by_rounds(side, other, *theirs)
+    accepted, drafted = side.counts
     beyond = theirs[0] - accepted, theirs[1] - drafted
     if max(map(abs, beyond)) < FEW or max(map(abs, beyond)) < 0.02 * max(drafted, 1):
         return None
@@ -195,3 +222,96 @@ def _by_counters(side: DraftSide) -> Cause | None:
     size = f"{theirs[0]} of {theirs[1]} by its counters, {accepted} of {drafted} by its rounds"
     counts = (theirs[0], theirs[1]), (accepted, drafted)
     return Cause(COUNTING, side.name, about, place, size, *counts)
+
+
+def _by_length(side: DraftSide, accepted: int, drafted: int, steps: int) -> Cause | None:
+    """Whether sums have more accepted tokens than there were, by the length of the answer: a step
+    has one more token than it accepts, but for the last one, which a limit may cut."""
+    most = len(side.ids) - 1 - steps + (-(-drafted // steps) if steps else 0)
+    if accepted < most + FEW or not steps:
+        return None
+    own = " the target's own token of a round as an accepted one" * (accepted <= most + steps)
+    about = f"It counts{own or ' more accepted tokens than its answer has room for'}."
+    size = f"{accepted} accepted in {steps} rounds, {len(side.ids)} tokens in the answer"
+    counts = (accepted, drafted), (min(most, accepted - steps * bool(own)), drafted)
+    return Cause(COUNTING, side.name, about, "sums of the request", size, *counts)
+
+
+def _by_rounds(
+    side: DraftSide, other: DraftSide, accepted: int, drafted: int, steps: int
+) -> Cause | None:
+    """Whether sums are those of the other's rounds of the same text, counted in another way."""
+    rounds = [(draft.n_accepted, draft.n_drafted) for draft in other.drafts]
+    if steps != len(rounds) or side.text != other.text or (accepted, drafted) == other.counts:
+        return None
+    longest = max(n for _, n in rounds)  # as SGLang assumes of each
+    for lengths in ([n for _, n in rounds], [longest] * len(rounds)):
+        counts = [*zip((n for n, _ in rounds), lengths, strict=True)]
+        if _added(counts) == (accepted, drafted):
+            return None
+        for which in _ways(0, 0):
+            if _added(_ways(*one)[which] for one in counts) == (accepted, drafted):
+                size = f"{accepted} of {drafted}, {other.name} {other.counts[0]} of {sum(lengths)}"
+                sums_ = (accepted, drafted), _added(counts)
+                about = f"It counts {which}."
+                return Cause(COUNTING, side.name, about, "sums of the request", size, *sums_)
+    return None
+
+
+def withheld_cause(
+    a: DraftSide, b: DraftSide, pairs: Sequence[tuple[RecordedDraft, RecordedDraft]]
+) -> Cause | None:
+    """Whether one that does not tell its rejected tokens goes on as the other drafts, and accepts
+    less of it; never more."""
+    for side, which in ((a, 0), (b, 1)):
+        known = [
+            (pair[which], n)
+            for pair in pairs
+            if (n := _n_drafted_right(side, pair[1 - which])) is not None
+            and len(pair[which].tokens) <= pair[which].n_accepted
+        ]
+        short = [(own, n) for own, n in known if own.n_accepted < min(n, own.n_drafted)]
+        more = sum(own.n_accepted > n for own, n in known)
+        if more or len(short) < _SHOWS_RULE or len(short) < 2 * _SHARE * len(known):
+            continue
+        other = "BA"[which]
+        about = (
+            f"It rejects drafted tokens that the target chose itself and {other} drafts in their "
+            "place: a stricter rule, unless it drafts others, which ids of rejected tokens tell."
+        )
+        recorded, n_drafted = sums(own for own, _ in known), sum(own.n_drafted for own, _ in known)
+        mended = sum(max(own.n_accepted, min(n, own.n_drafted)) for own, n in known), n_drafted
+        size = f"{len(short)} of {len(known)} rounds after the same text"
+        return Cause(RULE, side.name, about, place_of(short[0][0]), size, recorded, mended, False)
+    return None
+
+
+def _n_drafted_right(side: DraftSide, draft: RecordedDraft) -> int | None:
+    """Leading tokens of another's draft that a side's text has in their places; None where it ends
+    before that shows."""
+    after = side.text[draft.pos0 + 1 :]
+    apart = (i for i, (one, two) in enumerate(zip(draft.tokens, after, strict=False)) if one != two)
+    n = next(apart, len(draft.tokens))
+    return n if n < len(after) and len(draft.tokens) == draft.n_drafted else None
+
+
+def root_cause(
+    a: DraftSide, b: DraftSide, pairs: Sequence[tuple[RecordedDraft, RecordedDraft]]
+) -> Cause | None:
+    """Whether one counts a drafted token more in each round: what the other accepted whole it
+    accepts as far, and no draft of its own whole."""
+    for side, which in ((a, 0), (b, 1)):
+        both = [(pair[which], pair[1 - which]) for pair in pairs]
+        whole = [
+            (own, one) for own, one in both if one.n_accepted == one.n_drafted == own.n_accepted
+        ]
+        has_whole = any(draft.n_accepted >= draft.n_drafted for draft in side.drafts)
+        beyond = {own.n_drafted - one.n_drafted for own, one in whole}
+        if has_whole or len(whole) < _SHOWS_RULE or beyond != {1} or side.knows_all:
+            continue
+        about = "It counts the newest token of a round, its draft's root, as a drafted one."
+        mended = side.counts[0], side.counts[1] - len(side.drafts)
+        size = f"{len(side.drafts)} rounds, {len(whole)} of which the other accepted whole"
+        where = place_of(whole[0][0])
+        return Cause(COUNTING, side.name, about, where, size, side.counts, mended)
+    return None

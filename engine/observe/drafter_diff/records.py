@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import NamedTuple
+from unicodedata import normalize
 
 from engine.audit.recorded_drafts import RecordedDraft
 from engine.draft.registry import DRAFTERS
@@ -98,6 +99,12 @@ def prompt_cause(a: DraftSide, b: DraftSide) -> Cause | None:
     place = f"prompt token {at}: A has {_at(a, at)}, B has {_at(b, at)}"
     plain = [[i for i in side.prompt or () if not _is_special(side, i)] for side in (a, b)]
     size = f"{len(a.prompt)} and {len(b.prompt)} tokens"
+    if not all(side.session or side.piece(i) for side in (a, b) for i in side.prompt or ()):
+        asked = [side.asked.prompt for side in (a, b)]
+        same = asked[0] is not None and asked[0] == asked[1]
+        about = "The same text became other tokens" if same else "The prompts have other tokens"
+        about += "; what these stand for is not known without the model (--model)."
+        return Cause(TOKENS if same else TEXT, "", about, place, size)
     if plain[0] == plain[1]:
         less, more = "AB" if len(a.prompt) < len(b.prompt) else "BA"
         said = f"{less} lacks special tokens that {more} has"
@@ -139,7 +146,14 @@ def _by_request(a: DraftSide, b: DraftSide) -> Cause | None:
         about = "The messages are equal and the chat template made another prompt of them."
         return Cause(TEXT, "", about, "", size)
     about = "The prompts have other numbers of tokens; their ids are not known on both sides."
-    return Cause(SPECIAL if abs(a.n_prompt - b.n_prompt) == 1 else TOKENS, "", about, "", size)
+    if abs(a.n_prompt - b.n_prompt) == 1:
+        more = "A" if a.n_prompt > b.n_prompt else "B"
+        about = (
+            f"The prompt of {more} has one token more, as with a special token put before the text "
+            "(add_bos_token) or at its end (add_eos_token); ids are not known on both sides."
+        )
+        return Cause(SPECIAL, "", about, "", size)
+    return Cause(TOKENS, "", about, "", size)
 
 
 def _text_words(a: DraftSide, b: DraftSide, texts: Sequence[bytes]) -> str:
@@ -149,10 +163,17 @@ def _text_words(a: DraftSide, b: DraftSide, texts: Sequence[bytes]) -> str:
         what = "The messages are equal and the chat template made another prompt of them"
     elif texts[0].split() == texts[1].split():
         what = "The prompts differ by white space alone"
+    elif len({normalize("NFKC", one.decode("utf-8", "replace")) for one in texts}) == 1:
+        what = "The prompts are one text in two Unicode forms, such as composed accents and others"
+    elif len({one.lower() for one in texts}) == 1:
+        what = "The prompts differ by upper and lower case alone"
     elif texts[0].endswith(texts[1]) or texts[1].endswith(texts[0]):
         what = "One prompt is the end of the other: its beginning is cut off, or text put before it"
     elif at == min(map(len, texts)):
         what = "One prompt goes on where the other ends, as with another generation prompt"
+    elif at + _n_same(texts[0][::-1], texts[1][::-1]) >= min(map(len, texts)):
+        less, more = "AB" if len(texts[0]) < len(texts[1]) else "BA"
+        what = f"{less} lacks a part in the middle of the prompt that {more} has"
     elif any(_SPECIAL.sub(b"", one) != one for one in texts):
         what = "The prompts differ, by their text or by the template around it"
     else:
@@ -325,7 +346,7 @@ def length_causes(
     a: DraftSide, b: DraftSide, pairs: Sequence[tuple[RecordedDraft, RecordedDraft]]
 ) -> Iterator[Cause]:
     """Drafts that are equal as far as both go, and not equally long."""
-    if miscounting(a) or miscounting(b):
+    if any(miscounting(side) or overcounting(side) for side in (a, b)):
         return
     beyond = a.n_beyond, b.n_beyond
     lengths = [Counter(d.n_drafted - side.n_beyond for d in side.drafts) for side in (a, b)]
@@ -378,6 +399,12 @@ def miscounting(side: DraftSide) -> list[RecordedDraft]:
         or (side.knows_all and len(draft.tokens) < draft.n_drafted)
     ]
     return found if len(found) >= FEW else []
+
+
+def overcounting(side: DraftSide) -> bool:
+    """Whether drafts count more accepted tokens than their next rounds are further on."""
+    steps = [(draft.n_accepted, side.advance(draft)) for draft in side.drafts]
+    return sum(most is not None and n > most for n, most in steps) >= FEW
 
 
 def _dropped(a: DraftSide, b: DraftSide, end: int) -> Iterator[Cause]:

@@ -11,6 +11,7 @@ from engine.analysis.acceptance.accept_rules import AcceptRule, rule_of
 from engine.audit.recorded_drafts import RecordedDraft, RecordedDrafts
 from engine.draft.registry import DRAFTERS
 from engine.errors import OptionError
+from engine.observe.rescoring.request_sampler import SAMPLING
 from engine.observe.rescoring.texts import asked_of
 from engine.trace.facts import RequestFacts
 from engine.trace.records import EMITTED_KINDS, MISSING
@@ -131,12 +132,12 @@ class DraftSide:
     @property
     def setting(self) -> dict[str, Any]:
         """What the sampler was set to, as far as it is known."""
-        wanted = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty")
-        return {name: self.asked.settings[name] for name in wanted if name in self.asked.settings}
+        return {name: value for name, value in self.asked.settings.items() if name in SAMPLING}
 
 
 def sides_of(name: str, run: RunRef, session: Session | None = None) -> list[DraftSide]:
-    """The sequences of a run that have drafts. Raises OptionError where none has any."""
+    """The sequences of a run that have drafts, or all of one that has sums alone. Raises
+    OptionError where none has any."""
     recorded = RecordedDrafts(run.store, run.run_id)
     texts = {}
     if session is not None:
@@ -147,7 +148,10 @@ def sides_of(name: str, run: RunRef, session: Session | None = None) -> list[Dra
     emitted = rows_by_sequence(run.store, run.run_id, EMITTED_KINDS)
     prompts = rows_by_sequence(run.store, run.run_id, ("prompt",))
     found, drafters = [], recorded.drafters() or list(run.facts.speculative_types or ())
-    for seq_id, drafts in recorded.of(None).items():
+    drafts_of = recorded.of(None)
+    if not len(run.store.rounds):
+        drafts_of = {seq_id: [] for seq_id in emitted}
+    for seq_id, drafts in drafts_of.items():
         rows = emitted.get(seq_id)
         if rows is None:
             continue
@@ -182,13 +186,18 @@ def sides_of(name: str, run: RunRef, session: Session | None = None) -> list[Dra
             "See what `draftscope acceptance` says of it, or record it with its drafter on.",
         )
     if not found:
-        raise OptionError(
-            f"{name} has no round with a draft of which tokens are known, only sums or text.",
-            "Record it round by round: `draftscope observe URL -p TEXT --trace DIR`, a "
-            "llama-server log of -lv 5 with LLAMA_TRACE=1, or a record with token ids and counts "
-            "per step.",
-        )
+        raise OptionError(*no_drafts(name))
     return found
+
+
+def no_drafts(name: str) -> tuple[str, str]:
+    """What is missing of a side without drafts, and how to record it."""
+    fact = f"{name} has no round with a draft of which tokens are known, only sums or text."
+    return fact, (
+        "Record it round by round: `draftscope observe URL -p TEXT --trace DIR`, a llama-server "
+        "log of -lv 5 with LLAMA_TRACE=1, or a record with token ids and counts per step (vLLM), "
+        "or a stream with ids (SGLang)."
+    )
 
 
 def _told(run: RunRef, seq_id: int) -> Mapping[str, Any]:

@@ -14,7 +14,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from functools import partial, wraps
 from types import CodeType, FrameType
 from typing import Any
@@ -26,6 +26,7 @@ import engine
 import kernels
 from engine.decode.acceptance import Judge
 from engine.draft.chain import DrafterChain
+from engine.draft.registry import DRAFTERS
 from engine.machine.graphs import VARIABLE
 from engine.memory.hybrid import MemoryShelf
 from engine.model.layers import TargetRows
@@ -40,7 +41,7 @@ from engine.observe.drafter_diff.records import (
     Cause,
 )
 from engine.observe.drafter_diff.sides import DraftSide
-from engine.options import Prompt
+from engine.options import Prompt, SpecOptions
 from engine.session import Session
 from engine.trace.store import TraceStore
 
@@ -136,6 +137,9 @@ class StageValues:
         sys.setprofile(None)
         names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
         known = [(name, frame.f_locals.get(name)) for name in names if name != "self"]
+        if kind == _SEEN[0]:
+            own = getattr(frame.f_locals.get("self"), "__dict__", {})
+            known += [(f"self.{name}", own[name]) for name in _SETTINGS if name in own]
         args = dict(pair for name, x in known for pair in _values(name, x))
         name = "" if kind == _FOREIGN else code.co_qualname.removesuffix("_with_llvm")
         call = Call(name, code.co_filename, args)
@@ -163,6 +167,9 @@ def _is_within(frame: FrameType) -> bool:
 
 
 _FOREIGN = "foreign"
+_OPTIONS = (spec.options_of(SpecOptions()) for spec in DRAFTERS.values())
+_SETTINGS = sorted({_ + name for one in _OPTIONS for name in asdict(one) for _ in ("", "_")})
+"""Attributes in which drafters keep what they are set to."""
 _UNSTEADY = {"pending", "ms", "record", "before", "rows", "of_tokens"}
 _NOT_SEEN = {"<genexpr>", "<listcomp>", "<dictcomp>", "<setcomp>", "__init__", "__new__", "_limit"}
 
@@ -248,8 +255,8 @@ class Walk:
         if one.name == two.name:
             for name in one.args.keys() & two.args.keys():
                 both = one.args[name], two.args[name]
-                if not _is_apart(*both):
-                    continue
+                if name.startswith("self.") or not _is_apart(*both):
+                    continue  # a setting alone changes nothing
                 if _is_exact(*both):
                     return self._note((name, *both), is_argument=True)
                 if self._suspect is None and not one.file.startswith(_KERNELS):
@@ -357,6 +364,8 @@ def stage_of_walk(walk: Walk) -> str:
     file = inner.file.replace(os.sep, "/")
     if names[0] == "accept" and walk.path[0][0].name.startswith(Judge.__name__):
         return RULE
+    if label == "self":
+        return CANDIDATES
     is_input = walk.is_argument and label in ("rows", "features", "hidden")
     if is_input:
         return STATE if "_next" in names else ROWS

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -64,11 +63,14 @@ class TargetChoices:
         n_near, judges, self._shares = 0, list[EmittedJudge](), list[tuple[float, float]]()
         drafted = {d.pos0 + 1 + i - n: t for d in side.drafts for i, t in enumerate(d.tokens)}
         self._of_drafted: dict[int, float] = {}
-        with suppress(NotJudgedError):
+        is_judged = True
+        try:
             more = session.tokenizer.eog_ids, session.config.n_vocab
             sampling = request_sampling(side.asked.settings, *more)
             if is_greedy or (side.rule is not None and side.rule.is_lossless):
                 judges = [EmittedJudge(sampling, side.text[:n]) for _ in range(2)]
+        except NotJudgedError:  # a grammar, say, may have chosen any
+            is_judged = "temperature" not in side.setting
         for start in range(n - 1, len(side.text) - 1, PASS):
             stop = min(start + PASS, len(side.text) - 1)
             logits, tokens = (
@@ -88,6 +90,8 @@ class TargetChoices:
                 n_near += token in [*row][:N_CANDIDATES]
                 if judges:
                     found.append(lack <= least(row, TIE))
+                elif not is_judged:
+                    found.append(True)
                 else:
                     found.append(not gap(row, token, TIE)[1] if is_greedy else token in row)
         self._is_near = n_near >= _NEAR_OWN * len(found)

@@ -325,12 +325,21 @@ def _lost_rounds(request: LogRequest) -> dict[str, Any] | None:
     logged = tuple(np.concatenate(rounds).sum(0).tolist())
     if logged == (request.accepted, request.drafted):
         return None
+    sums = (
+        f"its lines have {logged[0]:,} accepted of {logged[1]:,} drafted tokens, the server's sums "
+        f"{request.accepted:,} of {request.drafted:,}"
+    )
+    if request.first is not None and request.predicted is not None and not request.batches:
+        left = request.predicted - 1 - sum(n + 1 for n, _ in complete[:-1])
+        if len(complete) == len(request.rounds) and 1 <= left <= complete[-1][0] + 1:
+            message = "The server's sums of a request are not those of its rounds, none of which "
+            message += "is missing."
+            return {"rule": "counters-contradict", "message": message, "evidence": sums}
     return {
         "rule": "log-lines-missing",
         "message": "The log does not have all rounds of a request: its lines are missing, or it "
         "begins in the middle. Sums are the server's.",
-        "evidence": f"its lines have {logged[0]:,} accepted of {logged[1]:,} drafted tokens, the "
-        f"server's sums {request.accepted:,} of {request.drafted:,}",
+        "evidence": sums,
     }
 
 

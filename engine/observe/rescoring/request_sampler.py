@@ -45,6 +45,9 @@ _OFF: dict[str, tuple[Any, ...]] = {
 }
 """Settings that change what may be chosen and are not computed here, with the values that switch
 them off."""
+SAMPLING = (*_FIELDS, *_OFF, "top_n_sigma", "adaptive_target", "logit_bias", "ignore_eos")
+"""Settings of a request that decide which tokens its sampler chooses."""
+_ANY = 1 << 31
 _HALVINGS = 12
 _MOST_BISECTED = 64
 """Tokens of a text that are looked at so closely; with more of them it is another model's."""
@@ -103,18 +106,37 @@ def _is_number(value: Any) -> bool:
 def _biases(entries: Any, n_vocab: int) -> tuple[tuple[int, float], ...]:
     """Token ids and biases; false and null stand for never."""
     found = []
-    for entry in entries if isinstance(entries, list) else ():
+    for entry in entries if isinstance(entries, list | tuple) else ():
         token, bias = (
             (entry.get("token"), entry.get("bias"))
             if isinstance(entry, dict)
             else entry
-            if isinstance(entry, list) and len(entry) == 2
+            if isinstance(entry, list | tuple) and len(entry) == 2
             else (None, None)
         )
         if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < n_vocab:
             raise NotJudgedError("The request's logit_bias names other things than tokens.")
         found.append((token, float(bias or 0) if _is_number(bias) else -math.inf))
     return tuple(found)
+
+
+def is_set_alike(name: str, one: Any, other: Any) -> bool:
+    """Whether two values of a setting are the same one; servers keep numbers in single precision
+    and biases in a form of their own."""
+    off = _OFF.get(name, ())
+    if one in off and other in off:
+        return True
+    if name == "logit_bias":
+        try:
+            one, other = (sorted(_biases(value, _ANY)) for value in (one, other))
+        except NotJudgedError:
+            return bool(one == other)
+    try:
+        if name == "top_k":  # from 0 down: all
+            one, other = max(0, one), max(0, other)
+        return math.isclose(float(one), float(other), rel_tol=1e-6, abs_tol=1e-9)
+    except (TypeError, ValueError):
+        return bool(one == other)
 
 
 class EmittedJudge:

@@ -33,8 +33,8 @@ from engine.trace.records import EMITTED_KINDS, MISSING
 from engine.trace.run_ref import rows_by_sequence
 from engine.trace.store import TraceStore
 
-_OURS = {"temp": "temperature"}
-"""Names of our sampler's options that are others at llama-server."""
+_NAMES = {"temp": "temperature", "repetition_penalty": "repeat_penalty"}
+"""Names of our sampler's options, and of vLLM's and SGLang's, that are others at llama-server."""
 
 
 def asked_of(facts: RunFacts, seq_id: int) -> RequestFacts:
@@ -42,7 +42,7 @@ def asked_of(facts: RunFacts, seq_id: int) -> RequestFacts:
     them. facts: of its run, which may come from a file."""
     if (options := facts.options) is not None:
         sampler = asdict(options.sampler)
-        settings = {_OURS.get(name, name): value for name, value in sampler.items()}
+        settings = {_NAMES.get(name, name): value for name, value in sampler.items()}
         return RequestFacts(settings=settings | {"ignore_eos": options.ignore_eos})
     requests = facts.requests or []
     return _asked(requests[seq_id]) if seq_id < len(requests) else RequestFacts()
@@ -53,7 +53,10 @@ def _asked(request: RequestFacts) -> RequestFacts:
     prompt, messages = request.prompt, request.messages
     if prompt is not None and request.path.endswith("/responses"):
         prompt, messages = None, [{"role": "user", "content": prompt}]
-    settings = request.settings | request.generation_settings
+    inner = request.settings.get("sampling_params")  # SGLang's
+    sent = request.settings | (inner if isinstance(inner, dict) else {})
+    settings = {_NAMES.get(name, name): value for name, value in sent.items()}
+    settings |= request.generation_settings
     return RequestFacts(prompt=prompt, messages=messages, settings=settings)
 
 

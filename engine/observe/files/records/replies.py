@@ -10,6 +10,7 @@ from itertools import groupby
 from typing import Any
 
 from engine.errors import TraceFileError
+from engine.foreign import is_whole
 from engine.observe.files.records.document import nodes
 from engine.observe.files.records.readers import READERS
 from engine.observe.files.records.request import RecordedRequest, sum_figures, sums_of
@@ -39,6 +40,9 @@ _USED = {"choices", "usage", "model", "id", "object", "created"} | {
     "token_ids",
     "prompt_token_ids",
 }
+
+_ASKED = {"prompt", "messages", "input_ids", "sampling_params"}
+"""Keys of a request that no reply has; the last two are SGLang's."""
 
 
 @dataclass(slots=True)
@@ -161,6 +165,7 @@ def recorded(
         one.chunks, one.tokens = answer.events, answer.tokens(n)
         if not one.tokens or any(token.text is None for token in one.tokens):
             one.text = answer.text
+        one.learn_steps()
         yield one
 
 
@@ -208,6 +213,9 @@ def read_reply(
         one.model = one.model or _short(reply.events[0].get("model"))
         one.stop = one.stop or stops.get(index, "")
         one.asked = reply.request
+        asked = one.asked.get("input_ids", one.asked.get("prompt"))
+        if not one.prompt_ids and isinstance(asked, list) and all(map(is_whole, asked)):
+            one.prompt_ids = tuple(asked)
     return found
 
 
@@ -258,7 +266,7 @@ def _request(around: tuple[Any, ...]) -> Mapping[str, Any]:
         if not isinstance(one, dict):
             continue
         for value in (one, *(one.get(key) for key in ("request", "body", "payload"))):
-            if isinstance(value, dict) and not {"prompt", "messages"}.isdisjoint(value):
+            if isinstance(value, dict) and not _ASKED.isdisjoint(value):
                 return value
     return {}
 

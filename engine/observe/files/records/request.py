@@ -20,6 +20,7 @@ from engine.trace.timings import BY_STEP, at_least, per_position, rates_by_index
 _WHOLE = 1e-9
 _MOST_STEPS = 1000
 """Numbers of steps that are tried."""
+_OWN = "one more in each step: the target's own token"
 _SUMMED = ("cache_n", "prompt_n", "predicted_n")
 TIMINGS = (
     *(*_SUMMED, "prompt_ms", *speeds("prompt", 0.0, 0)),
@@ -89,6 +90,23 @@ class RecordedRequest:
         if completion is not None:
             self.timings["predicted_n"] = completion
 
+    def learn_steps(self) -> None:
+        """Take the chunks of a stream, the first of which is the prompt's token, for its steps,
+        where it has one for each and all drafted equally many tokens: a chunk has the accepted
+        tokens and one more. A limit may cut the last one."""
+        steps, drafted = self.num_spec_steps, self.num_draft_tokens
+        first, *sizes = [len(ids) for ids, _ in self.chunks if ids] or [0]
+        if self.has_steps or first != 1 or not sizes or len(sizes) != steps or not drafted:
+            return
+        length, rest = divmod(drafted, len(sizes))
+        if rest or max(sizes) > length + 1:
+            return
+        accepted = [n - 1 for n in sizes]
+        left = (self.num_accepted_draft_tokens or 0) - sum(accepted)
+        if 0 < left <= length - accepted[-1]:
+            accepted[-1] += left
+        self.per_step_accepted, self.per_step_drafted = accepted, [length] * len(sizes)
+
     def check(self, holds: bool, keys: Sequence[str], sentence: str) -> None:
         """Note a contradiction unless it holds."""
         if not holds:
@@ -149,20 +167,17 @@ class RecordedRequest:
         steps, drafted = self.num_spec_steps, self.num_draft_tokens
         accepted, histogram = self.num_accepted_draft_tokens, self.histogram
 
-        def same(names: tuple[str, str], sum_: int | None, total: int | None, what: str) -> None:
+        def same(
+            names: tuple[str, str], sum_: int | None, total: int | None, what: str, own: str = ""
+        ) -> None:
+            """own: what a total is that has one more in each step."""
             if sum_ is not None and total is not None:
                 one, other = (keys[name] for name in names)
-                self.check(
-                    sum_ == total, (one, other), f"{one} {what} {sum_:,}, but {other} is {total:,}"
-                )
+                said = f"{one} {what} {sum_:,}, but {other} is {total:,}"
+                if own and steps and total - sum_ == steps:
+                    said += f", {own}"
+                self.check(sum_ == total, (one, other), said)
 
-        if drafted is not None and accepted is not None:
-            names = keys["num_accepted_draft_tokens"], keys["num_draft_tokens"]
-            self.check(
-                accepted <= drafted,
-                names,
-                f"{names[0]} is {accepted:,}, more than {names[1]}, {drafted:,}",
-            )
         if histogram is not None:
             same(("histogram", "num_spec_steps"), sum(histogram), steps, "counts steps:")
             same(
@@ -170,6 +185,7 @@ class RecordedRequest:
                 sum(j * n for j, n in enumerate(histogram)),
                 accepted,
                 "counts accepted tokens:",
+                _OWN,
             )
             if self.num_spec_tokens is not None:
                 most = max((j for j, n in enumerate(histogram) if n), default=0)
@@ -179,6 +195,13 @@ class RecordedRequest:
                     names,
                     f"{names[0]} has steps with {most} accepted tokens, more than {names[1]}",
                 )
+        if drafted is not None and accepted is not None:
+            names = keys["num_accepted_draft_tokens"], keys["num_draft_tokens"]
+            self.check(
+                accepted <= drafted,
+                names,
+                f"{names[0]} is {accepted:,}, more than {names[1]}, {drafted:,}",
+            )
         self._check_lengths(keys, same)
         self._check_steps(keys, same)
 
@@ -215,7 +238,8 @@ class RecordedRequest:
         ):
             if values is not None:
                 same((name, "num_spec_steps"), len(values), self.num_spec_steps, "has entries:")
-                same((name, total), sum(values), getattr(self, total), "sums to")
+                own = _OWN if name == "per_step_accepted" else ""
+                same((name, total), sum(values), getattr(self, total), "sums to", own)
         if accepted is not None and self.histogram is not None:
             names = keys["per_step_accepted"], keys["histogram"]
             self.check(

@@ -206,6 +206,9 @@ def _write_rows(writer: TraceWriter, seq_id: int, request: RecordedRequest, rows
     drafted, accepted = request.per_step_drafted or [], request.per_step_accepted or []
     completion = request.timings.get("predicted_n")
     emitted = _emitted(accepted, None if completion is None else int(completion))
+    first, *sizes = [len(ids) for ids, _ in request.chunks if ids] or [0]
+    if first == 1 and len(sizes) == len(accepted) and 1 + sum(sizes) == completion:
+        emitted = sizes  # as they were, whatever is counted
     pos0 = request.prompt_tokens
     # with rounds between that no list has, it is unknown where a step begins
     is_ordered = pos0 is not None and emitted is not None and 1 + sum(emitted) == completion
@@ -310,7 +313,7 @@ def _write_tokens(
         n_accepted = accepted[i - 1] if i else 0
         last = _stop_kind(drafted[i - 1], n_accepted, n_accepted + 1) if i else "target"
         for j, token_id in enumerate(ids):
-            is_accepted = j < n_accepted
+            is_accepted = j < min(n_accepted, len(ids) - (i + 1 < len(chunks)))
             writer.append(
                 "tokens",
                 round=round_ + i,

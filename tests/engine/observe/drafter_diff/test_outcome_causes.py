@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import json
+from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from engine.audit.recorded_drafts import RecordedDraft
+from engine.errors import OptionError
+from engine.observe.drafter_diff.diff import drafter_diff
 from engine.observe.drafter_diff.outcome_causes import _miscounted, rule_cause
+from engine.observe.drafter_diff.records import Cause
+from engine.observe.files.importing import import_file
+from engine.observe.rescoring.request_sampler import is_set_alike
+from engine.trace.run_ref import RunRef
+from engine.trace.store import TraceStore
 
 _TRUE = [(3, 3), (1, 3), (0, 3), (2, 3), (3, 3), (1, 2)]
 
@@ -40,3 +50,114 @@ def test_a_rejected_token_that_is_drawn_again_shows_no_residual() -> None:
     )
     cause = rule_cause(side)
     assert cause is not None and "not from the residual" in cause.about
+
+
+# -- records of servers, without a model -------------------------------------------------------
+
+_ACCEPTED = (3, 1, 0, 2, 3, 3, 0, 3, 1, 3, 3, 2)
+_PROMPT, _N = [11, 12, 13], 1 + sum(n + 1 for n in _ACCEPTED)
+_IDS = [*range(100, 100 + _N)]
+_ENDS = [1 + sum(n + 1 for n in _ACCEPTED[:i]) for i in range(len(_ACCEPTED) + 1)]
+
+
+def _sglang(
+    *, rounds: bool = True, root: int = 0, own: int = 0, sampling: dict[str, Any] | None = None
+) -> Any:
+    """What /generate replies to a prompt of ids. root: drafted tokens that each round counts too
+    many, own: accepted ones."""
+    steps = len(_ACCEPTED)
+    about = {
+        "id": "s",
+        "finish_reason": {"type": "length"},
+        "prompt_tokens": len(_PROMPT),
+        "completion_tokens": _N,
+        "spec_verify_ct": steps,
+        "spec_accepted_drafts": sum(_ACCEPTED) + own * steps,
+        "spec_proposed_drafts": (3 + root) * steps,
+        "spec_accept_histogram": [_ACCEPTED.count(n) for n in range(4)],
+    }
+    request = {"input_ids": _PROMPT, "sampling_params": sampling or {"temperature": 0}}
+    if not rounds:
+        return {"request": request, "body": {"text": "x", "output_ids": _IDS, "meta_info": about}}
+    chunks = [
+        {"text": "x" * n, "output_ids": _IDS[:n]}
+        | {"meta_info": {"id": "s", "prompt_tokens": 3, "completion_tokens": n}}
+        for n in _ENDS
+    ]
+    chunks[-1]["meta_info"] = about
+    return {"request": request, "chunks": chunks}
+
+
+def _vllm(accepted: list[int], drafted: list[int], prompt: list[int] = _PROMPT) -> Any:
+    choices = [
+        {"index": 0, "text": "x", "token_ids": _IDS[start:stop], "finish_reason": None}
+        for start, stop in pairwise([0, *_ENDS])
+    ]
+    choices[0]["prompt_token_ids"], choices[-1]["finish_reason"] = prompt, "length"
+    last = {"per_step_accepted": accepted, "per_step_drafted": drafted}
+    usage = {"prompt_tokens": len(prompt), "completion_tokens": _N}
+    usage["total_tokens"] = len(prompt) + _N
+    head = {"id": "c", "object": "text_completion", "model": "m"}
+    events = [head | {"choices": [one]} for one in choices]
+    events.append(head | {"choices": [], "usage": usage, "metrics": {"speculative_decoding": last}})
+    request = {"prompt": "abc", "temperature": 0, "return_token_ids": True}
+    return {"request": request, "chunks": events}
+
+
+def _first(folder: Path, *records: Any) -> Cause | None:
+    runs = []
+    for i, record in enumerate(records):
+        store, path = TraceStore(), folder / f"{i}.json"
+        path.write_text(json.dumps(record))
+        runs.append(RunRef(store, import_file(store, path)[0]))
+    return drafter_diff(*runs).first
+
+
+_RIGHT, _LENGTHS = [*_ACCEPTED], [3] * len(_ACCEPTED)
+
+
+def test_the_stream_of_one_server_and_the_counts_of_another_agree(tmp_path: Path) -> None:
+    assert _first(tmp_path, _vllm(_RIGHT, _LENGTHS), _sglang()) is None
+    assert _first(tmp_path, _sglang(), _sglang()) is None
+
+
+@pytest.mark.parametrize(
+    ("record", "stage", "words"),
+    [
+        (_sglang(root=1), "counting", "its draft's root"),
+        (_sglang(rounds=False, root=1), "counting", "newest token of a round"),
+        (_sglang(rounds=False, own=1), "counting", "the target's own token"),
+        (_vllm([n + 1 for n in _RIGHT], [4] * 12), "counting", "own token of a round"),
+        (_vllm([0, *_RIGHT[:-1]], _LENGTHS), "counting", "of the round before"),
+        (_vllm(_RIGHT, _LENGTHS, [11, 14, 13]), "tokens", "not known without the model"),
+        (_sglang(sampling={"temperature": 0.7}), "acceptance rule", "temperature 0 in A, 0.7"),
+    ],
+)
+def test_what_a_server_counts_otherwise_is_named(
+    record: Any, stage: str, words: str, tmp_path: Path
+) -> None:
+    cause = _first(tmp_path, _vllm(_RIGHT, _LENGTHS), record)
+    assert cause is not None and cause.stage == stage and words in cause.about, str(cause)
+
+
+def test_sums_alone_are_refused_with_what_has_rounds(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="stream with ids"):
+        _first(tmp_path, _vllm(_RIGHT, _LENGTHS), _sglang(rounds=False))
+
+
+@pytest.mark.parametrize(
+    ("name", "one", "other", "alike"),
+    [
+        ("min_p", 0.05, 0.05000000074505806, True),
+        ("top_k", -1, 0, True),
+        ("top_k", 40, 0, False),
+        ("grammar", None, "", True),
+        ("logit_bias", ((5, -1.0),), [{"token": 5, "bias": -1.0}], True),
+        ("logit_bias", [], [[5, False]], False),
+        ("samplers", ["top_k"], ["min_p"], False),
+    ],
+)
+def test_a_setting_is_the_same_in_the_forms_of_two_servers(
+    name: str, one: Any, other: Any, alike: bool
+) -> None:
+    assert is_set_alike(name, one, other) == is_set_alike(name, other, one) == alike

@@ -13,7 +13,13 @@ from engine.draft.draft_eagle3 import DraftEagle3
 from engine.model.drafters import eagle3
 from engine.observe.drafter_diff.records import Cause
 from engine.observe.drafter_diff.sides import sides_of
-from engine.observe.drafter_diff.stage_values import StageValues, values_cause
+from engine.observe.drafter_diff.stage_values import (
+    Call,
+    StageValues,
+    Walk,
+    stage_of_walk,
+    values_cause,
+)
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 from tests.support.drafter_bugs import Patch
@@ -36,6 +42,17 @@ def _found(patch: Patch) -> Cause | None:
 
 def test_a_run_without_a_mistake_has_no_other_value(monkeypatch: Patch) -> None:
     assert _found(monkeypatch) is None
+
+
+def test_a_setting_is_named_where_a_result_shows_it() -> None:
+    def of(p_min: float, looks: bool) -> Call:
+        return Call("F.draft", "draft/f.py", {"self._p_min": p_min}, [], {"": looks})
+
+    walk = Walk([of(0.3, False), of(0.3, True)])
+    walk.take(of(0.0, False))
+    assert walk.what is None
+    walk.take(of(0.0, False))
+    assert walk.what == ("self._p_min", 0.0, 0.3) and stage_of_walk(walk) == "candidates"
 
 
 def test_a_number_of_one_call_is_named_with_its_weights(monkeypatch: Patch) -> None:

@@ -12,7 +12,8 @@ from engine.analysis.findings.check import find, record_findings
 from engine.errors import TraceFileError
 from engine.observe.files import records
 from engine.observe.files.importing import import_file, recognise
-from engine.observe.files.log_run import fill_log
+from engine.observe.files.log_run import _lost_rounds, fill_log
+from engine.observe.rounds.log_rounds import LogRequest, LogRound
 from engine.trace.store import TraceStore
 from tests.support.golden_files import DATA
 
@@ -270,6 +271,19 @@ def test_a_log_without_times_has_rounds_without_times() -> None:
     assert all(store.rounds.row(i)["t_ms"] is None for i in range(13))
     lines.insert(len(lines) // 2, "the answer came at 0.00.001.001 I think")
     assert sums(read("\n".join(lines)))[:3] == EXPECTED
+
+
+@pytest.mark.parametrize(
+    ("n", "rule"),
+    [(7, "counters-contradict"), (6, "counters-contradict"), (20, "log-lines-missing")],
+)
+def test_sums_are_wrong_where_every_token_is_in_a_round(n: int, rule: str) -> None:
+    rounds = [LogRound(pos, 3, k, is_complete=True) for pos, k in ((3, 3), (7, 1))]
+    request = LogRequest(0, 0, first=(5, "x"), rounds=rounds, predicted=n, drafted=9, accepted=4)
+    found = _lost_rounds(request)
+    assert found is not None and found["rule"] == rule and "4 of 9" in found["evidence"]
+    request.drafted = 6
+    assert _lost_rounds(request) is None
 
 
 def test_missing_lines_are_said_and_no_engine_is_accused() -> None:
