@@ -203,23 +203,36 @@ class Mistakes:
         return replace(self._guess(stage, about), changes=changes)
 
     def _of_steps(self) -> Iterator[Guess]:
-        """What one step of a draft hands on to the next one."""
-        if not isinstance(self._model, StepwiseModel) or not self._model.reads_rows:
+        """What one step of a draft hands on to the next one: each part of it is another one."""
+        model = self._model
+        if not isinstance(model, StepwiseModel):
             return
-        if (ids := self._model.ids) is not None:
+        if (ids := model.ids) is not None:
             row_of = {token: i for i, token in enumerate(ids.tolist())}
             about = "the token that a step hands on is not mapped to the target's id (d2t)"
-            fed = ((self._model, "fed", lambda token: row_of.get(token, token)),)
-            yield self._guess(CANDIDATES, about, changes=fed, during="draft")
+            unmapped = partial(_of_tokens, lambda token: row_of.get(token, token))
+            yield self._handing(CANDIDATES, about, unmapped)
         for lost in ("all", "drafted") if self._in_trees else ():
             what = "nothing" if lost == "all" else "no drafted token"
             about = f"branches of its trees but the first begin with {what} in memory: not copied"
-            yield self._guess(STATE, about, changes=((self._model, "lost", lost),), during="draft")
+            yield self._guess(STATE, about, changes=((model, "lost", lost),), during="draft")
+        rows = ("row", STATE, "rows") if model.reads_rows else ()
+        for name, stage, field in filter(
+            None, (rows, ("token", STATE, "tokens"), ("position", POSITIONS, "positions"))
+        ):
+            for where, which in _HANDED.items():
+                about = f"the {name} that a step reads while it drafts is {where}"
+                yield self._handing(stage, about, partial(_of_other, field, which))
+        for by in (1, -1):
+            about = f"the position of a step is one too {'far' if by > 0 else 'early'}"
+            yield self._handing(POSITIONS, about, partial(_moved, by))
+        if not rows:
+            return
         changes: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
             "zeros": torch.zeros_like,
             "normed": lambda x: x * x.square().mean(-1, keepdim=True).rsqrt(),
         }
-        output = vars(self._model.core).get("_output")
+        output = vars(model.core).get("_output")
         if (norm := getattr(output, "norm", None)) is not None:
             changes["normed by its final norm (again)"] = output.hidden
             changes["taken before its final norm"] = partial(torch.div, other=norm)
@@ -227,8 +240,15 @@ class Mistakes:
             changes[f"about {factor:g} times what it should be"] = partial(torch.mul, other=factor)
         for what, change in changes.items():
             about = f"what a step hands on to the next one is {what}"
-            changes_of = ((self._model, "handed_on", change),)
-            yield self._guess(STATE, about, changes=changes_of, during="draft")
+            yield self._handing(STATE, about, partial(_of_rows, change))
+        for where, which in _HANDED.items():
+            about = f"what a step hands on is added to {where}"
+            yield self._handing(STATE, about, partial(_added, which))
+
+    def _handing(self, stage: str, about: str, hands: Callable[..., Entries]) -> Guess:
+        """hands: see StepwiseModel; the first step reads what it should."""
+        changes = ((self._model, "hands", hands),)
+        return self._guess(stage, about, changes=changes, during="draft")
 
     def _of_sequences(self) -> Iterator[Guess]:
         """Rows of other sequences of the run: of the same positions, and of the same place in the
@@ -423,6 +443,42 @@ class Mistakes:
         about = "candidates are drawn, not the best ones taken: a temperature of the drafter"
         for deviation in (CLEAN, GOES_ON):
             yield self._guess(CANDIDATES, about, deviation=deviation, change=any_of_ten)
+
+
+_Steps = list[Entries]
+_HANDED: dict[str, Callable[[_Steps, _Steps], Entries]] = {
+    "that of the step before": lambda given, _: given[max(0, len(given) - 2)],
+    "that of two steps before": lambda given, _: given[max(0, len(given) - 3)],
+    "what the step before read (it stays)": lambda given, read: [*given[:1], *read][-1],
+    "that of the first step": lambda given, _: given[0],
+}
+"""What a step reads in place of its own, of what steps should read and of what they have read."""
+
+
+def _of_other(
+    field: str, which: Callable[[_Steps, _Steps], Entries], given: _Steps, read: _Steps
+) -> Entries:
+    return given[-1]._replace(**{field: getattr(which(given, read), field)})
+
+
+def _of_rows(
+    change: Callable[[torch.Tensor], torch.Tensor], given: _Steps, read: _Steps
+) -> Entries:
+    (*_, own), rows = given, given[-1].rows
+    return own if rows is None or not read else own._replace(rows=change(rows))
+
+
+def _of_tokens(name: Callable[[int], int], given: _Steps, read: _Steps) -> Entries:
+    return given[-1]._replace(tokens=[*map(name, given[-1].tokens)]) if read else given[-1]
+
+
+def _added(which: Callable[[_Steps, _Steps], Entries], given: _Steps, read: _Steps) -> Entries:
+    other = which(given, read).rows
+    return _of_rows(lambda x: x if other is None else x + other, given, read)
+
+
+def _moved(by: int, given: _Steps, read: _Steps) -> Entries:
+    return given[-1].moved(by if read else 0)
 
 
 def _other_windows(own: Sequence[int | None]) -> Iterator[tuple[str, Sequence[int | None]]]:

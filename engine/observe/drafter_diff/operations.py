@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import combinations, product
@@ -267,25 +267,44 @@ def _elsewhere(
     """A kernel that is called in other ways at some places: callers and instructions, whose methods
     these are, and in which rounds of a loop."""
     # by a partial, as where it was found: a function's own call would have another f_lasti
-    called = partial(_called, vars(one.module)[one.name], ways, [None, 0])
+    called = partial(_called, vars(one.module)[one.name], ways, [None, 0], None)
     return ((one.module, one.name, called),)
+
+
+def in_rows(changes: Changes, steps: Collection[int], n: int, first: int) -> Changes:
+    """Those of kernels in some rows alone of passes of n; in loops over rows, in these rounds.
+    steps: by their places after the row `first`."""
+    return tuple(
+        (where, name, partial(_called, *how.args[:2], [None, 0], (steps, n, first)))
+        for where, name, how in changes
+        if isinstance(how, partial) and how.func is _called
+    )
 
 
 def _called(
     own: Callable[..., Any],
     ways: Sequence[tuple[_Operation, Sequence[Any], range, Callable[..., Any]]],
     latest: list[Any],
+    which: tuple[Collection[int], int, int] | None,
     *args: Any,
     **options: Any,
 ) -> Any:
-    """latest: the caller, and how often it has come to a place."""
+    """latest: the caller, and how often it has come to a place. which: see in_rows."""
     frame = sys._getframe(1)
     for place, owners, rounds, change in ways:
         if frame.f_code is place.code and frame.f_lasti == place.at:
             latest[:] = frame, latest[1] + 1 if latest[0] is frame else 0
             owner = frame.f_locals.get("self")
-            if latest[1] in rounds and any(owner is each for each in owners):
-                return change(own, *args, **options)
+            if latest[1] not in rounds or not any(owner is each for each in owners):
+                continue
+            found = change(own, *args, **options)
+            if which is None:
+                return found
+            (steps, n, first), right = which, own(*args, **options)
+            if found.shape[1:2] != (n,):
+                return found if latest[1] in steps else right
+            parts = zip(right.split(1, 1), found.split(1, 1), strict=True)
+            return torch.cat([both[i - first in steps] for i, both in enumerate(parts)], 1)
     return own(*args, **options)
 
 

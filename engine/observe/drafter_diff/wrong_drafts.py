@@ -4,7 +4,7 @@ stage and the scopes that this points to."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -106,6 +106,8 @@ def as_drawn(picks: Sequence[tuple[Candidates, int]]) -> str:
 
 
 _NO_END, _NEWEST = 1 << 30, ", the newest one alone"
+_MOSTLY = 0.6
+_EVERY = {2: "second", 3: "third", 4: "fourth", 5: "fifth", 8: "eighth"}
 
 
 def scopes_of(
@@ -124,14 +126,15 @@ def scopes_of(
         end = next((one for one in OUTCOMES if one in before[-1].difference(*before[:-1])), "")
         since = "from the first one on that comes " if least == _SHOWS else ""
         words = f", only {since}after {OUTCOMES[end]}" if end else ""
-    ends = {end: words} if end else {}
-    if first and not end and least < _SHOWS:
-        ends = {one: f", only after {OUTCOMES[one]}" for one in outcomes(drafts[first - 1])[::-1]}
+    rounds = _outcomes_of(drafts)
+    whens = [(words, rounds[end])] if end else []
+    if least < _SHOWS:
+        whens += _whens(drafts, {drafts.index(draft) for draft in wrong}, end)
     found: list[Scope] = [("", None, None)]
-    for one, words in ends.items():
-        after = [pair for pair in pairwise(drafts) if one in outcomes(pair[0])]
-        found.append((words, {at for a, b in after for at in range(a.pos0 + 1, b.pos0 + 1)}, None))
-        found.append((f"{_NEWEST}{words}", {two.pos0 for _, two in after}, None))
+    for words, after in whens:
+        pairs = [(drafts[i - 1], drafts[i]) for i in sorted(after) if i]
+        found.append((words, {at for a, b in pairs for at in range(a.pos0 + 1, b.pos0 + 1)}, None))
+        found.append((f"{_NEWEST}{words}", {two.pos0 for _, two in pairs}, None))
     if first < _SHOWS and len(drafts) - 1 - last >= max(_SHOWS, last + 1) and not end:
         words = f", only up to position {wrong[-1].pos0}"
         found.append((words, range(wrong[-1].pos0 + 1), None))
@@ -142,17 +145,57 @@ def scopes_of(
         words = f", only from position {wrong[0].pos0} on"
         found.append((words, range(wrong[0].pos0, _NO_END), None))
     steps = {step for draft in wrong for step in _wrong_steps(ranks, draft)}
-    n_longer = sum(len(ranks[draft.round]) > max(steps, default=0) + 1 for draft in wrong)
-    if len(steps) == 1 and n_longer >= FEW:
-        (step,) = steps
-        which = f", only in drafted token {step}" if step else ", only in the first token of drafts"
-        found += [(words + which, places, steps) for words, places, _ in found]
-    elif first_wrong := min(steps, default=0):
-        whole = [*found]
-        for step in sorted({1, first_wrong}):  # the second token may be right by chance
-            which = f", only from drafted token {step} on"
-            found += [(words + which, places, range(step, _NO_END)) for words, places, _ in whole]
+    step, n_longer = min(steps, default=0), 0
+    if len(steps) == 1:
+        n_longer = sum(len(ranks[draft.round]) > step + 1 for draft in wrong)
+    # the first one that is wrong may be later than the first that is made otherwise
+    starts = range(1, step + 1) if least < _SHOWS else sorted({1, step})
+    which = [(f", only from drafted token {i} on", range(i, _NO_END)) for i in starts]
+    alone = f", only in drafted token {step}" if step else ", only in the first token of drafts"
+    is_alone = n_longer >= FEW
+    ways: list[tuple[str, Collection[int]]] = [] if is_alone or not step else [*which]
+    if is_alone or (least < _SHOWS and steps):  # what comes after it may be wrong by that
+        ways.append((alone, {step}))
+    whole = [*found]
+    for words, own in ways:
+        found += [(said + words, places, own) for said, places, _ in whole]
     return found
+
+
+def _outcomes_of(drafts: Sequence[RecordedDraft]) -> dict[str, set[int]]:
+    """Places of drafts that come after each of OUTCOMES."""
+    after = {end: set[int]() for end in OUTCOMES}
+    for i, draft in enumerate(drafts[:-1]):
+        for end in outcomes(draft):
+            after[end].add(i + 1)
+    return after
+
+
+def _whens(
+    drafts: Sequence[RecordedDraft], wrong: Collection[int], shown: str
+) -> Iterator[tuple[str, set[int]]]:
+    """In which rounds alone a mistake may be made that shows in the first wrong draft, whatever
+    others show: in words, and places of their drafts; those that most right drafts speak for first.
+    wrong: places of wrong drafts; shown: an outcome that is one already."""
+    found, after, first = dict[str, set[int]](), _outcomes_of(drafts), min(wrong)
+    for end, places in after.items():
+        if end != shown:
+            found[f", only after {OUTCOMES[end]}"] = places
+            found[f", only after {OUTCOMES[end]}, twice in a row"] = {
+                i for i in places if i - 1 in places
+            }
+        found[f", but not after {OUTCOMES[end]}"] = {*range(1, len(drafts))} - places
+    for n in sorted({draft.n_accepted for draft in drafts} - {0}):
+        what = f"draft of which {n} token{'s were' if n > 1 else ' was'} accepted"
+        found[f", only after a {what}"] = {
+            i + 1 for i, draft in enumerate(drafts[:-1]) if draft.n_accepted == n
+        }
+    for every, nth in _EVERY.items():
+        places = {*range(first % every, len(drafts), every)}
+        if len(places & {*wrong}) > _MOSTLY * len([i for i in places if i >= first]):
+            found[f", only in every {nth} round"] = places
+    likely = [one for one in found.items() if one[1] & {first, first - 1, first - 2}]
+    yield from sorted(likely, key=lambda one: sum(i < first for i in one[1]))
 
 
 def _outcome(
