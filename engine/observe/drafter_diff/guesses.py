@@ -300,7 +300,8 @@ def _alike(scopes: Sequence[Scope], lead: _Drafts) -> list[list[Scope]]:
     for scope in scopes:
         _, places, steps = scope
         inside = [at for at in range(start, stop) if places is None or at in places]
-        found.setdefault(repr((inside, steps)), []).append(scope)
+        if inside:
+            found.setdefault(repr((inside, steps)), []).append(scope)
     return [*found.values()]
 
 

@@ -4,6 +4,7 @@ stage and the scopes that this points to."""
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from itertools import pairwise
 
@@ -127,14 +128,8 @@ def scopes_of(
         since = "from the first one on that comes " if least == _SHOWS else ""
         words = f", only {since}after {OUTCOMES[end]}" if end else ""
     rounds = _outcomes_of(drafts)
-    whens = [(words, rounds[end])] if end else []
-    if least < _SHOWS:
-        whens += _whens(drafts, {drafts.index(draft) for draft in wrong}, end)
     found: list[Scope] = [("", None, None)]
-    for words, after in whens:
-        pairs = [(drafts[i - 1], drafts[i]) for i in sorted(after) if i]
-        found.append((words, {at for a, b in pairs for at in range(a.pos0 + 1, b.pos0 + 1)}, None))
-        found.append((f"{_NEWEST}{words}", {two.pos0 for _, two in pairs}, None))
+    found += _in_rounds(drafts, words, rounds[end]) if end else []
     if first < _SHOWS and len(drafts) - 1 - last >= max(_SHOWS, last + 1) and not end:
         words = f", only up to position {wrong[-1].pos0}"
         found.append((words, range(wrong[-1].pos0 + 1), None))
@@ -144,22 +139,35 @@ def scopes_of(
             found.append((words, range(draft.pos0 + 1, _NO_END), None))
         words = f", only from position {wrong[0].pos0} on"
         found.append((words, range(wrong[0].pos0, _NO_END), None))
-    steps = {step for draft in wrong for step in _wrong_steps(ranks, draft)}
+    steps = Counter(step for draft in wrong for step in _wrong_steps(ranks, draft))
     step, n_longer = min(steps, default=0), 0
     if len(steps) == 1:
         n_longer = sum(len(ranks[draft.round]) > step + 1 for draft in wrong)
-    # the first one that is wrong may be later than the first that is made otherwise
-    starts = range(1, step + 1) if least < _SHOWS else sorted({1, step})
-    which = [(f", only from drafted token {i} on", range(i, _NO_END)) for i in starts]
-    alone = f", only in drafted token {step}" if step else ", only in the first token of drafts"
-    is_alone = n_longer >= FEW
-    ways: list[tuple[str, Collection[int]]] = [] if is_alone or not step else [*which]
-    if is_alone or (least < _SHOWS and steps):  # what comes after it may be wrong by that
-        ways.append((alone, {step}))
+    ways: list[tuple[str, Collection[int]]] = []
+    if n_longer < FEW and step:
+        # the first one that is wrong may be later than the first that is made otherwise
+        starts = range(1, step + 1) if least < _SHOWS else sorted({1, step})
+        ways += [(f", only from drafted token {i} on", range(i, _NO_END)) for i in starts]
+    alone = {step} if n_longer >= FEW else set[int]()
+    if steps and least < _SHOWS:  # what comes after it, or reads it, may be wrong by that
+        alone |= {step, max(steps, key=lambda step: steps[step])}
+    for i in sorted(alone):
+        which = f", only in drafted token {i}" if i else ", only in the first token of drafts"
+        ways.append((which, {i}))
     whole = [*found]
     for words, own in ways:
         found += [(said + words, places, own) for said, places, _ in whole]
+    if least < _SHOWS:
+        for when in _whens(drafts, {drafts.index(draft) for draft in wrong}, end):
+            found += _in_rounds(drafts, *when)
     return found
+
+
+def _in_rounds(drafts: Sequence[RecordedDraft], words: str, which: set[int]) -> list[Scope]:
+    """Scopes of all rows that come with drafts at some places, and of the newest ones alone."""
+    pairs = [(drafts[i - 1], drafts[i]) for i in sorted(which) if i]
+    every = {at for a, b in pairs for at in range(a.pos0 + 1, b.pos0 + 1)}
+    return [(words, every, None), (f"{_NEWEST}{words}", {two.pos0 for _, two in pairs}, None)]
 
 
 def _outcomes_of(drafts: Sequence[RecordedDraft]) -> dict[str, set[int]]:
