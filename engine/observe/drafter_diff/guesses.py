@@ -223,7 +223,7 @@ class Trials:
         that give it are tried on more, until _MOST_SCOPED are made again.
         """
         best, left, clean, drafts = None, dict[int, float](), self.clean(window), self._text.drafts
-        at, most, n_made = drafts.index(wrong[0]), clean, 0
+        at, most, n_made, is_idle = drafts.index(wrong[0]), clean, 0, False
         near = {i for one in wrong[:_MOST_SHOWN] for i in (drafts.index(one),)}
         shown = [drafts[i] for i in sorted({i - 1 for i in near if i} | near)]
         # what drafts otherwise from right memory is seen best in the draft that is most wrong
@@ -235,11 +235,13 @@ class Trials:
 
         def gives(guess: Guess, some: _Drafts, n_kept: int = 0) -> bool:
             """Whether it gives most of some drafts."""
-            nonlocal n_made
-            limit = _NEAR_FIRST * self.clean(some)
-            found = self.left(guess, some, limit, n_kept)
+            nonlocal n_made, is_idle
+            whole = self.clean(some)
+            found = self.left(guess, some, _NEAR_FIRST * whole, n_kept)
             n_made += len(found) if guess.is_scoped and guess.change is None else 0
-            return sum(found.values()) <= limit
+            total = sum(found.values())
+            is_idle = abs(total - whole) <= _NOTHING
+            return total <= _NEAR_FIRST * whole
 
         def is_exact(guess: Guess, limit: float) -> bool:
             """Whether nothing is left. It is the best one now if it leaves less than others."""
@@ -263,6 +265,8 @@ class Trials:
             )
             if is_likely and is_exact(guess, share * clean):
                 return best, left
+            if is_part and is_idle:
+                continue  # it changes nothing of what is wrong first
             for alike in groups[alone] if guess.model is self._model else ():
                 one = guess.within(alike[0], self._text)
                 kept = 0 if alike[0][1] and 0 in alike[0][1] else n_kept

@@ -189,6 +189,7 @@ class Mistakes:
         far = (size for size in _SIZES if 8 < size < len(self._text.tokens))
         found = part_changes(self._model.core, look, sorted({*near, *far}))
         parts = [one for one in found if only in ("", one.stage)]
+        parts.sort(key=lambda one: one.stage != CANDIDATES)  # of few parts
         for phase, words in PHASES.items():
             for one in (one for one in parts if phase in one.phases and one.changes):
                 guess = self._guess(one.stage, one.about + words, changes=one.changes, during=phase)
