@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from inspect import signature
 from itertools import combinations, product
 from types import CodeType
 from typing import Any, NamedTuple
@@ -39,6 +40,7 @@ _ROPES: tuple[tuple[str, tuple[float, ...], str], ...] = (
     ("stretch", (0.0, 0.5, 2.0, 0.25, 4.0, 0.125, 8.0, -1.0), "turns by {:g} times the angles"),
     ("share", (0.5, 0.25, 0.75), "turns the first {:g} of its pairs alone (partial dimensions)"),
 )
+_ROPES_AT_TIMES = ("by 0 times", "turns a position")
 OF_ROWS = ("fuse", "context", "feature", "hnorm")
 
 
@@ -143,10 +145,18 @@ def _ropes(found: Sequence[Site], places: Sequence[int]) -> Iterator[PartChange]
             about, place = f"turns positions from {at} on as", partial(torch.remainder, other=at)
             ways.append((f"{about} {at}", {"place": partial(torch.clamp, max=at)}))
             ways.append((f"{about} those from 0 on", {"place": place}))
+        for by, where in ((1, "after"), (-1, "before")):
+            place = partial(_next_to, by)
+            ways.append((f"turns a position as the one {where} it", {"place": place}))
         for about, how in ways:
             made = [(x, site.name, getattr(x, site.name).turned(**how)) for x in site.owners]
-            phases = [*PHASES] if "by 0 times" in about else ["", "draft", "alone"]
+            is_short = any(one in about for one in _ROPES_AT_TIMES)
+            phases = [*PHASES] if is_short else ["", "draft", "alone"]
             yield PartChange(POSITIONS, f"its rope {about}", tuple(made), phases)
+
+
+def _next_to(by: int, positions: torch.Tensor) -> torch.Tensor:
+    return (positions + by).clamp(min=0)
 
 
 def _layers(found: Sequence[Site]) -> Iterator[PartChange]:
@@ -386,8 +396,13 @@ def _ways(one: _Operation) -> Iterator[_Way]:
             factors += [one.result.shape[-1] ** by for by in (0.5, -0.5)]  # of what is looked up
         for factor in factors:
             yield f"gives {factor:.3g} times what it should", partial(_times, factor)
-        for head in range(_n_heads(one)):
-            yield f"gives zeros in its head {head}", partial(_without_head, _n_heads(one), head)
+        in_heads = {"gives zeros": partial(_times, 0.0)}
+        names = [*signature(vars(one.module)[one.name]).parameters]
+        if {"cos", "sin"} <= {*names[: len(one.args)]}:
+            unturned = {names.index("cos"): torch.ones_like, names.index("sin"): torch.zeros_like}
+            in_heads["turns nothing"] = partial(_changed, unturned)
+        for head, (about, change) in product(range(n := _n_heads(one)), in_heads.items()):
+            yield f"{about} in its head {head}", partial(_in_head, n, head, change)
     elif torch.is_tensor(one.result):
         for key, x in given.items():
             if torch.is_tensor(x) and (x.shape, x.dtype) == (one.result.shape, one.result.dtype):
@@ -461,10 +476,14 @@ def _n_heads(one: _Operation) -> int:
     return heads if 1 < heads <= _MOST_HEADS else 0
 
 
-def _without_head(n: int, i: int, own: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    found = own(*args, **options).clone()
-    (found if found.dim() == 4 else found.unflatten(-1, (n, -1)))[..., i, :] = 0
-    return found
+def _in_head(
+    n: int, i: int, change: Callable[..., Any], own: Callable[..., Any], *args: Any, **options: Any
+) -> Any:
+    """What a way gives in one of n heads alone."""
+    both = own(*args, **options).clone(), change(own, *args, **options)
+    found, other = (x if x.dim() == 4 else x.unflatten(-1, (n, -1)) for x in both)
+    found[..., i, :] = other[..., i, :]
+    return both[0]
 
 
 def _changed(
