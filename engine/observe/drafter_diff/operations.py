@@ -224,40 +224,33 @@ _CHOOSE = (MarkovHead.__name__, Selector.__name__)
 
 
 def _operations(found: Sequence[Site], look: Callable[[], object]) -> Iterator[PartChange]:
-    """Each call of a kernel in another way: in all layers, and in one of a few alone; of a loop in
-    all of its rounds, the first, and the later ones. Calls of one kernel exchange weights."""
+    """Each call of a kernel in another way: in all layers, and in one of a few alone; in a loop it
+    reads what an earlier round read. Calls of one kernel exchange weights."""
     places: dict[Any, list[_Operation]] = {}
     loops = set[tuple[CodeType, int]]()
     for one in _seen(found, look, loops):
         places.setdefault((one.code, one.at, one.part), []).append(one)
     for alike in places.values():
         one, owners = alike[0], [each.owner for each in alike]
-        alone = [([each.owner], each.layer, _ALWAYS) for each in alike]
+        alone = [([each.owner], each.layer) for each in alike]
         few = alone if 1 < len(alike) <= _MOST_ALONE else []
-        looped = [(owners, *when) for when in _IN_LOOPS] if (one.code, one.at) in loops else []
-        scopes = [(owners, "", _ALWAYS), *few, *looped]
-        for (whose, where, rounds), (about, change) in product(scopes, _ways(one)):
-            changes = _elsewhere(one, [(one, whose, rounds, change)])
+        for (whose, where), (about, change) in product([(owners, ""), *few], _ways(one)):
+            changes = _elsewhere(one, [(one, whose, change)])
             phases = [*PHASES] if any(one in about for one in _AT_TIMES) else [""]
             yield PartChange(one.stage, f"{one.words}{where} {about}", changes, phases)
         rows = [key for key, x in _arguments(one.args, one.options).items() if _is_floats(x)]
-        for key, first in product(rows, (True, False)) if looped else ():
+        for key, first in product(rows, (True, False)) if (one.code, one.at) in loops else ():
             change = partial(_of_round, key, first, [])
             when = "in the first round of its loop" if first else "one round before"
             about = f"{one.words} reads argument {key} as it was {when}"
-            changes = _elsewhere(one, [(one, owners, _ALWAYS, change)])
+            changes = _elsewhere(one, [(one, owners, change)])
             yield PartChange(one.stage, about, changes)
     for two in combinations(places.values(), 2):
         one, other = (each[0] for each in two)
         both_of = one.name, len(two[0]), getattr(one.weight, "shape", 0)
         if both_of == (other.name, len(two[1]), getattr(other.weight, "shape", 1)):
             both = [
-                (
-                    own,
-                    [own.owner],
-                    _ALWAYS,
-                    partial(_changed, {key: partial(getattr, its, "weight")}),
-                )
+                (own, [own.owner], partial(_changed, {key: partial(getattr, its, "weight")}))
                 for pair in zip(*two, strict=True)
                 for own, its in (pair, pair[::-1])
                 for key in own.weights
@@ -267,15 +260,14 @@ def _operations(found: Sequence[Site], look: Callable[[], object]) -> Iterator[P
 
 
 _AT_TIMES = "is left out", "gives 0 times", "zeros in its head", "counted from", "one too low"
-_ALWAYS = range(1 << 20)
-_IN_LOOPS = ((", in the first round of a loop,", range(1)), (", in later rounds,", _ALWAYS[1:]))
 
 
-def _elsewhere(
-    one: _Operation, ways: Sequence[tuple[_Operation, Sequence[Any], range, Callable[..., Any]]]
-) -> Changes:
-    """A kernel that is called in other ways at some places: callers and instructions, whose methods
-    these are, and in which rounds of a loop."""
+_Elsewhere = Sequence[tuple[_Operation, Sequence[Any], Callable[..., Any]]]
+"""Callers and instructions, whose methods these are, and what is called there."""
+
+
+def _elsewhere(one: _Operation, ways: _Elsewhere) -> Changes:
+    """A kernel that is called in other ways at some places."""
     # by a partial, as where it was found: a function's own call would have another f_lasti
     called = partial(_called, vars(one.module)[one.name], ways, [None, 0], None)
     return ((one.module, one.name, called),)
@@ -293,7 +285,7 @@ def in_rows(changes: Changes, steps: Collection[int], n: int, first: int) -> Cha
 
 def _called(
     own: Callable[..., Any],
-    ways: Sequence[tuple[_Operation, Sequence[Any], range, Callable[..., Any]]],
+    ways: _Elsewhere,
     latest: list[Any],
     which: tuple[Collection[int], int, int] | None,
     *args: Any,
@@ -301,11 +293,11 @@ def _called(
 ) -> Any:
     """latest: the caller, and how often it has come to a place. which: see in_rows."""
     frame = sys._getframe(1)
-    for place, owners, rounds, change in ways:
+    for place, owners, change in ways:
         if frame.f_code is place.code and frame.f_lasti == place.at:
             latest[:] = frame, latest[1] + 1 if latest[0] is frame else 0
             owner = frame.f_locals.get("self")
-            if latest[1] not in rounds or not any(owner is each for each in owners):
+            if not any(owner is each for each in owners):
                 continue
             if which is None:
                 return change(own, *args, **options)

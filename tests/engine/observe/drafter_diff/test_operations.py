@@ -15,7 +15,6 @@ from engine.batch import UBatch
 from engine.memory.hybrid import HybridMemory
 from engine.model.layers import RopeTables
 from engine.observe.drafter_diff.operations import (
-    _ALWAYS,
     _called,
     _in_head,
     _of_round,
@@ -135,7 +134,7 @@ def test_a_kernel_is_changed_in_some_rows_of_a_block_alone() -> None:
         return changed(x)
 
     place: Any = SimpleNamespace(code=called.__code__, at=ANY)
-    how = partial(_called, _own, [(place, [None], _ALWAYS, partial(_times, 10.0))], [None, 0], None)
+    how = partial(_called, _own, [(place, [None], partial(_times, 10.0))], [None, 0], None)
     ((_, name, changed),) = in_rows(((None, "own", how), (None, "other", 1)), [1, 2], 4, 1)
     # a block has rows 0 to 3, and its first drafted token is of row 1
     assert name == "own" and called(torch.zeros(1, 4, 1)).flatten().tolist() == [1, 1, 10, 10]
