@@ -32,7 +32,7 @@ to give most drafts; of one that is made in a scope, less."""
 _SHOWN_FIRST, _NEAR_FIRST, _NEAR = (1, 4), 0.5, 0.03
 """Wrong drafts that a change of a part is tried on first, what it may leave of them, and what a
 mistake leaves that is so near that no part is tried."""
-_MOST_SCOPED, _MOST_SHOWN, _MOST_PROBED = 6000, 4, 8
+_MOST_SCOPED, _MOST_SHOWN, _MOST_PROBED = 4000, 4, 8
 """Drafts that are made again at most to try mistakes in scopes, wrong ones that have to show one,
 and those of which the most wrong one is tried first."""
 _NOTHING, _LONGEST, _INSIDE = 1e-9, 64, 0.9

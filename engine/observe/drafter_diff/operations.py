@@ -389,10 +389,12 @@ def _ways(one: _Operation) -> Iterator[_Way]:
         for factor in factors:
             yield f"gives {factor:.3g} times what it should", partial(_times, factor)
         in_heads = {"gives zeros": partial(_times, 0.0)}
-        names = [*signature(vars(one.module)[one.name]).parameters]
-        if {"cos", "sin"} <= {*names[: len(one.args)]}:
-            unturned = {names.index("cos"): torch.ones_like, names.index("sin"): torch.zeros_like}
-            in_heads["turns nothing"] = partial(_changed, unturned)
+        names = [*signature(vars(one.module)[one.name]).parameters][: len(one.args)]
+        angle_of: dict[str, Any] = {"cos": torch.ones_like, "sin": torch.zeros_like}
+        keys = [i for i, name in enumerate(names) if name in angle_of]
+        if keys:
+            in_heads["turns nothing"] = partial(_changed, {i: angle_of[names[i]] for i in keys})
+            yield "turns nothing", in_heads["turns nothing"]
         for head, (about, change) in product(range(n := _n_heads(one)), in_heads.items()):
             yield f"{about} in its head {head}", partial(_in_head, n, head, change)
     elif torch.is_tensor(one.result):
