@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from itertools import pairwise
 
 import numpy as np
 
@@ -117,7 +116,7 @@ def scopes_of(
     """Where wrong drafts show, by counts over rounds, that a mistake may be made, everywhere first:
     after one outcome, in all rows of such a round or in the newest alone; from a position, where
     `least` right drafts come before it, or up to one; and of each of these, from a drafted token on
-    or in one alone. Where so few show it, outcomes of the round before the first wrong one, too."""
+    or in one alone. To be tried, with `least` 1, those of `_whens`, too."""
     first, last = drafts.index(wrong[0]), drafts.index(wrong[-1])
     share, end, words = _outcome(drafts, wrong)
     if first >= _SHOWS and len(wrong) > share * (len(drafts) - first):
@@ -211,17 +210,14 @@ def _outcome(
 ) -> tuple[float, str, str]:
     """The one of OUTCOMES that alone wrong drafts come after, which share of those is wrong, and
     how many are; else empty."""
-    rounds, shown = {draft.round for draft in wrong}, [(0.0, "", "")]
-    for end, after in OUTCOMES.items():
-        is_wrong: tuple[list[bool], list[bool]] = ([drafts[0].round in rounds], [])
-        for one, two in pairwise(drafts):
-            is_wrong[end in outcomes(one)].append(two.round in rounds)
-        n_else, n = (own.count(True) for own in is_wrong)
-        others = len(is_wrong[0])
+    are_wrong, shown = {drafts.index(draft) for draft in wrong}, [(0.0, "", "")]
+    for end, places in _outcomes_of(drafts).items():
+        n, n_else = len(places & are_wrong), len(are_wrong - places)
+        others = len(drafts) - len(places)
         if others - n_else >= _SHOWS and n_else <= _STRAY * min(others, len(wrong)):
             but = f" but {n_else}" if n_else else ""
-            about = f", only after {after} ({n} of {len(is_wrong[1])}){but}"
-            shown.append((n / len(is_wrong[1]), end, about))
+            about = f", only after {OUTCOMES[end]} ({n} of {len(places)}){but}"
+            shown.append((n / len(places), end, about))
     return max(shown, key=lambda one: one[0])
 
 
