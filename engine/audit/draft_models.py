@@ -105,6 +105,10 @@ class DraftModel(ABC):
             rows = None if entries.rows is None else entries.rows[part].unsqueeze(0)
             self._pass(_ubatch(entries.positions[part], entries.tokens[part], _CONTEXT), rows)
 
+    def write_left(self, entries: Entries) -> None:
+        """The same of entries that a draft has written."""
+        self.write(entries)
+
     def write_part(self, entries: Entries, only: str) -> None:
         """The same in its "attention" or its "states" alone."""
         recurrent = self._memory.recurrent
@@ -176,10 +180,9 @@ class StepwiseModel(DraftModel):
     """One token after the other."""
 
     ids: torch.Tensor | None = None
-    handed_on: Callable[[torch.Tensor], torch.Tensor] | None = None
-    """What a step makes of its row [1, n_row] for the next one, None to leave it as it is."""
-    fed: Callable[[int], int] | None = None
-    """The same of its token."""
+    hands: Callable[[list[Entries], list[Entries]], Entries] | None = None
+    """What a step reads, of what it and those before should read and of what these did; None for
+    the right one."""
     lost: str = ""
     """What branches of a tree lack in memory that begin with another than the best token: "all",
     or the "drafted" tokens before."""
@@ -197,31 +200,39 @@ class StepwiseModel(DraftModel):
     def n_true(self, n_accepted: int, n_drafted: int) -> int:
         return 1
 
+    def at_step(
+        self, given: list[Entries], handed: list[Entries], seq: int
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """See `_step`; `handed` takes what is read."""
+        handed.append(given[-1] if self.hands is None else self.hands(given, handed))
+        positions, tokens, rows = handed[-1]
+        rows = None if rows is None else rows.unsqueeze(0)
+        return self._step(_ubatch(positions, tokens, seq, n_outputs=1), rows)
+
     def _draft(
         self, newest: Entries, first: int, tokens: Sequence[int] | None, n: int, seq: int
     ) -> list[Candidates]:
+        return self.step_by_step(newest, first, tokens, n, seq)
+
+    def step_by_step(
+        self, newest: Entries, first: int, tokens: Sequence[int] | None, n: int, seq: int
+    ) -> list[Candidates]:
+        """See `draft`, with a pass for each token."""
         found: list[Candidates] = []
-        written, own = [], []
-        (position,), (token,), row = newest.positions, newest.tokens, newest.rows
+        given, handed = [newest], list[Entries]()
         for i in range(n):
-            ubatch = _ubatch([position], [token], seq, n_outputs=1)
-            logits, own_row = self._step(ubatch, None if row is None else row.unsqueeze(0))
-            row = row if self._steady and i else own_row
-            if row is not None and self.handed_on is not None:
-                row = self.handed_on(row)
+            logits, row = self.at_step(given, handed, seq)
             found += candidates(logits, self.ids)
-            position, token = (
-                first + i * self._stride,
-                next(iter(found[-1])) if tokens is None else tokens[i],
-            )
-            if self.lost and tokens is not None and tokens[i] != next(iter(found[-1])):
+            row = given[-1].rows if self._steady and i else row
+            token = next(iter(found[-1])) if tokens is None else tokens[i]
+            position = first + i * self._stride
+            if self.lost and tokens is not None and token != next(iter(found[-1])):
                 self._memory.seq_rm(seq, first if self.lost == "drafted" else 0, position)
-            if self.fed is not None:
-                token = self.fed(token)
-            written.append(token)
-            own += [] if row is None else [row]
-        rows = torch.cat(own[: n - 1]) if len(own) > 1 else None
-        self.left = Entries(range(first, first + n - 1), written[: n - 1], rows)
+            given.append(Entries([position], [token], row))
+        rows = [one.rows for one in handed[1:] if one.rows is not None]
+        known = [one.tokens[0] for one in handed[1:]]
+        joined = torch.cat(rows) if rows else None
+        self.left = Entries(range(first, first + n - 1), known, joined)
         return found
 
 
@@ -243,8 +254,9 @@ class SimpleModel(StepwiseModel):
         self, newest: Entries, first: int, tokens: Sequence[int] | None, n: int, seq: int
     ) -> list[Candidates]:
         (position,) = newest.positions
-        if not n or tokens is None or first != position + 1 or self._stride != 1:
-            return super()._draft(newest, first, tokens, n, seq)
+        is_moved = first != position + 1 or self._stride != 1
+        if not n or tokens is None or is_moved or self.hands is not None:
+            return self.step_by_step(newest, first, tokens, n, seq)
         self.left = Entries(range(first, first + n - 1), list(tokens[: n - 1]))
         places, known = range(position, first + n - 1), [*newest.tokens, *self.left.tokens]
         return candidates(self._forward(_ubatch(places, known, seq, n_outputs=n)), self.ids)

@@ -355,7 +355,7 @@ class Redrafts:
         if not in_place and n_true:
             model.write(newest)
             n_whole = n_true - 1 + (0 if then.only else then.n_kept or 0)
-            model.write(model.left.part(0, n_whole))
+            model.write_left(model.left.part(0, n_whole))
             if then.only:
                 model.write_part(model.left.part(n_whole, n_whole + (then.n_kept or 0)), then.only)
         elif then.n_kept:

@@ -8,16 +8,16 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import count, groupby
+from itertools import groupby
 from typing import Any
 
 import torch
 
 from engine.audit.deviations import CLEAN, Deviation
-from engine.audit.draft_models import Candidates, DraftModel, Entries, StepwiseModel
+from engine.audit.draft_models import BlockModel, Candidates, DraftModel, Entries, StepwiseModel
 from engine.audit.recorded_drafts import Distance, DraftedText, RecordedDraft, Redrafts
 from engine.observe.drafter_diff.candidate_mistakes import Change
-from engine.observe.drafter_diff.operations import Changes, in_place
+from engine.observe.drafter_diff.operations import Changes, in_place, in_rows
 
 _Drafts = Sequence[RecordedDraft]
 Rows = Mapping[int, Sequence[Candidates]]
@@ -32,10 +32,10 @@ to give most drafts; of one that is made in a scope, less."""
 _SHOWN_FIRST, _NEAR_FIRST, _NEAR = (1, 4), 0.5, 0.03
 """Wrong drafts that a change of a part is tried on first, what it may leave of them, and what a
 mistake leaves that is so near that no part is tried."""
-_MOST_SCOPED, _MOST_SHOWN, _MOST_PROBED = 1800, 4, 8
+_MOST_SCOPED, _MOST_SHOWN, _MOST_PROBED = 4000, 4, 8
 """Drafts that are made again at most to try mistakes in scopes, wrong ones that have to show one,
 and those of which the most wrong one is tried first."""
-_NOTHING, _LONGEST = 1e-9, 64
+_NOTHING, _LONGEST, _INSIDE = 1e-9, 64, 0.9
 _WIDTHS = ("alone", "joined")
 
 
@@ -67,12 +67,17 @@ class Guess:
         """The same in a scope alone, None where it cannot be so. right: the text with its own rows,
         which it has elsewhere."""
         words, places, steps = scope
-        text, model = self.text, self.model
-        by_step = isinstance(model, StepwiseModel) and model.reads_rows and self.during == "draft"
-        if steps is not None and self.change is None and not (by_step and self.changes):
-            return None
+        text, model, changes, during = self.text, self.model, self.changes, self.during
         if self.left or self.deviation.unseen:
             return None
+        if steps is not None and self.change is None:
+            if not changes or during not in ("", "draft"):
+                return None
+            text, during = right, "draft"
+            if isinstance(model, BlockModel):
+                changes = in_rows(changes, steps, model.n_block, model.first)
+            if not changes:
+                return None
         if places is not None and text.table is not None and text.table is not right.table:
             assert right.table is not None
             first = model.newest_row(0)
@@ -80,7 +85,8 @@ class Guess:
             table = torch.where(torch.tensor(inside)[:, None], text.table, right.table)
             text = replace(text, table=table)
         about, deviation = f"{self.about[:-1]}{words}.", replace(self.deviation, places=places)
-        return replace(self, about=about, text=text, deviation=deviation, steps=steps)
+        made = replace(self, about=about, text=text, deviation=deviation, steps=steps)
+        return replace(made, changes=changes, during=during)
 
     @property
     def is_scoped(self) -> bool:
@@ -103,8 +109,12 @@ class Guess:
         if changes and (self.during or self.is_scoped):
             changes = tuple(
                 (model, name, partial(own, getattr(model, name)))
-                for name, own in (("write", self._write), ("draft", self._draft))
-                if self.during in ("", name, *_WIDTHS)
+                for name, own, when in (
+                    ("write", self._write, ("", "write", *_WIDTHS)),
+                    ("write_left", self._write_left, ("draft",)),
+                    ("draft", self._draft, ("", "draft", *_WIDTHS)),
+                )
+                if self.during in when
             )
         with in_place(changes):
             yield
@@ -119,6 +129,13 @@ class Guess:
                 own(entries.part(start, stop))
             start = stop
 
+    def _write_left(self, own: Callable[[Entries], None], entries: Entries) -> None:
+        """DraftModel.write_left, likewise: what it writes is of a draft's later steps."""
+        for i, at in enumerate(entries.positions):
+            acts = self.acts(at - i - 1 + self.model.ahead, i + 1)
+            with in_place(self.changes if acts else ()):
+                own(entries.part(i, i + 1))
+
     def _draft(self, own: Callable[..., Any], newest: Entries, *more: Any, **options: Any) -> Any:
         """DraftModel.draft, likewise."""
         changes, model, steps, (at,) = self.changes, self.model, self.steps, newest.positions
@@ -129,14 +146,14 @@ class Guess:
         if in_block or not self.deviation.acts(at + model.ahead):
             changes = ()
         if steps is not None and changes and isinstance(model, StepwiseModel):
-            n, step = count(), getattr(model, "_step")  # noqa: B009
+            step = model.at_step
 
-            def stepping(*args: Any) -> Any:
-                with in_place(self.changes if next(n) in steps else ()):
-                    return step(*args)
+            def stepping(given: list[Entries], handed: list[Entries], seq: int) -> Any:
+                with in_place(self.changes if len(handed) in steps else ()):
+                    return step(given, handed, seq)
 
-            by_step = partial(StepwiseModel._draft, model)
-            changes = ((model, "_step", stepping), (model, "_draft", by_step))
+            by_step = partial(StepwiseModel.step_by_step, model)
+            changes = ((model, "at_step", stepping), (model, "_draft", by_step))
         with in_place(changes):
             return own(newest, *more, **options)
 
@@ -206,7 +223,7 @@ class Trials:
         that give it are tried on more, until _MOST_SCOPED are made again.
         """
         best, left, clean, drafts = None, dict[int, float](), self.clean(window), self._text.drafts
-        at, most, n_made = drafts.index(wrong[0]), clean, 0
+        at, most, n_made, is_idle = drafts.index(wrong[0]), clean, 0, False
         near = {i for one in wrong[:_MOST_SHOWN] for i in (drafts.index(one),)}
         shown = [drafts[i] for i in sorted({i - 1 for i in near if i} | near)]
         # what drafts otherwise from right memory is seen best in the draft that is most wrong
@@ -218,11 +235,13 @@ class Trials:
 
         def gives(guess: Guess, some: _Drafts, n_kept: int = 0) -> bool:
             """Whether it gives most of some drafts."""
-            nonlocal n_made
-            limit = _NEAR_FIRST * self.clean(some)
-            found = self.left(guess, some, limit, n_kept)
+            nonlocal n_made, is_idle
+            whole = self.clean(some)
+            found = self.left(guess, some, _NEAR_FIRST * whole, n_kept)
             n_made += len(found) if guess.is_scoped and guess.change is None else 0
-            return sum(found.values()) <= limit
+            total = sum(found.values())
+            is_idle = abs(total - whole) <= _NOTHING
+            return total <= _NEAR_FIRST * whole
 
         def is_exact(guess: Guess, limit: float) -> bool:
             """Whether nothing is left. It is the best one now if it leaves less than others."""
@@ -246,6 +265,8 @@ class Trials:
             )
             if is_likely and is_exact(guess, share * clean):
                 return best, left
+            if is_part and is_idle:
+                continue  # it changes nothing of what is wrong first
             for alike in groups[alone] if guess.model is self._model else ():
                 one = guess.within(alike[0], self._text)
                 kept = 0 if alike[0][1] and 0 in alike[0][1] else n_kept
@@ -256,6 +277,9 @@ class Trials:
                 for scope in alike:
                     one, places = guess.within(scope, self._text), scope[1]
                     inside = [places is None or draft.pos0 in places for draft in window]
+                    n_inside = sum(places is None or draft.pos0 in places for draft in wrong)
+                    if alone and n_inside < _INSIDE * len(wrong):
+                        continue  # all else would be right
                     key = repr(inside) if alone else scope[0]
                     if one is None or key in tried or n_made > _MOST_SCOPED:
                         continue
@@ -280,7 +304,8 @@ def _alike(scopes: Sequence[Scope], lead: _Drafts) -> list[list[Scope]]:
     for scope in scopes:
         _, places, steps = scope
         inside = [at for at in range(start, stop) if places is None or at in places]
-        found.setdefault(repr((inside, steps)), []).append(scope)
+        if inside:
+            found.setdefault(repr((inside, steps)), []).append(scope)
     return [*found.values()]
 
 

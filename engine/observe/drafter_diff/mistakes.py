@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise, product
+from itertools import chain, pairwise, product
 from typing import Any
 
 import torch
@@ -27,6 +27,14 @@ _Gives = Callable[[RecordedDraft, Entries, int], bool]
 _MOST_MASKS, _LONGEST_WINDOW = 1024, 128
 _FARTHEST, _SHOWN_BY, _MOST_FITTING, _MOST_LAYERS = 64, 3, 6, 5
 _MOST_OTHERS = 4
+_Which = Callable[[list[Entries], list[Entries]], Entries]
+_READ: dict[str, _Which] = {
+    "that of the step before": lambda given, _: given[max(0, len(given) - 2)],
+    "that of two steps before": lambda given, _: given[max(0, len(given) - 3)],
+    "what the step before read (it stays)": lambda _, read: read[-1],
+    "that of the first step": lambda given, _: given[0],
+}
+"""Which entry a step reads a part of, of those that steps should read and those that they did."""
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
@@ -189,6 +197,7 @@ class Mistakes:
         far = (size for size in _SIZES if 8 < size < len(self._text.tokens))
         found = part_changes(self._model.core, look, sorted({*near, *far}))
         parts = [one for one in found if only in ("", one.stage)]
+        parts.sort(key=lambda one: one.stage != CANDIDATES)  # of few parts
         for phase, words in PHASES.items():
             for one in (one for one in parts if phase in one.phases and one.changes):
                 guess = self._guess(one.stage, one.about + words, changes=one.changes, during=phase)
@@ -203,23 +212,33 @@ class Mistakes:
         return replace(self._guess(stage, about), changes=changes)
 
     def _of_steps(self) -> Iterator[Guess]:
-        """What one step of a draft hands on to the next one."""
-        if not isinstance(self._model, StepwiseModel) or not self._model.reads_rows:
+        """What one step of a draft hands on to the next one: each part of it is another one."""
+        model = self._model
+        if not isinstance(model, StepwiseModel):
             return
-        if (ids := self._model.ids) is not None:
+        if (ids := model.ids) is not None:
             row_of = {token: i for i, token in enumerate(ids.tolist())}
             about = "the token that a step hands on is not mapped to the target's id (d2t)"
-            fed = ((self._model, "fed", lambda token: row_of.get(token, token)),)
-            yield self._guess(CANDIDATES, about, changes=fed, during="draft")
+            yield self._handing(CANDIDATES, about, partial(_with_names, row_of))
         for lost in ("all", "drafted") if self._in_trees else ():
             what = "nothing" if lost == "all" else "no drafted token"
             about = f"branches of its trees but the first begin with {what} in memory: not copied"
-            yield self._guess(STATE, about, changes=((self._model, "lost", lost),), during="draft")
-        changes: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+            yield self._guess(STATE, about, changes=((model, "lost", lost),), during="draft")
+        names = [*["row"] * model.reads_rows, "token", "position"]
+        for name, (where, which) in product(names, _READ.items()):
+            about = f"the {name} that a step reads while it drafts is {where}"
+            stage = POSITIONS if name == "position" else STATE
+            yield self._handing(stage, about, partial(_with_other, f"{name}s"), which)
+        for by, how in ((1, "far"), (-1, "early")):
+            about = f"the position of a step is one too {how}"
+            yield self._handing(POSITIONS, about, partial(_moved, by))
+        if not model.reads_rows:
+            return
+        changes: dict[str, Callable[[Any], Any]] = {
             "zeros": torch.zeros_like,
             "normed": lambda x: x * x.square().mean(-1, keepdim=True).rsqrt(),
         }
-        output = vars(self._model.core).get("_output")
+        output = vars(model.core).get("_output")
         if (norm := getattr(output, "norm", None)) is not None:
             changes["normed by its final norm (again)"] = output.hidden
             changes["taken before its final norm"] = partial(torch.div, other=norm)
@@ -227,8 +246,24 @@ class Mistakes:
             changes[f"about {factor:g} times what it should be"] = partial(torch.mul, other=factor)
         for what, change in changes.items():
             about = f"what a step hands on to the next one is {what}"
-            changes_of = ((self._model, "handed_on", change),)
-            yield self._guess(STATE, about, changes=changes_of, during="draft")
+            yield self._handing(STATE, about, partial(_with_rows, change))
+        for where, which in _READ.items():
+            about = f"what a step hands on is added to {where}"
+            yield self._handing(STATE, about, _added, which)
+
+    def _handing(
+        self,
+        stage: str,
+        about: str,
+        change: Callable[[Entries, Entries], Entries],
+        which: _Which = lambda given, _: given[0],
+    ) -> Guess:
+        """change: what a later step reads, of what it should and of another that `which` gives."""
+
+        def hands(given: list[Entries], read: list[Entries]) -> Entries:
+            return change(given[-1], which(given, read)) if read else given[-1]
+
+        return self._guess(stage, about, changes=((self._model, "hands", hands),), during="draft")
 
     def _of_sequences(self) -> Iterator[Guess]:
         """Rows of other sequences of the run: of the same positions, and of the same place in the
@@ -396,11 +431,9 @@ class Mistakes:
         return best == draft.tokens[: len(best)]
 
     def _of_candidates(self) -> Iterator[Guess]:
-        ids = self._model.drafted_ids
-        if ids is not None:
-            for about, change in of_map(ids.tolist(), self._session.config.n_vocab):
-                yield self._guess(CANDIDATES, about, change=change)
-        for about, change in of_choice():
+        ids, n_vocab = self._model.drafted_ids, self._session.config.n_vocab
+        maps = of_map(ids.tolist(), n_vocab) if ids is not None else ()
+        for about, change in chain(maps, of_choice()):
             yield self._guess(CANDIDATES, about, change=change)
 
     def _chosen_alone(self) -> Iterator[Guess]:
@@ -423,6 +456,26 @@ class Mistakes:
         about = "candidates are drawn, not the best ones taken: a temperature of the drafter"
         for deviation in (CLEAN, GOES_ON):
             yield self._guess(CANDIDATES, about, deviation=deviation, change=any_of_ten)
+
+
+def _with_other(field: str, own: Entries, other: Entries) -> Entries:
+    return own._replace(**{field: getattr(other, field)})
+
+
+def _with_names(names: Mapping[int, int], own: Entries, _: Entries) -> Entries:
+    return own._replace(tokens=[names.get(token, token) for token in own.tokens])
+
+
+def _with_rows(change: Callable[[Any], Any], own: Entries, _: Entries) -> Entries:
+    return own._replace(rows=change(own.rows))
+
+
+def _added(own: Entries, other: Entries) -> Entries:
+    return _with_rows(partial(torch.add, other.rows), own, other)
+
+
+def _moved(by: int, own: Entries, _: Entries) -> Entries:
+    return own.moved(by)
 
 
 def _other_windows(own: Sequence[int | None]) -> Iterator[tuple[str, Sequence[int | None]]]:

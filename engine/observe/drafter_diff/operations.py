@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from inspect import signature
 from itertools import combinations, product
 from types import CodeType
 from typing import Any, NamedTuple
@@ -39,6 +40,7 @@ _ROPES: tuple[tuple[str, tuple[float, ...], str], ...] = (
     ("stretch", (0.0, 0.5, 2.0, 0.25, 4.0, 0.125, 8.0, -1.0), "turns by {:g} times the angles"),
     ("share", (0.5, 0.25, 0.75), "turns the first {:g} of its pairs alone (partial dimensions)"),
 )
+_ROPES_AT_TIMES = ("by 0 times", "turns a position")
 OF_ROWS = ("fuse", "context", "feature", "hnorm")
 
 
@@ -143,10 +145,18 @@ def _ropes(found: Sequence[Site], places: Sequence[int]) -> Iterator[PartChange]
             about, place = f"turns positions from {at} on as", partial(torch.remainder, other=at)
             ways.append((f"{about} {at}", {"place": partial(torch.clamp, max=at)}))
             ways.append((f"{about} those from 0 on", {"place": place}))
+        for by, where in ((1, "after"), (-1, "before")):
+            place = partial(_next_to, by)
+            ways.append((f"turns a position as the one {where} it", {"place": place}))
         for about, how in ways:
             made = [(x, site.name, getattr(x, site.name).turned(**how)) for x in site.owners]
-            phases = [*PHASES] if "by 0 times" in about else ["", "draft", "alone"]
+            is_short = any(one in about for one in _ROPES_AT_TIMES)
+            phases = [*PHASES] if is_short else ["", "draft", "alone"]
             yield PartChange(POSITIONS, f"its rope {about}", tuple(made), phases)
+
+
+def _next_to(by: int, positions: torch.Tensor) -> torch.Tensor:
+    return (positions + by).clamp(min=0)
 
 
 def _layers(found: Sequence[Site]) -> Iterator[PartChange]:
@@ -214,40 +224,33 @@ _CHOOSE = (MarkovHead.__name__, Selector.__name__)
 
 
 def _operations(found: Sequence[Site], look: Callable[[], object]) -> Iterator[PartChange]:
-    """Each call of a kernel in another way: in all layers, and in one of a few alone; of a loop in
-    all of its rounds, the first, and the later ones. Calls of one kernel exchange weights."""
+    """Each call of a kernel in another way: in all layers, and in one of a few alone; in a loop it
+    reads what an earlier round read. Calls of one kernel exchange weights."""
     places: dict[Any, list[_Operation]] = {}
     loops = set[tuple[CodeType, int]]()
     for one in _seen(found, look, loops):
         places.setdefault((one.code, one.at, one.part), []).append(one)
     for alike in places.values():
         one, owners = alike[0], [each.owner for each in alike]
-        alone = [([each.owner], each.layer, _ALWAYS) for each in alike]
+        alone = [([each.owner], each.layer) for each in alike]
         few = alone if 1 < len(alike) <= _MOST_ALONE else []
-        looped = [(owners, *when) for when in _IN_LOOPS] if (one.code, one.at) in loops else []
-        scopes = [(owners, "", _ALWAYS), *few, *looped]
-        for (whose, where, rounds), (about, change) in product(scopes, _ways(one)):
-            changes = _elsewhere(one, [(one, whose, rounds, change)])
+        for (whose, where), (about, change) in product([(owners, ""), *few], _ways(one)):
+            changes = _elsewhere(one, [(one, whose, change)])
             phases = [*PHASES] if any(one in about for one in _AT_TIMES) else [""]
             yield PartChange(one.stage, f"{one.words}{where} {about}", changes, phases)
         rows = [key for key, x in _arguments(one.args, one.options).items() if _is_floats(x)]
-        for key, first in product(rows, (True, False)) if looped else ():
+        for key, first in product(rows, (True, False)) if (one.code, one.at) in loops else ():
             change = partial(_of_round, key, first, [])
             when = "in the first round of its loop" if first else "one round before"
             about = f"{one.words} reads argument {key} as it was {when}"
-            changes = _elsewhere(one, [(one, owners, _ALWAYS, change)])
+            changes = _elsewhere(one, [(one, owners, change)])
             yield PartChange(one.stage, about, changes)
     for two in combinations(places.values(), 2):
         one, other = (each[0] for each in two)
         both_of = one.name, len(two[0]), getattr(one.weight, "shape", 0)
         if both_of == (other.name, len(two[1]), getattr(other.weight, "shape", 1)):
             both = [
-                (
-                    own,
-                    [own.owner],
-                    _ALWAYS,
-                    partial(_changed, {key: partial(getattr, its, "weight")}),
-                )
+                (own, [own.owner], partial(_changed, {key: partial(getattr, its, "weight")}))
                 for pair in zip(*two, strict=True)
                 for own, its in (pair, pair[::-1])
                 for key in own.weights
@@ -257,35 +260,52 @@ def _operations(found: Sequence[Site], look: Callable[[], object]) -> Iterator[P
 
 
 _AT_TIMES = "is left out", "gives 0 times", "zeros in its head", "counted from", "one too low"
-_ALWAYS = range(1 << 20)
-_IN_LOOPS = ((", in the first round of a loop,", range(1)), (", in later rounds,", _ALWAYS[1:]))
 
 
-def _elsewhere(
-    one: _Operation, ways: Sequence[tuple[_Operation, Sequence[Any], range, Callable[..., Any]]]
-) -> Changes:
-    """A kernel that is called in other ways at some places: callers and instructions, whose methods
-    these are, and in which rounds of a loop."""
+_Elsewhere = Sequence[tuple[_Operation, Sequence[Any], Callable[..., Any]]]
+"""Callers and instructions, whose methods these are, and what is called there."""
+
+
+def _elsewhere(one: _Operation, ways: _Elsewhere) -> Changes:
+    """A kernel that is called in other ways at some places."""
     # by a partial, as where it was found: a function's own call would have another f_lasti
-    called = partial(_called, vars(one.module)[one.name], ways, [None, 0])
+    called = partial(_called, vars(one.module)[one.name], ways, [None, 0], None)
     return ((one.module, one.name, called),)
+
+
+def in_rows(changes: Changes, steps: Collection[int], n: int, first: int) -> Changes:
+    """Those of kernels in some rows alone of passes of n; in loops over rows, in these rounds.
+    steps: by their places after the row `first`."""
+    return tuple(
+        (where, name, partial(_called, *how.args[:2], [None, 0], (steps, n, first)))
+        for where, name, how in changes
+        if isinstance(how, partial) and how.func is _called
+    )
 
 
 def _called(
     own: Callable[..., Any],
-    ways: Sequence[tuple[_Operation, Sequence[Any], range, Callable[..., Any]]],
+    ways: _Elsewhere,
     latest: list[Any],
+    which: tuple[Collection[int], int, int] | None,
     *args: Any,
     **options: Any,
 ) -> Any:
-    """latest: the caller, and how often it has come to a place."""
+    """latest: the caller, and how often it has come to a place. which: see in_rows."""
     frame = sys._getframe(1)
-    for place, owners, rounds, change in ways:
+    for place, owners, change in ways:
         if frame.f_code is place.code and frame.f_lasti == place.at:
             latest[:] = frame, latest[1] + 1 if latest[0] is frame else 0
             owner = frame.f_locals.get("self")
-            if latest[1] in rounds and any(owner is each for each in owners):
+            if not any(owner is each for each in owners):
+                continue
+            if which is None:
                 return change(own, *args, **options)
+            (steps, n, first), right = which, own(*args, **options)
+            if not torch.is_tensor(right) or right.shape[1:2] != (n,):
+                return change(own, *args, **options) if latest[1] in steps else right
+            parts = zip(right.split(1, 1), change(own, *args, **options).split(1, 1), strict=True)
+            return torch.cat([both[i - first in steps] for i, both in enumerate(parts)], 1)
     return own(*args, **options)
 
 
@@ -368,8 +388,15 @@ def _ways(one: _Operation) -> Iterator[_Way]:
             factors += [one.result.shape[-1] ** by for by in (0.5, -0.5)]  # of what is looked up
         for factor in factors:
             yield f"gives {factor:.3g} times what it should", partial(_times, factor)
-        for head in range(_n_heads(one)):
-            yield f"gives zeros in its head {head}", partial(_without_head, _n_heads(one), head)
+        in_heads = {"gives zeros": partial(_times, 0.0)}
+        names = [*signature(vars(one.module)[one.name]).parameters][: len(one.args)]
+        angle_of: dict[str, Any] = {"cos": torch.ones_like, "sin": torch.zeros_like}
+        keys = [i for i, name in enumerate(names) if name in angle_of]
+        if keys:
+            in_heads["turns nothing"] = partial(_changed, {i: angle_of[names[i]] for i in keys})
+            yield "turns nothing", in_heads["turns nothing"]
+        for head, (about, change) in product(range(n := _n_heads(one)), in_heads.items()):
+            yield f"{about} in its head {head}", partial(_in_head, n, head, change)
     elif torch.is_tensor(one.result):
         for key, x in given.items():
             if torch.is_tensor(x) and (x.shape, x.dtype) == (one.result.shape, one.result.dtype):
@@ -443,10 +470,14 @@ def _n_heads(one: _Operation) -> int:
     return heads if 1 < heads <= _MOST_HEADS else 0
 
 
-def _without_head(n: int, i: int, own: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    found = own(*args, **options).clone()
-    (found if found.dim() == 4 else found.unflatten(-1, (n, -1)))[..., i, :] = 0
-    return found
+def _in_head(
+    n: int, i: int, change: Callable[..., Any], own: Callable[..., Any], *args: Any, **options: Any
+) -> Any:
+    """What a way gives in one of n heads alone."""
+    both = own(*args, **options).clone(), change(own, *args, **options)
+    found, other = (x if x.dim() == 4 else x.unflatten(-1, (n, -1)) for x in both)
+    found[..., i, :] = other[..., i, :]
+    return both[0]
 
 
 def _changed(

@@ -4,8 +4,8 @@ stage and the scopes that this points to."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
@@ -106,6 +106,8 @@ def as_drawn(picks: Sequence[tuple[Candidates, int]]) -> str:
 
 
 _NO_END, _NEWEST = 1 << 30, ", the newest one alone"
+_MOSTLY = 0.6
+_EVERY = {2: "second", 3: "third", 4: "fourth", 5: "fifth", 8: "eighth"}
 
 
 def scopes_of(
@@ -114,7 +116,7 @@ def scopes_of(
     """Where wrong drafts show, by counts over rounds, that a mistake may be made, everywhere first:
     after one outcome, in all rows of such a round or in the newest alone; from a position, where
     `least` right drafts come before it, or up to one; and of each of these, from a drafted token on
-    or in one alone. Where so few show it, outcomes of the round before the first wrong one, too."""
+    or in one alone. To be tried, with `least` 1, those of `_whens`, too."""
     first, last = drafts.index(wrong[0]), drafts.index(wrong[-1])
     share, end, words = _outcome(drafts, wrong)
     if first >= _SHOWS and len(wrong) > share * (len(drafts) - first):
@@ -124,14 +126,9 @@ def scopes_of(
         end = next((one for one in OUTCOMES if one in before[-1].difference(*before[:-1])), "")
         since = "from the first one on that comes " if least == _SHOWS else ""
         words = f", only {since}after {OUTCOMES[end]}" if end else ""
-    ends = {end: words} if end else {}
-    if first and not end and least < _SHOWS:
-        ends = {one: f", only after {OUTCOMES[one]}" for one in outcomes(drafts[first - 1])[::-1]}
+    rounds = _outcomes_of(drafts)
     found: list[Scope] = [("", None, None)]
-    for one, words in ends.items():
-        after = [pair for pair in pairwise(drafts) if one in outcomes(pair[0])]
-        found.append((words, {at for a, b in after for at in range(a.pos0 + 1, b.pos0 + 1)}, None))
-        found.append((f"{_NEWEST}{words}", {two.pos0 for _, two in after}, None))
+    found += _in_rounds(drafts, words, rounds[end]) if end else []
     if first < _SHOWS and len(drafts) - 1 - last >= max(_SHOWS, last + 1) and not end:
         words = f", only up to position {wrong[-1].pos0}"
         found.append((words, range(wrong[-1].pos0 + 1), None))
@@ -141,18 +138,71 @@ def scopes_of(
             found.append((words, range(draft.pos0 + 1, _NO_END), None))
         words = f", only from position {wrong[0].pos0} on"
         found.append((words, range(wrong[0].pos0, _NO_END), None))
-    steps = {step for draft in wrong for step in _wrong_steps(ranks, draft)}
-    n_longer = sum(len(ranks[draft.round]) > max(steps, default=0) + 1 for draft in wrong)
-    if len(steps) == 1 and n_longer >= FEW:
-        (step,) = steps
-        which = f", only in drafted token {step}" if step else ", only in the first token of drafts"
-        found += [(words + which, places, steps) for words, places, _ in found]
-    elif first_wrong := min(steps, default=0):
-        whole = [*found]
-        for step in sorted({1, first_wrong}):  # the second token may be right by chance
-            which = f", only from drafted token {step} on"
-            found += [(words + which, places, range(step, _NO_END)) for words, places, _ in whole]
+    steps = Counter(step for draft in wrong for step in _wrong_steps(ranks, draft))
+    step, n_longer = min(steps, default=0), 0
+    if len(steps) == 1:
+        n_longer = sum(len(ranks[draft.round]) > step + 1 for draft in wrong)
+    ways: list[tuple[str, Collection[int]]] = []
+    if n_longer < FEW and step:
+        # the first one that is wrong may be later than the first that is made otherwise
+        starts = range(1, step + 1) if least < _SHOWS else sorted({1, step})
+        ways += [(f", only from drafted token {i} on", range(i, _NO_END)) for i in starts]
+    alone = {step} if n_longer >= FEW else set[int]()
+    if steps and least < _SHOWS:  # what comes after it, or reads it, may be wrong by that
+        alone |= {step, max(steps, key=lambda step: steps[step])}
+    for i in sorted(alone):
+        which = f", only in drafted token {i}" if i else ", only in the first token of drafts"
+        ways.append((which, {i}))
+    whole = [*found]
+    for words, own in ways:
+        found += [(said + words, places, own) for said, places, _ in whole]
+    if least < _SHOWS:
+        for when in _whens(drafts, {drafts.index(draft) for draft in wrong}, end):
+            found += _in_rounds(drafts, *when)
     return found
+
+
+def _in_rounds(drafts: Sequence[RecordedDraft], words: str, which: set[int]) -> list[Scope]:
+    """Scopes of all rows that come with drafts at some places, and of the newest ones alone."""
+    pairs = [(drafts[i - 1], drafts[i]) for i in sorted(which) if i]
+    every = {at for a, b in pairs for at in range(a.pos0 + 1, b.pos0 + 1)}
+    return [(words, every, None), (f"{_NEWEST}{words}", {two.pos0 for _, two in pairs}, None)]
+
+
+def _outcomes_of(drafts: Sequence[RecordedDraft]) -> dict[str, set[int]]:
+    """Places of drafts that come after each of OUTCOMES."""
+    after = {end: set[int]() for end in OUTCOMES}
+    for i, draft in enumerate(drafts[:-1]):
+        for end in outcomes(draft):
+            after[end].add(i + 1)
+    return after
+
+
+def _whens(
+    drafts: Sequence[RecordedDraft], wrong: Collection[int], shown: str
+) -> Iterator[tuple[str, set[int]]]:
+    """In which rounds alone a mistake may be made that shows in the first wrong draft, whatever
+    others show: in words, and places of their drafts; those that most right drafts speak for first.
+    wrong: places of wrong drafts; shown: an outcome that is one already."""
+    found, after, first = dict[str, set[int]](), _outcomes_of(drafts), min(wrong)
+    for end, places in after.items():
+        if end != shown:
+            found[f", only after {OUTCOMES[end]}"] = places
+            found[f", only after {OUTCOMES[end]}, twice in a row"] = {
+                i for i in places if i - 1 in places
+            }
+        found[f", but not after {OUTCOMES[end]}"] = {*range(1, len(drafts))} - places
+    for n in sorted({draft.n_accepted for draft in drafts} - {0}):
+        what = f"draft of which {n} token{'s were' if n > 1 else ' was'} accepted"
+        found[f", only after a {what}"] = {
+            i + 1 for i, draft in enumerate(drafts[:-1]) if draft.n_accepted == n
+        }
+    for every, nth in _EVERY.items():
+        places = {*range(first % every, len(drafts), every)}
+        if len(places & {*wrong}) > _MOSTLY * len([i for i in places if i >= first]):
+            found[f", only in every {nth} round"] = places
+    likely = [one for one in found.items() if one[1] & {first, first - 1, first - 2}]
+    yield from sorted(likely, key=lambda one: sum(i < first for i in one[1]))
 
 
 def _outcome(
@@ -160,17 +210,14 @@ def _outcome(
 ) -> tuple[float, str, str]:
     """The one of OUTCOMES that alone wrong drafts come after, which share of those is wrong, and
     how many are; else empty."""
-    rounds, shown = {draft.round for draft in wrong}, [(0.0, "", "")]
-    for end, after in OUTCOMES.items():
-        is_wrong: tuple[list[bool], list[bool]] = ([drafts[0].round in rounds], [])
-        for one, two in pairwise(drafts):
-            is_wrong[end in outcomes(one)].append(two.round in rounds)
-        n_else, n = (own.count(True) for own in is_wrong)
-        others = len(is_wrong[0])
+    are_wrong, shown = {drafts.index(draft) for draft in wrong}, [(0.0, "", "")]
+    for end, places in _outcomes_of(drafts).items():
+        n, n_else = len(places & are_wrong), len(are_wrong - places)
+        others = len(drafts) - len(places)
         if others - n_else >= _SHOWS and n_else <= _STRAY * min(others, len(wrong)):
             but = f" but {n_else}" if n_else else ""
-            about = f", only after {after} ({n} of {len(is_wrong[1])}){but}"
-            shown.append((n / len(is_wrong[1]), end, about))
+            about = f", only after {OUTCOMES[end]} ({n} of {len(places)}){but}"
+            shown.append((n / len(places), end, about))
     return max(shown, key=lambda one: one[0])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from engine.audit.deviations import CLEAN, Deviation
 from engine.audit.draft_models import Entries, StepwiseModel
 from engine.audit.recorded_drafts import DraftedText, RecordedDraft, Redrafts
 from engine.observe.drafter_diff.guesses import Guess
+from engine.observe.drafter_diff.mistakes import Mistakes
 
 
 class _Sums(StepwiseModel):
@@ -29,10 +31,15 @@ class _Sums(StepwiseModel):
         self.written += [at + self.more for at in entries.positions]
 
     def _step(self, ubatch: Any, rows: Any) -> Any:
+        raise AssertionError
+
+    def at_step(self, given: Any, handed: list[Entries], seq: int) -> Any:
+        handed.append(given)
         return self.more
 
     def draft(self, newest: Entries, *more: Any, **options: Any) -> Any:
-        return [self._step(None, None) for _ in range(4)]
+        handed: list[Entries] = []
+        return [self.at_step(newest, handed, 0) for _ in range(4)]
 
 
 def _guess(**parts: Any) -> tuple[Guess, DraftedText, _Sums]:
@@ -73,7 +80,10 @@ def test_a_change_acts_in_some_steps_of_a_draft() -> None:
     with one.applied():
         model.write(Entries([7], [0]))
         assert model.draft(Entries([5], [0]), 5, None, 4) == [0, 0, 10, 10]
-    assert model.written == [7]
+        model.write_left(
+            Entries([6, 7, 8], [0] * 3)
+        )  # in the draft's second step, third and fourth
+    assert model.written == [7, 6, 17, 18]
 
 
 _ROUNDS = [(2, 0), (3, 2), (6, 1)]
@@ -113,6 +123,54 @@ def test_drafts_go_on_from_a_token_of_the_draft_before(which: str, tokens: list[
     redrafts = Redrafts(model, text, how)
     assert [redrafts._goes_on_from(draft, how) for draft in drafts] == tokens
     assert redrafts._goes_on_from(first, how) is None
+
+
+class _Told(StepwiseModel):
+    """Keeps what its steps read; each gives a row of its own number."""
+
+    def __init__(self) -> None:
+        self.read: list[tuple[int, int, float]] = []
+        self._steady, self._stride = False, 1
+
+    def _pass(self, ubatch: Any, rows: Any) -> None:
+        raise AssertionError
+
+    def _step(self, ubatch: Any, rows: Any) -> Any:
+        self.read.append((ubatch.positions.item(), ubatch.tokens.item(), rows.item()))
+        return torch.tensor([[3.0, 0.0]]), torch.tensor([[float(len(self.read))]])
+
+
+@pytest.mark.parametrize(
+    ("about", "steps", "read"),
+    [
+        ("", None, [(4, 9, 0), (5, 1, 1), (6, 2, 2), (7, 3, 3)]),
+        ("the row that a step reads while it drafts is that of the step before", None, "0012"),
+        ("the row that a step reads while it drafts is that of the step before", [3], "0122"),
+        ("the row that a step reads while it drafts is what the step before", [2, 3], "0111"),
+        ("the token that a step reads while it drafts is that of the step before", None, "9912"),
+        ("the position of a step is one too far", [2], "4577"),
+        ("to the next one is about 2 times", None, "0246"),
+    ],
+)
+def test_a_step_reads_another_part_of_what_is_handed_on(
+    about: str, steps: list[int] | None, read: Any
+) -> None:
+    model, text = _Told(), DraftedText(0, range(8), [2], None, [])
+    mistakes = Mistakes.__new__(Mistakes)
+    mistakes._model, mistakes._text, mistakes._in_trees = model, text, False
+    model.core = SimpleNamespace()
+    found = [one for one in mistakes._of_steps() if about and about in one.about.lower()]
+    one = found[0] if about else Guess("", ".", CLEAN, text, model)
+    scoped = one if steps is None else one.within((", there", None, steps), text)
+    assert scoped is not None
+    newest = Entries([4], [9], torch.zeros(1, 1))
+    with scoped.applied():
+        model.draft(newest, 5, [1, 2, 3, 0], 4, in_place=True)
+    if isinstance(read, str):
+        column = ["position" in about, "token" in about, True].index(True)
+        assert [one[column] for one in model.read] == [*map(int, read)]
+    else:
+        assert model.read == read
 
 
 class _Branches(StepwiseModel):

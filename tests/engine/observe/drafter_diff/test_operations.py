@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 import torch
@@ -12,7 +14,17 @@ import torch
 from engine.batch import UBatch
 from engine.memory.hybrid import HybridMemory
 from engine.model.layers import RopeTables
-from engine.observe.drafter_diff.operations import _of_round, in_place, part_changes, rows_on, sites
+from engine.observe.drafter_diff.operations import (
+    _called,
+    _in_head,
+    _of_round,
+    _times,
+    in_place,
+    in_rows,
+    part_changes,
+    rows_on,
+    sites,
+)
 from engine.session import Session
 from kernels.norm import rms_norm
 from tests.support.drafter_diff_campaign import opened
@@ -111,3 +123,27 @@ def test_a_loop_reads_what_an_earlier_round_read(first: bool, read: list[int]) -
         return [called(i) for i in range(1, 5)]
 
     assert looped() == looped() == [-x for x in read]
+
+
+def _own(x: torch.Tensor) -> torch.Tensor:
+    return x + 1
+
+
+def test_a_kernel_is_changed_in_some_rows_of_a_block_alone() -> None:
+    def called(x: torch.Tensor) -> torch.Tensor:
+        return changed(x)
+
+    place: Any = SimpleNamespace(code=called.__code__, at=ANY)
+    how = partial(_called, _own, [(place, [None], partial(_times, 10.0))], [None, 0], None)
+    ((_, name, changed),) = in_rows(((None, "own", how), (None, "other", 1)), [1, 2], 4, 1)
+    # a block has rows 0 to 3, and its first drafted token is of row 1
+    assert name == "own" and called(torch.zeros(1, 4, 1)).flatten().tolist() == [1, 1, 10, 10]
+    # in a pass of other rows there are none of these
+    assert called(torch.zeros(1, 3, 1)).flatten().tolist() == [1, 1, 1]
+
+
+def test_a_kernel_gives_something_else_in_one_head_alone() -> None:
+    change = partial(_in_head, 3, 1, partial(_times, 0.0))
+    for shape in ((1, 2, 3, 4), (1, 2, 12)):
+        found = change(_own, torch.zeros(shape)).reshape(2, 3, 4)
+        assert found[:, 1].abs().max() == 0 and (found[:, [0, 2]] == 1).all()

@@ -19,6 +19,7 @@ from engine.observe.drafter_diff.wrong_drafts import (
     stage_of,
 )
 
+_NEWEST = "the newest one alone"
 _ROW = {7: 4.0, 3: 3.9, 5: 1.0, 9: 0.0}
 _TIE = (0.05, 0.5)
 
@@ -122,7 +123,8 @@ def test_scopes_are_of_the_rounds_and_tokens_that_are_wrong() -> None:
     assert scopes_of(drafts, wrong, ranks)[0] == ("", None, None)
     for draft in wrong:
         ranks[draft.round][1] = 2, 0.5
-    words, places, steps = scopes_of(drafts, wrong, ranks)[-1]
+    found = scopes_of(drafts, wrong, ranks)
+    words, places, steps = next(one for one in found if one[2] and _NEWEST in one[0])
     assert "nothing was accepted" in words and "drafted token 1" in words
     # after rounds 2 and 4, which begin after 20 and 40 tokens
     assert (
@@ -134,3 +136,23 @@ def test_scopes_are_of_the_rounds_and_tokens_that_are_wrong() -> None:
     later = [drafts[8], drafts[9]]
     said = [one[0] for one in scopes_of(drafts, later, ranks)]
     assert any("accepted in part" in one for one in said)
+
+
+def test_a_mistake_may_be_made_in_rounds_that_counts_alone_do_not_show() -> None:
+    drafts = _drafts([3, 1, 2, 0, 3, 2, 2, 0, 0, 3, 1, 1, 2, 3, 0, 2])
+    ranks: Ranks = {d.round: [(0, 0.5)] * 3 for d in drafts}
+    wrong = [drafts[i] for i in (3, 7, 11, 15)]
+    for draft in wrong:
+        ranks[draft.round][2] = 2, 0.5
+    found = {words: (places, steps) for words, places, steps in scopes_of(drafts, wrong, ranks)}
+    (fourth,) = (own for own in found if own.endswith("alone, only in every fourth round"))
+    assert found[fourth][0] == {30, 70, 110, 150}
+    assert not any("every third" in words for words in found)
+    (two,) = (
+        own
+        for own in found
+        if own.endswith(f"{_NEWEST}, only after a draft of which 2 tokens were accepted")
+    )
+    assert found[two][0] == {30, 60, 70, 130}
+    # the first wrong token may be later than the first that is made otherwise
+    assert any(steps is not None and 1 in steps and 0 not in steps for _, steps in found.values())
