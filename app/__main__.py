@@ -29,7 +29,7 @@ try:
     from app.cli.output import Interrupted, interrupt, on_signal
     from app.cli.parser import module_of, new_parser, split_command
     from engine.errors import DraftscopeError, OptionError
-    from engine.garbage import collections_wait
+    from engine.long_work import collections_wait
 except KeyboardInterrupt:
     sys.exit(EXIT_INTERRUPTED)
 

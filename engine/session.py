@@ -28,6 +28,7 @@ from engine.gguf.content import ContentHash
 from engine.gguf.file import GgufFile
 from engine.gguf.part_file import ModelFiles
 from engine.gguf.tokenizer import Tokenizer
+from engine.long_work import ReportProgress
 from engine.machine.device import CPU, check_room, meaning_of, read
 from engine.machine.graphs import graphs_are_on
 from engine.memory.hybrid import HybridMemory, LentMemories, MemoryShelf
@@ -37,7 +38,6 @@ from engine.model.drafters.loading import LoadedDrafter
 from engine.model.hybrid import HybridModel
 from engine.model.info import ModelInfo
 from engine.options import Prompt, RunOptions, SamplerOptions
-from engine.progress import ReportProgress
 from engine.run import Run
 from engine.run_checkpoints import RunCheckpoints, unread
 from engine.sampling.grammar import Grammar, GrammarTokens, read_grammar

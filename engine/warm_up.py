@@ -29,6 +29,7 @@ from engine.gguf.content import ContentHash
 from engine.gguf.file import GgufFile
 from engine.gguf.part_file import ModelFiles
 from engine.gguf.tokenizer import Tokenizer
+from engine.long_work import ReportProgress, report_part
 from engine.machine.device import check_room, resolve_device
 from engine.machine.host_memory import give_back_memory
 from engine.memory.hybrid import HybridMemory, LentMemories
@@ -45,7 +46,6 @@ from engine.model.parts.feed_forward import DensePart
 from engine.model.parts.recurrent import DeltaNetPart
 from engine.model.tensors import DRAFT_MTP, leave_block
 from engine.options import RunOptions
-from engine.progress import ReportProgress, report_part
 from engine.trace.run_ref import same_model
 from kernels.dispatch import uses_llvm
 from kernels.llvm.program import Launch, watched

@@ -16,10 +16,9 @@ from app.cli.option_lines import OptionLines
 from app.cli.output import is_terminal, note, show_below, show_progress
 from engine.errors import ApiKeyError, OptionError
 from engine.files import check_writable, decoded, unreadable, unwritable, user_text
-from engine.garbage import collections_wait
+from engine.long_work import ReportProgress, collections_wait
 from engine.model.compute_modes import COMPUTE_MODES, MMAP_ABOUT, MMAP_AUTO, copies_blocks
 from engine.plain_text import size_text
-from engine.progress import ReportProgress
 from resources import DEMO_DRAFT, DEMO_EAGLE3, DEMO_TARGET
 
 if TYPE_CHECKING:

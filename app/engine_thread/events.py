@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from engine.compare.lane_spec import LaneSpec
 from engine.errors import DraftscopeError
 from engine.fork import Fork
+from engine.long_work import ReportProgress
 from engine.options import CacheOptions, RunOptions
-from engine.progress import ReportProgress
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 

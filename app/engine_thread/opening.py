@@ -19,8 +19,8 @@ from app.engine_thread.events import (
 )
 from engine.errors import OptionError
 from engine.fork import check_model, prompts_of
+from engine.long_work import ReportProgress
 from engine.options import Prompt, RunOptions
-from engine.progress import ReportProgress
 from engine.trace.store import TraceStore
 from resources import ROLLBACK_SCRIPTS
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 from app.engine_thread.events import Decoding, RunRequest, ServerSeen, TurnRequest
 from engine.errors import Cancelled, OptionError, ServerError, ServerTimeoutError
+from engine.long_work import ReportProgress
 from engine.observe.server.address import store_key, stored_key
-from engine.progress import ReportProgress
 from engine.trace.store import TraceStore
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from app.trace_models.run_notes import STARTED
 from engine.analysis.breaks import BreakHit, BreakRule, BreakWatch
 from engine.analysis.findings.audit import audit_goes_on
 from engine.errors import Cancelled, DraftscopeError
-from engine.progress import ReportProgress
+from engine.long_work import ReportProgress
 from engine.trace.run_ref import RunRef, same_model
 from engine.trace.store import TraceStore
 from engine.trace.writer import TraceWriter

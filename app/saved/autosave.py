@@ -27,7 +27,7 @@ from app.saved.settings import hold, is_held, lock_path, unwritable
 from app.trace_models.run_facts import ModelRuns
 from app.trace_models.run_notes import SOURCE, notes_of
 from engine.errors import DraftscopeError
-from engine.progress import ReportProgress
+from engine.long_work import ReportProgress
 from engine.trace.export import SESSION_FILE, SavedRows, append_csv, recover_export
 from engine.trace.replacing import target_of
 from engine.trace.run_ref import RunRef

@@ -17,7 +17,7 @@ from engine.gguf.binary import shorten
 from engine.gguf.file import GgufFile, TensorInfo
 from engine.gguf.metadata import REMEDY
 from engine.gguf.part_file import PrivateCopy, check_mapped
-from engine.progress import ReportProgress
+from engine.long_work import ReportProgress
 from kernels.linear.dequant import decodes_on_gpu, dequantise
 from kernels.rows import take_rows
 

@@ -13,6 +13,7 @@ import torch
 from engine.errors import OptionError, OutOfMemoryError
 from engine.gguf.file import GgufFile
 from engine.gguf.reader import TensorReader
+from engine.long_work import ReportProgress, report_part
 from engine.machine.device import CPU
 from engine.machine.host_memory import fits_in_memory, use_huge_pages_soon
 from engine.model.compute_modes import COMPUTE_MODES
@@ -34,7 +35,6 @@ from engine.model.tensors import (
 from engine.model.trunks import make_mtp_block, make_trunk
 from engine.model.trunks.hyper_connections import make_reader
 from engine.model.weights import Embedding, Projection, Weights
-from engine.progress import ReportProgress, report_part
 from kernels.dispatch import uses_llvm
 from kernels.linear import stays_in_blocks
 from kernels.processor import has_feature

@@ -23,7 +23,7 @@ import numpy as np
 from engine.environment import version
 from engine.errors import Cancelled, TraceFileError
 from engine.files import PART, synced, unwritable, written_whole
-from engine.progress import ReportProgress
+from engine.long_work import ReportProgress
 from engine.trace.csv_fields import EXCEL, PLAIN, encoding, escape_piece, guard
 from engine.trace.records import MISSING, N_TOP, SCHEMA_MINOR, SCHEMA_VERSION, TABLES, Column
 from engine.trace.replacing import check_room, recover, replacing

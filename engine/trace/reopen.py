@@ -14,7 +14,7 @@ import numpy as np
 
 from engine.errors import Cancelled, TraceFileError
 from engine.files import opened_file
-from engine.progress import ReportProgress
+from engine.long_work import ReportProgress
 from engine.trace.csv_fields import (
     EXCEL,
     REMEDY,

@@ -10,8 +10,8 @@ from typing import Any
 from app.engine_thread.events import Decoding, OpenedFiles, OpenRequest, RunRequest, TurnRequest
 from engine.compare.memory_script import MemoryScript
 from engine.errors import Cancelled, ModelFileError, OptionError
+from engine.long_work import ReportProgress
 from engine.options import COMPUTE_MODES
-from engine.progress import ReportProgress
 from engine.trace.store import TraceStore
 from tests.support.fake_run import FakeRun
 from tests.support.lane_traces import CLEAN, NOISE, LaneBuilder

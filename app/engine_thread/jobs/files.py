@@ -14,7 +14,7 @@ from app.trace_models.results import Results, read
 from app.trace_models.run_comparison import compare_runs, text_difference
 from app.trace_models.run_facts import run_names
 from engine.experiments.results.reader import CONFORM, kind_of_json
-from engine.progress import ReportProgress
+from engine.long_work import ReportProgress
 from engine.report.parts import Report
 from engine.trace.export import SavedRows, append_csv, export_csv
 from engine.trace.reopen import open_trace

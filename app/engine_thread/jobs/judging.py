@@ -18,7 +18,7 @@ from app.engine_thread.status import EngineStatus
 from app.engine_thread.worker import EngineJob, EngineWorker, Post, SideJob
 from app.trace_models.tune_surface import SurfaceRequest, TuneSurface, estimate
 from engine.analysis.run_cost import LEAST_PAIRS, MOST_PAIRS
-from engine.progress import ReportProgress
+from engine.long_work import ReportProgress
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 from engine.trace.timings import summary

@@ -12,6 +12,7 @@ import torch
 from engine.errors import ModelFileError, OutOfMemoryError
 from engine.gguf.file import GgufFile
 from engine.gguf.reader import TensorReader
+from engine.long_work import ReportProgress
 from engine.model.drafters.config import (
     D2T,
     KINDS,
@@ -28,7 +29,6 @@ from engine.model.loader import reader_for
 from engine.model.parts import Shapes
 from engine.model.rope import ROPE_FACTORS
 from engine.model.weights import Embedding, Projection, Weights
-from engine.progress import ReportProgress
 from kernels.rows import take_rows
 
 

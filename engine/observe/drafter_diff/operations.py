@@ -4,7 +4,6 @@ are left out, ropes turned otherwise; always, or in some passes alone."""
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from engine.model.drafters.dflash import MarkovHead, Selector
 from engine.model.layers import RopeTables
 from engine.model.weights import Projection
 from engine.observe.drafter_diff.records import BLOCK, CANDIDATES, POSITIONS, ROWS
+from engine.observe.drafter_diff.tensor_changes import FACTORS, is_floats, other_values
 
 Changes = tuple[tuple[Any, str, Any], ...]
 """Objects, their attributes, and what is in place of these."""
@@ -31,10 +31,7 @@ PHASES = {
     "joined": ", in passes of several rows",
 }
 """When a change is in force, by the method of a DraftModel or by the rows of a pass, in words."""
-_FACTORS = (0.0, 0.5, 2.0, -1.0, 0.25, 4.0, math.sqrt(0.5), math.sqrt(2.0))
 _MOST_HEADS, _MOST_ALONE, _NONE = 8, 4, object()
-_NUMBERS = (0.0, 0.01, 0.1, 10.0, 100.0, 1e3, 1e4, 1e5)
-"""Factors of a number that a kernel is given, as an eps or a limit."""
 _ROPES: tuple[tuple[str, tuple[float, ...], str], ...] = (
     ("base", (10.0, 0.1, 100.0, 0.01, 50.0, 0.02), "has {:g} times the frequency base, or so"),
     ("stretch", (0.0, 0.5, 2.0, 0.25, 4.0, 0.125, 8.0, -1.0), "turns by {:g} times the angles"),
@@ -102,25 +99,6 @@ def sites(core: Any) -> Iterator[Site]:
 
 def is_part(x: Any) -> bool:
     return type(x).__module__.startswith("engine.model.") and hasattr(x, "__dict__")
-
-
-TensorChange = Callable[[torch.Tensor], torch.Tensor]
-READS: dict[str, TensorChange] = {
-    "reads the row before its own": lambda x: rows_on(x, 1),
-    "reads the row after its own": lambda x: rows_on(x, -1),
-    "reads its halves the other way round": lambda x: halves(x),
-}
-
-
-def halves(x: torch.Tensor) -> torch.Tensor:
-    return x.roll(x.shape[-1] // 2, -1) if x.is_floating_point() else x
-
-
-def rows_on(x: torch.Tensor, by: int) -> torch.Tensor:
-    axis = -2 if x.is_floating_point() and x.dim() > 1 else -1
-    if by == 1 and x.storage_offset() >= x.stride(axis) > 0:  # its first row is not the first one
-        return x.as_strided(x.shape, x.stride(), x.storage_offset() - x.stride(axis)).contiguous()
-    return x.roll(by, axis).contiguous()
 
 
 def part_changes(
@@ -238,7 +216,7 @@ def _operations(found: Sequence[Site], look: Callable[[], object]) -> Iterator[P
             changes = _elsewhere(one, [(one, whose, change)])
             phases = [*PHASES] if any(one in about for one in _AT_TIMES) else [""]
             yield PartChange(one.stage, f"{one.words}{where} {about}", changes, phases)
-        rows = [key for key, x in _arguments(one.args, one.options).items() if _is_floats(x)]
+        rows = [key for key, x in _arguments(one.args, one.options).items() if is_floats(x)]
         for key, first in product(rows, (True, False)) if (one.code, one.at) in loops else ():
             change = partial(_of_round, key, first, [])
             when = "in the first round of its loop" if first else "one round before"
@@ -376,14 +354,14 @@ def _ways(one: _Operation) -> Iterator[_Way]:
     """What a kernel may do otherwise: a sentence's end, and what is called with it and its own
     arguments."""
     given = _arguments(one.args, one.options)
-    floats = {key: x for key, x in given.items() if _is_floats(x)}
+    floats = {key: x for key, x in given.items() if is_floats(x)}
     rows = {key: x for key, x in floats.items() if key not in one.weights}
-    if _is_floats(one.result):
+    if is_floats(one.result):
         for key, x in rows.items():
             if x.shape == one.result.shape:
                 which = "" if len(rows) == 1 or key == 0 else f", and gives its argument {key}"
                 yield f"is left out{which}", partial(_given, key)
-        factors = [*_FACTORS]
+        factors = [*FACTORS]
         if any(torch.is_tensor(x) and not x.is_floating_point() for x in given.values()):
             factors += [one.result.shape[-1] ** by for by in (0.5, -0.5)]  # of what is looked up
         for factor in factors:
@@ -405,53 +383,11 @@ def _ways(one: _Operation) -> Iterator[_Way]:
         what = f"`{one.weights[key]}`" if key in one.weights else f"argument {key}"
         if key in one.weights and key in one.options:
             yield f"reads none for {what}", partial(_changed, {key: lambda _: None})
-        for about, change in _other_values(x, key in one.weights):
+        for about, change in other_values(x, key in one.weights):
             yield f"reads {what} {about}", partial(_changed, {key: change})
     for a, b in combinations(rows, 2):
         if rows[a].shape == rows[b].shape:
             yield f"has its arguments {a} and {b} exchanged", partial(_exchanging, a, b)
-
-
-def _other_values(x: Any, is_weight: bool) -> Iterator[_Way]:
-    if isinstance(x, float):
-        for factor in _NUMBERS:
-            yield f"as {factor * x:.3g}, not {x:.3g}", partial(torch.mul, other=factor)
-        yield "as about the square root of it", math.sqrt
-    elif isinstance(x, list | tuple) and len(x) > 1 and all(map(_is_floats, x)):
-        yield "in reverse order", lambda x: x[::-1]
-        for i in range(len(x)):
-            about = f"with its part {i} of zeros"
-            yield about, partial(_with_part, i, torch.zeros_like)
-            yield (
-                f"with its part {i} of the row before",
-                partial(_with_part, i, partial(rows_on, by=1)),
-            )
-    elif _is_floats(x) and is_weight:
-        root = x.shape[-1] ** 0.5 if x.dim() > 1 else 1.0
-        yield "as ones", partial(torch.full_like, fill_value=root)
-        yield "with one added", partial(torch.add, other=root)
-        yield "less one", partial(torch.sub, other=root)
-        yield "in another order: its halves are exchanged", halves
-        yield "of the next of its rows", partial(torch.roll, shifts=1, dims=0)
-    elif _is_floats(x):
-        for factor in _FACTORS[1:]:
-            yield f"{factor:.3g} times what it should be", partial(torch.mul, other=factor)
-        for about, change in READS.items():
-            yield about.replace("reads ", "as if it read "), change
-        yield "with neighbours for what is half of it apart", _paired
-        yield "with every second number for halves", _unpaired
-    elif torch.is_tensor(x) and x.dtype is torch.int64 and x.dim() > 1:
-        for about, change in [*READS.items()][:2]:
-            yield about.replace("reads ", "as if it read "), change
-        yield "counted from the first of its pass", lambda x: (x - x[..., :1]).clamp(min=0)
-        yield "one too low", lambda x: (x - 1).clamp(min=0)
-    elif torch.is_tensor(x) and x.dtype is torch.bool and x.dim() == 3:
-        for about, which in _SEEN.items():
-            yield f"so that rows of a pass {about}", partial(_seeing, which)
-
-
-def _is_floats(x: Any) -> bool:
-    return torch.is_tensor(x) and x.is_floating_point() and x.dim() > 0
 
 
 def _given(key: int | str, own: Callable[..., Any], *args: Any, **options: Any) -> Any:
@@ -512,44 +448,3 @@ def _exchanging(
     given = _arguments(args, options)
     given[a], given[b] = given[b], given[a]
     return own(*(given[i] for i in range(len(args))), **{k: given[k] for k in options})
-
-
-def _with_part(i: int, change: TensorChange, x: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    return [*x[:i], change(x[i]), *x[i + 1 :]]
-
-
-def _paired(x: torch.Tensor) -> torch.Tensor:
-    return x.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2) if x.shape[-1] % 2 == 0 else x
-
-
-def _unpaired(x: torch.Tensor) -> torch.Tensor:
-    return x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2) if x.shape[-1] % 2 == 0 else x
-
-
-_SEEN = {
-    "see nothing of each other": "alone",
-    "see nothing of the context, each other alone": "block",
-    "see the context and the first of them": "first",
-    "see those after them, too": "all",
-    "see none of those after them": "causal",
-    "see all but the oldest": "newest",
-}
-
-
-def _seeing(which: str, mask: torch.Tensor) -> torch.Tensor:
-    """A mask [B, T, N] of a pass whose own cells are the last ones."""
-    n, mask = mask.shape[1], mask.clone()
-    inside = mask[..., mask.shape[-1] - n :]
-    if which == "block":
-        mask[..., : mask.shape[-1] - n] = False
-    elif which == "newest":
-        mask[..., 0] = False
-    elif which == "all":
-        inside[:] = True
-    elif which == "causal":
-        inside &= torch.ones(n, n, dtype=torch.bool, device=mask.device).tril()
-    else:
-        own = torch.eye(n, dtype=torch.bool, device=mask.device)
-        own[:, 0] |= which == "first"
-        inside &= own
-    return mask

@@ -16,7 +16,7 @@ from engine.gguf.binary import check_cancelled
 from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
 from engine.model.layers import TargetRows, join_rows
-from engine.observe.drafter_diff.operations import halves
+from engine.observe.drafter_diff.tensor_changes import halves
 from kernels.norm import rms_norm
 
 _LAYERS_OFF = {1: "one on (outputs)", -1: "one before (inputs)", 2: "two on", -2: "two before"}

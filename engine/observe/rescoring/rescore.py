@@ -21,6 +21,7 @@ from engine.analysis.findings.check import record_findings
 from engine.decode.recorder import TargetFacts, target_facts
 from engine.errors import OptionError, UnsupportedModelError
 from engine.gguf.binary import check_cancelled, never
+from engine.long_work import ReportProgress
 from engine.observe.rescoring.identity import DIFFERENT, UNKNOWN, Identity, by_text, identify
 from engine.observe.rescoring.request_sampler import (
     EmittedJudge,
@@ -29,7 +30,6 @@ from engine.observe.rescoring.request_sampler import (
     request_sampling,
 )
 from engine.observe.rescoring.texts import RescoredText, Teacher, TextReader, noise_of_gaps
-from engine.progress import ReportProgress
 from engine.sampling.distribution import Distribution
 from engine.session import Session
 from engine.trace.facts import ChangedToken, RescoredSequence

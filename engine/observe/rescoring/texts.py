@@ -20,13 +20,13 @@ from engine.batch import Span
 from engine.compare.lanes import JITTER, JITTER_ROUNDED
 from engine.errors import DraftscopeError
 from engine.gguf.binary import check_cancelled
+from engine.long_work import ReportProgress
 from engine.memory.hybrid import HybridMemory
 from engine.memory.kv import AttentionKV
 from engine.model.hybrid import HybridModel
 from engine.model.memory import AttentionView
 from engine.model.parts import CellKey
 from engine.observe.rescoring.identity import is_observed
-from engine.progress import ReportProgress
 from engine.session import Session
 from engine.trace.facts import RequestFacts, RunFacts
 from engine.trace.records import EMITTED_KINDS, MISSING

@@ -49,7 +49,7 @@ def test_no_subcommand_imports_qt(python: Python) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("module", ["pathlib", "app.cli.parser", "engine.garbage"])
+@pytest.mark.parametrize("module", ["pathlib", "app.cli.parser", "engine.long_work"])
 def test_ctrl_c_during_the_first_imports_is_quiet(python: Python, module: str) -> None:
     done = python(
         f"import sys\n"

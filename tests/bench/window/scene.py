@@ -22,7 +22,7 @@ from app.window.dialogs.files import QuitChoice
 from app.window.gui import Collector
 from app.window.window import MainWindow
 from engine.errors import DraftscopeError
-from engine.progress import ReportProgress
+from engine.long_work import ReportProgress
 from engine.trace.store import TraceStore
 
 _LONGEST_WAIT = 120.0

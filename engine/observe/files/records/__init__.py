@@ -12,7 +12,7 @@ from typing import Any
 
 from engine.errors import TraceFileError
 from engine.foreign import is_whole
-from engine.garbage import collections_wait
+from engine.long_work import collections_wait
 from engine.observe.files.records.aiperf import AIPERF, WARMUP, is_summary_table, table_values
 from engine.observe.files.records.document import Node, as_json, nodes, read_documents, unknown_keys
 from engine.observe.files.records.printed import SPEC_BENCH, SPEED_BENCH, is_printed, read_printed

@@ -22,7 +22,6 @@ from engine.observe.drafter_diff.operations import (
     in_place,
     in_rows,
     part_changes,
-    rows_on,
     sites,
 )
 from engine.session import Session
@@ -104,12 +103,6 @@ def test_a_rope_of_which_a_share_of_the_pairs_turns(eagle: Session) -> None:
     for own, other in zip(rope.at(at), half.at(at), strict=True):
         assert torch.equal(own[..., :n], other[..., :n])
     assert (half.at(at)[0][..., n:] == 1).all()
-
-
-def test_the_row_before_the_first_of_a_slice_is_that_of_the_whole() -> None:
-    whole = torch.arange(12.0).view(1, 4, 3)
-    assert torch.equal(rows_on(whole[:, 1:], 1), whole[:, :-1])
-    assert rows_on(whole, 1)[0, :, 0].tolist() == [9, 0, 3, 6]
 
 
 @pytest.mark.parametrize(("first", "read"), [(True, [1, 1, 1, 1]), (False, [1, 1, 2, 3])])

@@ -1,0 +1,115 @@
+"""What a kernel may read in place of a tensor or a number: a sentence's part, and how it is made of
+the right one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+FACTORS = (0.0, 0.5, 2.0, -1.0, 0.25, 4.0, math.sqrt(0.5), math.sqrt(2.0))
+_NUMBERS = (0.0, 0.01, 0.1, 10.0, 100.0, 1e3, 1e4, 1e5)
+"""Factors of a number that a kernel is given, as an eps or a limit."""
+TensorChange = Callable[[torch.Tensor], torch.Tensor]
+READS: dict[str, TensorChange] = {
+    "reads the row before its own": lambda x: rows_on(x, 1),
+    "reads the row after its own": lambda x: rows_on(x, -1),
+    "reads its halves the other way round": lambda x: halves(x),
+}
+
+
+def halves(x: torch.Tensor) -> torch.Tensor:
+    """[..., n] with its halves exchanged."""
+    return x.roll(x.shape[-1] // 2, -1) if x.is_floating_point() else x
+
+
+def rows_on(x: torch.Tensor, by: int) -> torch.Tensor:
+    """[..., n_rows, n] with each row in the place `by` after its own."""
+    axis = -2 if x.is_floating_point() and x.dim() > 1 else -1
+    if by == 1 and x.storage_offset() >= x.stride(axis) > 0:  # its first row is not the first one
+        return x.as_strided(x.shape, x.stride(), x.storage_offset() - x.stride(axis)).contiguous()
+    return x.roll(by, axis).contiguous()
+
+
+def other_values(x: Any, is_weight: bool) -> Iterator[tuple[str, Callable[..., Any]]]:
+    """Of an argument, a weight or not: how a sentence on it ends, and the change."""
+    if isinstance(x, float):
+        for factor in _NUMBERS:
+            yield f"as {factor * x:.3g}, not {x:.3g}", partial(torch.mul, other=factor)
+        yield "as about the square root of it", math.sqrt
+    elif isinstance(x, list | tuple) and len(x) > 1 and all(map(is_floats, x)):
+        yield "in reverse order", lambda x: x[::-1]
+        for i in range(len(x)):
+            before = partial(rows_on, by=1)
+            yield f"with its part {i} of zeros", partial(_with_part, i, torch.zeros_like)
+            yield f"with its part {i} of the row before", partial(_with_part, i, before)
+    elif is_floats(x) and is_weight:
+        root = x.shape[-1] ** 0.5 if x.dim() > 1 else 1.0
+        yield "as ones", partial(torch.full_like, fill_value=root)
+        yield "with one added", partial(torch.add, other=root)
+        yield "less one", partial(torch.sub, other=root)
+        yield "in another order: its halves are exchanged", halves
+        yield "of the next of its rows", partial(torch.roll, shifts=1, dims=0)
+    elif is_floats(x):
+        for factor in FACTORS[1:]:
+            yield f"{factor:.3g} times what it should be", partial(torch.mul, other=factor)
+        for about, change in READS.items():
+            yield about.replace("reads ", "as if it read "), change
+        yield "with neighbours for what is half of it apart", _paired
+        yield "with every second number for halves", _unpaired
+    elif torch.is_tensor(x) and x.dtype is torch.int64 and x.dim() > 1:
+        for about, change in [*READS.items()][:2]:
+            yield about.replace("reads ", "as if it read "), change
+        yield "counted from the first of its pass", lambda x: (x - x[..., :1]).clamp(min=0)
+        yield "one too low", lambda x: (x - 1).clamp(min=0)
+    elif torch.is_tensor(x) and x.dtype is torch.bool and x.dim() == 3:
+        for about, which in _SEEN.items():
+            yield f"so that rows of a pass {about}", partial(_seeing, which)
+
+
+def is_floats(x: Any) -> bool:
+    return torch.is_tensor(x) and x.is_floating_point() and x.dim() > 0
+
+
+def _with_part(i: int, change: TensorChange, x: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    return [*x[:i], change(x[i]), *x[i + 1 :]]
+
+
+def _paired(x: torch.Tensor) -> torch.Tensor:
+    return x.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2) if x.shape[-1] % 2 == 0 else x
+
+
+def _unpaired(x: torch.Tensor) -> torch.Tensor:
+    return x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2) if x.shape[-1] % 2 == 0 else x
+
+
+_SEEN = {
+    "see nothing of each other": "alone",
+    "see nothing of the context, each other alone": "block",
+    "see the context and the first of them": "first",
+    "see those after them, too": "all",
+    "see none of those after them": "causal",
+    "see all but the oldest": "newest",
+}
+
+
+def _seeing(which: str, mask: torch.Tensor) -> torch.Tensor:
+    """A mask [B, T, N] of a pass whose own cells are the last ones."""
+    n, mask = mask.shape[1], mask.clone()
+    inside = mask[..., mask.shape[-1] - n :]
+    if which == "block":
+        mask[..., : mask.shape[-1] - n] = False
+    elif which == "newest":
+        mask[..., 0] = False
+    elif which == "all":
+        inside[:] = True
+    elif which == "causal":
+        inside &= torch.ones(n, n, dtype=torch.bool, device=mask.device).tril()
+    else:
+        own = torch.eye(n, dtype=torch.bool, device=mask.device)
+        own[:, 0] |= which == "first"
+        inside &= own
+    return mask
