@@ -1,4 +1,4 @@
-"""Long pieces of work: how far they are, told without knowing who listens, and garbage collection
+"""Long pieces of work: how far they are, whatever listens, and garbage collection
 held back meanwhile."""
 
 from __future__ import annotations

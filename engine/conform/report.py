@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-import re
 import shlex
+import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -18,11 +18,12 @@ from engine.files import user_text
 from engine.foreign import JsonError, parse_json
 from engine.report.parts import CODE, Part, Plot, Remark, Report, ReportTable, Section
 from engine.trace.typed_json import strictly
-from resources import help_page
 
 JSON_KIND, JSON_VERSION = "draftscope conform", 1
 _MOST_BYTES = 64 << 20
 
+MEANINGS = tomllib.loads(Path(__file__).with_name("causes.toml").read_text("utf-8"))
+"""Of each cause."""
 _WORDS = {None: "-", True: "ok", False: "FAIL"}
 
 
@@ -205,8 +206,8 @@ def _faults(outcomes: Sequence[Outcome]) -> Iterator[Fault]:
 
 def paragraph(fault: Fault) -> Iterator[str]:
     """What a fault is, where, and the smallest shape that shows it."""
-    kind = "note" if fault.note else "error"
-    yield f"{kind}: {fault.kernel}, {fault.check}: {fault.cause} ({_meaning(fault.cause)})"
+    kind, meaning = "note" if fault.note else "error", MEANINGS.get(fault.cause, "unknown")
+    yield f"{kind}: {fault.kernel}, {fault.check}: {fault.cause} ({meaning})"
     if fault.detail:
         yield f"  {fault.detail}"
     if fault.cause not in ("crash", "hang"):
@@ -214,13 +215,6 @@ def paragraph(fault: Fault) -> Iterator[str]:
         place += f", row {fault.row}" if fault.row >= 0 else ""
         yield f"{place}: relative error {fault.error:.2g}"
         yield f"  smallest shape that shows it: {fault.shape.recurrence} {fault.shape}"
-
-
-def _meaning(cause: str) -> str:
-    """What the page of help says of a cause, up to its first semicolon."""
-    causes = help_page("conform").partition("| cause |")[2]
-    row = re.search(rf"^\| {re.escape(cause)} \| ([^;|]*)", causes, re.MULTILINE)
-    return row[1].strip() if row else "unknown"
 
 
 def again(fault: Fault, target: str) -> str:

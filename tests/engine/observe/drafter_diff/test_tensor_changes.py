@@ -14,7 +14,7 @@ def test_the_row_before_the_first_of_a_slice_is_that_of_the_whole() -> None:
 
 
 def test_every_other_value_of_rows_has_their_shape_and_differs() -> None:
-    rows = torch.randn(1, 4, 6)
+    rows = torch.randn(4, 6)
     for is_weight in (False, True):
         changes = dict(other_values(rows, is_weight))
         assert len(changes) > 4
