@@ -3,9 +3,9 @@
 The longest draft is measured once, and its rounds are recorded where the server reports them: the
 simulator then says which lengths can be faster than the best so far, and the middle one of them is
 next. Else they are tried from the shortest on until two in a row are clearly slower than the best.
-Floors are tried at the best lengths; the best three and plain decoding are then measured in
-alternation. What has been measured is kept in a file, if one is named, from which the same command
-goes on after it was ended.
+Floors are tried at the best lengths; the best three, less what is much slower, and plain
+decoding are then measured in alternation. What has been measured is kept in a file, if one is
+named, from which the same command goes on after it was ended.
 """
 
 from __future__ import annotations
@@ -107,17 +107,17 @@ def at_best(
 
 _WAIT_LONGER = "Give it more time with --budget, or see what its log says."
 _LEAST_TOKENS = 16
-_CLEARLY_SLOWER = 0.9
+_CLEARLY_SLOWER, _HOPELESS = 0.9, 0.8
 _WORTH = 1.02
 """How much faster than the best one a length has to be able to be."""
 _N_FINALISTS = 3
 _WARM_TOKENS = 8
-_SHARE, _PAIRS = 0.9, 0.5
+_SHARE, _PAIRS = 0.9, 0.7
 """Of the seconds left, those that are planned with: for each setting once, for all pairs of all
 finalists."""
 _ENOUGH_TOKENS = 64
 """Of an answer, below which a pair has fewer prompts instead."""
-_SCREENING = 0.5
+_SCREENING = 0.4
 """Of the seconds given, when no further setting is tried."""
 _MOST_PAIRS = 4
 """Times the pairs that were asked for, that those go on that are not decided."""
@@ -178,6 +178,8 @@ def tune_server(plan: ServerPlan, report: Callable[[str], None] = lambda what: N
 class _Tuner:
     def __init__(self, plan: ServerPlan, report: Callable[[str], None]) -> None:
         self.plan, self.report = plan, report
+        # synthetic acceptance depends on no text: what a prompt takes is for more tokens instead
+        self.prompts = [min(plan.prompts, key=len)] if plan.rates else plan.prompts
         began = time.monotonic()
         self.until, self.screen_until = began + plan.most_s, began + _SCREENING * plan.most_s
         self.kept = _SavedMeasurements(plan)
@@ -194,7 +196,10 @@ class _Tuner:
             for drafter in self.plan.drafters:
                 self._screen_lengths(drafter)
         ranked = sorted(self.screened, key=lambda name: -self.screened[name][0])
-        others = [name for name in ranked if name != PLAIN][:_N_FINALISTS]
+        least = _HOPELESS * self.screened[ranked[0]][0]
+        drafting = [name for name in ranked if name != PLAIN]
+        near = [name for name in drafting[1:_N_FINALISTS] if self.screened[name][0] >= least]
+        others = [*drafting[:1], *near]
         finalists = [PLAIN, *others] if PLAIN in ranked else ranked[: _N_FINALISTS + 1]
         confirmed = self._confirm(finalists)
         if not any(one.name == PLAIN for one in confirmed):
@@ -259,7 +264,7 @@ class _Tuner:
                 if not self.screened:
                     self._choose_n_predict(server, start_s)
                 plan = self.plan
-                done = self._ask(server, plan.prompts, self.n_predict, by_round=by_round)
+                done = self._ask(server, self.prompts, self.n_predict, by_round=by_round)
             self.start_s, self.prompt_s = max(self.start_s, start_s), done.prompt_s
             known = done.speed(plan.rates), done.acceptance
             if by_round:
@@ -272,16 +277,16 @@ class _Tuner:
     def _choose_n_predict(self, server: TimedServer, start_s: float) -> None:
         """As many tokens a request as fit into the time, at plain decoding's speed."""
         plan = self.plan
-        tried = server.ask(plan.prompts[:1], _LEAST_TOKENS, ignore_eos=True)
+        tried = server.ask(self.prompts[:1], _LEAST_TOKENS, ignore_eos=True)
         n_settings = len(plan.running) or 1 + len(plan.drafters) * (
             len(plan.lengths) + 2 * len(plan.floors) * (not plan.rates)
         )
         left = _SHARE * max(0.0, self.screen_until - time.monotonic()) / n_settings
-        each = (left - start_s) / len(plan.prompts) - tried.prompt_s
+        each = (left - start_s) / len(self.prompts) - tried.prompt_s
         fits = int(max(0.0, each) * (tried.speed() or 1.0))
         self.n_predict = max(_LEAST_TOKENS, min(plan.n_predict, fits))
         self.kept.add({"n_predict": self.n_predict})
-        self.report(f"{len(plan.prompts)} prompts, {self.n_predict} tokens each")
+        self.report(f"{_prompts(len(self.prompts))}, {self.n_predict} tokens each")
 
     def _in_pairs(self, names: Sequence[str]) -> tuple[int, int]:
         """Prompts of a pair and tokens of an answer: as many as what is left of the time allows at
@@ -289,13 +294,14 @@ class _Tuner:
         if self.kept.in_pairs is None:
             left = _PAIRS * (self.until - time.monotonic()) - self.start_s * len(names)
             each = sum(1 / max(self.screened[name][0], 1e-3) for name in names)
-            for n_prompts in range(len(self.plan.prompts), 0, -1):
+            for n_prompts in range(len(self.prompts), 0, -1):
                 of_prompt = left / (self.plan.pairs * n_prompts) - self.prompt_s * len(names)
                 if (fits := int(of_prompt / each)) >= min(_ENOUGH_TOKENS, self.n_predict):
                     break
             self.kept.in_pairs = n_prompts, max(_LEAST_TOKENS, min(self.n_predict, fits))
             self.kept.add({"in_pairs": self.kept.in_pairs})
-        self.report("pairs of {} prompts, {} tokens each".format(*self.kept.in_pairs))
+        n_prompts, n_predict = self.kept.in_pairs
+        self.report(f"pairs of {_prompts(n_prompts)}, {n_predict} tokens each")
         return self.kept.in_pairs
 
     def _confirm(self, names: Sequence[str]) -> list[Confirmed]:
@@ -304,7 +310,7 @@ class _Tuner:
         texts: dict[str, dict[int, tuple[str, ...]]] = {name: {} for name in names}
         speeds: dict[str, list[float]] = {name: [] for name in names}
         n_prompts, n_predict = self._in_pairs(names)
-        around = [*self.plan.prompts, *self.plan.prompts]
+        around = [*self.prompts, *self.prompts]
         with ExitStack() as stack:
             servers: dict[str, TimedServer] = {}
             together, racing, took_s = True, list(names), 0.0
@@ -315,7 +321,7 @@ class _Tuner:
                     is_kept = all((name, number) in self.kept.pairs for name in racing)
                     if not racing or not (is_kept or began + _MARGIN * took_s < self.until):
                         break
-                first, start = number % len(racing), number * n_prompts % len(self.plan.prompts)
+                first, start = number % len(racing), number * n_prompts % len(self.prompts)
                 prompts = around[start : start + n_prompts]
                 for name in [*racing[first:], *racing[:first]]:
                     known = self.kept.pairs.get((name, number))
@@ -383,7 +389,7 @@ class _Tuner:
 
     def _warm(self, server: TimedServer) -> None:
         """What a server does for the first time takes longer."""
-        server.ask(self.plan.prompts[:1], _WARM_TOKENS, ignore_eos=True)
+        server.ask(self.prompts[:1], _WARM_TOKENS, ignore_eos=True)
 
     def _command(self, name: str, port: int) -> tuple[Path, list[str]]:
         try:
@@ -429,6 +435,10 @@ class _Tuner:
 
     def _flags(self, chosen: str) -> EngineFlags | None:
         return None if self.plan.running else self._engine_flags(self.settings.get(chosen))
+
+
+def _prompts(n: int) -> str:
+    return f"{n} prompt{'s' * (n != 1)}"
 
 
 class _SavedMeasurements:
