@@ -116,6 +116,28 @@ def packages(project: Path) -> set[str]:
     return {name for name in names if not name.startswith(("pip-", "setuptools-"))}
 
 
+def test_packages_that_an_interrupted_call_left_unpacked_are_configured_first(
+    bootstrap: Bootstrap, tmp_path: Path
+):
+    ran = tmp_path / "ran"
+    for name, line in {
+        "id": "echo 0",
+        "ldconfig": ":",
+        "ls": "exit 2",
+        "dpkg": f'echo "dpkg $*" >>{ran}',
+        "apt-get": f'echo "apt-get $1" >>{ran}; [ "$1" = update ]',
+    }.items():
+        (tmp_path / "tools" / name).unlink(missing_ok=True)
+        (tmp_path / "tools" / name).write_text(f"#!/bin/sh\n{line}\n")
+        (tmp_path / "tools" / name).chmod(0o755)
+    assert bootstrap("setup").returncode != 0
+    assert ran.read_text().splitlines() == [
+        "dpkg --configure -a",
+        "apt-get update",
+        "apt-get install",
+    ]
+
+
 def test_the_demo_needs_a_torch_for_the_cpu_and_no_packages_of_the_tests(bootstrap, project, index):
     demo = bootstrap("demo", "--fast")
     assert demo.returncode == 0, demo.stderr
