@@ -103,8 +103,6 @@ def choose_blocks_naive(
     table: torch.Tensor,
     indexer: Indexer,
 ) -> torch.Tensor:
-    """See choose_blocks."""
-
     def key_of(own: torch.Tensor, block: int) -> torch.Tensor:
         return _turned(own.mean(0), weight, table[block * indexer.ratio], indexer.eps)
 
@@ -120,8 +118,6 @@ def choose_pools_naive(
     bias: torch.Tensor,
     indexer: Indexer,
 ) -> torch.Tensor:
-    """See choose_pools."""
-
     def key_of(own: torch.Tensor, block: int) -> torch.Tensor:
         keys, gates = own.chunk(2, 1)
         return ((gates + bias).softmax(0) * keys).sum(0)

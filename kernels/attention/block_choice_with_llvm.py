@@ -26,7 +26,6 @@ def choose_blocks(
     table: torch.Tensor,
     indexer: Indexer,
 ) -> torch.Tensor:
-    """See choose_blocks."""
     d, n_rot = q.shape[3], table.shape[1]
     program = _keys(d, n_rot, indexer.ratio, indexer.eps)
     given = weight, table
@@ -42,7 +41,6 @@ def choose_pools(
     bias: torch.Tensor,
     indexer: Indexer,
 ) -> torch.Tensor:
-    """See choose_pools."""
     program = _pooled_keys(q.shape[3], indexer.ratio)
     return _choose_with_llvm(q, weights, rows, positions, mask, indexer, program, (bias,))
 

@@ -38,7 +38,6 @@ def pack(weight: torch.Tensor, mode: str) -> PackedWeight:
 
 
 def linear(x: torch.Tensor, packed: PackedWeight) -> torch.Tensor:
-    """See kernels.linear.linear."""
     if isinstance(packed.data, BytePanels):
         return bytes_with_llvm.linear(x, N_INTEGERS[packed.mode], packed.data, packed.shape[0])
     if isinstance(packed.data, tuple):
@@ -50,14 +49,12 @@ def linear(x: torch.Tensor, packed: PackedWeight) -> torch.Tensor:
 
 
 def prepare_rows(x: torch.Tensor, packed: PackedWeight) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """See kernels.linear.prepare_rows."""
     if isinstance(packed.data, BytePanels):
         return bytes_with_llvm.quantise(x, N_INTEGERS[packed.mode]), None
     return (x, None) if packed.mode == "int8x2" else max_norm(x)
 
 
 def multiply_rows(rows: torch.Tensor, packed: PackedWeight) -> torch.Tensor:
-    """See kernels.linear.multiply_rows."""
     if isinstance(packed.data, BytePanels):
         n_integers = N_INTEGERS[packed.mode]
         return bytes_with_llvm.product(rows, n_integers, packed.data, packed.shape[0])

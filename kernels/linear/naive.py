@@ -34,7 +34,6 @@ def pack_int8(weight: torch.Tensor, mode: str, levels: int = WEIGHT_LEVELS) -> P
 
 
 def linear(x: torch.Tensor, packed: PackedWeight) -> torch.Tensor:
-    """See kernels.linear.linear."""
     if packed.mode == "int8":
         return linear_int8(x, packed)
     if packed.mode == "int8x2":

@@ -19,19 +19,16 @@ from kernels.llvm.values import I64
 
 
 def rounded_naive(x: torch.Tensor, type: str) -> torch.Tensor:
-    """See rounded."""
     one = {"bf16": _bf16, "f16": _f16}[type]
     numbers = [one(number) for number in x.flatten().tolist()]
     return torch.tensor(numbers, dtype=torch.float32).view(x.shape)
 
 
 def round_in_place_naive(x: torch.Tensor, type: str) -> None:
-    """See round_in_place."""
     x.copy_(rounded_naive(x, type))
 
 
 def round_rows_naive(table: torch.Tensor, numbers: torch.Tensor, type: str) -> None:
-    """See round_rows."""
     for number in numbers.flatten().tolist():
         round_in_place_naive(table[number], type)
 
@@ -84,14 +81,12 @@ _ROUND = {"bf16": Value.rounded_to_bf16, "f16": Value.rounded_to_f16}
 
 
 def rounded_with_llvm(x: torch.Tensor, type: str) -> torch.Tensor:
-    """See rounded."""
     new = x.new_empty(*x.shape)
     _run(x, new, type)
     return new
 
 
 def round_in_place_with_llvm(x: torch.Tensor, type: str) -> None:
-    """See round_in_place."""
     _run(x, x, type)
 
 
@@ -152,13 +147,11 @@ def max_norm(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def max_norm_naive(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """See max_norm."""
     largest = x.abs().max(-1, keepdim=True).values.clamp(min=torch.finfo(x.dtype).tiny)
     return x / largest, largest
 
 
 def max_norm_with_llvm(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """See max_norm."""
     d, y = x.shape[-1], x.new_empty(*x.shape)
     largest = x.new_empty(*x.shape[:-1], 1)
     x, x_rows = rows(x)

@@ -59,7 +59,6 @@ _GROUPS = range(BLOCK // GROUP)
 
 
 def two_bits_with_llvm(rows: torch.Tensor) -> torch.Tensor:
-    """See two_bits."""
     rows = rows.contiguous()
     n_blocks = rows.numel() // BLOCK
     width = rows.shape[-1] // BLOCK * BLOCK_BYTES

@@ -10,7 +10,6 @@ from kernels.linear.packed import INTEGER_MODES, PackedWeight
 
 
 def pack(weight: torch.Tensor, mode: str) -> PackedWeight:
-    """See kernels.linear.pack."""
     n_out, n_in = weight.shape
     shape, n_elements = (n_out, n_in), n_out * n_in
     if mode == "f32":
@@ -36,7 +35,6 @@ def pack_bf16_on_gpu(weight: torch.Tensor, device: torch.device) -> PackedWeight
 
 
 def linear(x: torch.Tensor, packed: PackedWeight) -> torch.Tensor:
-    """See kernels.linear.linear."""
     if packed.mode in INTEGER_MODES:
         return integers.linear(x, packed)
     rows, _ = prepare_rows(x, packed)
@@ -44,7 +42,6 @@ def linear(x: torch.Tensor, packed: PackedWeight) -> torch.Tensor:
 
 
 def prepare_rows(x: torch.Tensor, packed: PackedWeight) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """See kernels.linear.prepare_rows."""
     if packed.mode in INTEGER_MODES:
         return integers.prepare_rows(x, packed)
     if packed.mode == "f32":
@@ -54,7 +51,6 @@ def prepare_rows(x: torch.Tensor, packed: PackedWeight) -> tuple[torch.Tensor, t
 
 
 def multiply_rows(rows: torch.Tensor, packed: PackedWeight) -> torch.Tensor:
-    """See kernels.linear.multiply_rows."""
     if packed.mode in INTEGER_MODES:
         return integers.multiply_rows(rows, packed)
     if packed.data.dtype == torch.float32:

@@ -43,7 +43,6 @@ def _head_linear(
 
 
 def head_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """See kernels.linear.head_linear."""
     n_batch, n_tokens, n_heads, n = x.shape
     m, n_rows = weight.shape[2], n_batch * n_tokens
     if n_rows > MANY:

@@ -240,7 +240,6 @@ class Choice:
 
 
 def route_naive(logits: torch.Tensor, n_used: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """See route."""
     weights, ids = [], []
     for row in logits:
         p = torch.exp(row - row.max())
@@ -255,7 +254,6 @@ def route_naive(logits: torch.Tensor, n_used: int) -> tuple[torch.Tensor, torch.
 def route_biased_naive(
     logits: torch.Tensor, bias: torch.Tensor | None, choice: Choice
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See route_biased."""
     weights, ids = [], []
     for row in logits:
         p = _scores_naive(row, choice)
@@ -279,7 +277,6 @@ def route_biased_naive(
 
 
 def route_given_naive(logits: torch.Tensor, ids: torch.Tensor, choice: Choice) -> torch.Tensor:
-    """See route_given."""
     weights = []
     for row, chosen in zip(logits, ids.tolist(), strict=True):
         p = _scores_naive(row, choice)[chosen]
@@ -313,7 +310,6 @@ def pack_naive(
 def experts_naive(
     x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, packed: PackedExperts
 ) -> torch.Tensor:
-    """See experts."""
     rows = []
     for i in range(x.shape[0]):
         total = torch.zeros_like(x[i])
@@ -358,7 +354,6 @@ def pack_with_torch(
 def experts_with_torch(
     x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, packed: PackedExperts
 ) -> torch.Tensor:
-    """See experts."""
     return torch.bmm(weights.unsqueeze(1), apply_each(x, ids, packed)).squeeze(1)
 
 

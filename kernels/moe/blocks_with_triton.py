@@ -143,7 +143,6 @@ def _close_row(
 def experts(
     x: Rows, weights: torch.Tensor, ids: torch.Tensor, packed: PackedExperts, added: Added
 ) -> torch.Tensor:
-    """See kernels.moe.experts."""
     *first, down = packed.data
     n_experts, width, n_out = packed.shape
     n_rows, n_used = ids.shape

@@ -35,7 +35,6 @@ _NOWHERE = -(2**31)
 
 
 def route(logits: torch.Tensor, n_used: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """See kernels.moe.route."""
     n_rows, n_experts = logits.shape
     weights = torch.empty(n_rows, n_used)
     ids = torch.empty(n_rows, n_used, dtype=torch.int64)
@@ -115,7 +114,6 @@ _GONE = float("-inf")
 def route_biased(
     logits: torch.Tensor, bias: torch.Tensor | None, choice: Choice
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See kernels.moe.route_biased."""
     n_rows, n_experts = logits.shape
     weights = torch.empty(n_rows, choice.n_used)
     ids = torch.empty(n_rows, choice.n_used, dtype=torch.int64)
@@ -133,7 +131,6 @@ def route_biased(
 
 
 def route_given(logits: torch.Tensor, ids: torch.Tensor, choice: Choice) -> torch.Tensor:
-    """See kernels.moe.route_given."""
     n_rows, n_experts = logits.shape
     weights, ids = torch.empty(n_rows, choice.n_used), ids.contiguous()
     logits, places = rows(logits)

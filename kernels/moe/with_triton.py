@@ -236,7 +236,6 @@ def _combine(lines, weights, y, added, d, stride, N_USED: tl.constexpr, BD: tl.c
 
 
 def route(logits: torch.Tensor, n_used: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """See kernels.moe.route."""
     return route_biased(logits, None, Choice(n_used, "softmax"))
 
 
@@ -263,7 +262,6 @@ def route_product(
     *,
     invariant: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
-    """See kernels.moe.route_product."""
     routing = _routing(len(x), n_experts, bias, choice, x.device)
     if routing is None or len(x) > MOST_ROUTED:
         return None

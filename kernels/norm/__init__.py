@@ -148,31 +148,26 @@ def group_rms_norm_rows(
 
 
 def rms_norm_naive(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """See rms_norm."""
     mean_square = (x * x).sum(-1, keepdim=True) / x.shape[-1]
     return x / torch.sqrt(mean_square + eps) * weight
 
 
 def layer_norm_naive(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """See layer_norm."""
     centred = x - x.sum(-1, keepdim=True) / x.shape[-1]
     return rms_norm_naive(centred, weight, eps)
 
 
 def l2_norm_naive(x: torch.Tensor, eps: float) -> torch.Tensor:
-    """See l2_norm."""
     return x / torch.sqrt((x * x).sum(-1, keepdim=True) + eps)
 
 
 def head_norm_naive(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """See head_norm."""
     return l2_norm_naive(x, eps) * weight
 
 
 def gated_rms_norm_naive(
     x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float, sigmoid: bool = False
 ) -> torch.Tensor:
-    """See gated_rms_norm."""
     opened = torch.sigmoid(gate)
     return rms_norm_naive(x, weight, eps) * (opened if sigmoid else gate * opened)
 
@@ -180,7 +175,6 @@ def gated_rms_norm_naive(
 def group_rms_norm_naive(
     x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> torch.Tensor:
-    """See group_rms_norm."""
     return rms_norm_naive(x * (gate * torch.sigmoid(gate)), weight, eps)
 
 
@@ -190,17 +184,14 @@ SUMS = 4
 
 
 def rms_norm_with_llvm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """See rms_norm."""
     return _norm(x, eps, weight.contiguous(), mean=True)
 
 
 def head_norm_with_llvm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """See head_norm."""
     return _norm(x, eps, weight.contiguous(), mean=False)
 
 
 def layer_norm_with_llvm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """See layer_norm."""
     d, y, weight = x.shape[-1], x.new_empty(*x.shape), weight.contiguous()
     x, x_rows = rows(x)
     places = y.data_ptr(), weight.data_ptr()
@@ -209,14 +200,12 @@ def layer_norm_with_llvm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> t
 
 
 def l2_norm_with_llvm(x: torch.Tensor, eps: float) -> torch.Tensor:
-    """See l2_norm."""
     return _norm(x, eps)
 
 
 def gated_rms_norm_with_llvm(
     x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float, sigmoid: bool = False
 ) -> torch.Tensor:
-    """See gated_rms_norm."""
     gating = "sigmoid" if sigmoid else "silu"
     return _norm(x, eps, weight.contiguous(), mean=True, gate=gate, gating=gating)
 
@@ -224,7 +213,6 @@ def gated_rms_norm_with_llvm(
 def group_rms_norm_with_llvm(
     x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> torch.Tensor:
-    """See group_rms_norm."""
     return _norm(x, eps, weight.contiguous(), mean=True, gate=gate, gating="first")
 
 

@@ -63,7 +63,6 @@ def _norm_rows(x, x_row, weight, y, kept, d, eps, KEPT: tl.constexpr, N: tl.cons
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """See kernels.norm.rms_norm."""
     return _run_rows(x, weight, eps, ())[0]
 
 
@@ -90,19 +89,16 @@ def _run_rows(
 
 
 def l2_norm(x: torch.Tensor, eps: float) -> torch.Tensor:
-    """See kernels.norm.l2_norm."""
     return _run(_heads(x), eps)[0].view(x.shape)
 
 
 def head_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """See kernels.norm.head_norm."""
     return _run(_heads(x), eps, weight=weight, mean=False)[0].view(x.shape)
 
 
 def gated_rms_norm(
     x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float, sigmoid: bool = False
 ) -> torch.Tensor:
-    """See kernels.norm.gated_rms_norm."""
     y, _ = _run(_heads(x), eps, weight=weight, gate=_heads(gate), sigmoid=sigmoid)
     return y.view(x.shape)
 
@@ -125,7 +121,6 @@ def gated_rms_norm_rows(
 def group_rms_norm(
     x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> torch.Tensor:
-    """See kernels.norm.group_rms_norm."""
     y, _ = _run(_heads(x), eps, weight=weight, gate=_heads(gate), gate_first=True)
     return y.view(x.shape)
 

@@ -142,7 +142,6 @@ def _step_gates(step, dt, a, y, z, d, step_row, BD: tl.constexpr):
 def step_gates(
     step: torch.Tensor, dt: torch.Tensor, a: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See kernels.pointwise.step_gates."""
     y, z = step.new_empty(2, *step.shape).unbind(0)
     rows, d = as_rows(step), step.shape[-1]
     _step_gates[(len(rows),)](

@@ -147,7 +147,6 @@ def fold_ring(
 def add_at_places_naive(
     x: torch.Tensor, table: torch.Tensor, positions: torch.Tensor
 ) -> torch.Tensor:
-    """See add_at_places."""
     added = [table[p % len(table)] for p in positions.flatten().tolist()]
     return x + torch.stack(added).view(x.shape)
 
@@ -155,7 +154,6 @@ def add_at_places_naive(
 def compress_naive(
     x: torch.Tensor, positions: torch.Tensor, ring: torch.Tensor, part: Compressor
 ) -> torch.Tensor:
-    """See compress."""
     y = x.new_zeros(*x.shape[:2], part.width)
     for b in range(len(x)):
         held = ring[b].clone()
@@ -189,7 +187,6 @@ def compress_slots_naive(
     write: torch.Tensor,
     part: Compressor,
 ) -> torch.Tensor:
-    """See compress_slots."""
     rings = torch.stack([pool[i] for i in read.tolist()])
     y = compress_naive(x, positions, rings, part)
     for b, numbers in enumerate(write.tolist()):
@@ -208,7 +205,6 @@ def fold_ring_naive(
     n_tokens: torch.Tensor,
     out: torch.Tensor,
 ) -> torch.Tensor:
-    """See fold_ring."""
     for b, n in enumerate(n_tokens.tolist()):
         held = ring[b].clone()
         for t in range(n):
@@ -238,7 +234,6 @@ def write_ring(
 def add_at_places_with_llvm(
     x: torch.Tensor, table: torch.Tensor, positions: torch.Tensor
 ) -> torch.Tensor:
-    """See add_at_places."""
     y, table, positions = x.new_empty(*x.shape), table.contiguous(), positions.contiguous()
     x, places = rows(x)
     given = addresses(table, positions, y)
@@ -260,7 +255,6 @@ def _add_program(code: Code, args: Sequence[Value], row: Value, n: int, width: i
 
 
 def first_of_block_with_llvm(positions: torch.Tensor, ratio: int) -> torch.Tensor:
-    """See first_of_block."""
     first, positions = torch.empty_like(positions), positions.contiguous()
     program = _of_positions(ratio, False)
     program.alone(positions.numel(), positions.data_ptr(), first.data_ptr())
@@ -268,7 +262,6 @@ def first_of_block_with_llvm(positions: torch.Tensor, ratio: int) -> torch.Tenso
 
 
 def ring_places_with_llvm(positions: torch.Tensor, n_slots: int) -> torch.Tensor:
-    """See ring_places."""
     places, positions = torch.empty(*positions.shape, 1), positions.contiguous()
     program = _of_positions(n_slots, True)
     program.alone(positions.numel(), positions.data_ptr(), places.data_ptr())
@@ -290,7 +283,6 @@ def _of_positions(code: Code, args: Sequence[Value], token: Value, n: int, is_pl
 def compress_with_llvm(
     x: torch.Tensor, positions: torch.Tensor, ring: torch.Tensor, part: Compressor
 ) -> torch.Tensor:
-    """See compress."""
     return _compress_llvm(x, positions, ring, None, part)
 
 

@@ -134,7 +134,6 @@ def causal_conv_slots_naive(
 def fold_window_naive(
     window: torch.Tensor, columns: torch.Tensor, n_tokens: torch.Tensor, out: torch.Tensor
 ) -> torch.Tensor:
-    """See fold_window."""
     width = window.shape[1]
     for b, n in enumerate(n_tokens.tolist()):
         out[b] = torch.cat((window[b], columns[b, :n]))[n : n + width].clone()
@@ -166,7 +165,6 @@ def causal_conv_with_llvm(
     *,
     activate: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See causal_conv."""
     return _convolve(x, weight, window, None, bias, activate)
 
 
@@ -180,7 +178,6 @@ def causal_conv_slots_with_llvm(
     *,
     activate: bool = True,
 ) -> torch.Tensor:
-    """See causal_conv_slots."""
     y, history = _convolve(x, weight, pool, read.contiguous(), bias, activate)
     (n_batch, n_new), write = write.shape, write.contiguous()
     window_bytes = 4 * pool.shape[1] * pool.shape[2]
@@ -205,7 +202,6 @@ def causal_conv_slots_with_llvm(
 def fold_window_with_llvm(
     window: torch.Tensor, columns: torch.Tensor, n_tokens: torch.Tensor, out: torch.Tensor
 ) -> torch.Tensor:
-    """See fold_window."""
     n_batch, width, n_channels = window.shape
     counts = n_tokens.contiguous()
     tensors = [rows_together(window), rows_together(columns), out]

@@ -84,7 +84,6 @@ def scan_slots(
 
 
 def scan_into_naive(*inputs: *ScanArguments, slots: Slots) -> torch.Tensor:
-    """See scan_into."""
     x, dt, A, B, C, D, state = inputs
     o, states = torch.empty_like(x), [state.clone()]
     for t in range(x.shape[1]):
@@ -101,7 +100,6 @@ def scan_into_naive(*inputs: *ScanArguments, slots: Slots) -> torch.Tensor:
 
 
 def scan_slots_naive(*inputs: *ScanSlotArguments) -> torch.Tensor:
-    """See scan_slots."""
     return _slots_of(scan_into_naive, *inputs)
 
 
@@ -133,7 +131,6 @@ def scan_into_with_llvm(*inputs: *ScanArguments, slots: Slots) -> torch.Tensor:
 
 
 def scan_slots_with_llvm(*inputs: *ScanSlotArguments) -> torch.Tensor:
-    """See scan_slots."""
     pool, read, write = inputs[6:]
     if not pool[:1].is_contiguous():
         raise ValueError("the numbers of a state do not lie side by side")

@@ -205,7 +205,6 @@ def channel_gates(
     beta: torch.Tensor,
     bound: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See kernels.recurrence.channel_gates."""
     _, g, opened = normed_and_gated(None, 0.0, decay, dt, a, beta, bound)
     return g, opened
 
@@ -364,5 +363,4 @@ def scan_into(*inputs: *ScanArguments, slots: Sequence[torch.Tensor]) -> torch.T
 
 
 def scan_slots(*inputs: *ScanSlotArguments) -> torch.Tensor:
-    """See kernels.recurrence.selective_scan.scan_slots."""
     return _run_scan(inputs[:6], inputs[6], (), inputs[7:])

@@ -96,7 +96,6 @@ def rope_at_end(
 def rope_table_naive(
     positions: torch.Tensor, n_rot: int, inv_freq: torch.Tensor, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See rope_table."""
     frequencies = [float(f) for f in inv_freq]
     angles = [[int(p) * frequencies[j] for j in range(n_rot // 2)] for p in positions.flatten()]
     shape = (*positions.shape, n_rot // 2)
@@ -106,7 +105,6 @@ def rope_table_naive(
 
 
 def apply_rope_naive(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """See apply_rope."""
     half = cos.shape[-1]
     columns = list(x.unbind(-1))
     for j in range(half):
@@ -120,7 +118,6 @@ def apply_rope_naive(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> t
 def rope_at_end_naive(
     x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, back: bool = False
 ) -> torch.Tensor:
-    """See rope_at_end."""
     half, sign = cos.shape[-1], -1 if back else 1
     columns = list(x.unbind(-1))
     for j in range(half):
@@ -139,7 +136,6 @@ def apply_rope_with_llvm(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) 
 def rope_at_end_with_llvm(
     x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, back: bool = False
 ) -> torch.Tensor:
-    """See rope_at_end."""
     return _turned(_back_body if back else _forth_body, x, cos, sin)
 
 

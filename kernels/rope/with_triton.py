@@ -72,21 +72,18 @@ def _rotate(
 
 
 def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """See kernels.rope.apply_rope."""
     return _turned(x, cos, sin, end=False, back=False)
 
 
 def rope_at_end(
     x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, back: bool = False
 ) -> torch.Tensor:
-    """See kernels.rope.rope_at_end."""
     return _turned(x, cos, sin, end=True, back=back)
 
 
 def norm_and_rope(
     x: torch.Tensor, weight: torch.Tensor, eps: float, cos: torch.Tensor, sin: torch.Tensor
 ) -> torch.Tensor:
-    """See kernels.rope.norm_and_rope."""
     return _turned(x, cos, sin, end=False, back=False, weight=weight.contiguous(), eps=eps)
 
 
@@ -98,7 +95,6 @@ def rope_into_cells(
     sin: torch.Tensor,
     places: CellPlaces,
 ) -> torch.Tensor:
-    """See kernels.rope.rope_into_cells."""
     weight = None if weight is None else weight.contiguous()
     return _turned(x, cos, sin, end=False, back=False, weight=weight, eps=eps, places=places)
 

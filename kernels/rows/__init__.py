@@ -54,7 +54,6 @@ def side_by_side(x: torch.Tensor) -> torch.Tensor:
 
 
 def take_rows_naive(table: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    """See take_rows."""
     rows = torch.empty(numbers.numel(), *table.shape[1:], dtype=table.dtype)
     for i, number in enumerate(numbers.flatten().tolist()):
         rows[i] = table[number]
@@ -62,14 +61,12 @@ def take_rows_naive(table: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
 
 
 def put_rows_naive(table: torch.Tensor, numbers: torch.Tensor, rows: torch.Tensor) -> None:
-    """See put_rows."""
     flat = rows.reshape(numbers.numel(), *table.shape[1:])
     for i, number in enumerate(numbers.flatten().tolist()):
         table[number] = flat[i]
 
 
 def copy_rows_naive(target: torch.Tensor, source: torch.Tensor) -> None:
-    """See copy_rows."""
     for place in torch.cartesian_prod(*(torch.arange(n) for n in source.shape)).view(
         -1, source.dim()
     ):
@@ -77,7 +74,6 @@ def copy_rows_naive(target: torch.Tensor, source: torch.Tensor) -> None:
 
 
 def join_naive(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """See join."""
     columns = [column for part in parts for column in part.unbind(-1)]
     return torch.stack(columns, -1)
 
@@ -86,7 +82,6 @@ def join_naive(parts: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def join_with_torch(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """See join."""
     return torch.cat(tuple(parts), -1)
 
 
@@ -94,7 +89,6 @@ def join_with_torch(parts: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def take_rows_with_llvm(table: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    """See take_rows."""
     taken = table.new_empty(*numbers.shape, *table.shape[1:])
     table, numbers = _without_gaps(table), numbers.contiguous()
     _run(True, table, numbers, taken)
@@ -109,7 +103,6 @@ def put_rows_with_llvm(table: torch.Tensor, numbers: torch.Tensor, rows: torch.T
 
 
 def copy_rows_with_llvm(target: torch.Tensor, source: torch.Tensor) -> None:
-    """See copy_rows."""
     kept, places = rows(target)
     if kept is not target:
         target.copy_(source)
@@ -118,7 +111,6 @@ def copy_rows_with_llvm(target: torch.Tensor, source: torch.Tensor) -> None:
 
 
 def join_with_llvm(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """See join."""
     widths = [part.shape[-1] for part in parts]
     joined = parts[0].new_empty(*parts[0].shape[:-1], sum(widths))
     at = joined.data_ptr()

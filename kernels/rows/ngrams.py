@@ -95,7 +95,6 @@ class NgramHash(NamedTuple):
 def recent_tokens_naive(
     tokens: torch.Tensor, window: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See recent_tokens."""
     n, contexts = window.shape[1] + 1, []
     history = [
         [*(int(x) for x in old.flatten()), *(int(x) + 1 for x in new)]
@@ -108,7 +107,6 @@ def recent_tokens_naive(
 
 
 def hash_rows_naive(context: torch.Tensor, hashing: NgramHash) -> torch.Tensor:
-    """See hash_rows."""
     rows = [_rows(line, hashing) for line in context.flatten(0, -2).tolist()]
     return torch.tensor(rows).view(*context.shape[:-1], -1)
 
@@ -130,7 +128,6 @@ def _rows(context: list[int], hashing: NgramHash) -> list[int]:
 
 
 def agreeing_naive(key: torch.Tensor, query: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """See agreeing."""
     score = (key * query).sum(-1, keepdim=True) / key.shape[-1] ** 0.5
     score = score.sign() * score.abs().clamp(min=LEAST) ** 0.5
     return value.unsqueeze(-2) / (1 + torch.exp(-score))
@@ -151,7 +148,6 @@ def _constants(numbers: tuple[int, ...], device: torch.device) -> torch.Tensor:
 def recent_tokens_with_llvm(
     tokens: torch.Tensor, window: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See recent_tokens."""
     (n_batch, n_tokens), n_old = tokens.shape, window.shape[1]
     context = tokens.new_empty(n_batch, n_tokens, n_old + 1)
     history = window.new_empty(n_batch, n_old + n_tokens, 1)
@@ -169,7 +165,6 @@ def recent_tokens_with_llvm(
 
 
 def hash_rows_with_llvm(context: torch.Tensor, hashing: NgramHash) -> torch.Tensor:
-    """See hash_rows."""
     n, heads = context.shape[-1], len(hashing.sizes)
     found = context.new_empty(*context.shape[:-1], heads)
     context = context.contiguous()
@@ -178,7 +173,6 @@ def hash_rows_with_llvm(context: torch.Tensor, hashing: NgramHash) -> torch.Tens
 
 
 def agreeing_with_llvm(key: torch.Tensor, query: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """See agreeing."""
     (n, d), y = key.shape[-2:], key.new_empty(*key.shape)
     key, key_rows = rows(key)
     query, query_rows = rows(query)

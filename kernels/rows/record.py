@@ -125,7 +125,6 @@ def tokens_after(tokens: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
 
 
 def tokens_after_with_llvm(tokens: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """See tokens_after."""
     found, rows = torch.empty_like(rows), rows.contiguous()
     places = tokens.data_ptr(), tokens.numel(), rows.data_ptr(), found.data_ptr()
     _after().alone(len(rows), *places)

@@ -91,7 +91,6 @@ def advance_streams(x: torch.Tensor, y: torch.Tensor, gates: torch.Tensor) -> to
 def stream_gates_naive(
     m: torch.Tensor, scale: torch.Tensor, base: torch.Tensor, n_rounds: int, eps: float
 ) -> torch.Tensor:
-    """See stream_gates."""
     n = N_STREAMS
     read = 1 / (1 + torch.exp(-(m[..., :n] * scale[0] + base[:n]))) + eps
     if m.shape[-1] == n:
@@ -107,12 +106,10 @@ def stream_gates_naive(
 
 
 def weigh_streams_naive(x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
-    """See weigh_streams."""
     return (x * gates[..., :N_STREAMS, None]).sum(-2)
 
 
 def advance_streams_naive(x: torch.Tensor, y: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
-    """See advance_streams."""
     n = N_STREAMS
     matrix = gates[..., 2 * n :].unflatten(-1, (n, n))
     return gates[..., n : 2 * n, None] * y[..., None, :] + matrix.transpose(-1, -2) @ x
@@ -132,7 +129,6 @@ def _sum(x: torch.Tensor, dim: int) -> torch.Tensor:
 def stream_gates_with_llvm(
     m: torch.Tensor, scale: torch.Tensor, base: torch.Tensor, n_rounds: int, eps: float
 ) -> torch.Tensor:
-    """See stream_gates."""
     n, y = m.shape[-1], m.new_empty(*m.shape)
     m, places = rows(m)
     scale, base = scale.contiguous(), base.contiguous()
@@ -143,7 +139,6 @@ def stream_gates_with_llvm(
 
 
 def weigh_streams_with_llvm(x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
-    """See weigh_streams."""
     *outer, n, d = x.shape
     y = x.new_empty(*outer, d)
     x, x_rows = rows(x.flatten(-2))
@@ -155,7 +150,6 @@ def weigh_streams_with_llvm(x: torch.Tensor, gates: torch.Tensor) -> torch.Tenso
 def advance_streams_with_llvm(
     x: torch.Tensor, y: torch.Tensor, gates: torch.Tensor
 ) -> torch.Tensor:
-    """See advance_streams."""
     (n, d), total = x.shape[-2:], x.new_empty(*x.shape)
     x, x_rows = rows(x.flatten(-2))
     y, y_rows = rows(y)

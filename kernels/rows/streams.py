@@ -61,18 +61,15 @@ def _sigmoid(x: torch.Tensor) -> torch.Tensor:
 
 
 def open_low_naive(low: torch.Tensor, n_streams: int) -> torch.Tensor:
-    """See open_low."""
     x = low / n_streams
     return x * _sigmoid(x)
 
 
 def mix_streams_naive(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-    """See mix_streams."""
     return (x * _sigmoid(gate)).mean(-2)
 
 
 def add_to_streams_naive(x: torch.Tensor, y: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
-    """See add_to_streams."""
     return x + 2 * _sigmoid(gain / x.shape[-2])[..., None] * y[..., None, :]
 
 
@@ -80,7 +77,6 @@ def add_to_streams_naive(x: torch.Tensor, y: torch.Tensor, gain: torch.Tensor) -
 
 
 def open_low_with_llvm(low: torch.Tensor, n_streams: int) -> torch.Tensor:
-    """See open_low."""
     d, y = low.shape[-1], low.new_empty(*low.shape)
     low, places = rows(low)
     run(_open_program(d, n_streams), y.numel() // d, d, *places, y.data_ptr())
@@ -88,7 +84,6 @@ def open_low_with_llvm(low: torch.Tensor, n_streams: int) -> torch.Tensor:
 
 
 def mix_streams_with_llvm(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-    """See mix_streams."""
     *outer, n_streams, d = x.shape
     y = x.new_empty(*outer, d)
     x, x_rows = rows(x.flatten(-2))
@@ -99,7 +94,6 @@ def mix_streams_with_llvm(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
 
 
 def add_to_streams_with_llvm(x: torch.Tensor, y: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
-    """See add_to_streams."""
     (n_streams, d), total = x.shape[-2:], x.new_empty(*x.shape)
     x, x_rows = rows(x)
     y, y_rows = rows(y)

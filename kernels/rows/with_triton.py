@@ -126,7 +126,6 @@ def _write_cells(
 def write_cells(
     storage: torch.Tensor, rows: torch.Tensor, streams: torch.Tensor, cells: torch.Tensor
 ) -> None:
-    """See kernels.rows.cells.write_cells."""
     write_cells_each(((storage, rows),), streams, cells)
 
 

@@ -27,7 +27,6 @@ def block_linear(
     rounded: bool = False,
     invariant: bool = False,
 ) -> torch.Tensor:
-    """See kernels.linear.block_linear.block_linear."""
     how, n_in, n_out = arithmetic(rounded=rounded), x.shape[-1], blocks.shape[0]
     rows = side_by_side(x.float())
     n_rows = rows.shape[0]

@@ -51,7 +51,6 @@ def block_linear(
     rounded: bool = False,
     invariant: bool = False,
 ) -> torch.Tensor:
-    """See kernels.linear.block_linear.block_linear."""
     if rounded and invariant:
         return block_linear_with_torch(x, blocks, type, rounded=True, invariant=True)
     n_out, n_in, rows = blocks.shape[0], x.shape[-1], as_rows(x)

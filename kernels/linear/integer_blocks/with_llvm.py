@@ -25,7 +25,6 @@ from kernels.rows import side_by_side
 
 
 def integer_linear(x: torch.Tensor, blocks: torch.Tensor, type: str) -> torch.Tensor:
-    """See kernels.linear.integer_blocks.integer_linear."""
     rows, n_out = side_by_side(x), blocks.shape[0]
     n_rows = rows.shape[0]
     y = torch.empty(*x.shape[:-1], n_out)

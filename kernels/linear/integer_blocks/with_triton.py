@@ -472,7 +472,6 @@ def opened(
 def integer_linear(
     x: torch.Tensor, blocks: torch.Tensor, type: str, *, invariant: bool = False
 ) -> torch.Tensor:
-    """See kernels.linear.integer_blocks.integer_linear."""
     rows, n_out = as_rows(x), blocks.shape[0]
     if len(rows) > FEW_ROWS and not invariant:
         return expanded_product(rows, blocks, type, torch.bfloat16).view(*x.shape[:-1], n_out)

@@ -49,7 +49,6 @@ def gated_delta_rule(
 def gated_delta_into(
     *inputs: *DeltaArguments, grouped: bool, slots: Sequence[torch.Tensor]
 ) -> torch.Tensor:
-    """See kernels.recurrence.delta_rule.gated_delta_into."""
     o, states = gated_delta_rule(*inputs, grouped=grouped, n_snapshots=len(slots))
     for slot, newest_first in zip(slots, states.unbind(1), strict=True):
         slot.copy_(newest_first)
@@ -57,7 +56,6 @@ def gated_delta_into(
 
 
 def gated_delta_slots(*inputs: *DeltaSlotArguments, grouped: bool) -> torch.Tensor:
-    """See kernels.recurrence.delta_rule.gated_delta_slots."""
     q, k, v, g, beta, pool, read, write = inputs
     o, states = gated_delta_rule(
         q, k, v, g, beta, pool[read], grouped=grouped, n_snapshots=write.shape[1]

@@ -30,7 +30,6 @@ LARGE = 1 << 20
 def gated_delta_rule(
     *inputs: *DeltaArguments, grouped: bool, n_snapshots: int = 1
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See kernels.recurrence.delta_rule.gated_delta_rule."""
     kept = torch.empty(min(inputs[2].shape[1], n_snapshots), *inputs[5].shape)
     o = gated_delta_into(*inputs, grouped=grouped, slots=kept.unbind(0))
     return o, kept.transpose(0, 1)

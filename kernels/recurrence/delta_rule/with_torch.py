@@ -61,7 +61,6 @@ def gated_delta_into(
 
 
 def gated_delta_slots(*inputs: *DeltaSlotArguments, grouped: bool) -> torch.Tensor:
-    """See kernels.recurrence.delta_rule.gated_delta_slots."""
     q, k, v, g, beta, pool, read, write = inputs
     state = pool.index_select(0, read)
     o, kept = gated_delta_rule(q, k, v, g, beta, state, grouped=grouped, n_snapshots=write.shape[1])

@@ -39,7 +39,6 @@ from kernels.triton_setup import LEAST_DEPTH, cdiv, jit, power_of_2
 def gated_delta_rule(
     *inputs: *DeltaArguments, grouped: bool, n_snapshots: int = 1
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See kernels.recurrence.delta_rule.gated_delta_rule."""
     v, state = inputs[2], inputs[5]
     kept = state.new_empty(min(v.shape[1], n_snapshots), *state.shape)
     o = gated_delta_into(*inputs, grouped=grouped, slots=kept.unbind(0))
@@ -49,8 +48,6 @@ def gated_delta_rule(
 def gated_delta_into(
     *inputs: *DeltaArguments, grouped: bool, slots: Sequence[torch.Tensor]
 ) -> torch.Tensor:
-    """See kernels.recurrence.delta_rule.gated_delta_into."""
-
     def chunks(start: int, stop: int, state: torch.Tensor, slot: torch.Tensor) -> torch.Tensor:
         part = _part(inputs[:5], start, stop)
         return run_chunks(part, state, slot, grouped=grouped, log=False)[0]

@@ -39,7 +39,6 @@ def ssd(*inputs: *SsdArguments, n_snapshots: int = 1) -> tuple[torch.Tensor, tor
 
 
 def ssd_into(*inputs: *SsdArguments, slots: Sequence[torch.Tensor]) -> torch.Tensor:
-    """See kernels.recurrence.ssd.ssd_into."""
     o, states = ssd(*inputs, n_snapshots=len(slots))
     for slot, newest_first in zip(slots, states.unbind(1), strict=True):
         slot.copy_(newest_first)
@@ -47,7 +46,6 @@ def ssd_into(*inputs: *SsdArguments, slots: Sequence[torch.Tensor]) -> torch.Ten
 
 
 def ssd_slots(*inputs: *SsdSlotArguments) -> torch.Tensor:
-    """See kernels.recurrence.ssd.ssd_slots."""
     x, dt, g, B, C, D, pool, read, write = inputs
     o, states = ssd(x, dt, g, B, C, D, pool[read], n_snapshots=write.shape[1])
     for rows, newest_first in zip(write.tolist(), states, strict=True):
@@ -57,7 +55,6 @@ def ssd_slots(*inputs: *SsdSlotArguments) -> torch.Tensor:
 
 
 def ssd_log(*inputs: *SsdArguments) -> tuple[torch.Tensor, UpdateLog]:
-    """See kernels.recurrence.ssd.ssd_log."""
     x, dt, g, B, *_ = inputs
     o, _ = ssd(*inputs)
     return o, UpdateLog(dt.unsqueeze(-1) * x, B, g)

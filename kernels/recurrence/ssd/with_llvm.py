@@ -256,7 +256,6 @@ GRAIN = 32768
 
 
 def ssd(*inputs: *SsdArguments, n_snapshots: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
-    """See kernels.recurrence.ssd.ssd."""
     kept = torch.empty(min(inputs[0].shape[1], n_snapshots), *inputs[6].shape)
     return ssd_into(*inputs, slots=kept.unbind(0)), kept.transpose(0, 1)
 
@@ -275,7 +274,6 @@ def ssd_into(*inputs: *SsdArguments, slots: Sequence[torch.Tensor]) -> torch.Ten
 
 
 def ssd_slots(*inputs: *SsdSlotArguments) -> torch.Tensor:
-    """See kernels.recurrence.ssd.ssd_slots."""
     pool, read, write = inputs[6:]
     if pool.stride(3) != 1 and pool.shape[3] > 1:
         raise ValueError("the numbers of the pool's rows do not lie side by side")

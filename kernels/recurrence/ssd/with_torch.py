@@ -58,7 +58,6 @@ def ssd_into(*inputs: *SsdArguments, slots: Slots, invariant: bool = False) -> t
 
 
 def ssd_slots(*inputs: *SsdSlotArguments) -> torch.Tensor:
-    """See kernels.recurrence.ssd.ssd_slots."""
     x, dt, g, B, C, D, pool, read, write = inputs
     state = pool.index_select(0, read)
     o, kept = ssd(x, dt, g, B, C, D, state, n_snapshots=write.shape[1])

@@ -30,15 +30,12 @@ from kernels.triton_setup import LEAST_DEPTH, cdiv, jit, power_of_2
 
 
 def ssd(*inputs: *SsdArguments, n_snapshots: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
-    """See kernels.recurrence.ssd.ssd."""
     x, *_, state = inputs
     kept = state.new_empty(min(x.shape[1], n_snapshots), *state.shape)
     return ssd_into(*inputs, slots=kept.unbind(0)), kept.transpose(0, 1)
 
 
 def ssd_into(*inputs: *SsdArguments, slots: Sequence[torch.Tensor]) -> torch.Tensor:
-    """See kernels.recurrence.ssd.ssd_into."""
-
     def chunks(start: int, stop: int, state: torch.Tensor, slot: torch.Tensor) -> torch.Tensor:
         return run_chunks(_part(inputs[:6], start, stop), state, slot, log=False)[0]
 
