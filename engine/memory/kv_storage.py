@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from engine.machine.device import upload
 from engine.model.parts import CellKey, CellSize
 from engine.model.rope import RopeConfig
 from kernels.rope import apply_rope, rope_table
 
-Rotate = Callable[[torch.Tensor, int], torch.Tensor]
+Rotate = Callable[[Tensor, int], Tensor]
 
 
 def key_rotation(config: RopeConfig, first: int = 0) -> Rotate:
@@ -26,7 +27,7 @@ def key_rotation(config: RopeConfig, first: int = 0) -> Rotate:
     """
     inverse = torch.tensor(config.inverse_frequencies(), dtype=torch.float64)
 
-    def rotate(k: torch.Tensor, shift: int) -> torch.Tensor:
+    def rotate(k: Tensor, shift: int) -> Tensor:
         cos, sin = rope_table(torch.tensor([[shift]]), config.n_rot, inverse)
         heads = k[..., first:].reshape(1, 1, -1, k.shape[-1] - first)
         turned = apply_rope(heads, cos.to(k.device), sin.to(k.device))
@@ -35,7 +36,7 @@ def key_rotation(config: RopeConfig, first: int = 0) -> Rotate:
     return rotate
 
 
-CellIndex = int | slice | torch.Tensor
+CellIndex = int | slice | Tensor
 
 # cells that are allocated at first, and that are zeroed together later
 _BLOCK = 256
@@ -43,7 +44,7 @@ _BLOCK = 256
 _KEPT_BYTES = 64 << 20
 """Tensors of smaller capacities are kept up to here, those in use included."""
 
-LayerTensors = dict[CellKey, torch.Tensor]
+LayerTensors = dict[CellKey, Tensor]
 
 RowSize = tuple[int, int]
 """Heads and columns of one tensor's rows in a cell."""
@@ -51,7 +52,7 @@ RowSize = tuple[int, int]
 
 StridedView = tuple[tuple[int, ...], tuple[int, ...], int]
 """A view of every tensor with rows of one size: size, strides and offset, as
-`torch.Tensor.as_strided` takes them; one call, no copy."""
+`Tensor.as_strided` takes them; one call, no copy."""
 
 
 class KVStorage:
@@ -89,11 +90,11 @@ class KVStorage:
         """Cells of a stream that are allocated; the tensors are others when it grows."""
         return self._capacity
 
-    def tensors(self) -> tuple[torch.Tensor, ...]:
+    def tensors(self) -> tuple[Tensor, ...]:
         """Keys of all layers, then values of those that have them."""
         return (*self.keys.values(), *self.values.values())
 
-    def by_cell(self) -> tuple[torch.Tensor, ...]:
+    def by_cell(self) -> tuple[Tensor, ...]:
         """The same tensors, seen as [n_streams, capacity, n_heads, dim]."""
         return tuple(t.transpose(1, 2) for t in self.tensors())
 
@@ -130,7 +131,7 @@ class KVStorage:
             tensor.fill_(value)
         self._readable = [0] * len(self._readable)
 
-    def index(self, cells: np.ndarray) -> slice | torch.Tensor:
+    def index(self, cells: np.ndarray) -> slice | Tensor:
         """Cells or streams as an index: a slice, hence views, where evenly spaced and rising."""
         first, last = int(cells[0]), int(cells[-1])
         if cells.size == 1:
@@ -209,7 +210,7 @@ class KVStorage:
         self.keys, self.values = self._sizes[capacity]
         self.n_bytes = _n_bytes(self.keys, self.values)
 
-    def _allocate(self, row: RowSize, capacity: int) -> torch.Tensor:
+    def _allocate(self, row: RowSize, capacity: int) -> Tensor:
         n_heads, dim = row
         # tensors made in inference mode could not be changed outside of it
         with torch.inference_mode(False):
@@ -220,7 +221,7 @@ def _n_bytes(*groups: LayerTensors) -> int:
     return sum(t.numel() * t.element_size() for tensors in groups for t in tensors.values())
 
 
-def row_size(tensor: torch.Tensor) -> RowSize:
+def row_size(tensor: Tensor) -> RowSize:
     """Of a tensor of storage [n_streams, n_heads, capacity, dim]."""
     return tensor.shape[1], tensor.shape[3]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
+from torch import Tensor
 
 from kernels.dispatch import pick, pick_invariant
 from kernels.recurrence import UpdateLog
@@ -29,16 +29,16 @@ _fold_invariant = pick_invariant(with_torch.fold, _LLVM)
 
 
 def gated_delta_rule(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    g: torch.Tensor,
-    beta: torch.Tensor,
-    state: torch.Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    state: Tensor,
     *,
     grouped: bool,
     n_snapshots: int = 1,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     """Runs T tokens through the recurrence and keeps the newest states.
 
     Per value head, with S [d_k, d_v]:  S <- e^g S;  u = beta (v - S^T k);  S <- S + k u^T;
@@ -58,17 +58,17 @@ def gated_delta_rule(
 
 
 def gated_delta_into(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    g: torch.Tensor,
-    beta: torch.Tensor,
-    state: torch.Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    state: Tensor,
     *,
     grouped: bool,
-    slots: Sequence[torch.Tensor],
+    slots: Sequence[Tensor],
     invariant: bool = False,
-) -> torch.Tensor:
+) -> Tensor:
     """gated_delta_rule with its states written straight into memory of the caller's.
 
     slots: 1 .. T tensors [B, H_v, d_k, d_v] with heads and batch in one stride and rows of d_v
@@ -84,18 +84,18 @@ def gated_delta_into(
 
 
 def gated_delta_slots(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    g: torch.Tensor,
-    beta: torch.Tensor,
-    pool: torch.Tensor,
-    read: torch.Tensor,
-    write: torch.Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    pool: Tensor,
+    read: Tensor,
+    write: Tensor,
     *,
     grouped: bool,
     raw: RawGates | None = None,
-) -> torch.Tensor:
+) -> Tensor:
     """gated_delta_rule from and to rows of one pool, whose numbers are on the device.
 
     The host learns nothing of `read` and `write` and waits for nothing, so that a call can be
@@ -130,16 +130,16 @@ def gated_delta_slots(
 
 
 def gated_delta_log(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    g: torch.Tensor,
-    beta: torch.Tensor,
-    state: torch.Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    state: Tensor,
     *,
     grouped: bool,
     invariant: bool = False,
-) -> tuple[torch.Tensor, UpdateLog]:
+) -> tuple[Tensor, UpdateLog]:
     """gated_delta_rule that keeps no state: o [B, T, H_v, d_v] and the log of its tokens.
 
     Arguments as there. `fold` rebuilds the state after any of the tokens from the log and `state`;
@@ -151,14 +151,14 @@ def gated_delta_log(
 
 
 def fold(
-    state: torch.Tensor,
+    state: Tensor,
     log: UpdateLog,
-    n_tokens: int | torch.Tensor,
+    n_tokens: int | Tensor,
     *,
     grouped: bool,
-    out: torch.Tensor | None = None,
+    out: Tensor | None = None,
     invariant: bool = False,
-) -> torch.Tensor:
+) -> Tensor:
     """The state after the first n_tokens tokens of a log.
 
     S_n = e^(c_n) S_0 + sum over i <= n of e^(c_n - c_i) k_i u_i^T with c the running sum of g, a

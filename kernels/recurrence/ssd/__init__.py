@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
+from torch import Tensor
 
 from kernels.dispatch import pick, pick_invariant
 from kernels.recurrence import UpdateLog
@@ -26,16 +26,16 @@ _fold_invariant = pick_invariant(with_torch.fold, _LLVM)
 
 
 def ssd(
-    x: torch.Tensor,
-    dt: torch.Tensor,
-    g: torch.Tensor,
-    B: torch.Tensor,
-    C: torch.Tensor,
-    D: torch.Tensor,
-    state: torch.Tensor,
+    x: Tensor,
+    dt: Tensor,
+    g: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor,
+    state: Tensor,
     *,
     n_snapshots: int = 1,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     """Runs T tokens through the recurrence and keeps the newest states.
 
     Per head, with S [P, N]:  S <- e^g S + (dt x) B^T;  o = S C + D x, read after the write.
@@ -52,17 +52,17 @@ def ssd(
 
 
 def ssd_into(
-    x: torch.Tensor,
-    dt: torch.Tensor,
-    g: torch.Tensor,
-    B: torch.Tensor,
-    C: torch.Tensor,
-    D: torch.Tensor,
-    state: torch.Tensor,
+    x: Tensor,
+    dt: Tensor,
+    g: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor,
+    state: Tensor,
     *,
-    slots: Sequence[torch.Tensor],
+    slots: Sequence[Tensor],
     invariant: bool = False,
-) -> torch.Tensor:
+) -> Tensor:
     """ssd with its states written straight into memory of the caller's.
 
     slots: 1 .. T tensors [B, H, P, N], rows of N neighbours, apart from one another and strided
@@ -76,18 +76,18 @@ def ssd_into(
 
 
 def ssd_slots(
-    x: torch.Tensor,
-    dt: torch.Tensor,
-    g: torch.Tensor,
-    B: torch.Tensor,
-    C: torch.Tensor,
-    D: torch.Tensor,
-    pool: torch.Tensor,
-    read: torch.Tensor,
-    write: torch.Tensor,
+    x: Tensor,
+    dt: Tensor,
+    g: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor,
+    pool: Tensor,
+    read: Tensor,
+    write: Tensor,
     *,
-    raw: tuple[torch.Tensor, torch.Tensor] | None = None,
-) -> torch.Tensor:
+    raw: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
     """ssd from and to rows of one pool, whose numbers are on the device.
 
     pool: f32 [n_rows, H, P, N], each row strided as a slot of ssd_into, at any distance from the
@@ -111,16 +111,16 @@ def ssd_slots(
 
 
 def ssd_log(
-    x: torch.Tensor,
-    dt: torch.Tensor,
-    g: torch.Tensor,
-    B: torch.Tensor,
-    C: torch.Tensor,
-    D: torch.Tensor,
-    state: torch.Tensor,
+    x: Tensor,
+    dt: Tensor,
+    g: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor,
+    state: Tensor,
     *,
     invariant: bool = False,
-) -> tuple[torch.Tensor, UpdateLog]:
+) -> tuple[Tensor, UpdateLog]:
     """ssd that keeps no state: o [B, T, H, P] and the log of its tokens.
 
     `fold` rebuilds the state after any of the tokens from the log and `state`; a token's entry is
@@ -130,13 +130,13 @@ def ssd_log(
 
 
 def fold(
-    state: torch.Tensor,
+    state: Tensor,
     log: UpdateLog,
-    n_tokens: int | torch.Tensor,
+    n_tokens: int | Tensor,
     *,
-    out: torch.Tensor | None = None,
+    out: Tensor | None = None,
     invariant: bool = False,
-) -> torch.Tensor:
+) -> Tensor:
     """The state after the first n_tokens tokens of a log.
 
     S_n = e^(c_n) S_0 + sum over i <= n of e^(c_n - c_i) u_i B_i^T with c the running sum of g.
