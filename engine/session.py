@@ -74,9 +74,7 @@ class Session:
         self._mtp_path = mtp_path
         self._model, self.info, self.path = model, info, path
         self.files, self._mmap = files or ModelFiles(), mmap
-        self._loaded_again: WeakValueDictionary[tuple[str, bool], HybridModel] = (
-            WeakValueDictionary()
-        )
+        self._loaded_again = WeakValueDictionary[tuple[str, bool], HybridModel]()
         self.tokenizer, self.chat, self.identity = tokenizer, chat, identity
         self.content = content
         """Finds what `identity` does not tell yet, once it is started."""
