@@ -81,6 +81,11 @@ class RequestResult:
     tokens: tuple[Size, ...]
     text: str
 
+    @property
+    def n_timed(self) -> int:
+        """Tokens after the first one, which is free."""
+        return self.predicted_n - 1
+
 
 def measure_request(
     session: Session,
