@@ -67,28 +67,24 @@ class KVStorage:
         self, layers: Mapping[CellKey, CellSize], n_streams: int, n_cells: int, device: torch.device
     ) -> None:
         self._n_streams, self._n_cells, self._device = n_streams, n_cells, device
-        self._capacity = self._least = min(n_cells, _BLOCK)
+        self.capacity = self._least = min(n_cells, _BLOCK)
+        """Cells of a stream that are allocated; the tensors are others when it grows."""
         # cells of a stream below this were zeroed or written
         self._readable = [0] * n_streams
         self.keys = {
-            key: self._allocate((size.n_heads, size.k_dim), self._capacity)
+            key: self._allocate((size.n_heads, size.k_dim), self.capacity)
             for key, size in layers.items()
         }
         self.values = {
-            key: self._allocate((size.n_heads, size.v_dim), self._capacity)
+            key: self._allocate((size.n_heads, size.v_dim), self.capacity)
             for key, size in layers.items()
             if size.v_dim
         }
         # by capacity, what there was so far
-        self._sizes = {self._capacity: (self.keys, self.values)}
+        self._sizes = {self.capacity: (self.keys, self.values)}
         self.n_bytes = _n_bytes(self.keys, self.values)
         """Bytes held."""
         self.row_sizes: tuple[RowSize, ...] = tuple(dict.fromkeys(map(row_size, self.tensors())))
-
-    @property
-    def capacity(self) -> int:
-        """Cells of a stream that are allocated; the tensors are others when it grows."""
-        return self._capacity
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Keys of all layers, then values of those that have them."""
@@ -115,12 +111,12 @@ class KVStorage:
 
     def reserve(self, streams: Iterable[int], n: int) -> None:
         """Make the first n cells of these streams readable."""
-        if n > self._capacity:
+        if n > self.capacity:
             self._grow(n)
         for stream in streams:
             ready = self._readable[stream]
             if ready < n:
-                stop = min(self._capacity, max(n, ready + _BLOCK))
+                stop = min(self.capacity, max(n, ready + _BLOCK))
                 for tensor in self.tensors():
                     tensor[stream, :, ready:stop] = 0
                 self._readable[stream] = stop
@@ -183,12 +179,12 @@ class KVStorage:
     def _strides(self, row: RowSize) -> tuple[int, int, int]:
         """Numbers from one stream, head and cell to the next."""
         n_heads, dim = row
-        per_head = self._capacity * dim
+        per_head = self.capacity * dim
         return n_heads * per_head, per_head, dim
 
     def _grow(self, needed: int) -> None:
         # whole blocks, so that few capacities occur
-        blocks = -(-max(needed, 2 * self._capacity) // _BLOCK)
+        blocks = -(-max(needed, 2 * self.capacity) // _BLOCK)
         capacity = min(self._n_cells, blocks * _BLOCK)
         before = self.keys, self.values
         if capacity not in self._sizes:
@@ -206,7 +202,7 @@ class KVStorage:
             self._sizes = {capacity: self._sizes[capacity]}
 
     def _use(self, capacity: int) -> None:
-        self._capacity = capacity
+        self.capacity = capacity
         self.keys, self.values = self._sizes[capacity]
         self.n_bytes = _n_bytes(self.keys, self.values)
 

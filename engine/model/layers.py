@@ -215,7 +215,8 @@ class RopeTables:
         self._inv_freq = torch.tensor(inverse, dtype=torch.float64)
         if factors is not None:
             self._inv_freq /= factors.double()
-        self._table = torch.empty(0, self._n_rot)
+        self.table = torch.empty(0, self._n_rot)
+        """Of every position so far cosines, then sines, f32 [n_positions, n_rot]."""
         self._place: Callable[[Tensor], Tensor] | None = None
 
     def turned(
@@ -236,18 +237,13 @@ class RopeTables:
 
     def reach(self, highest: int) -> int:
         """Make the tables reach the position `highest`; how many positions they have."""
-        if highest >= self._table.shape[0]:
+        if highest >= self.table.shape[0]:
             self._extend(highest)
-        return self._table.shape[0]
-
-    @property
-    def table(self) -> Tensor:
-        """Of every position so far cosines, then sines, f32 [n_positions, n_rot]."""
-        return self._table
+        return self.table.shape[0]
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """positions int64 [B, T], within reach, on the device -> cos, sin f32 [B, T, n_rot/2]."""
-        cos, sin = take_rows(self._table, positions).chunk(2, -1)
+        cos, sin = take_rows(self.table, positions).chunk(2, -1)
         return cos, sin
 
     def _extend(self, highest: int) -> None:
@@ -256,7 +252,7 @@ class RopeTables:
         if self._place is not None:
             places = self._place(places)
         cos, sin = rope_table(places, self._n_rot, self._inv_freq, self._scale)
-        self._table = torch.cat((cos, sin), -1).to(self._device)
+        self.table = torch.cat((cos, sin), -1).to(self._device)
 
 
 @dataclass(frozen=True, slots=True)
