@@ -16,18 +16,23 @@ from kernels.rope import apply_rope
 _LLVM = "kernels.attention.block_choice_with_llvm"
 
 
+class Indexer(NamedTuple):
+    """ratio: tokens of a block. n_blocks: how many a query sees. eps: of the keys' norm, if they
+    are normed."""
+
+    ratio: int
+    n_blocks: int
+    eps: float = 0.0
+
+
+BlockArguments = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Indexer]
+"""q, keys, positions, mask, weight, table and the indexer, as choose_blocks describes them."""
+PoolArguments = BlockArguments
+"""q, weights, rows, positions, mask, bias and the indexer, as choose_pools describes them."""
+
+
 @operation(llvm=_LLVM)
-def choose_blocks(
-    q: Tensor,
-    keys: Tensor,
-    positions: Tensor,
-    mask: Tensor,
-    weight: Tensor,
-    table: Tensor,
-    indexer: Indexer,
-    *,
-    invariant: bool = False,
-) -> Tensor:
+def choose_blocks(*inputs: *BlockArguments, invariant: bool = False) -> Tensor:
     """The cells of `mask` that lie in the best blocks of a query or after the last whole one.
 
     A block is `ratio` positions one after the other, whole for a query that sees all of them. Its
@@ -42,6 +47,7 @@ def choose_blocks(
 
     invariant: a token's choice is the same whatever the other tokens are.
     """
+    q, keys, positions, mask, weight, table, indexer = inputs
 
     def keys_of(own: Tensor) -> Tensor:
         return _block_keys(own, weight, table, indexer)
@@ -52,17 +58,7 @@ def choose_blocks(
 
 
 @operation(llvm=_LLVM)
-def choose_pools(
-    q: Tensor,
-    weights: Tensor,
-    rows: Tensor,
-    positions: Tensor,
-    mask: Tensor,
-    bias: Tensor,
-    indexer: Indexer,
-    *,
-    invariant: bool = False,
-) -> Tensor:
+def choose_pools(*inputs: *PoolArguments, invariant: bool = False) -> Tensor:
     """The same where a block's key is pooled from keys and gates of its cells (glm5-next).
 
     Every number of it is the sum of that of the cells' keys, weighted by the softmax of their gates
@@ -72,6 +68,7 @@ def choose_pools(
     q: f32 [B, T, H, d]; weights: [B, T, H]; rows: f32 [B, N, 2d], key and gate of a cell; bias: f32
     [ratio, d]; others and result: see choose_blocks.
     """
+    q, weights, rows, positions, mask, bias, indexer = inputs
 
     def keys_of(own: Tensor) -> Tensor:
         keys, gates = own.chunk(2, 3)
@@ -83,42 +80,21 @@ def choose_pools(
     return _choose_with_torch(q, weights, rows, positions, mask, indexer, keys_of, most, invariant)
 
 
-class Indexer(NamedTuple):
-    """ratio: tokens of a block. n_blocks: how many a query sees. eps: of the keys' norm, if they
-    are normed."""
-
-    ratio: int
-    n_blocks: int
-    eps: float = 0.0
-
-
 # Query by query. Keeps the dtype of its inputs.
 
 
-def choose_blocks_naive(
-    q: Tensor,
-    keys: Tensor,
-    positions: Tensor,
-    mask: Tensor,
-    weight: Tensor,
-    table: Tensor,
-    indexer: Indexer,
-) -> Tensor:
+def choose_blocks_naive(*inputs: *BlockArguments) -> Tensor:
+    q, keys, positions, mask, weight, table, indexer = inputs
+
     def key_of(own: Tensor, block: int) -> Tensor:
         return _turned(own.mean(0), weight, table[block * indexer.ratio], indexer.eps)
 
     return _choose_naive(q, q.new_ones(q.shape[:3]), keys, positions, mask, indexer, key_of)
 
 
-def choose_pools_naive(
-    q: Tensor,
-    weights: Tensor,
-    rows: Tensor,
-    positions: Tensor,
-    mask: Tensor,
-    bias: Tensor,
-    indexer: Indexer,
-) -> Tensor:
+def choose_pools_naive(*inputs: *PoolArguments) -> Tensor:
+    q, weights, rows, positions, mask, bias, indexer = inputs
+
     def key_of(own: Tensor, block: int) -> Tensor:
         keys, gates = own.chunk(2, 1)
         return ((gates + bias).softmax(0) * keys).sum(0)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kernels.attention.block_choice import Indexer
+from kernels.attention.block_choice import BlockArguments, Indexer, PoolArguments
 from kernels.llvm import F32, F32X16, Code, Program, Value, kernel
 from kernels.llvm.functions import addresses, exp, vectors
 from kernels.llvm.values import I8, I32, I64
@@ -18,30 +18,16 @@ from kernels.llvm.values import I8, I32, I64
 _ALONE = 1 << 15
 
 
-def choose_blocks(
-    q: Tensor,
-    keys: Tensor,
-    positions: Tensor,
-    mask: Tensor,
-    weight: Tensor,
-    table: Tensor,
-    indexer: Indexer,
-) -> Tensor:
+def choose_blocks(*inputs: *BlockArguments) -> Tensor:
+    q, keys, positions, mask, weight, table, indexer = inputs
     d, n_rot = q.shape[3], table.shape[1]
     program = _keys(d, n_rot, indexer.ratio, indexer.eps)
     given = weight, table
     return _choose_with_llvm(q, None, keys, positions, mask, indexer, program, given)
 
 
-def choose_pools(
-    q: Tensor,
-    weights: Tensor,
-    rows: Tensor,
-    positions: Tensor,
-    mask: Tensor,
-    bias: Tensor,
-    indexer: Indexer,
-) -> Tensor:
+def choose_pools(*inputs: *PoolArguments) -> Tensor:
+    q, weights, rows, positions, mask, bias, indexer = inputs
     program = _pooled_keys(q.shape[3], indexer.ratio)
     return _choose_with_llvm(q, weights, rows, positions, mask, indexer, program, (bias,))
 

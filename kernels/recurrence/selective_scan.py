@@ -25,30 +25,20 @@ ScanSlotArguments = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor
 
 
 @operation(triton=_TRITON, llvm=__name__)
-def scan_into(
-    x: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor,
-    state: Tensor,
-    *,
-    slots: Slots,
-    invariant: bool = False,
-) -> Tensor:
+def scan_into(*inputs: *ScanArguments, slots: Slots, invariant: bool = False) -> Tensor:
     """Runs T tokens through the recurrence and keeps the newest states.
 
     Per channel, with a row of N numbers:  S_n <- e^(dt A_n) S_n + dt x B_n;  o = sum of C_n S_n +
     D x, read after the write.
 
-    x, dt: [B, T, C], dt > 0. A: [N, C], log decay for a step of 1, <= 0. B, C: [B, T, N]. D: [C].
-    state: [B, N, C]. slots: 1 .. T tensors [B, N, C], strided alike, whose [N, C] are contiguous;
-    slots[s] receives the state s tokens before the last one, and one of them may be `state` itself.
-    All f32. Returns o [B, T, C]. invariant: outputs and states have the same bits in whatever
-    portions tokens and sequences come.
+    inputs: x, dt, A, B, C, D, state. x, dt: [B, T, C], dt > 0. A: [N, C], log decay for a step of
+    1, <= 0. B, C: [B, T, N]. D: [C]. state: [B, N, C]. slots: 1 .. T tensors [B, N, C], strided
+    alike, whose [N, C] are contiguous; slots[s] receives the state s tokens before the last one,
+    and one of them may be `state` itself. All f32. Returns o [B, T, C]. invariant: outputs and
+    states have the same bits in whatever portions tokens and sequences come.
     """
-    n_tokens, S, outputs = x.shape[1], state, []
+    x, dt, A, B, C, D, S = inputs
+    n_tokens, outputs = x.shape[1], []
     u, kept = dt * x, [*slots]
     for t in range(n_tokens):
         decay = pointwise(torch.exp, dt[:, t, None] * A, invariant=invariant)
@@ -64,20 +54,10 @@ def scan_into(
 
 
 @operation(triton=_TRITON, llvm=__name__)
-def scan_slots(
-    x: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor,
-    pool: Tensor,
-    read: Tensor,
-    write: Tensor,
-) -> Tensor:
+def scan_slots(*inputs: *ScanSlotArguments) -> Tensor:
     """scan_into from and to rows of a pool [n_rows, N, C], each contiguous: see
     kernels.recurrence.ssd.ssd_slots, whose promises hold here too."""
-    return _slots_of(torch_version(scan_into), x, dt, A, B, C, D, pool, read, write)
+    return _slots_of(torch_version(scan_into), *inputs)
 
 
 # Channel by channel.
