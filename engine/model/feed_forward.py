@@ -147,15 +147,17 @@ class _Latent:
         return self._up(y, invariant=invariant)
 
 
-def _dense(part: DensePart, weights: Weights, suffix: str = "") -> Swiglu | Relu2:
+def _dense(part: DensePart, weights: Weights, suffix: str = "") -> Swiglu:
     return (Relu2 if part.activation == "relu2" else Swiglu)(part, weights, suffix)
 
 
-class Relu2:
-    """down(max(up x, 0)^2). suffix: of the tensors' names."""
+class Swiglu:
+    """down(silu(gate x) * up x), or what the part has in place of SwiGLU. suffix: of the tensors'
+    names."""
 
     def __init__(self, part: DensePart, weights: Weights, suffix: str = "") -> None:
-        self._up = weights.biased(f"ffn_up{suffix}")
+        self._open = opener(part.gating)
+        self._up = weights.biased(*part.opening(suffix))
         self._down = weights.biased(f"ffn_down{suffix}")
         self.reads: tuple[PackedWeight, ...] = (self._up.packed,)
 
@@ -167,33 +169,21 @@ class Relu2:
         tokens: Tensor | None = None,
         residual: Residual | None = None,
     ) -> Tensor:
-        opened = operation_rows(relu2, (self._up(x, invariant=invariant),), (self._down.packed,))
+        opened = self._opened(x, invariant=invariant)
         return self._down(opened, invariant=invariant, residual=residual)
 
-
-class Swiglu:
-    """down(silu(gate x) * up x), or what the part has in place of SwiGLU. suffix: of the tensors'
-    names."""
-
-    def __init__(self, part: DensePart, weights: Weights, suffix: str = "") -> None:
-        self._open = opener(part.gating)
-        self._gate_up = weights.biased(*part.opening(suffix))
-        self._down = weights.biased(f"ffn_down{suffix}")
-        self.reads: tuple[PackedWeight, ...] = (self._gate_up.packed,)
-
-    def __call__(
-        self,
-        x: Rows,
-        *,
-        invariant: bool,
-        tokens: Tensor | None = None,
-        residual: Residual | None = None,
-    ) -> Tensor:
-        opened = self._gate_up.gated(x, *self._open, self._down, invariant=invariant)
-        return self._down(opened, invariant=invariant, residual=residual)
+    def _opened(self, x: Rows, *, invariant: bool) -> Rows:
+        return self._up.gated(x, *self._open, self._down, invariant=invariant)
 
 
-FeedForward = Swiglu | Relu2 | MixtureOfExperts
+class Relu2(Swiglu):
+    """down(max(up x, 0)^2)."""
+
+    def _opened(self, x: Rows, *, invariant: bool) -> Rows:
+        return operation_rows(relu2, (self._up(x, invariant=invariant),), (self._down.packed,))
+
+
+FeedForward = Swiglu | MixtureOfExperts
 """The half of a block that looks at each token by itself. reads: matrices that its input is
 multiplied with, for kernels.norm.rms_norm_rows. Called with x [B, T, n_embd], normed, it gives the
 same shape, added to a residual if there is one; tokens: int64 [B, T], for experts that go by them.
