@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from engine.machine.device import Uploads
 
@@ -76,9 +77,9 @@ class UBatch:
 class UBatchTensors(NamedTuple):
     """A ubatch's arrays as tensors on the model's device, of the same shapes."""
 
-    tokens: torch.Tensor
-    positions: torch.Tensor
-    outputs: torch.Tensor
+    tokens: Tensor
+    positions: Tensor
+    outputs: Tensor
 
 
 GreedyTokens = tuple[int, Collection[int]]
@@ -86,12 +87,9 @@ GreedyTokens = tuple[int, Collection[int]]
 them, the first, which is known, included; and those of which any is the last."""
 
 
-def split_equal(
-    spans: Sequence[Span], n_ubatch: int, *, sequential: bool = False, keep: int = 0
-) -> list[UBatch]:
+def split_equal(spans: Sequence[Span], n_ubatch: int, *, keep: int = 0) -> list[UBatch]:
     """Rectangles of equally many tokens per sequence, at most n_ubatch tokens each.
 
-    sequential: sequences side by side must have ids that increase by exactly one.
     keep: the last `keep` tokens of each sequence share one ubatch wherever they fit.
     """
     if len(spans) == 1 and 0 < (n := len(spans[0].tokens)) <= n_ubatch:
@@ -99,7 +97,7 @@ def split_equal(
     done = [0] * len(spans)
     found: list[UBatch] = []
     while True:
-        chosen = _side_by_side(spans, done, n_ubatch, sequential)
+        chosen = _side_by_side(spans, done, n_ubatch)
         if not chosen:
             return found
         left = [len(spans[i].tokens) - done[i] for i in chosen]
@@ -170,15 +168,11 @@ def make_ubatch(
     )
 
 
-def _side_by_side(
-    spans: Sequence[Span], done: list[int], n_ubatch: int, sequential: bool
-) -> list[int]:
+def _side_by_side(spans: Sequence[Span], done: list[int], n_ubatch: int) -> list[int]:
     chosen: list[int] = []
     for i, span in enumerate(spans):
         if done[i] == len(span.tokens):
             continue
-        if chosen and sequential and span.seq != spans[chosen[-1]].seq + 1:
-            break
         chosen.append(i)
         if len(chosen) == n_ubatch:
             break

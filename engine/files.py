@@ -16,9 +16,10 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from engine.errors import DraftscopeError, OptionError
+from engine.foreign import JsonError, parse_json
 from engine.plain_text import size_text
 
 _OTHERS = Path(__file__).with_name("other_files.toml")
@@ -139,6 +140,38 @@ def decoded(raw: bytes, name: str, kind: type[DraftscopeError] = OptionError) ->
     except UnicodeDecodeError as error:
         line = raw[: error.start].count(b"\n") + 1
         raise kind(f"{name}: line {line} is not UTF-8 text.", "Convert it to UTF-8.") from error
+
+
+def json_values(path: Path, text: str, noun: str, remedy: str) -> Iterator[tuple[str, Any]]:
+    """The values of a text that is a JSON list, one value or JSON lines, each with its place: in a
+    list the noun and its number, else its line. Raises OptionError that names path and line."""
+
+    def value(of: str, first_line: int) -> Any:
+        try:
+            return parse_json(of)
+        except JsonError as error:
+            line = first_line + error.line - 1
+            raise OptionError(
+                f"{path}: line {line} is not valid JSON (column {error.column}: {error.what}).",
+                remedy,
+            ) from error
+
+    lines = [(n, line) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
+    is_of_lines = len(lines) > 1 and _is_json(lines[0][1])
+    if is_of_lines or not lines:
+        yield from ((f"line {n}", value(line, n)) for n, line in lines)
+    elif isinstance(whole := value(text, 1), list):
+        yield from ((f"{noun} {n}", one) for n, one in enumerate(whole, 1))
+    else:
+        yield f"line {lines[0][0]}", whole
+
+
+def _is_json(text: str) -> bool:
+    try:
+        parse_json(text)
+    except JsonError:
+        return False
+    return True
 
 
 def unpacked(

@@ -33,7 +33,6 @@ from engine.machine.device import CPU, check_room, meaning_of, read
 from engine.machine.graphs import graphs_are_on
 from engine.memory.hybrid import HybridMemory, LentMemories, MemoryShelf
 from engine.memory.policies import memory_sizes
-from engine.model.config import ModelConfig
 from engine.model.drafters.loading import LoadedDrafter
 from engine.model.hybrid import HybridModel
 from engine.model.info import ModelInfo
@@ -52,7 +51,11 @@ _DEFAULT_CONTEXT = 4096
 
 
 class Session:
-    """A target model, perhaps what drafts for it, and their tokenizer, ready to run."""
+    """A target model, perhaps what drafts for it, and their tokenizer, ready to run.
+
+    config: of the target. compute: the mode in effect. device: of the models and of every run's
+    memory.
+    """
 
     def __init__(
         self,
@@ -73,10 +76,9 @@ class Session:
         again with the MTP block of the file mtp_path, if there is one."""
         self._mtp_path = mtp_path
         self._model, self.info, self.path = model, info, path
+        self.config, self.compute, self.device = model.config, model.compute, model.device
         self.files, self._mmap = files or ModelFiles(), mmap
-        self._loaded_again: WeakValueDictionary[tuple[str, bool], HybridModel] = (
-            WeakValueDictionary()
-        )
+        self._loaded_again = WeakValueDictionary[tuple[str, bool], HybridModel]()
         self.tokenizer, self.chat, self.identity = tokenizer, chat, identity
         self.content = content
         """Finds what `identity` does not tell yet, once it is started."""
@@ -120,21 +122,6 @@ class Session:
             options=options,
         )
         return cls(*parts)
-
-    @property
-    def config(self) -> ModelConfig:
-        """Configuration of the target."""
-        return self._model.config
-
-    @property
-    def compute(self) -> str:
-        """Compute mode in effect."""
-        return self._model.compute
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the models and of every run's memory."""
-        return self._model.device
 
     @property
     def drafters(self) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
+from torch import Tensor
 
 VARIABLE = "DRAFTSCOPE_KERNELS"
 CHOICES = ("naive", "torch", "llvm", "triton")
@@ -110,7 +111,7 @@ def uses_llvm() -> bool:
     return os.environ.get(VARIABLE) in (None, "", "llvm") and has_llvm()
 
 
-def runs_llvm(x: torch.Tensor) -> bool:
+def runs_llvm(x: Tensor) -> bool:
     """Whether an operation on numbers of any type, so that `pick` cannot choose for it, runs in its
     LLVM version."""
     needs_gradient = torch.is_grad_enabled() and x.requires_grad
@@ -168,7 +169,7 @@ def _when_called(module: str, name: str, *without: Any) -> Callable[..., object]
 
 
 def _has_leaf(args: tuple[Any, ...]) -> bool:
-    return any(isinstance(x, torch.Tensor) and x.requires_grad for x in args)
+    return any(isinstance(x, Tensor) and x.requires_grad for x in args)
 
 
 def _require_triton() -> None:
@@ -212,6 +213,6 @@ COUNTERS = 4096
 
 
 @functools.cache
-def counters(device: torch.device) -> torch.Tensor:
+def counters(device: torch.device) -> Tensor:
     """int32 zeros, which a launch counts its programs in and leaves as zeros: of one at a time."""
     return torch.zeros(COUNTERS, dtype=torch.int32, device=device)

@@ -7,6 +7,7 @@ common/arg.cpp and in the engine arguments of vLLM and SGLang.
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
@@ -170,7 +171,7 @@ class _Parser(argparse.ArgumentParser):
     def _elsewhere(self) -> Iterator[str]:
         """A sentence for each option of another engine that was given."""
         for name in dict.fromkeys(self._given()):
-            found = OPTIONS_ELSEWHERE.get(name)
+            found = elsewhere()[0].get(name)
             if found is None:
                 continue
             if not found.startswith("-"):
@@ -222,8 +223,8 @@ def split_command(words: Sequence[str]) -> tuple[str, Sequence[str]]:
 
 def unknown_command(word: str) -> str:
     """What to write in place of a word that is neither a file nor a subcommand, as a remedy."""
-    if word in COMMANDS_ELSEWHERE:
-        return COMMANDS_ELSEWHERE[word]
+    if found := elsewhere()[1].get(word):
+        return found
     if word in SUBCOMMANDS:
         return f"Write the subcommand first: draftscope {word} …"
     if near := get_close_matches(word, SUBCOMMANDS, n=1):
@@ -231,92 +232,13 @@ def unknown_command(word: str) -> str:
     return f"Name a GGUF file or one of {', '.join(SUBCOMMANDS)}."
 
 
-_ONE_DEVICE = "--device cuda (a model is on one device as a whole)"
-_CHAIN = "drafts are chains; the Drafter panel estimates what trees would gain."
-_CELLS = "attention cells are always f32."
-_SAMPLER = "the sampler has temperature, top-k, typical, top-p, min-p and penalties."
-_FILE = "nothing is downloaded; name a GGUF file."
-_MACHINE = "one process uses one device, and on a CPU --threads threads."
-_SERVER = "Draftscope does not serve; draftscope observe URL --listen PORT records clients."
+@functools.cache
+def elsewhere() -> tuple[dict[str, str], dict[str, str]]:
+    """Options, and commands, of other engines by name: what to write here, or why there is none."""
+    import tomllib
 
-_NAMES_ELSEWHERE = {
-    "--spec-draft-n-max": "--draft --draft-n --draft-max --num-speculative-tokens "
-    "--speculative-num-steps --speculative-num-draft-tokens",
-    "--spec-draft-n-min": "--draft-min --draft-n-min",
-    "--spec-draft-p-min": "--draft-p-min --spec-draft-conf-min",
-    _CHAIN: "--draft-p-split --spec-draft-p-split --speculative-eagle-topk",
-    "-md": "--model-draft --speculative-model --speculative-draft-model-path",
-    "--spec-ngram-simple-size-n": "--spec-ngram-size-n",
-    "--spec-ngram-simple-size-m": "--spec-ngram-size-m",
-    "--spec-ngram-map-k4v-min-hits": "--spec-ngram-min-hits",
-    "--spec-ngram-mod-n-match": "--spec-ngram-mod-size-n",
-    "--spec-accept (rejection for probabilistic, match for greedy)": "--spec-draft-sampling",
-    "--spec-type draft-mtp": "--mtp",
-    "--spec-type draft-eagle3": "--eagle3",
-    "--spec-type draft-dflash": "--dflash",
-    "--rollback checkpoint": "--spec-use-checkpoints",
-    "drafters choose their tokens on the device as they are.": "--spec-draft-backend-sampling",
-    "a checkpoint is restored once; see --replay.": "--spec-ckpt-num-tries",
-    _ONE_DEVICE: "-ngl --gpu-layers --n-gpu-layers -ngld --gpu-layers-draft --n-gpu-layers-draft "
-    "--spec-draft-ngl",
-    "--device": "-devd --device-draft --spec-draft-device",
-    _FILE: "-hf -hfr --hf-repo --hf-file -hfd --spec-draft-hf -mu --model-url",
-    _MACHINE: "-ts --tensor-split -sm --split-mode -ncmoe --n-cpu-moe -cmoe --cpu-moe -ot "
-    "--override-tensor --numa --tensor-parallel-size -tp --tp-size",
-    "--device cuda:N": "-mg --main-gpu",
-    "weights are copied into memory unless --mmap is given.": "--mlock",
-    "--threads": "-tb --threads-batch -td --threads-draft",
-    "--ctx-size (the draft model has as many cells)": "-cd --ctx-size-draft",
-    "--parallel": "-np --n-parallel --max-num-seqs --max-running-requests",
-    "attention always runs block by block.": "-fa --flash-attn",
-    _CELLS: "-ctk --cache-type-k -ctv --cache-type-v -ctkd --cache-type-k-draft -ctvd "
-    "--cache-type-v-draft --kv-cache-dtype",
-    "--kv unified": "-kvu --kv-unified",
-    "--kv per-seq": "--no-kv-unified",
-    "--ctx-checkpoints": "--swa-checkpoints",
-    "a conversation keeps context checkpoints: --ctx-checkpoints.": "-cram --cache-ram",
-    "--n-predict": "--predict --max-tokens",
-    "--seed": "-s --sampling-seed",
-    "text is coloured where standard output is a terminal, unless NO_COLOR is set.": "--color",
-    "--chat": "-cnv --conversation --jinja",
-    "--grammar-file (a file in Lark's notation)": "--grammar",
-    "--json-schema (a file)": "-j",
-    "--json-schema": "-jf --json-schema-file",
-    "--logit-bias": "-l",
-    _SAMPLER: "--mirostat --mirostat-lr --mirostat-ent --xtc-probability --xtc-threshold "
-    "--dry-multiplier --dry-base --dry-allowed-length --dynatemp-range --top-nsigma "
-    "--top-n-sigma --samplers --sampler-seq",
-    _SERVER: "--host --port",
-    "--spec-type and --spec-draft-n-max": "--speculative-config",
-    "--spec-type": "--speculative-algorithm",
-    "--model": "--model-path",
-    "--ctx-size": "--max-model-len --context-length",
-    "--batch-size": "--max-num-batched-tokens",
-    "--ubatch-size": "--chunked-prefill-size",
-    "--temp": "--temperature",
-    "--compute": "--dtype",
-    "--compute (weights keep the types of their file)": "--quantization",
-    "memory is taken as it is needed; draftscope info says how much.": "--gpu-memory-utilization",
-    "--cache-prompt": "--enable-prefix-caching",
-}
-"""The names of other engines by the option here, or by a sentence where there is none."""
-OPTIONS_ELSEWHERE = {
-    name: here for here, names in _NAMES_ELSEWHERE.items() for name in names.split()
-}
-"""The same by name."""
+    from resources import ROOT
 
-COMMANDS_ELSEWHERE = {
-    "serve": _SERVER,
-    "server": _SERVER,
-    "chat": "Write draftscope run MODEL --chat -p TEXT, or --turns FILE for a conversation.",
-    "cli": "Write draftscope run MODEL -p TEXT.",
-    "generate": "Write draftscope run MODEL -p TEXT.",
-    "complete": "Write draftscope run MODEL -p TEXT.",
-    "speculative": "Write draftscope run MODEL --spec-type draft-mtp -p TEXT.",
-    "benchmark": "Write draftscope bench MODEL.",
-    "perplexity": "Write draftscope fidelity MODEL: NMSE, KL and top-1 against f32.",
-    "detokenize": "Write draftscope tokenize MODEL TEXT.",
-    "gui": "Write draftscope without a subcommand.",
-    "version": "Write draftscope --version.",
-}
-"""By name: what to write here."""
+    tables = tomllib.loads((ROOT / "elsewhere.toml").read_text(encoding="utf-8"))
+    options = {name: here for here, names in tables["options"].items() for name in names.split()}
+    return options, tables["commands"]

@@ -117,10 +117,6 @@ class RunRows:
         values: np.ndarray = self.table.column(name)[rows]
         return values
 
-    def texts(self, name: str, start: int, stop: int) -> list[str]:
-        """A text column of rows start..stop."""
-        return [self.table.texts(name, row, row + 1)[0] for row in self._rows.values[start:stop]]
-
     def row(self, index: int) -> dict[str, object]:
         """One row as Python values; not observed is None."""
         return self.table.row(int(self._rows.values[index]))

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from engine.batch import UBatch
 from engine.draft.draft_simple import STAND_IN
@@ -46,7 +47,7 @@ class Entries(NamedTuple):
 
     positions: Sequence[int]
     tokens: Sequence[int]
-    rows: torch.Tensor | None = None
+    rows: Tensor | None = None
 
     def part(self, start: int, stop: int) -> Entries:
         """Some of them."""
@@ -78,7 +79,7 @@ class DraftModel(ABC):
         """Other orders of the layers that it reads."""
 
     @property
-    def drafted_ids(self) -> torch.Tensor | None:
+    def drafted_ids(self) -> Tensor | None:
         """The target's id of each row of the drafter's head, int64; None where they are equal."""
         return None
 
@@ -91,9 +92,7 @@ class DraftModel(ABC):
         """Remove the entries from a position on, or up to another one."""
         self._memory.seq_rm(_CONTEXT, start, stop)
 
-    def table(
-        self, rows: TargetRows | None, layers: Sequence[int] | None = None
-    ) -> torch.Tensor | None:
+    def table(self, rows: TargetRows | None, layers: Sequence[int] | None = None) -> Tensor | None:
         """The rows of entries by position, f32 [n, n_row]. rows: the target's, of a whole text.
         layers: those that are read, None = the right ones."""
         return None
@@ -159,7 +158,7 @@ class DraftModel(ABC):
         return self._draft(newest, first, tokens, n, seq)
 
     @abstractmethod
-    def _pass(self, ubatch: UBatch, rows: torch.Tensor | None) -> None:
+    def _pass(self, ubatch: UBatch, rows: Tensor | None) -> None:
         """Decode entries. rows: [1, n, n_row]."""
 
     @abstractmethod
@@ -179,7 +178,7 @@ class DraftModel(ABC):
 class StepwiseModel(DraftModel):
     """One token after the other."""
 
-    ids: torch.Tensor | None = None
+    ids: Tensor | None = None
     hands: Callable[[list[Entries], list[Entries]], Entries] | None = None
     """What a step reads, of what it and those before should read and of what these did; None for
     the right one."""
@@ -188,13 +187,11 @@ class StepwiseModel(DraftModel):
     or the "drafted" tokens before."""
 
     @property
-    def drafted_ids(self) -> torch.Tensor | None:
+    def drafted_ids(self) -> Tensor | None:
         return self.ids
 
     @abstractmethod
-    def _step(
-        self, ubatch: UBatch, rows: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _step(self, ubatch: UBatch, rows: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Logits [1, n_drafted] after an entry, and the row of the next one, [1, n_row]."""
 
     def n_true(self, n_accepted: int, n_drafted: int) -> int:
@@ -202,7 +199,7 @@ class StepwiseModel(DraftModel):
 
     def at_step(
         self, given: list[Entries], handed: list[Entries], seq: int
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    ) -> tuple[Tensor, Tensor | None]:
         """See `_step`; `handed` takes what is read."""
         handed.append(given[-1] if self.hands is None else self.hands(given, handed))
         positions, tokens, rows = handed[-1]
@@ -261,15 +258,13 @@ class SimpleModel(StepwiseModel):
         places, known = range(position, first + n - 1), [*newest.tokens, *self.left.tokens]
         return candidates(self._forward(_ubatch(places, known, seq, n_outputs=n)), self.ids)
 
-    def _pass(self, ubatch: UBatch, rows: torch.Tensor | None) -> None:
+    def _pass(self, ubatch: UBatch, rows: Tensor | None) -> None:
         self._forward(ubatch)
 
-    def _step(
-        self, ubatch: UBatch, rows: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _step(self, ubatch: UBatch, rows: Tensor | None) -> tuple[Tensor, Tensor | None]:
         return self._forward(ubatch), None
 
-    def _forward(self, ubatch: UBatch) -> torch.Tensor:
+    def _forward(self, ubatch: UBatch) -> Tensor:
         ubatch.tokens[ubatch.tokens >= self._n_own] = STAND_IN
         return self.core.forward(ubatch, self._memory).logits[:, : self._n_both]
 
@@ -279,13 +274,11 @@ class _RowModel(StepwiseModel):
 
     core: Any
 
-    def _pass(self, ubatch: UBatch, rows: torch.Tensor | None) -> None:
+    def _pass(self, ubatch: UBatch, rows: Tensor | None) -> None:
         assert rows is not None
         self.core.forward(ubatch, rows, self._memory)
 
-    def _step(
-        self, ubatch: UBatch, rows: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _step(self, ubatch: UBatch, rows: Tensor | None) -> tuple[Tensor, Tensor | None]:
         assert rows is not None
         out = self.core.forward(ubatch, rows, self._memory)
         return out.logits, out.hidden[:, -1]
@@ -298,9 +291,7 @@ class MtpModel(_RowModel):
         super().__init__(memory, n)
         self.core = head
 
-    def table(
-        self, rows: TargetRows | None, layers: Sequence[int] | None = None
-    ) -> torch.Tensor | None:
+    def table(self, rows: TargetRows | None, layers: Sequence[int] | None = None) -> Tensor | None:
         assert rows is not None
         return torch.cat((torch.zeros_like(rows.hidden[:1]), rows.hidden))
 
@@ -313,16 +304,12 @@ class Eagle3Model(_RowModel):
 
     ahead = 1
 
-    def __init__(
-        self, model: Eagle3, ids: torch.Tensor | None, memory: HybridMemory, n: int
-    ) -> None:
+    def __init__(self, model: Eagle3, ids: Tensor | None, memory: HybridMemory, n: int) -> None:
         super().__init__(memory, n)
         self.core, self.ids = model, ids
         self.orders = _orders(model.config.taps)
 
-    def table(
-        self, rows: TargetRows | None, layers: Sequence[int] | None = None
-    ) -> torch.Tensor | None:
+    def table(self, rows: TargetRows | None, layers: Sequence[int] | None = None) -> Tensor | None:
         assert rows is not None
         return self.core.fused(_taps(rows, layers or self.core.config.taps))
 
@@ -361,16 +348,14 @@ class BlockModel(DraftModel):
         return BlockModel(self.core, self._n_max, memory, self._n_ubatch)
 
     @property
-    def drafted_ids(self) -> torch.Tensor | None:
+    def drafted_ids(self) -> Tensor | None:
         return self.core.ids
 
-    def table(
-        self, rows: TargetRows | None, layers: Sequence[int] | None = None
-    ) -> torch.Tensor | None:
+    def table(self, rows: TargetRows | None, layers: Sequence[int] | None = None) -> Tensor | None:
         assert rows is not None
         return _taps(rows, layers or self.config.taps)
 
-    def _pass(self, ubatch: UBatch, rows: torch.Tensor | None) -> None:
+    def _pass(self, ubatch: UBatch, rows: Tensor | None) -> None:
         assert rows is not None
         self.core.inject(ubatch, rows, self._memory)
 
@@ -445,7 +430,7 @@ def taps_of(session: Session, options: RunOptions) -> tuple[int, ...]:
     return tuple(sorted({tap for config in configs for tap in getattr(config, "taps", ())}))
 
 
-def _taps(rows: TargetRows, layers: Sequence[int]) -> torch.Tensor:
+def _taps(rows: TargetRows, layers: Sequence[int]) -> Tensor:
     return torch.cat([rows.taps[layer] for layer in layers], -1)
 
 
@@ -467,7 +452,7 @@ def _ubatch(
     return UBatch(np.array([tokens]), np.array([positions]), (seq,), outputs)
 
 
-def candidates(logits: torch.Tensor, ids: torch.Tensor | None = None) -> list[Candidates]:
+def candidates(logits: Tensor, ids: Tensor | None = None) -> list[Candidates]:
     """The best of rows [n, n_drafted]. ids: the target's, by the drafter's."""
     values, best = top_k(logits, min(_N_CANDIDATES, logits.shape[-1]))
     found = read(values, best if ids is None else ids[best])

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from engine.decode.plain_acceptance import PLAIN_RULES
 from engine.decode.round import Round
@@ -53,7 +54,7 @@ class SamplerCheck:
         self.n_tokens = 0
         """Tokens that were drawn again."""
         self.notes: list[dict[str, Any]] = []
-        self._waiting: list[tuple[Round, torch.Tensor, SamplerState]] = []
+        self._waiting: list[tuple[Round, Tensor, SamplerState]] = []
         self._n_bytes = 0
 
     def judged(self, sequence: DecodingSequence, round_: Round) -> None:
@@ -93,7 +94,7 @@ class SamplerCheck:
         plain: Sampler,
         state: SamplerState,
         round_: Round,
-        logits: torch.Tensor,
+        logits: Tensor,
         rows: RowDistribution | None,
     ) -> dict[str, Any]:
         """rows: of the logits, None where they depend on the text."""
@@ -157,7 +158,7 @@ class SamplerCheck:
         return n
 
     def _about(
-        self, before: Sampler, draft: Draft, logits: torch.Tensor, tokens: Sequence[int], at: int
+        self, before: Sampler, draft: Draft, logits: Tensor, tokens: Sequence[int], at: int
     ) -> str:
         """What gives the token `at` of the accepted list that should not have been chosen."""
         if at >= len(tokens):
@@ -190,7 +191,7 @@ class SamplerCheck:
         return "the drafted token, whatever was drawn" if is_drafted else ""
 
     def _about_rejection(
-        self, before: Sampler, draft: Draft, logits: torch.Tensor, tokens: Sequence[int], at: int
+        self, before: Sampler, draft: Draft, logits: Tensor, tokens: Sequence[int], at: int
     ) -> str:
         sampler = before.clone()
         rows: RowDistribution = sampler.rows(logits)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from engine.analysis.noise_ceiling import TIPPED, logits_ceiling, state_ceiling, tipped_share
 from engine.batch import Span
@@ -34,7 +35,7 @@ class PassedPart:
 
     pos0: int
     n_tokens: int
-    logits: torch.Tensor
+    logits: Tensor
     rows: TargetRows
 
     @property
@@ -74,7 +75,7 @@ class StateSample:
     round: int
     seq_id: int
     n_tokens: int
-    states: Mapping[StateKey, torch.Tensor]
+    states: Mapping[StateKey, Tensor]
 
 
 class _Thinned:
@@ -303,9 +304,7 @@ class Redraw:
             self._sampler.accept(row.token_id)
             self._next += 1
 
-    def _is_near(
-        self, p: Any, number: float, row: EmittedRow, logits: torch.Tensor, token: int
-    ) -> bool:
+    def _is_near(self, p: Any, number: float, row: EmittedRow, logits: Tensor, token: int) -> bool:
         """Whether rounding may have chosen the token of the text."""
         if len(p.ids) == 1:
             gap = float((logits[token] - logits[row.token_id]).abs())
@@ -329,7 +328,7 @@ def emitted_rows(trace: TraceStore, run_id: int) -> dict[int, list[EmittedRow]]:
 
 
 def recorded_error(
-    logits: Sequence[torch.Tensor], rows: Sequence[EmittedRow]
+    logits: Sequence[Tensor], rows: Sequence[EmittedRow]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Per row the mean squared difference of what was recorded, the logarithms of the most
     probable tokens' probabilities, from that of n logits [n_vocab], over the mean square of the
@@ -354,7 +353,7 @@ def recorded_error(
 
 
 def state_errors(
-    clean: Mapping[StateKey, torch.Tensor], found: Mapping[StateKey, torch.Tensor]
+    clean: Mapping[StateKey, Tensor], found: Mapping[StateKey, Tensor]
 ) -> dict[StateKey, float]:
     """Relative error of every state; infinite where one is not finite."""
     like = next(iter(clean.values()))

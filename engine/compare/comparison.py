@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from engine.analysis.findings.check import record_findings
 from engine.analysis.verdict import LaneVerdict, judge_lanes, noise_against
@@ -151,16 +152,6 @@ class Comparison:
         """`emitted` as text."""
         decode = self._setup.session.tokenizer.decode
         return [decode(sequence.emitted) for sequence in self._slots.sequences]
-
-    @property
-    def tokens(self) -> list[int]:
-        """Ids of the tokens that the reference lane has emitted after the first prompt."""
-        return self.emitted[0]
-
-    @property
-    def text(self) -> str:
-        """`tokens` as text."""
-        return self.texts[0]
 
     @property
     def bound(self) -> float:
@@ -310,7 +301,7 @@ class Comparison:
         tree = draft if draft and draft.parents else None
         tokens = [sequence.last, *(draft.tokens if draft and not tree else ())]
         before = sequence.sampler.clone()
-        rows: list[torch.Tensor] = []
+        rows: list[Tensor] = []
         of_tokens: list[TargetRows] = []
 
         def decode(i: int) -> Distribution:
@@ -331,9 +322,7 @@ class Comparison:
         part.tree, part.path = tree, path
         return part, join_rows(of_tokens)
 
-    def _row(
-        self, sequence: DecodingSequence, pos: int, logits: torch.Tensor, row: int
-    ) -> Distribution:
+    def _row(self, sequence: DecodingSequence, pos: int, logits: Tensor, row: int) -> Distribution:
         """The distribution that the token at `pos` is drawn from, from row `row` of the logits
         [n, n_vocab]. Raises NonFiniteError for logits that are not finite, unless allowed."""
         found = sequence.sampler.rows(logits)(row)
@@ -355,7 +344,7 @@ class Comparison:
         tokens: Sequence[int],
         draft: Draft | None,
         chosen: list[int],
-        logits: torch.Tensor,
+        logits: Tensor,
         before: Sampler,
         *,
         is_prompt: bool = False,

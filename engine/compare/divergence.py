@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from engine.errors import Cancelled, OptionError
 from engine.memory.hybrid import HybridMemory
@@ -49,7 +50,7 @@ class LogitsDifference:
 class ReferenceLogits:
     """The reference's logits [n, n_vocab] and the n tokens that it chose by them."""
 
-    def __init__(self, logits: torch.Tensor, chosen: Sequence[int]) -> None:
+    def __init__(self, logits: Tensor, chosen: Sequence[int]) -> None:
         self._a = a = logits.double()
         self._rows = a
         self._chosen = torch.tensor(chosen, device=a.device).unsqueeze(1)
@@ -60,7 +61,7 @@ class ReferenceLogits:
         top = torch.topk(a, 2).values
         self._top2_gap: list[float] = (top[:, 0] - top[:, 1]).tolist()
 
-    def difference(self, lane: torch.Tensor) -> LogitsDifference:
+    def difference(self, lane: Tensor) -> LogitsDifference:
         """Measures in float64 of a lane's logits [n, n_vocab]."""
         b = lane.to(self._a)
         error = self._a - b
@@ -76,7 +77,7 @@ class ReferenceLogits:
             self._top2_gap,
         )
 
-    def row_of(self, lane: torch.Tensor, limit: float) -> int | None:
+    def row_of(self, lane: Tensor, limit: float) -> int | None:
         """The row whose logits those of a lane, [n_vocab], are: with an NMSE up to `limit`."""
         error = (self._rows - lane.to(self._rows)).square().mean(1)
         nmse = _ratio(error, self._power)
@@ -146,12 +147,12 @@ def cells_that_differ(reference: np.ndarray, lane: np.ndarray) -> int:
     return int(np.abs(counts[0] - counts[1]).sum())
 
 
-def _norms(states: Iterable[torch.Tensor]) -> torch.Tensor:
+def _norms(states: Iterable[Tensor]) -> Tensor:
     """Euclidean norm of each, float64."""
     return torch.stack([torch.linalg.vector_norm(x, dtype=torch.float64) for x in states])
 
 
-def _ratio(error: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
+def _ratio(error: Tensor, size: Tensor) -> Tensor:
     """error / size, where nothing over nothing counts as none."""
     return torch.where(error == 0, error, error / size)
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from engine.analysis.noise_ceiling import logits_ceiling, rows_beyond, tipped_share
 from engine.batch import Span
@@ -56,7 +57,7 @@ class ReferenceLane(EngineLane):
 
     def decode(
         self, number: int, seq_id: int, span: Span, *, is_prompt: bool = False
-    ) -> tuple[torch.Tensor, TargetRows]:
+    ) -> tuple[Tensor, TargetRows]:
         """Logits [1, n_vocab] after the last of the tokens, and the rows of all."""
         self._holders[span.seq] = seq_id
         logits, of_tokens = self._run(number, [span], is_prompt=is_prompt)
@@ -235,7 +236,7 @@ _MOST_TEXTS = 3
 ONE_BATCH, SHORT_BATCHES = "one batch", "short batches"
 
 
-_LeaderText = tuple[list[int], dict[int, torch.Tensor]]
+_LeaderText = tuple[list[int], dict[int, Tensor]]
 """Tokens of a sequence, and the leader's logits [n_vocab] after some of them, by position; first
 those after the prompt."""
 
@@ -296,14 +297,14 @@ class NoiseCheck:
             nmse = np.array(reference.difference(self._decode(text, batches)).nmse)
             self._note(seq_id, name, positions, batches, nmse)
 
-    def _decode(self, text: _LeaderText, batches: list[tuple[int, int]]) -> torch.Tensor:
+    def _decode(self, text: _LeaderText, batches: list[tuple[int, int]]) -> Tensor:
         """Logits [n, n_vocab] after the wanted positions; short batches are decoded next to the
         same text from its second token on, so that rows of another sequence would show."""
         (tokens, rows), model, n_seqs = text, self._model, min(len(batches), 2)
         other = [*tokens[1:], tokens[0]]
         memory = self._session.make_memory(self._options, n_seqs, len(tokens), 0, model.device)
         n_ubatch = min(self._options.n_ubatch, self._options.n_batch)
-        found: list[torch.Tensor] = []
+        found: list[Tensor] = []
         for start, stop in batches:
             outputs = [pos - start for pos in rows if start <= pos < stop]
             spans = [Span(0, start, tokens[start:stop], outputs)]

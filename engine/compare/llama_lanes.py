@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from engine.batch import Span
 from engine.compare.divergence import LogitsDifference, MemoryDifference
@@ -174,7 +175,7 @@ class LlamaRollbackLane(_JudgedByPlain):
         for part in round_.parts:
             self._append(round_, part, round_.measure(part).difference(logits[part.seq]))
 
-    def _verified(self, round_: ReferenceRound) -> torch.Tensor:
+    def _verified(self, round_: ReferenceRound) -> Tensor:
         if not self._way.step:
             return self.decode([part.span for part in round_.parts])
         rows = []
@@ -196,7 +197,7 @@ class LlamaRollbackLane(_JudgedByPlain):
         return PARTIAL | (ON_DEVICE if self._way.on_device else 0)
 
     def _verified_round(
-        self, number: int, part: Round, logits: torch.Tensor, saved: bytes | None
+        self, number: int, part: Round, logits: Tensor, saved: bytes | None
     ) -> Round:
         """A round before anything is undone of it."""
         n_rejected = len(part.tokens) - len(part.accepted)
@@ -218,7 +219,7 @@ class LlamaRollbackLane(_JudgedByPlain):
         )
 
     def _undo(
-        self, part: Round, mine: Round, logits: dict[int, torch.Tensor], saved: bytes | None
+        self, part: Round, mine: Round, logits: dict[int, Tensor], saved: bytes | None
     ) -> None:
         """Undo what was rejected. logits of the sequence become those that it goes on from.
         Raises RollbackRefusedError."""
@@ -290,7 +291,7 @@ class LlamaRollbackLane(_JudgedByPlain):
                 self.writer.append("memory", **row, state=state, age=age)
 
 
-def _by_sequence(round_: ReferenceRound, rows: torch.Tensor) -> dict[int, torch.Tensor]:
+def _by_sequence(round_: ReferenceRound, rows: Tensor) -> dict[int, Tensor]:
     """The rows of each sequence that its chosen tokens come from; those of a batch in the order of
     its spans."""
     found, start = {}, 0

@@ -15,6 +15,7 @@ from operator import itemgetter
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from engine.batch import Span, split_equal
 from engine.compare.divergence import (
@@ -111,7 +112,7 @@ class SessionContext(MemoryContext):
         self._clock = PhaseClock()
         self._open: list[Round] = []
 
-    def decode(self, batch: Mapping[int, Sequence[int]]) -> Mapping[int, torch.Tensor]:
+    def decode(self, batch: Mapping[int, Sequence[int]]) -> Mapping[int, Tensor]:
         self.close_round()
         memory, spec = self.memory, self._spec
         starts = {seq: memory.seq_pos_max(seq) + 1 for seq in batch}
@@ -286,11 +287,7 @@ class SessionEngine(MemoryEngine):
         return context
 
     def compared(
-        self,
-        check: CompareRanges,
-        logits: LogitsDifference,
-        left: torch.Tensor,
-        right: torch.Tensor,
+        self, check: CompareRanges, logits: LogitsDifference, left: Tensor, right: Tensor
     ) -> None:
         number = self._last_round
         for i, nmse in enumerate(logits.nmse):
@@ -331,7 +328,7 @@ class SessionEngine(MemoryEngine):
         self._reference.end(["end"])
 
     def _choose(
-        self, run_id: int, seq: int, pos: int, number: int, token: int, logits: torch.Tensor
+        self, run_id: int, seq: int, pos: int, number: int, token: int, logits: Tensor
     ) -> None:
         """Record what one side's logits [1, n_vocab] say of the token the right one chooses."""
         writer, facts = TraceWriter(self.trace, run_id), target_facts(logits, [token])
@@ -355,7 +352,7 @@ class SessionEngine(MemoryEngine):
         return max(0, self._n_rounds - 1)
 
 
-_CheckedPosition = tuple[int, LogitsDifference, torch.Tensor, torch.Tensor]
+_CheckedPosition = tuple[int, LogitsDifference, Tensor, Tensor]
 """One position of a check: the batch before it, and both sides' logits [1, n_vocab]."""
 
 

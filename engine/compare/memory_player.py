@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from engine.analysis.noise_ceiling import logits_ceiling, rows_beyond, tipped_share
 from engine.compare.divergence import LogitsDifference, MemoryDifference, ReferenceLogits
@@ -37,7 +38,7 @@ from engine.errors import DraftscopeError
 class MemoryContext:
     """The memory of a model, as a script sees it. Errors: those of engine.errors."""
 
-    def decode(self, batch: Mapping[int, Sequence[int]]) -> Mapping[int, torch.Tensor]:
+    def decode(self, batch: Mapping[int, Sequence[int]]) -> Mapping[int, Tensor]:
         """Decode tokens of sequences in one batch, each after those that its sequence holds.
 
         Returns the logits of each sequence, [n_tokens, n_vocab].
@@ -81,11 +82,7 @@ class MemoryEngine:
         raise NotImplementedError
 
     def compared(
-        self,
-        check: CompareRanges,
-        logits: LogitsDifference,
-        left: torch.Tensor,
-        right: torch.Tensor,
+        self, check: CompareRanges, logits: LogitsDifference, left: Tensor, right: Tensor
     ) -> None:
         """Record the measures of a check's positions, and both sides' logits [n, n_vocab]."""
 
@@ -150,7 +147,7 @@ class MemoryPlay:
             for place in (check.left, check.right)
             for pos in range(place.start, place.stop)
         }
-        self._logits: dict[tuple[str, int, int], torch.Tensor] = {}
+        self._logits: dict[tuple[str, int, int], Tensor] = {}
         self._contexts = {spec.name: engine.context(spec, spec.policy or policy) for spec in specs}
         self._checkpoints: dict[tuple[str, str], object] = {}
         self._copies: dict[tuple[str, int], tuple[int, str]] = {}
@@ -374,7 +371,7 @@ class MemoryPlay:
             replace(bound, limit=least) if bound.compare == "<=" and bound.limit < least else bound
         )
 
-    def _rows(self, place: PositionRange) -> torch.Tensor | None:
+    def _rows(self, place: PositionRange) -> Tensor | None:
         keys = [(place.context, place.seq, pos) for pos in range(place.start, place.stop)]
         if not all(key in self._logits for key in keys):
             return None
@@ -453,7 +450,7 @@ def _state_error(found: MemoryDifference) -> float:
     return max(known, default=0.0)
 
 
-def _measured(measure: str, found: LogitsDifference, right: torch.Tensor) -> float:
+def _measured(measure: str, found: LogitsDifference, right: Tensor) -> float:
     """The worst over the positions; top1 is the number of positions that choose otherwise."""
     if measure == "top1":
         return float(found.top1_equal.count(False))

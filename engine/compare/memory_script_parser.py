@@ -32,30 +32,7 @@ from engine.errors import OptionError
 from engine.files import user_text
 from engine.options import MEMORY_FAULTS, ROLLBACK_POLICIES
 
-FORMAT = """\
-A TOML file: title and about, what it shows; policies, a list of the rollback policies that it is
-for (default: all); steps, between ''' and ''', one statement a line, where # starts a comment.
-[carry ring] in front of a statement limits it to these policies; alone on a line it does so for all
-that follow, until [all] or another one. [rings] limits it to models that keep rings by position
-(deepseek4), [states] to the others; both kinds of words may be in one pair of brackets.
-
-tokens NAME = TOKENS | "text"        ids (modulo the vocabulary) or names, each NAME[2:5], NAME+1;
-                                     pattern[16:56] = (7 position + 31 sequence + 1) mod vocabulary
-context NAME [key=value …]           n_seqs, n_rs_seq, n_ctx, n_ubatch, keep, kv (per-seq, unified),
-                                     split (equal, seq), policy, fault; below, A and B are names
-decode A 0: TOKENS, 1: TOKENS …      one batch, after what each sequence holds
-replay A 0: TOKENS                   the same, token by token
-seq_rm A 0 P0 [P1] [refused]         positions P0 <= pos < P1; accepted unless it says refused
-seq_cp A 0 1     seq_keep A 0        seq_add A 0 P0 P1 SHIFT     clear A [0]
-save A 0 NAME    load B 1 NAME       a whole sequence, through a file
-checkpoint A 0 NAME    restore A 0 NAME      its recurrent part, within one context
-check A 0 6:9 = B [0 [6:9]] BOUND     logits after these positions; exact, top1, or
-                                     nmse, max_abs, relative with <= or > and a number
-check A 0 = B 0 exact | error<=X     recurrent states and attention cells
-expect A 0 pos=8 valid>=1 …          pos, valid (depth), pending, cells, duplicates, cell
-
-Files of earlier versions (.memory) are steps with `title TEXT`, `about TEXT` and `policies NAME …`
-among them."""
+FORMAT = Path(__file__).with_name("memory_script.txt").read_text(encoding="utf-8").rstrip()
 
 _MOST_BYTES, _MOST_CONTEXTS, _MOST_TOKENS = 1 << 16, 32, 1 << 14
 _REMEDY = "Correct that line; `draftscope memory --help-all` describes the language."

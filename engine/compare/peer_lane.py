@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from engine.batch import Span
 from engine.compare.lane import (
@@ -97,11 +98,11 @@ class LlamaLane(Follower):
             self.facts.lane_unread = str(error)
             return None
 
-    def decode(self, spans: Sequence[Span]) -> torch.Tensor:
+    def decode(self, spans: Sequence[Span]) -> Tensor:
         """Logits [n, n_vocab] of the rows asked for."""
         return torch.from_numpy(self.engine.decode(self.context, spans))
 
-    def prompt_of(self, part: Round) -> torch.Tensor:
+    def prompt_of(self, part: Round) -> Tensor:
         """Decode a prompt alone: logits [1, n_vocab] after it."""
         return self.decode([part.span])
 
@@ -148,7 +149,7 @@ class PeerLane(LlamaLane):
             self._compare(round_, part, rows[part.seq])
         self.round = ReferenceRound(round_.number, parts, round_.memory)
 
-    def _prompt(self, part: Round) -> torch.Tensor:
+    def _prompt(self, part: Round) -> Tensor:
         history = self.histories[part.seq] = StateHistory(self._n_remembered)
         if self._n_remembered and self.layout:
             # in batches of one, to know the states of its last positions
@@ -161,7 +162,7 @@ class PeerLane(LlamaLane):
             self.forget(part.seq)
         return self.prompt_of(part)
 
-    def _one_by_one(self, part: Round) -> torch.Tensor:
+    def _one_by_one(self, part: Round) -> Tensor:
         if self._n_remembered:
             self.before[part.seq] = self.engine.save(self.context, part.seq, WHOLE)
         rows = []
@@ -207,7 +208,7 @@ class StateHistory:
 
     def __init__(self, n: int) -> None:
         self._n = n
-        self._known: OrderedDict[int, dict[str, torch.Tensor]] = OrderedDict()
+        self._known: OrderedDict[int, dict[str, Tensor]] = OrderedDict()
 
     def add(self, state: RecurrentCheckpoint | None) -> None:
         """Keep the state of its position."""
@@ -228,7 +229,7 @@ class StateHistory:
         """The same for each state of the last recurrent layer, by its name."""
         return {name: self._nearest(name, row) for name, row in _of_last_layer(state).items()}
 
-    def _nearest(self, name: str, found: torch.Tensor) -> int | None:
+    def _nearest(self, name: str, found: Tensor) -> int | None:
         key = StateKey(0, name)
         errors = sorted(
             (relative_errors({key: known[name]}, {key: found})[key], pos)
@@ -241,6 +242,6 @@ class StateHistory:
         return errors[0][1]
 
 
-def _of_last_layer(state: RecurrentCheckpoint) -> dict[str, torch.Tensor]:
+def _of_last_layer(state: RecurrentCheckpoint) -> dict[str, Tensor]:
     last = max((key.layer for key in state.states), default=-1)
     return {key.name: row for key, row in state.states.items() if key.layer == last}

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from engine.compare.divergence import (
     LogitsDifference,
@@ -60,7 +61,7 @@ class PolicyLane(EngineFollower):
         draft = part.tree if self.has_trees and part.tree else part.draft
         return Round(number, part.seq_id, seq, part.pos0, part.tokens, draft)
 
-    def _branch(self, round_: Round, drafts: Sequence[Draft], _: Sequence[torch.Tensor]) -> int:
+    def _branch(self, round_: Round, drafts: Sequence[Draft], _: Sequence[Tensor]) -> int:
         """The branch that the leader's tokens follow."""
         part = self._parts[round_.seq]
         assert part.draft is not None
@@ -440,12 +441,12 @@ def _token(choice: _Choice) -> int:
     return choice[0].accepted[choice[1]]
 
 
-def _logits(choice: _Choice) -> torch.Tensor:
+def _logits(choice: _Choice) -> Tensor:
     """[n_vocab], that chose it."""
     return choice[0].rows[choice[1]]
 
 
-def _sampled(choice: _Choice, logits: torch.Tensor) -> int:
+def _sampled(choice: _Choice, logits: Tensor) -> int:
     """The token that other logits [n_vocab] in place of the leader's would have given, by sampling;
     drafts that were accepted by rejection were chosen in another way."""
     part, i = choice

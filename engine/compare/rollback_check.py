@@ -59,25 +59,7 @@ _N_PROMPT = 16
 _N_CTX = 256
 _MARGIN = 10.0
 _LEAST_NMSE = 1e-6
-_NOISE = """
-context A n_rs_seq=0
-context B n_rs_seq=0
-context C n_seqs=2 n_rs_seq=0
-decode A 0: pattern[0:12]
-decode A 0: pattern[12:16]
-decode A 0: pattern[16:25]
-replay B 0: pattern[0:25]
-decode C 0: pattern[0:12], 1: pattern[0:12]
-decode C 0: pattern[12:25], 1: pattern[12:20]
-check A 0 0:25 = B 0 nmse<=0
-check A 0 0:25 = B 0 max_abs<=0
-check A 0 0:25 = B 0 relative<=0
-check A 0 = B 0 error<=0
-check C 0 0:25 = B 0 nmse<=0
-check C 0 0:25 = B 0 max_abs<=0
-check C 0 0:25 = B 0 relative<=0
-check C 0 = B 0 error<=0
-"""
+_NOISE = Path(__file__).with_name("noise.memory").read_text(encoding="utf-8")
 _SIDECAR = "MTP context"
 _CHECKPOINTS = (f"{LLAMA},rollback=checkpoint", f"{LLAMA},rollback=checkpoint,device")
 

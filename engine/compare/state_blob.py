@@ -23,6 +23,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from engine.compare.divergence import MemoryDifference
 from engine.errors import StateBlobError
@@ -99,7 +100,7 @@ def _rings(reader: _BlobReader, layout: RecurrentLayout) -> RecurrentCheckpoint:
             for _ in range(n_layers):
                 _, row_bytes = reader.read(_CELL_ROWS)
                 reader.skip(row_bytes * n_cells)
-    states: dict[StateKey, torch.Tensor] = {}
+    states: dict[StateKey, Tensor] = {}
     for name in ("csa ring", "hca ring", "lid ring"):
         layers = [key.layer for key in layout.states if key.name == name]
         _, _, n_rows, width, n_streams, n_layers = reader.read(_RING)
@@ -118,7 +119,7 @@ def _rings(reader: _BlobReader, layout: RecurrentLayout) -> RecurrentCheckpoint:
 
 
 def relative_errors(
-    reference: Mapping[StateKey, torch.Tensor], others: Mapping[StateKey, torch.Tensor]
+    reference: Mapping[StateKey, Tensor], others: Mapping[StateKey, Tensor]
 ) -> dict[StateKey, float]:
     """|a - b| / |a| of each pair, in float64; nothing over nothing counts as none, and what is not
     finite as infinite."""
@@ -165,14 +166,14 @@ class _BlobReader:
     def skip(self, n: int) -> None:
         self._take(n)
 
-    def ring_half(self, key: StateKey, n_rows: int, width: int) -> torch.Tensor:
+    def ring_half(self, key: StateKey, n_rows: int, width: int) -> Tensor:
         """Values or scores of a ring."""
         kind, *sizes = self.read(_RING_ROWS)
         if kind != _F32 or sizes != [width, n_rows, 4 * width]:
             raise _wrong(f"has a {key.name} of type {kind} and sizes {sizes} in layer {key.layer}")
         return _floats(self._take(4 * width * n_rows)).view(n_rows, width)
 
-    def row(self, key: StateKey, n_cells: int, recurrence: Recurrence | None) -> torch.Tensor:
+    def row(self, key: StateKey, n_cells: int, recurrence: Recurrence | None) -> Tensor:
         """One state in our shape; None for one without numbers."""
         shape = recurrence.shape if recurrence else (0,)
         (n_bytes,) = self.read(_N_BYTES)
@@ -200,7 +201,7 @@ class _BlobReader:
         return part
 
 
-def _floats(raw: bytes) -> torch.Tensor:
+def _floats(raw: bytes) -> Tensor:
     return torch.from_numpy(np.array(np.frombuffer(raw, "<f4")))
 
 

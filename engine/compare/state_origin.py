@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from engine.batch import Span, UBatch, split_seq
 from engine.memory.hybrid import HybridMemory
@@ -39,9 +40,9 @@ class SequenceText(NamedTuple):
     next: int
 
 
-_Decoded = tuple[list[dict[StateKey, torch.Tensor]], list[dict[StateKey, RecurrenceInputs]]]
+_Decoded = tuple[list[dict[StateKey, Tensor]], list[dict[StateKey, RecurrenceInputs]]]
 """After each of some tokens: the states of one layer, and its inputs for the token."""
-_Candidate = tuple[str, int, torch.Tensor]
+_Candidate = tuple[str, int, Tensor]
 """One explanation: its kind, its number (of tokens, a position, a sequence, a layer), and the
 state."""
 
@@ -166,11 +167,11 @@ class StateOrigin:
             span = Span(0, 0, list(before), [])
             for ubatch in split_seq([span], _N_UBATCH):
                 self._model.forward(ubatch, memory)
-        states: list[dict[StateKey, torch.Tensor]] = []
+        states: list[dict[StateKey, Tensor]] = []
         noted_inputs: list[dict[StateKey, RecurrenceInputs]] = []
         advance = recurrent.advance
 
-        def noted(key: StateKey, inputs: RecurrenceInputs) -> torch.Tensor:
+        def noted(key: StateKey, inputs: RecurrenceInputs) -> Tensor:
             if key in keys:
                 noted_inputs[-1][key] = _copied(inputs)
             return advance(key, inputs)
@@ -204,7 +205,7 @@ def _candidates(
     for ahead, after in enumerate(rejected[0], 1):
         yield ("rejected", ahead, after[key])
 
-    def after_all(start: torch.Tensor, tokens: Sequence[RecurrenceInputs]) -> torch.Tensor:
+    def after_all(start: Tensor, tokens: Sequence[RecurrenceInputs]) -> Tensor:
         state = start.unsqueeze(0)
         for one in tokens:
             out = torch.empty_like(state)
@@ -257,7 +258,7 @@ def _other_gates(
 
 
 def _best(
-    found: torch.Tensor, error: float, candidates: Sequence[_Candidate], *, is_first: bool
+    found: Tensor, error: float, candidates: Sequence[_Candidate], *, is_first: bool
 ) -> tuple[str, int]:
     """The plainest of the nearest explanations; ("", 0) where none is near.
 
@@ -277,9 +278,7 @@ def _best(
 
 
 def _position(
-    state: Mapping[int, torch.Tensor],
-    known: Mapping[int, torch.Tensor],
-    expected: int | None = None,
+    state: Mapping[int, Tensor], known: Mapping[int, Tensor], expected: int | None = None
 ) -> int | None:
     """The position whose state it is, the one nearest to `expected` of those alike. state: as it
     is to be compared with that of each position."""
@@ -290,7 +289,7 @@ def _position(
     return min(near, key=lambda pos: abs(pos - expected), default=None)
 
 
-def _error(found: torch.Tensor, expected: torch.Tensor) -> float:
+def _error(found: Tensor, expected: Tensor) -> float:
     """|found - expected| / |expected|; of nothing from nothing 0, of something 1."""
     apart = torch.linalg.vector_norm(found - expected, dtype=torch.float64)
     size = torch.linalg.vector_norm(expected, dtype=torch.float64)
@@ -299,5 +298,5 @@ def _error(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 def _copied(inputs: RecurrenceInputs) -> RecurrenceInputs:
     """They may be views of memory that the next token's take."""
-    values = (x.clone() if isinstance(x, torch.Tensor) else x for x in inputs)
+    values = (x.clone() if isinstance(x, Tensor) else x for x in inputs)
     return type(inputs)(*values)

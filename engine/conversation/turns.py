@@ -9,14 +9,13 @@ trace is the only place where turns are kept, so a reopened one has its conversa
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from engine.errors import OptionError
-from engine.files import is_unicode, user_text
-from engine.foreign import JsonError, parse_json
+from engine.files import is_unicode, json_values, user_text
 from engine.trace.facts import RunFacts
 from engine.trace.prompt_reuse import PromptReuseRecord, ReuseSource, WhyProcessed
 
@@ -221,7 +220,8 @@ def read_recorded(path: Path) -> RecordedConversation:
     Raises OptionError naming file and place for anything that is no such record, for one above
     64 MiB, with more than 10,000 turns or with no message.
     """
-    entries = list(_entries(path, user_text(path, _MOST_BYTES)))
+    text, give = user_text(path, _MOST_BYTES), "Give one JSON value, or one a line."
+    entries = list(json_values(path, text, "message", give))
     tools, turns = None, _Turns(path)
     if any(isinstance(value, dict) and "messages" in value for _, value in entries):
         for place, value in entries:
@@ -279,40 +279,6 @@ class _Turns:
                 raise OptionError(f"{self._path} has more than {_MOST_TURNS:,} turns.", "Split it.")
         self._known[key] = index
         return index
-
-
-def _entries(path: Path, text: str) -> Iterator[tuple[str, Any]]:
-    """The values of a file, each with its place."""
-    lines = [(n, line) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
-    try:
-        value = parse_json(text)
-    except JsonError as error:
-        if not lines or not _is_json(lines[0][1]):
-            raise _not_json(path, error.line, error) from error
-    else:
-        for n, one in enumerate(value if isinstance(value, list) else [value], 1):
-            yield f"message {n}" if isinstance(value, list) else "its object", one
-        return
-    for n, line in lines:
-        try:
-            yield f"line {n}", parse_json(line)
-        except JsonError as error:
-            raise _not_json(path, n, error) from error
-
-
-def _is_json(line: str) -> bool:
-    try:
-        parse_json(line)
-    except JsonError:
-        return False
-    return True
-
-
-def _not_json(path: Path, line: int, error: JsonError) -> OptionError:
-    return OptionError(
-        f"{path}: line {line} is not valid JSON (column {error.column}: {error.what}).",
-        "Give one JSON value, or one a line.",
-    )
 
 
 def _message(path: Path, place: str, value: Any) -> Message:

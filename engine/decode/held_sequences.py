@@ -69,11 +69,6 @@ class ContextCheckpoints:
         """Tokens that each checkpoint covers, ascending."""
         return sorted(self._by_length)
 
-    @property
-    def n_bytes(self) -> int:
-        """Bytes that the checkpoints hold."""
-        return sum(checkpoint.n_bytes for checkpoint in self._by_length.values())
-
     def newest(self, n_tokens: int) -> SequenceCheckpoint | None:
         """The checkpoint that covers most tokens, but no more than n_tokens; None without one."""
         length = max((n for n in self._by_length if n <= n_tokens), default=0)

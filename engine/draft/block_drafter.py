@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from engine.batch import Span, UBatch
 from engine.draft.drafter import Draft, Drafter, DraftRequest
@@ -37,9 +38,9 @@ class _TargetContext:
 
     n_injected: int = 0
     tokens: list[int] = field(default_factory=list)
-    rows: list[torch.Tensor] = field(default_factory=list)
+    rows: list[Tensor] = field(default_factory=list)
 
-    def joined(self) -> torch.Tensor:
+    def joined(self) -> Tensor:
         """All waiting rows."""
         if len(self.rows) > 1:
             self.rows = [torch.cat(self.rows)]
@@ -71,16 +72,11 @@ class BlockDrafter(Drafter, ABC):
         self._draws = inputs.draws
         self._contexts: dict[int, _TargetContext] = {}
         self._seen = SeenRows(0, self._memory.attention.device)
-        self._n_wrong: dict[int, torch.Tensor] = {}
+        self._n_wrong: dict[int, Tensor] = {}
 
     @property
     def taps(self) -> tuple[int, ...]:
         return self._model.config.taps
-
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes of attention cells held."""
-        return self._memory.n_bytes()
 
     def observe(self, seq: int, pos0: int, tokens: Sequence[int], rows: TargetRows) -> None:
         """Keep the rows; they go into memory with the next draft, many at once before."""
@@ -150,7 +146,7 @@ class BlockDrafter(Drafter, ABC):
     def _choose(self, requests: Sequence[DraftRequest], out: BlockOutput) -> list[Draft]:
         """Drafts from a pass over blocks, one per request; n_max tokens, or less by p_min."""
 
-    def _best(self, logits: torch.Tensor) -> tuple[list[Any], list[Any], list[Any]]:
+    def _best(self, logits: Tensor) -> tuple[list[Any], list[Any], list[Any]]:
         """The best candidates of rows f32 [B, n, n_drafted], best first, on the host: the target's
         ids, logits and softmax over these, [B][n][k]."""
         values, ids = top_k(logits, min(N_CANDIDATES, logits.shape[-1]))
@@ -159,7 +155,7 @@ class BlockDrafter(Drafter, ABC):
         found = read(ids, values, torch.softmax(values, -1))
         return found[0].tolist(), found[1].tolist(), found[2].tolist()
 
-    def _marks(self, rows: torch.Tensor) -> torch.Tensor:
+    def _marks(self, rows: Tensor) -> Tensor:
         """Marks [..., N_MARKS] of rows [..., n_taps * n_embd], whatever the order of the taps."""
         return rows.unflatten(-1, (len(self.taps), -1))[..., :N_MARKS].amax(-2)
 

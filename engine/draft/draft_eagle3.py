@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import ClassVar
 
-import torch
+from torch import Tensor
 
 from engine.batch import UBatch
 from engine.draft.drafter import DraftRequest
@@ -107,14 +107,12 @@ class DraftEagle3(RowDrafter):
             tokens[position - start] = kept.pop(position)
         return tokens
 
-    def _taken(self, rows: TargetRows) -> torch.Tensor:
+    def _taken(self, rows: TargetRows) -> Tensor:
         features = rows.side_by_side(self.taps)
         return self._model.fused(features, invariant=self._memory.batch_invariant)
 
-    def _forward(
-        self, ubatch: UBatch, rows: torch.Tensor, tokens: torch.Tensor | None = None
-    ) -> StepOutput:
+    def _forward(self, ubatch: UBatch, rows: Tensor, tokens: Tensor | None = None) -> StepOutput:
         return self._model.forward(ubatch, rows, self._memory, tokens)
 
-    def _ids(self, rows: torch.Tensor) -> torch.Tensor:
+    def _ids(self, rows: Tensor) -> Tensor:
         return self._vocabulary.of_target(rows)

@@ -12,6 +12,7 @@ from typing import ClassVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from engine.batch import UBatch
 from engine.draft.drafter import Draft, DraftRequest
@@ -103,7 +104,7 @@ class DraftMtp(RowDrafter):
         """See RowDrafter; with the fault positions of cells do not count."""
         return len(self._of(seq).tokens) if self._keeps_cells else super().next_position(seq)
 
-    def _first(self, requests: Sequence[DraftRequest]) -> torch.Tensor:
+    def _first(self, requests: Sequence[DraftRequest]) -> Tensor:
         if self._keeps_cells:
             for request in requests:
                 paired = self._of(request.seq)
@@ -111,10 +112,8 @@ class DraftMtp(RowDrafter):
                 self._memory.seq_rm(request.seq, paired.n_decoded)
         return super()._first(requests)
 
-    def _taken(self, rows: TargetRows) -> torch.Tensor:
+    def _taken(self, rows: TargetRows) -> Tensor:
         return rows.hidden
 
-    def _forward(
-        self, ubatch: UBatch, rows: torch.Tensor, tokens: torch.Tensor | None = None
-    ) -> StepOutput:
+    def _forward(self, ubatch: UBatch, rows: Tensor, tokens: Tensor | None = None) -> StepOutput:
         return self._head.forward(ubatch, rows, self._memory, tokens)

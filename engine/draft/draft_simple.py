@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from engine.batch import Span
 from engine.draft.drafter import Draft, DraftRequest
@@ -118,7 +119,7 @@ class DraftSimple(ModelDrafter):
         self._progress.pop(seq, None)
         self._memory.clear(seq)
 
-    def _first(self, requests: Sequence[DraftRequest]) -> torch.Tensor:
+    def _first(self, requests: Sequence[DraftRequest]) -> Tensor:
         spans = []
         for request in requests:
             progress = self._progress[request.seq]
@@ -135,12 +136,8 @@ class DraftSimple(ModelDrafter):
         return torch.stack([logits[request.seq] for request in requests])[:, : self._n_both]
 
     def _next(
-        self,
-        requests: Sequence[DraftRequest],
-        n_drafted: int,
-        tokens: torch.Tensor,
-        rows: Sequence[int],
-    ) -> torch.Tensor:
+        self, requests: Sequence[DraftRequest], n_drafted: int, tokens: Tensor, rows: Sequence[int]
+    ) -> Tensor:
         for request in requests:
             self._progress[request.seq].n_guessed = 1 + n_drafted
         ubatch = single_tokens(requests, n_drafted)

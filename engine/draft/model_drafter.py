@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from engine.batch import UBatch
 from engine.draft.drafter import N_TOP, Draft, Drafter, DraftRequest, PendingDrafts
@@ -29,10 +30,10 @@ class _Ranked(NamedTuple):
     Draft calls n_wrong_rows, int64 [n]; else empty."""
 
     requests: Sequence[DraftRequest]
-    ids: torch.Tensor
-    values: torch.Tensor
-    probs: torch.Tensor
-    n_wrong: torch.Tensor
+    ids: Tensor
+    values: Tensor
+    probs: Tensor
+    n_wrong: Tensor
 
 
 class ModelDrafter(Drafter, ABC):
@@ -50,7 +51,7 @@ class ModelDrafter(Drafter, ABC):
         options: ModelDraftOptions = inputs.options
         self.n_max, self._p_min, self._n_min = options.n_max, options.p_min, options.n_min
         self._draws = inputs.draws
-        self._n_wrong: torch.Tensor | None = None
+        self._n_wrong: Tensor | None = None
 
     def take_text(self, other: Any) -> bool:
         """Know the text that another drafter of this name knows, as if this one had followed it
@@ -113,7 +114,7 @@ class ModelDrafter(Drafter, ABC):
         if not limits or min(limits.values()) < self._n_min:
             fill(read(*parts))
             return list(drafts.values())
-        tokens: dict[int, list[torch.Tensor]] = {seq: [] for seq in limits}
+        tokens: dict[int, list[Tensor]] = {seq: [] for seq in limits}
         for step in steps:
             for i, request in enumerate(step.requests):
                 tokens[request.seq].append(step.ids[i, :1])
@@ -130,7 +131,7 @@ class ModelDrafter(Drafter, ABC):
                 draft.cut(0, "n_min")
 
     def _step(
-        self, requests: Sequence[DraftRequest], logits: torch.Tensor, of: torch.Tensor | None = None
+        self, requests: Sequence[DraftRequest], logits: Tensor, of: Tensor | None = None
     ) -> _Ranked:
         """of: int64, the tokens that the logits are of, as few as are wanted only with the largest
         first; None: the whole vocabulary."""
@@ -181,7 +182,7 @@ class ModelDrafter(Drafter, ABC):
                 draft.reason = draft.reason or "limit"
         return rows
 
-    def _ids(self, rows: torch.Tensor) -> torch.Tensor:
+    def _ids(self, rows: Tensor) -> Tensor:
         """The target's ids of rows of the logits, int64 of any shape."""
         return rows
 
@@ -198,17 +199,13 @@ class ModelDrafter(Drafter, ABC):
             self._draws.forget(seq)
 
     @abstractmethod
-    def _first(self, requests: Sequence[DraftRequest]) -> torch.Tensor:
+    def _first(self, requests: Sequence[DraftRequest]) -> Tensor:
         """Catch up with the target, decode `last` of every request: logits [n, n_vocab]."""
 
     @abstractmethod
     def _next(
-        self,
-        requests: Sequence[DraftRequest],
-        n_drafted: int,
-        tokens: torch.Tensor,
-        rows: Sequence[int],
-    ) -> torch.Tensor:
+        self, requests: Sequence[DraftRequest], n_drafted: int, tokens: Tensor, rows: Sequence[int]
+    ) -> Tensor:
         """Decode the newest drafted token of each, the n_drafted-th: logits [n, n_vocab].
 
         tokens: int64 [n], on the device. rows: their rows in the step before.
@@ -238,7 +235,7 @@ def on_host(step: _Ranked) -> tuple[list[Any], ...]:
     return _by_step(read(*_parts([step])))[0]
 
 
-def _parts(steps: Sequence[_Ranked]) -> list[torch.Tensor]:
+def _parts(steps: Sequence[_Ranked]) -> list[Tensor]:
     return [x for step in steps for x in step[1:]]
 
 
@@ -255,10 +252,10 @@ class SeenRows:
 
     def __init__(self, n_before: int, device: torch.device) -> None:
         self._n_before, self._device = n_before, device
-        self._marks: dict[int, torch.Tensor] = {}
+        self._marks: dict[int, Tensor] = {}
         self._none = torch.zeros((), dtype=torch.int64, device=device)
 
-    def note(self, seq: int, pos0: int, rows: torch.Tensor) -> None:
+    def note(self, seq: int, pos0: int, rows: Tensor) -> None:
         """The target has computed rows [n, at least N_MARKS] of the tokens from pos0 on."""
         first, n = pos0 + self._n_before, rows.shape[0]
         marks = self._marks.get(seq)
@@ -272,7 +269,7 @@ class SeenRows:
     def __bool__(self) -> bool:
         return bool(self._marks)
 
-    def n_wrong(self, seq: int, first: int, marks: torch.Tensor) -> torch.Tensor:
+    def n_wrong(self, seq: int, first: int, marks: Tensor) -> Tensor:
         """How many of the marks [n, N_MARKS] are not those at these positions, those before the
         first token included: int64; 0 for a sequence that was not watched."""
         if seq not in self._marks:

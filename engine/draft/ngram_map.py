@@ -111,10 +111,6 @@ class NgramMap(NgramDrafter):
         super().forget(seq)
         self._maps.pop(seq, None)
 
-    def keys(self, seq: int) -> dict[tuple[int, ...], NgramKey]:
-        """The n-grams of a sequence that were looked up, with their statistics."""
-        return self._map(seq).keys
-
     def _map(self, seq: int) -> _Map:
         return self._maps.setdefault(seq, _Map(FirstOccurrences(self._n)))
 

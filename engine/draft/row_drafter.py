@@ -17,6 +17,7 @@ from operator import ne
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
 from engine.batch import Span, UBatch
 from engine.draft.drafter import N_TOP, Draft, DraftRequest, width_at
@@ -42,8 +43,8 @@ class PairedRows:
     """
 
     ahead: int
-    rows: torch.Tensor
-    marks: torch.Tensor
+    rows: Tensor
+    marks: Tensor
     tokens: list[int] = field(default_factory=list)
     n_decoded: int = 0
 
@@ -58,9 +59,7 @@ class PairedRows:
         rows, marks = self.rows.clone(), self.marks.clone()
         return PairedRows(self.ahead, rows, marks, self.tokens.copy())
 
-    def write(
-        self, pos0: int, tokens: Sequence[int], rows: torch.Tensor, hidden: torch.Tensor
-    ) -> None:
+    def write(self, pos0: int, tokens: Sequence[int], rows: Tensor, hidden: Tensor) -> None:
         """Put tokens at pos0 of the text, and their rows where the pairs after them have them."""
         self.tokens[pos0:] = tokens
         start, stop = pos0 + 1 - self.ahead, len(self.tokens) + 1 - self.ahead
@@ -102,13 +101,11 @@ class RowDrafter(ModelDrafter):
         return True
 
     @abstractmethod
-    def _taken(self, rows: TargetRows) -> torch.Tensor:
+    def _taken(self, rows: TargetRows) -> Tensor:
         """The target's rows [n, n_row] as the drafter takes them."""
 
     @abstractmethod
-    def _forward(
-        self, ubatch: UBatch, rows: torch.Tensor, tokens: torch.Tensor | None = None
-    ) -> StepOutput:
+    def _forward(self, ubatch: UBatch, rows: Tensor, tokens: Tensor | None = None) -> StepOutput:
         """A pass over pairs. rows: [n_seqs, n_seq_tokens, n_row]. tokens: in place of those of
         `ubatch`. The hidden rows of the result are what a draft goes on with."""
 
@@ -197,7 +194,7 @@ class RowDrafter(ModelDrafter):
         self._seen.forget(seq)
         self._memory.clear(seq)
 
-    def _first(self, requests: Sequence[DraftRequest]) -> torch.Tensor:
+    def _first(self, requests: Sequence[DraftRequest]) -> Tensor:
         spans = []
         for request in requests:
             start, tokens = self._take_pairs(request)
@@ -231,17 +228,13 @@ class RowDrafter(ModelDrafter):
         paired.n_decoded += len(tokens)
         return start, tokens
 
-    def _wrong_rows(self, seq: int, part: slice) -> torch.Tensor:
+    def _wrong_rows(self, seq: int, part: slice) -> Tensor:
         """How many rows at these positions are not those that the target computed there, int64."""
         return self._seen.n_wrong(seq, part.start, self._paired[seq].marks[part])
 
     def _next(
-        self,
-        requests: Sequence[DraftRequest],
-        n_drafted: int,
-        tokens: torch.Tensor,
-        rows: Sequence[int],
-    ) -> torch.Tensor:
+        self, requests: Sequence[DraftRequest], n_drafted: int, tokens: Tensor, rows: Sequence[int]
+    ) -> Tensor:
         if [*rows] != [*range(len(self._own))]:
             self._own = self._own[upload(rows, self._device)]
         ubatch = single_tokens(requests, n_drafted - self.AHEAD)

@@ -307,11 +307,6 @@ class SuffixTexts:
         self._cached: dict[int, StoredSequence] = {}
         """By request its output in the global tree, the oldest first."""
 
-    @property
-    def n_cached(self) -> int:
-        """Outputs in the global tree."""
-        return len(self._cached)
-
     def start(self, request: int, prompt: Sequence[int]) -> None:
         """A request begins. What one of the same number put out is forgotten."""
         self._evict(request)

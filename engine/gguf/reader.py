@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from engine.errors import Cancelled, ModelFileError, OutOfMemoryError, UnsupportedModelError
 from engine.gguf.binary import shorten
@@ -27,7 +28,7 @@ _STEP, _LOOK_S = 64 << 20, 0.1
 """Bytes of a tensor that are copied, and seconds that they are waited for, between two looks at
 whether loading is cancelled."""
 
-_Read = Callable[[TensorInfo, slice, int], torch.Tensor]
+_Read = Callable[[TensorInfo, slice, int], Tensor]
 
 
 def scale_of(name: str) -> str:
@@ -62,16 +63,12 @@ class TensorReader:
         self._seen: set[str] = set()
         self._mapped, self._in_place = mapped, in_place
         self._tables_mapped = tables_mapped or mapped
-        self._parts: dict[tuple[int, bool], tuple[mmap.mmap, torch.Tensor]] = {}
+        self._parts: dict[tuple[int, bool], tuple[mmap.mmap, Tensor]] = {}
         """Files of the model as they lie in memory, and as uint8 [its size]."""
         self._copies: dict[int, PrivateCopy] = {}
         self._settled: set[str] = set()
 
-    def has(self, name: str) -> bool:
-        """Whether the file has a tensor of this name."""
-        return name in self._file.tensors
-
-    def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """The tensor as float32 of `shape` (numpy order), in memory of its own, times its scale.
 
         Dimensions of 1 that the file has or lacks at either end are ignored. Raises Cancelled,
@@ -84,7 +81,7 @@ class TensorReader:
             tensor = tensor.reshape(len(scale), -1).mul_(scale.unsqueeze(1))
         return tensor.reshape(shape)
 
-    def take_ids(self, name: str, shape: tuple[int, ...], n: int) -> torch.Tensor:
+    def take_ids(self, name: str, shape: tuple[int, ...], n: int) -> Tensor:
         """A tensor of I32 as int64 of `shape`, numbers from 0 to n - 1. Raises as `take`."""
         (data,) = self._pieces(name, shape, 1, "reading", partial(self._stored, False))
         info = self._file.tensors[name]
@@ -97,7 +94,7 @@ class TensorReader:
             raise ModelFileError(self._file.parts[info.part], f"tensor {name}", what, REMEDY)
         return ids
 
-    def take_each(self, name: str, shape: tuple[int, ...]) -> Iterator[torch.Tensor]:
+    def take_each(self, name: str, shape: tuple[int, ...]) -> Iterator[Tensor]:
         """The slices of a tensor along its first dimension in turn, each read when asked for.
 
         Otherwise as `take`, cancelled between slices as well.
@@ -111,7 +108,7 @@ class TensorReader:
         ):
             yield (piece if scale is None else piece.mul_(one)).reshape(shape[1:])
 
-    def take_blocks(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    def take_blocks(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """The tensor as stored, uint8 [..., rows, bytes per row], for reading only.
 
         shape: ends in rows and columns; a row has to be whole blocks, as GGUF wants it. Raises
@@ -121,7 +118,7 @@ class TensorReader:
         (tensor,) = self._pieces(name, shape, 1, "reading", read)
         return tensor.reshape(*shape[:-1], -1)
 
-    def settle(self, names: Collection[str], joined: torch.Tensor) -> torch.Tensor:
+    def settle(self, names: Collection[str], joined: Tensor) -> Tensor:
         """A rearranged copy of all rows of tensors of `take_blocks`, which are not used any more:
         put where they lie in the copied file if they are neighbours there."""
         infos = sorted((self._file.tensors[name] for name in names), key=attrgetter("offset"))
@@ -161,7 +158,7 @@ class TensorReader:
         """Whether a scale of its own is part of a matrix, which then is not its blocks alone."""
         return scale_of(name) in self._file.tensors
 
-    def _scale(self, name: str) -> torch.Tensor | None:
+    def _scale(self, name: str) -> Tensor | None:
         """What a matrix is multiplied by, f32 [1], or [n] for each of n experts; None for 1. Raises
         ModelFileError for a number that is not finite."""
         if not self.is_scaled(name):
@@ -182,7 +179,7 @@ class TensorReader:
 
     def _pieces(
         self, name: str, shape: tuple[int, ...], count: int, what: str, read: _Read
-    ) -> Iterator[torch.Tensor]:
+    ) -> Iterator[Tensor]:
         """A tensor in `count` equal parts, which count as progress the first time."""
         info = self._find(name, shape)
         size = info.n_bytes // count
@@ -218,7 +215,7 @@ class TensorReader:
             )
         return info
 
-    def _stored(self, mapped: bool, info: TensorInfo, part: slice, n_elements: int) -> torch.Tensor:
+    def _stored(self, mapped: bool, info: TensorInfo, part: slice, n_elements: int) -> Tensor:
         """All of a tensor as it is stored, each of its pages read once."""
         if mapped:
             tensor = self._place(info, mapped=True)
@@ -229,10 +226,10 @@ class TensorReader:
         is_aligned = not (mapped or self._in_place) or tensor.data_ptr() % _ALIGNED == 0
         return tensor if is_aligned else tensor.clone()
 
-    def _row_by_row(self, info: TensorInfo, part: slice, n_elements: int) -> torch.Tensor:
+    def _row_by_row(self, info: TensorInfo, part: slice, n_elements: int) -> Tensor:
         return self._place(info, mapped=True)
 
-    def _copied(self, info: TensorInfo) -> torch.Tensor:
+    def _copied(self, info: TensorInfo) -> Tensor:
         is_placed = self._in_place and info.name not in self._settled
         try:
             if is_placed:
@@ -258,7 +255,7 @@ class TensorReader:
             self._file.read(info.name, into[start : start + _STEP], start)
         return tensor
 
-    def _place(self, info: TensorInfo, *, mapped: bool) -> torch.Tensor:
+    def _place(self, info: TensorInfo, *, mapped: bool) -> Tensor:
         """Where a tensor lies in the mapped file, or is to lie in a copy of it."""
         key = info.part, mapped
         if key not in self._parts:
@@ -270,7 +267,7 @@ class TensorReader:
             self._parts[key] = memory, _as_tensor(memory)
         return self._parts[key][1][info.offset : info.offset + info.n_bytes]
 
-    def _decode(self, info: TensorInfo, part: slice, n_elements: int) -> torch.Tensor:
+    def _decode(self, info: TensorInfo, part: slice, n_elements: int) -> Tensor:
         try:
             stored = torch.from_numpy(self._file.raw(info.name, part))
             return dequantise(stored, info.type.name, n_elements)
@@ -294,7 +291,7 @@ def _no_memory(info: TensorInfo, n_bytes: int) -> OutOfMemoryError:
     )
 
 
-def _as_tensor(memory: mmap.mmap) -> torch.Tensor:
+def _as_tensor(memory: mmap.mmap) -> Tensor:
     """A uint8 tensor over a mapping, which lives as long as it or a part of it.
 
     torch warns about arrays that cannot be written, which mapped files cannot; so every one is
@@ -322,7 +319,7 @@ class StoredRows:
     data: uint8 [n_bytes]. type: name of the GGML type. shape: rows and columns.
     """
 
-    def __init__(self, data: torch.Tensor, type: str, shape: tuple[int, ...]) -> None:
+    def __init__(self, data: Tensor, type: str, shape: tuple[int, ...]) -> None:
         n_rows, self._width = shape
         self._rows, self._type = data.view(n_rows, -1), type
 
@@ -338,7 +335,7 @@ class StoredRows:
         numbers = self.take(torch.arange(len(self._rows))).view(torch.uint8)
         return StoredRows(numbers.view(-1).to(device), "F32", shape)
 
-    def take(self, numbers: torch.Tensor) -> torch.Tensor:
+    def take(self, numbers: Tensor) -> Tensor:
         """Rows by number, int64 of any shape on the table's device, as float32
         [*numbers.shape, width] there. The host looks at none of the numbers."""
         blocks = take_rows(self._rows, numbers.flatten())

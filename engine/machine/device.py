@@ -11,6 +11,7 @@ from typing import NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from engine.errors import DeviceLostError, DraftscopeError, OptionError, OutOfMemoryError
 from engine.machine.host_memory import available_memory, resident_memory
@@ -172,16 +173,16 @@ def free_unused(device: torch.device) -> None:
 
 _ALIGNED = 8
 
-HostValues = np.ndarray | torch.Tensor | Sequence[int] | Sequence[Sequence[int]]
+HostValues = np.ndarray | Tensor | Sequence[int] | Sequence[Sequence[int]]
 
 
-def upload(values: HostValues, device: torch.device) -> torch.Tensor:
+def upload(values: HostValues, device: torch.device) -> Tensor:
     """Host values as a tensor on a device; whole numbers in lists become int64.
 
     The device is not waited for: a CUDA device copies from pinned memory when it gets there. On
     the processor arrays and tensors are shared, not copied.
     """
-    host = values if isinstance(values, torch.Tensor) else torch.from_numpy(np.asarray(values))
+    host = values if isinstance(values, Tensor) else torch.from_numpy(np.asarray(values))
     if device.type == "cpu":
         return host
     return pinned(host).to(device, non_blocking=True)
@@ -201,7 +202,7 @@ class Uploads:
 
     def put(
         self, arrays: Sequence[np.ndarray], device: torch.device
-    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    ) -> tuple[Tensor, list[Tensor]]:
         """Arrays on a device in one upload: the bytes of all, uint8 [n], and each as a view of
         them. Arrays of the same shapes are always of the same types."""
         is_shared = device.type == "cpu"
@@ -222,10 +223,10 @@ class Uploads:
 class _Place(NamedTuple):
     """Host memory for arrays: parts, and tensors that are views of it; starts: the byte of each."""
 
-    together: torch.Tensor
+    together: Tensor
     parts: list[np.ndarray]
     starts: list[int]
-    tensors: list[torch.Tensor]
+    tensors: list[Tensor]
 
     @classmethod
     def of(cls, arrays: Sequence[np.ndarray]) -> _Place:
@@ -240,7 +241,7 @@ class _Place(NamedTuple):
         place.tensors.extend(place.seen_in(place.together))
         return place
 
-    def seen_in(self, there: torch.Tensor) -> list[torch.Tensor]:
+    def seen_in(self, there: Tensor) -> list[Tensor]:
         """The parts as views of a copy of all bytes."""
         types = [torch.from_numpy(part).dtype for part in self.parts]
         return [
@@ -249,12 +250,12 @@ class _Place(NamedTuple):
         ]
 
 
-def pinned(host: torch.Tensor) -> torch.Tensor:
+def pinned(host: Tensor) -> Tensor:
     """A copy in memory that a CUDA device can read by itself; freed when it has done so."""
     return host.pin_memory()
 
 
-def read(*tensors: torch.Tensor) -> list[np.ndarray]:
+def read(*tensors: Tensor) -> list[np.ndarray]:
     """The values of tensors of one device, on the host.
 
     Waits for the device, which is why everything that is wanted should come in one call: it is
@@ -265,7 +266,7 @@ def read(*tensors: torch.Tensor) -> list[np.ndarray]:
     return in_one_transfer(tensors)
 
 
-def in_one_transfer(tensors: Sequence[torch.Tensor]) -> list[np.ndarray]:
+def in_one_transfer(tensors: Sequence[Tensor]) -> list[np.ndarray]:
     """The values of tensors of one device by a copy of their bytes, one after the other."""
     together = torch.cat([tensor.flatten().view(torch.uint8) for tensor in tensors])
     parts = np.split(together.cpu().numpy(), list(accumulate(t.nbytes for t in tensors))[:-1])

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.machine.clock import put_off
@@ -34,7 +35,7 @@ _MAKE = frozenset(("empty", "empty_like", "empty_strided", "new_empty", "new_emp
 # views by their declaration, of tensors that no one keeps
 _MAKE_CONSTANTS = frozenset(("lift", "lift_fresh"))
 
-Tensors = tuple[torch.Tensor, ...]
+Tensors = tuple[Tensor, ...]
 
 
 class RecordOnProcessor:
@@ -109,7 +110,7 @@ def _kind(func: Any) -> _Kind:
 def _storages(values: Iterable[Any]) -> Iterator[int]:
     """Addresses of the storage of every tensor among arguments or results."""
     for value in values:
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, Tensor):
             yield value.untyped_storage().data_ptr()
         elif isinstance(value, (list, tuple)):
             yield from _storages(value)
@@ -147,7 +148,7 @@ class Regions:
         self._blocks = blocks
         self._free: list[Region] = [(i, 0, block.nbytes) for i, block in enumerate(blocks)]
 
-    def empty_like(self, like: torch.Tensor) -> torch.Tensor:
+    def empty_like(self, like: Tensor) -> Tensor:
         """An uninitialised tensor of the sizes, strides and dtype of another one, which has no
         gaps."""
         n_bytes = like.numel() * like.element_size()
@@ -197,7 +198,7 @@ by themselves."""
 
 MOST_GRAPHS = 64
 
-PassTensors = tuple[torch.Tensor, ...]
+PassTensors = tuple[Tensor, ...]
 Record = Callable[[Callable[[], PassTensors]], tuple[PassTensors, Callable[[], None]]]
 """Takes a computation; returns the tensors that hold its results, and what runs it again."""
 

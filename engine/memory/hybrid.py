@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from threading import Lock
 
 import torch
+from torch import Tensor
 
 from engine.batch import (
     GreedyTokens,
@@ -192,7 +193,7 @@ class HybridMemory(ModelMemory):
             self.recurrent.begin(ubatch, by_index=by_index, is_decoded=is_decoded)
         return there
 
-    def inputs(self, seqs: Sequence[int]) -> list[dict[StateKey, torch.Tensor]]:
+    def inputs(self, seqs: Sequence[int]) -> list[dict[StateKey, Tensor]]:
         """States that a pass with one token of each of these sequences would start from
         (SnapshotPolicy.inputs). Not for a memory without recurrent states."""
         assert self.recurrent is not None
@@ -211,12 +212,12 @@ class HybridMemory(ModelMemory):
     def run(
         self,
         key: Hashable,
-        arguments: tuple[torch.Tensor, ...],
-        compute: Callable[..., tuple[torch.Tensor, ...]],
+        arguments: tuple[Tensor, ...],
+        compute: Callable[..., tuple[Tensor, ...]],
         ahead: GreedyTokens | None = None,
         *,
         keeps: bool = True,
-    ) -> tuple[torch.Tensor, ...]:
+    ) -> tuple[Tensor, ...]:
         """compute(*arguments), or a recording of an earlier pass like the one that has started.
 
         key: what else than this memory and the shapes of the arguments the computation depends on.

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from engine.batch import UBatch, UBatchTensors
 from engine.errors import OptionError
@@ -34,9 +35,9 @@ class AttentionState:
     further row of it. v: [n_cells, n_heads, v_dim], of those that have values.
     """
 
-    positions: torch.Tensor
-    k: tuple[torch.Tensor, ...]
-    v: tuple[torch.Tensor, ...]
+    positions: Tensor
+    k: tuple[Tensor, ...]
+    v: tuple[Tensor, ...]
 
     @property
     def n_bytes(self) -> int:
@@ -77,7 +78,7 @@ class AttentionKV(AttentionMemory):
         self.n_seqs, self.n_ctx, self.device = n_seqs, n_ctx, device
         self.unified = unified
         self._in_order, self._ahead = in_order, ahead
-        self._gathered: torch.Tensor | None = None
+        self._gathered: Tensor | None = None
         self._rotate = rotate
         windows = [size.window for size in layers.values()]
         has_blocks = any(size.ratio for size in layers.values())
@@ -86,19 +87,19 @@ class AttentionKV(AttentionMemory):
         self._table = table = CellTable(n_seqs, n_ctx, unified=unified)
         self._storage = KVStorage(layers, table.n_streams, table.n_cells, device)
         self._n_view = 0
-        self._rows: slice | torch.Tensor = slice(0, 0)
+        self._rows: slice | Tensor = slice(0, 0)
         # of each of the ubatch's tokens
         self._stream_of = np.arange(0)
         # by the size of rows, or one index for all
         self._place: dict[RowSize, StridedView] | tuple[CellIndex, CellIndex] = {}
-        self._numbers: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._numbers: tuple[Tensor, Tensor] | None = None
         self._views: dict[RowSize, StridedView] | None = {}
         # by window
-        self._masks: dict[int | None, torch.Tensor] = {}
+        self._masks: dict[int | None, Tensor] = {}
         # of the whole ubatch, where `part` shows some of it
-        self._whole: tuple[tuple[torch.Tensor, torch.Tensor], dict[int | None, torch.Tensor]] | None
+        self._whole: tuple[tuple[Tensor, Tensor], dict[int | None, Tensor]] | None
         self._whole = None
-        self._positions: torch.Tensor | None = None
+        self._positions: Tensor | None = None
         self._fixed: PassInputs | None = None
         self._uploads = Uploads()
         self._there: UBatchTensors | None = None
@@ -189,9 +190,7 @@ class AttentionKV(AttentionMemory):
         recorded."""
         return self._fixed
 
-    def update(
-        self, layer: CellKey, k: torch.Tensor, v: torch.Tensor | None = None
-    ) -> AttentionView:
+    def update(self, layer: CellKey, k: Tensor, v: Tensor | None = None) -> AttentionView:
         """Write this ubatch's keys and values [n_seqs, n_seq_tokens, n_heads, dim].
 
         v: None for a layer that keeps nothing but keys.
@@ -399,7 +398,7 @@ class AttentionKV(AttentionMemory):
         return reach
 
     def _place_of(
-        self, rows: slice | torch.Tensor, n_seqs: int, n_view: int
+        self, rows: slice | Tensor, n_seqs: int, n_view: int
     ) -> dict[RowSize, StridedView] | None:
         """Views of the first n_view cells of streams, by the size of rows; None if uneven."""
         if not isinstance(rows, slice):
@@ -449,7 +448,7 @@ class AttentionKV(AttentionMemory):
         self._gathered = torch.from_numpy(index).to(self.device)
         return index, np.arange(width) < np.array([[order.size] for order in orders])
 
-    def _write(self, tensor: torch.Tensor, rows: torch.Tensor) -> None:
+    def _write(self, tensor: Tensor, rows: Tensor) -> None:
         """Put rows [n_seqs, n_seq_tokens, n_heads, dim] where this ubatch's cells are."""
         if self._numbers:
             write_cells(tensor, rows, *self._numbers)
@@ -458,7 +457,7 @@ class AttentionKV(AttentionMemory):
         else:
             tensor.transpose(1, 2)[self._place] = rows.flatten(0, 1)
 
-    def _read(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _read(self, tensor: Tensor) -> Tensor:
         """The cells that this ubatch looks at, [n_seqs, n_heads, n_cells, dim]."""
         if self._gathered is not None:
             n_seqs = len(self._gathered)

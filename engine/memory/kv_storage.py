@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from engine.machine.device import upload
 from engine.model.parts import CellKey, CellSize
 from engine.model.rope import RopeConfig
 from kernels.rope import apply_rope, rope_table
 
-Rotate = Callable[[torch.Tensor, int], torch.Tensor]
+Rotate = Callable[[Tensor, int], Tensor]
 
 
 def key_rotation(config: RopeConfig, first: int = 0) -> Rotate:
@@ -26,7 +27,7 @@ def key_rotation(config: RopeConfig, first: int = 0) -> Rotate:
     """
     inverse = torch.tensor(config.inverse_frequencies(), dtype=torch.float64)
 
-    def rotate(k: torch.Tensor, shift: int) -> torch.Tensor:
+    def rotate(k: Tensor, shift: int) -> Tensor:
         cos, sin = rope_table(torch.tensor([[shift]]), config.n_rot, inverse)
         heads = k[..., first:].reshape(1, 1, -1, k.shape[-1] - first)
         turned = apply_rope(heads, cos.to(k.device), sin.to(k.device))
@@ -35,7 +36,7 @@ def key_rotation(config: RopeConfig, first: int = 0) -> Rotate:
     return rotate
 
 
-CellIndex = int | slice | torch.Tensor
+CellIndex = int | slice | Tensor
 
 # cells that are allocated at first, and that are zeroed together later
 _BLOCK = 256
@@ -43,7 +44,7 @@ _BLOCK = 256
 _KEPT_BYTES = 64 << 20
 """Tensors of smaller capacities are kept up to here, those in use included."""
 
-LayerTensors = dict[CellKey, torch.Tensor]
+LayerTensors = dict[CellKey, Tensor]
 
 RowSize = tuple[int, int]
 """Heads and columns of one tensor's rows in a cell."""
@@ -51,7 +52,7 @@ RowSize = tuple[int, int]
 
 StridedView = tuple[tuple[int, ...], tuple[int, ...], int]
 """A view of every tensor with rows of one size: size, strides and offset, as
-`torch.Tensor.as_strided` takes them; one call, no copy."""
+`Tensor.as_strided` takes them; one call, no copy."""
 
 
 class KVStorage:
@@ -66,34 +67,30 @@ class KVStorage:
         self, layers: Mapping[CellKey, CellSize], n_streams: int, n_cells: int, device: torch.device
     ) -> None:
         self._n_streams, self._n_cells, self._device = n_streams, n_cells, device
-        self._capacity = self._least = min(n_cells, _BLOCK)
+        self.capacity = self._least = min(n_cells, _BLOCK)
+        """Cells of a stream that are allocated; the tensors are others when it grows."""
         # cells of a stream below this were zeroed or written
         self._readable = [0] * n_streams
         self.keys = {
-            key: self._allocate((size.n_heads, size.k_dim), self._capacity)
+            key: self._allocate((size.n_heads, size.k_dim), self.capacity)
             for key, size in layers.items()
         }
         self.values = {
-            key: self._allocate((size.n_heads, size.v_dim), self._capacity)
+            key: self._allocate((size.n_heads, size.v_dim), self.capacity)
             for key, size in layers.items()
             if size.v_dim
         }
         # by capacity, what there was so far
-        self._sizes = {self._capacity: (self.keys, self.values)}
+        self._sizes = {self.capacity: (self.keys, self.values)}
         self.n_bytes = _n_bytes(self.keys, self.values)
         """Bytes held."""
         self.row_sizes: tuple[RowSize, ...] = tuple(dict.fromkeys(map(row_size, self.tensors())))
 
-    @property
-    def capacity(self) -> int:
-        """Cells of a stream that are allocated; the tensors are others when it grows."""
-        return self._capacity
-
-    def tensors(self) -> tuple[torch.Tensor, ...]:
+    def tensors(self) -> tuple[Tensor, ...]:
         """Keys of all layers, then values of those that have them."""
         return (*self.keys.values(), *self.values.values())
 
-    def by_cell(self) -> tuple[torch.Tensor, ...]:
+    def by_cell(self) -> tuple[Tensor, ...]:
         """The same tensors, seen as [n_streams, capacity, n_heads, dim]."""
         return tuple(t.transpose(1, 2) for t in self.tensors())
 
@@ -114,12 +111,12 @@ class KVStorage:
 
     def reserve(self, streams: Iterable[int], n: int) -> None:
         """Make the first n cells of these streams readable."""
-        if n > self._capacity:
+        if n > self.capacity:
             self._grow(n)
         for stream in streams:
             ready = self._readable[stream]
             if ready < n:
-                stop = min(self._capacity, max(n, ready + _BLOCK))
+                stop = min(self.capacity, max(n, ready + _BLOCK))
                 for tensor in self.tensors():
                     tensor[stream, :, ready:stop] = 0
                 self._readable[stream] = stop
@@ -130,7 +127,7 @@ class KVStorage:
             tensor.fill_(value)
         self._readable = [0] * len(self._readable)
 
-    def index(self, cells: np.ndarray) -> slice | torch.Tensor:
+    def index(self, cells: np.ndarray) -> slice | Tensor:
         """Cells or streams as an index: a slice, hence views, where evenly spaced and rising."""
         first, last = int(cells[0]), int(cells[-1])
         if cells.size == 1:
@@ -182,12 +179,12 @@ class KVStorage:
     def _strides(self, row: RowSize) -> tuple[int, int, int]:
         """Numbers from one stream, head and cell to the next."""
         n_heads, dim = row
-        per_head = self._capacity * dim
+        per_head = self.capacity * dim
         return n_heads * per_head, per_head, dim
 
     def _grow(self, needed: int) -> None:
         # whole blocks, so that few capacities occur
-        blocks = -(-max(needed, 2 * self._capacity) // _BLOCK)
+        blocks = -(-max(needed, 2 * self.capacity) // _BLOCK)
         capacity = min(self._n_cells, blocks * _BLOCK)
         before = self.keys, self.values
         if capacity not in self._sizes:
@@ -205,11 +202,11 @@ class KVStorage:
             self._sizes = {capacity: self._sizes[capacity]}
 
     def _use(self, capacity: int) -> None:
-        self._capacity = capacity
+        self.capacity = capacity
         self.keys, self.values = self._sizes[capacity]
         self.n_bytes = _n_bytes(self.keys, self.values)
 
-    def _allocate(self, row: RowSize, capacity: int) -> torch.Tensor:
+    def _allocate(self, row: RowSize, capacity: int) -> Tensor:
         n_heads, dim = row
         # tensors made in inference mode could not be changed outside of it
         with torch.inference_mode(False):
@@ -220,7 +217,7 @@ def _n_bytes(*groups: LayerTensors) -> int:
     return sum(t.numel() * t.element_size() for tensors in groups for t in tensors.values())
 
 
-def row_size(tensor: torch.Tensor) -> RowSize:
+def row_size(tensor: Tensor) -> RowSize:
     """Of a tensor of storage [n_streams, n_heads, capacity, dim]."""
     return tensor.shape[1], tensor.shape[3]
 

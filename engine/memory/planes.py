@@ -21,7 +21,7 @@ import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
+from torch import Tensor
 
 from engine.batch import UBatch
 from engine.machine.device import upload
@@ -32,7 +32,7 @@ from engine.model.recurrence import RecurrenceInputs, StateKey
 from engine.model.recurrent_states import stored_as
 
 # (planes, cells) if the rows are neighbours: a view; else int64 row numbers: a copy
-PlaneRows = tuple[int | slice, slice] | torch.Tensor
+PlaneRows = tuple[int | slice, slice] | Tensor
 
 _FREE: tuple[str, int | None] = ("free", None)
 _NEWEST: tuple[str, int | None] = ("fresh", 0)
@@ -63,7 +63,7 @@ class _Step:
     states: PlaneRows | None
     windows: PlaneRows | None
     carried: PlaneRows | None
-    moves: tuple[torch.Tensor, torch.Tensor] | None
+    moves: tuple[Tensor, Tensor] | None
     moved: list[int]
     numbers: PoolRows | None
 
@@ -138,7 +138,7 @@ class PlaneMemory(SnapshotPolicy):
     def repeats(self) -> bool:
         return self._n_planes == 1 and not self.faults and self._running().numbers is not None
 
-    def advance(self, key: StateKey, inputs: RecurrenceInputs) -> torch.Tensor:
+    def advance(self, key: StateKey, inputs: RecurrenceInputs) -> Tensor:
         step, planes, recurrence = self._running(), self._states[key], self.layout.states[key]
         if step.numbers:
             return step.numbers.advance(recurrence, planes.flatten(0, 1), inputs)
@@ -183,7 +183,7 @@ class PlaneMemory(SnapshotPolicy):
         self._depth[dst], self._planes[dst] = self._depth[src], self._planes[src][:]
         self._deepest[dst] = self._deepest[src]
 
-    def _input(self, key: StateKey) -> torch.Tensor:
+    def _input(self, key: StateKey) -> Tensor:
         step, planes = self._running(), self._states[key]
         is_window = self.layout.states[key].is_window
         if step.numbers:
@@ -191,7 +191,7 @@ class PlaneMemory(SnapshotPolicy):
             return _pick(planes, rows.read)
         return _pick(planes, step.windows if is_window else step.states)
 
-    def _put(self, seq: int, states: Mapping[StateKey, torch.Tensor]) -> None:
+    def _put(self, seq: int, states: Mapping[StateKey, Tensor]) -> None:
         cell = self.cells.claim(seq)
         self._planes[seq][0] = _NEWEST
         for key, planes in self._states.items():
@@ -201,7 +201,7 @@ class PlaneMemory(SnapshotPolicy):
         is_held = self.cells.tail[seq] != NONE
         return _slots(tuple(self._planes[seq]), self._plane(seq), self._pending[seq], is_held)
 
-    def kept(self, seq: int, key: StateKey) -> list[torch.Tensor]:
+    def kept(self, seq: int, key: StateKey) -> list[Tensor]:
         tail, first = self.cells.tail[seq], self._plane(seq)
         if tail == NONE:
             return []
@@ -278,7 +278,7 @@ class PlaneMemory(SnapshotPolicy):
 
     def _moves(
         self, cells: RecurrentCells, slot: UBatchCells
-    ) -> tuple[tuple[torch.Tensor, torch.Tensor] | None, list[int]]:
+    ) -> tuple[tuple[Tensor, Tensor] | None, list[int]]:
         """Rows to copy (from, to) so that the states of idle cells lie in plane 0, and the
         sequences that own them."""
         start: list[int] = []
@@ -295,12 +295,12 @@ class PlaneMemory(SnapshotPolicy):
                 moved.extend(owners)
         return (self._row_numbers(start), self._row_numbers(to)) if to else None, moved
 
-    def _row_numbers(self, rows: list[int]) -> torch.Tensor:
+    def _row_numbers(self, rows: list[int]) -> Tensor:
         return upload(rows, self.device)
 
     def _collect(
-        self, step: _Step, planes: torch.Tensor, is_window: bool
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        self, step: _Step, planes: Tensor, is_window: bool
+    ) -> tuple[Tensor, Tensor | None]:
         """Read all that is read before anything is written, then move the idle states.
 
         The input may be a view: idle states do not move into the cells that the ubatch owns.
@@ -311,7 +311,7 @@ class PlaneMemory(SnapshotPolicy):
         carried = None
         if step.carried is not None:
             carried = _pick(planes, step.carried)
-            if not isinstance(step.carried, torch.Tensor):
+            if not isinstance(step.carried, Tensor):
                 carried = carried.clone()
         if step.moves:
             flat, (start, to) = planes.flatten(0, 1), step.moves
@@ -380,6 +380,6 @@ class CarryMemory(PlaneMemory):
         return min(self.n_rs_seq, max(0, self._depth[seq] - self._pending[seq]) + n_last)
 
 
-def _pick(planes: torch.Tensor, rows: PlaneRows | None) -> torch.Tensor:
+def _pick(planes: Tensor, rows: PlaneRows | None) -> Tensor:
     assert rows is not None  # a pass by numbers has none of these
-    return planes.flatten(0, 1)[rows] if isinstance(rows, torch.Tensor) else planes[rows]
+    return planes.flatten(0, 1)[rows] if isinstance(rows, Tensor) else planes[rows]

@@ -3,8 +3,9 @@ entry here; torch is loaded when one is made."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -19,15 +20,16 @@ if TYPE_CHECKING:
 class PolicySpec:
     """One way of undoing tokens in recurrent memory.
 
-    keeps: what is in memory. limits: what it cannot do, or what it costs. keeps_snapshots: whether
-    n_rs_seq means anything to it; a policy without snapshots always takes checkpoints. is_log: it
-    keeps entries of a log instead of states, one more than tokens can be undone.
+    keeps: what is in memory. limits: what it cannot do, or what it costs. where: its class, by
+    module of this package. keeps_snapshots: whether n_rs_seq means anything to it; a policy without
+    snapshots always takes checkpoints. is_log: it keeps entries of a log instead of states, one
+    more than tokens can be undone.
     """
 
     name: str
     keeps: str
     limits: str
-    load: Callable[[], type[SnapshotPolicy]]
+    where: str
     keeps_snapshots: bool = True
     is_log: bool = False
 
@@ -46,7 +48,9 @@ class PolicySpec:
     ) -> SnapshotPolicy:
         """A memory of this kind."""
         n_kept = n_rs_seq if self.keeps_snapshots else 0
-        return self.load()(layout, n_seqs, n_kept, device, faults)
+        module, _, name = self.where.partition(":")
+        policy: type[SnapshotPolicy] = getattr(import_module(f"engine.memory.{module}"), name)
+        return policy(layout, n_seqs, n_kept, device, faults)
 
     def kept(self, info: ModelInfo, n_rs_seq: int) -> tuple[int, int]:
         """Bytes of a snapshot or log entry, and how many are kept of a sequence beyond its live
@@ -56,51 +60,34 @@ class PolicySpec:
         return info.state_bytes, n_rs_seq if self.keeps_snapshots else 0
 
 
-def _planes() -> type[SnapshotPolicy]:
-    from engine.memory.planes import PlanesMemory
-
-    return PlanesMemory
-
-
-def _carry() -> type[SnapshotPolicy]:
-    from engine.memory.planes import CarryMemory
-
-    return CarryMemory
-
-
-def _ring() -> type[SnapshotPolicy]:
-    from engine.memory.ring import RingMemory
-
-    return RingMemory
-
-
-def _replay() -> type[SnapshotPolicy]:
-    from engine.memory.replay import ReplayMemory
-
-    return ReplayMemory
-
-
 _POLICIES = (
     PolicySpec(
         "planes",
         "the last n_rs_seq + 1 states of the last batch",
         "only what the last batch wrote is truthful; one rollback per batch",
-        _planes,
+        "planes:PlanesMemory",
     ),
-    PolicySpec("carry", "the same, older planes carried along", "rollbacks add up", _carry),
-    PolicySpec("ring", "one state per token in a cyclic buffer", "no state is ever copied", _ring),
+    PolicySpec(
+        "carry", "the same, older planes carried along", "rollbacks add up", "planes:CarryMemory"
+    ),
+    PolicySpec(
+        "ring",
+        "one state per token in a cyclic buffer",
+        "no state is ever copied",
+        "ring:RingMemory",
+    ),
     PolicySpec(
         "replay",
         "one state and a log of inputs and window columns per token",
         "memory per token without d_k x d_v",
-        _replay,
+        "replay:ReplayMemory",
         is_log=True,
     ),
     PolicySpec(
         "checkpoint",
         "a copy taken before each draft",
         "costs a forward pass",
-        _planes,  # the live one alone
+        "planes:PlanesMemory",  # the live one alone
         keeps_snapshots=False,
     ),
 )

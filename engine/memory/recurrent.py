@@ -16,6 +16,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from engine.batch import UBatch
 from engine.machine.device import upload
@@ -47,7 +48,7 @@ class RecurrentCheckpoint:
     """A copy of one sequence's live states. pos: its last position."""
 
     pos: int
-    states: Mapping[StateKey, torch.Tensor]
+    states: Mapping[StateKey, Tensor]
 
     @property
     def n_bytes(self) -> int:
@@ -101,8 +102,8 @@ class SnapshotPolicy(RecurrentMemory, ABC):
         # of each sequence's oldest snapshot, tokens that its states have seen: as many as it is of,
         # or more where it was read for a shorter text
         self._n_seen = [0] * n_seqs
-        self._storage: list[torch.Tensor] = []
-        self._again: list[torch.Tensor] = []
+        self._storage: list[Tensor] = []
+        self._again: list[Tensor] = []
         self._ubatch: UBatch | None = None
         self._pool_rows: dict[tuple[int, int, int], PoolRows] = {}
         self._allocate()
@@ -129,7 +130,7 @@ class SnapshotPolicy(RecurrentMemory, ABC):
         return False
 
     @abstractmethod
-    def advance(self, key: StateKey, inputs: RecurrenceInputs) -> torch.Tensor:
+    def advance(self, key: StateKey, inputs: RecurrenceInputs) -> Tensor:
         """The layer's output for this ubatch, its state updated."""
 
     @abstractmethod
@@ -154,12 +155,12 @@ class SnapshotPolicy(RecurrentMemory, ABC):
         """dst, which holds nothing, refers to what src holds."""
 
     @abstractmethod
-    def _input(self, key: StateKey) -> torch.Tensor | list[torch.Tensor]:
+    def _input(self, key: StateKey) -> Tensor | list[Tensor]:
         """The states that the pass which has started starts from, read as `advance` reads them: one
         for each sequence of the ubatch. Those of sequences without tokens are not looked at."""
 
     @abstractmethod
-    def _put(self, seq: int, states: Mapping[StateKey, torch.Tensor]) -> None:
+    def _put(self, seq: int, states: Mapping[StateKey, Tensor]) -> None:
         """Store states of a sequence that holds nothing."""
 
     @abstractmethod
@@ -167,7 +168,7 @@ class SnapshotPolicy(RecurrentMemory, ABC):
         """Every snapshot slot of a sequence."""
 
     @abstractmethod
-    def kept(self, seq: int, key: StateKey) -> list[torch.Tensor]:
+    def kept(self, seq: int, key: StateKey) -> list[Tensor]:
         """One state in every snapshot that storage holds of a sequence: the one that the next pass
         has to start from, then others. [] for a sequence without tokens."""
 
@@ -269,7 +270,7 @@ class SnapshotPolicy(RecurrentMemory, ABC):
 
     def inputs(
         self, seqs: Sequence[int], *, by_index: bool = False, whole: bool = False
-    ) -> list[dict[StateKey, torch.Tensor]]:
+    ) -> list[dict[StateKey, Tensor]]:
         """What the next pass would start from if these sequences had one token each in it.
 
         It goes through `begin` and reads what that chose, so a wrong row or plane shows here as it
@@ -294,11 +295,11 @@ class SnapshotPolicy(RecurrentMemory, ABC):
             found.append(states)
         return found
 
-    def live(self, seq: int) -> dict[StateKey, torch.Tensor]:
+    def live(self, seq: int) -> dict[StateKey, Tensor]:
         """The logical states, each of its recurrence's shape, also while a rollback is pending."""
         return self.inputs((seq,))[0]
 
-    def put(self, seq: int, pos: int, states: Mapping[StateKey, torch.Tensor]) -> None:
+    def put(self, seq: int, pos: int, states: Mapping[StateKey, Tensor]) -> None:
         """Replace a sequence by these states, last position pos; nothing else is kept of it."""
         self._clear(seq)
         if pos >= 0:
@@ -324,10 +325,6 @@ class SnapshotPolicy(RecurrentMemory, ABC):
         self.put(seq, checkpoint.pos, checkpoint.states)
         self.traffic.restored += checkpoint.n_bytes
 
-    def storage(self) -> list[torch.Tensor]:
-        """Every tensor held."""
-        return self._storage
-
     def n_bytes(self) -> int:
         """Bytes of storage held."""
         return self._n_bytes
@@ -352,7 +349,7 @@ class SnapshotPolicy(RecurrentMemory, ABC):
         for tensor in self._storage:
             tensor.fill_(value)
 
-    def _zeros(self, *size: int) -> torch.Tensor:
+    def _zeros(self, *size: int) -> Tensor:
         """New storage, float32; after `renew` what the same call returned the first time."""
         zeros = self._again.pop().zero_() if self._again else _new_zeros(size, self.device)
         self._storage.append(zeros)
@@ -396,7 +393,7 @@ class SnapshotPolicy(RecurrentMemory, ABC):
         return known and len(set(seqs)) == len(seqs) == ubatch.n_seqs
 
 
-def _new_zeros(size: Sequence[int], device: torch.device) -> torch.Tensor:
+def _new_zeros(size: Sequence[int], device: torch.device) -> Tensor:
     """Zeros, float32. On the processor planes that nothing is written to take no memory: pages are
     there when they are first touched, which torch does at once."""
     if device.type != "cpu":
@@ -419,19 +416,17 @@ class PoolRows:
     that move on unchanged.
     """
 
-    table: torch.Tensor
+    table: Tensor
     states: RowNumbers
     windows: RowNumbers
-    carried: torch.Tensor
-    carried_to: torch.Tensor
+    carried: Tensor
+    carried_to: Tensor
 
     def pass_inputs(self) -> PassInputs:
         """The shapes that a recording of the pass is bound to, and the table of rows it reads."""
         return PassInputs((self.states.write.shape, self.carried.shape), (self.table,))
 
-    def advance(
-        self, recurrence: Recurrence, pool: torch.Tensor, inputs: RecurrenceInputs
-    ) -> torch.Tensor:
+    def advance(self, recurrence: Recurrence, pool: Tensor, inputs: RecurrenceInputs) -> Tensor:
         """A recurrence from rows into rows of a pool [n_rows, *shape], carried ones moved on."""
         carried = take_rows(pool, self.carried) if self.carried.numel() else None
         rows = self.windows if recurrence.is_window else self.states

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from engine.batch import UBatch
 from engine.machine.device import upload
@@ -23,11 +24,11 @@ from engine.memory.recurrent import SnapshotPolicy, SnapshotSlot
 from engine.model.recurrence import RecurrenceInputs, StateKey
 from kernels.rows import copy_rows
 
-StateRows = slice | torch.Tensor
+StateRows = slice | Tensor
 """Rows of storage side by side as a view, or anywhere by index."""
 
 
-_Fold = tuple[int | torch.Tensor, int]
+_Fold = tuple[int | Tensor, int]
 """Logged tokens to fold into the base, one number where all sequences agree, and how many of the
 log to look at for that."""
 
@@ -117,11 +118,9 @@ class ReplayMemory(SnapshotPolicy):
             return None
         counts = (plan.states[0], plan.windows[0])[: 1 + (plan.windows is not plan.states)]
         first = plan.dst.start if isinstance(plan.dst, slice) else None
-        return PassInputs(
-            (first, plan.n_kept), tuple(x for x in counts if isinstance(x, torch.Tensor))
-        )
+        return PassInputs((first, plan.n_kept), tuple(x for x in counts if isinstance(x, Tensor)))
 
-    def advance(self, key: StateKey, inputs: RecurrenceInputs) -> torch.Tensor:
+    def advance(self, key: StateKey, inputs: RecurrenceInputs) -> Tensor:
         recurrence, plan, invariant = self.layout.states[key], self._plan, self.batch_invariant
         bases, log = self._bases[key], self._logs[key]
         if plan.new is not None:
@@ -145,7 +144,7 @@ class ReplayMemory(SnapshotPolicy):
                 stored[plan.dst, : plan.n_kept] = rows
         return torch.cat((*outputs, o), 1) if outputs else o
 
-    def _committed(self, key: StateKey) -> torch.Tensor:
+    def _committed(self, key: StateKey) -> Tensor:
         """The states that this ubatch starts from: in storage if rows are views, else gathered.
 
         Storage that early tokens will overwrite anyway is not written now.
@@ -161,9 +160,7 @@ class ReplayMemory(SnapshotPolicy):
     def _to_fold(self, key: StateKey) -> _Fold:
         return self._plan.windows if self.layout.states[key].is_window else self._plan.states
 
-    def _folded(
-        self, key: StateKey, state: torch.Tensor, out: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def _folded(self, key: StateKey, state: Tensor, out: Tensor | None = None) -> Tensor:
         """The bases of this ubatch's rows with the tokens in front of the cursors folded in."""
         counts, n_read = self._to_fold(key)
         read = [rows[self._plan.src, :n_read] for rows in self._logs[key]]
@@ -194,11 +191,11 @@ class ReplayMemory(SnapshotPolicy):
             return self.n_rs_seq
         return n_last + self._spare(seq, self.seq_pos_max(seq) + 1 + n_first, n_last)
 
-    def _input(self, key: StateKey) -> torch.Tensor:
+    def _input(self, key: StateKey) -> Tensor:
         state = self._bases[key][self._plan.src]
         return self._folded(key, state) if self._to_fold(key)[1] else state
 
-    def _put(self, seq: int, states: Mapping[StateKey, torch.Tensor]) -> None:
+    def _put(self, seq: int, states: Mapping[StateKey, Tensor]) -> None:
         row = self._free_row(self._row, seq)
         for key, bases in self._bases.items():
             bases[row] = states[key]
@@ -219,7 +216,7 @@ class ReplayMemory(SnapshotPolicy):
             found.append(SnapshotSlot(slot, name, age))
         return found
 
-    def kept(self, seq: int, key: StateKey) -> list[torch.Tensor]:
+    def kept(self, seq: int, key: StateKey) -> list[Tensor]:
         """The base with as much of the log folded in as the cursor says, then with less or more."""
         row, at = int(self._row[seq]), self._cursor(seq)
         if row < 0:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from engine.batch import UBatch
 from engine.machine.device import upload
@@ -38,7 +39,7 @@ class _RingPlan:
     read: Sequence[int | None]
     read_windows: Sequence[int | None]
     rows: PoolRows | None
-    index: torch.Tensor
+    index: Tensor
 
 
 class RingMemory(SnapshotPolicy):
@@ -95,7 +96,7 @@ class RingMemory(SnapshotPolicy):
                 return None
         return self._rows_in_pool(known, starts, [slots[::-1] for slots in new])
 
-    def advance(self, key: StateKey, inputs: RecurrenceInputs) -> torch.Tensor:
+    def advance(self, key: StateKey, inputs: RecurrenceInputs) -> Tensor:
         recurrence, pool, plan = self.layout.states[key], self._pools[key], self._plan
         if plan.rows:
             return plan.rows.advance(recurrence, pool, inputs)
@@ -129,13 +130,13 @@ class RingMemory(SnapshotPolicy):
         """The slot of each sequence that this ubatch starts from, None for zeros."""
         return self._plan.read_windows if self.layout.states[key].is_window else self._plan.read
 
-    def _input(self, key: StateKey) -> torch.Tensor | list[torch.Tensor]:
+    def _input(self, key: StateKey) -> Tensor | list[Tensor]:
         pool = self._pools[key]
         if rows := self._plan.rows:
             return pool[(rows.windows if self.layout.states[key].is_window else rows.states).read]
         return [torch.zeros_like(pool[0]) if i is None else pool[i] for i in self._read(key)]
 
-    def _put(self, seq: int, states: Mapping[StateKey, torch.Tensor]) -> None:
+    def _put(self, seq: int, states: Mapping[StateKey, Tensor]) -> None:
         [slot], _ = self._choose(self._n_refs, seq, 1)
         for key, pool in self._pools.items():
             pool[slot] = states[key]
@@ -161,7 +162,7 @@ class RingMemory(SnapshotPolicy):
             found[lane] = SnapshotSlot(lane, "stale", age)
         return found
 
-    def kept(self, seq: int, key: StateKey) -> list[torch.Tensor]:
+    def kept(self, seq: int, key: StateKey) -> list[Tensor]:
         """Of older states the slots that are held, of newer ones those that a rollback let go."""
         held, lanes = self._held[seq], self._n_lanes
         if not held:

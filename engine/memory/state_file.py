@@ -14,13 +14,14 @@ import math
 import os
 import struct
 import zlib
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Annotated, BinaryIO
 
 import numpy as np
 import torch
+from msgspec import Meta, Struct, ValidationError, convert, structs
 
 from engine.errors import TraceFileError
 from engine.files import opened_file, written_whole
@@ -66,20 +67,28 @@ class SequenceCheckpoint:
         return self.attention
 
 
-_Kind = tuple[str, tuple[int, ...], tuple[int, ...]]
+_Size = Annotated[int, Meta(ge=0, le=_MAX_SIZE)]
+_Rows = Annotated[tuple[tuple[_Size, _Size], ...], Meta(max_length=_MAX_LAYERS)]
+_Kind = tuple[
+    str,
+    Annotated[tuple[_Size, ...], Meta(min_length=1, max_length=_MAX_RANK)],
+    Annotated[
+        tuple[Annotated[int, Meta(ge=0, le=_MAX_LAYERS)], ...],
+        Meta(min_length=1, max_length=_MAX_LAYERS),
+    ],
+]
 """States of one name and shape, in these layers."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Header:
+class _Header(Struct, frozen=True, forbid_unknown_fields=True):
     """Sizes of the tensors. keys, values: heads and columns, layer by layer. pos: last position of
     the recurrent states, None without any."""
 
-    n_cells: int
-    keys: tuple[tuple[int, ...], ...]
-    values: tuple[tuple[int, ...], ...]
-    states: tuple[_Kind, ...]
-    pos: int | None
+    n_cells: _Size
+    keys: _Rows
+    values: _Rows
+    states: Annotated[tuple[_Kind, ...], Meta(max_length=_MAX_KINDS)]
+    pos: Annotated[int, Meta(ge=-1, le=_MAX_SIZE)] | None
 
     @classmethod
     def of(cls, state: SequenceCheckpoint) -> _Header:
@@ -88,8 +97,8 @@ class _Header:
         kinds = groupby(states, lambda key: (key.name, tuple(states[key].shape)))
         return cls(
             n_cells=len(cells.positions),
-            keys=tuple(tuple(t.shape[1:]) for t in cells.k),
-            values=tuple(tuple(t.shape[1:]) for t in cells.v),
+            keys=tuple((t.shape[1], t.shape[2]) for t in cells.k),
+            values=tuple((t.shape[1], t.shape[2]) for t in cells.v),
             states=tuple((*kind, tuple(key.layer for key in keys)) for kind, keys in kinds),
             pos=recurrent.pos if recurrent else None,
         )
@@ -131,7 +140,7 @@ def _write(file: BinaryIO, state: SequenceCheckpoint) -> None:
     if state.recurrent:
         tensors += state.recurrent.states.values()
     assert [tuple(t.shape) for t in tensors] == header.shapes()
-    text = json.dumps(asdict(header)).encode()
+    text = json.dumps(structs.asdict(header)).encode()
     arrays = [t.detach().cpu().contiguous().numpy().astype("<f4", copy=False) for t in tensors]
     positions = state.cells.positions.numpy().astype("<i8", copy=False)
     pieces: list[bytes | memoryview] = [_FRAME.pack(_MAGIC, _VERSION, len(text)), text]
@@ -179,55 +188,17 @@ class _Reader:
         if size > _MAX_HEADER:
             raise self._error(f"has a header of {size} bytes")
         try:
-            values = parse_json(self._bytes(size).decode())
+            header: _Header = convert(parse_json(self._bytes(size).decode()), _Header)
+        except ValidationError as error:
+            raise self._error(f"has a header that is wrong: {error}") from None
         except ValueError:  # no JSON, no UTF-8
             raise self._error("has a header that is not valid JSON") from None
-        names = [field.name for field in fields(_Header)]
-        if not isinstance(values, dict) or sorted(values) != sorted(names):
-            raise self._error("has a header without the right fields")
-        pos = values["pos"]
-        return _Header(
-            n_cells=self._whole(values["n_cells"]),
-            keys=self._rows(values["keys"]),
-            values=self._rows(values["values"]),
-            states=self._kinds(values["states"], 0 if pos is None else _MAX_KINDS),
-            pos=None if pos is None else self._whole(pos, low=-1),
-        )
-
-    def _rows(self, values: Any) -> tuple[tuple[int, ...], ...]:
-        rows = self._list(values, range(_MAX_LAYERS + 1))
-        return tuple(self._shape(row, range(2, 3)) for row in rows)
-
-    def _kinds(self, values: Any, high: int) -> tuple[_Kind, ...]:
-        kinds = tuple(self._kind(value) for value in self._list(values, range(high + 1)))
-        keys = [(layer, name) for name, _, layers in kinds for layer in layers]
+        keys = header.state_keys()
         if len(set(keys)) < len(keys):
             raise self._error("has a header that names a state twice")
-        return kinds
-
-    def _kind(self, value: Any) -> _Kind:
-        name, shape, layers = self._list(value, range(3, 4))
-        if not isinstance(name, str):
-            raise self._error("has a header with a state without a name")
-        numbers = self._list(layers, range(1, _MAX_LAYERS + 1))
-        return (
-            name,
-            self._shape(shape, range(1, _MAX_RANK + 1)),
-            tuple(self._whole(number, _MAX_LAYERS) for number in numbers),
-        )
-
-    def _list(self, value: Any, sizes: range) -> list[Any]:
-        if not isinstance(value, list) or len(value) not in sizes:
-            raise self._error(f"has a header with no list of {sizes.start}..{sizes[-1]} entries")
-        return value
-
-    def _whole(self, value: Any, high: int = _MAX_SIZE, low: int = 0) -> int:
-        if type(value) is not int or not low <= value <= high:
-            raise self._error(f"has a header with a size outside {low}..{high}")
-        return value
-
-    def _shape(self, value: Any, ranks: range) -> tuple[int, ...]:
-        return tuple(self._whole(size) for size in self._list(value, ranks))
+        if keys and header.pos is None:
+            raise self._error("has a header with states that have no position")
+        return header
 
     def _positions(self, header: _Header) -> torch.Tensor:
         positions = np.frombuffer(self._bytes(8 * header.n_cells), "<i8").astype(np.int64)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
+from torch import Tensor
 
 from engine.model.parts import FeedForwardPart
 from engine.model.parts.feed_forward import DensePart, Gating, LatentPart, MixturePart
@@ -52,9 +52,9 @@ class MixtureOfExperts:
         x: Rows,
         *,
         invariant: bool,
-        tokens: torch.Tensor | None = None,
+        tokens: Tensor | None = None,
         residual: Residual | None = None,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         shape, flat = x.shape, x
         if isinstance(x, PreparedRows):
             rows = x.numbers.flatten(0, 1)
@@ -88,7 +88,7 @@ class _Router:
             self._sizes.append(1)
         self._matrix = weights.stack([weights.numbers(name) for name in rows], compute="f32")
         self._choice, self._bias = Choice(part.n_used, "softmax"), None
-        self._by_token: torch.Tensor | None = None
+        self._by_token: Tensor | None = None
         self._is_plain = part.router is None
         if part.router is not None:
             router = part.router
@@ -105,8 +105,8 @@ class _Router:
                 self._by_token = weights.keep_ids("ffn_gate_tid2eid.weight", part.n_experts)
 
     def __call__(
-        self, x: torch.Tensor, tokens: torch.Tensor | None, *, invariant: bool
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        self, x: Tensor, tokens: Tensor | None, *, invariant: bool
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         """x f32 [n, n_embd], of tokens int64 [B, T], n together; see kernels.moe.route. The third
         is the gate of the shared expert, f32 [n, 1], if it has one."""
         found = None
@@ -138,37 +138,17 @@ class _Latent:
         self._norm = weights.keep(part.norm) if part.norm else None
         self._eps = eps
 
-    def open(self, x: torch.Tensor, *, invariant: bool) -> torch.Tensor:
+    def open(self, x: Tensor, *, invariant: bool) -> Tensor:
         return self._down(x, invariant=invariant)
 
-    def close(self, y: torch.Tensor, *, invariant: bool) -> torch.Tensor:
+    def close(self, y: Tensor, *, invariant: bool) -> Tensor:
         if self._norm is not None:
             y = rms_norm(y, self._norm, self._eps)
         return self._up(y, invariant=invariant)
 
 
-def _dense(part: DensePart, weights: Weights, suffix: str = "") -> Swiglu | Relu2:
+def _dense(part: DensePart, weights: Weights, suffix: str = "") -> Swiglu:
     return (Relu2 if part.activation == "relu2" else Swiglu)(part, weights, suffix)
-
-
-class Relu2:
-    """down(max(up x, 0)^2). suffix: of the tensors' names."""
-
-    def __init__(self, part: DensePart, weights: Weights, suffix: str = "") -> None:
-        self._up = weights.biased(f"ffn_up{suffix}")
-        self._down = weights.biased(f"ffn_down{suffix}")
-        self.reads: tuple[PackedWeight, ...] = (self._up.packed,)
-
-    def __call__(
-        self,
-        x: Rows,
-        *,
-        invariant: bool,
-        tokens: torch.Tensor | None = None,
-        residual: Residual | None = None,
-    ) -> torch.Tensor:
-        opened = operation_rows(relu2, (self._up(x, invariant=invariant),), (self._down.packed,))
-        return self._down(opened, invariant=invariant, residual=residual)
 
 
 class Swiglu:
@@ -177,23 +157,33 @@ class Swiglu:
 
     def __init__(self, part: DensePart, weights: Weights, suffix: str = "") -> None:
         self._open = opener(part.gating)
-        self._gate_up = weights.biased(*part.opening(suffix))
+        self._up = weights.biased(*part.opening(suffix))
         self._down = weights.biased(f"ffn_down{suffix}")
-        self.reads: tuple[PackedWeight, ...] = (self._gate_up.packed,)
+        self.reads: tuple[PackedWeight, ...] = (self._up.packed,)
 
     def __call__(
         self,
         x: Rows,
         *,
         invariant: bool,
-        tokens: torch.Tensor | None = None,
+        tokens: Tensor | None = None,
         residual: Residual | None = None,
-    ) -> torch.Tensor:
-        opened = self._gate_up.gated(x, *self._open, self._down, invariant=invariant)
+    ) -> Tensor:
+        opened = self._opened(x, invariant=invariant)
         return self._down(opened, invariant=invariant, residual=residual)
 
+    def _opened(self, x: Rows, *, invariant: bool) -> Rows:
+        return self._up.gated(x, *self._open, self._down, invariant=invariant)
 
-FeedForward = Swiglu | Relu2 | MixtureOfExperts
+
+class Relu2(Swiglu):
+    """down(max(up x, 0)^2)."""
+
+    def _opened(self, x: Rows, *, invariant: bool) -> Rows:
+        return operation_rows(relu2, (self._up(x, invariant=invariant),), (self._down.packed,))
+
+
+FeedForward = Swiglu | MixtureOfExperts
 """The half of a block that looks at each token by itself. reads: matrices that its input is
 multiplied with, for kernels.norm.rms_norm_rows. Called with x [B, T, n_embd], normed, it gives the
 same shape, added to a residual if there is one; tokens: int64 [B, T], for experts that go by them.
@@ -211,7 +201,7 @@ def make_feed_forward(part: FeedForwardPart, weights: Weights, eps: float) -> Fe
     return _FEED_FORWARD[type(part)](part, weights, eps)
 
 
-def opener(gating: Gating | None) -> tuple[Callable[..., torch.Tensor], tuple[float, ...]]:
+def opener(gating: Gating | None) -> tuple[Callable[..., Tensor], tuple[float, ...]]:
     """The operation on gate and up of a dense part and its constants; None for plain SwiGLU."""
     name, numbers = gating or ("swiglu", ())
     return getattr(pointwise, name), numbers

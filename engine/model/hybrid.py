@@ -8,6 +8,7 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from engine.batch import GreedyTokens, UBatch
 from engine.gguf.part_file import PartFile
@@ -27,12 +28,12 @@ class TrunkOutput(NamedTuple):
     tokens, [n_seqs, n_seq_tokens, n_handed]. record: of the logits' rows (kernels.rows.record),
     asked about the token after each, None unless it was wanted."""
 
-    logits: torch.Tensor
+    logits: Tensor
     rows: TargetRows
-    record: torch.Tensor | None = None
+    record: Tensor | None = None
 
     @property
-    def hidden(self) -> torch.Tensor:
+    def hidden(self) -> Tensor:
         """f32 [n_seqs, n_seq_tokens, n_handed]: see engine.model.layers.StepOutput."""
         return self.rows.hidden
 
@@ -68,7 +69,7 @@ class HybridModel:
         self.recurrent_layers = tuple(i for i, recurrent in kinds if recurrent)
         self.trunk_attention_layers = tuple(i for i, recurrent in kinds if not recurrent)
         self.embedding = embedding
-        self._embedding: Callable[[torch.Tensor], torch.Tensor] = embedding
+        self._embedding: Callable[[Tensor], Tensor] = embedding
         self._embedding_factors = None
         if config.embedding_scale != 1.0:
             self._embedding_factors = torch.full(
@@ -87,12 +88,12 @@ class HybridModel:
         return self._output.projection
 
     @property
-    def final_norm(self) -> tuple[torch.Tensor | None, float]:
+    def final_norm(self) -> tuple[Tensor | None, float]:
         """Weight f32 [n_embd] and epsilon of the norm before the output; None without a weight."""
         return self._output.norm, self._output.eps
 
     @inference_mode
-    def logits_of(self, hidden: torch.Tensor) -> torch.Tensor:
+    def logits_of(self, hidden: Tensor) -> Tensor:
         """Logits [n, n_vocab] of hidden rows f32 [n, n_handed], as passes give them."""
         return self._output.logits(hidden, invariant=False)
 
@@ -101,7 +102,7 @@ class HybridModel:
         self,
         ubatch: UBatch,
         memory: ModelMemory,
-        tokens: torch.Tensor | None = None,
+        tokens: Tensor | None = None,
         taps: Sequence[int] = (),
         n_top: int = 0,
         ahead: GreedyTokens | None = None,
@@ -152,10 +153,10 @@ class HybridModel:
         memory: ModelMemory,
         inside: Sequence[int],
         n_top: int,
-        tokens: torch.Tensor,
-        positions: torch.Tensor,
-        outputs: torch.Tensor,
-    ) -> tuple[torch.Tensor, ...]:
+        tokens: Tensor,
+        positions: Tensor,
+        outputs: Tensor,
+    ) -> tuple[Tensor, ...]:
         of_blocks, block_rope = None, self._block_rope
         if block_rope is not None:
             of_blocks = RopeAndMemory(*block_rope.at(positions), memory, block_rope.table)

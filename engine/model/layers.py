@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from engine.machine.device import CPU
 from engine.model.config import ModelConfig
@@ -37,8 +38,8 @@ class StepOutput(NamedTuple):
     (engine.model.config.ModelConfig.n_handed).
     """
 
-    logits: torch.Tensor
-    hidden: torch.Tensor
+    logits: Tensor
+    hidden: Tensor
 
 
 class ResidualBlock:
@@ -52,11 +53,11 @@ class ResidualBlock:
         self,
         mixer: Mixer | None,
         ffn: FeedForward | None,
-        mixer_norm: torch.Tensor | None,
-        ffn_norm: torch.Tensor | None,
+        mixer_norm: Tensor | None,
+        ffn_norm: Tensor | None,
         eps: float,
         scale: float = 1.0,
-        added_norms: Sequence[torch.Tensor] = (),
+        added_norms: Sequence[Tensor] = (),
     ) -> None:
         self._mixer = mixer
         self._ffn = ffn
@@ -72,13 +73,13 @@ class ResidualBlock:
         self._scale = None if norm is None or scale == 1.0 else norm.new_full(norm.shape, scale)
         self._changes = bool(added_norms) or self._scale is not None
 
-    def __call__(self, x: torch.Tensor, around: RopeAndMemory) -> torch.Tensor:
+    def __call__(self, x: Tensor, around: RopeAndMemory) -> Tensor:
         """x [B, T, n_embd], not normed -> the same shape."""
         return self.advance(x, rms_norm_rows(x, *self.norm), around)[0]
 
     def advance(
-        self, x: torch.Tensor, normed: Rows, around: RopeAndMemory, then: Norm | None = None
-    ) -> tuple[torch.Tensor, Rows]:
+        self, x: Tensor, normed: Rows, around: RopeAndMemory, then: Norm | None = None
+    ) -> tuple[Tensor, Rows]:
         """x [B, T, n_embd] and the same after the block's first norm, `self.norm` -> what the block
         gives, and that after the norm that comes next."""
         if self._mixer is not None:
@@ -94,7 +95,7 @@ class ResidualBlock:
             normed = _after_norm(residual, x)
         return x, normed
 
-    def _sum(self, x: torch.Tensor, y: torch.Tensor, half: int) -> torch.Tensor:
+    def _sum(self, x: Tensor, y: Tensor, half: int) -> Tensor:
         """x and what a half adds to it, which has it unless the block changes that first."""
         if self._added:
             y = rms_norm(y, self._added[half], self._eps)
@@ -103,7 +104,7 @@ class ResidualBlock:
         return add(x, y) if self._changes else y
 
 
-def _after_norm(residual: Residual, x: torch.Tensor) -> Rows:
+def _after_norm(residual: Residual, x: Tensor) -> Rows:
     """The sum x after the norm; x itself if there is none."""
     if residual.normed is not None:
         return residual.normed
@@ -127,7 +128,7 @@ def make_block(
     )
 
 
-StreamReader = Callable[..., torch.Tensor]
+StreamReader = Callable[..., Tensor]
 """What reads one row out of the streams of a token: streams [B, T, n_streams, n_embd], invariant=…
 -> [B, T, n_embd]."""
 
@@ -140,7 +141,7 @@ class OutputHead:
 
     def __init__(
         self,
-        norm: torch.Tensor | None,
+        norm: Tensor | None,
         projection: Projection,
         n_vocab: int,
         eps: float,
@@ -159,34 +160,34 @@ class OutputHead:
             device = None if norm is None else norm.device
             self._factors = torch.full((n_vocab,), 1.0 / scale, device=device)
 
-    def hidden(self, x: torch.Tensor) -> torch.Tensor:
+    def hidden(self, x: Tensor) -> Tensor:
         """Rows [B, T, n_handed] (StepOutput) of x [B, T, n_embd], or of streams
         [B, T, n_streams, n_embd]."""
         return self._after_norm(x) if self.reader is None else x.flatten(2)
 
-    def logits(self, hidden: torch.Tensor, *, invariant: bool) -> torch.Tensor:
+    def logits(self, hidden: Tensor, *, invariant: bool) -> Tensor:
         """Logits [n, n_vocab] of hidden rows [n, n_handed]."""
         return self.scaled(
             self.projection(self.read(hidden, invariant=invariant), invariant=invariant)
         )
 
-    def read(self, hidden: torch.Tensor, *, invariant: bool) -> torch.Tensor:
+    def read(self, hidden: Tensor, *, invariant: bool) -> Tensor:
         """What the projection reads [n, n_embd] of hidden rows [n, n_handed]."""
         if self.reader is None:
             return hidden
         streams = hidden.view(1, len(hidden), -1, self.projection.packed.shape[1])
         return self._after_norm(self.reader(streams, invariant=invariant))[0]
 
-    def _after_norm(self, x: torch.Tensor) -> torch.Tensor:
+    def _after_norm(self, x: Tensor) -> Tensor:
         return x if self.norm is None else self._normed(x, self.norm, self.eps)
 
-    def scaled(self, logits: torch.Tensor) -> torch.Tensor:
+    def scaled(self, logits: Tensor) -> Tensor:
         """Results of the projection, [n, any of the vocabulary], as logits."""
         if self._factors is None:
             return logits
         return multiply(logits, self._factors[: logits.shape[-1]])
 
-    def __call__(self, x: torch.Tensor, outputs: torch.Tensor, *, invariant: bool) -> StepOutput:
+    def __call__(self, x: Tensor, outputs: Tensor, *, invariant: bool) -> StepOutput:
         """x as in `hidden`; logits only of the flat rows int64 [n] in `outputs`."""
         hidden = self.hidden(x)
         if outputs.numel() == 0:
@@ -204,10 +205,7 @@ class RopeTables:
     columns where nothing rotates."""
 
     def __init__(
-        self,
-        config: RopeConfig | None,
-        device: torch.device = CPU,
-        factors: torch.Tensor | None = None,
+        self, config: RopeConfig | None, device: torch.device = CPU, factors: Tensor | None = None
     ) -> None:
         """factors: what each pair's angle is divided by, [n_rot/2]; None for 1."""
         self._device = device
@@ -217,15 +215,16 @@ class RopeTables:
         self._inv_freq = torch.tensor(inverse, dtype=torch.float64)
         if factors is not None:
             self._inv_freq /= factors.double()
-        self._table = torch.empty(0, self._n_rot)
-        self._place: Callable[[torch.Tensor], torch.Tensor] | None = None
+        self.table = torch.empty(0, self._n_rot)
+        """Of every position so far cosines, then sines, f32 [n_positions, n_rot]."""
+        self._place: Callable[[Tensor], Tensor] | None = None
 
     def turned(
         self,
         base: float = 1.0,
         stretch: float = 1.0,
         share: float = 1.0,
-        place: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        place: Callable[[Tensor], Tensor] | None = None,
     ) -> RopeTables:
         """Others whose frequency base, and whose angles, are this many times these; of the pairs
         only this share turns. place: what positions int64 [n] are taken for."""
@@ -238,18 +237,13 @@ class RopeTables:
 
     def reach(self, highest: int) -> int:
         """Make the tables reach the position `highest`; how many positions they have."""
-        if highest >= self._table.shape[0]:
+        if highest >= self.table.shape[0]:
             self._extend(highest)
-        return self._table.shape[0]
+        return self.table.shape[0]
 
-    @property
-    def table(self) -> torch.Tensor:
-        """Of every position so far cosines, then sines, f32 [n_positions, n_rot]."""
-        return self._table
-
-    def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """positions int64 [B, T], within reach, on the device -> cos, sin f32 [B, T, n_rot/2]."""
-        cos, sin = take_rows(self._table, positions).chunk(2, -1)
+        cos, sin = take_rows(self.table, positions).chunk(2, -1)
         return cos, sin
 
     def _extend(self, highest: int) -> None:
@@ -258,7 +252,7 @@ class RopeTables:
         if self._place is not None:
             places = self._place(places)
         cos, sin = rope_table(places, self._n_rot, self._inv_freq, self._scale)
-        self._table = torch.cat((cos, sin), -1).to(self._device)
+        self.table = torch.cat((cos, sin), -1).to(self._device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,8 +263,8 @@ class TargetRows:
     several. taps: rows [..., n_embd] by layer, of those layers that were asked for.
     """
 
-    hidden: torch.Tensor
-    taps: Mapping[int, torch.Tensor] = field(default_factory=dict)
+    hidden: Tensor
+    taps: Mapping[int, Tensor] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return self.hidden.shape[0]  # four times as fast as len()
@@ -283,7 +277,7 @@ class TargetRows:
         """The first n rows."""
         return self if n == len(self) else self[:n]
 
-    def side_by_side(self, layers: Sequence[int]) -> torch.Tensor:
+    def side_by_side(self, layers: Sequence[int]) -> Tensor:
         """The taps of these layers in this order: float32 [..., len(layers) * n_embd]."""
         return join([self.taps[i] for i in layers])
 
@@ -305,18 +299,18 @@ class TapCollector:
     __slots__ = ("_rows",)
 
     def __init__(self, layers: Sequence[int]) -> None:
-        self._rows: dict[int, torch.Tensor | None] = dict.fromkeys(layers)
+        self._rows: dict[int, Tensor | None] = dict.fromkeys(layers)
 
     def wants(self, layer: int) -> bool:
         """Whether the row that enters this layer is asked for."""
         return layer in self._rows
 
-    def enters(self, layer: int, x: torch.Tensor) -> None:
+    def enters(self, layer: int, x: Tensor) -> None:
         """x [B, T, n_embd] is what `layer` takes."""
         if layer in self._rows:
             self._rows[layer] = x
 
-    def found(self) -> tuple[torch.Tensor, ...]:
+    def found(self) -> tuple[Tensor, ...]:
         """In the order in which the layers were asked for."""
         rows = tuple(x for x in self._rows.values() if x is not None)
         assert len(rows) == len(self._rows), "a layer that the trunk does not have"

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
-import torch
+from torch import Tensor
 
 from engine.batch import GreedyTokens, UBatch, UBatchTensors
 from engine.model.parts import CellKey
@@ -26,19 +26,17 @@ class AttentionView:
     for them. seen: the mask without the layer's window, for rows of blocks.
     """
 
-    k: torch.Tensor
-    v: torch.Tensor
-    mask: torch.Tensor
-    positions: torch.Tensor | None = None
-    seen: torch.Tensor | None = None
+    k: Tensor
+    v: Tensor
+    mask: Tensor
+    positions: Tensor | None = None
+    seen: Tensor | None = None
 
 
 class AttentionMemory:
     """Keys and values by trunk layer index."""
 
-    def update(
-        self, layer: CellKey, k: torch.Tensor, v: torch.Tensor | None = None
-    ) -> AttentionView:
+    def update(self, layer: CellKey, k: Tensor, v: Tensor | None = None) -> AttentionView:
         """Store k (roped) and v [B, T, H_kv, hd]; return everything these tokens may see. v: None
         for a layer that keeps nothing but keys, whose values are then these."""
         raise NotImplementedError
@@ -56,7 +54,7 @@ class AttentionMemory:
 class RecurrentMemory:
     """The states of the recurrent layers, advanced in place."""
 
-    def advance(self, key: StateKey, inputs: RecurrenceInputs) -> torch.Tensor:
+    def advance(self, key: StateKey, inputs: RecurrenceInputs) -> Tensor:
         """Advance one state by the tokens of this ubatch; the recurrence's output [B, T, …]."""
         raise NotImplementedError
 
@@ -81,12 +79,12 @@ class ModelMemory:
     def run(
         self,
         key: Hashable,
-        arguments: tuple[torch.Tensor, ...],
-        compute: Callable[..., tuple[torch.Tensor, ...]],
+        arguments: tuple[Tensor, ...],
+        compute: Callable[..., tuple[Tensor, ...]],
         ahead: GreedyTokens | None = None,
         *,
         keeps: bool = True,
-    ) -> tuple[torch.Tensor, ...]:
+    ) -> tuple[Tensor, ...]:
         """compute(*arguments): all layer calls of this pass, or a recording of an earlier pass
         like it (engine.machine.graphs). key: what else the computation depends on. ahead: passes
         that may be done at once; what they give is then given in turn. keeps: whether what it
@@ -107,13 +105,13 @@ class RopeAndMemory:
     without such layers.
     """
 
-    cos: torch.Tensor
-    sin: torch.Tensor
+    cos: Tensor
+    sin: Tensor
     memory: ModelMemory
-    table: torch.Tensor | None = None
-    chosen: list[torch.Tensor] = field(default_factory=list)
-    tokens: torch.Tensor | None = None
-    positions: torch.Tensor | None = None
+    table: Tensor | None = None
+    chosen: list[Tensor] = field(default_factory=list)
+    tokens: Tensor | None = None
+    positions: Tensor | None = None
     of_blocks: RopeAndMemory | None = None
 
     @property
@@ -134,8 +132,6 @@ class Mixer:
 
     reads: tuple[PackedWeight, ...]
 
-    def __call__(
-        self, x: Rows, around: RopeAndMemory, residual: Residual | None = None
-    ) -> torch.Tensor:
+    def __call__(self, x: Rows, around: RopeAndMemory, residual: Residual | None = None) -> Tensor:
         """x [B, T, n_embd], normed -> the same shape, added to a residual if there is one."""
         raise NotImplementedError

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from torch import Tensor
 
 from engine.batch import UBatch
 from engine.machine.device import inference_mode
@@ -35,7 +36,7 @@ class MtpHead:
         self,
         weights: Weights,
         embedding: Embedding,
-        block: Callable[[torch.Tensor, RopeAndMemory], torch.Tensor],
+        block: Callable[[Tensor, RopeAndMemory], Tensor],
         output: OutputHead,
         rope: RopeTables,
         eps: float,
@@ -56,11 +57,7 @@ class MtpHead:
 
     @inference_mode
     def forward(
-        self,
-        ubatch: UBatch,
-        hidden: torch.Tensor,
-        memory: ModelMemory,
-        tokens: torch.Tensor | None = None,
+        self, ubatch: UBatch, hidden: Tensor, memory: ModelMemory, tokens: Tensor | None = None
     ) -> StepOutput:
         """Run the head over `ubatch`; its attention is layer 0 of `memory`.
 
@@ -91,11 +88,11 @@ class MtpHead:
     def draft(
         self,
         ubatch: UBatch,
-        hidden: torch.Tensor,
+        hidden: Tensor,
         n_steps: int,
         memory: ModelMemory,
         head: DraftHead | LargestLogits | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Draft tokens of one sequence, each the most probable one after the previous one.
 
         ubatch: the tokens that `forward` would take, then n_steps - 1 that are not known yet, with
@@ -122,11 +119,11 @@ class MtpHead:
         memory: ModelMemory,
         n_steps: int,
         head: DraftHead | LargestLogits | None,
-        tokens: torch.Tensor,
-        positions: torch.Tensor,
-        outputs: torch.Tensor,
-        hidden: torch.Tensor,
-    ) -> tuple[torch.Tensor, ...]:
+        tokens: Tensor,
+        positions: Tensor,
+        outputs: Tensor,
+        hidden: Tensor,
+    ) -> tuple[Tensor, ...]:
         start, n = 0, hidden.shape[1]
         tokens, outputs = tokens[:, :n], outputs[:1]
         drafted, logits, ids = [], [], []
@@ -152,18 +149,16 @@ class MtpHead:
     def _layers(
         self,
         memory: ModelMemory,
-        tokens: torch.Tensor,
-        positions: torch.Tensor,
-        outputs: torch.Tensor,
-        hidden: torch.Tensor,
+        tokens: Tensor,
+        positions: Tensor,
+        outputs: Tensor,
+        hidden: Tensor,
     ) -> StepOutput:
         around = RopeAndMemory(*self._rope.at(positions), memory, self._rope.table)
         x = self._inside(tokens, around, hidden)
         return self._output(x, outputs, invariant=around.invariant)
 
-    def _inside(
-        self, tokens: torch.Tensor, around: RopeAndMemory, hidden: torch.Tensor
-    ) -> torch.Tensor:
+    def _inside(self, tokens: Tensor, around: RopeAndMemory, hidden: Tensor) -> Tensor:
         """What the head's block gives, f32 [n_seqs, n_seq_tokens, n_embd], or streams in front of
         the last axis."""
         embedded = rms_norm(self._embedding(tokens), self._enorm, self._eps)
@@ -178,7 +173,7 @@ class MtpHead:
         return self._block(x, around)
 
 
-def _rows(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+def _rows(parts: Sequence[Tensor]) -> Tensor:
     """Rows [1, n] of f32 or int64 one after the other: [len(parts), n]."""
     joined = join([part.view(torch.float32) for part in parts]).view(parts[0].dtype)
     return joined.view(len(parts), -1)
@@ -192,9 +187,9 @@ _SLICE = 1024
 class Candidates(NamedTuple):
     """logits: f32 [1, n]; ids: int64 [1, n], the tokens they are of; hidden: as in StepOutput."""
 
-    logits: torch.Tensor
-    ids: torch.Tensor
-    hidden: torch.Tensor
+    logits: Tensor
+    ids: Tensor
+    hidden: Tensor
 
 
 class LargestLogits(NamedTuple):
@@ -205,7 +200,7 @@ class LargestLogits(NamedTuple):
     n: int
     invariant: bool
 
-    def __call__(self, x: torch.Tensor, outputs: torch.Tensor) -> Candidates:
+    def __call__(self, x: Tensor, outputs: Tensor) -> Candidates:
         """See DraftHead; with all logits."""
         logits, hidden = self.output(x, outputs, invariant=self.invariant)
         return Candidates(*top_k(logits, min(self.n, logits.shape[-1])), hidden)
@@ -225,7 +220,7 @@ class DraftHead:
         for rows, copy in zip(self._blocks.split(_SLICE), self._copy.split(_SLICE), strict=True):
             copy.copy_(self._rounded(rows, width))
 
-    def _rounded(self, rows: torch.Tensor, width: int) -> torch.Tensor:
+    def _rounded(self, rows: Tensor, width: int) -> Tensor:
         numbers = dequantise(rows.flatten(), self._type, len(rows) * width)
         return two_bits(numbers.nan_to_num_().view(len(rows), width))
 
@@ -241,7 +236,7 @@ class DraftHead:
         large = n_vocab >= LEAST_VOCABULARY and gain >= LEAST_GAIN
         return large and width % BLOCK == 0 and packed.data.bytes.device.type == "cpu"
 
-    def __call__(self, x: torch.Tensor, outputs: torch.Tensor) -> Candidates:
+    def __call__(self, x: Tensor, outputs: Tensor) -> Candidates:
         """x [1, T, n_embd], not normed; of the flat row in `outputs`, int64 [1]."""
         hidden = self._output.hidden(x)
         row = take_rows(hidden.flatten(0, 1), outputs)

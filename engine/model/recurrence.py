@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from engine.model.parts import StateKey as StateKey
 from engine.model.parts import StateSize
@@ -34,9 +35,9 @@ class RowNumbers(NamedTuple):
     newest first; in_order: the same oldest first. What a sequence writes no other one reads.
     """
 
-    read: torch.Tensor
-    write: torch.Tensor
-    in_order: torch.Tensor
+    read: Tensor
+    write: Tensor
+    in_order: Tensor
 
 
 class Recurrence(ABC):
@@ -68,13 +69,8 @@ class Recurrence(ABC):
 
     @abstractmethod
     def into(
-        self,
-        inputs: Any,
-        start: torch.Tensor,
-        slots: Sequence[torch.Tensor],
-        *,
-        invariant: bool = False,
-    ) -> torch.Tensor:
+        self, inputs: Any, start: Tensor, slots: Sequence[Tensor], *, invariant: bool = False
+    ) -> Tensor:
         """Advance from `start` [B, *shape] and return the layer's output [B, T, ...].
 
         slots: 1 .. T tensors [B, *shape]; slots[s] receives the state s tokens before the last one.
@@ -83,20 +79,20 @@ class Recurrence(ABC):
 
     @abstractmethod
     def log(
-        self, inputs: Any, start: torch.Tensor, *, invariant: bool = False
-    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        self, inputs: Any, start: Tensor, *, invariant: bool = False
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Advance without keeping a state: the output, and per member of `entry` [B, T, ...]."""
 
     @abstractmethod
     def fold(
         self,
-        start: torch.Tensor,
-        entries: Sequence[torch.Tensor],
-        n_tokens: int | torch.Tensor,
+        start: Tensor,
+        entries: Sequence[Tensor],
+        n_tokens: int | Tensor,
         *,
-        out: torch.Tensor | None = None,
+        out: Tensor | None = None,
         invariant: bool = False,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """The states [B, *shape] after the first n_tokens (one number, or int64 [B]) of a log.
 
         What the log holds beyond them is not looked at. out: filled and returned in place of new
@@ -108,30 +104,30 @@ class Recurrence(ABC):
         all that is read later is the same, but for what is written before it is read."""
         return n_tokens == n_written
 
-    def needed(self, state: torch.Tensor, n_tokens: int) -> torch.Tensor:
+    def needed(self, state: Tensor, n_tokens: int) -> Tensor:
         """A state [*shape] of n_tokens tokens with zeros in place of what will not be read again:
         the same in every state of these tokens, whatever else it has seen."""
         return state
 
-    def in_order(self, state: torch.Tensor, n_tokens: int) -> torch.Tensor:
+    def in_order(self, state: Tensor, n_tokens: int) -> Tensor:
         """Rows of the last tokens in a window, oldest first, those of them that are needed."""
         return state
 
-    def stored(self, state: torch.Tensor) -> torch.Tensor:
+    def stored(self, state: Tensor) -> Tensor:
         """A state [..., *shape] as storage holds it: itself, or rounded to the type of storage."""
         return state
 
     def in_rows(
         self,
         inputs: Any,
-        pool: torch.Tensor,
-        rows: Sequence[torch.Tensor],
+        pool: Tensor,
+        rows: Sequence[Tensor],
         read: Sequence[int | None],
         write: Sequence[Sequence[int]],
-        in_order: torch.Tensor,
+        in_order: Tensor,
         *,
         invariant: bool = False,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """Advance from rows of a pool [n_rows, *shape] into rows of it, chosen by the host.
 
         rows: each row of the pool as a batch of one. read, write: per sequence the row to start
@@ -146,7 +142,7 @@ class Recurrence(ABC):
             outputs.append(self.into(one, start, slots, invariant=invariant))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
-    def by_index(self, inputs: Any, pool: torch.Tensor, rows: RowNumbers) -> torch.Tensor:
+    def by_index(self, inputs: Any, pool: Tensor, rows: RowNumbers) -> Tensor:
         """As `in_rows`, with the row numbers on the device, so that the pass can be recorded."""
         n_seqs, n_new = rows.write.shape
         slots = pool.new_empty(n_new, n_seqs, *self.shape)
@@ -184,7 +180,7 @@ class RecurrentLayout:
             found += 1
         return found
 
-    def fits(self, tensors: Mapping[StateKey, torch.Tensor]) -> bool:
+    def fits(self, tensors: Mapping[StateKey, Tensor]) -> bool:
         """Whether tensors have the names and shapes of one sequence's states."""
         return tensors.keys() == self.states.keys() and all(
             tensors[key].shape == recurrence.shape for key, recurrence in self.states.items()
@@ -209,10 +205,10 @@ class ConvInputs(NamedTuple):
     """x: rows to convolve [B, T, C]. weight: taps [C, K]. bias: [C], if there is one. gate: what x
     is still to be multiplied by, on a GPU."""
 
-    x: torch.Tensor
-    weight: torch.Tensor
-    bias: torch.Tensor | None = None
-    gate: torch.Tensor | None = None
+    x: Tensor
+    weight: Tensor
+    bias: Tensor | None = None
+    gate: Tensor | None = None
 
     def finished(self) -> ConvInputs:
         """The same with nothing to be done."""
@@ -235,23 +231,16 @@ class InputWindow(Recurrence):
         super().__init__((width, n_channels), [(n_channels,)])
 
     @abstractmethod
-    def rows(self, inputs: Any) -> torch.Tensor:
+    def rows(self, inputs: Any) -> Tensor:
         """What the tokens leave in the window, [B, T, n_channels]."""
 
     @abstractmethod
-    def outputs(
-        self, inputs: Any, window: torch.Tensor, *, invariant: bool
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def outputs(self, inputs: Any, window: Tensor, *, invariant: bool) -> tuple[Tensor, Tensor]:
         """The layer's output [B, T, ...], and window and rows joined [B, width + T, n_channels]."""
 
     def into(
-        self,
-        inputs: Any,
-        start: torch.Tensor,
-        slots: Sequence[torch.Tensor],
-        *,
-        invariant: bool = False,
-    ) -> torch.Tensor:
+        self, inputs: Any, start: Tensor, slots: Sequence[Tensor], *, invariant: bool = False
+    ) -> Tensor:
         y, history = self.outputs(inputs, start, invariant=invariant)
         n = history.shape[1] - self._width
         for back, slot in enumerate(slots):
@@ -259,20 +248,20 @@ class InputWindow(Recurrence):
         return y
 
     def log(
-        self, inputs: Any, start: torch.Tensor, *, invariant: bool = False
-    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        self, inputs: Any, start: Tensor, *, invariant: bool = False
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
         y, _ = self.outputs(inputs, start, invariant=invariant)
         return y, (self.rows(inputs),)
 
     def fold(
         self,
-        start: torch.Tensor,
-        entries: Sequence[torch.Tensor],
-        n_tokens: int | torch.Tensor,
+        start: Tensor,
+        entries: Sequence[Tensor],
+        n_tokens: int | Tensor,
         *,
-        out: torch.Tensor | None = None,
+        out: Tensor | None = None,
         invariant: bool = False,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         (columns,), width = entries, self._width
         if isinstance(n_tokens, int) and n_tokens >= width:
             window = columns[:, n_tokens - width : n_tokens]
@@ -287,26 +276,26 @@ class InputWindow(Recurrence):
     def in_rows(
         self,
         inputs: Any,
-        pool: torch.Tensor,
-        rows: Sequence[torch.Tensor],
+        pool: Tensor,
+        rows: Sequence[Tensor],
         read: Sequence[int | None],
         write: Sequence[Sequence[int]],
-        in_order: torch.Tensor,
+        in_order: Tensor,
         *,
         invariant: bool = False,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         starts = [torch.zeros_like(rows[0]) if i is None else rows[i] for i in read]
         start = starts[0] if len(starts) == 1 else torch.cat(starts)
         y, history = self.outputs(inputs, start, invariant=invariant)
         self._keep(history, pool, in_order)
         return y
 
-    def by_index(self, inputs: Any, pool: torch.Tensor, rows: RowNumbers) -> torch.Tensor:
+    def by_index(self, inputs: Any, pool: Tensor, rows: RowNumbers) -> Tensor:
         y, history = self.outputs(inputs, pool[rows.read], invariant=False)
         self._keep(history, pool, rows.in_order)
         return y
 
-    def _keep(self, history: torch.Tensor, pool: torch.Tensor, in_order: torch.Tensor) -> None:
+    def _keep(self, history: Tensor, pool: Tensor, in_order: Tensor) -> None:
         after_each = history.unfold(1, self._width, 1).transpose(2, 3)
         pool[in_order] = after_each[:, -in_order.shape[1] :]
 
@@ -321,10 +310,10 @@ class ConvWindow(InputWindow):
         self._activate = activate
         super().__init__(d_conv - 1, n_channels)
 
-    def rows(self, inputs: ConvInputs) -> torch.Tensor:
+    def rows(self, inputs: ConvInputs) -> Tensor:
         return inputs.finished().x
 
-    def by_index(self, inputs: ConvInputs, pool: torch.Tensor, rows: RowNumbers) -> torch.Tensor:
+    def by_index(self, inputs: ConvInputs, pool: Tensor, rows: RowNumbers) -> Tensor:
         x, weight, bias, gate = inputs
         gated = {} if gate is None else {"gate": gate}
         return causal_conv_slots(
@@ -332,8 +321,8 @@ class ConvWindow(InputWindow):
         )
 
     def outputs(
-        self, inputs: ConvInputs, window: torch.Tensor, *, invariant: bool
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, inputs: ConvInputs, window: Tensor, *, invariant: bool
+    ) -> tuple[Tensor, Tensor]:
         x, weight, bias, _ = inputs.finished()
         return causal_conv(x, weight, window, bias, activate=self._activate, invariant=invariant)
 
@@ -342,8 +331,8 @@ class TokenInputs(NamedTuple):
     """x: tokens int64 [B, T], or [B, T, …] what was made of them. positions: int64 [B, T],
     consecutive in a sequence."""
 
-    x: torch.Tensor
-    positions: torch.Tensor
+    x: Tensor
+    positions: Tensor
 
     def part(self, rows: slice, tokens: slice) -> TokenInputs:
         return TokenInputs(self.x[rows, tokens], self.positions[rows, tokens])
@@ -366,21 +355,21 @@ class TokenWindow(InputWindow):
         self._newest = torch.tensor([[*[0.0] * (n_gram - 1), 1.0]])
         super().__init__(n_gram - 1, 1)
 
-    def rows(self, inputs: TokenInputs) -> torch.Tensor:
+    def rows(self, inputs: TokenInputs) -> Tensor:
         return (inputs.x + 1).to(torch.float32)[..., None]
 
     def outputs(
-        self, inputs: TokenInputs, window: torch.Tensor, *, invariant: bool
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, inputs: TokenInputs, window: Tensor, *, invariant: bool
+    ) -> tuple[Tensor, Tensor]:
         return recent_tokens(inputs.x, window)
 
     def log(
-        self, inputs: TokenInputs, start: torch.Tensor, *, invariant: bool = False
-    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        self, inputs: TokenInputs, start: Tensor, *, invariant: bool = False
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
         context, history = recent_tokens(inputs.x, start)
         return context, (history[:, self.shape[0] :],)
 
-    def by_index(self, inputs: TokenInputs, pool: torch.Tensor, rows: RowNumbers) -> torch.Tensor:
+    def by_index(self, inputs: TokenInputs, pool: Tensor, rows: RowNumbers) -> Tensor:
         context, history = recent_tokens(inputs.x, take_rows(pool, rows.read))
         # kept there: a recorded pass uploads nothing
         self._newest = self._newest.to(pool.device)

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from engine.model.recurrence import Recurrence, RecurrentLayout, RowNumbers
 from kernels.linear.rounding import round_in_place, round_rows, rounded
@@ -32,11 +33,11 @@ class DeltaInputs(NamedTuple):
     k are then both queries and keys, [B, T, 2 H_k, d], g and beta as the layer projects them.
     """
 
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
-    g: torch.Tensor
-    beta: torch.Tensor
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    g: Tensor
+    beta: Tensor
     raw: RawGates | None = None
 
     def finished(self, *, invariant: bool = False) -> DeltaInputs:
@@ -65,13 +66,13 @@ class SsdInputs(NamedTuple):
     the layer. raw: dt and a of step_gates where that is still to be done, of dt and g, one tensor.
     """
 
-    x: torch.Tensor
-    dt: torch.Tensor
-    g: torch.Tensor
-    B: torch.Tensor
-    C: torch.Tensor
-    D: torch.Tensor
-    raw: tuple[torch.Tensor, torch.Tensor] | None = None
+    x: Tensor
+    dt: Tensor
+    g: Tensor
+    B: Tensor
+    C: Tensor
+    D: Tensor
+    raw: tuple[Tensor, Tensor] | None = None
 
     def finished(self, *, invariant: bool = False) -> SsdInputs:
         """The same with nothing to be done."""
@@ -94,12 +95,12 @@ class ScanInputs(NamedTuple):
     """x, dt: values and step sizes, [B, T, C]. A: [N, C] and D: [C], of the layer. B, C:
     [B, T, N]."""
 
-    x: torch.Tensor
-    dt: torch.Tensor
-    A: torch.Tensor
-    B: torch.Tensor
-    C: torch.Tensor
-    D: torch.Tensor
+    x: Tensor
+    dt: Tensor
+    A: Tensor
+    B: Tensor
+    C: Tensor
+    D: Tensor
 
     def part(self, rows: slice, tokens: slice) -> ScanInputs:
         x, dt, B, C = (part[rows, tokens] for part in (self.x, self.dt, self.B, self.C))
@@ -118,31 +119,26 @@ class ScanState(Recurrence):
         super().__init__((d_state, n_channels), [(d_state, n_channels)])
 
     def into(
-        self,
-        inputs: ScanInputs,
-        start: torch.Tensor,
-        slots: Sequence[torch.Tensor],
-        *,
-        invariant: bool = False,
-    ) -> torch.Tensor:
+        self, inputs: ScanInputs, start: Tensor, slots: Sequence[Tensor], *, invariant: bool = False
+    ) -> Tensor:
         return scan_into(*inputs, start, slots=slots, invariant=invariant)
 
     def log(
-        self, inputs: ScanInputs, start: torch.Tensor, *, invariant: bool = False
-    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        self, inputs: ScanInputs, start: Tensor, *, invariant: bool = False
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
         states = start.new_empty(*inputs.x.shape[:2], *self.shape)
         newest_first = states.unbind(1)[::-1]
         return scan_into(*inputs, start, slots=newest_first, invariant=invariant), (states,)
 
     def fold(
         self,
-        start: torch.Tensor,
-        entries: Sequence[torch.Tensor],
-        n_tokens: int | torch.Tensor,
+        start: Tensor,
+        entries: Sequence[Tensor],
+        n_tokens: int | Tensor,
         *,
-        out: torch.Tensor | None = None,
+        out: Tensor | None = None,
         invariant: bool = False,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         (states,) = entries
         out = torch.empty_like(start) if out is None else out
         if isinstance(n_tokens, int):
@@ -152,7 +148,7 @@ class ScanState(Recurrence):
         fold_window(window, states.flatten(2), n_tokens, to)
         return out
 
-    def by_index(self, inputs: ScanInputs, pool: torch.Tensor, rows: RowNumbers) -> torch.Tensor:
+    def by_index(self, inputs: ScanInputs, pool: Tensor, rows: RowNumbers) -> Tensor:
         return scan_slots(*inputs, pool, rows.read, rows.write)
 
 
@@ -180,32 +176,27 @@ class MatrixState(Recurrence):
         super().__init__(shape, entry)
 
     def into(
-        self,
-        inputs: Any,
-        start: torch.Tensor,
-        slots: Sequence[torch.Tensor],
-        *,
-        invariant: bool = False,
-    ) -> torch.Tensor:
+        self, inputs: Any, start: Tensor, slots: Sequence[Tensor], *, invariant: bool = False
+    ) -> Tensor:
         return self._into(*inputs.finished()[:-1], start, slots=slots, invariant=invariant)
 
     def log(
-        self, inputs: Any, start: torch.Tensor, *, invariant: bool = False
-    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        self, inputs: Any, start: Tensor, *, invariant: bool = False
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
         return self._log(*inputs.finished()[:-1], start, invariant=invariant)
 
     def fold(
         self,
-        start: torch.Tensor,
-        entries: Sequence[torch.Tensor],
-        n_tokens: int | torch.Tensor,
+        start: Tensor,
+        entries: Sequence[Tensor],
+        n_tokens: int | Tensor,
         *,
-        out: torch.Tensor | None = None,
+        out: Tensor | None = None,
         invariant: bool = False,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         return self._fold(start, self._entries(*entries), n_tokens, out=out, invariant=invariant)
 
-    def by_index(self, inputs: Any, pool: torch.Tensor, rows: RowNumbers) -> torch.Tensor:
+    def by_index(self, inputs: Any, pool: Tensor, rows: RowNumbers) -> Tensor:
         *operands, raw = inputs
         return self._slots(*operands, pool, rows.read, rows.write, raw=raw)
 
@@ -291,13 +282,8 @@ class StoredState(Recurrence):
         return inputs.with_gates(self._gates)
 
     def into(
-        self,
-        inputs: Any,
-        start: torch.Tensor,
-        slots: Sequence[torch.Tensor],
-        *,
-        invariant: bool = False,
-    ) -> torch.Tensor:
+        self, inputs: Any, start: Tensor, slots: Sequence[Tensor], *, invariant: bool = False
+    ) -> Tensor:
         o = self._inner.into(self._read(inputs), start, slots, invariant=invariant)
         for type, written in ((self._type, slots), (self._older, slots[1:])):
             for slot in written if type != EXACT else ():
@@ -305,19 +291,19 @@ class StoredState(Recurrence):
         return o
 
     def log(
-        self, inputs: Any, start: torch.Tensor, *, invariant: bool = False
-    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        self, inputs: Any, start: Tensor, *, invariant: bool = False
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
         return self._inner.log(self._read(inputs), start, invariant=invariant)
 
     def fold(
         self,
-        start: torch.Tensor,
-        entries: Sequence[torch.Tensor],
-        n_tokens: int | torch.Tensor,
+        start: Tensor,
+        entries: Sequence[Tensor],
+        n_tokens: int | Tensor,
         *,
-        out: torch.Tensor | None = None,
+        out: Tensor | None = None,
         invariant: bool = False,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         state = self._inner.fold(start, entries, n_tokens, out=out, invariant=invariant)
         if out is None:  # may be a view of the log
             return self.stored(state)
@@ -328,20 +314,20 @@ class StoredState(Recurrence):
     def in_rows(
         self,
         inputs: Any,
-        pool: torch.Tensor,
-        rows: Sequence[torch.Tensor],
+        pool: Tensor,
+        rows: Sequence[Tensor],
         read: Sequence[int | None],
         write: Sequence[Sequence[int]],
-        in_order: torch.Tensor,
+        in_order: Tensor,
         *,
         invariant: bool = False,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         given = self._read(inputs)
         o = self._inner.in_rows(given, pool, rows, read, write, in_order, invariant=invariant)
         self._round_rows(pool, in_order, in_order[:, :-1])
         return o
 
-    def by_index(self, inputs: Any, pool: torch.Tensor, rows: RowNumbers) -> torch.Tensor:
+    def by_index(self, inputs: Any, pool: Tensor, rows: RowNumbers) -> Tensor:
         o = self._inner.by_index(self._read(inputs), pool, rows)
         self._round_rows(pool, rows.write, rows.write[:, 1:])
         return o
@@ -349,16 +335,16 @@ class StoredState(Recurrence):
     def serves(self, n_tokens: int, n_written: int) -> bool:
         return self._inner.serves(n_tokens, n_written)
 
-    def needed(self, state: torch.Tensor, n_tokens: int) -> torch.Tensor:
+    def needed(self, state: Tensor, n_tokens: int) -> Tensor:
         return self._inner.needed(state, n_tokens)
 
-    def in_order(self, state: torch.Tensor, n_tokens: int) -> torch.Tensor:
+    def in_order(self, state: Tensor, n_tokens: int) -> Tensor:
         return self._inner.in_order(state, n_tokens)
 
-    def stored(self, state: torch.Tensor) -> torch.Tensor:
+    def stored(self, state: Tensor) -> Tensor:
         return state if self._type == EXACT else rounded(state, self._type)
 
-    def _round_rows(self, pool: torch.Tensor, new: torch.Tensor, older: torch.Tensor) -> None:
+    def _round_rows(self, pool: Tensor, new: Tensor, older: Tensor) -> None:
         for type, numbers in ((self._type, new), (self._older, older)):
             if type != EXACT and numbers.numel():
                 round_rows(pool, numbers, type)

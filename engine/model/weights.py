@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby, pairwise, tee
 
 import torch
+from torch import Tensor
 
 from engine.gguf.reader import StoredRows, TensorReader
 from engine.machine.device import CPU
@@ -49,14 +50,12 @@ class MatrixRows:
     A row of blocks is as whole as a row of numbers, so layers rearrange both alike.
     """
 
-    data: torch.Tensor
+    data: Tensor
     type: str | None = None
     rounding: str | None = None
     name: str = ""
 
-    def rearranged(
-        self, rearrange: Callable[[torch.Tensor], Iterable[torch.Tensor]]
-    ) -> list[MatrixRows]:
+    def rearranged(self, rearrange: Callable[[Tensor], Iterable[Tensor]]) -> list[MatrixRows]:
         """The parts that `rearrange` makes of the data; it may move rows, never look into one."""
         return [replace(self, data=part) for part in rearrange(self.data)]
 
@@ -75,7 +74,7 @@ class Embedding:
     def device(self) -> torch.device:
         return self.rows.data.device
 
-    def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
+    def __call__(self, tokens: Tensor) -> Tensor:
         """tokens int64 [B, T] -> f32 [B, T, width]."""
         table, type = self.rows.data, self.rows.type
         if type is None:
@@ -90,13 +89,13 @@ class Projection:
 
     __slots__ = ("bias", "packed")
 
-    def __init__(self, packed: PackedWeight, bias: torch.Tensor | None = None) -> None:
+    def __init__(self, packed: PackedWeight, bias: Tensor | None = None) -> None:
         self.packed = packed
         self.bias = bias
 
     def __call__(
         self, x: Rows, *, invariant: bool = False, residual: Residual | None = None
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """x [..., in] f32 -> [..., out] f32; invariant, residual: see kernels.linear.linear."""
         if self.bias is None:
             return linear(x, self.packed, invariant=invariant, residual=residual)
@@ -106,7 +105,7 @@ class Projection:
     def gated(
         self,
         x: Rows,
-        operation: Callable[..., torch.Tensor],
+        operation: Callable[..., Tensor],
         constants: tuple[float, ...],
         reads: Projection,
         *,
@@ -122,9 +121,7 @@ class Projection:
         return operation(gate, up, *constants, invariant=invariant)
 
 
-def project_each(
-    x: Rows, projections: Sequence[Projection], *, invariant: bool
-) -> list[torch.Tensor]:
+def project_each(x: Rows, projections: Sequence[Projection], *, invariant: bool) -> list[Tensor]:
     """Projections of the same rows, without biases: see kernels.linear.linear_each."""
     return linear_each(x, [each.packed for each in projections], invariant=invariant)
 
@@ -162,7 +159,7 @@ class Weights:
     def __contains__(self, name: str) -> bool:
         return self._prefix + name in self._shapes
 
-    def take(self, name: str) -> torch.Tensor:
+    def take(self, name: str) -> Tensor:
         """The tensor as f32 in its full shape, for rearranging; not counted."""
         full = self._prefix + name
         return self._reader.take(full, self._shapes[full])
@@ -171,13 +168,13 @@ class Weights:
         """A matrix as f32, for rearranging; not counted."""
         return MatrixRows(self.take(name), rounding=self._rounding(name))
 
-    def keep(self, name: str) -> torch.Tensor:
+    def keep(self, name: str) -> Tensor:
         """The tensor as f32, to stay as it is."""
         tensor = self.take(name).to(self.device)
         self.n_bytes += tensor.nbytes
         return tensor
 
-    def keep_ids(self, name: str, n: int) -> torch.Tensor:
+    def keep_ids(self, name: str, n: int) -> Tensor:
         """A table of whole numbers below n, int64."""
         full = self._prefix + name
         ids = self._reader.take_ids(full, self._shapes[full], n).to(self.device)
@@ -335,25 +332,25 @@ class Weights:
     def _rows_each(self, name: str) -> Iterator[MatrixRows]:
         if self.in_blocks(name):
             whole = self.rows(name)
-            yield from whole.rearranged(torch.Tensor.unbind)
+            yield from whole.rearranged(Tensor.unbind)
         else:
             for data in self._each(name):
                 yield MatrixRows(data, rounding=self._rounding(name))
 
-    def _each(self, name: str) -> Iterator[torch.Tensor]:
+    def _each(self, name: str) -> Iterator[Tensor]:
         """The slices of a tensor along its first dimension as f32, each read when asked for."""
         full = self._prefix + name
         for slice_ in self._reader.take_each(full, self._shapes[full]):
             yield slice_.to(self.device)
 
 
-def _halves(both: Iterator[torch.Tensor]) -> list[Iterator[torch.Tensor]]:
+def _halves(both: Iterator[Tensor]) -> list[Iterator[Tensor]]:
     """Of matrices one above the other the upper ones, and the lower ones."""
     first, second = tee(both)
     return [(pair.chunk(2)[0] for pair in first), (pair.chunk(2)[1] for pair in second)]
 
 
-def _in_one_piece(tensors: Sequence[torch.Tensor]) -> bool:
+def _in_one_piece(tensors: Sequence[Tensor]) -> bool:
     """Whether each follows the one before it in the same memory."""
     if not all(tensor.is_contiguous() for tensor in tensors):
         return False

@@ -3,9 +3,13 @@ settings it needs, and whether a run has them."""
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from engine.draft.registry import DRAFTERS
 
@@ -29,58 +33,8 @@ class FaultSpec:
     in_cache: bool = False
 
 
-FAULTS = {
-    "keep-stale-kv": FaultSpec(
-        "a restore leaves attention cells above the checkpoint", shown_by="checkpoint"
-    ),
-    "stale-logits": FaultSpec("the target's own token comes from the logits after the whole draft"),
-    "stale-plane": FaultSpec(
-        "rollbacks up to n_rs_seq are accepted, whatever the planes hold",
-        ("planes",),
-        "planes,ubatch=2",
-    ),
-    "no-conv-rollback": FaultSpec(
-        "the convolution window keeps the rejected tokens",
-        ("planes", "carry", "ring", "replay"),
-        "ring",
-    ),
-    "bf16-snapshots": FaultSpec(
-        "planes after the newest one, and checkpoints, are kept in bf16 next to a state in f32",
-        ("planes", "carry", "checkpoint"),
-    ),
-    "plane-off-by-one": FaultSpec(
-        "a rollback reads the plane next to its own", ("planes", "carry")
-    ),
-    "sampler-not-restored": FaultSpec(
-        "after a rejection the sampler goes on after the whole draft: grammar, penalties and "
-        "random numbers",
-        shown_by="planes,free",
-        in_sampler=True,
-    ),
-    "eagle3-boundary": FaultSpec(
-        "the pair between two batches gets the row of the newer one's end", drafter="draft-eagle3"
-    ),
-    "eagle3-stale-row": FaultSpec(
-        "a rejected token stays in the drafter's memory if another drafts next",
-        drafter="draft-eagle3",
-    ),
-    "checkpoint-boundary": FaultSpec(
-        "a context checkpoint is kept for one token more than its state holds", in_cache=True
-    ),
-    "checkpoint-invalidated": FaultSpec(
-        "context checkpoints that fit a prompt are erased before one is used", in_cache=True
-    ),
-    "rollback-twice": FaultSpec(
-        "where a prompt rolls the state back, that is done a second time",
-        ("carry", "ring", "replay"),
-        in_cache=True,
-    ),
-    "mtp-carried": FaultSpec(
-        "the drafter's memory of a slot stays when another prompt takes it",
-        drafter="draft-mtp",
-        in_cache=True,
-    ),
-}
+_TABLES = tomllib.loads(Path(__file__).with_name("faults.toml").read_text(encoding="utf-8"))
+FAULTS = msgspec.convert(_TABLES, dict[str, FaultSpec])
 
 LANE_FAULTS = {
     name: fault for name, fault in FAULTS.items() if not fault.drafter and not fault.in_cache

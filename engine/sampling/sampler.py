@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from engine.machine.device import read, upload
 from engine.sampling.distribution import Distribution, softmax
@@ -123,7 +124,7 @@ class Sampler:
         """Whether it takes the token of the largest logit, unless that is banned."""
         return self._options.temp <= 0 and self._bias.only_bans and not self.depends_on_text
 
-    def rows(self, logits: torch.Tensor, record: np.ndarray | None = None) -> RowDistribution:
+    def rows(self, logits: Tensor, record: np.ndarray | None = None) -> RowDistribution:
         """The distributions at the rows of logits [n, n_vocab].
 
         Without penalties and a grammar all rows come to the host at once; with them one at a time.
@@ -176,7 +177,7 @@ class Sampler:
         n_other = sum(a != b for a, b in zip(self.accepted, tokens, strict=False))
         return n_other + abs(len(self.accepted) - len(tokens))
 
-    def _by_grammar(self, logits: torch.Tensor, grammar: GrammarState, row: int) -> Distribution:
+    def _by_grammar(self, logits: Tensor, grammar: GrammarState, row: int) -> Distribution:
         """The distribution at a row: of an end token alone where the grammar cannot go on."""
         allowed = self.allowed[row] = grammar.allowed()
         if grammar.error:
@@ -191,7 +192,7 @@ class Sampler:
         kept = values > -math.inf
         return self._filter(row, ids[kept], values[kept])
 
-    def _largest(self, logits: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+    def _largest(self, logits: Tensor) -> tuple[np.ndarray, np.ndarray]:
         """top-k: ids and logits [..., k], the largest first; the only host transfer."""
         k = logits.shape[-1]
         if self._options.temp <= 0:
@@ -202,9 +203,7 @@ class Sampler:
         on_host = read(ids, values)
         return on_host[0], on_host[1]
 
-    def _best(
-        self, logits: torch.Tensor, record: np.ndarray | None
-    ) -> tuple[list[int], list[float]]:
+    def _best(self, logits: Tensor, record: np.ndarray | None) -> tuple[list[int], list[float]]:
         """The token of the largest logit of each row, and that logit."""
         if record is None:
             ids, values = self._largest(logits)
@@ -292,7 +291,7 @@ class Penalties:
         """Look at the same history from here on."""
         self.history = other.history.copy()
 
-    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+    def apply(self, logits: Tensor) -> Tensor:
         """Penalised logits [n_vocab]; the logits given are not changed."""
         recent = self.history if self._last_n < 0 else self.history[-self._last_n :]
         counts = Counter(recent)
@@ -323,7 +322,7 @@ class LogitBias:
         """Whether none of these tokens is banned."""
         return self._banned.isdisjoint(tokens)
 
-    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+    def apply(self, logits: Tensor) -> Tensor:
         """Biased logits [n, n_vocab]; the logits given are not changed."""
         if not self._ids.numel():
             return logits

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from kernels.dispatch import pick, runs_triton
@@ -13,15 +14,15 @@ from kernels.pointwise import output_gate
 
 
 def attend(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: torch.Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor,
     *,
     scale: float | None = None,
-    sinks: torch.Tensor | None = None,
+    sinks: Tensor | None = None,
     invariant: bool = False,
-) -> torch.Tensor:
+) -> Tensor:
     """softmax(scale q k^T) v over the visible cells, softmax in f32.
 
     q: f32 [B, T, H, hd]; k: f32 [B, H_kv, N, hd], v: f32 [B, H_kv, N, hd_v], H a multiple of
@@ -42,11 +43,11 @@ def attend(
 
 
 def attend_rows(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: torch.Tensor,
-    gate: torch.Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor,
+    gate: Tensor | None,
     reads: Sequence[PackedWeight],
     *,
     invariant: bool = False,
@@ -67,13 +68,13 @@ def attend_rows(
 
 
 def attend_naive(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: torch.Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor,
     scale: float | None = None,
-    sinks: torch.Tensor | None = None,
-) -> torch.Tensor:
+    sinks: Tensor | None = None,
+) -> Tensor:
     """Attention one query and one head at a time, over gathered visible cells only: unlike the
     fast versions it never reads a hidden cell."""
     scale = q.shape[3] ** -0.5 if scale is None else scale
@@ -100,13 +101,13 @@ MANY_VALUES = 1 << 17
 
 
 def attend_with_torch(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: torch.Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor,
     scale: float | None = None,
-    sinks: torch.Tensor | None = None,
-) -> torch.Tensor:
+    sinks: Tensor | None = None,
+) -> Tensor:
     """Attention through PyTorch's fused kernel, or two matrix products where those read less."""
     scale = q.shape[3] ** -0.5 if scale is None else scale
     n_cells, head_dim = k.shape[2:]
@@ -121,13 +122,13 @@ def attend_with_torch(
 
 
 def attend_invariant_with_torch(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: torch.Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor,
     scale: float | None = None,
-    sinks: torch.Tensor | None = None,
-) -> torch.Tensor:
+    sinks: Tensor | None = None,
+) -> Tensor:
     """attend one query at a time, over as many cells as it sees."""
     scale = q.shape[3] ** -0.5 if scale is None else scale
     n_batch, n_tokens = q.shape[:2]
@@ -145,9 +146,7 @@ def attend_invariant_with_torch(
     return torch.cat(outputs, 1).view(n_batch, n_tokens, q.shape[2], v.shape[3])
 
 
-def _one(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, sinks: torch.Tensor | None
-) -> torch.Tensor:
+def _one(q: Tensor, k: Tensor, v: Tensor, scale: float, sinks: Tensor | None) -> Tensor:
     if sinks is not None or k.shape[2] * k.shape[3] >= MANY_VALUES:
         return _grouped(q, k, v, None, scale, sinks)
     o = functional.scaled_dot_product_attention(
@@ -157,13 +156,8 @@ def _one(
 
 
 def _grouped(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: torch.Tensor | None,
-    scale: float,
-    sinks: torch.Tensor | None = None,
-) -> torch.Tensor:
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, sinks: Tensor | None = None
+) -> Tensor:
     n_batch, n_tokens, n_heads, head_dim = q.shape
     n_kv_heads, n_cells = k.shape[1:3]
     repeat = n_heads // n_kv_heads

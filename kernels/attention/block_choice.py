@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from kernels.dispatch import operation
 from kernels.norm import rms_norm
@@ -15,18 +16,23 @@ from kernels.rope import apply_rope
 _LLVM = "kernels.attention.block_choice_with_llvm"
 
 
+class Indexer(NamedTuple):
+    """ratio: tokens of a block. n_blocks: how many a query sees. eps: of the keys' norm, if they
+    are normed."""
+
+    ratio: int
+    n_blocks: int
+    eps: float = 0.0
+
+
+BlockArguments = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Indexer]
+"""q, keys, positions, mask, weight, table and the indexer, as choose_blocks describes them."""
+PoolArguments = BlockArguments
+"""q, weights, rows, positions, mask, bias and the indexer, as choose_pools describes them."""
+
+
 @operation(llvm=_LLVM)
-def choose_blocks(
-    q: torch.Tensor,
-    keys: torch.Tensor,
-    positions: torch.Tensor,
-    mask: torch.Tensor,
-    weight: torch.Tensor,
-    table: torch.Tensor,
-    indexer: Indexer,
-    *,
-    invariant: bool = False,
-) -> torch.Tensor:
+def choose_blocks(*inputs: *BlockArguments, invariant: bool = False) -> Tensor:
     """The cells of `mask` that lie in the best blocks of a query or after the last whole one.
 
     A block is `ratio` positions one after the other, whole for a query that sees all of them. Its
@@ -41,8 +47,9 @@ def choose_blocks(
 
     invariant: a token's choice is the same whatever the other tokens are.
     """
+    q, keys, positions, mask, weight, table, indexer = inputs
 
-    def keys_of(own: torch.Tensor) -> torch.Tensor:
+    def keys_of(own: Tensor) -> Tensor:
         return _block_keys(own, weight, table, indexer)
 
     # no position is beyond the table
@@ -51,17 +58,7 @@ def choose_blocks(
 
 
 @operation(llvm=_LLVM)
-def choose_pools(
-    q: torch.Tensor,
-    weights: torch.Tensor,
-    rows: torch.Tensor,
-    positions: torch.Tensor,
-    mask: torch.Tensor,
-    bias: torch.Tensor,
-    indexer: Indexer,
-    *,
-    invariant: bool = False,
-) -> torch.Tensor:
+def choose_pools(*inputs: *PoolArguments, invariant: bool = False) -> Tensor:
     """The same where a block's key is pooled from keys and gates of its cells (glm5-next).
 
     Every number of it is the sum of that of the cells' keys, weighted by the softmax of their gates
@@ -71,8 +68,9 @@ def choose_pools(
     q: f32 [B, T, H, d]; weights: [B, T, H]; rows: f32 [B, N, 2d], key and gate of a cell; bias: f32
     [ratio, d]; others and result: see choose_blocks.
     """
+    q, weights, rows, positions, mask, bias, indexer = inputs
 
-    def keys_of(own: torch.Tensor) -> torch.Tensor:
+    def keys_of(own: Tensor) -> Tensor:
         keys, gates = own.chunk(2, 3)
         gates = gates + bias
         shares = pointwise(torch.exp, gates - gates.amax(2, keepdim=True), invariant=invariant)
@@ -82,47 +80,22 @@ def choose_pools(
     return _choose_with_torch(q, weights, rows, positions, mask, indexer, keys_of, most, invariant)
 
 
-class Indexer(NamedTuple):
-    """ratio: tokens of a block. n_blocks: how many a query sees. eps: of the keys' norm, if they
-    are normed."""
-
-    ratio: int
-    n_blocks: int
-    eps: float = 0.0
-
-
 # Query by query. Keeps the dtype of its inputs.
 
 
-def choose_blocks_naive(
-    q: torch.Tensor,
-    keys: torch.Tensor,
-    positions: torch.Tensor,
-    mask: torch.Tensor,
-    weight: torch.Tensor,
-    table: torch.Tensor,
-    indexer: Indexer,
-) -> torch.Tensor:
-    """See choose_blocks."""
+def choose_blocks_naive(*inputs: *BlockArguments) -> Tensor:
+    q, keys, positions, mask, weight, table, indexer = inputs
 
-    def key_of(own: torch.Tensor, block: int) -> torch.Tensor:
+    def key_of(own: Tensor, block: int) -> Tensor:
         return _turned(own.mean(0), weight, table[block * indexer.ratio], indexer.eps)
 
     return _choose_naive(q, q.new_ones(q.shape[:3]), keys, positions, mask, indexer, key_of)
 
 
-def choose_pools_naive(
-    q: torch.Tensor,
-    weights: torch.Tensor,
-    rows: torch.Tensor,
-    positions: torch.Tensor,
-    mask: torch.Tensor,
-    bias: torch.Tensor,
-    indexer: Indexer,
-) -> torch.Tensor:
-    """See choose_pools."""
+def choose_pools_naive(*inputs: *PoolArguments) -> Tensor:
+    q, weights, rows, positions, mask, bias, indexer = inputs
 
-    def key_of(own: torch.Tensor, block: int) -> torch.Tensor:
+    def key_of(own: Tensor, block: int) -> Tensor:
         keys, gates = own.chunk(2, 1)
         return ((gates + bias).softmax(0) * keys).sum(0)
 
@@ -130,14 +103,14 @@ def choose_pools_naive(
 
 
 def _choose_naive(
-    q: torch.Tensor,
-    weights: torch.Tensor,
-    rows: torch.Tensor,
-    positions: torch.Tensor,
-    mask: torch.Tensor,
+    q: Tensor,
+    weights: Tensor,
+    rows: Tensor,
+    positions: Tensor,
+    mask: Tensor,
     indexer: Indexer,
-    key_of: Callable[[torch.Tensor, int], torch.Tensor],
-) -> torch.Tensor:
+    key_of: Callable[[Tensor, int], Tensor],
+) -> Tensor:
     """key_of: of a block, from the rows of its cells and its number."""
     ratio, n_blocks, _ = indexer
     seen = torch.zeros_like(mask)
@@ -157,9 +130,7 @@ def _choose_naive(
     return seen
 
 
-def _turned(
-    key: torch.Tensor, weight: torch.Tensor, angles: torch.Tensor, eps: float
-) -> torch.Tensor:
+def _turned(key: Tensor, weight: Tensor, angles: Tensor, eps: float) -> Tensor:
     key = key / ((key**2).mean() + eps) ** 0.5 * weight
     cos, sin = angles.chunk(2)
     half = len(cos)
@@ -168,16 +139,16 @@ def _turned(
 
 
 def _choose_with_torch(
-    q: torch.Tensor,
-    weights: torch.Tensor | None,
-    rows: torch.Tensor,
-    positions: torch.Tensor,
-    mask: torch.Tensor,
+    q: Tensor,
+    weights: Tensor | None,
+    rows: Tensor,
+    positions: Tensor,
+    mask: Tensor,
     indexer: Indexer,
-    keys_of: Callable[[torch.Tensor], torch.Tensor],
+    keys_of: Callable[[Tensor], Tensor],
     most: int,
     invariant: bool,
-) -> torch.Tensor:
+) -> Tensor:
     """keys_of: of blocks [B, n, d], from the rows of their cells [B, n, ratio, _]. most: whole
     blocks that there can be; the host looks at no number."""
     ratio, n_blocks, _ = indexer
@@ -195,7 +166,7 @@ def _choose_with_torch(
     return mask & (in_chosen | in_tail)
 
 
-def _in_blocks(rows: torch.Tensor, positions: torch.Tensor, n: int, ratio: int) -> torch.Tensor:
+def _in_blocks(rows: Tensor, positions: Tensor, n: int, ratio: int) -> Tensor:
     """Rows of the cells of the first n blocks [B, n, ratio, _], of cells' rows [B, N, _] at these
     positions, -1 where a cell is not seen."""
     n_seqs = len(rows)
@@ -208,7 +179,7 @@ def _in_blocks(rows: torch.Tensor, positions: torch.Tensor, n: int, ratio: int) 
     return rows[which, cell_of[:, :-1]].unflatten(1, (n, ratio))
 
 
-def _in_order(x: torch.Tensor) -> torch.Tensor:
+def _in_order(x: Tensor) -> Tensor:
     """The sum over the third axis, in the same order whatever the batch."""
     first, *others = x.unbind(2)
     for other in others:
@@ -216,9 +187,7 @@ def _in_order(x: torch.Tensor) -> torch.Tensor:
     return first
 
 
-def _block_keys(
-    own: torch.Tensor, weight: torch.Tensor, table: torch.Tensor, indexer: Indexer
-) -> torch.Tensor:
+def _block_keys(own: Tensor, weight: Tensor, table: Tensor, indexer: Indexer) -> Tensor:
     """Keys of blocks [B, n, d] from the raw keys of their cells [B, n, ratio, d]."""
     n, ratio = own.shape[1:3]
     normed = rms_norm((_in_order(own) / ratio)[:, :, None], weight, indexer.eps)
@@ -226,9 +195,7 @@ def _block_keys(
     return apply_rope(normed, cos, sin)[:, :, 0]
 
 
-def _scores(
-    q: torch.Tensor, weights: torch.Tensor | None, keys: torch.Tensor, invariant: bool
-) -> torch.Tensor:
+def _scores(q: Tensor, weights: Tensor | None, keys: Tensor, invariant: bool) -> Tensor:
     """q [B, T, H, d], weights [B, T, H], keys [B, n, d] -> sums over heads of what is positive,
     [B, T, n]."""
     if invariant:  # the order of sums differs between batches by less than what float32 keeps
@@ -239,7 +206,7 @@ def _scores(
     return products.sum(2).float()
 
 
-def _best(scores: torch.Tensor, n: int) -> torch.Tensor:
+def _best(scores: Tensor, n: int) -> Tensor:
     """Which of the last axis are the n largest, bool; of equal ones the first."""
     order = scores.sort(dim=-1, descending=True, stable=True).indices[..., :n]
     return torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, order, True)

@@ -7,8 +7,9 @@ import math
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
-from kernels.attention.block_choice import Indexer
+from kernels.attention.block_choice import BlockArguments, Indexer, PoolArguments
 from kernels.llvm import F32, F32X16, Code, Program, Value, kernel
 from kernels.llvm.functions import addresses, exp, vectors
 from kernels.llvm.values import I8, I32, I64
@@ -17,46 +18,30 @@ from kernels.llvm.values import I8, I32, I64
 _ALONE = 1 << 15
 
 
-def choose_blocks(
-    q: torch.Tensor,
-    keys: torch.Tensor,
-    positions: torch.Tensor,
-    mask: torch.Tensor,
-    weight: torch.Tensor,
-    table: torch.Tensor,
-    indexer: Indexer,
-) -> torch.Tensor:
-    """See choose_blocks."""
+def choose_blocks(*inputs: *BlockArguments) -> Tensor:
+    q, keys, positions, mask, weight, table, indexer = inputs
     d, n_rot = q.shape[3], table.shape[1]
     program = _keys(d, n_rot, indexer.ratio, indexer.eps)
     given = weight, table
     return _choose_with_llvm(q, None, keys, positions, mask, indexer, program, given)
 
 
-def choose_pools(
-    q: torch.Tensor,
-    weights: torch.Tensor,
-    rows: torch.Tensor,
-    positions: torch.Tensor,
-    mask: torch.Tensor,
-    bias: torch.Tensor,
-    indexer: Indexer,
-) -> torch.Tensor:
-    """See choose_pools."""
+def choose_pools(*inputs: *PoolArguments) -> Tensor:
+    q, weights, rows, positions, mask, bias, indexer = inputs
     program = _pooled_keys(q.shape[3], indexer.ratio)
     return _choose_with_llvm(q, weights, rows, positions, mask, indexer, program, (bias,))
 
 
 def _choose_with_llvm(
-    q: torch.Tensor,
-    weights: torch.Tensor | None,
-    keys: torch.Tensor,
-    positions: torch.Tensor,
-    mask: torch.Tensor,
+    q: Tensor,
+    weights: Tensor | None,
+    keys: Tensor,
+    positions: Tensor,
+    mask: Tensor,
     indexer: Indexer,
     keys_program: Program,
-    given: Sequence[torch.Tensor],
-) -> torch.Tensor:
+    given: Sequence[Tensor],
+) -> Tensor:
     """The choice on a CPU, in three programs: where the tokens of blocks are, the keys of blocks
     (keys_program, which takes `given` as well), and for every query scores, the best of them and
     the cells in these."""

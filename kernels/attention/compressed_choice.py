@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from kernels.attention.block_choice_with_llvm import threshold
 from kernels.dispatch import operation
@@ -23,22 +24,22 @@ class BlockScores(NamedTuple):
     the cell of its last token. n_best: how many blocks a query sees; of equal ones the first.
     """
 
-    q: torch.Tensor
-    weights: torch.Tensor
-    keys: torch.Tensor
+    q: Tensor
+    weights: Tensor
+    keys: Tensor
     n_best: int
 
 
 @operation(llvm=__name__, any_type=True)
 def see_blocks(
-    window: torch.Tensor,
-    seen: torch.Tensor,
-    positions: torch.Tensor,
+    window: Tensor,
+    seen: Tensor,
+    positions: Tensor,
     ratio: int,
     scores: BlockScores | None = None,
     *,
     invariant: bool = False,
-) -> torch.Tensor:
+) -> Tensor:
     """The cells that tokens see, and after them the cells with rows of blocks.
 
     window, seen: bool [B, T, N], what tokens see by themselves, and with no window; positions:
@@ -62,12 +63,8 @@ def see_blocks(
 
 
 def see_blocks_naive(
-    window: torch.Tensor,
-    seen: torch.Tensor,
-    positions: torch.Tensor,
-    ratio: int,
-    scores: BlockScores | None = None,
-) -> torch.Tensor:
+    window: Tensor, seen: Tensor, positions: Tensor, ratio: int, scores: BlockScores | None = None
+) -> Tensor:
     """The choice query by query."""
     blocks = torch.zeros_like(seen)
     for b, t in torch.cartesian_prod(*(torch.arange(n) for n in seen.shape[:2])).tolist():
@@ -89,12 +86,8 @@ _ALONE = 1 << 15
 
 
 def see_blocks_with_llvm(
-    window: torch.Tensor,
-    seen: torch.Tensor,
-    positions: torch.Tensor,
-    ratio: int,
-    scores: BlockScores | None = None,
-) -> torch.Tensor:
+    window: Tensor, seen: Tensor, positions: Tensor, ratio: int, scores: BlockScores | None = None
+) -> Tensor:
     """The choice on a CPU; only queries that see more blocks than they may score them."""
     n_seqs, n_tokens, n_cells = window.shape
     window, seen, positions = window.contiguous(), seen.contiguous(), positions.contiguous()

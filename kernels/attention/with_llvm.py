@@ -13,6 +13,7 @@ import functools
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from kernels.attention import attend_invariant_with_torch, attend_with_torch
 from kernels.attention import steps_with_llvm as steps
@@ -30,13 +31,13 @@ LEAST_WORK = 1 << 17
 
 
 def attend(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: torch.Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor,
     scale: float | None = None,
-    sinks: torch.Tensor | None = None,
-) -> torch.Tensor:
+    sinks: Tensor | None = None,
+) -> Tensor:
     """See kernels.attention.attend. A query that sees no cell gives zeros."""
     if _is_wide(q, k):
         return attend_with_torch(q, k, v, mask, scale, sinks)
@@ -44,13 +45,13 @@ def attend(
 
 
 def attend_invariant(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: torch.Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor,
     scale: float | None = None,
-    sinks: torch.Tensor | None = None,
-) -> torch.Tensor:
+    sinks: Tensor | None = None,
+) -> Tensor:
     """attend, with bits that depend on the query and its visible cells alone."""
     scale = q.shape[3] ** -0.5 if scale is None else scale
     if _is_wide(q, k):
@@ -61,19 +62,14 @@ def attend_invariant(
     return torch.cat([_some(some, k, v, seen, scale, sinks) for some, seen in parts], 1)
 
 
-def _is_wide(q: torch.Tensor, k: torch.Tensor) -> bool:
+def _is_wide(q: Tensor, k: Tensor) -> bool:
     """Whether the scores of a group of heads have no room on the stack of a thread."""
     return q.shape[2] // k.shape[1] > WIDEST_GROUP
 
 
 def _some(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: torch.Tensor,
-    scale: float,
-    sinks: torch.Tensor | None,
-) -> torch.Tensor:
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, sinks: Tensor | None
+) -> Tensor:
     q_b, q_t, q_h, q_d = q.stride()
     k_b, k_h, k_n, k_d = k.stride()
     v_b, v_h, v_n, v_d = v.stride()

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 
 import torch
 import triton.language as tl
+from torch import Tensor
 
 from kernels.attention import FEW_TOKENS, attend_with_torch
 from kernels.linear.block_linear.with_triton import FEW_ROWS
@@ -202,13 +203,13 @@ def _combine(
 
 
 def attend(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: torch.Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor,
     scale: float | None = None,
-    sinks: torch.Tensor | None = None,
-) -> torch.Tensor:
+    sinks: Tensor | None = None,
+) -> Tensor:
     """See kernels.attention.attend. Many queries, as of a prompt, and long keys run in torch."""
     scale = q.shape[3] ** -0.5 if scale is None else scale
     parts = _splits(q, k, v, mask, scale)
@@ -218,11 +219,11 @@ def attend(
 
 
 def attend_rows(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: torch.Tensor,
-    gate: torch.Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor,
+    gate: Tensor | None,
     reads: Iterable[PackedWeight],
     *,
     invariant: bool,
@@ -237,13 +238,11 @@ def attend_rows(
     return PreparedRows(y.flatten(2), integers) if integers else y.flatten(2)
 
 
-Parts = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+Parts = tuple[Tensor, Tensor, Tensor]
 """What splits leave: values [B, splits, T * heads, d], largest scores and sums, without d."""
 
 
-def _splits(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float
-) -> Parts | None:
+def _splits(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Parts | None:
     """None for queries that torch takes."""
     n_batch, n_tokens, n_heads, d = q.shape
     if n_tokens > FEW_TOKENS or d > WIDEST:
@@ -267,13 +266,13 @@ def _splits(
 
 
 def attend_invariant(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: torch.Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor,
     scale: float | None = None,
-    sinks: torch.Tensor | None = None,
-) -> torch.Tensor:
+    sinks: Tensor | None = None,
+) -> Tensor:
     """See kernels.attention.attend with `invariant`: each query by itself."""
     scale = q.shape[3] ** -0.5 if scale is None else scale
     if q.shape[1] > FEW_TOKENS:  # a split of every query is kept until all are there
@@ -282,9 +281,7 @@ def attend_invariant(
     return _combined(*_splits_alone(q, k, v, mask, scale), sinks, q.shape[2])[0]
 
 
-def _splits_alone(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float
-) -> Parts:
+def _splits_alone(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Parts:
     n_batch, n_tokens, n_heads, d = q.shape
     n_kv_heads, n_cells, d_v = v.shape[1:]
     cells = mask.to(torch.uint8).sort(dim=-1, descending=True, stable=True).indices
@@ -303,14 +300,14 @@ def _splits_alone(
 
 
 def _combined(
-    o: torch.Tensor,
-    most: torch.Tensor,
-    total: torch.Tensor,
-    sinks: torch.Tensor | None,
+    o: Tensor,
+    most: Tensor,
+    total: Tensor,
+    sinks: Tensor | None,
     n_heads: int,
-    gate: torch.Tensor | None = None,
+    gate: Tensor | None = None,
     reads: Iterable[PackedWeight] = (),
-) -> tuple[torch.Tensor, dict[int, IntegerRows]]:
+) -> tuple[Tensor, dict[int, IntegerRows]]:
     """f32 [B, T, heads, d], and its rows as integers for `reads` where heads fill whole blocks."""
     n_batch, n_splits, n_rows, d = o.shape
     y = o.new_empty(n_batch, n_rows // n_heads, n_heads, d)

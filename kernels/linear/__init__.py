@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 
 import torch
+from torch import Tensor
 
 from kernels.dispatch import pick, runs_triton
 from kernels.linear import naive, with_torch
@@ -51,7 +52,7 @@ _pack = pick(naive.pack, with_torch.pack)
 _linear = pick(naive.linear, with_torch.linear)
 
 
-def pack(weight: torch.Tensor, mode: str, device: torch.device = _CPU) -> PackedWeight:
+def pack(weight: Tensor, mode: str, device: torch.device = _CPU) -> PackedWeight:
     """Prepares a weight f32 [out, in] once, for many calls of `linear` on a device.
 
     "f32" keeps the matrix (no copy). "bf16" rounds weight and activations to bfloat16 and sums
@@ -76,7 +77,7 @@ def pack(weight: torch.Tensor, mode: str, device: torch.device = _CPU) -> Packed
 
 def linear(
     x: Rows, packed: PackedWeight, *, invariant: bool = False, residual: Residual | None = None
-) -> torch.Tensor:
+) -> Tensor:
     """x @ weight.T in the mode of `packed`. x: f32 [..., in]; returns f32 [..., out].
 
     invariant: a row of the result has the same bits whatever the other rows are, in any mode.
@@ -91,7 +92,7 @@ def linear_each(
     *,
     invariant: bool = False,
     residual: Residual | None = None,
-) -> list[torch.Tensor]:
+) -> list[Tensor]:
     """`linear` with several matrices, on a GPU one launch for few rows; a residual is for one."""
     if runs_triton(x):
         from kernels.linear.integer_blocks.with_triton import products
@@ -110,7 +111,7 @@ def linear_of_columns(
     columns: Sequence[tuple[int, PackedWeight]],
     *,
     invariant: bool = False,
-) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+) -> tuple[list[Tensor], list[Tensor]]:
     """`linear_each`, and `linear` of further matrices with columns of its first result, from such a
     column on; on a GPU two launches for few rows."""
     if columns and runs_triton(x):
@@ -129,7 +130,7 @@ def linear_of_columns(
 def gated_linear(
     x: Rows,
     packed: PackedWeight,
-    operation: Callable[..., torch.Tensor],
+    operation: Callable[..., Tensor],
     constants: tuple[float, ...] = (),
     *,
     reads: Sequence[PackedWeight] = (),
@@ -150,8 +151,8 @@ def gated_linear(
 
 
 def operation_rows(
-    operation: Callable[..., torch.Tensor],
-    operands: tuple[torch.Tensor, ...],
+    operation: Callable[..., Tensor],
+    operands: tuple[Tensor, ...],
     reads: Sequence[PackedWeight],
     **exact: bool,
 ) -> Rows:
@@ -166,9 +167,7 @@ def operation_rows(
     return operation(*operands, **exact)
 
 
-def _linear_alone(
-    x: torch.Tensor, packed: PackedWeight, *, invariant: bool = False
-) -> torch.Tensor:
+def _linear_alone(x: Tensor, packed: PackedWeight, *, invariant: bool = False) -> Tensor:
     if packed.mode == "parts":
         return join([_linear_alone(x, part, invariant=invariant) for part in packed.data])
     if packed.rounding:
@@ -178,12 +177,12 @@ def _linear_alone(
     return _in_blocks(_product, x, packed) if invariant else _product(x, packed)
 
 
-def _product(x: torch.Tensor, packed: PackedWeight) -> torch.Tensor:
+def _product(x: Tensor, packed: PackedWeight) -> Tensor:
     on_gpu = packed.mode == "bf16" and x.is_cuda
     return with_torch.linear(x, packed) if on_gpu else _linear(x, packed)
 
 
-def prepare_rows(x: torch.Tensor, packed: PackedWeight) -> tuple[torch.Tensor, torch.Tensor | None]:
+def prepare_rows(x: Tensor, packed: PackedWeight) -> tuple[Tensor, Tensor | None]:
     """The part of `linear` that concerns the rows alone, for products of one batch with many
     matrices: linear(x, packed) is finish_rows(multiply_rows(rows, packed), scale).
 
@@ -194,14 +193,14 @@ def prepare_rows(x: torch.Tensor, packed: PackedWeight) -> tuple[torch.Tensor, t
     return (x, None) if takes_any_rows(packed) else with_torch.prepare_rows(x, packed)
 
 
-def multiply_rows(rows: torch.Tensor, packed: PackedWeight) -> torch.Tensor:
+def multiply_rows(rows: Tensor, packed: PackedWeight) -> Tensor:
     """Prepared rows [n, in] -> unfinished results [n, out]."""
     return (
         linear(rows, packed) if takes_any_rows(packed) else with_torch.multiply_rows(rows, packed)
     )
 
 
-def finish_rows(y: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
+def finish_rows(y: Tensor, scale: Tensor | None) -> Tensor:
     """Results of `multiply_rows` f32 or bf16 [n, out] as f32, changed in place where they are
     f32; scale: of the rows, from `prepare_rows`."""
     return y.float() if scale is None else y.mul_(scale)
@@ -213,10 +212,10 @@ def finish_rows(y: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
 # and with any other rows, the width of a batch cannot be seen any more.
 
 BLOCK, WIDE = 8, 64
-Product = Callable[[torch.Tensor, PackedWeight], torch.Tensor]
+Product = Callable[[Tensor, PackedWeight], Tensor]
 
 
-def _in_blocks(product: Product, x: torch.Tensor, packed: PackedWeight) -> torch.Tensor:
+def _in_blocks(product: Product, x: Tensor, packed: PackedWeight) -> Tensor:
     """product(x, packed), each row with the bits it has alone. Integers add up exactly anyway."""
     if packed.mode in INTEGER_MODES:
         return product(x, packed)
@@ -231,7 +230,7 @@ def _in_blocks(product: Product, x: torch.Tensor, packed: PackedWeight) -> torch
     return y.view(*x.shape[:-1], packed.shape[0])
 
 
-def _block(product: Product, rows: torch.Tensor, packed: PackedWeight, size: int) -> torch.Tensor:
+def _block(product: Product, rows: Tensor, packed: PackedWeight, size: int) -> Tensor:
     """The product of up to `size` rows, in memory of their own: sums may depend on alignment."""
     filled = rows.new_zeros(size, rows.shape[1])
     filled[: len(rows)] = rows
@@ -252,9 +251,7 @@ def _sizes(
 
 
 def _try_sizes(
-    block: Callable[[torch.Tensor, PackedWeight, int], torch.Tensor],
-    packed: PackedWeight,
-    device: torch.device,
+    block: Callable[[Tensor, PackedWeight, int], Tensor], packed: PackedWeight, device: torch.device
 ) -> tuple[int, ...]:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(WIDE, packed.shape[1], generator=generator)

@@ -16,9 +16,10 @@ of a short block above 8.3e6 is an infinity, so results are infinite or NaN.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
@@ -31,13 +32,24 @@ MXFP4_LEVELS = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 """Twice the numbers that four bits stand for; ggml halves the scale instead."""
 
 
-class IntegerBlockParts(NamedTuple):
-    """The weights of a block are integers * group_scales * scale, less group_minimums * minimum in
-    a long block, plus minimum in a short one.
+GRAIN = 2**15
+"""Elements of one operation on a CPU, at most: above it torch wakes its threads, and then waits for
+the slowest, which costs such short operations more than the threads gain, and tens of times as much
+while other programs use the cores. So bits are unpacked in words of several bytes."""
 
-    integers: int64 [..., elements]. scale: f32 [...]. group_scales: int64 [..., groups], of equal
-    parts of a long block. minimum: f32 [...]. group_minimums: int64 [..., groups]. What a type does
-    not have is None.
+
+def grain(x: Tensor) -> int:
+    """Elements of one operation, at most; a GPU takes all at once."""
+    return GRAIN if x.device.type == "cpu" else max(x.numel(), GRAIN)
+
+
+class IntegerBlockParts(NamedTuple):
+    """The weights of a block are (integers - zero) * group_scales * scale, less group_minimums *
+    minimum in a long block, plus minimum in a short one.
+
+    integers: [..., elements]. scale: f32 [...]. group_scales: integers [..., groups], of equal
+    parts of a long block. minimum: f32 [...]. group_minimums: integers [..., groups]. What a type
+    does not have is None.
     """
 
     integers: Tensor
@@ -45,17 +57,28 @@ class IntegerBlockParts(NamedTuple):
     group_scales: Tensor | None = None
     minimum: Tensor | None = None
     group_minimums: Tensor | None = None
+    zero: int = 0
 
 
 def split(blocks: Tensor, type: str) -> IntegerBlockParts:
-    """The parts of blocks uint8 [..., bytes of a block] of a GGML type."""
-    return SPLITTERS[type](blocks)
+    """The parts of blocks uint8 [..., bytes of a block] of a GGML type: all integers as int64, with
+    a zero of 0."""
+    parts = SPLITTERS[type](blocks.clone(memory_format=torch.contiguous_format).flatten(0, -2))
+    parts = parts._replace(integers=parts.integers.long() - parts.zero)
+    tensors: dict[str, Any] = {
+        name: (part if part.is_floating_point() else part.long()).unflatten(0, blocks.shape[:-1])
+        for name, part in parts._asdict().items()
+        if isinstance(part, Tensor)
+    }
+    return IntegerBlockParts(**tensors)
+
+
+# Parts of blocks uint8 [n, bytes of a block], which begin at a whole word of memory.
 
 
 def _half(blocks: Tensor, start: int) -> Tensor:
-    """The float16 at byte `start` of each block, as f32."""
-    pair = blocks[..., start : start + 2].clone(memory_format=torch.contiguous_format)
-    return pair.view(torch.float16).float().squeeze(-1)
+    """The float16 at byte `start` of each block, as f32 [n]."""
+    return blocks[:, start : start + 2].view(torch.float16).float().squeeze(-1)
 
 
 def _bits(data: Tensor, width: int, run: int) -> Tensor:
@@ -66,50 +89,71 @@ def _bits(data: Tensor, width: int, run: int) -> Tensor:
     return fields.flatten(-3).long()
 
 
-def _single_bits(data: Tensor) -> Tensor:
-    """The bits of bytes [..., m] in their order, int64 [..., 8 m]."""
-    return _bits(data, 1, 1)
+def _words(blocks: Tensor, start: int, stop: int) -> Tensor:
+    """Bytes start to stop of each block as int32 [n, (stop - start) / 4]."""
+    halves = blocks[:, start:stop].view(torch.int16)
+    return halves.clone(memory_format=torch.contiguous_format).view(torch.int32)
+
+
+def _nibbles(words: Tensor, run: int) -> Tensor:
+    """int32 [n, m] to [n, 2m]: of every `run` bytes first the low halves, then the high ones."""
+    runs = words.unflatten(1, (-1, run // 4))
+    return torch.stack([runs & 0x0F0F0F0F, (runs >> 4) & 0x0F0F0F0F], 2).flatten(1)
+
+
+@functools.cache
+def _of_fifth_bits(device: torch.device) -> Tensor:
+    """Byte value -> its eight bits, lowest first, as bytes of 0 or 16 packed into one int64."""
+    bits = ((torch.arange(256).unsqueeze(1) >> torch.arange(8)) & 1) << 4
+    return bits.to(torch.uint8).view(torch.int64).flatten().to(device)
+
+
+def _fifth_bits(blocks: Tensor, start: int) -> Tensor:
+    """The 32 bits at byte `start`, lowest first, as bytes of 0 or 16 in int32 [n, 8]."""
+    index = blocks[:, start : start + 4].flatten().int()
+    return _of_fifth_bits(index.device).index_select(0, index).view(torch.int32).view(-1, 8)
+
+
+def _spread(words: Tensor, n_bits: int) -> Tensor:
+    """int32 [..., m] to [..., 8 / n_bits, m]: each group of bits of every byte, moved to bit 4."""
+    shifts = torch.arange(0, 8, n_bits, dtype=torch.int32, device=words.device).unsqueeze(-1)
+    mask = 0x01010101 * (2**n_bits - 1)
+    return ((words.unsqueeze(-2) >> shifts) & mask) << 4
 
 
 def _q4_0(blocks: Tensor) -> IntegerBlockParts:
-    return IntegerBlockParts(_bits(blocks[..., 2:], 4, 16) - 8, _half(blocks, 0))
+    q = _nibbles(_words(blocks, 2, 18), 16)
+    return IntegerBlockParts(q.view(torch.uint8), _half(blocks, 0), zero=8)
 
 
 def _q4_1(blocks: Tensor) -> IntegerBlockParts:
-    return IntegerBlockParts(
-        _bits(blocks[..., 4:], 4, 16), _half(blocks, 0), minimum=_half(blocks, 2)
-    )
+    q = _nibbles(_words(blocks, 4, 20), 16)
+    return IntegerBlockParts(q.view(torch.uint8), _half(blocks, 0), minimum=_half(blocks, 2))
 
 
 def _q5_0(blocks: Tensor) -> IntegerBlockParts:
-    fifth = _single_bits(blocks[..., 2:6]) << 4
-    return IntegerBlockParts((_bits(blocks[..., 6:], 4, 16) | fifth) - 16, _half(blocks, 0))
+    q = _nibbles(_words(blocks, 6, 22), 16) | _fifth_bits(blocks, 2)
+    return IntegerBlockParts(q.view(torch.uint8), _half(blocks, 0), zero=16)
 
 
 def _q5_1(blocks: Tensor) -> IntegerBlockParts:
-    fifth = _single_bits(blocks[..., 4:8]) << 4
-    integers = _bits(blocks[..., 8:], 4, 16) | fifth
-    return IntegerBlockParts(integers, _half(blocks, 0), minimum=_half(blocks, 2))
+    q = _nibbles(_words(blocks, 8, 24), 16) | _fifth_bits(blocks, 4)
+    return IntegerBlockParts(q.view(torch.uint8), _half(blocks, 0), minimum=_half(blocks, 2))
 
 
 def _q8_0(blocks: Tensor) -> IntegerBlockParts:
-    return IntegerBlockParts(blocks[..., 2:].view(torch.int8).long(), _half(blocks, 0))
-
-
-def _iq4_nl(blocks: Tensor) -> IntegerBlockParts:
-    levels = torch.tensor(IQ4_LEVELS, device=blocks.device)
-    return IntegerBlockParts(levels[_bits(blocks[..., 2:], 4, 16)], _half(blocks, 0))
+    return IntegerBlockParts(blocks[:, 2:].view(torch.int8), _half(blocks, 0))
 
 
 def _mxfp4(blocks: Tensor) -> IntegerBlockParts:
     """The scale is half of 2^(e - 127), down to 2^-128, which f32 holds without all its digits."""
     levels = torch.tensor(MXFP4_LEVELS, device=blocks.device)
-    exponent = blocks[..., 0].double() - 128
-    return IntegerBlockParts(levels[_bits(blocks[..., 1:], 4, 16)], torch.exp2(exponent).float())
+    exponent = blocks[:, 0].double() - 128
+    return IntegerBlockParts(levels[_bits(blocks[:, 1:], 4, 16)], torch.exp2(exponent).float())
 
 
 def _q2_k(blocks: Tensor) -> IntegerBlockParts:
-    scales, integers = blocks[..., :16].long(), _bits(blocks[..., 16:80], 2, 32)
+    scales, integers = blocks[:, :16], _bits(blocks[:, 16:80], 2, 32)
     return IntegerBlockParts(
         integers, _half(blocks, 80), scales & 15, _half(blocks, 82), scales >> 4
     )
@@ -117,44 +161,70 @@ def _q2_k(blocks: Tensor) -> IntegerBlockParts:
 
 def _q3_k(blocks: Tensor) -> IntegerBlockParts:
     """A third bit, of a mask of its own, that is not set takes 4 away."""
-    third, low = _bits(blocks[..., :32], 1, 32), _bits(blocks[..., 32:96], 2, 32)
-    scales = _bits(blocks[..., 96:104], 4, 8) | (_bits(blocks[..., 104:108], 2, 4) << 4)
-    return IntegerBlockParts(low + 4 * third - 4, _half(blocks, 108), scales - 32)
+    third, low = _bits(blocks[:, :32], 1, 32), _bits(blocks[:, 32:96], 2, 32)
+    scales = _bits(blocks[:, 96:104], 4, 8) | (_bits(blocks[:, 104:108], 2, 4) << 4)
+    return IntegerBlockParts(low + 4 * third, _half(blocks, 108), scales - 32, zero=4)
 
 
-def _k_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Eight scales and eight minimums of 6 bits in bytes 4 to 15: the first four of each in bytes
-    of their own, the others in the halves of the last four and the two bits left in the first."""
-    first, second, third = (blocks[..., at : at + 4].long() for at in (4, 8, 12))
-    scales = torch.cat([first & 63, (third & 15) | (first >> 6 << 4)], -1)
-    return scales, torch.cat([second & 63, (third >> 4) | (second >> 6 << 4)], -1)
+def _with_k_scales(blocks: Tensor, q: Tensor) -> IntegerBlockParts:
+    """Of the eight runs of 32 of a Q4_K or Q5_K block.
+
+    Twelve bytes hold eight 6-bit scales and eight 6-bit minimums: four of each in the low bits of
+    the first eight bytes, the rest in the nibbles of the last four and the top bits of the first.
+    """
+    words = _words(blocks, 4, 16)
+    first, last = words[:, :2], words[:, 2:]
+    nibbles = torch.cat([last, last >> 4], 1) & 0x0F0F0F0F
+    high = nibbles | ((first >> 2) & 0x30303030)
+    whole = torch.stack([first & 0x3F3F3F3F, high], 2).view(torch.uint8).flatten(2)
+    halves = _half(blocks, 0), _half(blocks, 2)
+    return IntegerBlockParts(q.view(torch.uint8), halves[0], whole[:, 0], halves[1], whole[:, 1])
 
 
 def _q4_k(blocks: Tensor) -> IntegerBlockParts:
-    scales, minimums = _k_scales(blocks)
-    integers = _bits(blocks[..., 16:144], 4, 32)
-    return IntegerBlockParts(integers, _half(blocks, 0), scales, _half(blocks, 2), minimums)
+    return _with_k_scales(blocks, _nibbles(_words(blocks, 16, 144), 32))
 
 
 def _q5_k(blocks: Tensor) -> IntegerBlockParts:
-    scales, minimums = _k_scales(blocks)
-    integers = _bits(blocks[..., 48:176], 4, 32) | (_bits(blocks[..., 16:48], 1, 32) << 4)
-    return IntegerBlockParts(integers, _half(blocks, 0), scales, _half(blocks, 2), minimums)
+    q = _nibbles(_words(blocks, 48, 176), 32)
+    q.unflatten(1, (8, 8)).bitwise_or_(_spread(_words(blocks, 16, 48), 1))
+    return _with_k_scales(blocks, q)
 
 
 def _q6_k(blocks: Tensor) -> IntegerBlockParts:
-    low, high = _bits(blocks[..., :128], 4, 64), _bits(blocks[..., 128:192], 2, 32)
-    scales = blocks[..., 192:208].view(torch.int8).long()
-    return IntegerBlockParts((low | (high << 4)) - 32, _half(blocks, 208), scales)
+    q = _nibbles(_words(blocks, 0, 128), 64)
+    high = _words(blocks, 128, 192).unflatten(1, (2, 8))
+    q.unflatten(1, (2, 4, 8)).bitwise_or_(_spread(high, 2))
+    scales = blocks[:, 192:208].view(torch.int8)
+    return IntegerBlockParts(q.view(torch.uint8), _half(blocks, 208), scales, zero=32)
+
+
+@functools.cache
+def _iq4_values(device: torch.device) -> Tensor:
+    """Kept on the device: a recorded pass uploads nothing."""
+    return torch.tensor(IQ4_LEVELS, dtype=torch.int8).to(device)
+
+
+def _iq4(blocks: Tensor, start: int, stop: int) -> Tensor:
+    """The 4-bit indices in bytes start to stop, looked up: int8 [n, 2 (stop - start)]."""
+    q = _nibbles(_words(blocks, start, stop), 16).view(torch.uint8)
+    values = _iq4_values(q.device)
+    found = [values.index_select(0, part.int()) for part in q.flatten().split(grain(q))]
+    return torch.cat(found).view_as(q)
+
+
+def _iq4_nl(blocks: Tensor) -> IntegerBlockParts:
+    return IntegerBlockParts(_iq4(blocks, 2, 18), _half(blocks, 0))
 
 
 def _iq4_xs(blocks: Tensor) -> IntegerBlockParts:
     """A scale has its low four bits in bytes 4 to 7, two more in bytes 2 and 3."""
-    levels = torch.tensor(IQ4_LEVELS, device=blocks.device)
-    scales = _bits(blocks[..., 4:8], 4, 1) | (_bits(blocks[..., 2:4], 2, 1) << 4)
-    return IntegerBlockParts(
-        levels[_bits(blocks[..., 8:136], 4, 16)], _half(blocks, 0), scales - 32
-    )
+    packed = blocks[:, 4:8]
+    low = torch.stack([packed & 15, packed >> 4], 2).flatten(1)
+    shifts = torch.arange(0, 8, 2, dtype=torch.uint8, device=blocks.device)
+    high = ((blocks[:, 2:4].unsqueeze(-1) >> shifts) & 3).flatten(1)
+    scales = (low | (high << 4)).view(torch.int8) - 32
+    return IntegerBlockParts(_iq4(blocks, 8, 136), _half(blocks, 0), scales)
 
 
 SPLITTERS: dict[str, Callable[[Tensor], IntegerBlockParts]] = {

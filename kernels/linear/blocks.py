@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from torch import Tensor
 
 from kernels.dispatch import uses_llvm
 from kernels.linear import integer_blocks
@@ -29,19 +30,19 @@ def stays_in_blocks(type: str, mode: str, device: torch.device) -> bool:
     return here and type in TYPES
 
 
-def stays_plain(weight: torch.Tensor, mode: str) -> bool:
+def stays_plain(weight: Tensor, mode: str) -> bool:
     """Whether a weight f32 is multiplied as it is, as if its numbers were blocks: products of few
     rows then read it as fast as memory allows, and a row's bits do not depend on the other rows."""
     fits = weight.shape[1] % GROUP == 0 and weight.device.type == "cpu"
     return mode == "f32" and fits and uses_llvm()
 
 
-def pack_plain(weight: torch.Tensor) -> PackedWeight:
+def pack_plain(weight: Tensor) -> PackedWeight:
     """A weight f32 [out, in] to be multiplied as it is, without a copy where it is contiguous."""
     return pack_blocks(weight.contiguous().view(torch.uint8), "F32", "f32")
 
 
-def pack_blocks(blocks: torch.Tensor, type: str, mode: str = "blocks") -> PackedWeight:
+def pack_blocks(blocks: Tensor, type: str, mode: str = "blocks") -> PackedWeight:
     """A weight that stays in its blocks, uint8 [out, bytes per row], kept where they are.
 
     type: one of kernels.linear.block_linear.TYPES, or F32; in mode "q8" of
@@ -66,7 +67,7 @@ def takes_any_rows(packed: PackedWeight) -> bool:
     return packed.mode == "parts" or bool(packed.rounding) or isinstance(packed.data, BlockData)
 
 
-def linear_blocks(x: torch.Tensor, packed: PackedWeight, *, invariant: bool) -> torch.Tensor:
+def linear_blocks(x: Tensor, packed: PackedWeight, *, invariant: bool) -> Tensor:
     """See kernels.linear.linear, for data in blocks."""
     blocks, rounded = packed.data, packed.mode == "bf16"
     if packed.mode == "q8":

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Iterable, Sequence
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from kernels.linear.packed import (
@@ -35,7 +36,7 @@ ALONE = 1 << 18
 _NO_ROWS = (0, 1, 0, 0)
 
 
-def linear(x: torch.Tensor, n_integers: int, panels: BytePanels, n_out: int) -> torch.Tensor:
+def linear(x: Tensor, n_integers: int, panels: BytePanels, n_out: int) -> Tensor:
     """x f32 [..., in] -> f32 [..., n_out], each row as one row of integers or as two."""
     n_in, y = x.shape[-1], torch.empty(*x.shape[:-1], n_out)
     n_rows = x.numel() // n_in
@@ -49,9 +50,7 @@ def linear(x: torch.Tensor, n_integers: int, panels: BytePanels, n_out: int) -> 
     return y
 
 
-def product(
-    integers: torch.Tensor, n_integers: int, panels: BytePanels, n_out: int
-) -> torch.Tensor:
+def product(integers: Tensor, n_integers: int, panels: BytePanels, n_out: int) -> Tensor:
     """Rows that `quantise` has made [n, row_bytes] -> f32 [n, n_out]."""
     n_rows = len(integers)
     y = torch.empty(n_rows, n_out)
@@ -64,10 +63,10 @@ def product(
 
 def _run_few(
     n_rows: int,
-    integers: torch.Tensor,
+    integers: Tensor,
     n_integers: int,
     panels: BytePanels,
-    y: torch.Tensor,
+    y: Tensor,
     places: RowPlaces | None = None,
 ) -> None:
     """places: of rows of x that become the integers before."""
@@ -88,7 +87,7 @@ def _run_few(
     )
 
 
-def _run_many(integers: torch.Tensor, n_integers: int, panels: BytePanels, y: torch.Tensor) -> None:
+def _run_many(integers: Tensor, n_integers: int, panels: BytePanels, y: Tensor) -> None:
     weights, threads = panels.bytes, torch.get_num_threads()
     n_tiles = -(-weights.shape[0] // WIDE)
     _many(n_integers)(
@@ -257,13 +256,13 @@ def row_bytes(n_in: int, n_integers: int) -> int:
     return (n_in + -n_in % ROW_MULTIPLE) * n_integers + TAIL_BYTES
 
 
-def whole_rows(x: torch.Tensor) -> tuple[torch.Tensor, RowPlaces]:
+def whole_rows(x: Tensor) -> tuple[Tensor, RowPlaces]:
     """x f32 [..., in], its rows filled up to a multiple of ROW_MULTIPLE, and where they are."""
     filling = -x.shape[-1] % ROW_MULTIPLE
     return rows(functional.pad(x, (0, filling)) if filling else x)
 
 
-def quantise(x: torch.Tensor, n_integers: int) -> torch.Tensor:
+def quantise(x: Tensor, n_integers: int) -> Tensor:
     """The n rows of x f32 [..., in] as integers with their tails, uint8 [n, row_bytes]."""
     n_in = x.shape[-1]
     n_rows = x.numel() // n_in

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from kernels.dispatch import operation, torch_version
 from kernels.llvm import F32, F32X16, Code, Value, kernel
@@ -12,7 +13,7 @@ from kernels.llvm.functions import LANES, rows, start
 
 
 @operation(triton="kernels.linear.with_triton", llvm=__name__)
-def head_linear(x: torch.Tensor, weight: torch.Tensor, *, invariant: bool = False) -> torch.Tensor:
+def head_linear(x: Tensor, weight: Tensor, *, invariant: bool = False) -> Tensor:
     """x of every head times the matrix of that head.
 
     x: f32 [B, T, H, n], any strides; weight: f32 [H, n, m], contiguous: the rows of a head's
@@ -31,7 +32,7 @@ def head_linear(x: torch.Tensor, weight: torch.Tensor, *, invariant: bool = Fals
     return torch.bmm(rows, weight).view(n_heads, n_batch, n_tokens, -1).permute(1, 2, 0, 3)
 
 
-def head_linear_naive(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def head_linear_naive(x: Tensor, weight: Tensor) -> Tensor:
     """The products head by head. Keeps the dtype of its inputs."""
     return torch.stack([x[:, :, h] @ weight[h] for h in range(x.shape[2])], 2)
 
@@ -42,7 +43,7 @@ COLUMNS, TOKENS = 2, 2
 LEAST_WORK = 1 << 17
 
 
-def head_linear_with_llvm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def head_linear_with_llvm(x: Tensor, weight: Tensor) -> Tensor:
     """The products on a CPU: each piece of a head's matrix read once for all tokens."""
     n_batch, n_tokens, n_heads, n = x.shape
     m = weight.shape[2]

@@ -8,6 +8,7 @@ import warnings
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from kernels.dispatch import uses_llvm
 from kernels.linear import bytes_with_llvm, naive
@@ -30,15 +31,14 @@ N_INTEGERS = {"int8": 1, "int8x2": 2}
 SAFE_LEVELS = 64
 
 
-def pack(weight: torch.Tensor, mode: str) -> PackedWeight:
+def pack(weight: Tensor, mode: str) -> PackedWeight:
     """A weight f32 [out, in] for one of INTEGER_MODES."""
     if has_vnni():
         return pack_panels(weight, mode)
     return _pack_fbgemm(weight, mode) if has_fbgemm() else naive.pack_int8(weight, mode)
 
 
-def linear(x: torch.Tensor, packed: PackedWeight) -> torch.Tensor:
-    """See kernels.linear.linear."""
+def linear(x: Tensor, packed: PackedWeight) -> Tensor:
     if isinstance(packed.data, BytePanels):
         return bytes_with_llvm.linear(x, N_INTEGERS[packed.mode], packed.data, packed.shape[0])
     if isinstance(packed.data, tuple):
@@ -49,15 +49,13 @@ def linear(x: torch.Tensor, packed: PackedWeight) -> torch.Tensor:
     return _product_fbgemm(rows, packed.data).mul_(largest)
 
 
-def prepare_rows(x: torch.Tensor, packed: PackedWeight) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """See kernels.linear.prepare_rows."""
+def prepare_rows(x: Tensor, packed: PackedWeight) -> tuple[Tensor, Tensor | None]:
     if isinstance(packed.data, BytePanels):
         return bytes_with_llvm.quantise(x, N_INTEGERS[packed.mode]), None
     return (x, None) if packed.mode == "int8x2" else max_norm(x)
 
 
-def multiply_rows(rows: torch.Tensor, packed: PackedWeight) -> torch.Tensor:
-    """See kernels.linear.multiply_rows."""
+def multiply_rows(rows: Tensor, packed: PackedWeight) -> Tensor:
     if isinstance(packed.data, BytePanels):
         n_integers = N_INTEGERS[packed.mode]
         return bytes_with_llvm.product(rows, n_integers, packed.data, packed.shape[0])
@@ -82,14 +80,14 @@ def has_vnni() -> bool:
     return uses_llvm() and has_feature("avx512vnni")
 
 
-def _linear_two_rows(x: torch.Tensor, packed: PackedWeight) -> torch.Tensor:
+def _linear_two_rows(x: Tensor, packed: PackedWeight) -> Tensor:
     """int8x2 through fbgemm: one product of the first and second rows of integers together."""
     first, second, largest = split_rows(x)
     rows = torch.stack((first, second)).reshape(-1, x.shape[-1]) / ROW_LEVELS
     sums = _product_fbgemm(rows, packed.data)
     high, low = sums.view(2, *x.shape[:-1], -1)
     # every operation by itself: fused ones might round the last numbers of a tensor otherwise
-    y: torch.Tensor = (low / SECOND_ROW_STEPS + high) * largest
+    y: Tensor = (low / SECOND_ROW_STEPS + high) * largest
     return y
 
 
@@ -98,17 +96,17 @@ def has_fbgemm() -> bool:
     return "fbgemm" in torch.backends.quantized.supported_engines
 
 
-def _pack_fbgemm(weight: torch.Tensor, mode: str) -> PackedWeight:
+def _pack_fbgemm(weight: Tensor, mode: str) -> PackedWeight:
     """A weight f32 [out, in] as fbgemm keeps it; mode: one of INTEGER_MODES."""
     n_out, n_in = weight.shape
     data = _prepack(*quantise_rows(weight, fbgemm_levels()))
     return PackedWeight(mode, (n_out, n_in), n_out * n_in + 4 * n_out, data)
 
 
-def _product_fbgemm(rows: torch.Tensor, data: Any) -> torch.Tensor:
+def _product_fbgemm(rows: Tensor, data: Any) -> Tensor:
     """rows f32 [..., in] within -1 .. 1, rounded to 127ths, times the weight; f32 [..., out]."""
     # activations as unsigned bytes around 128, the form the fast products want
-    y: torch.Tensor = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default(
+    y: Tensor = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default(
         rows, 1 / ROW_LEVELS, 128, data
     )
     return y
@@ -127,7 +125,7 @@ def fbgemm_levels() -> int:
     return WEIGHT_LEVELS if exact else SAFE_LEVELS
 
 
-def _prepack(integers: torch.Tensor, scale: torch.Tensor) -> Any:
+def _prepack(integers: Tensor, scale: Tensor) -> Any:
     """Integers int8 [out, in] and their rows' scales f32 [out], in fbgemm's own layout."""
     zeros = torch.zeros(scale.shape[0], dtype=torch.int64)
     with warnings.catch_warnings():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from kernels.linear.packed import (
     INTEGER_MODES,
@@ -16,7 +17,7 @@ from kernels.linear.packed import (
 from kernels.linear.rounding import max_norm_naive
 
 
-def pack(weight: torch.Tensor, mode: str, levels: int = WEIGHT_LEVELS) -> PackedWeight:
+def pack(weight: Tensor, mode: str, levels: int = WEIGHT_LEVELS) -> PackedWeight:
     """See kernels.linear.pack. levels: the largest integer of a weight; the reference of this
     CPU's products is the one with kernels.linear.integers.weight_levels()."""
     n_out, n_in = weight.shape
@@ -26,15 +27,14 @@ def pack(weight: torch.Tensor, mode: str, levels: int = WEIGHT_LEVELS) -> Packed
     return PackedWeight(mode, (n_out, n_in), data.element_size() * data.numel(), data)
 
 
-def pack_int8(weight: torch.Tensor, mode: str, levels: int = WEIGHT_LEVELS) -> PackedWeight:
+def pack_int8(weight: Tensor, mode: str, levels: int = WEIGHT_LEVELS) -> PackedWeight:
     """A weight f32 [out, in] as int8 [out, in] and scales f32 [out], both of quantise_rows."""
     n_out, n_in = weight.shape
     integers, scale = quantise_rows(weight, levels)
     return PackedWeight(mode, (n_out, n_in), n_out * n_in + 4 * n_out, (integers, scale))
 
 
-def linear(x: torch.Tensor, packed: PackedWeight) -> torch.Tensor:
-    """See kernels.linear.linear."""
+def linear(x: Tensor, packed: PackedWeight) -> Tensor:
     if packed.mode == "int8":
         return linear_int8(x, packed)
     if packed.mode == "int8x2":
@@ -44,7 +44,7 @@ def linear(x: torch.Tensor, packed: PackedWeight) -> torch.Tensor:
     return (x.double() @ packed.data.double().T).float()
 
 
-def linear_int8(x: torch.Tensor, packed: PackedWeight) -> torch.Tensor:
+def linear_int8(x: Tensor, packed: PackedWeight) -> Tensor:
     """The integer product of pack_int8's matrix, exact before the scales come in."""
     integers, scale = packed.data
     rows, largest = max_norm_naive(x)
@@ -53,7 +53,7 @@ def linear_int8(x: torch.Tensor, packed: PackedWeight) -> torch.Tensor:
     return (sums * (largest.double() / ROW_LEVELS) * scale.double()).float()
 
 
-def linear_int8x2(x: torch.Tensor, packed: PackedWeight) -> torch.Tensor:
+def linear_int8x2(x: Tensor, packed: PackedWeight) -> Tensor:
     """The product with pack_int8's matrix, exact before the scales come in."""
     integers, scale = packed.data
     first, second, largest = split_rows(x)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from kernels.linear.rounding import max_norm
@@ -38,7 +39,7 @@ BYTE_ZERO = 128
 class BlockData(NamedTuple):
     """A matrix in blocks. bytes: uint8 [out, bytes per row]. type: GGML's name, such as "Q4_K"."""
 
-    bytes: torch.Tensor
+    bytes: Tensor
     type: str
 
 
@@ -67,11 +68,11 @@ class BytePanels:
     division by ROW_LEVELS, the integer of that magnitude, is in them.
     """
 
-    bytes: torch.Tensor
-    scales: torch.Tensor
+    bytes: Tensor
+    scales: Tensor
 
 
-def quantise_rows(weight: torch.Tensor, levels: int) -> tuple[torch.Tensor, torch.Tensor]:
+def quantise_rows(weight: Tensor, levels: int) -> tuple[Tensor, Tensor]:
     """Symmetric integers in -levels..levels, one scale per output row.
 
     weight: f32 [out, in]. Returns int8 [out, in] and f32 [out] with weight ~ integers * scale;
@@ -82,7 +83,7 @@ def quantise_rows(weight: torch.Tensor, levels: int) -> tuple[torch.Tensor, torc
     return (weight / scale.unsqueeze(1)).round().to(torch.int8), scale
 
 
-def split_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def split_rows(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """x f32 [..., in] -> both rows of integers as f32, and the largest magnitude [..., 1]:
     x ~ (first + second / SECOND_ROW_STEPS) * largest / ROW_LEVELS."""
     rows, largest = max_norm(x)
@@ -91,7 +92,7 @@ def split_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tenso
     return first, ((z - first) * SECOND_ROW_STEPS).round(), largest
 
 
-def pack_panels(weight: torch.Tensor, mode: str) -> PackedWeight:
+def pack_panels(weight: Tensor, mode: str) -> PackedWeight:
     """A weight f32 [out, in] as BytePanels; mode: one of INTEGER_MODES."""
     n_out, n_in = weight.shape
     integers, scale = quantise_rows(weight, WEIGHT_LEVELS)

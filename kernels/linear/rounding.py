@@ -9,6 +9,7 @@ import struct
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from kernels.dispatch import operation, torch_version
 from kernels.llvm import F32X16, Code, Value, kernel
@@ -18,20 +19,17 @@ from kernels.llvm.values import I64
 # Rounding number by number, from the bits of float32 and Python's own half floats.
 
 
-def rounded_naive(x: torch.Tensor, type: str) -> torch.Tensor:
-    """See rounded."""
+def rounded_naive(x: Tensor, type: str) -> Tensor:
     one = {"bf16": _bf16, "f16": _f16}[type]
     numbers = [one(number) for number in x.flatten().tolist()]
     return torch.tensor(numbers, dtype=torch.float32).view(x.shape)
 
 
-def round_in_place_naive(x: torch.Tensor, type: str) -> None:
-    """See round_in_place."""
+def round_in_place_naive(x: Tensor, type: str) -> None:
     x.copy_(rounded_naive(x, type))
 
 
-def round_rows_naive(table: torch.Tensor, numbers: torch.Tensor, type: str) -> None:
-    """See round_rows."""
+def round_rows_naive(table: Tensor, numbers: Tensor, type: str) -> None:
     for number in numbers.flatten().tolist():
         round_in_place_naive(table[number], type)
 
@@ -60,20 +58,20 @@ _TYPES = {"bf16": torch.bfloat16, "f16": torch.float16}
 
 
 @operation(llvm=__name__)
-def rounded(x: torch.Tensor, type: str) -> torch.Tensor:
+def rounded(x: Tensor, type: str) -> Tensor:
     """x f32 [..., d], any strides, as the numbers that `type`, "bf16" or "f16", holds: f32, new
     memory of the same shape."""
     return x.to(_TYPES[type]).to(x.dtype)
 
 
 @operation(llvm=__name__)
-def round_in_place(x: torch.Tensor, type: str) -> None:
+def round_in_place(x: Tensor, type: str) -> None:
     """`rounded` in the memory of x."""
     x.copy_(torch_version(rounded)(x, type))
 
 
 @operation(llvm=__name__)
-def round_rows(table: torch.Tensor, numbers: torch.Tensor, type: str) -> None:
+def round_rows(table: Tensor, numbers: Tensor, type: str) -> None:
     """`rounded` for rows of a table f32 [n, *row], each contiguous. numbers: int64, any shape,
     0 .. n - 1, not looked at by the host. The other rows keep their bits."""
     table[numbers] = torch_version(rounded)(table[numbers], type)
@@ -83,19 +81,17 @@ def round_rows(table: torch.Tensor, numbers: torch.Tensor, type: str) -> None:
 _ROUND = {"bf16": Value.rounded_to_bf16, "f16": Value.rounded_to_f16}
 
 
-def rounded_with_llvm(x: torch.Tensor, type: str) -> torch.Tensor:
-    """See rounded."""
+def rounded_with_llvm(x: Tensor, type: str) -> Tensor:
     new = x.new_empty(*x.shape)
     _run(x, new, type)
     return new
 
 
-def round_in_place_with_llvm(x: torch.Tensor, type: str) -> None:
-    """See round_in_place."""
+def round_in_place_with_llvm(x: Tensor, type: str) -> None:
     _run(x, x, type)
 
 
-def round_rows_with_llvm(table: torch.Tensor, numbers: torch.Tensor, type: str) -> None:
+def round_rows_with_llvm(table: Tensor, numbers: Tensor, type: str) -> None:
     """See round_rows. Raises ValueError for rows of the table with gaps."""
     if not table[:1].is_contiguous():
         raise ValueError("the numbers of a table's rows do not lie side by side")
@@ -104,7 +100,7 @@ def round_rows_with_llvm(table: torch.Tensor, numbers: torch.Tensor, type: str) 
     run(_by_number(width, type), numbers.numel(), width, table.data_ptr(), step, numbers.data_ptr())
 
 
-def _run(x: torch.Tensor, target: torch.Tensor, type: str) -> None:
+def _run(x: Tensor, target: Tensor, type: str) -> None:
     width = x.shape[-1]
     kept, to = rows(target)
     if kept is not target:  # strides that no two steps reach
@@ -140,7 +136,7 @@ SUMS = 4
 
 
 @operation(llvm=__name__)
-def max_norm(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def max_norm(x: Tensor) -> tuple[Tensor, Tensor]:
     """x / max(|x|) over the last axis, and these largest magnitudes.
 
     x: f32 [..., d]. Returns [..., d] and [..., 1]; the largest magnitude counts as the smallest
@@ -151,14 +147,12 @@ def max_norm(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return x / largest, largest
 
 
-def max_norm_naive(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """See max_norm."""
+def max_norm_naive(x: Tensor) -> tuple[Tensor, Tensor]:
     largest = x.abs().max(-1, keepdim=True).values.clamp(min=torch.finfo(x.dtype).tiny)
     return x / largest, largest
 
 
-def max_norm_with_llvm(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """See max_norm."""
+def max_norm_with_llvm(x: Tensor) -> tuple[Tensor, Tensor]:
     d, y = x.shape[-1], x.new_empty(*x.shape)
     largest = x.new_empty(*x.shape[:-1], 1)
     x, x_rows = rows(x)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from kernels.dispatch import operation
 from kernels.llvm import F32, F32X16, Code, Value, kernel
@@ -13,7 +14,7 @@ from kernels.llvm.values import F16, I8, I32
 
 
 @operation(llvm=__name__)
-def two_bits(rows: torch.Tensor) -> torch.Tensor:
+def two_bits(rows: Tensor) -> Tensor:
     """Blocks of Q2_K with numbers near those of `rows`: every 16 are cut into three equal steps
     from their least number, or 0, to their largest one.
 
@@ -44,7 +45,7 @@ MOST, MOST_SCALE = 3, 15
 """The largest integer of a number, and that of the scale of a group."""
 
 
-def _scaled(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _scaled(x: Tensor) -> tuple[Tensor, Tensor]:
     """x [..., groups], not negative, as a scale that float16 holds, [...], and integers 0..15."""
     scale = (x.amax(-1) / MOST_SCALE).half().float()
     integers = x / scale.clamp_min(torch.finfo(x.dtype).tiny).unsqueeze(-1)
@@ -58,8 +59,7 @@ _WHOLE = 3 * 2.0**22
 _GROUPS = range(BLOCK // GROUP)
 
 
-def two_bits_with_llvm(rows: torch.Tensor) -> torch.Tensor:
-    """See two_bits."""
+def two_bits_with_llvm(rows: Tensor) -> Tensor:
     rows = rows.contiguous()
     n_blocks = rows.numel() // BLOCK
     width = rows.shape[-1] // BLOCK * BLOCK_BYTES

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from kernels.linear import integers
 from kernels.linear.packed import INTEGER_MODES, PackedWeight
 
 
-def pack(weight: torch.Tensor, mode: str) -> PackedWeight:
-    """See kernels.linear.pack."""
+def pack(weight: Tensor, mode: str) -> PackedWeight:
     n_out, n_in = weight.shape
     shape, n_elements = (n_out, n_in), n_out * n_in
     if mode == "f32":
@@ -26,7 +26,7 @@ def pack(weight: torch.Tensor, mode: str) -> PackedWeight:
     return integers.pack(weight, mode)
 
 
-def pack_bf16_on_gpu(weight: torch.Tensor, device: torch.device) -> PackedWeight:
+def pack_bf16_on_gpu(weight: Tensor, device: torch.device) -> PackedWeight:
     """A weight f32 [out, in] rounded to bfloat16, on a CUDA device, which multiplies bfloat16 and
     sums in f32 without any preparation."""
     n_out, n_in = weight.shape
@@ -35,16 +35,14 @@ def pack_bf16_on_gpu(weight: torch.Tensor, device: torch.device) -> PackedWeight
     )
 
 
-def linear(x: torch.Tensor, packed: PackedWeight) -> torch.Tensor:
-    """See kernels.linear.linear."""
+def linear(x: Tensor, packed: PackedWeight) -> Tensor:
     if packed.mode in INTEGER_MODES:
         return integers.linear(x, packed)
     rows, _ = prepare_rows(x, packed)
     return multiply_rows(rows, packed).float()
 
 
-def prepare_rows(x: torch.Tensor, packed: PackedWeight) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """See kernels.linear.prepare_rows."""
+def prepare_rows(x: Tensor, packed: PackedWeight) -> tuple[Tensor, Tensor | None]:
     if packed.mode in INTEGER_MODES:
         return integers.prepare_rows(x, packed)
     if packed.mode == "f32":
@@ -53,8 +51,7 @@ def prepare_rows(x: torch.Tensor, packed: PackedWeight) -> tuple[torch.Tensor, t
     return (rounded.float() if packed.data.dtype == torch.float32 else rounded), None
 
 
-def multiply_rows(rows: torch.Tensor, packed: PackedWeight) -> torch.Tensor:
-    """See kernels.linear.multiply_rows."""
+def multiply_rows(rows: Tensor, packed: PackedWeight) -> Tensor:
     if packed.mode in INTEGER_MODES:
         return integers.multiply_rows(rows, packed)
     if packed.data.dtype == torch.float32:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 import triton.language as tl
+from torch import Tensor
 
 from kernels.dispatch import torch_version
 from kernels.linear import head_linear as op
@@ -42,8 +43,7 @@ def _head_linear(
     tl.store(target, results, (row < n_rows)[:, None] & (column < m)[None, :])
 
 
-def head_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """See kernels.linear.head_linear."""
+def head_linear(x: Tensor, weight: Tensor) -> Tensor:
     n_batch, n_tokens, n_heads, n = x.shape
     m, n_rows = weight.shape[2], n_batch * n_tokens
     if n_rows > MANY:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import torch
 from llvmlite import ir
+from torch import Tensor
 
 from kernels.llvm.code import Code
 from kernels.llvm.program import Program
@@ -124,7 +125,7 @@ RowPlaces = tuple[int, int, int, int]
 address + r // inner * outer + r % inner * step."""
 
 
-def rows(x: torch.Tensor) -> tuple[torch.Tensor, RowPlaces]:
+def rows(x: Tensor) -> tuple[Tensor, RowPlaces]:
     """x [..., d] of 4 bytes a number, or a copy of it, and where its rows are.
 
     A view of some columns, also of some heads, needs no copy. The address is good for as long as
@@ -138,7 +139,7 @@ def rows(x: torch.Tensor) -> tuple[torch.Tensor, RowPlaces]:
     return x, (x.data_ptr(), 1, 4 * x.shape[-1], 0)
 
 
-def addresses(*tensors: torch.Tensor) -> list[int]:
+def addresses(*tensors: Tensor) -> list[int]:
     """Where their numbers lie, as arguments of a program; good for as long as they are kept."""
     return [x.data_ptr() for x in tensors]
 
@@ -214,12 +215,12 @@ class StridedTensor(NamedTuple):
         return StatePlace(start + column, self.steps[2])
 
 
-def rows_together(x: torch.Tensor) -> torch.Tensor:
+def rows_together(x: Tensor) -> Tensor:
     """x with the numbers of a row side by side."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def strided(x: torch.Tensor) -> tuple[int, ...]:
+def strided(x: Tensor) -> tuple[int, ...]:
     """The arguments for one of `strided_tensors`."""
     return x.data_ptr(), *x.stride()[:3]
 

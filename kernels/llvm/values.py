@@ -149,10 +149,6 @@ class Value:
         convert = self._builder.zext if wider else self._builder.trunc
         return Value(self._builder, convert(self.ir, to))
 
-    def times(self, count: int) -> Value:
-        """The vector `count` times in a row."""
-        return self.take([*range(self.type.count)] * count)
-
     def repeated(self, count: int) -> Value:
         """Every element `count` times in a row."""
         return self.take([i for i in range(self.type.count) for _ in range(count)])

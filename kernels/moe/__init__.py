@@ -8,6 +8,7 @@ from functools import partial
 from itertools import chain, groupby
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from kernels.dispatch import operation, pick, runs_triton
@@ -65,14 +66,14 @@ __all__ = [
     "swiglu_within",
 ]
 
-Added = tuple[torch.Tensor | None, torch.Tensor | None, Residual | None]
+Added = tuple[Tensor | None, Tensor | None, Residual | None]
 """What a layer adds to the sums over experts: the shared expert's result f32 [n, d], its gate f32
 [n, 1], and a residual of n rows."""
 NOTHING: Added = (None, None, None)
 
 
 @operation(triton=_TRITON, llvm=_LLVM)
-def route(logits: torch.Tensor, n_used: int) -> tuple[torch.Tensor, torch.Tensor]:
+def route(logits: Tensor, n_used: int) -> tuple[Tensor, Tensor]:
     """The `n_used` most probable experts of every row, most probable first.
 
     logits: f32 [n, E], 1 <= n_used <= E. Softmax over all E, then the selected probabilities are
@@ -86,9 +87,7 @@ def route(logits: torch.Tensor, n_used: int) -> tuple[torch.Tensor, torch.Tensor
 
 
 @operation(triton=_TRITON, llvm=_LLVM)
-def route_biased(
-    logits: torch.Tensor, bias: torch.Tensor | None, choice: Choice
-) -> tuple[torch.Tensor, torch.Tensor]:
+def route_biased(logits: Tensor, bias: Tensor | None, choice: Choice) -> tuple[Tensor, Tensor]:
     """The experts of every row by score and bias (DeepSeek-V3, arXiv 2412.19437), the largest sum
     first.
 
@@ -111,14 +110,14 @@ def route_biased(
 
 
 def route_product(
-    x: torch.Tensor,
+    x: Tensor,
     packed: PackedWeight,
     n_experts: int,
-    bias: torch.Tensor | None,
+    bias: Tensor | None,
     choice: Choice,
     *,
     invariant: bool,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
+) -> tuple[Tensor, Tensor, Tensor] | None:
     """In one launch, on a GPU and for few rows alone: linear(x, packed), and route_biased of the
     first n_experts of each row of it. x: f32 [n, in]."""
     if not runs_triton(x):
@@ -129,7 +128,7 @@ def route_product(
 
 
 @operation(llvm=_LLVM)
-def route_given(logits: torch.Tensor, ids: torch.Tensor, choice: Choice) -> torch.Tensor:
+def route_given(logits: Tensor, ids: Tensor, choice: Choice) -> Tensor:
     """The weights that experts get which are chosen already, as those of route_biased.
 
     logits: f32 [n, E]; ids: int64 [n, n_used], not looked at by the host. Returns f32 [n, n_used].
@@ -138,9 +137,9 @@ def route_given(logits: torch.Tensor, ids: torch.Tensor, choice: Choice) -> torc
 
 
 def pack_experts(
-    gate: Iterable[torch.Tensor] | None,
-    up: Iterable[torch.Tensor],
-    down: Iterable[torch.Tensor],
+    gate: Iterable[Tensor] | None,
+    up: Iterable[Tensor],
+    down: Iterable[Tensor],
     mode: str,
     activation: Activation = SWIGLU,
 ) -> PackedExperts:
@@ -182,13 +181,13 @@ def pack_expert_blocks(
 
 def experts(
     x: Rows,
-    weights: torch.Tensor,
-    ids: torch.Tensor,
+    weights: Tensor,
+    ids: Tensor,
     packed: PackedExperts,
     *,
     invariant: bool = False,
     added: Added = NOTHING,
-) -> torch.Tensor:
+) -> Tensor:
     """Weighted sum of down(activation(gate x, up x)) over each row's experts, in order of `ids`.
 
     x: f32 [n, d]; weights, ids: [n, k] as from route. Returns f32 [n, d].
@@ -208,7 +207,7 @@ def experts(
     return add_to_experts(run_all(numbers, weights, ids, packed), added, invariant=invariant)
 
 
-def add_to_experts(y: torch.Tensor, added: Added, *, invariant: bool = False) -> torch.Tensor:
+def add_to_experts(y: Tensor, added: Added, *, invariant: bool = False) -> Tensor:
     """residual + (y + shared * sigmoid(gate)), with what there is of them."""
     shared, gate, residual = added
     if shared is not None and gate is not None:
@@ -239,8 +238,7 @@ class Choice:
 # Mixture of experts row by row and expert by expert.
 
 
-def route_naive(logits: torch.Tensor, n_used: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """See route."""
+def route_naive(logits: Tensor, n_used: int) -> tuple[Tensor, Tensor]:
     weights, ids = [], []
     for row in logits:
         p = torch.exp(row - row.max())
@@ -253,9 +251,8 @@ def route_naive(logits: torch.Tensor, n_used: int) -> tuple[torch.Tensor, torch.
 
 
 def route_biased_naive(
-    logits: torch.Tensor, bias: torch.Tensor | None, choice: Choice
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """See route_biased."""
+    logits: Tensor, bias: Tensor | None, choice: Choice
+) -> tuple[Tensor, Tensor]:
     weights, ids = [], []
     for row in logits:
         p = _scores_naive(row, choice)
@@ -278,8 +275,7 @@ def route_biased_naive(
     return torch.stack(weights), torch.stack(ids)
 
 
-def route_given_naive(logits: torch.Tensor, ids: torch.Tensor, choice: Choice) -> torch.Tensor:
-    """See route_given."""
+def route_given_naive(logits: Tensor, ids: Tensor, choice: Choice) -> Tensor:
     weights = []
     for row, chosen in zip(logits, ids.tolist(), strict=True):
         p = _scores_naive(row, choice)[chosen]
@@ -289,7 +285,7 @@ def route_given_naive(logits: torch.Tensor, ids: torch.Tensor, choice: Choice) -
     return torch.stack(weights)
 
 
-def _scores_naive(row: torch.Tensor, choice: Choice) -> torch.Tensor:
+def _scores_naive(row: Tensor, choice: Choice) -> Tensor:
     if choice.scores == "softmax":
         exp = torch.exp(row - row.max())
         return exp / exp.sum()
@@ -299,7 +295,7 @@ def _scores_naive(row: torch.Tensor, choice: Choice) -> torch.Tensor:
 
 
 def pack_naive(
-    example: torch.Tensor,
+    example: Tensor,
     matrices: Matrices,
     mode: str,
     activation: Activation = SWIGLU,
@@ -310,10 +306,7 @@ def pack_naive(
     return pack_each(partial(linear_naive.pack, levels=levels), matrices, mode, activation)
 
 
-def experts_naive(
-    x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, packed: PackedExperts
-) -> torch.Tensor:
-    """See experts."""
+def experts_naive(x: Tensor, weights: Tensor, ids: Tensor, packed: PackedExperts) -> Tensor:
     rows = []
     for i in range(x.shape[0]):
         total = torch.zeros_like(x[i])
@@ -325,7 +318,7 @@ def experts_naive(
     return torch.stack(rows)
 
 
-def _linear(x: torch.Tensor, packed: PackedWeight) -> torch.Tensor:
+def _linear(x: Tensor, packed: PackedWeight) -> Tensor:
     return linear(x, packed) if takes_any_rows(packed) else linear_naive.linear(x, packed)
 
 
@@ -333,7 +326,7 @@ def _linear(x: torch.Tensor, packed: PackedWeight) -> torch.Tensor:
 MIN_SUM = 2.0**-14
 
 
-def _scores(logits: torch.Tensor, choice: Choice) -> torch.Tensor:
+def _scores(logits: Tensor, choice: Choice) -> Tensor:
     if choice.scores == "softmax":
         return logits.softmax(-1)
     if choice.scores == "softplus":
@@ -341,7 +334,7 @@ def _scores(logits: torch.Tensor, choice: Choice) -> torch.Tensor:
     return pointwise(torch.sigmoid, logits, invariant=True)
 
 
-def _weights(p: torch.Tensor, ids: torch.Tensor, choice: Choice) -> torch.Tensor:
+def _weights(p: Tensor, ids: Tensor, choice: Choice) -> Tensor:
     weights = p.gather(1, ids)
     if choice.normalised:
         weights = weights / weights.sum(-1, keepdim=True).clamp_min(MIN_SUM)
@@ -349,20 +342,17 @@ def _weights(p: torch.Tensor, ids: torch.Tensor, choice: Choice) -> torch.Tensor
 
 
 def pack_with_torch(
-    example: torch.Tensor, matrices: Matrices, mode: str, activation: Activation = SWIGLU
+    example: Tensor, matrices: Matrices, mode: str, activation: Activation = SWIGLU
 ) -> PackedExperts:
     """See pack_experts. example: one of the matrices, for its device."""
     return pack_each(linear_with_torch.pack, matrices, mode, activation)
 
 
-def experts_with_torch(
-    x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, packed: PackedExperts
-) -> torch.Tensor:
-    """See experts."""
+def experts_with_torch(x: Tensor, weights: Tensor, ids: Tensor, packed: PackedExperts) -> Tensor:
     return torch.bmm(weights.unsqueeze(1), apply_each(x, ids, packed)).squeeze(1)
 
 
-def apply_each(x: torch.Tensor, ids: torch.Tensor, packed: PackedExperts) -> torch.Tensor:
+def apply_each(x: Tensor, ids: Tensor, packed: PackedExperts) -> Tensor:
     """What each row's experts make of it: f32 [n, k, d]."""
     n_rows, n_used = ids.shape
     in_order, order = ids.flatten().sort(stable=True)
@@ -379,8 +369,8 @@ def apply_each(x: torch.Tensor, ids: torch.Tensor, packed: PackedExperts) -> tor
 
 
 def experts_invariant_with_torch(
-    x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, packed: PackedExperts
-) -> torch.Tensor:
+    x: Tensor, weights: Tensor, ids: Tensor, packed: PackedExperts
+) -> Tensor:
     """experts with every row by itself: of few rows, hardly two have an expert in common."""
     n_rows, n_used = ids.shape
     # rows in memory of their own: sums may depend on alignment
@@ -396,7 +386,7 @@ def experts_invariant_with_torch(
     return total
 
 
-def _products(rows: torch.Tensor, runs: list[tuple[PackedWeight, int]]) -> torch.Tensor:
+def _products(rows: Tensor, runs: list[tuple[PackedWeight, int]]) -> Tensor:
     """Each matrix with its number of rows, in turn."""
     parts = rows.split_with_sizes([n for _, n in runs])
     return torch.cat(

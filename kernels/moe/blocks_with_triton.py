@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 import triton.language as tl
+from torch import Tensor
 
 from kernels.dispatch import COUNTERS, counters
 from kernels.linear.block_linear.with_triton import FEW_ROWS
@@ -140,10 +141,7 @@ def _close_row(
         )
 
 
-def experts(
-    x: Rows, weights: torch.Tensor, ids: torch.Tensor, packed: PackedExperts, added: Added
-) -> torch.Tensor:
-    """See kernels.moe.experts."""
+def experts(x: Rows, weights: Tensor, ids: Tensor, packed: PackedExperts, added: Added) -> Tensor:
     *first, down = packed.data
     n_experts, width, n_out = packed.shape
     n_rows, n_used = ids.shape

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from kernels.dispatch import uses_llvm
 from kernels.linear import PackedWeight
@@ -24,7 +25,7 @@ class ExpertPlaces(NamedTuple):
     type: str
     n_rows: int
     row_bytes: int
-    addresses: torch.Tensor
+    addresses: Tensor
 
     @property
     def n_parts(self) -> int:
@@ -82,13 +83,13 @@ class Activation:
 
     name: str
     gated: bool
-    reference: Callable[[torch.Tensor], torch.Tensor]
-    run: Callable[[torch.Tensor], torch.Tensor]
+    reference: Callable[[Tensor], Tensor]
+    run: Callable[[Tensor], Tensor]
     kind: str
     numbers: tuple[float, ...] = ()
 
 
-def _halves(opened: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _halves(opened: Tensor) -> tuple[Tensor, Tensor]:
     gate, up = opened.chunk(2, 1)
     return gate, up
 
@@ -133,7 +134,7 @@ SWIGLU = swiglu_within(None)
 RELU2 = Activation("relu2", False, naive.relu2, relu2, "relu2")
 
 
-Matrices = Iterable[tuple[torch.Tensor, torch.Tensor]]
+Matrices = Iterable[tuple[Tensor, Tensor]]
 """The matrices of each expert in turn: gate stacked on up, f32 [2f, d], or up alone, f32 [f, d];
 and down, f32 [d, f]."""
 
@@ -167,7 +168,7 @@ class PackedExperts:
 
 
 def pack_each(
-    pack: Callable[[torch.Tensor, str], PackedWeight],
+    pack: Callable[[Tensor, str], PackedWeight],
     matrices: Matrices,
     mode: str,
     activation: Activation,

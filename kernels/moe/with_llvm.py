@@ -8,6 +8,7 @@ import functools
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from kernels.linear.integer_blocks import rows_with_llvm as one_matrix
 from kernels.linear.integer_blocks.activations_with_llvm import STRETCH, Layout, write_rows
@@ -34,8 +35,7 @@ GONE = -1.0
 _NOWHERE = -(2**31)
 
 
-def route(logits: torch.Tensor, n_used: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """See kernels.moe.route."""
+def route(logits: Tensor, n_used: int) -> tuple[Tensor, Tensor]:
     n_rows, n_experts = logits.shape
     weights = torch.empty(n_rows, n_used)
     ids = torch.empty(n_rows, n_used, dtype=torch.int64)
@@ -112,10 +112,7 @@ def filled(code: Code, values: Value, count: int, filling: float) -> Value:
 _GONE = float("-inf")
 
 
-def route_biased(
-    logits: torch.Tensor, bias: torch.Tensor | None, choice: Choice
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """See kernels.moe.route_biased."""
+def route_biased(logits: Tensor, bias: Tensor | None, choice: Choice) -> tuple[Tensor, Tensor]:
     n_rows, n_experts = logits.shape
     weights = torch.empty(n_rows, choice.n_used)
     ids = torch.empty(n_rows, choice.n_used, dtype=torch.int64)
@@ -132,8 +129,7 @@ def route_biased(
     return weights, ids
 
 
-def route_given(logits: torch.Tensor, ids: torch.Tensor, choice: Choice) -> torch.Tensor:
-    """See kernels.moe.route_given."""
+def route_given(logits: Tensor, ids: Tensor, choice: Choice) -> Tensor:
     n_rows, n_experts = logits.shape
     weights, ids = torch.empty(n_rows, choice.n_used), ids.contiguous()
     logits, places = rows(logits)
@@ -236,9 +232,7 @@ FEW = 16
 """More rows than this many share experts."""
 
 
-def experts(
-    x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, packed: PackedExperts
-) -> torch.Tensor:
+def experts(x: Tensor, weights: Tensor, ids: Tensor, packed: PackedExperts) -> Tensor:
     """See kernels.moe.experts; a row has the same bits for any number of rows, if it has them in
     the products."""
     places = packed.places
@@ -250,7 +244,7 @@ def experts(
     return combine(lines, weights)
 
 
-def combine(lines: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+def combine(lines: Tensor, weights: Tensor) -> Tensor:
     """The sum over j of weights[i, j] lines[i, j], in the order of j.
 
     lines: f32 [n, k, d]; weights: f32 [n, k]; both contiguous. Returns f32 [n, d].
@@ -277,7 +271,7 @@ def _combine_program(code: Code, args: Sequence[Value], row: Value, d: int, n_us
 CHUNK = 64
 
 
-def multiply_pairs(x: torch.Tensor, ids: torch.Tensor, places: ExpertPlaces) -> torch.Tensor:
+def multiply_pairs(x: Tensor, ids: Tensor, places: ExpertPlaces) -> Tensor:
     """Row i of x with the matrix of each expert in row i of ids.
 
     x: f32 [n, in]; ids: int64 [n, k], contiguous. Returns f32 [n, k, out].

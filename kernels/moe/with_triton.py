@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import triton.language as tl
+from torch import Tensor
 
 from kernels import moe
 from kernels.dispatch import torch_version
@@ -235,14 +236,11 @@ def _combine(lines, weights, y, added, d, stride, N_USED: tl.constexpr, BD: tl.c
     tl.store(y + row * d + c, added_to(total, added, row, c, c < d), c < d)
 
 
-def route(logits: torch.Tensor, n_used: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """See kernels.moe.route."""
+def route(logits: Tensor, n_used: int) -> tuple[Tensor, Tensor]:
     return route_biased(logits, None, Choice(n_used, "softmax"))
 
 
-def route_biased(
-    logits: torch.Tensor, bias: torch.Tensor | None, choice: Choice
-) -> tuple[torch.Tensor, torch.Tensor]:
+def route_biased(logits: Tensor, bias: Tensor | None, choice: Choice) -> tuple[Tensor, Tensor]:
     """See kernels.moe.route_biased. Groups whose sides are no powers of two are left to torch."""
     if logits.stride(1) != 1:
         logits = logits.contiguous()
@@ -255,15 +253,14 @@ def route_biased(
 
 
 def route_product(
-    x: torch.Tensor,
+    x: Tensor,
     packed: PackedWeight,
     n_experts: int,
-    bias: torch.Tensor | None,
+    bias: Tensor | None,
     choice: Choice,
     *,
     invariant: bool,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
-    """See kernels.moe.route_product."""
+) -> tuple[Tensor, Tensor, Tensor] | None:
     routing = _routing(len(x), n_experts, bias, choice, x.device)
     if routing is None or len(x) > MOST_ROUTED:
         return None
@@ -273,7 +270,7 @@ def route_product(
 
 
 def _routing(
-    n_rows: int, n_experts: int, bias: torch.Tensor | None, choice: Choice, device: torch.device
+    n_rows: int, n_experts: int, bias: Tensor | None, choice: Choice, device: torch.device
 ) -> tuple[object, tuple[Any, ...], tuple[object, ...]] | None:
     """What chooses the experts of a row (Finish): of the tensors the second and the third are the
     weights and ids. None for groups whose sides are no powers of two."""
@@ -287,7 +284,7 @@ def _routing(
     return _route_row, then, (*kept, power_of_2(n_used), wide)
 
 
-def in_order(ids: torch.Tensor, n_experts: int) -> tuple[torch.Tensor, torch.Tensor]:
+def in_order(ids: Tensor, n_experts: int) -> tuple[Tensor, Tensor]:
     """The numbers of choices by expert, int64 [n], and where those of each expert end."""
     n_choices = ids.numel()
     if n_choices > FEW_CHOICES:
@@ -303,7 +300,7 @@ def in_order(ids: torch.Tensor, n_experts: int) -> tuple[torch.Tensor, torch.Ten
 
 
 def pack(
-    example: torch.Tensor, matrices: Matrices, mode: str, activation: Activation = SWIGLU
+    example: Tensor, matrices: Matrices, mode: str, activation: Activation = SWIGLU
 ) -> PackedExperts:
     """See kernels.moe.pack_experts. data: gate above up [E, 2f, d] (or up alone), down [E, d, f].
 
@@ -323,24 +320,20 @@ def pack(
 
 
 def experts_invariant(
-    x: torch.Tensor,
-    weights: torch.Tensor,
-    ids: torch.Tensor,
-    packed: PackedExperts,
-    added: Added = NOTHING,
-) -> torch.Tensor:
+    x: Tensor, weights: Tensor, ids: Tensor, packed: PackedExperts, added: Added = NOTHING
+) -> Tensor:
     """See kernels.moe.experts with `invariant`: tiles of one size, a row at any place of them."""
     return experts(x, weights, ids, packed, added, tile_sides(1, packed.shape[0], packed.mode))
 
 
 def experts(
-    x: torch.Tensor,
-    weights: torch.Tensor,
-    ids: torch.Tensor,
+    x: Tensor,
+    weights: Tensor,
+    ids: Tensor,
     packed: PackedExperts,
     added: Added = NOTHING,
     sides: dict[str, int] | None = None,
-) -> torch.Tensor:
+) -> Tensor:
     """See kernels.moe.experts. sides: of a tile, None for those that suit the rows."""
     n_experts, width, d = packed.shape
     n_rows, n_used = ids.shape
@@ -372,14 +365,14 @@ def experts(
     return combine(lines, weights, added)
 
 
-def _matrices(part: torch.Tensor | BlockData) -> tuple[tuple[torch.Tensor, int, int], str | None]:
+def _matrices(part: Tensor | BlockData) -> tuple[tuple[Tensor, int, int], str | None]:
     """The matrices of all experts with the sizes of one and of a row, and their GGML type."""
     data = part.bytes.view(torch.int16) if isinstance(part, BlockData) else part
     type = part.type if isinstance(part, BlockData) else None
     return (data, data.stride(0), data.stride(1)), type
 
 
-def combine(lines: torch.Tensor, weights: torch.Tensor, added: Added) -> torch.Tensor:
+def combine(lines: Tensor, weights: Tensor, added: Added) -> Tensor:
     """The sum of the lines f32 [n * k, d] of each row's experts times weights [n, k], in their
     order, and what is added."""
     (n_rows, n_used), d = weights.shape, lines.shape[1]
@@ -394,7 +387,7 @@ def combine(lines: torch.Tensor, weights: torch.Tensor, added: Added) -> torch.T
     return y
 
 
-def places_of(added: Added) -> tuple[torch.Tensor | int | None, ...]:
+def places_of(added: Added) -> tuple[Tensor | int | None, ...]:
     """What is added, each with the distance of its rows, for `added_to`."""
     shared, gate, residual = added
     given = shared, gate, None if residual is None else residual.x

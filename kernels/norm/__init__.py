@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from kernels.dispatch import operation, runs_triton, torch_version
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @operation(triton=_TRITON, llvm=__name__)
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight over the last axis (arXiv 1910.07467).
 
     x: f32 [..., d]; weight: f32 [d], used as it is, never 1 + weight. Returns [..., d].
@@ -30,9 +31,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return functional.rms_norm(x, (x.shape[-1],), weight, eps)
 
 
-def rms_norm_rows(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, reads: Sequence[PackedWeight]
-) -> Rows:
+def rms_norm_rows(x: Tensor, weight: Tensor, eps: float, reads: Sequence[PackedWeight]) -> Rows:
     """rms_norm of rows that these matrices are multiplied with: on a GPU the same launch rounds few
     rows to what the products take of them, as do the functions below that have such an argument."""
     if reads and runs_triton(x):
@@ -43,7 +42,7 @@ def rms_norm_rows(
 
 
 @operation(llvm=__name__)
-def layer_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def layer_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """(x - mean(x)) / sqrt(var(x) + eps) * weight over the last axis (arXiv 1607.06450), no bias.
 
     x: f32 [..., d]; weight: f32 [d]. Returns [..., d]. Differentiable.
@@ -52,7 +51,7 @@ def layer_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tenso
 
 
 @operation(triton=_TRITON, llvm=__name__)
-def l2_norm(x: torch.Tensor, eps: float) -> torch.Tensor:
+def l2_norm(x: Tensor, eps: float) -> Tensor:
     """x / sqrt(sum(x^2) + eps) over the last axis; a row of zeros stays zero for eps > 0.
 
     x: f32 [..., d]. Returns [..., d].
@@ -61,7 +60,7 @@ def l2_norm(x: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 @operation(triton=_TRITON, llvm=__name__)
-def head_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def head_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """l2_norm(x, eps) * weight, with a weight of its own for every head.
 
     x: f32 [..., H, d]; weight: f32 [H, d]. Returns [..., H, d].
@@ -71,14 +70,14 @@ def head_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor
 
 @operation(triton=_TRITON, llvm=__name__)
 def gated_rms_norm(
-    x: torch.Tensor,
-    gate: torch.Tensor,
-    weight: torch.Tensor,
+    x: Tensor,
+    gate: Tensor,
+    weight: Tensor,
     eps: float,
     *,
     sigmoid: bool = False,
     invariant: bool = False,
-) -> torch.Tensor:
+) -> Tensor:
     """rms_norm(x) * silu(gate): norm first, gate second, as a Gated DeltaNet layer ends.
 
     x, gate: f32 [..., d]; weight: f32 [d]. Returns [..., d]. sigmoid: times sigmoid(gate) instead,
@@ -90,9 +89,9 @@ def gated_rms_norm(
 
 
 def gated_rms_norm_rows(
-    x: torch.Tensor,
-    gate: torch.Tensor,
-    weight: torch.Tensor,
+    x: Tensor,
+    gate: Tensor,
+    weight: Tensor,
     eps: float,
     reads: Sequence[PackedWeight],
     *,
@@ -110,13 +109,8 @@ def gated_rms_norm_rows(
 
 @operation(triton=_TRITON, llvm=__name__)
 def group_rms_norm(
-    x: torch.Tensor,
-    gate: torch.Tensor,
-    weight: torch.Tensor,
-    eps: float,
-    *,
-    invariant: bool = False,
-) -> torch.Tensor:
+    x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, invariant: bool = False
+) -> Tensor:
     """rms_norm(x * silu(gate)) of every group by itself: gate first, norm second, as a Mamba-2
     layer ends.
 
@@ -128,9 +122,9 @@ def group_rms_norm(
 
 
 def group_rms_norm_rows(
-    x: torch.Tensor,
-    gate: torch.Tensor,
-    weight: torch.Tensor,
+    x: Tensor,
+    gate: Tensor,
+    weight: Tensor,
     eps: float,
     reads: Sequence[PackedWeight],
     *,
@@ -147,40 +141,32 @@ def group_rms_norm_rows(
 # The norms as their formulas read.
 
 
-def rms_norm_naive(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """See rms_norm."""
+def rms_norm_naive(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     mean_square = (x * x).sum(-1, keepdim=True) / x.shape[-1]
     return x / torch.sqrt(mean_square + eps) * weight
 
 
-def layer_norm_naive(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """See layer_norm."""
+def layer_norm_naive(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     centred = x - x.sum(-1, keepdim=True) / x.shape[-1]
     return rms_norm_naive(centred, weight, eps)
 
 
-def l2_norm_naive(x: torch.Tensor, eps: float) -> torch.Tensor:
-    """See l2_norm."""
+def l2_norm_naive(x: Tensor, eps: float) -> Tensor:
     return x / torch.sqrt((x * x).sum(-1, keepdim=True) + eps)
 
 
-def head_norm_naive(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """See head_norm."""
+def head_norm_naive(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return l2_norm_naive(x, eps) * weight
 
 
 def gated_rms_norm_naive(
-    x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float, sigmoid: bool = False
-) -> torch.Tensor:
-    """See gated_rms_norm."""
+    x: Tensor, gate: Tensor, weight: Tensor, eps: float, sigmoid: bool = False
+) -> Tensor:
     opened = torch.sigmoid(gate)
     return rms_norm_naive(x, weight, eps) * (opened if sigmoid else gate * opened)
 
 
-def group_rms_norm_naive(
-    x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float
-) -> torch.Tensor:
-    """See group_rms_norm."""
+def group_rms_norm_naive(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
     return rms_norm_naive(x * (gate * torch.sigmoid(gate)), weight, eps)
 
 
@@ -189,18 +175,15 @@ def group_rms_norm_naive(
 SUMS = 4
 
 
-def rms_norm_with_llvm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """See rms_norm."""
+def rms_norm_with_llvm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return _norm(x, eps, weight.contiguous(), mean=True)
 
 
-def head_norm_with_llvm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """See head_norm."""
+def head_norm_with_llvm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return _norm(x, eps, weight.contiguous(), mean=False)
 
 
-def layer_norm_with_llvm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """See layer_norm."""
+def layer_norm_with_llvm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     d, y, weight = x.shape[-1], x.new_empty(*x.shape), weight.contiguous()
     x, x_rows = rows(x)
     places = y.data_ptr(), weight.data_ptr()
@@ -208,35 +191,30 @@ def layer_norm_with_llvm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> t
     return y
 
 
-def l2_norm_with_llvm(x: torch.Tensor, eps: float) -> torch.Tensor:
-    """See l2_norm."""
+def l2_norm_with_llvm(x: Tensor, eps: float) -> Tensor:
     return _norm(x, eps)
 
 
 def gated_rms_norm_with_llvm(
-    x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float, sigmoid: bool = False
-) -> torch.Tensor:
-    """See gated_rms_norm."""
+    x: Tensor, gate: Tensor, weight: Tensor, eps: float, sigmoid: bool = False
+) -> Tensor:
     gating = "sigmoid" if sigmoid else "silu"
     return _norm(x, eps, weight.contiguous(), mean=True, gate=gate, gating=gating)
 
 
-def group_rms_norm_with_llvm(
-    x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float
-) -> torch.Tensor:
-    """See group_rms_norm."""
+def group_rms_norm_with_llvm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
     return _norm(x, eps, weight.contiguous(), mean=True, gate=gate, gating="first")
 
 
 def _norm(
-    x: torch.Tensor,
+    x: Tensor,
     eps: float,
-    weight: torch.Tensor | None = None,
+    weight: Tensor | None = None,
     *,
     mean: bool = False,
-    gate: torch.Tensor | None = None,
+    gate: Tensor | None = None,
     gating: str = "",
-) -> torch.Tensor:
+) -> Tensor:
     d, y = x.shape[-1], x.new_empty(*x.shape)
     x, x_rows = rows(x)
     gate, gate_rows = rows(x if gate is None else gate)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from kernels.dispatch import operation
 from kernels.llvm import F32, F32X16, Code, Value, kernel
@@ -18,13 +19,8 @@ MOST_ROWS = 1024
 
 @operation(llvm=__name__)
 def mix_rows(
-    x: torch.Tensor,
-    others: torch.Tensor,
-    weight: torch.Tensor,
-    eps: float,
-    *,
-    invariant: bool = False,
-) -> torch.Tensor:
+    x: Tensor, others: Tensor, weight: Tensor, eps: float, *, invariant: bool = False
+) -> Tensor:
     """The rows of x and of `others`, weighted by the softmax of their scores; a
     score is the sum of weight * row / sqrt(mean(row^2) + eps).
 
@@ -39,18 +35,14 @@ def mix_rows(
     return (weights / weights.sum(0) * rows).sum(0)
 
 
-def mix_rows_naive(
-    x: torch.Tensor, others: torch.Tensor, weight: torch.Tensor, eps: float
-) -> torch.Tensor:
+def mix_rows_naive(x: Tensor, others: Tensor, weight: Tensor, eps: float) -> Tensor:
     """The sums as their formula reads. Keeps the dtype of its inputs."""
     rows = torch.cat((others, x[None]))
     scores = (weight * rows / ((rows**2).mean(-1, keepdim=True) + eps) ** 0.5).sum(-1)
     return (scores.softmax(0)[..., None] * rows).sum(0)
 
 
-def mix_rows_with_llvm(
-    x: torch.Tensor, others: torch.Tensor, weight: torch.Tensor, eps: float
-) -> torch.Tensor:
+def mix_rows_with_llvm(x: Tensor, others: Tensor, weight: Tensor, eps: float) -> Tensor:
     """The sums on a CPU: the rows of one token are read twice, for their scores and to be added.
 
     Raises ValueError for more than MOST_ROWS other rows.

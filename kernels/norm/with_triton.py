@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import torch
 import triton.language as tl
+from torch import Tensor
 
 from kernels.linear.block_linear.with_triton import FEW_ROWS
 from kernels.linear.block_parts import LONG, IntegerRows, PreparedRows, Rows
@@ -62,22 +62,19 @@ def _norm_rows(x, x_row, weight, y, kept, d, eps, KEPT: tl.constexpr, N: tl.cons
     norm_row(x, x_row, weight, y, kept, tl.program_id(0).to(tl.int64), d, eps, KEPT, N)
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """See kernels.norm.rms_norm."""
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return _run_rows(x, weight, eps, ())[0]
 
 
-def rms_norm_rows(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, reads: Iterable[PackedWeight]
-) -> Rows:
+def rms_norm_rows(x: Tensor, weight: Tensor, eps: float, reads: Iterable[PackedWeight]) -> Rows:
     """See kernels.norm.rms_norm with `reads`."""
     y, integers = _run_rows(x, weight, eps, reads)
     return PreparedRows(y, integers) if integers else y
 
 
 def _run_rows(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, reads: Iterable[PackedWeight]
-) -> tuple[torch.Tensor, dict[int, IntegerRows]]:
+    x: Tensor, weight: Tensor, eps: float, reads: Iterable[PackedWeight]
+) -> tuple[Tensor, dict[int, IntegerRows]]:
     rows, y = as_rows(x), x.new_empty(x.shape)
     n, d = rows.shape
     parts = parts_of(reads) if n <= FEW_ROWS else ()
@@ -89,28 +86,25 @@ def _run_rows(
     return y, integers
 
 
-def l2_norm(x: torch.Tensor, eps: float) -> torch.Tensor:
-    """See kernels.norm.l2_norm."""
+def l2_norm(x: Tensor, eps: float) -> Tensor:
     return _run(_heads(x), eps)[0].view(x.shape)
 
 
-def head_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """See kernels.norm.head_norm."""
+def head_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return _run(_heads(x), eps, weight=weight, mean=False)[0].view(x.shape)
 
 
 def gated_rms_norm(
-    x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float, sigmoid: bool = False
-) -> torch.Tensor:
-    """See kernels.norm.gated_rms_norm."""
+    x: Tensor, gate: Tensor, weight: Tensor, eps: float, sigmoid: bool = False
+) -> Tensor:
     y, _ = _run(_heads(x), eps, weight=weight, gate=_heads(gate), sigmoid=sigmoid)
     return y.view(x.shape)
 
 
 def gated_rms_norm_rows(
-    x: torch.Tensor,
-    gate: torch.Tensor,
-    weight: torch.Tensor,
+    x: Tensor,
+    gate: Tensor,
+    weight: Tensor,
     eps: float,
     sigmoid: bool,
     reads: Iterable[PackedWeight],
@@ -122,20 +116,13 @@ def gated_rms_norm_rows(
     return PreparedRows(flat, integers) if integers else flat
 
 
-def group_rms_norm(
-    x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float
-) -> torch.Tensor:
-    """See kernels.norm.group_rms_norm."""
+def group_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
     y, _ = _run(_heads(x), eps, weight=weight, gate=_heads(gate), gate_first=True)
     return y.view(x.shape)
 
 
 def group_rms_norm_rows(
-    x: torch.Tensor,
-    gate: torch.Tensor,
-    weight: torch.Tensor,
-    eps: float,
-    reads: Iterable[PackedWeight],
+    x: Tensor, gate: Tensor, weight: Tensor, eps: float, reads: Iterable[PackedWeight]
 ) -> Rows:
     """See kernels.norm.group_rms_norm with `reads`."""
     heads = _heads(x)
@@ -144,23 +131,23 @@ def group_rms_norm_rows(
     return PreparedRows(flat, integers) if integers else flat
 
 
-def _heads(x: torch.Tensor) -> torch.Tensor:
+def _heads(x: Tensor) -> Tensor:
     """[n, H, d] with neighbours side by side, a view where the strides allow it."""
     heads = (x.unsqueeze(0) if x.dim() == 2 else x).flatten(0, -3)
     return heads if heads.stride(2) == 1 else heads.contiguous()
 
 
 def _run(
-    x: torch.Tensor,
+    x: Tensor,
     eps: float,
     *,
-    weight: torch.Tensor | None = None,
-    gate: torch.Tensor | None = None,
+    weight: Tensor | None = None,
+    gate: Tensor | None = None,
     gate_first: bool = False,
     sigmoid: bool = False,
     mean: bool = True,
     reads: Iterable[PackedWeight] = (),
-) -> tuple[torch.Tensor, dict[int, IntegerRows]]:
+) -> tuple[Tensor, dict[int, IntegerRows]]:
     """x, gate: [n, H, d]. The norms, and the n rows of all heads as integers for `reads`: on the
     way where heads fill whole blocks of a program, else of the result."""
     n, n_heads, d = x.shape

@@ -10,7 +10,7 @@ without the argument always have them.
 
 from __future__ import annotations
 
-import torch
+from torch import Tensor
 
 from kernels.dispatch import pick
 from kernels.pointwise import naive, with_torch
@@ -37,24 +37,24 @@ _same = {
 """Those whose results have the same bits in any company: PyTorch in whole vectors, LLVM, Triton."""
 
 
-def add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def add(x: Tensor, y: Tensor) -> Tensor:
     """x + y. x [..., d]; y of the same shape, or [d], added to every row. Returns [..., d]."""
     return _add(x, y)
 
 
-def multiply(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def multiply(x: Tensor, y: Tensor) -> Tensor:
     """x * y. x [..., d]; y of the same shape, or [d], for every row. Returns [..., d]."""
     return _multiply(x, y)
 
 
-def relu2(x: torch.Tensor) -> torch.Tensor:
+def relu2(x: Tensor) -> Tensor:
     """max(x, 0)^2 (So et al. 2021, arXiv 2109.08668). x [..., d]. Returns [..., d]."""
     return _relu2(x)
 
 
 def swiglu(
-    gate: torch.Tensor, up: torch.Tensor, limit: float | None = None, *, invariant: bool = False
-) -> torch.Tensor:
+    gate: Tensor, up: Tensor, limit: float | None = None, *, invariant: bool = False
+) -> Tensor:
     """silu(gate) * up, silu(x) = x / (1 + e^-x) (Shazeer 2020, arXiv 2002.05202).
 
     gate, up [..., d], of one shape. limit: the first factor is cut off above it, the second on
@@ -63,9 +63,7 @@ def swiglu(
     return (_same["swiglu"] if invariant else _swiglu)(gate, up, limit)
 
 
-def clamped_swiglu(
-    gate: torch.Tensor, up: torch.Tensor, limit: float, *, invariant: bool = False
-) -> torch.Tensor:
+def clamped_swiglu(gate: Tensor, up: Tensor, limit: float, *, invariant: bool = False) -> Tensor:
     """silu(min(gate, limit)) times up cut off on both sides: unlike in swiglu, the limit comes
     before silu (glm5-next, deepseek4).
 
@@ -75,13 +73,8 @@ def clamped_swiglu(
 
 
 def situ(
-    gate: torch.Tensor,
-    up: torch.Tensor,
-    beta: float,
-    linear_beta: float,
-    *,
-    invariant: bool = False,
-) -> torch.Tensor:
+    gate: Tensor, up: Tensor, beta: float, linear_beta: float, *, invariant: bool = False
+) -> Tensor:
     """beta tanh(gate / beta) sigmoid(gate) times up, which passes as linear_beta
     tanh(up / linear_beta) if that is above 0 (kimi-k3).
 
@@ -90,7 +83,7 @@ def situ(
     return (_same["situ"] if invariant else _situ)(gate, up, beta, linear_beta)
 
 
-def geglu(gate: torch.Tensor, up: torch.Tensor, *, invariant: bool = False) -> torch.Tensor:
+def geglu(gate: Tensor, up: Tensor, *, invariant: bool = False) -> Tensor:
     """gelu(gate) * up with gelu(x) = x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))
     (Hendrycks & Gimpel 2016, arXiv 1606.08415).
 
@@ -99,19 +92,14 @@ def geglu(gate: torch.Tensor, up: torch.Tensor, *, invariant: bool = False) -> t
     return (_same["geglu"] if invariant else _geglu)(gate, up)
 
 
-def output_gate(x: torch.Tensor, gate: torch.Tensor, *, invariant: bool = False) -> torch.Tensor:
+def output_gate(x: Tensor, gate: Tensor, *, invariant: bool = False) -> Tensor:
     """x * sigmoid(gate). x [..., d]; gate of the same shape or [..., 1]. Returns [..., d]."""
     return (_same["output_gate"] if invariant else _output_gate)(x, gate)
 
 
 def delta_gates(
-    decay: torch.Tensor,
-    dt: torch.Tensor,
-    a: torch.Tensor,
-    beta: torch.Tensor,
-    *,
-    invariant: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    decay: Tensor, dt: Tensor, a: Tensor, beta: Tensor, *, invariant: bool = False
+) -> tuple[Tensor, Tensor]:
     """g = softplus(decay + dt) * a and sigmoid(beta), as kernels.recurrence.delta_rule takes them.
 
     decay, beta [..., H], a layer's projections; dt, a [H], a = -exp(A_log) (Yang et al. 2024,
@@ -121,8 +109,8 @@ def delta_gates(
 
 
 def step_gates(
-    step: torch.Tensor, dt: torch.Tensor, a: torch.Tensor, *, invariant: bool = False
-) -> tuple[torch.Tensor, torch.Tensor]:
+    step: Tensor, dt: Tensor, a: Tensor, *, invariant: bool = False
+) -> tuple[Tensor, Tensor]:
     """dt = softplus(step + dt) and g = dt * a, as kernels.recurrence.ssd takes them.
 
     step [..., H], a layer's projection; dt, a [H], a = -exp(A_log) (Dao & Gu 2024, arXiv

@@ -12,6 +12,7 @@ from types import FunctionType
 from typing import TypeVar, cast
 
 import torch
+from torch import Tensor
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -25,27 +26,27 @@ def in_terms_of(expression: F, functions: Mapping[str, Callable[..., object]]) -
     return cast(F, made)
 
 
-def larger(least: float, x: torch.Tensor) -> torch.Tensor:
+def larger(least: float, x: Tensor) -> Tensor:
     return x.clamp(min=least)
 
 
-def smaller(most: float, x: torch.Tensor) -> torch.Tensor:
+def smaller(most: float, x: Tensor) -> Tensor:
     return x.clamp(max=most)
 
 
-def sigmoid(x: torch.Tensor) -> torch.Tensor:
+def sigmoid(x: Tensor) -> Tensor:
     return 1 / (1 + torch.exp(-x))
 
 
-def silu(x: torch.Tensor) -> torch.Tensor:
+def silu(x: Tensor) -> Tensor:
     return x * sigmoid(x)
 
 
-def tanh(x: torch.Tensor) -> torch.Tensor:
+def tanh(x: Tensor) -> Tensor:
     return torch.tanh(x)
 
 
-def softplus(x: torch.Tensor) -> torch.Tensor:
+def softplus(x: Tensor) -> Tensor:
     """log(1 + e^x), without an e^x that overflows."""
     return x.clamp(min=0) + torch.log1p(torch.exp(-x.abs()))
 

@@ -7,6 +7,7 @@ from functools import partial
 from types import SimpleNamespace
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from kernels.pointwise import naive
@@ -18,10 +19,10 @@ from kernels.pointwise.naive import in_terms_of
 VECTOR = 64
 GRAIN = 32768
 
-Function = Callable[[torch.Tensor], torch.Tensor]
+Function = Callable[[Tensor], Tensor]
 
 
-def pointwise(function: Function, x: torch.Tensor, *, invariant: bool) -> torch.Tensor:
+def pointwise(function: Function, x: Tensor, *, invariant: bool) -> Tensor:
     """function(x). x: f32, any shape.
 
     function: an operation of PyTorch on every number by itself. invariant: each result has the
@@ -30,7 +31,7 @@ def pointwise(function: Function, x: torch.Tensor, *, invariant: bool) -> torch.
     return _in_vectors(function, x) if invariant else function(x)
 
 
-def _in_vectors(function: Function, x: torch.Tensor) -> torch.Tensor:
+def _in_vectors(function: Function, x: Tensor) -> Tensor:
     flat = x.reshape(-1)
     n = flat.numel()
     if n % VECTOR:
@@ -42,7 +43,7 @@ def _in_vectors(function: Function, x: torch.Tensor) -> torch.Tensor:
     return y[:n].view(x.shape)
 
 
-_FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
+_FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     "sigmoid": torch.sigmoid,
     "silu": functional.silu,
     "tanh": torch.tanh,

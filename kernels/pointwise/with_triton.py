@@ -6,8 +6,8 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
-import torch
 import triton.language as tl
+from torch import Tensor
 
 from kernels.pointwise import naive
 from kernels.triton_setup import as_rows, cdiv, jit, power_of_2
@@ -107,7 +107,7 @@ def _operation(expression: Callable[..., Any], kernel: Callable[..., Any]) -> Ca
     named.__qualname__ = f"_{expression.__name__}"  # what profilers show
     program, n_operands = jit(named), 1 if kernel is _of_one else 2
 
-    def apply(*args: Any) -> torch.Tensor:
+    def apply(*args: Any) -> Tensor:
         x, y = args[0], args[0].new_empty(args[0].shape)
         d, operands = x.shape[-1], [as_rows(each) for each in args[:n_operands]]
         strides = [each.stride(0) for each in operands]
@@ -139,10 +139,7 @@ def _step_gates(step, dt, a, y, z, d, step_row, BD: tl.constexpr):
     tl.store(z + row * d + column, g, inside)
 
 
-def step_gates(
-    step: torch.Tensor, dt: torch.Tensor, a: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """See kernels.pointwise.step_gates."""
+def step_gates(step: Tensor, dt: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
     y, z = step.new_empty(2, *step.shape).unbind(0)
     rows, d = as_rows(step), step.shape[-1]
     _step_gates[(len(rows),)](

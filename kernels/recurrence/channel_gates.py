@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from kernels.dispatch import operation, runs_triton
@@ -15,20 +16,20 @@ from kernels.norm import l2_norm
 from kernels.pointwise import delta_gates
 from kernels.pointwise.with_torch import pointwise
 
-RawGates = tuple[float, torch.Tensor, torch.Tensor, float | None]
+RawGates = tuple[float, Tensor, Tensor, float | None]
 """eps, dt, a and bound of `normed_and_gated`."""
 
 
 @operation(triton="kernels.recurrence.with_triton", llvm=__name__)
 def channel_gates(
-    decay: torch.Tensor,
-    dt: torch.Tensor,
-    a: torch.Tensor,
-    beta: torch.Tensor,
+    decay: Tensor,
+    dt: Tensor,
+    a: Tensor,
+    beta: Tensor,
     bound: float | None = None,
     *,
     invariant: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     """The log decay g of every channel, and sigmoid(beta) of every head, as
     kernels.recurrence.delta_rule takes them.
 
@@ -47,12 +48,8 @@ def channel_gates(
 
 
 def channel_gates_naive(
-    decay: torch.Tensor,
-    dt: torch.Tensor,
-    a: torch.Tensor,
-    beta: torch.Tensor,
-    bound: float | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    decay: Tensor, dt: Tensor, a: Tensor, beta: Tensor, bound: float | None = None
+) -> tuple[Tensor, Tensor]:
     """The gates as their formulas read."""
     x, written = decay + dt, 1 / (1 + torch.exp(-beta))
     if bound is not None:
@@ -62,12 +59,8 @@ def channel_gates_naive(
 
 
 def channel_gates_with_llvm(
-    decay: torch.Tensor,
-    dt: torch.Tensor,
-    a: torch.Tensor,
-    beta: torch.Tensor,
-    bound: float | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    decay: Tensor, dt: Tensor, a: Tensor, beta: Tensor, bound: float | None = None
+) -> tuple[Tensor, Tensor]:
     """The gates on a CPU: both in one pass."""
     n_channels, n_heads = decay.shape[-1], beta.shape[-1]
     g, opened = decay.new_empty(*decay.shape), beta.new_empty(*beta.shape)
@@ -113,16 +106,16 @@ def _program(
 
 
 def normed_and_gated(
-    qk: torch.Tensor,
+    qk: Tensor,
     eps: float,
-    decay: torch.Tensor,
-    dt: torch.Tensor,
-    a: torch.Tensor,
-    beta: torch.Tensor,
+    decay: Tensor,
+    dt: Tensor,
+    a: Tensor,
+    beta: Tensor,
     bound: float | None = None,
     *,
     invariant: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """l2_norm(qk, eps), and kernels.pointwise.delta_gates of heads, decay [B, T, H], or
     kernels.recurrence.channel_gates of channels, decay [B, T, C], bounded or not.
 

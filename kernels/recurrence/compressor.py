@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from kernels.dispatch import operation, torch_version
 from kernels.llvm import F32, F32X16, Code, Value, kernel
@@ -34,7 +35,7 @@ class Compressor(NamedTuple):
 
 
 @operation(llvm=__name__)
-def add_at_places(x: torch.Tensor, table: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+def add_at_places(x: Tensor, table: Tensor, positions: Tensor) -> Tensor:
     """x + table[positions mod len(table)].
 
     x: f32 [B, T, C], any strides; table: f32 [n, C]; positions: int64 [B, T], not looked at by the
@@ -44,21 +45,19 @@ def add_at_places(x: torch.Tensor, table: torch.Tensor, positions: torch.Tensor)
 
 
 @operation(llvm=__name__, any_type=True)
-def first_of_block(positions: torch.Tensor, ratio: int) -> torch.Tensor:
+def first_of_block(positions: Tensor, ratio: int) -> Tensor:
     """positions // ratio * ratio, int64."""
     return positions // ratio * ratio
 
 
 @operation(llvm=__name__, any_type=True)
-def ring_places(positions: torch.Tensor, n_slots: int) -> torch.Tensor:
+def ring_places(positions: Tensor, n_slots: int) -> Tensor:
     """Slots of a ring that tokens at positions int64 [B, T] belong to, f32 [B, T, 1]."""
     return (positions % n_slots).to(torch.float32)[..., None]
 
 
 @operation(llvm=__name__)
-def compress(
-    x: torch.Tensor, positions: torch.Tensor, ring: torch.Tensor, part: Compressor
-) -> torch.Tensor:
+def compress(x: Tensor, positions: Tensor, ring: Tensor, part: Compressor) -> Tensor:
     """The row of the block that ends at a token; zeros at tokens that end none.
 
     x: f32 [B, T, 2 n_channels], per token values and then scores, at consecutive positions int64
@@ -99,13 +98,8 @@ def compress(
 
 @operation(llvm=__name__)
 def compress_slots(
-    x: torch.Tensor,
-    positions: torch.Tensor,
-    pool: torch.Tensor,
-    read: torch.Tensor,
-    write: torch.Tensor,
-    part: Compressor,
-) -> torch.Tensor:
+    x: Tensor, positions: Tensor, pool: Tensor, read: Tensor, write: Tensor, part: Compressor
+) -> Tensor:
     """compress from and to rings in a pool f32 [n_rows, n_slots, 2 n_channels], each contiguous.
 
     read: int64 [B], the row with the ring of sequence b. write: int64 [B, n], 1 <= n <= T; row
@@ -120,13 +114,7 @@ def compress_slots(
 
 
 @operation(llvm=__name__)
-def fold_ring(
-    ring: torch.Tensor,
-    x: torch.Tensor,
-    places: torch.Tensor,
-    n_tokens: torch.Tensor,
-    out: torch.Tensor,
-) -> torch.Tensor:
+def fold_ring(ring: Tensor, x: Tensor, places: Tensor, n_tokens: Tensor, out: Tensor) -> Tensor:
     """Rings after some of the tokens that follow them.
 
     ring: f32 [B, n_slots, C]; x: [B, T, C]; places: [B, T, 1] of ring_places; n_tokens: int64 [B],
@@ -144,18 +132,12 @@ def fold_ring(
 # Row by row, slot by slot.
 
 
-def add_at_places_naive(
-    x: torch.Tensor, table: torch.Tensor, positions: torch.Tensor
-) -> torch.Tensor:
-    """See add_at_places."""
+def add_at_places_naive(x: Tensor, table: Tensor, positions: Tensor) -> Tensor:
     added = [table[p % len(table)] for p in positions.flatten().tolist()]
     return x + torch.stack(added).view(x.shape)
 
 
-def compress_naive(
-    x: torch.Tensor, positions: torch.Tensor, ring: torch.Tensor, part: Compressor
-) -> torch.Tensor:
-    """See compress."""
+def compress_naive(x: Tensor, positions: Tensor, ring: Tensor, part: Compressor) -> Tensor:
     y = x.new_zeros(*x.shape[:2], part.width)
     for b in range(len(x)):
         held = ring[b].clone()
@@ -166,8 +148,8 @@ def compress_naive(
     return y
 
 
-def _row(ring: torch.Tensor, position: int, part: Compressor) -> torch.Tensor:
-    def of(block: int, columns: slice) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def _row(ring: Tensor, position: int, part: Compressor) -> Tensor:
+    def of(block: int, columns: slice) -> list[tuple[Tensor, Tensor]]:
         tokens = range(block * part.ratio, (block + 1) * part.ratio)
         halves = (ring[token % part.n_slots].chunk(2) for token in tokens)
         return [(values[columns], scores[columns]) for values, scores in halves]
@@ -182,14 +164,8 @@ def _row(ring: torch.Tensor, position: int, part: Compressor) -> torch.Tensor:
 
 
 def compress_slots_naive(
-    x: torch.Tensor,
-    positions: torch.Tensor,
-    pool: torch.Tensor,
-    read: torch.Tensor,
-    write: torch.Tensor,
-    part: Compressor,
-) -> torch.Tensor:
-    """See compress_slots."""
+    x: Tensor, positions: Tensor, pool: Tensor, read: Tensor, write: Tensor, part: Compressor
+) -> Tensor:
     rings = torch.stack([pool[i] for i in read.tolist()])
     y = compress_naive(x, positions, rings, part)
     for b, numbers in enumerate(write.tolist()):
@@ -202,13 +178,8 @@ def compress_slots_naive(
 
 
 def fold_ring_naive(
-    ring: torch.Tensor,
-    x: torch.Tensor,
-    places: torch.Tensor,
-    n_tokens: torch.Tensor,
-    out: torch.Tensor,
-) -> torch.Tensor:
-    """See fold_ring."""
+    ring: Tensor, x: Tensor, places: Tensor, n_tokens: Tensor, out: Tensor
+) -> Tensor:
     for b, n in enumerate(n_tokens.tolist()):
         held = ring[b].clone()
         for t in range(n):
@@ -220,9 +191,7 @@ def fold_ring_naive(
 # All slots at once.
 
 
-def write_ring(
-    ring: torch.Tensor, x: torch.Tensor, positions: torch.Tensor, n_tokens: int, out: torch.Tensor
-) -> torch.Tensor:
+def write_ring(ring: Tensor, x: Tensor, positions: Tensor, n_tokens: int, out: Tensor) -> Tensor:
     """Fills `out`, which may be `ring` itself, with the rings f32 [B, n_slots, C] after the first
     n_tokens of x [B, T, C] at consecutive positions int64 [B, T], to which the host does not look.
     """
@@ -235,10 +204,7 @@ def write_ring(
 # On a CPU: rings are read where they are.
 
 
-def add_at_places_with_llvm(
-    x: torch.Tensor, table: torch.Tensor, positions: torch.Tensor
-) -> torch.Tensor:
-    """See add_at_places."""
+def add_at_places_with_llvm(x: Tensor, table: Tensor, positions: Tensor) -> Tensor:
     y, table, positions = x.new_empty(*x.shape), table.contiguous(), positions.contiguous()
     x, places = rows(x)
     given = addresses(table, positions, y)
@@ -259,16 +225,14 @@ def _add_program(code: Code, args: Sequence[Value], row: Value, n: int, width: i
         code.store_first(total, target + at, count)
 
 
-def first_of_block_with_llvm(positions: torch.Tensor, ratio: int) -> torch.Tensor:
-    """See first_of_block."""
+def first_of_block_with_llvm(positions: Tensor, ratio: int) -> Tensor:
     first, positions = torch.empty_like(positions), positions.contiguous()
     program = _of_positions(ratio, False)
     program.alone(positions.numel(), positions.data_ptr(), first.data_ptr())
     return first
 
 
-def ring_places_with_llvm(positions: torch.Tensor, n_slots: int) -> torch.Tensor:
-    """See ring_places."""
+def ring_places_with_llvm(positions: Tensor, n_slots: int) -> Tensor:
     places, positions = torch.empty(*positions.shape, 1), positions.contiguous()
     program = _of_positions(n_slots, True)
     program.alone(positions.numel(), positions.data_ptr(), places.data_ptr())
@@ -287,21 +251,13 @@ def _of_positions(code: Code, args: Sequence[Value], token: Value, n: int, is_pl
         code.store(position // n * n, out + token * 8)
 
 
-def compress_with_llvm(
-    x: torch.Tensor, positions: torch.Tensor, ring: torch.Tensor, part: Compressor
-) -> torch.Tensor:
-    """See compress."""
+def compress_with_llvm(x: Tensor, positions: Tensor, ring: Tensor, part: Compressor) -> Tensor:
     return _compress_llvm(x, positions, ring, None, part)
 
 
 def compress_slots_with_llvm(
-    x: torch.Tensor,
-    positions: torch.Tensor,
-    pool: torch.Tensor,
-    read: torch.Tensor,
-    write: torch.Tensor,
-    part: Compressor,
-) -> torch.Tensor:
+    x: Tensor, positions: Tensor, pool: Tensor, read: Tensor, write: Tensor, part: Compressor
+) -> Tensor:
     """See compress_slots. Raises ValueError for rings with gaps."""
     x, positions = x.contiguous(), positions.contiguous()
     read, write = read.contiguous(), write.contiguous()
@@ -323,12 +279,8 @@ def compress_slots_with_llvm(
 
 
 def _compress_llvm(
-    x: torch.Tensor,
-    positions: torch.Tensor,
-    ring: torch.Tensor,
-    read: torch.Tensor | None,
-    part: Compressor,
-) -> torch.Tensor:
+    x: Tensor, positions: Tensor, ring: Tensor, read: Tensor | None, part: Compressor
+) -> Tensor:
     """read: numbers of the rings that are those of the sequences; None for 0, 1, …"""
     n_seqs, n_tokens = x.shape[:2]
     y = x.new_empty(n_seqs, n_tokens, part.width)
@@ -423,12 +375,8 @@ def _keep_program(code: Code, args: Sequence[Value], task: Value, n_slots: int, 
 
 
 def fold_ring_with_llvm(
-    ring: torch.Tensor,
-    x: torch.Tensor,
-    places: torch.Tensor,
-    n_tokens: torch.Tensor,
-    out: torch.Tensor,
-) -> torch.Tensor:
+    ring: Tensor, x: Tensor, places: Tensor, n_tokens: Tensor, out: Tensor
+) -> Tensor:
     """See fold_ring. Raises ValueError for rings to fill with gaps."""
     n_seqs, n_slots, width = ring.shape
     if not ring[:1].is_contiguous():

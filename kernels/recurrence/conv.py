@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from kernels.dispatch import operation, torch_version
@@ -17,14 +18,14 @@ from kernels.pointwise.with_torch import pointwise
 
 @operation(triton="kernels.recurrence.with_triton", llvm=__name__)
 def causal_conv(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    window: torch.Tensor,
-    bias: torch.Tensor | None = None,
+    x: Tensor,
+    weight: Tensor,
+    window: Tensor,
+    bias: Tensor | None = None,
     *,
     activate: bool = True,
     invariant: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     """Depthwise causal convolution over time, plus `bias` if any, then silu unless not `activate`.
 
     x: [B, T, C], the projected rows; weight: [C, K], tap K - 1 multiplies the current token;
@@ -47,16 +48,16 @@ def causal_conv(
 
 @operation(triton="kernels.recurrence.with_triton", llvm=__name__)
 def causal_conv_slots(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    pool: torch.Tensor,
-    read: torch.Tensor,
-    write: torch.Tensor,
-    bias: torch.Tensor | None = None,
+    x: Tensor,
+    weight: Tensor,
+    pool: Tensor,
+    read: Tensor,
+    write: Tensor,
+    bias: Tensor | None = None,
     *,
     activate: bool = True,
-    gate: torch.Tensor | None = None,
-) -> torch.Tensor:
+    gate: Tensor | None = None,
+) -> Tensor:
     """causal_conv from and to rows of one pool of windows, whose numbers are on the device.
 
     x, weight, bias, activate: as there. pool: f32 [n_rows, K - 1, C], each row contiguous. read:
@@ -73,9 +74,7 @@ def causal_conv_slots(
 
 
 @operation(llvm=__name__)
-def fold_window(
-    window: torch.Tensor, columns: torch.Tensor, n_tokens: torch.Tensor, out: torch.Tensor
-) -> torch.Tensor:
+def fold_window(window: Tensor, columns: Tensor, n_tokens: Tensor, out: Tensor) -> Tensor:
     """The windows after some of the rows that follow them.
 
     window: f32 [B, K - 1, C]; columns: f32 [B, T, C]; n_tokens: int64 [B], 0 .. T, to which the
@@ -90,13 +89,8 @@ def fold_window(
 
 
 def causal_conv_naive(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    window: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    *,
-    activate: bool = True,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    x: Tensor, weight: Tensor, window: Tensor, bias: Tensor | None = None, *, activate: bool = True
+) -> tuple[Tensor, Tensor]:
     """See causal_conv. Keeps the dtype of its inputs."""
     n_taps = weight.shape[1]
     history = torch.cat((window, x), 1)
@@ -112,15 +106,15 @@ def causal_conv_naive(
 
 
 def causal_conv_slots_naive(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    pool: torch.Tensor,
-    read: torch.Tensor,
-    write: torch.Tensor,
-    bias: torch.Tensor | None = None,
+    x: Tensor,
+    weight: Tensor,
+    pool: Tensor,
+    read: Tensor,
+    write: Tensor,
+    bias: Tensor | None = None,
     *,
     activate: bool = True,
-) -> torch.Tensor:
+) -> Tensor:
     """See causal_conv_slots. Keeps the dtype of its inputs."""
     window = torch.stack([pool[i] for i in read.tolist()])
     y, history = causal_conv_naive(x, weight, window, bias, activate=activate)
@@ -131,10 +125,7 @@ def causal_conv_slots_naive(
     return y
 
 
-def fold_window_naive(
-    window: torch.Tensor, columns: torch.Tensor, n_tokens: torch.Tensor, out: torch.Tensor
-) -> torch.Tensor:
-    """See fold_window."""
+def fold_window_naive(window: Tensor, columns: Tensor, n_tokens: Tensor, out: Tensor) -> Tensor:
     width = window.shape[1]
     for b, n in enumerate(n_tokens.tolist()):
         out[b] = torch.cat((window[b], columns[b, :n]))[n : n + width].clone()
@@ -144,7 +135,7 @@ def fold_window_naive(
 # The causal convolution as a sum of shifted rows; PyTorch's own is slower at every length.
 
 
-def _sums(history: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def _sums(history: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """The taps' products [B, T, C] and the bias, added up in one order for every row."""
     n_tokens = history.shape[1] - weight.shape[1] + 1
     # the taps have to be contiguous rows for the vector units; free where they already are
@@ -159,28 +150,21 @@ def _sums(history: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 
 
 def causal_conv_with_llvm(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    window: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    *,
-    activate: bool = True,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """See causal_conv."""
+    x: Tensor, weight: Tensor, window: Tensor, bias: Tensor | None = None, *, activate: bool = True
+) -> tuple[Tensor, Tensor]:
     return _convolve(x, weight, window, None, bias, activate)
 
 
 def causal_conv_slots_with_llvm(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    pool: torch.Tensor,
-    read: torch.Tensor,
-    write: torch.Tensor,
-    bias: torch.Tensor | None = None,
+    x: Tensor,
+    weight: Tensor,
+    pool: Tensor,
+    read: Tensor,
+    write: Tensor,
+    bias: Tensor | None = None,
     *,
     activate: bool = True,
-) -> torch.Tensor:
-    """See causal_conv_slots."""
+) -> Tensor:
     y, history = _convolve(x, weight, pool, read.contiguous(), bias, activate)
     (n_batch, n_new), write = write.shape, write.contiguous()
     window_bytes = 4 * pool.shape[1] * pool.shape[2]
@@ -202,10 +186,7 @@ def causal_conv_slots_with_llvm(
     return y
 
 
-def fold_window_with_llvm(
-    window: torch.Tensor, columns: torch.Tensor, n_tokens: torch.Tensor, out: torch.Tensor
-) -> torch.Tensor:
-    """See fold_window."""
+def fold_window_with_llvm(window: Tensor, columns: Tensor, n_tokens: Tensor, out: Tensor) -> Tensor:
     n_batch, width, n_channels = window.shape
     counts = n_tokens.contiguous()
     tensors = [rows_together(window), rows_together(columns), out]
@@ -221,13 +202,13 @@ def fold_window_with_llvm(
 
 
 def _convolve(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    window: torch.Tensor,
-    read: torch.Tensor | None,
-    bias: torch.Tensor | None,
+    x: Tensor,
+    weight: Tensor,
+    window: Tensor,
+    read: Tensor | None,
+    bias: Tensor | None,
     activate: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     """read: numbers of the rows of `window` that hold those of the sequences; None for 0, 1, …"""
     n_batch, n_tokens, n_channels = x.shape
     n_taps = weight.shape[1]
@@ -328,7 +309,7 @@ def _fold_llvm(code: Code, args: Sequence[Value], b: Value, n_channels: int, wid
 
 
 @operation(llvm=__name__)
-def block_conv(x: torch.Tensor, base: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+def block_conv(x: Tensor, base: Tensor, own: Tensor) -> Tensor:
     """y[a] = sum over taps t of (base[t] + own[a, t]) * x[a - t]; rows before the first are zero.
 
     x: f32 [B, T, d]; base: f32 [K, d]; own: f32 [B, T, K, G], G a divisor of d: each number counts
@@ -343,7 +324,7 @@ def block_conv(x: torch.Tensor, base: torch.Tensor, own: torch.Tensor) -> torch.
     return y
 
 
-def block_conv_naive(x: torch.Tensor, base: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+def block_conv_naive(x: Tensor, base: Tensor, own: Tensor) -> Tensor:
     """The convolution channel by channel, from its definition."""
     n_batch, n_tokens, d = x.shape
     n_taps, group = len(base), d // own.shape[3]
@@ -357,7 +338,7 @@ def block_conv_naive(x: torch.Tensor, base: torch.Tensor, own: torch.Tensor) -> 
     return y
 
 
-def block_conv_with_llvm(x: torch.Tensor, base: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+def block_conv_with_llvm(x: Tensor, base: Tensor, own: Tensor) -> Tensor:
     """The convolution on a CPU: every row from its taps, group by group."""
     (n_batch, n_tokens, d), (n_taps, n_groups) = x.shape, own.shape[2:]
     y = x.new_empty(n_batch, n_tokens, d)

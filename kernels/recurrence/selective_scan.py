@@ -7,6 +7,7 @@ from array import array
 from collections.abc import Callable, Sequence
 
 import torch
+from torch import Tensor
 
 from kernels.dispatch import operation, torch_version
 from kernels.llvm import F32, F32X16, Code, Program, Value
@@ -16,7 +17,6 @@ from kernels.pointwise.with_torch import pointwise
 
 _TRITON = "kernels.recurrence.with_triton"
 
-Tensor = torch.Tensor
 Slots = Sequence[Tensor]
 ScanArguments = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 """x, dt, A, B, C, D and the state, as scan_into describes them."""
@@ -25,30 +25,20 @@ ScanSlotArguments = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor
 
 
 @operation(triton=_TRITON, llvm=__name__)
-def scan_into(
-    x: torch.Tensor,
-    dt: torch.Tensor,
-    A: torch.Tensor,
-    B: torch.Tensor,
-    C: torch.Tensor,
-    D: torch.Tensor,
-    state: torch.Tensor,
-    *,
-    slots: Slots,
-    invariant: bool = False,
-) -> torch.Tensor:
+def scan_into(*inputs: *ScanArguments, slots: Slots, invariant: bool = False) -> Tensor:
     """Runs T tokens through the recurrence and keeps the newest states.
 
     Per channel, with a row of N numbers:  S_n <- e^(dt A_n) S_n + dt x B_n;  o = sum of C_n S_n +
     D x, read after the write.
 
-    x, dt: [B, T, C], dt > 0. A: [N, C], log decay for a step of 1, <= 0. B, C: [B, T, N]. D: [C].
-    state: [B, N, C]. slots: 1 .. T tensors [B, N, C], strided alike, whose [N, C] are contiguous;
-    slots[s] receives the state s tokens before the last one, and one of them may be `state` itself.
-    All f32. Returns o [B, T, C]. invariant: outputs and states have the same bits in whatever
-    portions tokens and sequences come.
+    inputs: x, dt, A, B, C, D, state. x, dt: [B, T, C], dt > 0. A: [N, C], log decay for a step of
+    1, <= 0. B, C: [B, T, N]. D: [C]. state: [B, N, C]. slots: 1 .. T tensors [B, N, C], strided
+    alike, whose [N, C] are contiguous; slots[s] receives the state s tokens before the last one,
+    and one of them may be `state` itself. All f32. Returns o [B, T, C]. invariant: outputs and
+    states have the same bits in whatever portions tokens and sequences come.
     """
-    n_tokens, S, outputs = x.shape[1], state, []
+    x, dt, A, B, C, D, S = inputs
+    n_tokens, outputs = x.shape[1], []
     u, kept = dt * x, [*slots]
     for t in range(n_tokens):
         decay = pointwise(torch.exp, dt[:, t, None] * A, invariant=invariant)
@@ -64,27 +54,16 @@ def scan_into(
 
 
 @operation(triton=_TRITON, llvm=__name__)
-def scan_slots(
-    x: torch.Tensor,
-    dt: torch.Tensor,
-    A: torch.Tensor,
-    B: torch.Tensor,
-    C: torch.Tensor,
-    D: torch.Tensor,
-    pool: torch.Tensor,
-    read: torch.Tensor,
-    write: torch.Tensor,
-) -> torch.Tensor:
+def scan_slots(*inputs: *ScanSlotArguments) -> Tensor:
     """scan_into from and to rows of a pool [n_rows, N, C], each contiguous: see
     kernels.recurrence.ssd.ssd_slots, whose promises hold here too."""
-    return _slots_of(torch_version(scan_into), x, dt, A, B, C, D, pool, read, write)
+    return _slots_of(torch_version(scan_into), *inputs)
 
 
 # Channel by channel.
 
 
-def scan_into_naive(*inputs: *ScanArguments, slots: Slots) -> torch.Tensor:
-    """See scan_into."""
+def scan_into_naive(*inputs: *ScanArguments, slots: Slots) -> Tensor:
     x, dt, A, B, C, D, state = inputs
     o, states = torch.empty_like(x), [state.clone()]
     for t in range(x.shape[1]):
@@ -100,12 +79,11 @@ def scan_into_naive(*inputs: *ScanArguments, slots: Slots) -> torch.Tensor:
     return o
 
 
-def scan_slots_naive(*inputs: *ScanSlotArguments) -> torch.Tensor:
-    """See scan_slots."""
+def scan_slots_naive(*inputs: *ScanSlotArguments) -> Tensor:
     return _slots_of(scan_into_naive, *inputs)
 
 
-def _slots_of(run: Callable[..., torch.Tensor], *inputs: *ScanSlotArguments) -> torch.Tensor:
+def _slots_of(run: Callable[..., Tensor], *inputs: *ScanSlotArguments) -> Tensor:
     x, dt, A, B, C, D, pool, read, write = inputs
     states = pool.new_empty(write.shape[1], x.shape[0], *pool.shape[1:])
     o = run(x, dt, A, B, C, D, pool[read], slots=states.unbind(0))
@@ -120,7 +98,7 @@ _WIDTH, _GRAIN = 64, 8192
 """Channels of a task, where they divide all; numbers of states and tokens worth a thread."""
 
 
-def scan_into_with_llvm(*inputs: *ScanArguments, slots: Slots) -> torch.Tensor:
+def scan_into_with_llvm(*inputs: *ScanArguments, slots: Slots) -> Tensor:
     """See scan_into; always invariant."""
     state = inputs[6]
     step = slots[0].stride(0)
@@ -132,8 +110,7 @@ def scan_into_with_llvm(*inputs: *ScanArguments, slots: Slots) -> torch.Tensor:
     return _scan(inputs[:6], states, len(slots), where, holds=table)
 
 
-def scan_slots_with_llvm(*inputs: *ScanSlotArguments) -> torch.Tensor:
-    """See scan_slots."""
+def scan_slots_with_llvm(*inputs: *ScanSlotArguments) -> Tensor:
     pool, read, write = inputs[6:]
     if not pool[:1].is_contiguous():
         raise ValueError("the numbers of a state do not lie side by side")
@@ -142,12 +119,12 @@ def scan_slots_with_llvm(*inputs: *ScanSlotArguments) -> torch.Tensor:
 
 
 def _scan(
-    inputs: tuple[torch.Tensor, ...],
-    states: torch.Tensor,
+    inputs: tuple[Tensor, ...],
+    states: Tensor,
     n_slots: int,
     where: tuple[int, ...],
     holds: object = None,
-) -> torch.Tensor:
+) -> Tensor:
     """where: the last arguments of the program; holds: what they point to, tensors apart."""
     x, dt, A, B, C, D = inputs
     of_tokens = [each if each.stride(2) == 1 else each.contiguous() for each in (x, dt, B, C)]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 import triton.language as tl
+from torch import Tensor
 
 from kernels.pointwise import multiply
 from kernels.pointwise.with_triton import softplus
@@ -94,13 +95,8 @@ def _conv(
 
 
 def causal_conv(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    window: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    *,
-    activate: bool = True,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    x: Tensor, weight: Tensor, window: Tensor, bias: Tensor | None = None, *, activate: bool = True
+) -> tuple[Tensor, Tensor]:
     """See kernels.recurrence.conv."""
     n_batch, n_tokens, n_channels = x.shape
     history = x.new_empty(n_batch, weight.shape[1] - 1 + n_tokens, n_channels)
@@ -108,16 +104,16 @@ def causal_conv(
 
 
 def causal_conv_slots(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    pool: torch.Tensor,
-    read: torch.Tensor,
-    write: torch.Tensor,
-    bias: torch.Tensor | None = None,
+    x: Tensor,
+    weight: Tensor,
+    pool: Tensor,
+    read: Tensor,
+    write: Tensor,
+    bias: Tensor | None = None,
     *,
     activate: bool = True,
-    gate: torch.Tensor | None = None,
-) -> torch.Tensor:
+    gate: Tensor | None = None,
+) -> Tensor:
     """See kernels.recurrence.conv. The tokens of a prompt go through windows of their own."""
     if gate is not None and (x.shape[1] > FEW_TOKENS or gate.stride() != x.stride()):
         x, gate = multiply(gate, x), None
@@ -130,21 +126,21 @@ def causal_conv_slots(
 
 
 def _convolved(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    window: torch.Tensor,
-    bias: torch.Tensor | None,
+    x: Tensor,
+    weight: Tensor,
+    window: Tensor,
+    bias: Tensor | None,
     activate: bool,
     *,
-    history: torch.Tensor | None = None,
-    index: tuple[torch.Tensor, torch.Tensor] | None = None,
-    gate: torch.Tensor | None = None,
-) -> torch.Tensor:
+    history: Tensor | None = None,
+    index: tuple[Tensor, Tensor] | None = None,
+    gate: Tensor | None = None,
+) -> Tensor:
     """history: filled with window and rows. index: `read` and `write` of causal_conv_slots, in
     place of it; then `window` is the pool."""
     n_batch, n_tokens, n_channels = x.shape
     n_taps, y = weight.shape[1], x.new_empty(x.shape)
-    numbers: tuple[torch.Tensor | int, ...] = ()
+    numbers: tuple[Tensor | int, ...] = ()
     side, wide = min(power_of_2(n_tokens), TOKENS), power_of_2(n_taps)
     if index is not None:
         read, write = index
@@ -199,26 +195,21 @@ def _normed_and_gated(
 
 
 def channel_gates(
-    decay: torch.Tensor,
-    dt: torch.Tensor,
-    a: torch.Tensor,
-    beta: torch.Tensor,
-    bound: float | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """See kernels.recurrence.channel_gates."""
+    decay: Tensor, dt: Tensor, a: Tensor, beta: Tensor, bound: float | None = None
+) -> tuple[Tensor, Tensor]:
     _, g, opened = normed_and_gated(None, 0.0, decay, dt, a, beta, bound)
     return g, opened
 
 
 def normed_and_gated(
-    qk: torch.Tensor | None,
+    qk: Tensor | None,
     eps: float,
-    decay: torch.Tensor,
-    dt: torch.Tensor,
-    a: torch.Tensor,
-    beta: torch.Tensor,
+    decay: Tensor,
+    dt: Tensor,
+    a: Tensor,
+    beta: Tensor,
     bound: float | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """l2_norm(qk, eps), qk [B, T, H, d] if there is one, and `channel_gates`, whose formula without
     bound is that of delta_gates."""
     n_channels, n_betas = decay.shape[-1], beta.shape[-1]
@@ -244,11 +235,11 @@ def normed_and_gated(
 
 def run_into(
     n_tokens: int,
-    state: torch.Tensor,
-    slots: Sequence[torch.Tensor],
-    run_chunks: Callable[[int, int, torch.Tensor, torch.Tensor], torch.Tensor],
-    run_recurrence: Callable[[int, int, torch.Tensor, Sequence[torch.Tensor]], torch.Tensor],
-) -> torch.Tensor:
+    state: Tensor,
+    slots: Sequence[Tensor],
+    run_chunks: Callable[[int, int, Tensor, Tensor], Tensor],
+    run_recurrence: Callable[[int, int, Tensor, Sequence[Tensor]], Tensor],
+) -> Tensor:
     """The outputs of all tokens; slots[s] receives the state s tokens before the last one.
 
     Both functions take the first token, the one after the last and the state to start from;
@@ -322,17 +313,17 @@ def _scan(
 
 
 def _run_scan(
-    inputs: Sequence[torch.Tensor],
-    state: torch.Tensor,
-    slots: Sequence[torch.Tensor],
-    index: tuple[torch.Tensor, torch.Tensor] | None = None,
-) -> torch.Tensor:
+    inputs: Sequence[Tensor],
+    state: Tensor,
+    slots: Sequence[Tensor],
+    index: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
     """All tokens of x, dt, A, B, C and D. index: `read` and `write` of scan_slots; then `state` is
     the pool and `slots` is empty."""
     x, dt, A, B, C, D = inputs
     n_batch, n_tokens, n_channels = x.shape
     o = x.new_empty(x.shape)
-    numbers: tuple[torch.Tensor | int, ...] = ()
+    numbers: tuple[Tensor | int, ...] = ()
     if index:
         read, write = index
         numbers = read, write, write.shape[1], read.stride(0), *write.stride()
@@ -347,22 +338,19 @@ def _run_scan(
     return o
 
 
-def scan_into(*inputs: *ScanArguments, slots: Sequence[torch.Tensor]) -> torch.Tensor:
+def scan_into(*inputs: *ScanArguments, slots: Sequence[Tensor]) -> Tensor:
     """See kernels.recurrence.selective_scan.scan_into. Every token by the recurrence."""
     x, dt, A, B, C, D, first = inputs
 
-    def steps(
-        start: int, stop: int, state: torch.Tensor, slots: Sequence[torch.Tensor]
-    ) -> torch.Tensor:
+    def steps(start: int, stop: int, state: Tensor, slots: Sequence[Tensor]) -> Tensor:
         x_, dt_, B_, C_ = (each[:, start:stop] for each in (x, dt, B, C))
         return _run_scan((x_, dt_, A, B_, C_, D), state, slots)
 
-    def whole(start: int, stop: int, state: torch.Tensor, slot: torch.Tensor) -> torch.Tensor:
+    def whole(start: int, stop: int, state: Tensor, slot: Tensor) -> Tensor:
         return steps(start, stop, state, [slot])
 
     return run_into(x.shape[1], first, slots, whole, steps)
 
 
-def scan_slots(*inputs: *ScanSlotArguments) -> torch.Tensor:
-    """See kernels.recurrence.selective_scan.scan_slots."""
+def scan_slots(*inputs: *ScanSlotArguments) -> Tensor:
     return _run_scan(inputs[:6], inputs[6], (), inputs[7:])

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 
 import torch
+from torch import Tensor
 
 from kernels.dispatch import operation, runs_triton
 from kernels.llvm import F32X16, Code, Program, Value
@@ -19,8 +20,8 @@ Body = Callable[..., None]
 
 @operation()
 def rope_table(
-    positions: torch.Tensor, n_rot: int, inv_freq: torch.Tensor, scale: float = 1.0
-) -> tuple[torch.Tensor, torch.Tensor]:
+    positions: Tensor, n_rot: int, inv_freq: Tensor, scale: float = 1.0
+) -> tuple[Tensor, Tensor]:
     """Cosines and sines of position * inv_freq, both times `scale`.
 
     positions: int64, any shape; inv_freq: [n_rot / 2], radians per position (0 = no rotation,
@@ -33,7 +34,7 @@ def rope_table(
 
 
 @operation(triton="kernels.rope.with_triton", llvm=__name__)
-def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotates the pairs (x[j], x[j + n_rot / 2]) of every head (Su et al. 2021, arXiv 2104.09864).
 
     x: f32 [B, T, H, hd]; cos, sin: f32 [B, T, n_rot / 2] with n_rot <= hd, as from rope_table.
@@ -45,9 +46,7 @@ def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.T
     return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), -1)
 
 
-def norm_and_rope(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, cos: torch.Tensor, sin: torch.Tensor
-) -> torch.Tensor:
+def norm_and_rope(x: Tensor, weight: Tensor, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
     """apply_rope(head_norm(x, weight, eps), cos, sin), on a GPU in one launch."""
     if runs_triton(x):
         from kernels.rope import with_triton
@@ -57,13 +56,8 @@ def norm_and_rope(
 
 
 def rope_into_cells(
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    eps: float,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    places: CellPlaces,
-) -> torch.Tensor:
+    x: Tensor, weight: Tensor | None, eps: float, cos: Tensor, sin: Tensor, places: CellPlaces
+) -> Tensor:
     """In one launch, on a GPU alone: apply_rope, after head_norm if there is a weight, of queries
     and keys, and keys and values into their cells.
 
@@ -76,9 +70,7 @@ def rope_into_cells(
 
 
 @operation(triton="kernels.rope.with_triton", llvm=__name__)
-def rope_at_end(
-    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, back: bool = False
-) -> torch.Tensor:
+def rope_at_end(x: Tensor, cos: Tensor, sin: Tensor, *, back: bool = False) -> Tensor:
     """Rotates neighbours at the end of every head, (x[hd - n_rot + 2 j], x[hd - n_rot + 2 j + 1]).
 
     back: the other way round, which undoes it. Otherwise as apply_rope.
@@ -94,9 +86,8 @@ def rope_at_end(
 
 
 def rope_table_naive(
-    positions: torch.Tensor, n_rot: int, inv_freq: torch.Tensor, scale: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """See rope_table."""
+    positions: Tensor, n_rot: int, inv_freq: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
     frequencies = [float(f) for f in inv_freq]
     angles = [[int(p) * frequencies[j] for j in range(n_rot // 2)] for p in positions.flatten()]
     shape = (*positions.shape, n_rot // 2)
@@ -105,8 +96,7 @@ def rope_table_naive(
     return cos.reshape(shape), sin.reshape(shape)
 
 
-def apply_rope_naive(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """See apply_rope."""
+def apply_rope_naive(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     half = cos.shape[-1]
     columns = list(x.unbind(-1))
     for j in range(half):
@@ -117,10 +107,7 @@ def apply_rope_naive(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> t
     return torch.stack(columns, -1)
 
 
-def rope_at_end_naive(
-    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, back: bool = False
-) -> torch.Tensor:
-    """See rope_at_end."""
+def rope_at_end_naive(x: Tensor, cos: Tensor, sin: Tensor, back: bool = False) -> Tensor:
     half, sign = cos.shape[-1], -1 if back else 1
     columns = list(x.unbind(-1))
     for j in range(half):
@@ -131,19 +118,16 @@ def rope_at_end_naive(
     return torch.stack(columns, -1)
 
 
-def apply_rope_with_llvm(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def apply_rope_with_llvm(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary position embedding on a CPU; torch makes the table."""
     return _turned(_body, x, cos, sin)
 
 
-def rope_at_end_with_llvm(
-    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, back: bool = False
-) -> torch.Tensor:
-    """See rope_at_end."""
+def rope_at_end_with_llvm(x: Tensor, cos: Tensor, sin: Tensor, back: bool = False) -> Tensor:
     return _turned(_back_body if back else _forth_body, x, cos, sin)
 
 
-def _turned(body: Body, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def _turned(body: Body, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     n_heads, head_dim = x.shape[2:]
     y = x.new_empty(*x.shape)
     x, x_rows = rows(x)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import torch
 import triton.language as tl
+from torch import Tensor
 
 from kernels.rows.cells import CellPlaces
 from kernels.triton_setup import cdiv, jit, power_of_2
@@ -71,51 +71,38 @@ def _rotate(
         tl.store(y + r, others, beyond)
 
 
-def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """See kernels.rope.apply_rope."""
+def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return _turned(x, cos, sin, end=False, back=False)
 
 
-def rope_at_end(
-    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, back: bool = False
-) -> torch.Tensor:
-    """See kernels.rope.rope_at_end."""
+def rope_at_end(x: Tensor, cos: Tensor, sin: Tensor, back: bool = False) -> Tensor:
     return _turned(x, cos, sin, end=True, back=back)
 
 
-def norm_and_rope(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, cos: torch.Tensor, sin: torch.Tensor
-) -> torch.Tensor:
-    """See kernels.rope.norm_and_rope."""
+def norm_and_rope(x: Tensor, weight: Tensor, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
     return _turned(x, cos, sin, end=False, back=False, weight=weight.contiguous(), eps=eps)
 
 
 def rope_into_cells(
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    eps: float,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    places: CellPlaces,
-) -> torch.Tensor:
-    """See kernels.rope.rope_into_cells."""
+    x: Tensor, weight: Tensor | None, eps: float, cos: Tensor, sin: Tensor, places: CellPlaces
+) -> Tensor:
     weight = None if weight is None else weight.contiguous()
     return _turned(x, cos, sin, end=False, back=False, weight=weight, eps=eps, places=places)
 
 
 def _turned(
-    x: torch.Tensor,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
     *,
     end: bool,
     back: bool,
-    weight: torch.Tensor | None = None,
+    weight: Tensor | None = None,
     eps: float = 0.0,
     places: CellPlaces | None = None,
-) -> torch.Tensor:
+) -> Tensor:
     n_batch, n_tokens, n_heads, head_dim = x.shape
-    cells: tuple[torch.Tensor | int, ...] = ()
+    cells: tuple[Tensor | int, ...] = ()
     n_left = n_heads
     if places is not None:
         _, n_kv, n_cells, _ = places[0].shape

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from kernels.dispatch import operation, runs_llvm
 from kernels.llvm import Code, Value, kernel
@@ -19,7 +20,7 @@ from kernels.llvm.values import I64
 
 
 @operation(llvm=__name__, any_type=True)
-def take_rows(table: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+def take_rows(table: Tensor, numbers: Tensor) -> Tensor:
     """table[numbers]. table: [n, *row], any dtype, any distance from row to row; numbers: int64,
     any shape, 0 .. n - 1, not looked at. Returns [*numbers.shape, *row]."""
     rows = table.index_select(0, numbers.flatten())
@@ -27,24 +28,24 @@ def take_rows(table: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
 
 
 @operation(llvm=__name__, any_type=True)
-def put_rows(table: torch.Tensor, numbers: torch.Tensor, rows: torch.Tensor) -> None:
+def put_rows(table: Tensor, numbers: Tensor, rows: Tensor) -> None:
     """table[numbers] = rows. rows: [*numbers.shape, *row]; the numbers differ. What is written must
     not overlap `rows`."""
     table[numbers] = rows
 
 
 @operation(llvm=__name__, any_type=True)
-def copy_rows(target: torch.Tensor, source: torch.Tensor) -> None:
+def copy_rows(target: Tensor, source: Tensor) -> None:
     """target[:] = source. f32 of one shape, not overlapping, any strides."""
     target.copy_(source)
 
 
-def join(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+def join(parts: Sequence[Tensor]) -> Tensor:
     """The parts f32 [..., d_i] side by side: [..., sum of d_i]."""
     return (join_with_llvm if runs_llvm(parts[0]) else join_with_torch)(parts)
 
 
-def side_by_side(x: torch.Tensor) -> torch.Tensor:
+def side_by_side(x: Tensor) -> Tensor:
     """x f32 [..., d] as [n, d] without gaps, a view of it where it has none."""
     rows = x.reshape(-1, x.shape[-1])
     return rows if rows.is_contiguous() else join((rows,))
@@ -53,31 +54,27 @@ def side_by_side(x: torch.Tensor) -> torch.Tensor:
 # Rows one by one.
 
 
-def take_rows_naive(table: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    """See take_rows."""
+def take_rows_naive(table: Tensor, numbers: Tensor) -> Tensor:
     rows = torch.empty(numbers.numel(), *table.shape[1:], dtype=table.dtype)
     for i, number in enumerate(numbers.flatten().tolist()):
         rows[i] = table[number]
     return rows.view(*numbers.shape, *table.shape[1:])
 
 
-def put_rows_naive(table: torch.Tensor, numbers: torch.Tensor, rows: torch.Tensor) -> None:
-    """See put_rows."""
+def put_rows_naive(table: Tensor, numbers: Tensor, rows: Tensor) -> None:
     flat = rows.reshape(numbers.numel(), *table.shape[1:])
     for i, number in enumerate(numbers.flatten().tolist()):
         table[number] = flat[i]
 
 
-def copy_rows_naive(target: torch.Tensor, source: torch.Tensor) -> None:
-    """See copy_rows."""
+def copy_rows_naive(target: Tensor, source: Tensor) -> None:
     for place in torch.cartesian_prod(*(torch.arange(n) for n in source.shape)).view(
         -1, source.dim()
     ):
         target[tuple(place)] = source[tuple(place)]
 
 
-def join_naive(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """See join."""
+def join_naive(parts: Sequence[Tensor]) -> Tensor:
     columns = [column for part in parts for column in part.unbind(-1)]
     return torch.stack(columns, -1)
 
@@ -85,31 +82,28 @@ def join_naive(parts: Sequence[torch.Tensor]) -> torch.Tensor:
 # Rows through PyTorch's own indexing.
 
 
-def join_with_torch(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """See join."""
+def join_with_torch(parts: Sequence[Tensor]) -> Tensor:
     return torch.cat(tuple(parts), -1)
 
 
 # Rows on a CPU: a task copies one row.
 
 
-def take_rows_with_llvm(table: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    """See take_rows."""
+def take_rows_with_llvm(table: Tensor, numbers: Tensor) -> Tensor:
     taken = table.new_empty(*numbers.shape, *table.shape[1:])
     table, numbers = _without_gaps(table), numbers.contiguous()
     _run(True, table, numbers, taken)
     return taken
 
 
-def put_rows_with_llvm(table: torch.Tensor, numbers: torch.Tensor, rows: torch.Tensor) -> None:
+def put_rows_with_llvm(table: Tensor, numbers: Tensor, rows: Tensor) -> None:
     """See put_rows. Raises ValueError for rows of the table with gaps."""
     if _without_gaps(table) is not table:
         raise ValueError("the numbers of a table's rows do not lie side by side")
     _run(False, table, numbers.contiguous(), rows.contiguous())
 
 
-def copy_rows_with_llvm(target: torch.Tensor, source: torch.Tensor) -> None:
-    """See copy_rows."""
+def copy_rows_with_llvm(target: Tensor, source: Tensor) -> None:
     kept, places = rows(target)
     if kept is not target:
         target.copy_(source)
@@ -117,8 +111,7 @@ def copy_rows_with_llvm(target: torch.Tensor, source: torch.Tensor) -> None:
     _copy(source, places)
 
 
-def join_with_llvm(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """See join."""
+def join_with_llvm(parts: Sequence[Tensor]) -> Tensor:
     widths = [part.shape[-1] for part in parts]
     joined = parts[0].new_empty(*parts[0].shape[:-1], sum(widths))
     at = joined.data_ptr()
@@ -128,11 +121,11 @@ def join_with_llvm(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     return joined
 
 
-def _without_gaps(table: torch.Tensor) -> torch.Tensor:
+def _without_gaps(table: Tensor) -> Tensor:
     return table if table[:1].is_contiguous() else table.contiguous()
 
 
-def _run(take: bool, table: torch.Tensor, numbers: torch.Tensor, others: torch.Tensor) -> None:
+def _run(take: bool, table: Tensor, numbers: Tensor, others: Tensor) -> None:
     row_bytes = math.prod(table.shape[1:]) * table.element_size()
     run_rows(
         _by_number(take),
@@ -145,7 +138,7 @@ def _run(take: bool, table: torch.Tensor, numbers: torch.Tensor, others: torch.T
     )
 
 
-def _copy(source: torch.Tensor, target: RowPlaces) -> None:
+def _copy(source: Tensor, target: RowPlaces) -> None:
     width = source.shape[-1]
     if source.numel() == 0:
         return

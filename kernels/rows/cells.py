@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
+from torch import Tensor
 
 from kernels.dispatch import operation, runs_triton
 from kernels.llvm import Code, Value, kernel
@@ -12,14 +12,12 @@ from kernels.llvm.functions import addresses, run, start
 from kernels.llvm.functions import rows as in_rows
 from kernels.llvm.values import I64
 
-CellPlaces = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+CellPlaces = tuple[Tensor, Tensor, Tensor, Tensor]
 """Cells for keys and for values, streams and cells of tokens: see write_keys_and_values."""
 
 
 @operation(triton="kernels.rows.with_triton", llvm=__name__)
-def write_cells(
-    storage: torch.Tensor, rows: torch.Tensor, streams: torch.Tensor, cells: torch.Tensor
-) -> None:
+def write_cells(storage: Tensor, rows: Tensor, streams: Tensor, cells: Tensor) -> None:
     """storage[streams[i], :, cells[i]] = the i-th row.
 
     storage: f32 [n_streams, H, n_cells, d], contiguous. rows: f32 [B, T, H, d], any strides.
@@ -29,12 +27,7 @@ def write_cells(
 
 
 def write_keys_and_values(
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    streams: torch.Tensor,
-    cells: torch.Tensor,
+    keys: Tensor, values: Tensor, k: Tensor, v: Tensor, streams: Tensor, cells: Tensor
 ) -> None:
     """write_cells of k to keys and of v to values, on a GPU in one launch."""
     if runs_triton(keys):
@@ -46,18 +39,14 @@ def write_keys_and_values(
         write_cells(values, v, streams, cells)
 
 
-def write_cells_naive(
-    storage: torch.Tensor, rows: torch.Tensor, streams: torch.Tensor, cells: torch.Tensor
-) -> None:
+def write_cells_naive(storage: Tensor, rows: Tensor, streams: Tensor, cells: Tensor) -> None:
     """Cells one by one."""
     n_tokens = rows.shape[1]
     for i, (stream, cell) in enumerate(zip(streams.tolist(), cells.tolist(), strict=True)):
         storage[stream, :, cell] = rows[i // n_tokens, i % n_tokens]
 
 
-def write_cells_with_llvm(
-    storage: torch.Tensor, rows: torch.Tensor, streams: torch.Tensor, cells: torch.Tensor
-) -> None:
+def write_cells_with_llvm(storage: Tensor, rows: Tensor, streams: Tensor, cells: Tensor) -> None:
     """Cells on a CPU: a task copies one head of a token."""
     _, n_heads, n_cells, dim = storage.shape
     rows, places = in_rows(rows)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from kernels.dispatch import operation
 from kernels.llvm import F32, F32X16, Code, Value, kernel
@@ -17,7 +18,7 @@ from kernels.pointwise.with_torch import pointwise
 
 
 @operation(llvm=__name__, any_type=True)
-def recent_tokens(tokens: torch.Tensor, window: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def recent_tokens(tokens: Tensor, window: Tensor) -> tuple[Tensor, Tensor]:
     """Each token and those before it, newest first, and the window continued.
 
     tokens: int64 [B, T], below 2^24 - 1. window: f32 [B, n - 1, 1], the tokens before them plus
@@ -30,7 +31,7 @@ def recent_tokens(tokens: torch.Tensor, window: torch.Tensor) -> tuple[torch.Ten
 
 
 @operation(llvm=__name__, any_type=True)
-def hash_rows(context: torch.Tensor, hashing: NgramHash) -> torch.Tensor:
+def hash_rows(context: Tensor, hashing: NgramHash) -> Tensor:
     """Numbers of the rows that the n-grams are hashed to which end at a token, shorter ones first.
 
     context: int64 [..., n] from recent_tokens. What is older than the end of a text, or than the
@@ -55,9 +56,7 @@ def hash_rows(context: torch.Tensor, hashing: NgramHash) -> torch.Tensor:
 
 
 @operation(llvm=__name__)
-def agreeing(
-    key: torch.Tensor, query: torch.Tensor, value: torch.Tensor, *, invariant: bool = False
-) -> torch.Tensor:
+def agreeing(key: Tensor, query: Tensor, value: Tensor, *, invariant: bool = False) -> Tensor:
     """value times sigmoid(sign(s) sqrt(max(|s|, 1e-6))), where s = key . query / sqrt(d).
 
     key, query: f32 [..., n, d]; value: [..., d], for all n. Any strides. Returns [..., n, d].
@@ -92,10 +91,7 @@ class NgramHash(NamedTuple):
 # The formulas as they read, tokens one by one.
 
 
-def recent_tokens_naive(
-    tokens: torch.Tensor, window: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """See recent_tokens."""
+def recent_tokens_naive(tokens: Tensor, window: Tensor) -> tuple[Tensor, Tensor]:
     n, contexts = window.shape[1] + 1, []
     history = [
         [*(int(x) for x in old.flatten()), *(int(x) + 1 for x in new)]
@@ -107,8 +103,7 @@ def recent_tokens_naive(
     return torch.tensor(contexts), torch.tensor(history, dtype=torch.float32)[..., None]
 
 
-def hash_rows_naive(context: torch.Tensor, hashing: NgramHash) -> torch.Tensor:
-    """See hash_rows."""
+def hash_rows_naive(context: Tensor, hashing: NgramHash) -> Tensor:
     rows = [_rows(line, hashing) for line in context.flatten(0, -2).tolist()]
     return torch.tensor(rows).view(*context.shape[:-1], -1)
 
@@ -129,8 +124,7 @@ def _rows(context: list[int], hashing: NgramHash) -> list[int]:
     return found
 
 
-def agreeing_naive(key: torch.Tensor, query: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """See agreeing."""
+def agreeing_naive(key: Tensor, query: Tensor, value: Tensor) -> Tensor:
     score = (key * query).sum(-1, keepdim=True) / key.shape[-1] ** 0.5
     score = score.sign() * score.abs().clamp(min=LEAST) ** 0.5
     return value.unsqueeze(-2) / (1 + torch.exp(-score))
@@ -140,7 +134,7 @@ def agreeing_naive(key: torch.Tensor, query: torch.Tensor, value: torch.Tensor) 
 
 
 @functools.cache
-def _constants(numbers: tuple[int, ...], device: torch.device) -> torch.Tensor:
+def _constants(numbers: tuple[int, ...], device: torch.device) -> Tensor:
     """Numbers below 2^64 as int64 with the same bits; kept, as a recorded pass uploads nothing."""
     return torch.tensor([(x ^ 2**63) - 2**63 for x in numbers]).to(device)
 
@@ -148,10 +142,7 @@ def _constants(numbers: tuple[int, ...], device: torch.device) -> torch.Tensor:
 # N-grams on a CPU.
 
 
-def recent_tokens_with_llvm(
-    tokens: torch.Tensor, window: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """See recent_tokens."""
+def recent_tokens_with_llvm(tokens: Tensor, window: Tensor) -> tuple[Tensor, Tensor]:
     (n_batch, n_tokens), n_old = tokens.shape, window.shape[1]
     context = tokens.new_empty(n_batch, n_tokens, n_old + 1)
     history = window.new_empty(n_batch, n_old + n_tokens, 1)
@@ -168,8 +159,7 @@ def recent_tokens_with_llvm(
     return context, history
 
 
-def hash_rows_with_llvm(context: torch.Tensor, hashing: NgramHash) -> torch.Tensor:
-    """See hash_rows."""
+def hash_rows_with_llvm(context: Tensor, hashing: NgramHash) -> Tensor:
     n, heads = context.shape[-1], len(hashing.sizes)
     found = context.new_empty(*context.shape[:-1], heads)
     context = context.contiguous()
@@ -177,8 +167,7 @@ def hash_rows_with_llvm(context: torch.Tensor, hashing: NgramHash) -> torch.Tens
     return found
 
 
-def agreeing_with_llvm(key: torch.Tensor, query: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """See agreeing."""
+def agreeing_with_llvm(key: Tensor, query: Tensor, value: Tensor) -> Tensor:
     (n, d), y = key.shape[-2:], key.new_empty(*key.shape)
     key, key_rows = rows(key)
     query, query_rows = rows(query)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from kernels.dispatch import operation, runs_triton, torch_version
 from kernels.llvm import F32, F32X16, Code, Program, Value, kernel
@@ -58,7 +59,7 @@ def weights(logits: np.ndarray, largest: np.ndarray) -> np.ndarray:
     return found
 
 
-def row_record(logits: torch.Tensor, k: int, asked: torch.Tensor) -> torch.Tensor:
+def row_record(logits: Tensor, k: int, asked: Tensor) -> Tensor:
     """The parts of a RowRecord side by side, those of f32 by their bits: int32 [n, 2 k + 6].
 
     logits: f32 [n, n_vocab], n_vocab >= k. asked: int64 [n].
@@ -72,7 +73,7 @@ def row_record(logits: torch.Tensor, k: int, asked: torch.Tensor) -> torch.Tenso
 
 
 @operation(llvm=__name__)
-def _record(logits: torch.Tensor, k: int, asked: torch.Tensor) -> torch.Tensor:
+def _record(logits: Tensor, k: int, asked: Tensor) -> Tensor:
     top, ids = top_k(logits, k)
     sums, asked = softmax_sums(logits, top[:, 0]), asked.unsqueeze(1)
     own, n_larger = larger_than(logits, asked)
@@ -81,7 +82,7 @@ def _record(logits: torch.Tensor, k: int, asked: torch.Tensor) -> torch.Tensor:
     return torch.cat(as_int, 1)
 
 
-def _record_with_llvm(logits: torch.Tensor, k: int, asked: torch.Tensor) -> torch.Tensor:
+def _record_with_llvm(logits: Tensor, k: int, asked: Tensor) -> Tensor:
     if k > MOST_TOP:
         return torch_version(_record)(logits, k, asked)
     d, asked = logits.shape[1], asked.contiguous()
@@ -118,14 +119,13 @@ def _program(code: Code, args: Sequence[Value], row: Value, d: int, k: int) -> N
 
 
 @operation(llvm=__name__, any_type=True)
-def tokens_after(tokens: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+def tokens_after(tokens: Tensor, rows: Tensor) -> Tensor:
     """The token after each of these flat rows of a batch, of the last one the first: int64 [n].
     tokens: int64, contiguous; rows: int64 [n]."""
     return tokens.flatten().roll(-1)[rows]
 
 
-def tokens_after_with_llvm(tokens: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """See tokens_after."""
+def tokens_after_with_llvm(tokens: Tensor, rows: Tensor) -> Tensor:
     found, rows = torch.empty_like(rows), rows.contiguous()
     places = tokens.data_ptr(), tokens.numel(), rows.data_ptr(), found.data_ptr()
     _after().alone(len(rows), *places)
@@ -140,7 +140,7 @@ def _after(code: Code, args: Sequence[Value], i: Value) -> None:
     code.store(code.load(tokens + place * 8, I64), found + i * 8)
 
 
-def larger_than(logits: torch.Tensor, asked: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def larger_than(logits: Tensor, asked: Tensor) -> tuple[Tensor, Tensor]:
     """The logit of each row's token, and how many of the row [n, n_vocab] are larger; both [n, 1].
     asked: int64 [n, 1]."""
     own = logits.gather(1, asked)
@@ -160,18 +160,14 @@ _INFINITE = 0x7F800000
 """Bits of the exponent of what is not finite."""
 
 
-TokenPlace = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+TokenPlace = tuple[Tensor, Tensor, Tensor, Tensor]
 """Where a pass of one token finds it: token, position and cell, int64 of one number each, and
 which cells it sees, bool [n_cells]."""
 
 
 def decode_on(
-    table: LaunchTable,
-    outputs: Sequence[torch.Tensor],
-    place: TokenPlace,
-    n: int,
-    ends: Collection[int],
-) -> tuple[list[tuple[torch.Tensor, ...]], list[float]]:
+    table: LaunchTable, outputs: Sequence[Tensor], place: TokenPlace, n: int, ends: Collection[int]
+) -> tuple[list[tuple[Tensor, ...]], list[float]]:
     """Up to n passes, of `place` and of what they choose; what each computed, copied, and when it
     had, in seconds of perf_counter.
 

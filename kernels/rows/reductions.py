@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import torch
 from llvmlite import ir
+from torch import Tensor
 
 from kernels.dispatch import operation, torch_version
 from kernels.llvm import F32, F32X16, Code, Value, kernel, vector
@@ -17,7 +18,7 @@ from kernels.llvm.values import I16, I32, I64
 
 
 @operation(llvm=__name__)
-def top_k(x: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+def top_k(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k largest values of every row, largest first, and where they stand.
 
     x: [..., n], 1 <= k <= n; NaN counts as the largest. Returns values [..., k] and indices int64
@@ -43,7 +44,7 @@ def top_k(x: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     return values, ids.gather(-1, where)
 
 
-def top_k_naive(x: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+def top_k_naive(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The largest values by sorting everything. Of equal values the lowest index comes first."""
     values, ids = torch.sort(x, dim=-1, descending=True, stable=True)
     return values[..., :k], ids[..., :k]
@@ -54,7 +55,7 @@ STRETCH = 128
 LONG, LONG_FOR_ONE = 32 * STRETCH, 160 * STRETCH
 
 
-def _largest(x: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _largest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     # only max promises the first of equal values
     values, ids = x.max(-1, keepdim=True) if k == 1 else torch.topk(x, k)
     return values, ids
@@ -67,7 +68,7 @@ _NOTHING, _NAN = -(2**31), 2**31 - 1
 """Below and above every number as `_ordered` has them."""
 
 
-def top_k_with_llvm(x: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+def top_k_with_llvm(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The largest values on a CPU; of equal ones the lowest index comes first."""
     if k > MOST_TOP:
         return torch_version(top_k)(x, k)
@@ -149,7 +150,7 @@ def _ordered(code: Code, x: Value) -> Value:
 
 
 @operation(llvm=__name__)
-def argmax(x: torch.Tensor) -> torch.Tensor:
+def argmax(x: Tensor) -> Tensor:
     """The lowest index of the largest value of every row.
 
     x: f32 [..., d] of numbers or -inf, any strides. Returns int64 [...], always within the row.
@@ -158,13 +159,13 @@ def argmax(x: torch.Tensor) -> torch.Tensor:
     return x.max(-1).indices
 
 
-def argmax_naive(x: torch.Tensor) -> torch.Tensor:
+def argmax_naive(x: Tensor) -> Tensor:
     """The largest value, looked for from the front."""
     places = [max(range(len(row)), key=row.__getitem__) for row in x.reshape(-1, x.shape[-1])]
     return torch.tensor(places, device=x.device).view(x.shape[:-1])
 
 
-def argmax_with_llvm(x: torch.Tensor) -> torch.Tensor:
+def argmax_with_llvm(x: Tensor) -> Tensor:
     """The place that comes first of the largest value."""
     return top_k(x, 1)[1].squeeze(-1)
 
@@ -175,7 +176,7 @@ LEAST = -1e4
 
 
 @operation(llvm=__name__)
-def softmax_sums(x: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
+def softmax_sums(x: Tensor, largest: Tensor) -> Tensor:
     """Of every row the sum of e^s and that of s e^s, s = max(x - largest, LEAST).
 
     x: f32 [n, d]; largest: f32 [n]. Returns f32 [n, 2]; NaN where the row has one. A row has the
@@ -186,7 +187,7 @@ def softmax_sums(x: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
     return torch.stack((weights.sum(1), torch.linalg.vecdot(weights, s)), 1)
 
 
-def softmax_sums_naive(x: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
+def softmax_sums_naive(x: Tensor, largest: Tensor) -> Tensor:
     """The sums of a softmax in float64."""
     s = (x - largest.unsqueeze(1)).clamp_min(LEAST).double()
     return torch.stack((s.exp().sum(1), (s * s.exp()).sum(1)), 1).float()
@@ -196,7 +197,7 @@ def softmax_sums_naive(x: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
 SUMS = 4
 
 
-def softmax_sums_with_llvm(x: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
+def softmax_sums_with_llvm(x: Tensor, largest: Tensor) -> Tensor:
     """The sums of a softmax on a CPU: each row read once, its sums added up in one order."""
     n, d = x.shape
     sums, largest = x.new_empty(n, 2), largest.contiguous()

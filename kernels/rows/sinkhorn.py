@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from kernels.dispatch import operation
 from kernels.llvm import F32, F32X16, Code, Value, kernel
@@ -21,14 +22,8 @@ N_GATES = N_STREAMS * (N_STREAMS + 2)
 
 @operation(triton=_TRITON, llvm=__name__)
 def stream_gates(
-    m: torch.Tensor,
-    scale: torch.Tensor,
-    base: torch.Tensor,
-    n_rounds: int,
-    eps: float,
-    *,
-    invariant: bool = False,
-) -> torch.Tensor:
+    m: Tensor, scale: Tensor, base: Tensor, n_rounds: int, eps: float, *, invariant: bool = False
+) -> Tensor:
     """What streams are weighed with, from a product of all of them.
 
     m: f32 [..., N_GATES], any strides; base: f32 [N_GATES]; scale: f32 [3]. Returns [..., N_GATES]:
@@ -43,7 +38,7 @@ def stream_gates(
     """
     n = N_STREAMS
 
-    def opened(part: slice, factor: torch.Tensor) -> torch.Tensor:
+    def opened(part: slice, factor: Tensor) -> Tensor:
         return pointwise(torch.sigmoid, m[..., part] * factor + base[part], invariant=invariant)
 
     read = opened(slice(n), scale[0]) + eps
@@ -61,7 +56,7 @@ def stream_gates(
 
 
 @operation(triton=_TRITON, llvm=__name__)
-def weigh_streams(x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+def weigh_streams(x: Tensor, gates: Tensor) -> Tensor:
     """The sum of the streams, each times its gate.
 
     x: f32 [..., N_STREAMS, d], the last two axes contiguous; gates: [..., n], any strides, of which
@@ -71,7 +66,7 @@ def weigh_streams(x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
 
 
 @operation(triton=_TRITON, llvm=__name__)
-def advance_streams(x: torch.Tensor, y: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+def advance_streams(x: Tensor, y: Tensor, gates: Tensor) -> Tensor:
     """The streams mixed by their matrix, with y times its gain added to each.
 
     x: f32 [..., N_STREAMS, d], the last two axes contiguous; y: [..., d]; gates: [..., N_GATES] of
@@ -88,10 +83,7 @@ def advance_streams(x: torch.Tensor, y: torch.Tensor, gates: torch.Tensor) -> to
 # The formulas as they read.
 
 
-def stream_gates_naive(
-    m: torch.Tensor, scale: torch.Tensor, base: torch.Tensor, n_rounds: int, eps: float
-) -> torch.Tensor:
-    """See stream_gates."""
+def stream_gates_naive(m: Tensor, scale: Tensor, base: Tensor, n_rounds: int, eps: float) -> Tensor:
     n = N_STREAMS
     read = 1 / (1 + torch.exp(-(m[..., :n] * scale[0] + base[:n]))) + eps
     if m.shape[-1] == n:
@@ -106,13 +98,11 @@ def stream_gates_naive(
     return torch.cat((read, gain, c.flatten(-2)), -1)
 
 
-def weigh_streams_naive(x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
-    """See weigh_streams."""
+def weigh_streams_naive(x: Tensor, gates: Tensor) -> Tensor:
     return (x * gates[..., :N_STREAMS, None]).sum(-2)
 
 
-def advance_streams_naive(x: torch.Tensor, y: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
-    """See advance_streams."""
+def advance_streams_naive(x: Tensor, y: Tensor, gates: Tensor) -> Tensor:
     n = N_STREAMS
     matrix = gates[..., 2 * n :].unflatten(-1, (n, n))
     return gates[..., n : 2 * n, None] * y[..., None, :] + matrix.transpose(-1, -2) @ x
@@ -121,7 +111,7 @@ def advance_streams_naive(x: torch.Tensor, y: torch.Tensor, gates: torch.Tensor)
 # The formulas with sums in one order, whatever the batch.
 
 
-def _sum(x: torch.Tensor, dim: int) -> torch.Tensor:
+def _sum(x: Tensor, dim: int) -> Tensor:
     a, b, c, d = x.unbind(dim)
     return ((a + b) + (c + d)).unsqueeze(dim)
 
@@ -130,9 +120,8 @@ def _sum(x: torch.Tensor, dim: int) -> torch.Tensor:
 
 
 def stream_gates_with_llvm(
-    m: torch.Tensor, scale: torch.Tensor, base: torch.Tensor, n_rounds: int, eps: float
-) -> torch.Tensor:
-    """See stream_gates."""
+    m: Tensor, scale: Tensor, base: Tensor, n_rounds: int, eps: float
+) -> Tensor:
     n, y = m.shape[-1], m.new_empty(*m.shape)
     m, places = rows(m)
     scale, base = scale.contiguous(), base.contiguous()
@@ -142,8 +131,7 @@ def stream_gates_with_llvm(
     return y
 
 
-def weigh_streams_with_llvm(x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
-    """See weigh_streams."""
+def weigh_streams_with_llvm(x: Tensor, gates: Tensor) -> Tensor:
     *outer, n, d = x.shape
     y = x.new_empty(*outer, d)
     x, x_rows = rows(x.flatten(-2))
@@ -152,10 +140,7 @@ def weigh_streams_with_llvm(x: torch.Tensor, gates: torch.Tensor) -> torch.Tenso
     return y
 
 
-def advance_streams_with_llvm(
-    x: torch.Tensor, y: torch.Tensor, gates: torch.Tensor
-) -> torch.Tensor:
-    """See advance_streams."""
+def advance_streams_with_llvm(x: Tensor, y: Tensor, gates: Tensor) -> Tensor:
     (n, d), total = x.shape[-2:], x.new_empty(*x.shape)
     x, x_rows = rows(x.flatten(-2))
     y, y_rows = rows(y)

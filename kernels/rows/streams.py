@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from kernels.dispatch import operation
@@ -15,7 +16,7 @@ from kernels.pointwise.with_torch import pointwise
 
 
 @operation(llvm=__name__)
-def open_low(low: torch.Tensor, n_streams: int, *, invariant: bool = False) -> torch.Tensor:
+def open_low(low: Tensor, n_streams: int, *, invariant: bool = False) -> Tensor:
     """silu(low / n_streams), between the two matrices of a gate.
 
     low: f32 [..., rank], any strides. Returns [..., rank]. Differentiable, as are the other two.
@@ -26,7 +27,7 @@ def open_low(low: torch.Tensor, n_streams: int, *, invariant: bool = False) -> t
 
 
 @operation(llvm=__name__)
-def mix_streams(x: torch.Tensor, gate: torch.Tensor, *, invariant: bool = False) -> torch.Tensor:
+def mix_streams(x: Tensor, gate: Tensor, *, invariant: bool = False) -> Tensor:
     """The mean of x * sigmoid(gate) over the streams.
 
     x, gate: f32 [..., n_streams, d], the last two axes contiguous. Returns [..., d]. invariant: as
@@ -41,9 +42,7 @@ def mix_streams(x: torch.Tensor, gate: torch.Tensor, *, invariant: bool = False)
 
 
 @operation(llvm=__name__)
-def add_to_streams(
-    x: torch.Tensor, y: torch.Tensor, gain: torch.Tensor, *, invariant: bool = False
-) -> torch.Tensor:
+def add_to_streams(x: Tensor, y: Tensor, gain: Tensor, *, invariant: bool = False) -> Tensor:
     """x + y times 2 sigmoid(gain / n_streams), each stream with a gain of its own.
 
     x: f32 [..., n_streams, d]; y: [..., d]; gain: [..., n_streams], any strides. Returns the shape
@@ -56,39 +55,34 @@ def add_to_streams(
 # The formulas as they read.
 
 
-def _sigmoid(x: torch.Tensor) -> torch.Tensor:
+def _sigmoid(x: Tensor) -> Tensor:
     return 1 / (1 + torch.exp(-x))
 
 
-def open_low_naive(low: torch.Tensor, n_streams: int) -> torch.Tensor:
-    """See open_low."""
+def open_low_naive(low: Tensor, n_streams: int) -> Tensor:
     x = low / n_streams
     return x * _sigmoid(x)
 
 
-def mix_streams_naive(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-    """See mix_streams."""
+def mix_streams_naive(x: Tensor, gate: Tensor) -> Tensor:
     return (x * _sigmoid(gate)).mean(-2)
 
 
-def add_to_streams_naive(x: torch.Tensor, y: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
-    """See add_to_streams."""
+def add_to_streams_naive(x: Tensor, y: Tensor, gain: Tensor) -> Tensor:
     return x + 2 * _sigmoid(gain / x.shape[-2])[..., None] * y[..., None, :]
 
 
 # Streams on a CPU: every number of them read once.
 
 
-def open_low_with_llvm(low: torch.Tensor, n_streams: int) -> torch.Tensor:
-    """See open_low."""
+def open_low_with_llvm(low: Tensor, n_streams: int) -> Tensor:
     d, y = low.shape[-1], low.new_empty(*low.shape)
     low, places = rows(low)
     run(_open_program(d, n_streams), y.numel() // d, d, *places, y.data_ptr())
     return y
 
 
-def mix_streams_with_llvm(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-    """See mix_streams."""
+def mix_streams_with_llvm(x: Tensor, gate: Tensor) -> Tensor:
     *outer, n_streams, d = x.shape
     y = x.new_empty(*outer, d)
     x, x_rows = rows(x.flatten(-2))
@@ -98,8 +92,7 @@ def mix_streams_with_llvm(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
     return y
 
 
-def add_to_streams_with_llvm(x: torch.Tensor, y: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
-    """See add_to_streams."""
+def add_to_streams_with_llvm(x: Tensor, y: Tensor, gain: Tensor) -> Tensor:
     (n_streams, d), total = x.shape[-2:], x.new_empty(*x.shape)
     x, x_rows = rows(x)
     y, y_rows = rows(y)

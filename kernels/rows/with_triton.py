@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 import triton.language as tl
+from torch import Tensor
 
 from kernels.dispatch import counters
 from kernels.rows import reductions
@@ -75,9 +76,7 @@ def _advance_streams(x, y, gates, out, d, y_row, gates_row, N: tl.constexpr, BD:
     tl.store(out + place, total, inside[None, :])
 
 
-def stream_gates(
-    m: torch.Tensor, scale: torch.Tensor, base: torch.Tensor, n_rounds: int, eps: float
-) -> torch.Tensor:
+def stream_gates(m: Tensor, scale: Tensor, base: Tensor, n_rounds: int, eps: float) -> Tensor:
     """See kernels.rows.sinkhorn."""
     rows, gates = as_rows(m), m.new_empty(m.shape)
     _stream_gates[(len(rows),)](
@@ -87,7 +86,7 @@ def stream_gates(
     return gates
 
 
-def weigh_streams(x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+def weigh_streams(x: Tensor, gates: Tensor) -> Tensor:
     """See kernels.rows.sinkhorn."""
     d, y = x.shape[-1], x.new_empty(*x.shape[:-2], x.shape[-1])
     x, gates = x.contiguous(), as_rows(gates)
@@ -96,7 +95,7 @@ def weigh_streams(x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
     return y
 
 
-def advance_streams(x: torch.Tensor, y: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+def advance_streams(x: Tensor, y: Tensor, gates: Tensor) -> Tensor:
     """See kernels.rows.sinkhorn."""
     d, out = x.shape[-1], x.new_empty(x.shape)
     x, y, gates = x.contiguous(), as_rows(y), as_rows(gates)
@@ -123,15 +122,12 @@ def _write_cells(
         tl.store(to + column, values, inside)
 
 
-def write_cells(
-    storage: torch.Tensor, rows: torch.Tensor, streams: torch.Tensor, cells: torch.Tensor
-) -> None:
-    """See kernels.rows.cells.write_cells."""
+def write_cells(storage: Tensor, rows: Tensor, streams: Tensor, cells: Tensor) -> None:
     write_cells_each(((storage, rows),), streams, cells)
 
 
 def write_cells_each(
-    pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], streams: torch.Tensor, cells: torch.Tensor
+    pairs: Sequence[tuple[Tensor, Tensor]], streams: Tensor, cells: Tensor
 ) -> None:
     """The same for several storages and what goes into their cells."""
     of_each = [(storage, rows, *storage.shape[1:], *rows.stride()) for storage, rows in pairs]
@@ -234,7 +230,7 @@ def _row_record(
         tl.store(counters + row, 0)
 
 
-def row_record(logits: torch.Tensor, k: int, asked: torch.Tensor) -> torch.Tensor:
+def row_record(logits: Tensor, k: int, asked: Tensor) -> Tensor:
     """See kernels.rows.record, for k up to MOST_TOP."""
     x, n_parts = as_rows(logits), cdiv(logits.shape[1], RECORDED)
     side, (n_rows, n) = power_of_2(k), x.shape

@@ -6,7 +6,9 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+import torch
 
+from engine.model.drafters.loading import DraftVocabulary
 from tests.support.golden_files import DATA
 
 BESIDE = DATA.parents[2] / "shared" / "golden-draft"
@@ -20,6 +22,14 @@ TARGETS = {
     "dspark-a-anchor": "qwen35-c-v2x-mtp-f32",
     "dspark-b-bonus-d2t": "qwen3-f-f32",
 }
+
+
+def spread(vocabulary: DraftVocabulary, logits: torch.Tensor) -> torch.Tensor:
+    """Logits [..., n_drafted] of a head by the target's ids, minus infinity for the others."""
+    if vocabulary.ids is None:
+        return logits
+    wide = logits.new_full((*logits.shape[:-1], vocabulary.n_vocab), -torch.inf)
+    return wide.index_copy_(-1, vocabulary.ids, logits)
 
 
 def drafter_file(name: str) -> Path:

@@ -44,6 +44,7 @@ _LEAST_LOOKUPS = 192
 _LEAST_ALWAYS = 400
 _Z = 3.0
 _BINS = 64
+_STEPS = 3
 _LEAST_REQUESTS, _LEAST_SUMS = 12, 3
 _MOST_SLOPES = 64
 """Sequences of a run that are looked at for one, the longest."""
@@ -355,12 +356,12 @@ def _fall(counts: DraftCounts) -> _Fall | None:
     )
 
 
-def _best_steps(n: np.ndarray, k: np.ndarray, n_steps: int = 3) -> float:
+def _best_steps(n: np.ndarray, k: np.ndarray) -> float:
     """Log-likelihood of the best split into parts of one share each, over bins."""
     edges = np.linspace(0, len(n), min(_BINS, len(n) // 8) + 1).astype(int)
     n, k = (np.concatenate([[0.0], one.cumsum()])[edges] for one in (n, k))
     best = _log_likelihood(n, k)
-    for _ in range(n_steps - 1):
+    for _ in range(_STEPS - 1):
         part = _log_likelihood(
             np.maximum(n[:, None] - n[None, :], 0), np.maximum(k[:, None] - k[None, :], 0)
         )

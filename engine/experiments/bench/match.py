@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from engine.batch import Span
 from engine.errors import OptionError
@@ -61,8 +62,8 @@ def width_control(
 
     It takes about as long as two plain runs. Raises what Session.context raises.
     """
-    pairs: list[torch.Tensor] = []
-    alone: list[torch.Tensor] = []
+    pairs: list[Tensor] = []
+    alone: list[Tensor] = []
     gap = 0.0
     for row, logits in enumerate(_rows(session, prompt, tokens, 1, 0, options)):
         pairs.append(torch.topk(logits, 2).indices)
@@ -85,7 +86,7 @@ def _rows(
     width: int,
     offset: int,
     options: RunOptions,
-) -> Iterator[torch.Tensor]:
+) -> Iterator[Tensor]:
     """Logits [n_vocab] that choose each of the tokens: the prompt as it comes in a run, then
     `offset` tokens in one batch, then batches of `width`."""
     memory = session.make_memory(options, 1, session.context([prompt], options), 0)

@@ -9,14 +9,13 @@ what a later one says depends on an answer.
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from engine.errors import OptionError
-from engine.files import file_head, is_unicode, user_text
-from engine.foreign import JsonError, parse_json
+from engine.files import file_head, is_unicode, json_values, user_text
 from engine.gguf.binary import shorten
 
 TEXT_FIELDS = ("text", "prompt", "question", "turns", "messages", "instruction")
@@ -56,9 +55,10 @@ def read_prompts(path: Path, fields: tuple[str, str, str] = ("", "", "")) -> lis
             f"{path} is a Parquet file.", "Write it as JSON lines, one prompt a line."
         )
     text = user_text(path, _MOST_BYTES, packed=True)
+    give = "Give a JSON list of prompts, or one JSON value a line."
     prompts: list[NamedPrompt] = []
     names = _UniqueNames()
-    for place, entry in _entries(path, text):
+    for place, entry in json_values(path, text, "prompt", give):
         prompt = _prompt(path, place, entry, fields, len(prompts) + 1)
         prompts.append(NamedPrompt(names.of(prompt.name), prompt.text, prompt.category))
         if len(prompts) > _MOST_PROMPTS:
@@ -108,25 +108,6 @@ def choose(
                 chosen.append(numbers[depth])
         depth += 1
     return [prompts[number] for number in sorted(chosen)]
-
-
-def _entries(path: Path, text: str) -> Iterator[tuple[str, Any]]:
-    """Prompts with the place of each. A list is one JSON value, anything else a value a line."""
-    if text.lstrip()[:1] == "[":
-        try:
-            values = parse_json(text)
-        except JsonError as error:
-            raise _not_json(path, error.line, error) from error
-        for number, value in enumerate(values, 1):
-            yield f"prompt {number}", value
-        return
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            yield f"line {number}", parse_json(line)
-        except JsonError as error:
-            raise _not_json(path, number, error) from error
 
 
 def _prompt(
@@ -182,10 +163,3 @@ def _word(entry: dict[str, Any], names: Sequence[str]) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int):
         return ""
     return shorten(" ".join(str(value).split()))
-
-
-def _not_json(path: Path, line: int, error: JsonError) -> OptionError:
-    return OptionError(
-        f"{path}: line {line} is not valid JSON (column {error.column}: {error.what}).",
-        "Give a JSON list of prompts, or one JSON value a line.",
-    )

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from engine.batch import UBatch
 from engine.errors import OptionError
@@ -105,7 +106,7 @@ class _Inputs:
         n_k, n_v, d = state.n_k_heads, state.n_v_heads, state.d
         n_rows, n_channels = window.shape
 
-        def normal(*size: int) -> torch.Tensor:
+        def normal(*size: int) -> Tensor:
             return torch.randn(*size, generator=random)
 
         x, weight = normal(1, width, n_channels), 0.5 * normal(n_channels, n_rows + 1)
@@ -123,7 +124,7 @@ class _Inputs:
         for key, inputs in zip(self._keys, every, strict=True):
             memory.advance(key, inputs.part(slice(None), slice(n)))
 
-    def decoded(self, n: int, times: int) -> dict[StateKey, torch.Tensor]:
+    def decoded(self, n: int, times: int) -> dict[StateKey, Tensor]:
         """The states after decoding the first n tokens `times` times: what rounds must leave."""
         (x, weight, *_), delta = self._conv, self._delta.part(slice(None), slice(n))
         n_v, d = delta.v.shape[2:]
@@ -182,7 +183,7 @@ class _Runner:
         moved = zip(astuple(memory.traffic), astuple(before), strict=True)
         self._traffic.append(RecurrentTraffic(*(now - then for now, then in moved)))
 
-    def row(self, baseline: _Runner, truth: dict[StateKey, torch.Tensor]) -> dict[str, Any]:
+    def row(self, baseline: _Runner, truth: dict[StateKey, Tensor]) -> dict[str, Any]:
         """Medians of the rounds after the warm-up. truth: the states to compare with, by key."""
         times = self._times[_WARM_UP:]
         ratios = [
@@ -229,6 +230,6 @@ def _timed(ms: dict[str, float], phase: str) -> Iterator[None]:
     ms[phase] = 1000 * (perf_counter() - start)
 
 
-def _nmse(result: torch.Tensor, truth: torch.Tensor) -> float:
+def _nmse(result: Tensor, truth: Tensor) -> float:
     error = (result.double() - truth.double()).square().sum()
     return float(error / truth.double().square().sum())

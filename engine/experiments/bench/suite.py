@@ -345,12 +345,6 @@ class PromptSuite:
         """How many requests `requests` makes; those of the warm-up do not count."""
         return len(self.prompts) * len(self.configurations) * self._repeats
 
-    @property
-    def done(self) -> dict[str, list[RequestResult]]:
-        """Finished requests of each configuration, in the order of the prompts."""
-        names = [configuration.name for configuration in self.configurations]
-        return medians(names, [name for name, _ in self.prompts], self.measured)
-
     def warm_up(self) -> None:
         """A few tokens in every configuration, not counted. Raises what Session.start raises."""
         name, prompt = self.prompts[0]
@@ -359,8 +353,8 @@ class PromptSuite:
             measure_request(self._session, prompt, name, Configuration(configuration.name, few))
 
     def requests(self) -> Iterator[tuple[RequestResult, int]]:
-        """Measure what is left; each request is in `done` before it is given with the number of
-        its repetition, from 0."""
+        """Measure what is left; each request is in `measured` before it is given with the number
+        of its repetition, from 0."""
         for number, (name, prompt) in enumerate(self.prompts):
             for repeat in range(self._repeats):
                 first = (number + repeat) % len(self.configurations)

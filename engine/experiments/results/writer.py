@@ -96,7 +96,6 @@ class ResultsWriter:
                         self._file.execute(statement)
                 check_tables(self.path, self._file)
                 self._check_kind(facts["kind"])
-                self._before = self.fact("plan")
                 self._file.executemany("REPLACE INTO facts VALUES (?, ?)", facts.items())
         except BaseException:
             self.close()

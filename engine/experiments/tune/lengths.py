@@ -1,13 +1,22 @@
-"""Options of a run that drafts with one drafter: the length of its drafts and their confidence."""
+"""Lengths of drafts: options of a run that drafts with one drafter, and what the rounds of a server
+say of lengths that were not measured."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from engine.analysis.what_if.recorded import RecordedRounds
+from engine.analysis.what_if.rules import FIXED
+from engine.analysis.what_if.surface import simulate
 from engine.draft.registry import DRAFTERS
 from engine.options import RunOptions
+from engine.trace.facts import SourceFacts
+from engine.trace.run_ref import RunRef
+from engine.trace.store import TraceStore
+from engine.trace.writer import TraceWriter
 
 LOOK_UPS = ("ngram-mod", "suffix")
 """Drafters without a model that are tried in addition to those that the files make possible."""
@@ -75,3 +84,65 @@ def drafting(
             **values,
         ),
     )
+
+
+ServerRounds = Sequence[Sequence[tuple[int, int]]]
+"""By answer, tokens drafted and accepted in each round."""
+_FEW = 24
+"""Drafts below which a run says too little."""
+
+
+TokensPerRound = Callable[[Sequence[int]], Sequence[float]]
+"""Tokens that a round brings on average at each n_max, 0 for plain decoding."""
+
+
+def recorded(answers: ServerRounds, rates: Sequence[float] = ()) -> TokensPerRound | None:
+    """What the simulator makes of the rounds of a run; None where they are too few. rates: of
+    synthetic acceptance, by which it is known."""
+    if rates:
+        return lambda lengths: [1 + sum(rates[:n]) for n in lengths]
+    if sum(drafted > 0 for rounds in answers for drafted, _ in rounds) < _FEW:
+        return None
+    store = TraceStore()
+    writer = TraceWriter.begin(store, SourceFacts("server", ""), {})
+    number = 0
+    for seq_id, rounds in enumerate(answers):
+        writer.append("rounds", round=number, seq_id=seq_id, num_emitted=1)
+        for drafted, accepted in rounds:
+            number += 1
+            writer.append(
+                "rounds",
+                round=number,
+                seq_id=seq_id,
+                num_draft_tokens=drafted,
+                num_accepted_draft_tokens=accepted,
+                num_emitted=accepted + 1,
+                verify_width=drafted + 1,
+            )
+        number += 1
+    writer.end(["end"] * len(answers))
+    known = RecordedRounds.of(RunRef(store, writer.run_id))
+
+    def played(lengths: Sequence[int]) -> Sequence[float]:
+        settings = [{"n_max": n} for n in lengths]
+        found: list[float] = simulate(known, None, FIXED, settings).tokens_per_round().tolist()
+        return found
+
+    return played
+
+
+def at_best(
+    tokens_per_round: TokensPerRound, measured: Mapping[int, float], lengths: Iterable[int]
+) -> dict[int, float]:
+    """Tokens per second that each n_max can have at most. measured: speeds known, by n_max, 0 for
+    plain decoding. What a round costs follows from them by the width of its verification; where it
+    was not measured it costs no less than the nearest narrower one: kernels for few rows end at
+    some width (8 with llama.cpp's MMVQ), so between two measured ones it may jump anywhere."""
+    wanted = sorted({*lengths, *measured})
+    per_round = dict(zip(wanted, tokens_per_round(wanted), strict=True))
+    found, least_ms = {}, 0.0
+    for n in wanted:
+        if speed := measured.get(n):
+            least_ms = max(least_ms, 1e3 * per_round[n] / speed)
+        found[n] = measured.get(n) or (1e3 * per_round[n] / least_ms if least_ms else math.inf)
+    return found

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from engine.errors import ModelFileError, UnsupportedModelError
 from engine.gguf.binary import shorten
@@ -53,28 +54,17 @@ class Eagle3Config:
     norm_before_residual: bool
     norm_before_fc: bool
 
-    @property
-    def drafter(self) -> str:
-        return "draft-eagle3"
-
-    @property
-    def reads_behind_norm(self) -> bool:
-        """As the reference reads it."""
-        return True
-
-    @property
-    def unused(self) -> tuple[str, ...]:
-        return ()
+    drafter: ClassVar[str] = "draft-eagle3"
+    reads_behind_norm: ClassVar[bool] = True
+    """As the reference reads it."""
+    unused: ClassVar[tuple[str, ...]] = ()
+    ties_head: ClassVar[bool] = False
+    """The target's head serves."""
 
     @property
     def n_kept(self) -> int:
         """A feature row, fused."""
         return self.n_embd
-
-    @property
-    def ties_head(self) -> bool:
-        """The target's head serves."""
-        return False
 
     def cells(self) -> dict[int, CellSize]:
         return {0: self.attention.cells()}

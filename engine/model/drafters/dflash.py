@@ -12,6 +12,7 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from engine.batch import UBatch
 from engine.errors import UnsupportedModelError
@@ -35,7 +36,7 @@ from kernels.rope import apply_rope
 from kernels.rows import copy_rows, join, take_rows
 from kernels.rows.reductions import argmax, top_k
 
-Lattice = tuple[torch.Tensor, torch.Tensor]
+Lattice = tuple[Tensor, Tensor]
 """Candidates of the rows 1 .. m - 1 of blocks, best first by their logits: ids, int64
 [B, m - 1, T], and scores, f32 [B, m - 1, T, T], by the predecessor and the candidate; in the first
 row all predecessors are the last chosen token."""
@@ -44,7 +45,7 @@ row all predecessors are the last chosen token."""
 class Selector:
     """Scores of neighbours. ids: as in MarkovHead."""
 
-    def __init__(self, weights: Weights, config: DFlashConfig, ids: torch.Tensor | None) -> None:
+    def __init__(self, weights: Weights, config: DFlashConfig, ids: Tensor | None) -> None:
         assert config.selector is not None
         _, self._top_k, self._scale, self._cap = config.selector
         self._ids = ids
@@ -53,15 +54,13 @@ class Selector:
         self._gate = weights.project("selector_hidden.weight")
 
     @inference_mode
-    def base(self, logits: torch.Tensor) -> torch.Tensor:
+    def base(self, logits: Tensor) -> Tensor:
         """The head's logits, scaled and perhaps capped, which leaves their order as it is."""
         base = logits * self._scale
         return self._cap * torch.tanh(base / self._cap) if self._cap else base
 
     @inference_mode
-    def lattice(
-        self, logits: torch.Tensor, hidden: torch.Tensor, last: torch.Tensor, *, invariant: bool
-    ) -> Lattice:
+    def lattice(self, logits: Tensor, hidden: Tensor, last: Tensor, *, invariant: bool) -> Lattice:
         """logits: f32 [B, m, n_drafted], the head's; hidden: f32 [B, m, n_embd]; last: int64 [B],
         the chosen tokens that the blocks begin with."""
         n_best = min(self._top_k, logits.shape[-1])
@@ -77,7 +76,7 @@ class Selector:
         return ids, self.base(values).unsqueeze(2) + pairs.sum(-1)
 
     @staticmethod
-    def _rows(table: Embedding, ids: torch.Tensor) -> torch.Tensor:
+    def _rows(table: Embedding, ids: Tensor) -> Tensor:
         rows = table(ids.flatten(1))
         return rows.view(*ids.shape, -1)
 
@@ -86,7 +85,7 @@ class MarkovHead:
     """The chain over a block. ids: int64 [n_drafted], the target's id of every row of the head;
     None where they are the same."""
 
-    def __init__(self, weights: Weights, config: DFlashConfig, ids: torch.Tensor | None) -> None:
+    def __init__(self, weights: Weights, config: DFlashConfig, ids: Tensor | None) -> None:
         self._first = 0 if config.anchor else 1
         self._before = weights.table("markov_w1.weight")
         self._bias = weights.project("markov_w2.weight")
@@ -94,8 +93,8 @@ class MarkovHead:
         self._ids, self._rank = ids, config.markov
 
     def __call__(
-        self, logits: torch.Tensor, hidden: torch.Tensor, last: torch.Tensor, *, invariant: bool
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, logits: Tensor, hidden: Tensor, last: Tensor, *, invariant: bool
+    ) -> tuple[Tensor, Tensor]:
         """logits f32 [B, m, n_drafted], hidden f32 [B, m, n_embd] and the last chosen tokens int64
         [B] -> logits with the bias, and confidences before the sigmoid [B, m], or [B, 0] without a
         head for them. Row 0 of a block that does not draft from its anchor has neither."""
@@ -121,7 +120,7 @@ class MarkovHead:
         return columns, sure.view(n_seqs, m)
 
 
-Sublayer = Callable[[torch.Tensor], torch.Tensor]
+Sublayer = Callable[[Tensor], Tensor]
 
 
 class BlockOutput(NamedTuple):
@@ -132,9 +131,9 @@ class BlockOutput(NamedTuple):
     sigmoid; [B, 0] without a head for it.
     """
 
-    hidden: torch.Tensor
-    logits: torch.Tensor
-    confidence: torch.Tensor
+    hidden: Tensor
+    logits: Tensor
+    confidence: Tensor
 
 
 class DynamicConv:
@@ -146,7 +145,7 @@ class DynamicConv:
         self._own = weights.project(f"{name}_conv_proj.weight")
         self._shape = (2, *config.conv)
 
-    def __call__(self, y: torch.Tensor, sublayer: Sublayer, *, invariant: bool) -> torch.Tensor:
+    def __call__(self, y: Tensor, sublayer: Sublayer, *, invariant: bool) -> Tensor:
         """y [B, T, n_embd], normed -> sublayer(y), convolved before and after."""
         own = self._own(y, invariant=invariant).view(*y.shape[:2], *self._shape)
         inside = sublayer(block_conv(y, self._base[0], own[:, :, 0]))
@@ -170,7 +169,7 @@ class DFlashBlock:
             self._out_scale = weights.keep(OUT_SCALE).expand(config.n_embd).contiguous()
         self._eps = config.eps
 
-    def __call__(self, x: torch.Tensor, around: RopeAndMemory) -> torch.Tensor:
+    def __call__(self, x: Tensor, around: RopeAndMemory) -> Tensor:
         """x [B, T, n_embd] -> the same shape."""
         sublayers = (
             partial(self.attention, around=around),
@@ -190,12 +189,12 @@ class DrafterLayers:
     def __init__(self, blocks: list[DFlashBlock]) -> None:
         self._blocks = blocks
 
-    def inject(self, context: torch.Tensor, around: RopeAndMemory) -> None:
+    def inject(self, context: Tensor, around: RopeAndMemory) -> None:
         """Leave context rows [B, T, n_embd] in the memory of every layer."""
         for block in self._blocks:
             block.attention.inject(context, around)
 
-    def __call__(self, x: torch.Tensor, around: RopeAndMemory) -> torch.Tensor:
+    def __call__(self, x: Tensor, around: RopeAndMemory) -> Tensor:
         """x [B, T, n_embd], embedded tokens of a block -> the same shape, not normed."""
         for block in self._blocks:
             x = block(x, around)
@@ -218,11 +217,11 @@ class Streams:
         assert reader is not None
         self._reader = reader
 
-    def inject(self, context: torch.Tensor, around: RopeAndMemory) -> None:
+    def inject(self, context: Tensor, around: RopeAndMemory) -> None:
         for attention in self._attentions:
             attention.inject(context, around)
 
-    def __call__(self, x: torch.Tensor, around: RopeAndMemory) -> torch.Tensor:
+    def __call__(self, x: Tensor, around: RopeAndMemory) -> Tensor:
         streams = copied(x, SinkhornConnections.n_streams)
         for block in self._blocks:
             streams = block(streams, around)
@@ -243,7 +242,7 @@ class DFlash:
         layers: DrafterLayers | Streams,
         embedding: Embedding,
         head: Projection,
-        ids: torch.Tensor | None,
+        ids: Tensor | None,
         rope: RopeTables,
         selector: Selector | None,
         markov: MarkovHead | None,
@@ -260,17 +259,17 @@ class DFlash:
             factors = torch.full((config.n_embd,), config.embedding_scale)
             self._factors = factors.to(self.device)
 
-    def fused(self, rows: torch.Tensor, *, invariant: bool = False) -> torch.Tensor:
+    def fused(self, rows: Tensor, *, invariant: bool = False) -> Tensor:
         """The target's rows side by side f32 [..., n_taps * n_embd] as context [..., n_embd]."""
         return rms_norm(self._fuse(rows, invariant=invariant), self._context_norm, self.config.eps)
 
-    def logits(self, hidden: torch.Tensor, *, invariant: bool = False) -> torch.Tensor:
+    def logits(self, hidden: Tensor, *, invariant: bool = False) -> Tensor:
         """What the head makes of hidden rows f32 [..., n_embd]: [..., n_drafted], before a Markov
         head or a selector."""
         return self._head(hidden, invariant=invariant)
 
     @inference_mode
-    def inject(self, ubatch: UBatch, rows: torch.Tensor, memory: ModelMemory) -> None:
+    def inject(self, ubatch: UBatch, rows: Tensor, memory: ModelMemory) -> None:
         """Leave the tokens of `ubatch` in memory. rows: [n_seqs, n_seq_tokens, …] for `fused`."""
         there = memory.begin(ubatch)
         reach = self._rope.reach(ubatch.last_position)
@@ -288,17 +287,13 @@ class DFlash:
         memory.commit()
         return BlockOutput(*out)
 
-    def _inject(
-        self, memory: ModelMemory, positions: torch.Tensor, rows: torch.Tensor
-    ) -> tuple[torch.Tensor, ...]:
+    def _inject(self, memory: ModelMemory, positions: Tensor, rows: Tensor) -> tuple[Tensor, ...]:
         around = RopeAndMemory(*self._rope.at(positions), memory)
         context = self.fused(rows, invariant=around.invariant)
         self._layers.inject(context, around)
         return ()
 
-    def _block(
-        self, memory: ModelMemory, tokens: torch.Tensor, positions: torch.Tensor
-    ) -> BlockOutput:
+    def _block(self, memory: ModelMemory, tokens: Tensor, positions: Tensor) -> BlockOutput:
         around = RopeAndMemory(*self._rope.at(positions), memory)
         x = self._embedding(tokens)
         if self._factors is not None:
@@ -319,7 +314,7 @@ def make_dflash(
     weights_of: Callable[[str], Weights],
     embedding: Embedding,
     head: Projection,
-    ids: torch.Tensor | None,
+    ids: Tensor | None,
 ) -> DFlash:
     """weights_of: the tensors whose names begin with a prefix. embedding, head: the drafter's own
     or the target's. ids: int64 [n_drafted], the target's id of each row of the head, None where
@@ -379,11 +374,11 @@ class BlockAttention:
             device = weights.device
             self._value_factors = torch.full((config.n_embd,), config.value_scale, device=device)
 
-    def inject(self, context: torch.Tensor, around: RopeAndMemory) -> None:
+    def inject(self, context: Tensor, around: RopeAndMemory) -> None:
         """Leave keys and values of context rows [B, T, n_embd] in memory."""
         around.memory.attention.update(self._layer, *self._keys_and_values(context, around))
 
-    def __call__(self, x: torch.Tensor, around: RopeAndMemory) -> torch.Tensor:
+    def __call__(self, x: Tensor, around: RopeAndMemory) -> Tensor:
         """x [B, T, n_embd], normed rows of the block -> the same shape."""
         n_seqs, n_tokens, _ = x.shape
         q = self._heads(self._q(x, invariant=around.invariant))
@@ -402,9 +397,7 @@ class BlockAttention:
         y = self._output(out.reshape(n_seqs, n_tokens, -1), invariant=around.invariant)
         return y if self._value_factors is None else multiply(y, self._value_factors)
 
-    def _keys_and_values(
-        self, x: torch.Tensor, around: RopeAndMemory
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _keys_and_values(self, x: Tensor, around: RopeAndMemory) -> tuple[Tensor, Tensor]:
         kv = self._kv(x, invariant=around.invariant)
         if self._own_values:
             half = kv.shape[-1] // 2
@@ -415,5 +408,5 @@ class BlockAttention:
         k = apply_rope(head_norm(k, self._k_norm, self._eps), around.cos, around.sin)
         return k, v
 
-    def _heads(self, x: torch.Tensor) -> torch.Tensor:
+    def _heads(self, x: Tensor) -> Tensor:
         return x.view(*x.shape[:2], -1, self._head_dim)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Container
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from engine.errors import ModelFileError, UnsupportedModelError
 from engine.gguf.binary import shorten
@@ -72,6 +73,16 @@ class DFlashConfig:
     gelu: bool = False
     streams: ModelConfig | None = None
 
+    reads_behind_norm: ClassVar[bool] = False
+    """The mean of several streams alone."""
+    unused: ClassVar[tuple[str, ...]] = (LILICORR,)
+    """LiLiCorr (arXiv 2608.20530) chooses again among the candidates of a block: without it the
+    block drafts what it drafts."""
+    n_kept: ClassVar[int] = 0
+    """Numbers that it keeps of every token in addition to its cells."""
+    ties_head: ClassVar[bool] = True
+    """Without a head of its own its embedding serves, if it has one."""
+
     @property
     def drafter(self) -> str:
         """Name of the drafter that uses it (engine.draft.registry)."""
@@ -81,27 +92,6 @@ class DFlashConfig:
     def n_target(self) -> int:
         """Width of the target's rows, which is the drafter's own."""
         return self.n_embd
-
-    @property
-    def reads_behind_norm(self) -> bool:
-        """The mean of several streams alone."""
-        return False
-
-    @property
-    def unused(self) -> tuple[str, ...]:
-        """LiLiCorr (arXiv 2608.20530) chooses again among the candidates of a block: without it the
-        block drafts what it drafts."""
-        return (LILICORR,)
-
-    @property
-    def n_kept(self) -> int:
-        """Numbers that it keeps of every token in addition to its cells."""
-        return 0
-
-    @property
-    def ties_head(self) -> bool:
-        """Without a head of its own its embedding serves, if it has one."""
-        return True
 
     @property
     def n_layer(self) -> int:

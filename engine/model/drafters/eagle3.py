@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-import torch
+from torch import Tensor
 
 from engine.batch import UBatch
 from engine.machine.device import inference_mode
@@ -54,7 +54,7 @@ class Eagle3:
         self._output = OutputHead(norm, head, n_drafted, config.eps)
 
     @inference_mode
-    def fused(self, rows: torch.Tensor, *, invariant: bool = False) -> torch.Tensor:
+    def fused(self, rows: Tensor, *, invariant: bool = False) -> Tensor:
         """Feature rows f32 [..., n_embd] of the target's rows side by side [..., 3 * n_target]."""
         if self._fuse_norm is not None:
             rows = rms_norm(rows, self._fuse_norm, self.config.eps)
@@ -62,11 +62,7 @@ class Eagle3:
 
     @inference_mode
     def forward(
-        self,
-        ubatch: UBatch,
-        features: torch.Tensor,
-        memory: ModelMemory,
-        tokens: torch.Tensor | None = None,
+        self, ubatch: UBatch, features: Tensor, memory: ModelMemory, tokens: Tensor | None = None
     ) -> StepOutput:
         """Run the block over the pairs of `ubatch`, at whose positions the features are.
 
@@ -86,10 +82,10 @@ class Eagle3:
     def _layers(
         self,
         memory: ModelMemory,
-        tokens: torch.Tensor,
-        positions: torch.Tensor,
-        outputs: torch.Tensor,
-        features: torch.Tensor,
+        tokens: Tensor,
+        positions: Tensor,
+        outputs: Tensor,
+        features: Tensor,
     ) -> StepOutput:
         eps = self.config.eps
         around = RopeAndMemory(*self._rope.at(positions), memory)
@@ -106,7 +102,7 @@ def make_eagle3(
     weights_of: Callable[[str], Weights],
     embedding: Embedding,
     head: Projection,
-    ids: torch.Tensor | None,
+    ids: Tensor | None,
 ) -> Eagle3:
     """See engine.model.drafters.loading. ids: int64 [n_drafted], or None."""
     n_drafted = len(embedding.rows.data if ids is None else ids)

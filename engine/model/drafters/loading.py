@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from engine.errors import ModelFileError, OutOfMemoryError
 from engine.gguf.file import GgufFile
@@ -36,23 +37,15 @@ class DraftVocabulary:
     """ids: int64 [n_drafted], the target's id of every row of the drafter's head; None where they
     are the same. n_vocab: ids of the target."""
 
-    def __init__(self, ids: torch.Tensor | None, n_vocab: int) -> None:
+    def __init__(self, ids: Tensor | None, n_vocab: int) -> None:
         self.ids, self.n_vocab = ids, n_vocab
 
-    def of_target(self, rows: torch.Tensor) -> torch.Tensor:
+    def of_target(self, rows: Tensor) -> Tensor:
         """The target's ids of rows of the head, int64 of any shape."""
         return rows if self.ids is None else take_rows(self.ids, rows)
 
-    def spread(self, logits: torch.Tensor) -> torch.Tensor:
-        """Logits [..., n_drafted] of the head by the target's ids [..., n_vocab], minus infinity
-        for the others."""
-        if self.ids is None:
-            return logits
-        wide = logits.new_full((*logits.shape[:-1], self.n_vocab), -torch.inf)
-        return wide.index_copy_(-1, self.ids, logits)
 
-
-def read_ids(file: GgufFile, n_vocab: int, device: torch.device) -> torch.Tensor | None:
+def read_ids(file: GgufFile, n_vocab: int, device: torch.device) -> Tensor | None:
     """The tensor D2T of a file that engine.model.drafters.config has checked: ids 0..n_vocab - 1
     that differ. Raises ModelFileError for others; None without the tensor."""
     if D2T not in file.tensors:

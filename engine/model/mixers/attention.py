@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from engine.model.config import ModelConfig
 from engine.model.memory import AttentionView, Mixer, RopeAndMemory
@@ -58,9 +59,7 @@ class Attention(Mixer):
         if scale != 1.0 and not part.normed:
             self._scale = torch.full((part.head_dim,), scale, device=weights.device)
 
-    def __call__(
-        self, x: Rows, around: RopeAndMemory, residual: Residual | None = None
-    ) -> torch.Tensor:
+    def __call__(self, x: Rows, around: RopeAndMemory, residual: Residual | None = None) -> Tensor:
         """See engine.model.memory.Mixer; stores the tokens' keys and values."""
         (n_seqs, n_tokens, _), invariant = x.shape, around.invariant
         # split_with_sizes and view: split and unflatten would add Python calls of their own
@@ -82,9 +81,7 @@ class Attention(Mixer):
         rows = attend_rows(q, cells.k, cells.v, mask, given, reads, invariant=invariant)
         return self._output(rows, invariant=invariant, residual=residual)
 
-    def _turned(
-        self, qk: torch.Tensor, v: torch.Tensor, around: RopeAndMemory
-    ) -> tuple[torch.Tensor, AttentionView]:
+    def _turned(self, qk: Tensor, v: Tensor, around: RopeAndMemory) -> tuple[Tensor, AttentionView]:
         """The queries, and the cells, in which keys and values are then."""
         n_seqs, n_tokens, _ = qk.shape
         qk = qk.view(n_seqs, n_tokens, -1, self._head_dim)
@@ -100,14 +97,14 @@ class Attention(Mixer):
         v = v.view(n_seqs, n_tokens, -1, self._head_dim)
         return q, around.memory.attention.update(self._layer, k, v)
 
-    def _visible(self, x: Rows, cells: AttentionView, around: RopeAndMemory) -> torch.Tensor:
+    def _visible(self, x: Rows, cells: AttentionView, around: RopeAndMemory) -> Tensor:
         """Where these tokens look, bool [B, T, N]."""
         return cells.mask
 
 
 def _head_norms(
     weights: Weights, part: AttentionPart, order: list[int] | None, scale: float
-) -> torch.Tensor:
+) -> Tensor:
     """What normed queries and keys are multiplied by, [n_head + n_head_kv, head_dim]."""
     q, k = (weights.keep(f"attn_{name}_norm.weight") for name in ("q", "k"))
     if order is not None:
@@ -131,7 +128,7 @@ def _input_projection(weights: Weights, part: AttentionPart, order: list[int] | 
     rows = part.n_head * part.head_dim * (2 if part.gated else 1)
     kv_rows = part.n_head_kv * part.head_dim
 
-    def in_order(data: torch.Tensor) -> list[torch.Tensor]:
+    def in_order(data: Tensor) -> list[Tensor]:
         return [data.unflatten(0, (-1, part.head_dim))[:, order].flatten(0, 1)]
 
     def parts(kind: str) -> list[MatrixRows]:
@@ -182,7 +179,7 @@ class SparseAttention(Attention):
         self._index_norms = [weights.keep(f"indexer.{name}_norm.weight") for name in ("q", "k")]
         self._indexer = Indexer(part.ratio, part.n_blocks, config.eps)
 
-    def _visible(self, x: Rows, cells: AttentionView, around: RopeAndMemory) -> torch.Tensor:
+    def _visible(self, x: Rows, cells: AttentionView, around: RopeAndMemory) -> Tensor:
         part = self._part
         if not part.ratio:
             return cells.mask
@@ -241,9 +238,7 @@ class LatentAttention(Mixer):
         self._v_b = weights.keep("attn_v_b.weight").transpose(1, 2).contiguous()
         self._output = weights.project("attn_output.weight")
 
-    def __call__(
-        self, x: Rows, around: RopeAndMemory, residual: Residual | None = None
-    ) -> torch.Tensor:
+    def __call__(self, x: Rows, around: RopeAndMemory, residual: Residual | None = None) -> Tensor:
         """See engine.model.memory.Mixer; stores the tokens' latents and keys."""
         part, invariant = self._part, around.invariant
         q, kv, gate = self._input(x, invariant=invariant).split_with_sizes(self._sizes, -1)
@@ -275,8 +270,8 @@ class LatentAttention(Mixer):
         return self._output(out.flatten(2), invariant=invariant, residual=residual)
 
     def _visible(
-        self, x: Rows, low: torch.Tensor | None, cells: AttentionView, around: RopeAndMemory
-    ) -> torch.Tensor:
+        self, x: Rows, low: Tensor | None, cells: AttentionView, around: RopeAndMemory
+    ) -> Tensor:
         """Where these tokens look, bool [B, T, N]. low: the bottleneck of queries, if there is."""
         return cells.mask
 
@@ -309,16 +304,14 @@ class SparseLatentAttention(LatentAttention):
         self._choice = Indexer(part.ratio, part.n_pools)
 
     def _visible(
-        self, x: Rows, low: torch.Tensor | None, cells: AttentionView, around: RopeAndMemory
-    ) -> torch.Tensor:
+        self, x: Rows, low: Tensor | None, cells: AttentionView, around: RopeAndMemory
+    ) -> Tensor:
         if self._sparse.chooses:
             assert low is not None  # such models have a bottleneck
             around.chosen[:] = [self._choose(x, low, cells.mask, around)]
         return around.chosen[0]
 
-    def _choose(
-        self, x: Rows, low: torch.Tensor, mask: torch.Tensor, around: RopeAndMemory
-    ) -> torch.Tensor:
+    def _choose(self, x: Rows, low: Tensor, mask: Tensor, around: RopeAndMemory) -> Tensor:
         part, invariant = self._sparse, around.invariant
         key, gate, heads = self._index(x, invariant=invariant).split_with_sizes(
             self._sizes_index, -1
@@ -349,7 +342,7 @@ def _queries(rows: MatrixRows, part: LatentAttentionPart) -> MatrixRows:
         return rows
     size = part.n_nope + part.n_rope
 
-    def apart(data: torch.Tensor) -> list[torch.Tensor]:
+    def apart(data: Tensor) -> list[Tensor]:
         heads = data.unflatten(0, (part.n_head, size))
         nope, rope = heads.split([part.n_nope, part.n_rope], 1)
         return [torch.cat((nope, rope[:, 0::2], rope[:, 1::2]), 1).flatten(0, 1)]
@@ -362,7 +355,7 @@ def _key_last(rows: MatrixRows, part: LatentAttentionPart) -> MatrixRows:
     if part.pairs != "neighbours":
         return rows
 
-    def apart(data: torch.Tensor) -> list[torch.Tensor]:
+    def apart(data: Tensor) -> list[Tensor]:
         latent, rope = data.split([part.n_latent, part.n_rope])
         return [torch.cat((latent, rope[0::2], rope[1::2]))]
 

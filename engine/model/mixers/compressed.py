@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
+from torch import Tensor
 
 from engine.model.config import ModelConfig
 from engine.model.memory import AttentionView, Mixer, RopeAndMemory
@@ -55,26 +56,26 @@ class CompressorRing(Recurrence):
     def serves(self, n_tokens: int, n_written: int) -> bool:
         return self._first(n_tokens) >= n_written - self._part.n_slots
 
-    def _slots(self, n_tokens: int, device: torch.device) -> torch.Tensor:
+    def _slots(self, n_tokens: int, device: torch.device) -> Tensor:
         first = max(0, self._first(n_tokens))
         return torch.arange(first, n_tokens, device=device) % self._part.n_slots
 
-    def needed(self, state: torch.Tensor, n_tokens: int) -> torch.Tensor:
+    def needed(self, state: Tensor, n_tokens: int) -> Tensor:
         kept, slots = torch.zeros_like(state), self._slots(n_tokens, state.device)
         kept[slots] = state[slots]
         return kept
 
-    def in_order(self, state: torch.Tensor, n_tokens: int) -> torch.Tensor:
+    def in_order(self, state: Tensor, n_tokens: int) -> Tensor:
         return state[self._slots(n_tokens, state.device)]
 
     def into(
         self,
         inputs: TokenInputs,
-        start: torch.Tensor,
-        slots: Sequence[torch.Tensor],
+        start: Tensor,
+        slots: Sequence[Tensor],
         *,
         invariant: bool = False,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         x, positions = inputs
         y, n = compress(x, positions, start, self._part), x.shape[1]
         # the slot that is `start`, if one is, when all others are written
@@ -84,21 +85,21 @@ class CompressorRing(Recurrence):
         return y
 
     def log(
-        self, inputs: TokenInputs, start: torch.Tensor, *, invariant: bool = False
-    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        self, inputs: TokenInputs, start: Tensor, *, invariant: bool = False
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
         x, positions = inputs
         y = compress(x, positions, start, self._part)
         return y, (x, ring_places(positions, self._part.n_slots))
 
     def fold(
         self,
-        start: torch.Tensor,
-        entries: Sequence[torch.Tensor],
-        n_tokens: int | torch.Tensor,
+        start: Tensor,
+        entries: Sequence[Tensor],
+        n_tokens: int | Tensor,
         *,
-        out: torch.Tensor | None = None,
+        out: Tensor | None = None,
         invariant: bool = False,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         x, places = entries
         if isinstance(n_tokens, int):
             n_tokens = torch.full((len(start),), n_tokens, device=start.device)
@@ -106,7 +107,7 @@ class CompressorRing(Recurrence):
             start, x, places, n_tokens, torch.empty_like(start) if out is None else out
         )
 
-    def by_index(self, inputs: TokenInputs, pool: torch.Tensor, rows: RowNumbers) -> torch.Tensor:
+    def by_index(self, inputs: TokenInputs, pool: Tensor, rows: RowNumbers) -> Tensor:
         return compress_slots(*inputs, pool, rows.read, rows.write, self._part)
 
 
@@ -150,19 +151,17 @@ class CompressedAttention(Mixer):
         self._output = weights.project("attn_output_b.weight")
         self._indexer = _Indexer(part, weights, config, layer) if part.has_indexer else None
 
-    def inject(self, context: torch.Tensor, around: RopeAndMemory) -> None:
+    def inject(self, context: Tensor, around: RopeAndMemory) -> None:
         """Leave context rows [B, T, n_embd] in memory, in a layer without blocks."""
         _, kv = self._input(context, invariant=around.invariant).split_with_sizes(self._sizes, -1)
         around.memory.attention.update(self._layer, self._key(kv, around))
 
-    def _key(self, kv: torch.Tensor, turned: RopeAndMemory) -> torch.Tensor:
+    def _key(self, kv: Tensor, turned: RopeAndMemory) -> Tensor:
         """kv [B, T, head_dim] as the row of a token, [B, T, 1, head_dim]."""
         kv = rms_norm(kv, self._kv_norm, self._eps).unsqueeze(2)
         return rope_at_end(kv, turned.cos, turned.sin)
 
-    def __call__(
-        self, x: Rows, around: RopeAndMemory, residual: Residual | None = None
-    ) -> torch.Tensor:
+    def __call__(self, x: Rows, around: RopeAndMemory, residual: Residual | None = None) -> Tensor:
         """See engine.model.memory.Mixer; stores the tokens' rows."""
         part, invariant = self._part, around.invariant
         turned = around.of_blocks if part.ratio else around
@@ -188,9 +187,7 @@ class CompressedAttention(Mixer):
         ]
         return self._output(join(of_groups), invariant=invariant, residual=residual)
 
-    def _visible(
-        self, x: Rows, low: torch.Tensor, cells: AttentionView, around: RopeAndMemory
-    ) -> torch.Tensor:
+    def _visible(self, x: Rows, low: Tensor, cells: AttentionView, around: RopeAndMemory) -> Tensor:
         """Where these tokens look, bool [B, T, cells of all heads]. low: what queries come of."""
         part = self._part
         if not part.ratio:
@@ -226,7 +223,7 @@ class _BlockRows:
         """What makes values and scores of a row, n_inputs numbers. take: a method of weights."""
         return [take(f"{self._name}_compressor_{kind}.weight") for kind in ("kv", "gate")]
 
-    def __call__(self, inputs: torch.Tensor, around: RopeAndMemory) -> torch.Tensor:
+    def __call__(self, inputs: Tensor, around: RopeAndMemory) -> Tensor:
         """inputs [B, T, n_inputs] -> rows of blocks [B, T, width], at tokens that end one."""
         memory, of_blocks = around.recurrent, around.of_blocks
         assert of_blocks is not None
@@ -256,7 +253,7 @@ class _Indexer:
         queries = weights.numbers("indexer.attn_q_b.weight")
         self._q = weights.stack([queries], compute="f32")
 
-    def __call__(self, x: Rows, low: torch.Tensor, around: RopeAndMemory) -> BlockScores:
+    def __call__(self, x: Rows, low: Tensor, around: RopeAndMemory) -> BlockScores:
         """x [B, T, n_embd], low [B, T, q_rank]; stores the tokens' rows."""
         part, invariant, turned = self._part, around.invariant, around.of_blocks
         assert turned is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from engine.model.config import ModelConfig
 from engine.model.memory import Mixer, RopeAndMemory
@@ -35,7 +36,7 @@ class _RecurrentMixer(Mixer):
         config: ModelConfig,
         layer: int,
         inputs: list[Projection],
-        conv: torch.Tensor,
+        conv: Tensor,
         output: str,
     ) -> None:
         self._state, self._window = StateKey(layer, "state"), StateKey(layer, "window")
@@ -63,13 +64,13 @@ class _DeltaRule(_RecurrentMixer):
     def _advance(
         self,
         around: RopeAndMemory,
-        channels: torch.Tensor,
-        decay: torch.Tensor,
-        a: torch.Tensor,
-        beta: torch.Tensor,
-        gate: torch.Tensor,
+        channels: Tensor,
+        decay: Tensor,
+        a: Tensor,
+        beta: Tensor,
+        gate: Tensor,
         residual: Residual | None,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """channels: raw queries, keys and values; decay: as DeltaInputs.g, with its factor `a`;
         beta and gate: raw. On a GPU the recurrence norms and gates."""
         memory = around.recurrent
@@ -116,9 +117,7 @@ class DeltaNet(_DeltaRule):
         self._qkv_sizes = [2 * part.key_dim, part.value_dim]
         self._a = weights.keep("ssm_a")
 
-    def __call__(
-        self, x: Rows, around: RopeAndMemory, residual: Residual | None = None
-    ) -> torch.Tensor:
+    def __call__(self, x: Rows, around: RopeAndMemory, residual: Residual | None = None) -> Tensor:
         joined, *gates = project_each(x, self._inputs, invariant=around.invariant)
         if gates:
             channels, z = joined.split_with_sizes(self._sizes[:2], -1)
@@ -136,7 +135,7 @@ def _qkv_and_z(weights: Weights, part: DeltaNetPart) -> list[MatrixRows]:
     per_head = part.value_dim // part.n_k_heads
     sizes = [part.d_state, part.d_state, per_head, per_head]
 
-    def parts(rows: torch.Tensor) -> list[torch.Tensor]:
+    def parts(rows: Tensor) -> list[Tensor]:
         grouped = rows.unflatten(0, (part.n_k_heads, -1))
         return [part.flatten(0, 1) for part in grouped.split(sizes, 1)]
 
@@ -149,7 +148,7 @@ def _beta_and_decay(weights: Weights, part: DeltaNetPart) -> list[MatrixRows]:
         return [weights.numbers("ssm_beta.weight"), weights.numbers("ssm_alpha.weight")]
 
     # per key head: beta of its value heads, then their decay
-    def parts(rows: torch.Tensor) -> list[torch.Tensor]:
+    def parts(rows: Tensor) -> list[Tensor]:
         grouped = rows.unflatten(0, (part.n_k_heads, 2, -1))
         return [part.flatten(0, 1) for part in grouped.unbind(1)]
 
@@ -190,9 +189,7 @@ class Kda(_DeltaRule):
         a = weights.keep("ssm_a").flatten().repeat_interleave(part.head_dim)
         self._a = -a if part.positive_a else a
 
-    def __call__(
-        self, x: Rows, around: RopeAndMemory, residual: Residual | None = None
-    ) -> torch.Tensor:
+    def __call__(self, x: Rows, around: RopeAndMemory, residual: Residual | None = None) -> Tensor:
         invariant = around.invariant
         (joined, beta), second = linear_of_columns(x, self.reads, self._second, invariant=invariant)
         channels, *first = joined.split_with_sizes(self._sizes, -1)
@@ -227,7 +224,7 @@ class Mamba(_RecurrentMixer):
         self._bias = weights.keep("ssm_conv1d.bias")
         self._low = weights.stack([weights.numbers("ssm_x.weight")], compute="f32")
         self._sizes = list(part.sizes.values())
-        self._norms: list[torch.Tensor] | None = None
+        self._norms: list[Tensor] | None = None
         if part.normed:
             self._norms = [
                 weights.keep(f"{name}.weight")
@@ -240,9 +237,7 @@ class Mamba(_RecurrentMixer):
         self._a = weights.keep("ssm_a").t().contiguous()
         self._d = weights.keep("ssm_d")
 
-    def __call__(
-        self, x: Rows, around: RopeAndMemory, residual: Residual | None = None
-    ) -> torch.Tensor:
+    def __call__(self, x: Rows, around: RopeAndMemory, residual: Residual | None = None) -> Tensor:
         memory, invariant = around.recurrent, around.invariant
         channels, z = self._input(x, invariant=invariant).split_with_sizes(self._halves, -1)
         values = memory.advance(self._window, ConvInputs(channels, self._conv, self._bias))
@@ -291,9 +286,7 @@ class Mamba2Mixer(_RecurrentMixer):
         self._d = weights.keep("ssm_d").flatten()
         self._norm = weights.keep("ssm_norm.weight") if part.normed else None
 
-    def __call__(
-        self, x: Rows, around: RopeAndMemory, residual: Residual | None = None
-    ) -> torch.Tensor:
+    def __call__(self, x: Rows, around: RopeAndMemory, residual: Residual | None = None) -> Tensor:
         memory = around.recurrent
         shape, invariant = x.shape[:2], around.invariant
         joined, *apart = project_each(x, self._inputs, invariant=invariant)
@@ -340,7 +333,7 @@ class LowRankMamba2(_RecurrentMixer):
     def __init__(
         self, part: LowRankMamba2Part, weights: Weights, config: ModelConfig, layer: int
     ) -> None:
-        def halves(data: torch.Tensor) -> list[torch.Tensor]:
+        def halves(data: Tensor) -> list[Tensor]:
             return [
                 half.flatten(0, 1) for half in data.unflatten(0, (part.n_heads, 2, -1)).unbind(1)
             ]
@@ -355,9 +348,7 @@ class LowRankMamba2(_RecurrentMixer):
         self._steps = weights.stack([weights.numbers("ssm_dt.weight")], compute="f32")
         self._dt, self._a, self._d = (weights.keep(f"ssm_{one}") for one in ("dt.bias", "a", "d"))
 
-    def __call__(
-        self, x: Rows, around: RopeAndMemory, residual: Residual | None = None
-    ) -> torch.Tensor:
+    def __call__(self, x: Rows, around: RopeAndMemory, residual: Residual | None = None) -> Tensor:
         memory, invariant = around.recurrent, around.invariant
         z, channels = self._input(x, invariant=invariant).chunk(2, -1)
         values = memory.advance(self._window, ConvInputs(channels, self._conv))
@@ -385,9 +376,7 @@ class ShortConv(_RecurrentMixer):
         conv = weights.keep("shortconv.conv.weight")
         super().__init__(weights, config, layer, inputs, conv, "shortconv.out_proj.weight")
 
-    def __call__(
-        self, x: Rows, around: RopeAndMemory, residual: Residual | None = None
-    ) -> torch.Tensor:
+    def __call__(self, x: Rows, around: RopeAndMemory, residual: Residual | None = None) -> Tensor:
         """See engine.model.memory.Mixer; advances the memory's window."""
         memory, invariant = around.recurrent, around.invariant
         b, c, x = self._input(x, invariant=invariant).chunk(3, -1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-import torch
+from torch import Tensor
 
 from engine.model.config import ModelConfig
 from engine.model.feed_forward import make_feed_forward
@@ -30,8 +30,8 @@ class BlockAfterBlock:
         self._next = *(block.norm for block in self._blocks[1:]), None
 
     def __call__(
-        self, x: torch.Tensor, tokens: torch.Tensor, around: RopeAndMemory, taps: TapCollector
-    ) -> torch.Tensor:
+        self, x: Tensor, tokens: Tensor, around: RopeAndMemory, taps: TapCollector
+    ) -> Tensor:
         normed = rms_norm_rows(x, *self._blocks[0].norm)
         for i, (block, then) in enumerate(zip(self._blocks, self._next, strict=True)):
             taps.enters(i, x)
@@ -71,15 +71,13 @@ class CrossLayerStream:
     inputs and of the stream; a score is the sum of the row, RMS-normed, times a weight. Every
     token looks at itself alone."""
 
-    def __init__(
-        self, blocks: Sequence[_Block], group: int, score: torch.Tensor, eps: float
-    ) -> None:
+    def __init__(self, blocks: Sequence[_Block], group: int, score: Tensor, eps: float) -> None:
         self._blocks = tuple(blocks)
         self._group, self._score, self._eps = group, score, eps
 
     def __call__(
-        self, x: torch.Tensor, tokens: torch.Tensor, around: RopeAndMemory, taps: TapCollector
-    ) -> torch.Tensor:
+        self, x: Tensor, tokens: Tensor, around: RopeAndMemory, taps: TapCollector
+    ) -> Tensor:
         # a row of inputs for each group
         left = x.new_empty(-(-len(self._blocks) // self._group), *x.shape)
         n_left, invariant = 0, around.invariant
@@ -97,18 +95,12 @@ class CrossLayerStream:
         return self._mix(x, left, self._score, invariant)
 
     def _read(
-        self,
-        x: torch.Tensor,
-        left: torch.Tensor,
-        before: tuple[torch.Tensor, torch.Tensor],
-        invariant: bool,
-    ) -> torch.Tensor:
+        self, x: Tensor, left: Tensor, before: tuple[Tensor, Tensor], invariant: bool
+    ) -> Tensor:
         score, norm = before
         return rms_norm(self._mix(x, left, score, invariant), norm, self._eps)
 
-    def _mix(
-        self, x: torch.Tensor, left: torch.Tensor, score: torch.Tensor, invariant: bool
-    ) -> torch.Tensor:
+    def _mix(self, x: Tensor, left: Tensor, score: Tensor, invariant: bool) -> Tensor:
         return mix_rows(x, left, score, self._eps, invariant=invariant) if len(left) else x
 
 
@@ -122,7 +114,7 @@ def make_cross_layer(
     return CrossLayerStream(blocks, config.trunk.group, score, config.eps)
 
 
-Trunk = Callable[[torch.Tensor, torch.Tensor, RopeAndMemory, TapCollector], torch.Tensor]
+Trunk = Callable[[Tensor, Tensor, RopeAndMemory, TapCollector], Tensor]
 """All blocks, from the embedding to what the output norm takes: x [B, T, n_embd], embedded tokens;
 tokens int64 [B, T] -> [B, T, n_embd], or the streams [B, T, n_streams, n_embd] that a trunk with
 several hands on. The taps are shown what every block takes, one row; trunks that are not

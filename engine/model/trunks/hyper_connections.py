@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from engine.gguf.reader import StoredRows
@@ -26,7 +27,7 @@ from kernels.rows.ngrams import NgramHash, agreeing, hash_rows
 from kernels.rows.sinkhorn import advance_streams, stream_gates, weigh_streams
 from kernels.rows.streams import add_to_streams, mix_streams, open_low
 
-Compute = Callable[[torch.Tensor], torch.Tensor]
+Compute = Callable[[Tensor], Tensor]
 """What a half of a block makes of the row [B, T, n_embd] that is read out of the streams."""
 
 
@@ -49,12 +50,10 @@ class StreamMixer:
         self._down = weights.project(*down)
         self._up = weights.project(f"{name}_up.weight")
 
-    def __call__(self, streams: torch.Tensor, *, invariant: bool) -> torch.Tensor:
+    def __call__(self, streams: Tensor, *, invariant: bool) -> Tensor:
         return self._mix(streams, invariant)[0]
 
-    def _mix(
-        self, streams: torch.Tensor, invariant: bool
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _mix(self, streams: Tensor, invariant: bool) -> tuple[Tensor, Tensor | None]:
         """The mixture, and gains [B, T, n_streams] as kernels.rows.streams takes them."""
         normed = head_norm(streams, self._norm, self._eps)
         down = self._down(normed.flatten(2), invariant=invariant)
@@ -64,7 +63,7 @@ class StreamMixer:
         mixture = mix_streams(normed, gate, invariant=invariant)
         return mixture, gains[0] if gains else None
 
-    def advance(self, streams: torch.Tensor, compute: Compute, *, invariant: bool) -> torch.Tensor:
+    def advance(self, streams: Tensor, compute: Compute, *, invariant: bool) -> Tensor:
         """streams [B, T, n_streams, n_embd] -> the same shape: the result added to each stream."""
         mixture, gains = self._mix(streams, invariant)
         assert gains is not None  # both halves of a block have an injection
@@ -88,7 +87,7 @@ class SinkhornGates:
         width = part.n_streams * config.n_embd
         self._ones = torch.ones(width, device=weights.device)
 
-    def __call__(self, streams: torch.Tensor, *, invariant: bool) -> torch.Tensor:
+    def __call__(self, streams: Tensor, *, invariant: bool) -> Tensor:
         """streams [B, T, 4, n_embd] -> [B, T, 24], or [B, T, 4] of the last gates."""
         normed = rms_norm(streams.flatten(2), self._ones, self._eps)
         product = self._product(normed, invariant=invariant)
@@ -98,10 +97,10 @@ class SinkhornGates:
 class SinkhornHalf:
     """Reads a row through gates and a norm; the streams then mix, and each gains of the result."""
 
-    def __init__(self, gates: SinkhornGates, norm: torch.Tensor, eps: float) -> None:
+    def __init__(self, gates: SinkhornGates, norm: Tensor, eps: float) -> None:
         self._gates, self._norm, self._eps = gates, norm, eps
 
-    def advance(self, streams: torch.Tensor, compute: Compute, *, invariant: bool) -> torch.Tensor:
+    def advance(self, streams: Tensor, compute: Compute, *, invariant: bool) -> Tensor:
         gates = self._gates(streams, invariant=invariant)
         read = rms_norm(weigh_streams(streams, gates), self._norm, self._eps)
         return advance_streams(streams, compute(read), gates)
@@ -114,7 +113,7 @@ class SinkhornReader:
         n = SinkhornConnections.n_streams
         self._gates, self._mean = gates, torch.full((n,), 1 / n, device=device)
 
-    def __call__(self, streams: torch.Tensor, *, invariant: bool) -> torch.Tensor:
+    def __call__(self, streams: Tensor, *, invariant: bool) -> Tensor:
         if self._gates is None:
             return weigh_streams(streams, self._mean.expand(*streams.shape[:2], -1))
         return weigh_streams(streams, self._gates(streams, invariant=invariant))
@@ -133,7 +132,7 @@ class StreamBlock:
         self._ffn: FeedForward = make_feed_forward(parts.ffn, weights, config.eps)
         self._halves = _halves(parts, weights, config)
 
-    def __call__(self, streams: torch.Tensor, around: RopeAndMemory) -> torch.Tensor:
+    def __call__(self, streams: Tensor, around: RopeAndMemory) -> Tensor:
         """streams [B, T, n_streams, n_embd] -> the same shape."""
         invariant = around.invariant
         mix, feed = self._halves
@@ -200,9 +199,7 @@ class NgramEmbedding:
         self._taps = _spread(weights.keep("ple_conv1d.weight"), part)
         self._hashing = NgramHash(part.multipliers, part.sizes, part.offsets, part.end_id)
 
-    def __call__(
-        self, streams: torch.Tensor, tokens: torch.Tensor, around: RopeAndMemory
-    ) -> torch.Tensor:
+    def __call__(self, streams: Tensor, tokens: Tensor, around: RopeAndMemory) -> Tensor:
         """streams [B, T, n_streams, n_embd], tokens int64 [B, T] -> what the streams gain."""
         memory, invariant = around.recurrent, around.invariant
         assert around.positions is not None
@@ -219,7 +216,7 @@ class NgramEmbedding:
         return add(gained, convolved.view(streams.shape))
 
 
-def _spread(weight: torch.Tensor, part: NgramEmbeddingPart) -> torch.Tensor:
+def _spread(weight: Tensor, part: NgramEmbeddingPart) -> Tensor:
     """Taps [C, d_conv] with zeros between them, n_gram apart; as rows in memory, as the convolution
     reads them."""
     apart = functional.pad(weight[..., None], (0, part.n_gram - 1)).flatten(1)
@@ -243,8 +240,8 @@ class StreamTrunk:
         self._mean = SinkhornReader(None, device)
 
     def __call__(
-        self, x: torch.Tensor, tokens: torch.Tensor, around: RopeAndMemory, taps: TapCollector
-    ) -> torch.Tensor:
+        self, x: Tensor, tokens: Tensor, around: RopeAndMemory, taps: TapCollector
+    ) -> Tensor:
         streams = copied(x, self._n_streams)
         for i, block in enumerate(self._blocks):
             self._tap(taps, i, streams)
@@ -256,12 +253,12 @@ class StreamTrunk:
             return streams
         return self._reader(streams, invariant=around.invariant)
 
-    def _tap(self, taps: TapCollector, layer: int, streams: torch.Tensor) -> None:
+    def _tap(self, taps: TapCollector, layer: int, streams: Tensor) -> None:
         if taps.wants(layer):
             taps.enters(layer, self._mean(streams, invariant=True))
 
 
-def copied(x: torch.Tensor, n_streams: int) -> torch.Tensor:
+def copied(x: Tensor, n_streams: int) -> Tensor:
     """x [B, T, n_embd] as streams [B, T, n_streams, n_embd] that are alike."""
     return join([x] * n_streams).view(*x.shape[:2], n_streams, -1)
 

@@ -75,11 +75,6 @@ class ProxyRun:
         return self._proxy.is_local
 
     @property
-    def n_open(self) -> int:
-        """Requests whose replies are not complete."""
-        return len(self._open)
-
-    @property
     def unread_log(self) -> str:
         """Why the log was not read to its end, and what to do about it."""
         return "" if self._log is None else self._log.unread

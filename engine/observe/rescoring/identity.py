@@ -19,7 +19,6 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from engine.gguf.binary import check_cancelled, never
 from engine.gguf.content import HASH_S
 from engine.gguf.file import GgufFile
 from engine.gguf.tokenizer import Tokenizer
@@ -70,16 +69,13 @@ def identify(
     session: Session,
     facts: RunFacts,
     server: ServerClient | None = None,
-    cancelled: Callable[[], bool] = never,
     *,
     may_probe: bool = False,
-    may_hash_large: bool = False,
 ) -> Identity:
     """Whether the model of a run is that of the session, as far as can be seen without its text.
 
     server: the one that still runs the run's model. may_probe: a few requests may disturb one of
-    its slots. may_hash_large: its file, on this machine, may be read whole above LARGE_FILE.
-    Raises ModelFileError for a file that cannot be read any more, ServerError, and Cancelled.
+    its slots. Raises ModelFileError for a file that cannot be read any more, and ServerError.
     """
     model = facts.model
     if not is_observed(facts) or (model and "sha256" in model):
@@ -92,7 +88,7 @@ def identify(
             return found
         props = server.ask("/props", None)
         path = props.get("model_path") if isinstance(props, dict) else None
-        found = by_path(path, server.address, file, may_hash_large, cancelled)
+        found = by_path(path, server.address, file)
         if found.verdict != UNKNOWN:
             return found
         found = by_figures(told_figures(server.ask("/v1/models", None)), file)
@@ -143,13 +139,7 @@ def _by_identity(facts: RunFacts, session: Session) -> Identity:
 # -- 1: the file ---------------------------------------------------------------------------
 
 
-def by_path(
-    model_path: Any,
-    address: str,
-    file: GgufFile,
-    may_hash_large: bool = False,
-    cancelled: Callable[[], bool] = never,
-) -> Identity:
+def by_path(model_path: Any, address: str, file: GgufFile) -> Identity:
     """SAME where the server is on this machine and loaded this file, or one of the same bytes."""
     if not isinstance(model_path, str) or not is_loopback(urlsplit(address).hostname or ""):
         return Identity(UNKNOWN, "The server's file is not on this machine.")
@@ -160,20 +150,19 @@ def by_path(
         size = theirs.stat().st_size
         if len(file.parts) > 1 or size != mine.stat().st_size:
             return Identity(UNKNOWN, "The server has loaded a file of another size.")
-        if size > LARGE_FILE and not may_hash_large:
+        if size > LARGE_FILE:
             return Identity(UNKNOWN, "The server's file has the same size and was not compared.")
-        if _digest(theirs, cancelled) == _digest(mine, cancelled):
+        if _digest(theirs) == _digest(mine):
             return Identity(SAME, "The server has loaded a file with the same bytes.")
     except (OSError, ValueError):
         return Identity(UNKNOWN, "The server's file cannot be read from here.")
     return Identity(UNKNOWN, "The server has loaded a file with other bytes.")
 
 
-def _digest(path: Path, cancelled: Callable[[], bool]) -> bytes:
+def _digest(path: Path) -> bytes:
     digest = hashlib.sha256()
     with path.open("rb", buffering=0) as file:
         while chunk := file.read(_CHUNK):
-            check_cancelled(cancelled)
             digest.update(chunk)
     return digest.digest()
 

@@ -202,9 +202,11 @@ class Answer:
         self._rounds = StreamRounds(run.reach)
         self._zero_ms: float | None = None
         self._parts: list[tuple[int, float]] = []
-        self._told: Timings | None = None
+        self.told: Timings | None = None
+        """The server's own counters as it sent them last."""
         self._n_untimed = self._n_text = 0
-        self._emitted = EmittedTokens()
+        self.emitted = EmittedTokens()
+        """Its tokens as far as no round of theirs is known."""
         self.record: PlainRecord | None = None
         """What a reply without timings says of itself."""
         self._n_written = 0
@@ -216,7 +218,7 @@ class Answer:
     @property
     def n_tokens(self) -> int:
         """Tokens that the server has counted."""
-        return self._told.predicted_n if self._told else 0
+        return self.told.predicted_n if self.told else 0
 
     @property
     def is_open(self) -> bool:
@@ -232,12 +234,12 @@ class Answer:
     @property
     def next_ms(self) -> float:
         """No row that follows ends before this time."""
-        if self._zero_ms is None or self._told is None or not self._n_written:
+        if self._zero_ms is None or self.told is None or not self._n_written:
             return self._sent_ms  # parts of the prompt end long before its first token
         name_ms = self._rounds.open_ms
         if self._join is not None and self._join.waiting:
             name_ms = min(name_ms, self._join.waiting[0].name_ms)
-        return self._zero_ms + self._told.prompt_ms + name_ms
+        return self._zero_ms + self.told.prompt_ms + name_ms
 
     @property
     def waits_since_ms(self) -> float:
@@ -255,7 +257,7 @@ class Answer:
             return
         text = chunk.text
         if self._zero_ms is None:
-            text = self._emitted.take(chunk)
+            text = self.emitted.take(chunk)
         if text:
             self._n_text += len(text)
             if self._n_text > MOST_TEXT:
@@ -269,14 +271,14 @@ class Answer:
             return
         is_sum = self._n_untimed or text or chunk.timings.predicted_n > 1
         if chunk.last and self._zero_ms is None and is_sum:
-            self._told = chunk.timings  # sums at the end: no rounds can be read
+            self.told = chunk.timings  # sums at the end: no rounds can be read
             self.known["no_rounds"] = "The reply has no per-token timings."
             return
         if not chunk.timings.predicted_n:
             return
         if self._zero_ms is None:
             self._zero_ms = at_ms - chunk.timings.prompt_ms - chunk.timings.predicted_ms
-        self._told = chunk.timings
+        self.told = chunk.timings
         self._is_whole = chunk.last and _ends_whole(chunk.final, self._body, chunk.timings)
         self._push(self._rounds.add(chunk))
 
@@ -289,21 +291,21 @@ class Answer:
             more = [one.text for one in additions[at + 1 : end]]
             self.texts += more
             self._n_text += sum(map(len, more))
-            self._told, at = additions[end - 1].timings, end
+            self.told, at = additions[end - 1].timings, end
 
     def end(self, at_ms: float) -> None:
         """The answer is over. Raises ContradictionError."""
         if not self._is_over:
             self._is_over, self._over_ms = True, at_ms
-            if self._told is not None:
-                self.known["told"] = told_figures([self._told], self.has_rows, self.has_rows)
+            if self.told is not None:
+                self.known["told"] = told_figures([self.told], self.has_rows, self.has_rows)
             if not self.is_broken:
                 self._push(self._rounds.end(is_whole=self._is_whole))
             if self._zero_ms is None:
                 self._write_emitted(at_ms)
             join = self._run.new_join() if self._zero_ms is None else None
-            if join is not None and self._told is not None:
-                join.take_sums(self._told)
+            if join is not None and self.told is not None:
+                join.take_sums(self.told)
                 self._sums = join
 
     @property
@@ -312,22 +314,17 @@ class Answer:
         join = self._join or self._sums
         return join.prompt if join is not None else None
 
-    @property
-    def emitted(self) -> EmittedTokens:
-        """Its tokens as far as no round of theirs is known."""
-        return self._emitted
-
     def _write_emitted(self, at_ms: float) -> None:
         """The tokens of a reply without rounds."""
-        n_prompt, n = self._emitted.n_prompt, self._emitted.n_tokens
-        if self._told is not None:
-            n_prompt, n = self._told.cache_n + self._told.prompt_n, self._told.predicted_n
-        tokens = self._emitted.tokens(n)
+        n_prompt, n = self.emitted.n_prompt, self.emitted.n_tokens
+        if self.told is not None:
+            n_prompt, n = self.told.cache_n + self.told.prompt_n, self.told.predicted_n
+        tokens = self.emitted.tokens(n)
         if any(token.text is None for token in tokens) or not tokens:
-            self.known["text"] = self._emitted.text
+            self.known["text"] = self.emitted.text
         if not tokens:
             return
-        ids = self._emitted.prompt_ids or self._prompt_ids()
+        ids = self.emitted.prompt_ids or self._prompt_ids()
         if n_prompt is not None and len(ids) != n_prompt:
             ids = ()
         n_prompt = len(ids) if n_prompt is None else n_prompt
@@ -338,9 +335,9 @@ class Answer:
         """The log may tell more of the rows that wait."""
         if self._join is None:
             return
-        assert self._told is not None
+        assert self.told is not None
         try:
-            self._write(self._join.joined(self._told, is_over=self._is_over))
+            self._write(self._join.joined(self.told, is_over=self._is_over))
         except AnotherRunError as error:
             self._keep_apart(f"{error}")
 
@@ -360,11 +357,6 @@ class Answer:
             seq_id=self.seq_id,
         )
         self._write(join.give_up())
-
-    @property
-    def told(self) -> Timings | None:
-        """The server's own counters as it sent them last."""
-        return self._told
 
     @property
     def has_rows(self) -> bool:
@@ -387,7 +379,7 @@ class Answer:
             self.join_log()
 
     def _write(self, rounds: Iterable[ObservedRound]) -> None:
-        told, zero = self._told, self._zero_ms
+        told, zero = self.told, self._zero_ms
         if told is None or zero is None:
             return
         n_prompt = told.cache_n + told.prompt_n

@@ -118,7 +118,8 @@ class ObservedRequest:
         self._raw = run.keep(path, body, at_ms)
         self._reader = EventReader()
         self._status: int | None = None
-        self._is_over = False
+        self.is_over = False
+        """Whether the reply has ended, or is not read any further."""
         self._answers: dict[int, Answer] = {}
         self._counting: list[Mapping[str, Any]] = []
         """Events that may have counts of another engine."""
@@ -134,7 +135,7 @@ class ObservedRequest:
         if run.has_room:
             self._answer(0)
         else:
-            self._is_over = True
+            self.is_over = True
             run.leave_out()
 
     @property
@@ -173,11 +174,6 @@ class ObservedRequest:
         n_last = sum(answer.is_last for answer in self._answers.values())
         return n_last >= max(len(self._answers), n_answers_asked(self._body))
 
-    @property
-    def is_over(self) -> bool:
-        """Whether the reply has ended, or is not read any further."""
-        return self._is_over
-
     def head(self, status: int, headers: Mapping[str, str], at_ms: float) -> None:
         """The reply began. headers: of the reply."""
         kinds = [value for name, value in headers.items() if name.lower() == "content-type"]
@@ -190,7 +186,7 @@ class ObservedRequest:
 
     def data(self, piece: bytes, at_ms: float) -> None:
         """A piece of the reply's body, cut anywhere. Never raises for what a server may send."""
-        if self._is_over:
+        if self.is_over:
             return
         if self._raw is not None and self._run.raw is not None:
             self._run.raw.data(self._raw, piece, at_ms)
@@ -199,7 +195,7 @@ class ObservedRequest:
 
     def events(self, events: Iterable[Any], at_ms: float) -> None:
         """Events of the reply that were read before. Never raises for what a server may send."""
-        if not self._is_over:
+        if not self.is_over:
             self._take_all(chain.from_iterable(map(chunks, events)), at_ms)
 
     def _take_all(self, read: Iterable[Chunk], at_ms: float) -> bool:
@@ -214,7 +210,7 @@ class ObservedRequest:
 
     def done(self, at_ms: float) -> None:
         """The reply ended by itself."""
-        if self._is_over or not self._take_all(self._reader.end(), at_ms):
+        if self.is_over or not self._take_all(self._reader.end(), at_ms):
             return
         open_ones = [one for one in self._answers.values() if not (one.is_last or one.is_broken)]
         if self._status is not None and self._status >= 400:
@@ -228,7 +224,7 @@ class ObservedRequest:
 
     def broke(self, reason: str, at_ms: float) -> None:
         """The reply was cut short. reason: one sentence for the user."""
-        if self._is_over:
+        if self.is_over:
             return
         if self._raw is not None:
             self._raw.broke = reason
@@ -241,7 +237,7 @@ class ObservedRequest:
 
     def left(self, at_ms: float) -> None:
         """The client has left, or its request was ended here: no fault of the server."""
-        if self._is_over:
+        if self.is_over:
             return
         if self._raw is not None:
             self._raw.has_left = True
@@ -269,7 +265,7 @@ class ObservedRequest:
             )
 
     def _end(self, at_ms: float) -> None:
-        self._is_over = True
+        self.is_over = True
         if self._raw is not None and math.isfinite(at_ms):
             self._raw.done_ms = at_ms
         self._count()

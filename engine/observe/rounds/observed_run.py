@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -99,9 +99,11 @@ class ObservedRun:
         self.server, self.plain = server, plain
         build = server.props.get("build_info")
         version = build if isinstance(build, str) else ""
-        self._reach = known.reach if known is not None else PlaneReach()
+        self.reach: PlaneReach = known.reach if known is not None else PlaneReach()
+        """How deep the server's planes reach, as far as known."""
         self.raw = RawStore() if keep_raw else None
-        self._requests: list[ObservedRequest] = []
+        self.requests: list[ObservedRequest] = []
+        """So far, in the order in which they were sent."""
         self._answers: list[Answer] = []
         self._current: list[Answer] = []
         self._ready: list[tuple[float, int, int, ReadyRow]] = []
@@ -124,16 +126,11 @@ class ObservedRun:
             columns=COLUMNS if vocabulary is None else _with_derived_ids(COLUMNS),
         )
         self.run_id = self._writer.run_id
-        self._rows = RowWriter(self._writer, self._reach, vocabulary)
+        self._rows = RowWriter(self._writer, self.reach, vocabulary)
         self.vocabulary = vocabulary
         self._rows.drafters = known.drafters if known is not None else []
         said = rule_said(json.dumps(facts, default=str))  # a capture's arguments of the server
         self._learn_rule(said or (known.rule if known is not None else None))
-
-    @property
-    def requests(self) -> Sequence[ObservedRequest]:
-        """So far, in the order in which they were sent."""
-        return self._requests
 
     @property
     def ended(self) -> bool:
@@ -156,10 +153,10 @@ class ObservedRun:
             except UnreadableError:
                 body = {}
         body = body if isinstance(body, Mapping) else {}
-        found = ObservedRequest(self, len(self._requests), path, body, at_ms)
+        found = ObservedRequest(self, len(self.requests), path, body, at_ms)
         if streamed_by_us and "timings_per_token" not in body:
             found.learn(timings_added=True)
-        self._requests.append(found)
+        self.requests.append(found)
         return found
 
     def log(self, text: str) -> None:
@@ -186,7 +183,7 @@ class ObservedRun:
     def _learn_from_log(self, reader: LogReader) -> None:
         server = reader.server
         if server.n_rs_seq is not None:
-            self._reach.tell(server.n_rs_seq)
+            self.reach.tell(server.n_rs_seq)
         if server.drafters:
             self._rows.drafters = server.drafters
         self._rows.log_pieces = server.pieces
@@ -216,7 +213,7 @@ class ObservedRun:
             return  # of some requests not even sums are known
         if all(one.has_rows for one in self._answers):
             counts = counted(self._writer.store, self.run_id)
-            if len(self._answers) > len(self._requests):
+            if len(self._answers) > len(self.requests):
                 del counts[PROMPT]  # several answers to one prompt, which each of them counts
         else:
             told = [one.told for one in self._answers if one.told is not None]
@@ -256,7 +253,7 @@ class ObservedRun:
         """Nothing more comes: settle what is open, end the run."""
         if self.ended:
             return
-        for request in self._requests:
+        for request in self.requests:
             if not request.is_over:
                 request.broke(error or "The run was ended before the reply was complete.", math.inf)
         for answer in self._answers:
@@ -332,11 +329,6 @@ class ObservedRun:
     def n_answers(self) -> int:
         """Sequences so far."""
         return len(self._answers)
-
-    @property
-    def reach(self) -> PlaneReach:
-        """How deep the server's planes reach, as far as known."""
-        return self._reach
 
     def ready(self, row: ReadyRow) -> None:
         """A row is settled; it is written once no earlier one can follow."""

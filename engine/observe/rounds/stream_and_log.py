@@ -32,17 +32,13 @@ class LogJoin:
         """taken: numbers of the log's requests that other answers have, shared by all."""
         self._log, self._taken = log, taken
         self._request: LogRequest | None = None
-        self._waiting: list[ObservedRound] = []
-        self._next = 0
-
-    @property
-    def waiting(self) -> Sequence[ObservedRound]:
+        self.waiting: list[ObservedRound] = []
         """Rounds of the stream that the log does not have yet."""
-        return self._waiting
+        self._next = 0
 
     def add(self, rounds: Sequence[ObservedRound]) -> None:
         """Rounds that the stream tells next."""
-        self._waiting += rounds
+        self.waiting += rounds
 
     def joined(self, told: Timings, *, is_over: bool) -> list[ObservedRound]:
         """The rounds that both tell by now. told: the stream's counters so far. is_over: it tells
@@ -53,21 +49,21 @@ class LogJoin:
         if self._request is None and not self._find(told, is_over):
             return []
         found: list[ObservedRound] = []
-        while self._waiting:
+        while self.waiting:
             n_rows = self._n_together()
             if n_rows is None and not is_over:
                 break
-            rows = self._waiting[: n_rows or len(self._waiting)]
+            rows = self.waiting[: n_rows or len(self.waiting)]
             known = self._join(rows)
             if known is None:
                 break
             found += known
-            del self._waiting[: len(rows)]
+            del self.waiting[: len(rows)]
         return found
 
     def give_up(self) -> list[ObservedRound]:
         """What waits, as the stream tells it."""
-        waiting, self._waiting = self._waiting, []
+        waiting, self.waiting = self.waiting, []
         return waiting
 
     @property
@@ -96,7 +92,7 @@ class LogJoin:
                 yield i, self._log.requests[i]
 
     def _find(self, told: Timings, is_over: bool) -> bool:
-        if not self._waiting or (len(self._waiting) < _ENOUGH and not is_over):
+        if not self.waiting or (len(self.waiting) < _ENOUGH and not is_over):
             return False
         found = [i for i, request in self._free() if self._may_be(request, told)]
         if len(found) > 1 and not is_over:
@@ -110,19 +106,19 @@ class LogJoin:
 
     def _may_be(self, request: LogRequest, told: Timings) -> bool:
         if self._log.is_light:
-            drafted = [(r.drafted, r.accepted) for r in self._waiting if _is_plain(r) and r.drafted]
+            drafted = [(r.drafted, r.accepted) for r in self.waiting if _is_plain(r) and r.drafted]
             logged = [(r.drafted, r.accepted) for r in request.rounds]
             return bool(logged) and all(a == b for a, b in zip(drafted, logged, strict=False))
         if request.first is None or request.n_prompt not in (None, told.cache_n + told.prompt_n):
             return False
-        streamed = [token.token_id for row in self._waiting for token in row.tokens]
+        streamed = [token.token_id for row in self.waiting for token in row.tokens]
         if all(token is None for token in streamed[1:]):
             return self._agrees_in_counts(request, told)
         return _agree(streamed, request.ids)
 
     def _agrees_in_counts(self, request: LogRequest, told: Timings) -> bool:
         """Of a stream without ids, whether its first rounds may be those of a request."""
-        rows = list(takewhile(_is_plain, self._waiting[1:]))
+        rows = list(takewhile(_is_plain, self.waiting[1:]))
         logged = [r for i, r in enumerate(request.rounds) if request.is_closed(i)]
         pairs = list(zip(rows, logged, strict=False))
         if not pairs:
@@ -133,7 +129,7 @@ class LogJoin:
 
     def _n_together(self) -> int | None:
         """How many of the waiting rows share tokens; None where more of them may follow."""
-        for i, row in enumerate(self._waiting):
+        for i, row in enumerate(self.waiting):
             if _is_plain(row):
                 return i or 1
         return None

@@ -174,7 +174,8 @@ class StreamRounds:
     def __init__(self, reach: PlaneReach) -> None:
         """reach: what is known of the server, shared by its answers."""
         self._reach = reach
-        self._last = Timings(0, 0, 0.0, 0, 0.0, 0, 0)
+        self.told = Timings(0, 0, 0.0, 0, 0.0, 0, 0)
+        """The counters as they were sent last."""
         self._group: Chunks | None = None
         self._open: list[Chunks] = []
         self._segments: list[tuple[list[Chunks], int, int]] = []
@@ -190,12 +191,7 @@ class StreamRounds:
     @property
     def n_tokens(self) -> int:
         """Tokens so far, hidden ones included."""
-        return self._last.predicted_n
-
-    @property
-    def told(self) -> Timings:
-        """The counters as they were sent last."""
-        return self._last
+        return self.told.predicted_n
 
     @property
     def open_ms(self) -> float:
@@ -208,7 +204,7 @@ class StreamRounds:
     def add(self, chunk: Chunk) -> list[ObservedRound]:
         """Take in a chunk that has tokens, or the last one; returns rounds that are
         settled now, in order. Raises ContradictionError, and is then of no use any more."""
-        now, before = chunk.timings, self._last
+        now, before = chunk.timings, self.told
         assert now is not None
         n_new = now.predicted_n - before.predicted_n
         drafted = now.draft_n - before.draft_n
@@ -216,7 +212,7 @@ class StreamRounds:
         _check(now, before)
         if not self._reach.hold_back(max(n_new - 1, 0)):
             raise ContradictionError(f"predicted_n rose by {n_new:,} at once")
-        self._last = now
+        self.told = now
         if not n_new:
             self._add_text(chunk)
             return []
@@ -245,7 +241,7 @@ class StreamRounds:
     def go_on(self, additions: Sequence[Addition], at: int) -> int:
         """Take in those from one on that are each a token more of the round of the chunk before;
         returns where others begin."""
-        now, group, begin = self._last, self._group, at
+        now, group, begin = self.told, self._group, at
         if group is None or group.name_ms != now.predicted_ms:
             return at
         for one in islice(additions, begin, None):
@@ -260,7 +256,7 @@ class StreamRounds:
                 break
             self._tokens.append(StreamedToken(None, one.text, self._is_text_whole))
             self._is_text_whole, now, at = True, more, at + 1
-        self._last, group.last_seen = now, max(group.last_seen, now.predicted_n)
+        self.told, group.last_seen = now, max(group.last_seen, now.predicted_n)
         self._reach.hold_back(0, at - begin)
         return at
 

@@ -102,12 +102,6 @@ class ServerRun:
         self._report, self._reported = report or client.report, ""
 
     @property
-    def lost(self) -> str:
-        """A sentence on a connection that broke and is looked for again; empty while all is
-        well."""
-        return next((one.lost for one in self._sent if one.end and one.lost), "")
-
-    @property
     def unread_log(self) -> str:
         """Why the log was not read to its end, and what to do about it."""
         return "" if self._log is None else self._log.unread

@@ -6,6 +6,7 @@ import functools
 
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from torch import Tensor
 from torch.nn import functional
 
 from kernels.dispatch import pick
@@ -17,13 +18,8 @@ _HERE = "kernels.linear.block_linear."
 
 
 def block_linear(
-    x: torch.Tensor,
-    blocks: torch.Tensor,
-    type: str,
-    *,
-    rounded: bool = False,
-    invariant: bool = False,
-) -> torch.Tensor:
+    x: Tensor, blocks: Tensor, type: str, *, rounded: bool = False, invariant: bool = False
+) -> Tensor:
     """x @ weight.T in f32, the weight expanded on the way to the same numbers as `dequantise`.
 
     x: f32 or bf16 [..., in]; blocks: uint8 [out, bytes per row], contiguous, each row whole
@@ -54,13 +50,8 @@ def _check(type: str, n_in: int, n_bytes: int) -> None:
 
 
 def block_linear_naive(
-    x: torch.Tensor,
-    blocks: torch.Tensor,
-    type: str,
-    *,
-    rounded: bool = False,
-    invariant: bool = False,
-) -> torch.Tensor:
+    x: Tensor, blocks: Tensor, type: str, *, rounded: bool = False, invariant: bool = False
+) -> Tensor:
     """The product with expanded weights, summed in f64: its order does not show in f32."""
     n_out, n_in = blocks.shape[0], x.shape[-1]
     weight = dequantise(blocks.reshape(-1), type, n_out * n_in).view(n_out, n_in)
@@ -70,13 +61,8 @@ def block_linear_naive(
 
 
 def block_linear_with_torch(
-    x: torch.Tensor,
-    blocks: torch.Tensor,
-    type: str,
-    *,
-    rounded: bool = False,
-    invariant: bool = False,
-) -> torch.Tensor:
+    x: Tensor, blocks: Tensor, type: str, *, rounded: bool = False, invariant: bool = False
+) -> Tensor:
     """The product with weights expanded for the call: right everywhere, fast nowhere."""
     n_out, n_in = blocks.shape[0], x.shape[-1]
     weight = dequantise(blocks.reshape(-1), type, n_out * n_in).view(n_out, n_in)

@@ -9,6 +9,7 @@ import functools
 from collections.abc import Iterator, Sequence
 
 import torch
+from torch import Tensor
 
 from kernels.linear.block_linear.operands_with_llvm import (
     GROUP,
@@ -36,9 +37,7 @@ HARDLY_ANY = 2
 AHEAD = 1024
 
 
-def multiply_rows(
-    x: torch.Tensor, blocks: torch.Tensor, type: str, how: Arithmetic, y: torch.Tensor
-) -> None:
+def multiply_rows(x: Tensor, blocks: Tensor, type: str, how: Arithmetic, y: Tensor) -> None:
     """y f32 [n, out] = x f32 [n, in] @ weight.T, n <= ROWS; all contiguous."""
     n_out, row_bytes = blocks.shape
     n_rows, n_in = x.shape

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
+from torch import Tensor
 
 from kernels.linear.block_linear.operands_with_llvm import Arithmetic, arithmetic, operands, sizes
 from kernels.linear.block_linear.rows_with_llvm import AHEAD, ROWS, multiply_rows
@@ -20,14 +21,8 @@ from kernels.rows import side_by_side
 
 
 def block_linear(
-    x: torch.Tensor,
-    blocks: torch.Tensor,
-    type: str,
-    *,
-    rounded: bool = False,
-    invariant: bool = False,
-) -> torch.Tensor:
-    """See kernels.linear.block_linear.block_linear."""
+    x: Tensor, blocks: Tensor, type: str, *, rounded: bool = False, invariant: bool = False
+) -> Tensor:
     how, n_in, n_out = arithmetic(rounded=rounded), x.shape[-1], blocks.shape[0]
     rows = side_by_side(x.float())
     n_rows = rows.shape[0]
@@ -44,9 +39,7 @@ def block_linear(
     return y
 
 
-def multiply_panels(
-    x: torch.Tensor, blocks: torch.Tensor, type: str, how: Arithmetic, y: torch.Tensor
-) -> None:
+def multiply_panels(x: Tensor, blocks: Tensor, type: str, how: Arithmetic, y: Tensor) -> None:
     """y f32 [n, out] = x f32 [n, in] @ weight.T, out >= TOGETHER; all contiguous."""
     n_rows, n_in = x.shape
     n_out, row_bytes = blocks.shape

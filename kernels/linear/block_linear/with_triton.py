@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 import triton.language as tl
+from torch import Tensor
 
 from kernels.linear.block_linear import TYPES, block_linear_with_torch
 from kernels.linear.dequant import dequantise
@@ -44,14 +45,8 @@ def _product(
 
 
 def block_linear(
-    x: torch.Tensor,
-    blocks: torch.Tensor,
-    type: str,
-    *,
-    rounded: bool = False,
-    invariant: bool = False,
-) -> torch.Tensor:
-    """See kernels.linear.block_linear.block_linear."""
+    x: Tensor, blocks: Tensor, type: str, *, rounded: bool = False, invariant: bool = False
+) -> Tensor:
     if rounded and invariant:
         return block_linear_with_torch(x, blocks, type, rounded=True, invariant=True)
     n_out, n_in, rows = blocks.shape[0], x.shape[-1], as_rows(x)
@@ -79,9 +74,7 @@ def _expand(words, y, n_out, n_groups, row_words, TYPE: tl.constexpr, BG: tl.con
     tl.store(y + at, numbers, inside)
 
 
-def expanded_product(
-    rows: torch.Tensor, blocks: torch.Tensor, type: str, dtype: torch.dtype
-) -> torch.Tensor:
+def expanded_product(rows: Tensor, blocks: Tensor, type: str, dtype: torch.dtype) -> Tensor:
     """The product by the vendor's library, for many rows [n, in], with weights expanded to
     bfloat16, in which the rows are then, too, or float32; f32 [n, out].
 

@@ -29,9 +29,7 @@ TYPES = tuple(SPLITTERS)
 """The types that have such a product."""
 
 
-def integer_linear(
-    x: torch.Tensor, blocks: torch.Tensor, type: str, *, invariant: bool = False
-) -> torch.Tensor:
+def integer_linear(x: Tensor, blocks: Tensor, type: str, *, invariant: bool = False) -> Tensor:
     """x @ weight.T, x rounded to integers of 8 bits
     (kernels.linear.block_parts).
 

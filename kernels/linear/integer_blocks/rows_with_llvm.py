@@ -11,6 +11,7 @@ import functools
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from kernels.linear.block_parts import GROUP
 from kernels.linear.decode_with_llvm import sizes
@@ -53,7 +54,7 @@ FAST, FAST_ROWS, FAST_AHEAD = ("Q8_0",), 4, 4096
 ALONE = 1 << 16
 
 
-def multiply_rows(x: torch.Tensor, blocks: torch.Tensor, type: str, y: torch.Tensor) -> None:
+def multiply_rows(x: Tensor, blocks: Tensor, type: str, y: Tensor) -> None:
     """y f32 [n, out] = x f32 [n, in] times the weight, few rows; all contiguous."""
     n_out, row_bytes = blocks.shape
     n_rows, n_in = x.shape

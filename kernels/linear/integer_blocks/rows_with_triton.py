@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 import triton.language as tl
+from torch import Tensor
 
 from kernels.linear.block_linear.with_triton import FEW_ROWS
 from kernels.linear.block_parts import (
@@ -266,13 +267,13 @@ def norm_after(residual: Residual | None, n_rows: int, most: int) -> Finish | No
     return _norm, (weight, numbers, tuple(map(tuple, made.values())), eps), kinds_of(parts)
 
 
-def integer_rows(x: torch.Tensor, parts: Sequence[int]) -> dict[int, IntegerRows]:
+def integer_rows(x: Tensor, parts: Sequence[int]) -> dict[int, IntegerRows]:
     """Rows f32 [..., in] as integers, for products of these kinds."""
     return _run(as_rows(x), None, None, None, parts)
 
 
 def operation_rows(
-    name: str, operands: Sequence[torch.Tensor], reads: Iterable[PackedWeight]
+    name: str, operands: Sequence[Tensor], reads: Iterable[PackedWeight]
 ) -> Rows | None:
     """See kernels.linear.operation_rows; None where the products take rows as they are."""
     parts, shape = parts_of(reads), operands[0].shape
@@ -286,11 +287,7 @@ def operation_rows(
 
 
 def _run(
-    x: torch.Tensor,
-    other: torch.Tensor | None,
-    y: torch.Tensor | None,
-    expression: object,
-    parts: Sequence[int],
+    x: Tensor, other: Tensor | None, y: Tensor | None, expression: object, parts: Sequence[int]
 ) -> dict[int, IntegerRows]:
     n_rows, n_in = x.shape
     made, together = empty_integers(n_rows, n_in, parts, x.device), 4 * LONG

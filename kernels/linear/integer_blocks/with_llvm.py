@@ -6,6 +6,7 @@ import functools
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from kernels.linear.decode_with_llvm import sizes
 from kernels.linear.integer_blocks.activations_with_llvm import PER_STRETCH, STRETCH
@@ -24,8 +25,7 @@ from kernels.processor import vnni_bits
 from kernels.rows import side_by_side
 
 
-def integer_linear(x: torch.Tensor, blocks: torch.Tensor, type: str) -> torch.Tensor:
-    """See kernels.linear.integer_blocks.integer_linear."""
+def integer_linear(x: Tensor, blocks: Tensor, type: str) -> Tensor:
     rows, n_out = side_by_side(x), blocks.shape[0]
     n_rows = rows.shape[0]
     y = torch.empty(*x.shape[:-1], n_out)
@@ -41,7 +41,7 @@ def integer_linear(x: torch.Tensor, blocks: torch.Tensor, type: str) -> torch.Te
 CACHED = 256
 
 
-def multiply_panels(x: torch.Tensor, blocks: torch.Tensor, type: str, y: torch.Tensor) -> None:
+def multiply_panels(x: Tensor, blocks: Tensor, type: str, y: Tensor) -> None:
     """y f32 [n, out] = x f32 [n, in] times the weight; all contiguous."""
     n_out, row_bytes = blocks.shape
     n_rows, n_in = x.shape

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch
 import triton.language as tl
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from torch import Tensor
 
 from kernels.dispatch import COUNTERS, counters
 from kernels.linear.block_linear.with_triton import FEW_ROWS, expanded_product
@@ -268,7 +269,7 @@ def round_when_done(
 class Part(NamedTuple):
     """A matrix of one type: bytes or numbers, rows, bytes of one, GGML type."""
 
-    data: torch.Tensor
+    data: Tensor
     n_out: int
     row_bytes: int
     type: str
@@ -283,7 +284,7 @@ def _parts(packed: PackedWeight) -> list[Part] | None:
             return None
         if each.mode == "q8" and isinstance(each.data, BlockData):
             found.append(Part(each.data.bytes, n_out, each.data.bytes.shape[1], each.data.type))
-        elif each.mode == "f32" and isinstance(each.data, torch.Tensor) and n_out <= SMALL:
+        elif each.mode == "f32" and isinstance(each.data, Tensor) and n_out <= SMALL:
             found.append(Part(each.data.contiguous(), n_out, 4 * n_in, "F32"))
         else:
             return None
@@ -306,9 +307,7 @@ def _layout(type: str) -> tuple[int, ...]:
 class ProductLaunch:
     """What the launches of a product have in common."""
 
-    def __init__(
-        self, x: torch.Tensor | PreparedRows, parts: Sequence[Part], invariant: bool
-    ) -> None:
+    def __init__(self, x: Tensor | PreparedRows, parts: Sequence[Part], invariant: bool) -> None:
         numbers = x.numbers if isinstance(x, PreparedRows) else x
         self.rows = as_rows(numbers)
         self.n_rows, self.n_in = self.rows.shape
@@ -336,13 +335,13 @@ class ProductLaunch:
 
 
 def products(
-    x: torch.Tensor | PreparedRows,
+    x: Tensor | PreparedRows,
     packed: Sequence[PackedWeight],
     *,
     invariant: bool = False,
     residual: Residual | None = None,
     finish: Finish | None = None,
-) -> list[torch.Tensor] | None:
+) -> list[Tensor] | None:
     """See kernels.linear.linear_each; None where the matrices or the rows are others than these
     kernels take. finish: of one matrix and few rows, in place of the residual's norm."""
     split = [_parts(each) for each in packed]
@@ -364,7 +363,7 @@ def _launched(
     shape: torch.Size,
     residual: Residual | None = None,
     finish: Finish | None = None,
-) -> torch.Tensor:
+) -> Tensor:
     """Results side by side. constants: as ProductLaunch.places. shape: of the rows."""
     columns = [columns_of(launch.side, part.n_out) for part in every]
     places, program, column = [], 0, 0
@@ -386,12 +385,12 @@ def _launched(
 
 
 def products_of_columns(
-    x: torch.Tensor | PreparedRows,
+    x: Tensor | PreparedRows,
     packed: Sequence[PackedWeight],
     columns: Sequence[tuple[int, PackedWeight]],
     *,
     invariant: bool = False,
-) -> tuple[list[torch.Tensor], list[torch.Tensor]] | None:
+) -> tuple[list[Tensor], list[Tensor]] | None:
     """See kernels.linear.linear_of_columns; None as in `products`, for many rows, and for rows of
     several lengths."""
     n_rows, matrices = x.shape[:-1].numel(), [matrix for _, matrix in columns]
@@ -428,7 +427,7 @@ def all_small(parts: Sequence[Part]) -> bool:
 
 
 def opened(
-    x: torch.Tensor | PreparedRows,
+    x: Tensor | PreparedRows,
     packed: PackedWeight,
     expression: str,
     constants: tuple[float, ...],
@@ -469,10 +468,7 @@ def opened(
     return PreparedRows(y, made) if made else y
 
 
-def integer_linear(
-    x: torch.Tensor, blocks: torch.Tensor, type: str, *, invariant: bool = False
-) -> torch.Tensor:
-    """See kernels.linear.integer_blocks.integer_linear."""
+def integer_linear(x: Tensor, blocks: Tensor, type: str, *, invariant: bool = False) -> Tensor:
     rows, n_out = as_rows(x), blocks.shape[0]
     if len(rows) > FEW_ROWS and not invariant:
         return expanded_product(rows, blocks, type, torch.bfloat16).view(*x.shape[:-1], n_out)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
+from torch import Tensor
 
 from kernels.dispatch import pick, pick_invariant
 from kernels.recurrence import UpdateLog
 from kernels.recurrence.channel_gates import RawGates
 from kernels.recurrence.delta_rule import naive, with_torch
+from kernels.recurrence.delta_rule.naive import DeltaArguments, DeltaSlotArguments
 
 __all__ = ["fold", "gated_delta_into", "gated_delta_log", "gated_delta_rule", "gated_delta_slots"]
 
@@ -29,24 +30,17 @@ _fold_invariant = pick_invariant(with_torch.fold, _LLVM)
 
 
 def gated_delta_rule(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    g: torch.Tensor,
-    beta: torch.Tensor,
-    state: torch.Tensor,
-    *,
-    grouped: bool,
-    n_snapshots: int = 1,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    *inputs: *DeltaArguments, grouped: bool, n_snapshots: int = 1
+) -> tuple[Tensor, Tensor]:
     """Runs T tokens through the recurrence and keeps the newest states.
 
     Per value head, with S [d_k, d_v]:  S <- e^g S;  u = beta (v - S^T k);  S <- S + k u^T;
     o = S^T q / sqrt(d_k), read after the write (Yang et al. 2024, arXiv 2412.06464).
 
-    q, k: [B, T, H_k, d_k], both already l2-normalised. v: [B, T, H_v, d_v], H_v a multiple of
-    H_k. g: log decay <= 0, [B, T, H_v], or [B, T, H_v, d_k] for one gate per key channel (KDA).
-    beta: [B, T, H_v]. state: [B, H_v, d_k, d_v], left unchanged. All f32, T >= 1, any strides.
+    inputs: q, k, v, g, beta, state. q, k: [B, T, H_k, d_k], both already l2-normalised. v:
+    [B, T, H_v, d_v], H_v a multiple of H_k. g: log decay <= 0, [B, T, H_v], or [B, T, H_v, d_k] for
+    one gate per key channel (KDA). beta: [B, T, H_v]. state: [B, H_v, d_k, d_v], left unchanged.
+    All f32, T >= 1, any strides.
     Value head j reads key head j // (H_v / H_k) if `grouped`, else j mod H_k ("tiled").
 
     Returns o [B, T, H_v, d_v] and the snapshots [B, min(T, n_snapshots), H_v, d_k, d_v], where
@@ -54,21 +48,12 @@ def gated_delta_rule(
     n_snapshots >= 1. They share no memory with `state`. Differentiable for n_snapshots = 1; more
     than one cannot be had of tensors that need gradients.
     """
-    return _run(q, k, v, g, beta, state, grouped=grouped, n_snapshots=n_snapshots)
+    return _run(*inputs, grouped=grouped, n_snapshots=n_snapshots)
 
 
 def gated_delta_into(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    g: torch.Tensor,
-    beta: torch.Tensor,
-    state: torch.Tensor,
-    *,
-    grouped: bool,
-    slots: Sequence[torch.Tensor],
-    invariant: bool = False,
-) -> torch.Tensor:
+    *inputs: *DeltaArguments, grouped: bool, slots: Sequence[Tensor], invariant: bool = False
+) -> Tensor:
     """gated_delta_rule with its states written straight into memory of the caller's.
 
     slots: 1 .. T tensors [B, H_v, d_k, d_v] with heads and batch in one stride and rows of d_v
@@ -80,22 +65,12 @@ def gated_delta_into(
     come; so they have with the same argument of the two functions below.
     """
     run = _into_invariant if invariant else _into
-    return run(q, k, v, g, beta, state, grouped=grouped, slots=slots)
+    return run(*inputs, grouped=grouped, slots=slots)
 
 
 def gated_delta_slots(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    g: torch.Tensor,
-    beta: torch.Tensor,
-    pool: torch.Tensor,
-    read: torch.Tensor,
-    write: torch.Tensor,
-    *,
-    grouped: bool,
-    raw: RawGates | None = None,
-) -> torch.Tensor:
+    *inputs: *DeltaSlotArguments, grouped: bool, raw: RawGates | None = None
+) -> Tensor:
     """gated_delta_rule from and to rows of one pool, whose numbers are on the device.
 
     The host learns nothing of `read` and `write` and waits for nothing, so that a call can be
@@ -103,11 +78,12 @@ def gated_delta_slots(
     Triton and in LLVM all run through the recurrence, with the bits that gated_delta_into gives
     them there.
 
-    q, k, v, g, beta: as for gated_delta_rule, T >= n. pool: f32 [n_rows, H_v, d_k, d_v], each row
-    strided as a slot of gated_delta_into, at any distance from the next: such as planes of cells,
-    flattened. read: int64 [B], the row whose state row b of the batch starts from. write: int64
-    [B, n], n >= 1, any strides; row write[b, s] receives the state s tokens before the last one.
-    All other rows of the pool keep their bits. Returns o [B, T, H_v, d_v].
+    inputs: q, k, v, g, beta as for gated_delta_rule, T >= n; pool, read, write. pool: f32 [n_rows,
+    H_v, d_k, d_v], each row strided as a slot of gated_delta_into, at any distance from the next:
+    such as planes of cells, flattened. read: int64 [B], the row whose state row b of the batch
+    starts from. write: int64 [B, n], n >= 1, any strides; row write[b, s] receives the state s
+    tokens before the last one. All other rows of the pool keep their bits. Returns o
+    [B, T, H_v, d_v].
 
     The numbers in them are the caller's promise, not looked at: 0 .. n_rows - 1; write[b] names n
     rows, of which one may be read[b]; what b writes no other b' reads or writes. Raises ValueError
@@ -117,6 +93,7 @@ def gated_delta_slots(
     layer's projections, and normed_and_gated of kernels.recurrence.channel_gates is part of the
     launch.
     """
+    q, k, v, g, beta, pool, read, write = inputs
     if write.shape[1] > v.shape[1]:
         raise ValueError(f"{v.shape[1]} tokens leave no {write.shape[1]} states to write")
     if raw is not None:
@@ -126,20 +103,12 @@ def gated_delta_slots(
         return with_triton.gated_delta_slots(
             q, k, v, g, beta, pool, read, write, grouped=grouped, raw=raw
         )
-    return _slots(q, k, v, g, beta, pool, read, write, grouped=grouped)
+    return _slots(*inputs, grouped=grouped)
 
 
 def gated_delta_log(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    g: torch.Tensor,
-    beta: torch.Tensor,
-    state: torch.Tensor,
-    *,
-    grouped: bool,
-    invariant: bool = False,
-) -> tuple[torch.Tensor, UpdateLog]:
+    *inputs: *DeltaArguments, grouped: bool, invariant: bool = False
+) -> tuple[Tensor, UpdateLog]:
     """gated_delta_rule that keeps no state: o [B, T, H_v, d_v] and the log of its tokens.
 
     Arguments as there. `fold` rebuilds the state after any of the tokens from the log and `state`;
@@ -147,18 +116,18 @@ def gated_delta_log(
     where a state is d_k * d_v.
     """
     run = _log_invariant if invariant else _log
-    return run(q, k, v, g, beta, state, grouped=grouped)
+    return run(*inputs, grouped=grouped)
 
 
 def fold(
-    state: torch.Tensor,
+    state: Tensor,
     log: UpdateLog,
-    n_tokens: int | torch.Tensor,
+    n_tokens: int | Tensor,
     *,
     grouped: bool,
-    out: torch.Tensor | None = None,
+    out: Tensor | None = None,
     invariant: bool = False,
-) -> torch.Tensor:
+) -> Tensor:
     """The state after the first n_tokens tokens of a log.
 
     S_n = e^(c_n) S_0 + sum over i <= n of e^(c_n - c_i) k_i u_i^T with c the running sum of g, a

@@ -21,7 +21,7 @@ describes them.
 
 def gated_delta_rule(
     *inputs: *DeltaArguments, grouped: bool, n_snapshots: int = 1
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     """See kernels.recurrence.delta_rule.gated_delta_rule. Keeps the dtype of its inputs."""
     q, k, v, g, beta, state = inputs
     n_batch, n_tokens, n_k_heads, d_k = k.shape
@@ -46,18 +46,14 @@ def gated_delta_rule(
     return o, snapshots
 
 
-def gated_delta_into(
-    *inputs: *DeltaArguments, grouped: bool, slots: Sequence[torch.Tensor]
-) -> torch.Tensor:
-    """See kernels.recurrence.delta_rule.gated_delta_into."""
+def gated_delta_into(*inputs: *DeltaArguments, grouped: bool, slots: Sequence[Tensor]) -> Tensor:
     o, states = gated_delta_rule(*inputs, grouped=grouped, n_snapshots=len(slots))
     for slot, newest_first in zip(slots, states.unbind(1), strict=True):
         slot.copy_(newest_first)
     return o
 
 
-def gated_delta_slots(*inputs: *DeltaSlotArguments, grouped: bool) -> torch.Tensor:
-    """See kernels.recurrence.delta_rule.gated_delta_slots."""
+def gated_delta_slots(*inputs: *DeltaSlotArguments, grouped: bool) -> Tensor:
     q, k, v, g, beta, pool, read, write = inputs
     o, states = gated_delta_rule(
         q, k, v, g, beta, pool[read], grouped=grouped, n_snapshots=write.shape[1]
@@ -68,7 +64,7 @@ def gated_delta_slots(*inputs: *DeltaSlotArguments, grouped: bool) -> torch.Tens
     return o
 
 
-def gated_delta_log(*inputs: *DeltaArguments, grouped: bool) -> tuple[torch.Tensor, UpdateLog]:
+def gated_delta_log(*inputs: *DeltaArguments, grouped: bool) -> tuple[Tensor, UpdateLog]:
     """See kernels.recurrence.delta_rule.gated_delta_log. Forms every state, as the definition of u
     does."""
     _, k, v, g, beta, state = inputs
@@ -86,13 +82,13 @@ def gated_delta_log(*inputs: *DeltaArguments, grouped: bool) -> tuple[torch.Tens
 
 
 def fold(
-    state: torch.Tensor,
+    state: Tensor,
     log: UpdateLog,
-    n_tokens: int | torch.Tensor,
+    n_tokens: int | Tensor,
     *,
     grouped: bool,
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:
+    out: Tensor | None = None,
+) -> Tensor:
     """See kernels.recurrence.delta_rule.fold: the recurrence with u already known."""
     k, u, g = log
     n_batch, n_v_heads = state.shape[:2]

@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from kernels.llvm.functions import addresses
 from kernels.llvm.functions import rows_together as _rows
@@ -29,16 +30,13 @@ LARGE = 1 << 20
 
 def gated_delta_rule(
     *inputs: *DeltaArguments, grouped: bool, n_snapshots: int = 1
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """See kernels.recurrence.delta_rule.gated_delta_rule."""
+) -> tuple[Tensor, Tensor]:
     kept = torch.empty(min(inputs[2].shape[1], n_snapshots), *inputs[5].shape)
     o = gated_delta_into(*inputs, grouped=grouped, slots=kept.unbind(0))
     return o, kept.transpose(0, 1)
 
 
-def gated_delta_into(
-    *inputs: *DeltaArguments, grouped: bool, slots: Sequence[torch.Tensor]
-) -> torch.Tensor:
+def gated_delta_into(*inputs: *DeltaArguments, grouped: bool, slots: Sequence[Tensor]) -> Tensor:
     """See kernels.recurrence.delta_rule.gated_delta_into; always invariant, as every token goes
     through the same operations, whatever other tokens there are."""
     v, strides = inputs[2], slots[0].stride()
@@ -53,7 +51,7 @@ def gated_delta_into(
     return o
 
 
-def gated_delta_slots(*inputs: *DeltaSlotArguments, grouped: bool) -> torch.Tensor:
+def gated_delta_slots(*inputs: *DeltaSlotArguments, grouped: bool) -> Tensor:
     """See kernels.recurrence.delta_rule.gated_delta_slots; with the bits of gated_delta_into."""
     *tokens, pool, read, write = inputs
     q, k, v, g, beta = tokens
@@ -86,7 +84,7 @@ def gated_delta_slots(*inputs: *DeltaSlotArguments, grouped: bool) -> torch.Tens
     return o
 
 
-def gated_delta_log(*inputs: *DeltaArguments, grouped: bool) -> tuple[torch.Tensor, UpdateLog]:
+def gated_delta_log(*inputs: *DeltaArguments, grouped: bool) -> tuple[Tensor, UpdateLog]:
     """See kernels.recurrence.delta_rule.gated_delta_log; always invariant. The state after the
     last token is never made."""
     _, k, v, g, *_ = inputs
@@ -100,8 +98,8 @@ def _run(
     grouped: bool,
     slots: tuple[int, ...],
     n_slots: int,
-    o: torch.Tensor,
-    u: torch.Tensor | None,
+    o: Tensor,
+    u: Tensor | None,
     holds: object = None,
 ) -> None:
     """slots: the address of their addresses, which `holds` holds, and their strides."""
@@ -136,13 +134,13 @@ def _run(
 
 
 def fold(
-    state: torch.Tensor,
+    state: Tensor,
     log: UpdateLog,
-    n_tokens: int | torch.Tensor,
+    n_tokens: int | Tensor,
     *,
     grouped: bool,
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:
+    out: Tensor | None = None,
+) -> Tensor:
     """See kernels.recurrence.delta_rule.fold; token by token, with the states of
     gated_delta_into."""
     k, u, state, channels = (_rows(log.left), _rows(log.right), _rows(state), log.g.dim() == 4)
@@ -168,7 +166,7 @@ def fold(
     return out
 
 
-def _is_large(v: torch.Tensor, sides: Sides, n_slots: int) -> bool:
+def _is_large(v: Tensor, sides: Sides, n_slots: int) -> bool:
     n_batch, n_tokens, n_heads, d_v = v.shape
     n_older = min(n_slots, n_tokens) - 1
     return n_batch * n_older * n_heads * sides.d_k * d_v * 4 >= LARGE

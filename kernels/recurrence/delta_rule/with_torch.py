@@ -13,6 +13,7 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from kernels.pointwise.with_torch import pointwise
 from kernels.recurrence import UpdateLog
@@ -22,12 +23,12 @@ from kernels.recurrence.delta_rule.naive import DeltaArguments, DeltaSlotArgumen
 # and gives a token the same bits whether it came alone or with others.
 SHORT = 4
 
-Slots = Sequence[torch.Tensor] | None
+Slots = Sequence[Tensor] | None
 
 
 def gated_delta_rule(
     *inputs: *DeltaArguments, grouped: bool, n_snapshots: int = 1
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     """See kernels.recurrence.delta_rule.gated_delta_rule. Keeps the dtype of its inputs."""
     q, k, v, g, beta, state = inputs
     n_batch, n_tokens, n_heads, d_v = v.shape
@@ -47,8 +48,8 @@ def gated_delta_rule(
 
 
 def gated_delta_into(
-    *inputs: *DeltaArguments, grouped: bool, slots: Sequence[torch.Tensor], invariant: bool = False
-) -> torch.Tensor:
+    *inputs: *DeltaArguments, grouped: bool, slots: Sequence[Tensor], invariant: bool = False
+) -> Tensor:
     """See kernels.recurrence.delta_rule.gated_delta_into. invariant: by the recurrence at every
     length."""
     q, k, v, g, beta, state = inputs
@@ -60,8 +61,7 @@ def gated_delta_into(
     return o.view(n_batch, n_heads, n_tokens, d_v).transpose(1, 2)
 
 
-def gated_delta_slots(*inputs: *DeltaSlotArguments, grouped: bool) -> torch.Tensor:
-    """See kernels.recurrence.delta_rule.gated_delta_slots."""
+def gated_delta_slots(*inputs: *DeltaSlotArguments, grouped: bool) -> Tensor:
     q, k, v, g, beta, pool, read, write = inputs
     state = pool.index_select(0, read)
     o, kept = gated_delta_rule(q, k, v, g, beta, state, grouped=grouped, n_snapshots=write.shape[1])
@@ -69,9 +69,7 @@ def gated_delta_slots(*inputs: *DeltaSlotArguments, grouped: bool) -> torch.Tens
     return o
 
 
-def _any_length(
-    rows: HeadRows, state: torch.Tensor, slots: Slots
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _any_length(rows: HeadRows, state: Tensor, slots: Slots) -> tuple[Tensor, Tensor]:
     """The outputs [N, T, d_v] and the last state."""
     if rows.n_tokens == 1:
         return _token(rows, state, slots)
@@ -82,7 +80,7 @@ def _any_length(
     return _chunks(rows, state, slots)
 
 
-def _token(rows: HeadRows, state: torch.Tensor, slots: Slots) -> tuple[torch.Tensor, torch.Tensor]:
+def _token(rows: HeadRows, state: Tensor, slots: Slots) -> tuple[Tensor, Tensor]:
     """One token by the recurrence: by_token without its bookkeeping, which would double the
     time."""
     q, k, v, g, beta = rows
@@ -96,12 +94,12 @@ def _token(rows: HeadRows, state: torch.Tensor, slots: Slots) -> tuple[torch.Ten
 
 def by_token(
     rows: HeadRows,
-    state: torch.Tensor,
+    state: Tensor,
     slots: Slots,
     *,
     invariant: bool = False,
-    written: list[torch.Tensor] | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    written: list[Tensor] | None = None,
+) -> tuple[Tensor, Tensor]:
     """All tokens one by one by the recurrence. written: receives the rows u [N, 1, d_v]."""
     q, k, v, g, beta = rows
     q, decay = q * k.shape[2] ** -0.5, pointwise(torch.exp, g, invariant=invariant).transpose(1, 2)
@@ -124,10 +122,10 @@ def by_token(
     return torch.cat(outputs, 1), state
 
 
-def _chunks(rows: HeadRows, state: torch.Tensor, slots: Slots) -> tuple[torch.Tensor, torch.Tensor]:
+def _chunks(rows: HeadRows, state: Tensor, slots: Slots) -> tuple[Tensor, Tensor]:
     """All tokens in chunks, each starting from the state that the one before left."""
     n_tokens = rows.n_tokens
-    outputs: list[torch.Tensor] = []
+    outputs: list[Tensor] = []
     # the first chunk takes the remainder, so that the newest states come out of one chunk
     start, stop = 0, (n_tokens - 1) % CHUNK + 1
     while start < n_tokens:
@@ -138,7 +136,7 @@ def _chunks(rows: HeadRows, state: torch.Tensor, slots: Slots) -> tuple[torch.Te
     return torch.cat(outputs, 1), state
 
 
-def _chunk(rows: HeadRows, state: torch.Tensor, slots: Slots) -> tuple[torch.Tensor, torch.Tensor]:
+def _chunk(rows: HeadRows, state: Tensor, slots: Slots) -> tuple[Tensor, Tensor]:
     """T tokens at once in the WY form."""
     o, u, D, e = solve_chunk(rows, state)
     k, n_tokens = rows.k, rows.n_tokens
@@ -160,7 +158,7 @@ def _chunk(rows: HeadRows, state: torch.Tensor, slots: Slots) -> tuple[torch.Ten
 
 def gated_delta_log(
     *inputs: *DeltaArguments, grouped: bool, invariant: bool = False
-) -> tuple[torch.Tensor, UpdateLog]:
+) -> tuple[Tensor, UpdateLog]:
     """See kernels.recurrence.delta_rule.gated_delta_log. Keeps the dtype of its inputs. invariant:
     by the recurrence at every length, through a state that is thrown away; so are gates per
     channel."""
@@ -169,7 +167,7 @@ def gated_delta_log(
     rows = rows_per_head(q, k, v, g, beta, grouped)
     state = state.reshape(-1, k.shape[3], d_v)
     if invariant or (rows.by_channel and n_tokens > 1):
-        written: list[torch.Tensor] = []
+        written: list[Tensor] = []
         scratch = [torch.empty_like(state)]
         o, _ = by_token(rows, state, scratch, invariant=invariant, written=written)
         u = torch.cat(written, 1)
@@ -179,7 +177,7 @@ def gated_delta_log(
     return o, UpdateLog(k, u, g)
 
 
-def _log_token(rows: HeadRows, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _log_token(rows: HeadRows, state: Tensor) -> tuple[Tensor, Tensor]:
     """One token: q^T S1 = (e^g q)^T S0 + (q^T k) u^T, so the state is only read, and once."""
     q, k, v, g, beta = rows
     k_read, q_read = torch.bmm(torch.cat((k, q), 1) * g.exp(), state).split(1, 1)
@@ -187,7 +185,7 @@ def _log_token(rows: HeadRows, state: torch.Tensor) -> tuple[torch.Tensor, torch
     return torch.addcmul(q_read, (q * k).sum(2, keepdim=True), u) * k.shape[2] ** -0.5, u
 
 
-def _log_chunks(rows: HeadRows, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _log_chunks(rows: HeadRows, state: Tensor) -> tuple[Tensor, Tensor]:
     """All tokens in the WY form; only between two chunks is a state made."""
     n_tokens = rows.n_tokens
     outputs, written = [], []
@@ -208,14 +206,14 @@ def _log_chunks(rows: HeadRows, state: torch.Tensor) -> tuple[torch.Tensor, torc
 
 
 def fold(
-    state: torch.Tensor,
+    state: Tensor,
     log: UpdateLog,
-    n_tokens: int | torch.Tensor,
+    n_tokens: int | Tensor,
     *,
     grouped: bool,
-    out: torch.Tensor | None = None,
+    out: Tensor | None = None,
     invariant: bool = False,
-) -> torch.Tensor:
+) -> Tensor:
     """See kernels.recurrence.delta_rule.fold. Keeps the dtype of its inputs. invariant: token by
     token, with the bits of the states of an invariant gated_delta_into."""
     if invariant:
@@ -244,12 +242,8 @@ def fold(
 
 
 def _fold_by_token(
-    state: torch.Tensor,
-    log: UpdateLog,
-    n_tokens: int | torch.Tensor,
-    grouped: bool,
-    out: torch.Tensor | None,
-) -> torch.Tensor:
+    state: Tensor, log: UpdateLog, n_tokens: int | Tensor, grouped: bool, out: Tensor | None
+) -> Tensor:
     k, u, g = _prefix(log, n_tokens)
     size = (-1, *state.shape[2:])
     target = torch.empty(state.shape, device=state.device) if out is None else out
@@ -263,7 +257,7 @@ def _fold_by_token(
     return target
 
 
-def _prefix(log: UpdateLog, n_tokens: int | torch.Tensor) -> UpdateLog:
+def _prefix(log: UpdateLog, n_tokens: int | Tensor) -> UpdateLog:
     """The first n_tokens of a log. Where rows differ, the rest of the shorter ones is zeros:
     no decay and nothing added, whatever the log holds there."""
     if isinstance(n_tokens, int):
@@ -280,11 +274,11 @@ CHUNK = 32
 class HeadRows(NamedTuple):
     """The inputs of some tokens, one row of the batch for every sequence and value head."""
 
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
-    g: torch.Tensor
-    beta: torch.Tensor
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    g: Tensor
+    beta: Tensor
 
     @property
     def n_tokens(self) -> int:
@@ -301,12 +295,7 @@ class HeadRows(NamedTuple):
 
 
 def rows_per_head(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    g: torch.Tensor,
-    beta: torch.Tensor,
-    grouped: bool,
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, grouped: bool
 ) -> HeadRows:
     """From [B, T, H, …] to [N, T, …]; each value head gets its key head's q and k."""
     n_tokens, n_heads = v.shape[1:3]
@@ -319,13 +308,13 @@ def rows_per_head(
     )
 
 
-def gates_per_head(g: torch.Tensor) -> torch.Tensor:
+def gates_per_head(g: Tensor) -> Tensor:
     """[B, T, H_v] or [B, T, H_v, d_k] -> [N, T, 1] or [N, T, d_k]."""
     width = g.shape[3] if g.dim() == 4 else 1
     return g.transpose(1, 2).reshape(-1, g.shape[1], width)
 
 
-def per_value_head(x: torch.Tensor, n_heads: int, grouped: bool) -> torch.Tensor:
+def per_value_head(x: Tensor, n_heads: int, grouped: bool) -> Tensor:
     """[B, T, H_k, d] -> [B * H_v, T, d], without a copy where the strides allow it."""
     n_batch, n_tokens, n_k_heads, d = x.shape
     x = x.transpose(1, 2)
@@ -339,7 +328,7 @@ def per_value_head(x: torch.Tensor, n_heads: int, grouped: bool) -> torch.Tensor
     return x.reshape(n_batch * n_heads, n_tokens, d)
 
 
-def solve_chunk(rows: HeadRows, state: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def solve_chunk(rows: HeadRows, state: Tensor) -> tuple[Tensor, ...]:
     """T tokens at once, one gate per head.
 
     With c the running sum of g and D_ij = e^(c_i - c_j) for i >= j, the rows u of the recurrence

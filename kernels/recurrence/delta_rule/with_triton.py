@@ -28,6 +28,7 @@ from collections.abc import Sequence
 
 import torch
 import triton.language as tl
+from torch import Tensor
 
 from kernels.recurrence import UpdateLog
 from kernels.recurrence.channel_gates import RawGates
@@ -38,26 +39,19 @@ from kernels.triton_setup import LEAST_DEPTH, cdiv, jit, power_of_2
 
 def gated_delta_rule(
     *inputs: *DeltaArguments, grouped: bool, n_snapshots: int = 1
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """See kernels.recurrence.delta_rule.gated_delta_rule."""
+) -> tuple[Tensor, Tensor]:
     v, state = inputs[2], inputs[5]
     kept = state.new_empty(min(v.shape[1], n_snapshots), *state.shape)
     o = gated_delta_into(*inputs, grouped=grouped, slots=kept.unbind(0))
     return o, kept.transpose(0, 1)
 
 
-def gated_delta_into(
-    *inputs: *DeltaArguments, grouped: bool, slots: Sequence[torch.Tensor]
-) -> torch.Tensor:
-    """See kernels.recurrence.delta_rule.gated_delta_into."""
-
-    def chunks(start: int, stop: int, state: torch.Tensor, slot: torch.Tensor) -> torch.Tensor:
+def gated_delta_into(*inputs: *DeltaArguments, grouped: bool, slots: Sequence[Tensor]) -> Tensor:
+    def chunks(start: int, stop: int, state: Tensor, slot: Tensor) -> Tensor:
         part = _part(inputs[:5], start, stop)
         return run_chunks(part, state, slot, grouped=grouped, log=False)[0]
 
-    def steps(
-        start: int, stop: int, state: torch.Tensor, slots: Sequence[torch.Tensor]
-    ) -> torch.Tensor:
+    def steps(start: int, stop: int, state: Tensor, slots: Sequence[Tensor]) -> Tensor:
         return run_recurrence(_part(inputs[:5], start, stop), state, slots, grouped=grouped)[0]
 
     return run_into(inputs[2].shape[1], inputs[5], slots, chunks, steps)
@@ -70,13 +64,13 @@ def _part(inputs: Inputs, start: int, stop: int) -> Inputs:
 
 def gated_delta_slots(
     *inputs: *DeltaSlotArguments, grouped: bool, raw: RawGates | None = None
-) -> torch.Tensor:
+) -> Tensor:
     """See kernels.recurrence.delta_rule.gated_delta_slots. Every token by the recurrence."""
     o, _ = run_recurrence(inputs[:5], inputs[5], (), grouped=grouped, index=inputs[6:], raw=raw)
     return o
 
 
-def gated_delta_log(*inputs: *DeltaArguments, grouped: bool) -> tuple[torch.Tensor, UpdateLog]:
+def gated_delta_log(*inputs: *DeltaArguments, grouped: bool) -> tuple[Tensor, UpdateLog]:
     """See kernels.recurrence.delta_rule.gated_delta_log. The state is read once and never
     written."""
     _, k, _, g, _, state = inputs
@@ -121,20 +115,20 @@ def _fold(
 
 
 def fold(
-    state: torch.Tensor,
+    state: Tensor,
     log: UpdateLog,
-    n_tokens: int | torch.Tensor,
+    n_tokens: int | Tensor,
     *,
     grouped: bool,
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:
+    out: Tensor | None = None,
+) -> Tensor:
     """See kernels.recurrence.delta_rule.fold. The recurrence with u known, so each column runs by
     itself."""
     k, u, g = log
     if out is None:
         out = state.new_empty(state.shape)
     n_batch, n_heads, d_k, d_v = state.shape
-    counted, channels = isinstance(n_tokens, torch.Tensor), g.dim() == 4
+    counted, channels = isinstance(n_tokens, Tensor), g.dim() == 4
     width = columns_per_program(n_batch * n_heads, d_v)
     _fold[(cdiv(d_v, width), n_heads, n_batch)](
         state, k, u, g, out, n_tokens if counted else out, 0 if counted else n_tokens,
@@ -238,14 +232,14 @@ def _recurrence(
 
 def run_recurrence(
     inputs: Inputs,
-    state: torch.Tensor,
-    slots: Sequence[torch.Tensor],
+    state: Tensor,
+    slots: Sequence[Tensor],
     *,
     grouped: bool,
     log: bool = False,
-    index: tuple[torch.Tensor, torch.Tensor] | None = None,
+    index: tuple[Tensor, Tensor] | None = None,
     raw: RawGates | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     """All tokens of q, k, v, g, beta from `state` on; each slot receives a state, newest first.
 
     index, raw: of gated_delta_slots. Then `state` is the pool and `slots` is empty.
@@ -258,7 +252,7 @@ def run_recurrence(
     u = torch.empty_like(o) if log else o
     channels = g.dim() == 4
     width = columns_per_program(n_batch * n_heads, d_v)
-    places: tuple[torch.Tensor | int, ...] = ()
+    places: tuple[Tensor | int, ...] = ()
     if index is not None:
         read, write = index
         places = read, write, write.shape[1], *read.stride(), *write.stride()
@@ -281,7 +275,7 @@ COLUMNS = 16
 # numbers of a key that one product of tiles sums over
 DEPTH = 32
 
-Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 @jit(do_not_specialize_on_alignment=["n_tokens"])
@@ -423,8 +417,8 @@ def _pass(
 
 
 def run_chunks(
-    inputs: Inputs, state: torch.Tensor, slot: torch.Tensor | None, *, grouped: bool, log: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
+    inputs: Inputs, state: Tensor, slot: Tensor | None, *, grouped: bool, log: bool
+) -> tuple[Tensor, Tensor]:
     """All tokens of q, k, v, g, beta from `state` on.
 
     The state after the last token goes into `slot`, if there is one; it may be `state` itself.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
+from torch import Tensor
 
 from kernels.dispatch import pick, pick_invariant
 from kernels.recurrence import UpdateLog
 from kernels.recurrence.ssd import naive, with_torch
-from kernels.recurrence.ssd.naive import SsdInputs
+from kernels.recurrence.ssd.naive import SsdArguments, SsdInputs, SsdSlotArguments
 
 __all__ = ["SsdInputs", "fold", "ssd", "ssd_into", "ssd_log", "ssd_slots"]
 
@@ -25,44 +25,23 @@ _log_invariant = pick_invariant(with_torch.ssd_log, _LLVM)
 _fold_invariant = pick_invariant(with_torch.fold, _LLVM)
 
 
-def ssd(
-    x: torch.Tensor,
-    dt: torch.Tensor,
-    g: torch.Tensor,
-    B: torch.Tensor,
-    C: torch.Tensor,
-    D: torch.Tensor,
-    state: torch.Tensor,
-    *,
-    n_snapshots: int = 1,
-) -> tuple[torch.Tensor, torch.Tensor]:
+def ssd(*inputs: *SsdArguments, n_snapshots: int = 1) -> tuple[Tensor, Tensor]:
     """Runs T tokens through the recurrence and keeps the newest states.
 
     Per head, with S [P, N]:  S <- e^g S + (dt x) B^T;  o = S C + D x, read after the write.
 
-    x: [B, T, H, P]. dt: step sizes > 0, and g = dt * a: log decay <= 0, both [B, T, H]. B, C:
-    [B, T, G, N]; head h reads group h // (H / G), H a multiple of G. D: [H]. state: [B, H, P, N],
-    left unchanged. All f32, T >= 1, any strides.
+    inputs: x, dt, g, B, C, D, state. x: [B, T, H, P]. dt: step sizes > 0, and g = dt * a: log decay
+    <= 0, both [B, T, H]. B, C: [B, T, G, N]; head h reads group h // (H / G), H a multiple of G. D:
+    [H]. state: [B, H, P, N], left unchanged. All f32, T >= 1, any strides.
 
     Returns o [B, T, H, P] and the snapshots [B, min(T, n_snapshots), H, P, N], where index s is
     the state s tokens before the last one, so 0 is the state after all T tokens. n_snapshots >= 1.
     They share no memory with `state`.
     """
-    return _run(x, dt, g, B, C, D, state, n_snapshots=n_snapshots)
+    return _run(*inputs, n_snapshots=n_snapshots)
 
 
-def ssd_into(
-    x: torch.Tensor,
-    dt: torch.Tensor,
-    g: torch.Tensor,
-    B: torch.Tensor,
-    C: torch.Tensor,
-    D: torch.Tensor,
-    state: torch.Tensor,
-    *,
-    slots: Sequence[torch.Tensor],
-    invariant: bool = False,
-) -> torch.Tensor:
+def ssd_into(*inputs: *SsdArguments, slots: Sequence[Tensor], invariant: bool = False) -> Tensor:
     """ssd with its states written straight into memory of the caller's.
 
     slots: 1 .. T tensors [B, H, P, N], rows of N neighbours, apart from one another and strided
@@ -72,28 +51,17 @@ def ssd_into(
     invariant: outputs and states have the same bits in whatever portions tokens and sequences
     come; so they have with the same argument of the functions below.
     """
-    return (_into_invariant if invariant else _into)(x, dt, g, B, C, D, state, slots=slots)
+    return (_into_invariant if invariant else _into)(*inputs, slots=slots)
 
 
-def ssd_slots(
-    x: torch.Tensor,
-    dt: torch.Tensor,
-    g: torch.Tensor,
-    B: torch.Tensor,
-    C: torch.Tensor,
-    D: torch.Tensor,
-    pool: torch.Tensor,
-    read: torch.Tensor,
-    write: torch.Tensor,
-    *,
-    raw: tuple[torch.Tensor, torch.Tensor] | None = None,
-) -> torch.Tensor:
+def ssd_slots(*inputs: *SsdSlotArguments, raw: tuple[Tensor, Tensor] | None = None) -> Tensor:
     """ssd from and to rows of one pool, whose numbers are on the device.
 
-    pool: f32 [n_rows, H, P, N], each row strided as a slot of ssd_into, at any distance from the
-    next. read: int64 [B], the row whose state sequence b starts from. write: int64 [B, n], n >= 1,
-    any strides; row write[b, s] receives the state s tokens before the last one. All other rows of
-    the pool keep their bits. Returns o [B, T, H, P].
+    inputs: those of ssd, with pool, read and write in place of the state. pool: f32 [n_rows, H, P,
+    N], each row strided as a slot of ssd_into, at any distance from the next. read: int64 [B], the
+    row whose state sequence b starts from. write: int64 [B, n], n >= 1, any strides; row
+    write[b, s] receives the state s tokens before the last one. All other rows of the pool keep
+    their bits. Returns o [B, T, H, P].
 
     The numbers in them are the caller's promise, not looked at, as those of
     kernels.recurrence.delta_rule.gated_delta_slots are. Raises ValueError for n > T.
@@ -101,42 +69,33 @@ def ssd_slots(
     raw: dt and a of kernels.pointwise.step_gates, in Triton alone. dt and g are then both a layer's
     projection, and the gates are part of the launch.
     """
+    x, *_, write = inputs
     if write.shape[1] > x.shape[1]:
         raise ValueError(f"{x.shape[1]} tokens leave no {write.shape[1]} states to write")
     if raw is not None:
         from kernels.recurrence.ssd import with_triton
 
-        return with_triton.ssd_slots(x, dt, g, B, C, D, pool, read, write, raw=raw)
-    return _slots(x, dt, g, B, C, D, pool, read, write)
+        return with_triton.ssd_slots(*inputs, raw=raw)
+    return _slots(*inputs)
 
 
-def ssd_log(
-    x: torch.Tensor,
-    dt: torch.Tensor,
-    g: torch.Tensor,
-    B: torch.Tensor,
-    C: torch.Tensor,
-    D: torch.Tensor,
-    state: torch.Tensor,
-    *,
-    invariant: bool = False,
-) -> tuple[torch.Tensor, UpdateLog]:
+def ssd_log(*inputs: *SsdArguments, invariant: bool = False) -> tuple[Tensor, UpdateLog]:
     """ssd that keeps no state: o [B, T, H, P] and the log of its tokens.
 
     `fold` rebuilds the state after any of the tokens from the log and `state`; a token's entry is
     H * (P + 1) + G * N numbers, where a state is H * P * N.
     """
-    return (_log_invariant if invariant else _log)(x, dt, g, B, C, D, state)
+    return (_log_invariant if invariant else _log)(*inputs)
 
 
 def fold(
-    state: torch.Tensor,
+    state: Tensor,
     log: UpdateLog,
-    n_tokens: int | torch.Tensor,
+    n_tokens: int | Tensor,
     *,
-    out: torch.Tensor | None = None,
+    out: Tensor | None = None,
     invariant: bool = False,
-) -> torch.Tensor:
+) -> Tensor:
     """The state after the first n_tokens tokens of a log.
 
     S_n = e^(c_n) S_0 + sum over i <= n of e^(c_n - c_i) u_i B_i^T with c the running sum of g.

@@ -17,7 +17,7 @@ SsdSlotArguments = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor,
 """The inputs, pool, read and write, as kernels.recurrence.ssd.ssd_slots describes them."""
 
 
-def ssd(*inputs: *SsdArguments, n_snapshots: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+def ssd(*inputs: *SsdArguments, n_snapshots: int = 1) -> tuple[Tensor, Tensor]:
     """See kernels.recurrence.ssd.ssd. Keeps the dtype of its inputs."""
     x, dt, g, B, C, D, state = inputs
     n_batch, n_tokens, n_heads = dt.shape
@@ -38,16 +38,14 @@ def ssd(*inputs: *SsdArguments, n_snapshots: int = 1) -> tuple[torch.Tensor, tor
     return o, torch.stack(kept).unflatten(0, (n_batch, n_heads)).transpose(1, 2)
 
 
-def ssd_into(*inputs: *SsdArguments, slots: Sequence[torch.Tensor]) -> torch.Tensor:
-    """See kernels.recurrence.ssd.ssd_into."""
+def ssd_into(*inputs: *SsdArguments, slots: Sequence[Tensor]) -> Tensor:
     o, states = ssd(*inputs, n_snapshots=len(slots))
     for slot, newest_first in zip(slots, states.unbind(1), strict=True):
         slot.copy_(newest_first)
     return o
 
 
-def ssd_slots(*inputs: *SsdSlotArguments) -> torch.Tensor:
-    """See kernels.recurrence.ssd.ssd_slots."""
+def ssd_slots(*inputs: *SsdSlotArguments) -> Tensor:
     x, dt, g, B, C, D, pool, read, write = inputs
     o, states = ssd(x, dt, g, B, C, D, pool[read], n_snapshots=write.shape[1])
     for rows, newest_first in zip(write.tolist(), states, strict=True):
@@ -56,20 +54,15 @@ def ssd_slots(*inputs: *SsdSlotArguments) -> torch.Tensor:
     return o
 
 
-def ssd_log(*inputs: *SsdArguments) -> tuple[torch.Tensor, UpdateLog]:
-    """See kernels.recurrence.ssd.ssd_log."""
+def ssd_log(*inputs: *SsdArguments) -> tuple[Tensor, UpdateLog]:
     x, dt, g, B, *_ = inputs
     o, _ = ssd(*inputs)
     return o, UpdateLog(dt.unsqueeze(-1) * x, B, g)
 
 
 def fold(
-    state: torch.Tensor,
-    log: UpdateLog,
-    n_tokens: int | torch.Tensor,
-    *,
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:
+    state: Tensor, log: UpdateLog, n_tokens: int | Tensor, *, out: Tensor | None = None
+) -> Tensor:
     """See kernels.recurrence.ssd.fold: the recurrence without its outputs."""
     u, B, g = log
     n_batch, n_heads = state.shape[:2]

@@ -21,6 +21,7 @@ from functools import cache, partial
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from kernels.llvm import F32, F32X16, Code, Program, Value
 from kernels.llvm.functions import (
@@ -255,13 +256,12 @@ def _fold(
 GRAIN = 32768
 
 
-def ssd(*inputs: *SsdArguments, n_snapshots: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
-    """See kernels.recurrence.ssd.ssd."""
+def ssd(*inputs: *SsdArguments, n_snapshots: int = 1) -> tuple[Tensor, Tensor]:
     kept = torch.empty(min(inputs[0].shape[1], n_snapshots), *inputs[6].shape)
     return ssd_into(*inputs, slots=kept.unbind(0)), kept.transpose(0, 1)
 
 
-def ssd_into(*inputs: *SsdArguments, slots: Sequence[torch.Tensor]) -> torch.Tensor:
+def ssd_into(*inputs: *SsdArguments, slots: Sequence[Tensor]) -> Tensor:
     """See kernels.recurrence.ssd.ssd_into; always invariant, as every token goes through the same
     operations, whatever other tokens there are."""
     strides = slots[0].stride()
@@ -274,8 +274,7 @@ def ssd_into(*inputs: *SsdArguments, slots: Sequence[torch.Tensor]) -> torch.Ten
     return _run(inputs[:6], _rows(inputs[6]), len(slots), where, indexed=False, holds=table)
 
 
-def ssd_slots(*inputs: *SsdSlotArguments) -> torch.Tensor:
-    """See kernels.recurrence.ssd.ssd_slots."""
+def ssd_slots(*inputs: *SsdSlotArguments) -> Tensor:
     pool, read, write = inputs[6:]
     if pool.stride(3) != 1 and pool.shape[3] > 1:
         raise ValueError("the numbers of the pool's rows do not lie side by side")
@@ -283,7 +282,7 @@ def ssd_slots(*inputs: *SsdSlotArguments) -> torch.Tensor:
     return _run(inputs[:6], pool, write.shape[1], where, indexed=True)
 
 
-def ssd_log(*inputs: *SsdArguments) -> tuple[torch.Tensor, UpdateLog]:
+def ssd_log(*inputs: *SsdArguments) -> tuple[Tensor, UpdateLog]:
     """See kernels.recurrence.ssd.ssd_log; always invariant."""
     x, _, g, B, *_ = inputs
     u = torch.empty(x.shape)
@@ -293,14 +292,14 @@ def ssd_log(*inputs: *SsdArguments) -> tuple[torch.Tensor, UpdateLog]:
 
 def _run(
     inputs: SsdInputs,
-    states: torch.Tensor,
+    states: Tensor,
     n_slots: int,
     where: tuple[int, ...],
     *,
     indexed: bool,
-    u: torch.Tensor | None = None,
+    u: Tensor | None = None,
     holds: object = None,
-) -> torch.Tensor:
+) -> Tensor:
     """where: the last arguments of the program; holds: what they point to, tensors apart. u: memory
     for the rows of the log, if any."""
     x, dt, g, B, C, D = inputs
@@ -331,12 +330,8 @@ def _run(
 
 
 def fold(
-    state: torch.Tensor,
-    log: UpdateLog,
-    n_tokens: int | torch.Tensor,
-    *,
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:
+    state: Tensor, log: UpdateLog, n_tokens: int | Tensor, *, out: Tensor | None = None
+) -> Tensor:
     """See kernels.recurrence.ssd.fold. Here the very states of ssd_into."""
     u, B, state = _rows(log.left), _rows(log.right), _rows(state)
     n_batch, n_heads, p, n = state.shape

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from kernels.pointwise.with_torch import pointwise
 from kernels.recurrence import UpdateLog
@@ -23,18 +24,18 @@ from kernels.recurrence.ssd.naive import SsdArguments, SsdInputs, SsdSlotArgumen
 SHORT = 4
 CHUNK = 64
 
-Slots = Sequence[torch.Tensor]
+Slots = Sequence[Tensor]
 
 
 class SsdHeadRows(NamedTuple):
     """The inputs of some tokens, one row of the batch for every sequence and head."""
 
-    u: torch.Tensor
-    x: torch.Tensor
-    g: torch.Tensor
-    B: torch.Tensor
-    C: torch.Tensor
-    D: torch.Tensor
+    u: Tensor
+    x: Tensor
+    g: Tensor
+    B: Tensor
+    C: Tensor
+    D: Tensor
 
     @property
     def n_tokens(self) -> int:
@@ -45,20 +46,19 @@ class SsdHeadRows(NamedTuple):
         return SsdHeadRows(u, x, g, B, C, self.D)
 
 
-def ssd(*inputs: *SsdArguments, n_snapshots: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+def ssd(*inputs: *SsdArguments, n_snapshots: int = 1) -> tuple[Tensor, Tensor]:
     """See kernels.recurrence.ssd.ssd. Keeps the dtype of its inputs."""
     x, *_, state = inputs
     kept = state.new_empty(min(x.shape[1], n_snapshots), *state.shape)
     return ssd_into(*inputs, slots=kept.unbind(0)), kept.transpose(0, 1)
 
 
-def ssd_into(*inputs: *SsdArguments, slots: Slots, invariant: bool = False) -> torch.Tensor:
+def ssd_into(*inputs: *SsdArguments, slots: Slots, invariant: bool = False) -> Tensor:
     """See kernels.recurrence.ssd.ssd_into. invariant: by the recurrence at every length."""
     return _by_heads(inputs, slots, invariant=invariant)
 
 
-def ssd_slots(*inputs: *SsdSlotArguments) -> torch.Tensor:
-    """See kernels.recurrence.ssd.ssd_slots."""
+def ssd_slots(*inputs: *SsdSlotArguments) -> Tensor:
     x, dt, g, B, C, D, pool, read, write = inputs
     state = pool.index_select(0, read)
     o, kept = ssd(x, dt, g, B, C, D, state, n_snapshots=write.shape[1])
@@ -66,7 +66,7 @@ def ssd_slots(*inputs: *SsdSlotArguments) -> torch.Tensor:
     return o
 
 
-def ssd_log(*inputs: *SsdArguments, invariant: bool = False) -> tuple[torch.Tensor, UpdateLog]:
+def ssd_log(*inputs: *SsdArguments, invariant: bool = False) -> tuple[Tensor, UpdateLog]:
     """See kernels.recurrence.ssd.ssd_log: the outputs through a state that is thrown away.
     invariant: by the recurrence at every length."""
     x, dt, g, B, *_, state = inputs
@@ -75,13 +75,13 @@ def ssd_log(*inputs: *SsdArguments, invariant: bool = False) -> tuple[torch.Tens
 
 
 def fold(
-    state: torch.Tensor,
+    state: Tensor,
     log: UpdateLog,
-    n_tokens: int | torch.Tensor,
+    n_tokens: int | Tensor,
     *,
-    out: torch.Tensor | None = None,
+    out: Tensor | None = None,
     invariant: bool = False,
-) -> torch.Tensor:
+) -> Tensor:
     """See kernels.recurrence.ssd.fold. Keeps the dtype of its inputs. invariant: token by token,
     with the bits of the states of an invariant ssd_into."""
     u, B, g = _prefix_rows(log, n_tokens)
@@ -99,7 +99,7 @@ def fold(
     return target
 
 
-def _fold_by_token(state: torch.Tensor, rows: UpdateLog, out: torch.Tensor | None) -> torch.Tensor:
+def _fold_by_token(state: Tensor, rows: UpdateLog, out: Tensor | None) -> Tensor:
     u, B, g = rows
     target = torch.empty(state.shape, device=state.device) if out is None else out
     S = target.copy_(state).view(-1, *state.shape[2:])
@@ -109,7 +109,7 @@ def _fold_by_token(state: torch.Tensor, rows: UpdateLog, out: torch.Tensor | Non
     return target
 
 
-def _by_heads(inputs: SsdArguments, slots: Slots, *, invariant: bool) -> torch.Tensor:
+def _by_heads(inputs: SsdArguments, slots: Slots, *, invariant: bool) -> Tensor:
     state = inputs[6]
     size = (-1, *state.shape[2:])
     rows = _rows_per_head(inputs[:6])
@@ -121,9 +121,7 @@ def _by_heads(inputs: SsdArguments, slots: Slots, *, invariant: bool) -> torch.T
     return o.view(*state.shape[:2], rows.n_tokens, -1).transpose(1, 2)
 
 
-def _by_token(
-    rows: SsdHeadRows, state: torch.Tensor, slots: Slots, *, invariant: bool
-) -> torch.Tensor:
+def _by_token(rows: SsdHeadRows, state: Tensor, slots: Slots, *, invariant: bool) -> Tensor:
     """All tokens one by one; states too old to be kept pass through the oldest slot."""
     decay = pointwise(torch.exp, rows.g, invariant=invariant)
     outputs = []
@@ -135,7 +133,7 @@ def _by_token(
     return torch.cat(outputs, 1) + rows.D * rows.x
 
 
-def _chunks(rows: SsdHeadRows, state: torch.Tensor, slots: Slots) -> torch.Tensor:
+def _chunks(rows: SsdHeadRows, state: Tensor, slots: Slots) -> Tensor:
     """All tokens in chunks, each starting from the state that the one before left."""
     n_tokens = rows.n_tokens
     outputs = []
@@ -149,9 +147,7 @@ def _chunks(rows: SsdHeadRows, state: torch.Tensor, slots: Slots) -> torch.Tenso
     return torch.cat(outputs, 1)
 
 
-def _chunk(
-    rows: SsdHeadRows, state: torch.Tensor, slots: Slots
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _chunk(rows: SsdHeadRows, state: Tensor, slots: Slots) -> tuple[Tensor, Tensor]:
     """The outputs of a chunk and the state after it; its newest states go into the slots."""
     u, x, g, B, C, D = rows
     M, e = _decays(g)
@@ -169,7 +165,7 @@ def _chunk(
     return o, slots[0]
 
 
-def _decays(g: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _decays(g: Tensor) -> tuple[Tensor, Tensor]:
     """M [n, T, T] and e^c [n, T, 1]."""
     # f64: the differences of long sums would lose the small ones, which weigh most
     c = g.cumsum(1, dtype=torch.float64)
@@ -187,9 +183,7 @@ def _rows_per_head(inputs: SsdInputs) -> SsdHeadRows:
     return SsdHeadRows(u, x, _heads_first(g.unsqueeze(-1)), B, C, D.repeat(n_batch).view(-1, 1, 1))
 
 
-def _prefix_rows(
-    log: UpdateLog, n_tokens: int | torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _prefix_rows(log: UpdateLog, n_tokens: int | Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """u, B and g of the first tokens, per head. Where rows differ, the rest of the shorter ones is
     zeros: no decay and nothing added, whatever the log holds there."""
     u, B, g = log
@@ -204,11 +198,11 @@ def _prefix_rows(
     return _heads_first(u), _heads_first(B), _heads_first(g.unsqueeze(-1))
 
 
-def _of_each_head(x: torch.Tensor, n_heads: int) -> torch.Tensor:
+def _of_each_head(x: Tensor, n_heads: int) -> Tensor:
     """[B, T, G, N] -> [B, T, H, N]."""
     return x.repeat_interleave(n_heads // x.shape[2], 2)
 
 
-def _heads_first(x: torch.Tensor) -> torch.Tensor:
+def _heads_first(x: Tensor) -> Tensor:
     """[B, T, H, d] -> [B * H, T, d]."""
     return x.transpose(1, 2).flatten(0, 1)

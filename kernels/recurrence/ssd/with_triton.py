@@ -21,6 +21,7 @@ from collections.abc import Sequence
 
 import torch
 import triton.language as tl
+from torch import Tensor
 
 from kernels.pointwise.with_triton import STEP_GATES
 from kernels.recurrence import UpdateLog
@@ -29,22 +30,17 @@ from kernels.recurrence.with_triton import FEW_TOKENS, run_into
 from kernels.triton_setup import LEAST_DEPTH, cdiv, jit, power_of_2
 
 
-def ssd(*inputs: *SsdArguments, n_snapshots: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
-    """See kernels.recurrence.ssd.ssd."""
+def ssd(*inputs: *SsdArguments, n_snapshots: int = 1) -> tuple[Tensor, Tensor]:
     x, *_, state = inputs
     kept = state.new_empty(min(x.shape[1], n_snapshots), *state.shape)
     return ssd_into(*inputs, slots=kept.unbind(0)), kept.transpose(0, 1)
 
 
-def ssd_into(*inputs: *SsdArguments, slots: Sequence[torch.Tensor]) -> torch.Tensor:
-    """See kernels.recurrence.ssd.ssd_into."""
-
-    def chunks(start: int, stop: int, state: torch.Tensor, slot: torch.Tensor) -> torch.Tensor:
+def ssd_into(*inputs: *SsdArguments, slots: Sequence[Tensor]) -> Tensor:
+    def chunks(start: int, stop: int, state: Tensor, slot: Tensor) -> Tensor:
         return run_chunks(_part(inputs[:6], start, stop), state, slot, log=False)[0]
 
-    def steps(
-        start: int, stop: int, state: torch.Tensor, slots: Sequence[torch.Tensor]
-    ) -> torch.Tensor:
+    def steps(start: int, stop: int, state: Tensor, slots: Sequence[Tensor]) -> Tensor:
         return run_recurrence(_part(inputs[:6], start, stop), state, slots)[0]
 
     return run_into(inputs[0].shape[1], inputs[6], slots, chunks, steps)
@@ -55,15 +51,13 @@ def _part(inputs: SsdInputs, start: int, stop: int) -> SsdInputs:
     return x, dt, g, B, C, inputs[5]
 
 
-def ssd_slots(
-    *inputs: *SsdSlotArguments, raw: tuple[torch.Tensor, torch.Tensor] | None = None
-) -> torch.Tensor:
+def ssd_slots(*inputs: *SsdSlotArguments, raw: tuple[Tensor, Tensor] | None = None) -> Tensor:
     """See kernels.recurrence.ssd.ssd_slots. Every token by the recurrence."""
     o, _ = run_recurrence(inputs[:6], inputs[6], (), index=inputs[7:], raw=raw)
     return o
 
 
-def ssd_log(*inputs: *SsdArguments) -> tuple[torch.Tensor, UpdateLog]:
+def ssd_log(*inputs: *SsdArguments) -> tuple[Tensor, UpdateLog]:
     """See kernels.recurrence.ssd.ssd_log. The state is read once and never written."""
     x, _, g, B, *_, state = inputs
     if x.shape[1] > FEW_TOKENS:
@@ -103,18 +97,14 @@ def _fold(
 
 
 def fold(
-    state: torch.Tensor,
-    log: UpdateLog,
-    n_tokens: int | torch.Tensor,
-    *,
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:
+    state: Tensor, log: UpdateLog, n_tokens: int | Tensor, *, out: Tensor | None = None
+) -> Tensor:
     """See kernels.recurrence.ssd.fold. The recurrence without its outputs."""
     u, B, g = log
     if out is None:
         out = state.new_empty(state.shape)
     n_batch, n_heads, p, n = state.shape
-    counted = isinstance(n_tokens, torch.Tensor)
+    counted = isinstance(n_tokens, Tensor)
     _fold[(cdiv(p, ROWS), n_heads, n_batch)](
         state, u, B, g, out, n_tokens if counted else out, 0 if counted else n_tokens,
         n_heads, B.shape[2], p, n,
@@ -195,13 +185,13 @@ def _recurrence(
 
 def run_recurrence(
     inputs: SsdInputs,
-    state: torch.Tensor,
-    slots: Sequence[torch.Tensor],
+    state: Tensor,
+    slots: Sequence[Tensor],
     *,
     log: bool = False,
-    index: tuple[torch.Tensor, torch.Tensor] | None = None,
-    raw: tuple[torch.Tensor, torch.Tensor] | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    index: tuple[Tensor, Tensor] | None = None,
+    raw: tuple[Tensor, Tensor] | None = None,
+) -> tuple[Tensor, Tensor]:
     """All tokens of the inputs from `state` on; each slot receives a state, newest first.
 
     index, raw: of ssd_slots. Then `state` is the pool and `slots` is empty.
@@ -212,7 +202,7 @@ def run_recurrence(
     n_groups, n = B.shape[2:]
     o = x.new_empty(x.shape)
     u = torch.empty_like(o) if log else o
-    places: tuple[torch.Tensor | int, ...] = ()
+    places: tuple[Tensor | int, ...] = ()
     if index is not None:
         read, write = index
         places = read, write, write.shape[1], *read.stride(), *write.stride()
@@ -323,8 +313,8 @@ def _pass(
 
 
 def run_chunks(
-    inputs: SsdInputs, state: torch.Tensor, slot: torch.Tensor | None, *, log: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
+    inputs: SsdInputs, state: Tensor, slot: Tensor | None, *, log: bool
+) -> tuple[Tensor, Tensor]:
     """All tokens of the inputs from `state` on.
 
     The state after the last token goes into `slot`, if there is one; it may be `state` itself.

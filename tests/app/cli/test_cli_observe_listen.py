@@ -49,7 +49,7 @@ def asking(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Callable[[str], No
                 threads.append(threading.Thread(target=ask, args=[run.url]))
                 threads[0].start()
             more = advance(run)
-            if len(run.requests) == n and not run.n_open:
+            if len(run.requests) == n and not run._open:
                 threads[0].join(60)
                 return False
             return more

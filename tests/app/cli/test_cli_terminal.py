@@ -327,7 +327,7 @@ def test_what_clients_of_the_proxy_ask_and_get(
             threads.append(threading.Thread(target=ask, args=[run.url]))
             threads[0].start()
         more = advance(run)
-        if len(run.requests) == 2 and not run.n_open:
+        if len(run.requests) == 2 and not run._open:
             threads[0].join(60)
             return False
         return more

@@ -9,15 +9,7 @@ from importlib import import_module
 
 import pytest
 
-from app.cli.parser import (
-    COMMANDS_ELSEWHERE,
-    FIRST_OPTIONS,
-    KINDS,
-    OPTIONS_ELSEWHERE,
-    SUBCOMMANDS,
-    module_of,
-    new_parser,
-)
+from app.cli.parser import FIRST_OPTIONS, KINDS, SUBCOMMANDS, elsewhere, module_of, new_parser
 from tests.app.cli.conftest import Outcome
 
 Cli = Callable[..., Outcome]
@@ -60,12 +52,12 @@ def test_the_short_help_has_ten_options(cli: Cli, name: str) -> None:
 
 def test_names_elsewhere_are_none_of_ours_and_lead_to_ours() -> None:
     ours = set().union(*(options_of(name) for name in SUBCOMMANDS))
-    assert not set(OPTIONS_ELSEWHERE) & options_of("run")
-    for name, found in OPTIONS_ELSEWHERE.items():
+    assert not set(elsewhere()[0]) & options_of("run")
+    for name, found in elsewhere()[0].items():
         for option in re.findall(r"(?<!\w)--?[a-z][\w-]*", found):
             assert option in ours, (name, option)
-    assert not set(COMMANDS_ELSEWHERE) & set(SUBCOMMANDS)
-    for name, said in COMMANDS_ELSEWHERE.items():
+    assert not set(elsewhere()[1]) & set(SUBCOMMANDS)
+    for name, said in elsewhere()[1].items():
         for word in re.findall(r"draftscope ([a-z][\w-]*)", said):
             assert word in SUBCOMMANDS or word == "without", name
 

@@ -350,7 +350,7 @@ def test_a_run_after_a_cached_one_is_audited_from_its_beginning() -> None:
         pass
     recurrent = opened_memory(cache).recurrent
     assert recurrent is not None
-    for tensor in recurrent.storage():
+    for tensor in recurrent._storage:
         tensor.mul_(0.5)
     prompts = [Prompt((*tokens[:20], *first.emitted[0], 7))]
     audit = audit_of(opened, prompts, options, can_repeat=False)

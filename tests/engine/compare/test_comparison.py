@@ -92,7 +92,7 @@ def compared(name: str) -> Comparison:
 def test_clean_lanes_are_within_the_noise(name: str) -> None:
     comparison = compared(name)
     found = verdicts(comparison)
-    assert comparison.tokens == golden(name)["greedy"][:N].tolist()
+    assert comparison.emitted[0] == golden(name)["greedy"][:N].tolist()
     assert comparison.bound <= 1e-7
     assert found["reference"].verdict == "reference"
     for lane in ("noise", *CLEAN):
@@ -162,7 +162,7 @@ def test_rows_follow_the_tokens_of_the_reference() -> None:
     first = len(prompt_of(MTP).tokens)
     for verdict in comparison.results()[1:]:
         mine = rows.column("run_id") == verdict.run_id
-        assert rows.column("token_id")[mine].tolist() == comparison.tokens
+        assert rows.column("token_id")[mine].tolist() == comparison.emitted[0]
         assert rows.column("pos")[mine].tolist() == list(range(first, first + N))
         last_of_round = np.append(np.diff(rows.column("round")[mine]) > 0, True)
         observed = ~np.isnan(rows.column("state_error")[mine])
@@ -226,7 +226,7 @@ def test_models_without_head_follow_a_script(name: str, sampler) -> None:
     counters = comparison.trace.runs[0]["summary"]["drafters"]["scripted"]
     assert counters["n_gen_tokens"] == asked.column("num_draft_tokens").sum()
     assert 0 < counters["n_acc_tokens"] < counters["n_gen_tokens"]
-    assert comparison.tokens == plain
+    assert comparison.emitted[0] == plain
     for lane, verdict in verdicts(comparison).items():
         assert verdict.verdict in ("reference", *PASSED), lane
         assert lane == "reference" or verdict.n_positions == N
@@ -346,8 +346,8 @@ def test_stopping_early_keeps_what_was_recorded() -> None:
     assert comparison.step()
     comparison.stop()
     assert not comparison.step()
-    assert 1 < len(comparison.tokens) < 60
-    assert comparison.results()[2].n_positions == len(comparison.tokens)
+    assert 1 < len(comparison.emitted[0]) < 60
+    assert comparison.results()[2].n_positions == len(comparison.emitted[0])
     assert comparison.trace.runs[0]["stops"] == ["stopped"]
 
 

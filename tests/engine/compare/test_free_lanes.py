@@ -78,11 +78,11 @@ def test_a_clean_lane_never_forks(lane: str, sampler) -> None:
     verdict = verdicts(comparison)[lane]
     assert verdict.verdict in PASSED
     assert (verdict.fork, verdict.n_positions) == (None, 60)
-    assert list(emitted_by(comparison, lane).values()) == comparison.tokens
+    assert list(emitted_by(comparison, lane).values()) == comparison.emitted[0]
     rows = differences_of(comparison, lane)
     first = len(prompt_of(MTP).tokens)
     assert rows["pos"].tolist() == list(range(first, first + 60))
-    assert rows["token_id"].tolist() == comparison.tokens
+    assert rows["token_id"].tolist() == comparison.emitted[0]
     assert (rows["rank"] == 1).all() or sampler
     assert 0 <= verdict.state_error < 1e-5
 
@@ -106,7 +106,7 @@ def test_a_wrong_state_forks_and_ends_there() -> None:
     assert verdict.verdict == "suspect"
     fork, own = verdict.fork, emitted_by(comparison, lane)
     first = len(prompt_of(MTP).tokens)
-    true = dict(enumerate(comparison.tokens, first))
+    true = dict(enumerate(comparison.emitted[0], first))
     wrong = min(pos for pos, token in own.items() if token != true[pos])
     assert (fork.seq_id, fork.pos) == (0, wrong)
     assert (fork.token_id, fork.reference_id) == (own[wrong], true[wrong])
@@ -179,4 +179,4 @@ def test_stopping_ends_free_lanes_too() -> None:
     comparison.step()
     comparison.stop()
     assert comparison.trace.runs[2]["stops"] == ["stopped"]
-    assert comparison.results()[2].n_positions == len(comparison.tokens)
+    assert comparison.results()[2].n_positions == len(comparison.emitted[0])

@@ -65,7 +65,7 @@ def test_the_fault_is_found_behind_the_rollback_that_it_spoils() -> None:
 def test_the_modes_distance_is_that_of_its_logits() -> None:
     """Against a forward pass over everything in either mode; widths differ, so not bit by bit."""
     comparison = compared()
-    tokens = [*prompt_of(MTP).tokens, *comparison.tokens]
+    tokens = [*prompt_of(MTP).tokens, *comparison.emitted[0]]
     rows = differences_of(comparison, "reference,compute=bf16")
     with_bf16 = Session.open(DATA / f"{MTP}.gguf", compute="bf16")
     a, b = (each.logits(tokens).astype(np.float64) for each in (session(MTP), with_bf16))
@@ -88,7 +88,7 @@ def test_lanes_of_a_mode_follow_that_modes_lane() -> None:
     bytes_of = {name: facts["weight_bytes"] for name, facts in runs.items()}
     assert bytes_of["planes,compute=int8"] < bytes_of["planes"] == bytes_of["reference"]
     for lane in ("planes,compute=int8", "reference,compute=int8"):
-        assert differences_of(comparison, lane)["token_id"].tolist() == comparison.tokens
+        assert differences_of(comparison, lane)["token_id"].tolist() == comparison.emitted[0]
 
 
 def test_a_lane_with_ubatches_of_its_own_has_noise_with_the_same_ones() -> None:

@@ -112,4 +112,4 @@ def test_looking_changes_nothing(policy: str) -> None:
     assert isinstance(recurrent, SnapshotPolicy)
     assert all(not t.any() for states in recurrent.inputs([2, 0]) for t in states.values())
     assert [recurrent.seq_pos_max(seq) for seq in range(3)] == [-1] * 3
-    assert all(not t.any() for t in recurrent.storage())
+    assert all(not t.any() for t in recurrent._storage)

@@ -73,7 +73,7 @@ def test_texts_and_the_bundled_conversation(tmp_path):
 @pytest.mark.parametrize(
     ("text", "place"),
     [
-        ("", "line 1 is not valid JSON"),
+        ("", "holds no message"),
         ("[]", "holds no message"),
         ('[\n{"role": "user",\n]', "line 3 is not valid JSON"),
         ('{"role": "user", "content": "a"}\n{"role"', "line 2 is not valid JSON"),
@@ -84,7 +84,7 @@ def test_texts_and_the_bundled_conversation(tmp_path):
             '[{"role": "user", "content": [{"type": "image_url"}]}]',
             "message 1 has a part of type 'image_url'",
         ),
-        ('{"messages": 3}', "its object has no list of messages"),
+        ('{"messages": 3}', "line 1 has no list of messages"),
         ('{"messages": [{"role": "user"}], "tools": 1}', "has tools that are no list"),
         ("[" * 100_000, "line 1 is not valid JSON"),
         ('[{"role": "assistant", "content": "alone"}]', "holds no message"),

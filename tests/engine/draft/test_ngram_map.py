@@ -120,10 +120,10 @@ def test_6_hits_are_counted_and_capped():
     text = Spoken([Z, A, B, X, Y, *filler(9)], 2, 2)
     for hits in (1, 2, 3):
         text.ask(A, B)
-        assert text.drafter.keys(0)[A, B].hits == hits
-    text.drafter.keys(0)[A, B].hits = MOST_HITS
+        assert text.drafter._map(0).keys[A, B].hits == hits
+    text.drafter._map(0).keys[A, B].hits = MOST_HITS
     text.ask(A, B)
-    assert text.drafter.keys(0)[A, B].hits == MOST_HITS == 16380
+    assert text.drafter._map(0).keys[A, B].hits == MOST_HITS == 16380
 
 
 @pytest.mark.parametrize("k4v", [False, True])
@@ -184,7 +184,7 @@ def test_8_a_fifth_continuation_is_not_counted():
     pairs = [(X, X), (X, Y), (Y, X), (Y, Y), (Z, Z), (Z, Z)]
     text = Spoken(continuations(*pairs), 2, 2, k4v=True)
     text.ask(A, B)
-    key = text.drafter.keys(0)[A, B]
+    key = text.drafter._map(0).keys[A, B]
     assert [(v.start, v.hits) for v in key.values] == [(3, 1), (7, 1), (11, 1), (15, 1)]
     assert key.counted_to == 21
 
@@ -192,7 +192,7 @@ def test_8_a_fifth_continuation_is_not_counted():
 def test_8_occurrences_are_counted_from_position_0_and_on_from_the_last_match():
     text = Spoken([A, B, X, X, A, B, X, X, *filler(9)], 2, 2, k4v=True)
     text.ask(A, B)
-    key = text.drafter.keys(0)[A, B]
+    key = text.drafter._map(0).keys[A, B]
     assert (key.counted_to, key.values[0].hits) == (4, 2)
     text.ask(A, B)
     assert key.values[0].hits == 3  # the match itself starts the next count
@@ -205,29 +205,29 @@ def test_begin_with_a_shorter_history_deletes_what_lies_behind():
     text.accept(0)
     text.ask(X, Y)
     text.accept(0)
-    starts = {ngram: key.start for ngram, key in text.drafter.keys(0).items()}
+    starts = {ngram: key.start for ngram, key in text.drafter._map(0).keys.items()}
     assert starts == {(A, B): 1, (X, Y): 14}
     text.drafter.begin(0, prompt[:15])
     text.tokens = prompt[:15]
-    assert set(text.drafter.keys(0)) == {(A, B)}, "X Y reaches beyond the shorter history"
+    assert set(text.drafter._map(0).keys) == {(A, B)}, "X Y reaches beyond the shorter history"
     table = text.drafter._maps[0].table
     assert max(table._slots.values()) < 15 and table.last == 14
     text.say(*filler(9, 300))
     assert text.ask(A, B).reason == "muted"
     text.drafter.begin(0, [Z])
-    assert not text.drafter.keys(0)
+    assert not text.drafter._map(0).keys
 
 
 def test_begin_deletes_values_and_keys_left_without_one():
     prompt = [Z, A, B, X, X, *filler(9), A, B, Y, Y, *filler(9, 200)]
     text = Spoken(prompt, 2, 2, k4v=True)
     text.ask(A, B)
-    assert len(text.drafter.keys(0)[A, B].values) == 2
-    text.drafter.keys(0)[A, B].start = 1
+    assert len(text.drafter._map(0).keys[A, B].values) == 2
+    text.drafter._map(0).keys[A, B].start = 1
     text.drafter.begin(0, prompt[:16])
-    assert [v.start for v in text.drafter.keys(0)[A, B].values] == [3]
+    assert [v.start for v in text.drafter._map(0).keys[A, B].values] == [3]
     text.drafter.begin(0, prompt[:3])
-    assert not text.drafter.keys(0)
+    assert not text.drafter._map(0).keys
 
 
 def test_begin_with_a_longer_history_keeps_everything():
@@ -236,7 +236,7 @@ def test_begin_with_a_longer_history_keeps_everything():
     text.ask(A, B)
     text.accept(1)
     text.drafter.begin(0, [*prompt, A, B, *filler(3, 300)])
-    assert text.drafter.keys(0)[A, B].limit == 1
+    assert text.drafter._map(0).keys[A, B].limit == 1
 
 
 def test_sequences_do_not_share_and_end_for_good():

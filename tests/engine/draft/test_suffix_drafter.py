@@ -74,7 +74,7 @@ def test_the_oldest_outputs_are_forgotten(max_cached, kept):
     for request in range(6):
         texts.start(request, [request])
         texts.add(request, [50, 10 + request])
-    assert texts.n_cached == kept
+    assert len(texts._cached) == kept
     texts.start(99, [4])
     texts.add(99, [4, 50])
     found, *_ = texts.draft(99, 1, SuffixOptions())

@@ -129,8 +129,6 @@ def test_a_missing_tensor_is_an_error(tmp_path: Path) -> None:
     path = write(tmp_path / "x.gguf", (), [Tensor.of("t", NUMBERS)])
     with GgufFile.open(path) as file:
         reader = TensorReader(file)
-        assert reader.has("t")
-        assert not reader.has("u")
         with pytest.raises(ModelFileError) as caught:
             reader.take("u", (3, 4))
     assert caught.value.place == "tensor u"

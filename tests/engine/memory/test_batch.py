@@ -37,11 +37,6 @@ def test_equal_split_table(lengths, n_ubatch, keep, expected):
     assert shapes(split_equal(spans_of(lengths), n_ubatch, keep=keep)) == expected
 
 
-def test_gap_in_sequence_ids_ends_a_sequential_ubatch():
-    pieces = split_equal(spans_of([4, 4], seqs=[0, 2]), 512, sequential=True, keep=4)
-    assert shapes(pieces) == [(1, 4), (1, 4)]
-
-
 def test_seq_split_is_one_sequence_at_a_time():
     pieces = split_seq(spans_of([5, 2]), 3)
     assert [(p.seq_ids, (*p.positions[:, 0],), p.n_seq_tokens) for p in pieces] == [

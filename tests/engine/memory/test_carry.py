@@ -188,5 +188,5 @@ def assert_plane(memory: CarryMemory, seq: int, plane: int, text: list[int]) -> 
     back = plane - memory.pending(seq)
     wanted = tuple(text[: len(text) - back])
     row = plane, memory.cells.tail[seq]
-    for key, tensor in zip(LAYOUT.states, memory.storage(), strict=True):
+    for key, tensor in zip(LAYOUT.states, memory._storage, strict=True):
         assert nmse(tensor[row], truth(LAYOUT, key, wanted)[0]) <= LIMIT if wanted else True

@@ -48,11 +48,11 @@ def test_a_stale_plane_is_refused(depth):
     memory = memory_of(3)
     decode(memory, {0: list(range(9))})
     decode(memory, {0: [50]})
-    before = [t.clone() for t in memory.storage()]
+    before = [t.clone() for t in memory._storage]
     assert memory.valid_depth(0) == 0
     assert not memory.seq_rm(0, 10 - depth)
     assert memory.seq_pos_max(0) == 9
-    for got, want in zip(memory.storage(), before, strict=True):
+    for got, want in zip(memory._storage, before, strict=True):
         torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
     assert (states(memory, 0), ages(memory, 0)) == ("live stale stale stale", [0, 2, 3, 4])
 

@@ -49,7 +49,7 @@ def memory_of(
 
 def bits(memory: SnapshotPolicy) -> list[object]:
     """Everything there is to see of a memory, storage included bit for bit."""
-    seen: list[object] = [t.clone().view(torch.int32).numpy().tobytes() for t in memory.storage()]
+    seen: list[object] = [t.clone().view(torch.int32).numpy().tobytes() for t in memory._storage]
     for seq in range(N_SEQS):
         seen += [memory.seq_pos_max(seq), memory.pending(seq), memory.valid_depth(seq)]
         seen += [memory.guaranteed_depth(seq, 2), memory.slots(seq)]
@@ -324,6 +324,6 @@ def test_the_fault_of_stale_planes_shows_in_the_state(faults):
 @pytest.mark.parametrize("name", POLICIES)
 def test_poison_is_really_in_storage(name):
     """Otherwise the property above would not notice a read of unwritten memory."""
-    assert all(t.isnan().all() for t in memory_of(name, 3).storage() if t.is_floating_point())
+    assert all(t.isnan().all() for t in memory_of(name, 3)._storage if t.is_floating_point())
     memory = memory_of(name, 3)
     assert all(not t.any() for t in memory.live(0).values())

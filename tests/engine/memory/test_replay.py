@@ -144,7 +144,7 @@ def test_a_draft_of_16_needs_a_twentieth_of_what_planes_need():
     layout = RecurrentLayout.alike((0,), state=state, window=window)
     n_draft = 16
     ours, planes = (
-        sum(t.numel() * t.element_size() for t in policy(layout, 1, n_draft, CPU).storage())
+        sum(t.numel() * t.element_size() for t in policy(layout, 1, n_draft, CPU)._storage)
         - layout.n_bytes
         for policy in (ReplayMemory, PlanesMemory)
     )
@@ -166,9 +166,9 @@ def test_without_rollback_it_holds_one_state_and_one_token():
 def test_the_base_is_folded_where_it_lies():
     memory = make(1, 4)
     decode(memory, {0: [1, 2, 3]})
-    places = {t.data_ptr() for t in memory.storage()}
+    places = {t.data_ptr() for t in memory._storage}
     decode(memory, {0: [4, 5]})
-    assert {t.data_ptr() for t in memory.storage()} == places
+    assert {t.data_ptr() for t in memory._storage} == places
     # what is stored is the state before the logged tokens
     memory.seq_rm(0, 3)
     assert_state(memory, 0, [1, 2, 3])

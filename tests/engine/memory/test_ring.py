@@ -110,9 +110,9 @@ def test_single_tokens_are_written_in_place():
     held, before = memory.live(0), copies(memory, 0)
     decode(memory, {0: [2]})
     assert same(list(held.values()), before)
-    places = {t.data_ptr() for t in memory.storage()}
+    places = {t.data_ptr() for t in memory._storage}
     decode(memory, {0: [3, 4, 5, 6]})
-    assert {t.data_ptr() for t in memory.storage()} == places
+    assert {t.data_ptr() for t in memory._storage} == places
 
 
 def test_copies_share_slots_until_they_part():

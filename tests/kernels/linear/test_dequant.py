@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kernels.linear import dequant
+from kernels.linear import block_parts, dequant
 from kernels.linear.dequant import dequantise
 from tests.support.random_blocks import random_blocks
 
@@ -197,4 +197,4 @@ def test_no_operation_is_large_enough_for_several_threads(type_name: str) -> Non
     blocks, out = torch.zeros(n, n_bytes, dtype=torch.uint8), torch.zeros(n, block)
     with LargestOperation() as largest:
         dequant.DECODERS[type_name](blocks, out)
-    assert 0 < largest.n_elements <= dequant.GRAIN
+    assert 0 < largest.n_elements <= block_parts.GRAIN

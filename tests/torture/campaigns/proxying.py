@@ -258,7 +258,7 @@ def _all(case: Case, run: ProxyRun, server: RawServer, figures: Figures) -> None
         figures["good"] += 1
     assert not any(one.path == "/smuggled" and one.body for one in server.received)
     until = awake.now() + _WAIT_S
-    while run.n_open and awake.now() < until:
+    while run._open and awake.now() < until:
         run.advance()
 
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from engine.errors import ContextFullError, OptionError
-from engine.experiments.bench.request import PLAIN, Configuration, measure_request
-from engine.experiments.bench.suite import PromptSuite
+from engine.experiments.bench.request import PLAIN, Configuration, RequestResult, measure_request
+from engine.experiments.bench.suite import PromptSuite, medians
 from engine.options import Prompt, RunOptions, SpecOptions
 from tests.support.golden_runs import decode, options_of, prompt_of, session
 
@@ -21,6 +21,11 @@ CONFIGURATIONS = [Configuration.plain(OPTIONS), MTP]
 def prompts() -> list[tuple[str, Prompt]]:
     whole = prompt_of(NAME).tokens
     return [("long", Prompt(whole)), ("short", Prompt(whole[:7]))]
+
+
+def done_of(suite: PromptSuite) -> dict[str, list[RequestResult]]:
+    names = [configuration.name for configuration in suite.configurations]
+    return medians(names, [name for name, _ in suite.prompts], suite.measured)
 
 
 def test_the_plain_configuration_has_nothing_that_speculation_needs() -> None:
@@ -77,7 +82,7 @@ def test_configurations_take_turns_and_the_first_changes() -> None:
         ("short", mtp),
     ]
     assert suite.n_requests == len(order)
-    done = suite.done
+    done = done_of(suite)
     assert [[m.prompt for m in done[name]] for name in (plain, mtp)] == [["long", "short"]] * 2
     assert [m.tokens for m in done[plain]] == [m.tokens for m in done[mtp]]
 
@@ -92,7 +97,7 @@ def test_the_median_request_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.experiments.bench.suite.measure_request", scripted)
     suite = PromptSuite(session(NAME), [("p", Prompt((1, 2)))], CONFIGURATIONS[:1], repeats=3)
     list(suite.requests())
-    assert [m.predicted_ms for m in suite.done[PLAIN]] == [50.0]
+    assert [m.predicted_ms for m in done_of(suite)[PLAIN]] == [50.0]
 
 
 def test_what_is_done_stays_when_the_rest_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +113,7 @@ def test_what_is_done_stays_when_the_rest_is_interrupted(monkeypatch: pytest.Mon
     suite = PromptSuite(session(NAME), prompts(), CONFIGURATIONS)
     with pytest.raises(KeyboardInterrupt):
         list(suite.requests())
-    assert {name: len(requests) for name, requests in suite.done.items()} == {
+    assert {name: len(requests) for name, requests in done_of(suite).items()} == {
         PLAIN: 1,
         "draft-mtp": 1,
     }
@@ -118,7 +123,7 @@ def test_the_warm_up_is_short_and_not_counted() -> None:
     endless = replace(OPTIONS, n_predict=-1)
     suite = PromptSuite(session(NAME), prompts(), [Configuration.plain(endless)])
     suite.warm_up()
-    assert suite.done == {PLAIN: []}
+    assert done_of(suite) == {PLAIN: []}
 
 
 def test_what_cannot_be_measured_is_refused_before_the_first_request() -> None:

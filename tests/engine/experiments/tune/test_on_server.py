@@ -17,7 +17,8 @@ from engine.errors import OptionError, PeerLibraryError, ServerError
 from engine.experiments.bench.llama_programs import free_port, started
 from engine.experiments.bench.request import PLAIN
 from engine.experiments.bench.server_speed import TimedServer
-from engine.experiments.tune.on_server import ServerPlan, at_best, recorded, tune_server
+from engine.experiments.tune.lengths import at_best, recorded
+from engine.experiments.tune.on_server import ServerPlan, tune_server
 from tests.support.fake_llama_server import drawn_rounds, round_ms, tokens_per_round
 
 PROGRAM = Path(__file__).parents[3] / "support" / "fake_llama_server.py"

@@ -15,7 +15,7 @@ from engine.model.drafters import dflash as block_attention
 from engine.model.drafters.config import describe_draft
 from engine.model.drafters.loading import LoadedDrafter, load_drafter
 from kernels import attention
-from tests.support.golden_drafters import TARGETS, drafter_file, drafters, golden_drafter
+from tests.support.golden_drafters import TARGETS, drafter_file, drafters, golden_drafter, spread
 from tests.support.golden_runs import session
 from tests.support.rewrite_gguf import rewrite
 
@@ -79,11 +79,11 @@ def test_blocks_are_golden(name):
         torch.testing.assert_close(out.hidden[0], hidden, rtol=0, atol=2e-4)
         base = model.logits(out.hidden)
         base = model.selector.base(base) if model.selector else base
-        close(drafter.vocabulary.spread(base)[0], golden["base_logits"][s])
+        close(spread(drafter.vocabulary, base)[0], golden["base_logits"][s])
         if model.selector:
             ids = walk(model, out, tokens[start], golden, s)
         else:
-            columns = drafter.vocabulary.spread(out.logits)[0, first:]
+            columns = spread(drafter.vocabulary, out.logits)[0, first:]
             ids = columns.argmax(-1).tolist()
             if config.markov:
                 close(columns, golden["draft_logits"][s, first:])

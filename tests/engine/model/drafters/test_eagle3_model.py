@@ -13,7 +13,7 @@ from engine.memory.hybrid import HybridMemory
 from engine.memory.kv import AttentionKV
 from engine.model.drafters.config import describe_draft, drafter_of
 from engine.model.drafters.loading import LoadedDrafter, load_drafter
-from tests.support.golden_drafters import TARGETS, drafter_file, drafters, golden_drafter
+from tests.support.golden_drafters import TARGETS, drafter_file, drafters, golden_drafter, spread
 from tests.support.golden_files import golden_file
 from tests.support.golden_runs import session
 from tests.support.rewrite_gguf import rewrite
@@ -43,7 +43,7 @@ def test_feature_rows_logits_and_drafts_are_golden(name):
             pos, rows = pos + len(tokens), out.hidden[:, -1:]
             before_norm = torch.from_numpy(golden["draft_prenorm"][s, step])
             torch.testing.assert_close(rows[0, 0], before_norm, rtol=0, atol=2e-4)
-            logits = drafter.vocabulary.spread(out.logits)[0]
+            logits = spread(drafter.vocabulary, out.logits)[0]
             expected = torch.from_numpy(golden["draft_logits"][s, step])
             assert torch.equal(torch.isinf(logits), torch.isinf(expected))
             torch.testing.assert_close(logits, expected, rtol=0, atol=2e-4)

@@ -197,7 +197,7 @@ def test_rounds_of_four_clients_at_once_are_those_of_the_log(real_server: tuple[
         threads = [threading.Thread(target=ask) for ask in asked]
         for thread in threads:
             thread.start()
-        while any(thread.is_alive() for thread in threads) or run.n_open:
+        while any(thread.is_alive() for thread in threads) or run._open:
             run.advance()
         for reader in readers:
             reader.client.close()
@@ -234,7 +234,7 @@ def test_the_log_is_joined_to_streams_without_ids(tmp_path: Path) -> None:
             body = {"temperature": 0.8, "n_predict": 30, "ignore_eos": True} | body
             httpx.post(f"{run.url}/v1/{path}", json=body, timeout=60, trust_env=False)
             run.advance()
-        while run.n_open:
+        while run._open:
             run.advance()
         run.stop()
     rounds = run.trace.rounds

@@ -65,7 +65,7 @@ def test_requests_of_others_are_sequences_of_one_run(server: ScriptedServer, run
     """Sums as the captures' README gives them: 43 of 152 and 46 of 142 drafted tokens."""
     for request in server.capture["requests"][:2]:
         ask(run, unasked(request))
-    until(run, lambda: len(run.requests) == 2 and run.n_open == 0)
+    until(run, lambda: len(run.requests) == 2 and not run._open)
     run.stop()
     facts = run.trace.runs[run.run_id]
     assert facts["attachment"] == "proxy" and facts["listens_at"] == run.url
@@ -84,7 +84,7 @@ def test_the_log_of_the_server_tells_what_its_replies_withhold(
     run = ProxyRun(ServerFacts(server.url), TraceStore(), log=log)
     ask(run, unasked(server.capture["requests"][0]))
     log.write_text("".join(f"{line}\n" for line in server.capture["log"]))
-    until(run, lambda: len(run.requests) == 1 and run.n_open == 0)
+    until(run, lambda: len(run.requests) == 1 and not run._open)
     run.stop()
     rounds = run.trace.rounds
     drafted = rounds.column("num_draft_tokens") > 0
@@ -95,7 +95,7 @@ def test_the_log_of_the_server_tells_what_its_replies_withhold(
 
 def test_a_request_without_a_stream_gives_sums_only(server: ScriptedServer, run: ProxyRun) -> None:
     reply = ask(run, unasked(server.capture["requests"][2]))
-    until(run, lambda: len(run.requests) == 1 and run.n_open == 0)
+    until(run, lambda: len(run.requests) == 1 and not run._open)
     run.stop()
     assert len(run.trace.rounds) == 0
     for told in (summary(run.trace, run.run_id), summary(run.trace, run.run_id, 0)):
@@ -113,7 +113,7 @@ def test_a_server_that_breaks_off_and_one_that_is_gone_are_findings(
     server.kill()
     assert ask(run, unasked(request)).status_code == 502
     server.restart()
-    until(run, lambda: len(run.requests) == 2 and run.n_open == 0)
+    until(run, lambda: len(run.requests) == 2 and not run._open)
     assert len(run.trace.rounds) > 5
     run.stop()
     assert [one.message for one in recorded(run.trace) if one.rule == "stream-cut"] == [
@@ -137,14 +137,14 @@ def test_a_request_is_cancelled_by_its_sequence(server: ScriptedServer, run: Pro
     thread.start()
     until(run, lambda: len(run.trace.rounds) > 5)
     run.cancel(run.requests[0].seq_ids[0])
-    until(run, lambda: run.n_open == 0)
+    until(run, lambda: not run._open)
     thread.join(60)
     assert ended and server.received[0].left.wait(60)
     hold.release()
     with pytest.raises(OptionError, match="Sequence 0 has ended"):
         run.cancel(0)
     ask(run, unasked(request))  # the others go on
-    until(run, lambda: len(run.requests) == 2 and run.n_open == 0)
+    until(run, lambda: len(run.requests) == 2 and not run._open)
 
 
 def test_a_stop_keeps_what_came(server: ScriptedServer, run: ProxyRun) -> None:
@@ -195,7 +195,7 @@ def test_nothing_is_on_the_trace_but_what_was_generated(
     url = f"{run.url}/completion?key=secret"
     httpx.post(url, json={"prompt": "a"}, headers=headers, trust_env=False)
     httpx.get(f"{run.url}/health", headers=headers, trust_env=False)
-    until(run, lambda: len(run.requests) == 1 and run.n_open == 0)
+    until(run, lambda: len(run.requests) == 1 and not run._open)
     run.stop()
     assert len(run.requests) == 1
     assert "secret" not in repr(run.trace.runs)
@@ -236,7 +236,7 @@ def test_what_passes_to_other_engines_passes_unchanged(server: ScriptedServer) -
         asked = {"model": "m", "prompt": "x", "stream": True}
         assert ask(run, asked, "/v1/completions").json() == whole
         assert ask(run, asked, "/api/generate").content == body
-        until(run, lambda: len(run.requests) == 2 and run.n_open == 0)
+        until(run, lambda: len(run.requests) == 2 and not run._open)
     finally:
         run.stop()
     assert [one.json for one in server.received] == [asked, asked]
@@ -253,7 +253,7 @@ def test_in_front_of_a_router_each_request_names_its_model(server: ScriptedServe
     try:
         for name, request in zip("ab", server.capture["requests"][:2], strict=True):
             ask(run, unasked(request) | {"model": name})
-        until(run, lambda: len(run.requests) == 2 and run.n_open == 0)
+        until(run, lambda: len(run.requests) == 2 and not run._open)
     finally:
         run.stop()
     facts = run.trace.runs[0]
