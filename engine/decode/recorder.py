@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -118,42 +119,39 @@ def _record(
 
 
 _PHASES = tuple(f"{phase}_ms" for phase in PHASES)
-_OF_DRAFT = ("draft_p", "draft_top_id", "draft_top_p", "draft_conf")
-_OF_TARGET = "rule_p", "rule_q", "target_top_forbidden"
+_OF_DRAFT = {
+    "draft_p": "probs",
+    "draft_top_id": "top_ids",
+    "draft_top_p": "top_probs",
+    "draft_conf": "sure",
+}
+"""Columns of drafted tokens that are fields of a Draft."""
 _FACTS = "target_p", "target_rank", "target_entropy", "target_top_id", "target_top_p"
 """Columns of the fields of TargetFacts."""
 _ROUND = ("round", "seq_id")
-_COLUMNS = {
-    "ubatches": (
-        *("round", "ubatch", "n_seqs", "n_seq_tokens", "seq_ids"),
-        *("n_padding", "purpose", "reason", "ms", "pos_gap"),
-    ),
-    "drafts": (
-        *(*_ROUND, "drafter", "match_pos", "num_raw", "num_draft_tokens", "reason"),
-        *("num_wrong_rows", "num_wrong_tokens", "block_length", "confidence", "draft_ms"),
-    ),
-    "tokens": (
-        *(*_ROUND, "pos", "kind", "token_id", "draft_index", "draft_node", "draft_parent"),
-        *(*_OF_DRAFT, "draft_top_forbidden", *_OF_TARGET, "fact"),
-    ),
-    "memory": (*_ROUND, "slot", "state", "age"),
-    "rounds": (
-        *(*_ROUND, "pos0", "accept_rule", "num_target_tokens", "rollback_depth"),
-        *("memory_rollback", "rollback_path", "valid_depth", "rs_idx_before", "rs_idx_after"),
-        *("replay_index", "state_bytes_restored", "checkpoint_bytes", "cache_wrong"),
-        *("sampler_wrong", "sampler_draws", "drafter", "draft_n_max", "num_draft_tokens"),
-        *("num_accepted_draft_tokens", "num_emitted", "stop_kind", "verify_width"),
-        *("ubatch_ids", "t_ms", "total_ms", *_PHASES, "state_bytes_written"),
-        *("state_bytes_copied", "attention_pos_max", "kv_cells_used", "kv_cells_duplicate"),
-        *("memory_bytes_held", "n_rs_seq", "recurrent_pos_max"),
-    ),
-}
-"""Columns of the rows of each table, in the order in which they are made here; fact: place in the
-facts that are worked out together, -1 without any."""
-
-TopIds = Sequence[Sequence[int]] | np.ndarray
-NewRows = defaultdict[str, list[Any]]
-"""Values to be written by table, row after row: tuples would keep the garbage collector busy."""
+_DRAFT = (
+    *(*_ROUND, "drafter", "match_pos", "num_raw", "num_draft_tokens", "reason"),
+    *("num_wrong_rows", "num_wrong_tokens", "block_length", "confidence", "draft_ms"),
+)
+_SLOT = (*_ROUND, "slot", "state", "age")
+_PASS = ("round", "ubatch", "of", "seq_ids", "purpose", "ms", "pos_gap")
+_ROUNDS = (
+    *(*_ROUND, "pos0", "accept_rule", "num_target_tokens", "rollback_depth"),
+    *("memory_rollback", "rollback_path", "valid_depth", "rs_idx_before", "rs_idx_after"),
+    *("replay_index", "state_bytes_restored", "checkpoint_bytes", "cache_wrong"),
+    *("sampler_wrong", "sampler_draws", "drafter", "draft_n_max", "num_draft_tokens"),
+    *("num_accepted_draft_tokens", "num_emitted", "stop_kind", "verify_width"),
+    *("ubatch_ids", "t_ms", "total_ms", *_PHASES, "state_bytes_written"),
+    *("state_bytes_copied", "attention_pos_max", "kv_cells_used", "kv_cells_duplicate"),
+    *("memory_bytes_held", "n_rs_seq", "recurrent_pos_max"),
+)
+"""Columns of the rows of tables, in the order in which their values are kept here."""
+_ROUND_VALUES = attrgetter(
+    *("number", "seq_id", "pos0", "accept_rule", "n_own", "rollback_depth", "memory_rollback"),
+    *("rollback_path", "valid_depth", "rs_idx_before", "rs_idx_after", "n_replays"),
+    *("restored_bytes", "checkpoint_bytes", "cache_wrong", "sampler_wrong", "sampler_draws"),
+)
+Columns = dict[str, Any]
 
 
 class Recorder:
@@ -175,13 +173,13 @@ class Recorder:
         self._last_round: int | None = None
         self._elapsed_ms = 0.0
         self._resumed, self._looked = run_clock(), -math.inf
-        self._n_ubatches = 0
+        self._n_ubatches = self._first_ubatch = 0
         self._moved = (0, 0)
-        self._round_ubatches: list[int] = []
         self._may_wait = False
         self._waiting: list[_Waiting] = []
-        self._rows: NewRows = defaultdict(list)
-        self._facts: tuple[np.ndarray, ...] = ()
+        # values, row after row: tuples would keep the garbage collector busy
+        self._passes: list[Any] = []
+        self._drafts: list[Any] = []
         self.bytes_waiting = 0
         """Bytes of logits whose rows wait."""
 
@@ -193,6 +191,7 @@ class Recorder:
     def go_on(self, progress: tuple[int | None, float, int, tuple[int, int]]) -> None:
         """Go on as if it had written the rows so far."""
         self._last_round, self._elapsed_ms, self._n_ubatches, self._moved = progress
+        self._first_ubatch = self._n_ubatches
 
     def resume(self, *, may_wait: bool = False) -> None:
         """The run goes on: time since its last round was a pause and does not count.
@@ -217,12 +216,7 @@ class Recorder:
 
         ms: its duration. pos_gap: see engine.decode.forward.Forward.
         """
-        self._rows["ubatches"] += (
-            *(round_, self._n_ubatches, ubatch.n_seqs, ubatch.n_seq_tokens),
-            *(" ".join(map(str, seq_ids)), ubatch.n_padding, purpose, ubatch.reason, ms, pos_gap),
-        )
-        self._recorded()
-        self._round_ubatches.append(self._n_ubatches)
+        self._passes += (round_, self._n_ubatches, ubatch, seq_ids, purpose, ms, pos_gap)
         self._n_ubatches += 1
 
     def drafts(
@@ -231,12 +225,11 @@ class Recorder:
         """Every draft that was asked for, and its memory sequence, the empty ones too. seq_ids: the
         number of each memory sequence's prompt."""
         for seq, draft in asked:
-            self._rows["drafts"] += (
+            self._drafts += (
                 *(round_, seq_ids[seq], draft.drafter, draft.match_pos, draft.n_raw),
                 *(len(draft.tokens), draft.reason, draft.n_wrong_rows, draft.n_wrong_tokens),
                 *(draft.block, _mean(draft.sure or draft.probs), draft.ms),
             )
-        self._recorded()
 
     @property
     def facts(self) -> RunFacts:
@@ -280,15 +273,19 @@ class Recorder:
         if self._files and now - self._looked >= LOOK_S:
             self._files.note(self.facts, number)
             self._looked = now
-        before, ubatches, self._round_ubatches = self._moved, self._round_ubatches, []
+        passes = self._first_ubatch, self._n_ubatches
+        before, self._first_ubatch = self._moved, self._n_ubatches
         if memory and memory.recurrent:
             traffic = memory.recurrent.traffic
             self._moved = traffic.written, traffic.copied
         seen = [_look(memory, round_.seq, n_rs_seq) for round_ in rounds]
-        self.bytes_waiting += sum(x.logits.nbytes for x in rounds if x.logits is not None)
-        moved = [b - a for a, b in zip(before, self._moved, strict=True)] if memory else []
-        self._waiting.append((rounds, seen, clock, elapsed_ms, self._elapsed_ms, moved, ubatches))
-        self._recorded()
+        for round_ in rounds:
+            if round_.logits is not None:
+                self.bytes_waiting += round_.logits.nbytes
+        moved = (*zip(before, self._moved, strict=True),) if memory else ()
+        self._waiting.append((rounds, seen, clock, elapsed_ms, self._elapsed_ms, moved, passes))
+        if not self._may_wait:
+            self._write()
 
     def close(self) -> None:
         """Write what waits. The run has ended: whether its model files have changed since the last
@@ -297,81 +294,31 @@ class Recorder:
         if self._files:
             self._files.note(self.facts, None, self._last_round)
 
-    def _recorded(self) -> None:
-        if not self._may_wait:
-            self._write()
-
     def _write(self) -> None:
-        asked, n = [], 0
-        for rounds, *_ in self._waiting:
-            for round_ in rounds:
-                if round_.logits is not None:
-                    asked.append((round_.logits, round_.record, *round_.examined))
-                    round_.fact = n
-                    n += len(asked[-1][2])
-        if asked:
-            self._facts = all_target_facts(asked)
-            self._writer.learn(sorted(set(self._facts[3].ravel().tolist())), self._piece)
-        # only now: after an interruption they are still to be worked out
-        waiting, self._waiting, self.bytes_waiting = self._waiting, [], 0
-        rows, self._rows = self._rows, defaultdict(list)
-        _add_rounds(waiting, self._facts[3] if self._facts else (), rows)
-        self._write_tokens(rows)
-        for table, new in rows.items():
-            self._writer.append_rows(table, _COLUMNS[table], new)
-        self._facts = ()
-
-    def _write_tokens(self, rows: NewRows) -> None:
-        """Rows of tokens so far, with what was worked out of the target at their places."""
-        new, names = rows.pop("tokens", []), _COLUMNS["tokens"]
-        places = new[len(names) - 1 :: len(names)]
-        del new[len(names) - 1 :: len(names)]
-        names = names[:-1]
-        facts = {
-            name: _with_blank(values)[places]
-            for name, values in zip(_FACTS, self._facts, strict=False)
-        }
-        known = set(new[names.index("token_id") :: len(names)])
-        known.update(*filter(None, new[names.index("draft_top_id") :: len(names)]))
+        rounds = [round_ for closed in self._waiting for round_ in closed[0]]
+        asked = [(x.logits, x.record, *x.examined) for x in rounds if x.logits is not None]
+        facts = all_target_facts(asked) if asked else ()
+        tables = {"ubatches": _pass_columns(self._passes), "drafts": _sliced(_DRAFT, self._drafts)}
+        tables |= _round_columns(self._waiting, facts)
+        drafted = filter(None, tables["tokens"].get("draft_top_id", ()))
+        known = {*tables["tokens"].get("token_id", ())}.union(*drafted)
+        known.update(*(top_ids.ravel().tolist() for top_ids in facts[3:4]))
         self._writer.learn(known, self._piece)
-        self._writer.append_rows("tokens", names, new, facts)
+        # only now: after an interruption they are still to be worked out
+        self._waiting, self._passes, self._drafts, self.bytes_waiting = [], [], [], 0
+        for table, columns in tables.items():
+            if any(map(len, columns.values())):
+                self._writer.extend(table, columns)
 
 
-_OF_ROUND = attrgetter(
-    *("number", "seq_id", "pos0", "accept_rule", "n_own", "rollback_depth", "memory_rollback"),
-    *("rollback_path", "valid_depth", "rs_idx_before", "rs_idx_after", "n_replays"),
-    *("restored_bytes", "checkpoint_bytes", "cache_wrong", "sampler_wrong", "sampler_draws"),
-)
 _Seen = tuple[tuple[int | None, ...], "Sequence[SnapshotSlot]"]
 _Waiting = tuple[
-    "Sequence[Round]", list[_Seen], "PhaseClock", float, float, list[int], Sequence[int]
+    *("Sequence[Round]", list[_Seen], "PhaseClock", float, float),
+    *(Sequence[tuple[int, int]], tuple[int, int]),
 ]
 """Rounds closed together, what memory holds of each, their times in ms, alone and since the run
-began, the bytes moved and the numbers of the forward passes."""
-
-
-def _add_rounds(waiting: Sequence[_Waiting], top_ids: TopIds, rows: NewRows) -> None:
-    """Add rows of `tokens`, `memory` and `rounds`. top_ids: a field of TargetFacts."""
-    tokens, slots, new = rows["tokens"], rows["memory"], rows["rounds"]
-    for rounds, seen, clock, elapsed_ms, t_ms, moved, ubatches in waiting:
-        n, ubatch_ids = len(rounds), " ".join(map(str, ubatches))
-        phases = [clock.phases(round_.seq, n) for round_ in rounds]
-        rest_ms = max(0.0, elapsed_ms - sum(map(sum, phases))) / n
-        for i, (round_, ms, (held, its_slots)) in enumerate(zip(rounds, phases, seen, strict=True)):
-            emitted, kinds = round_.emitted, round_.own_kinds
-            n_accepted = len(round_.accepted) - round_.n_own
-            _add_tokens(round_, emitted, n_accepted, kinds, top_ids, tokens)
-            for slot in its_slots:
-                slots += (round_.number, round_.seq_id, *slot)
-            traffic = [whole // n + (i < whole % n) for whole in moved] or (None, None)
-            times = ubatch_ids, t_ms, sum(ms) + rest_ms, *ms
-            new += (
-                *_OF_ROUND(round_),
-                *_counts(round_, len(emitted), n_accepted, kinds),
-                *times,
-                *traffic,
-                *held,
-            )
+began, each number of bytes moved, before and after them, and the first and last + 1 of their
+forward passes."""
 
 
 def _look(memory: HybridMemory | None, seq: int, n_rs_seq: int | None) -> _Seen:
@@ -385,6 +332,161 @@ def _look(memory: HybridMemory | None, seq: int, n_rs_seq: int | None) -> _Seen:
     return (*held, recurrent.n_rs_seq, recurrent.seq_pos_max(seq)), recurrent.slots(seq)
 
 
+def _sliced(names: Sequence[str], rows: Sequence[Any]) -> Columns:
+    """Columns of rows that come as values, one after the other."""
+    return {name: rows[i :: len(names)] for i, name in enumerate(names)}
+
+
+def _pass_columns(passes: Sequence[Any]) -> Columns:
+    """`ubatches` of passes as `Recorder.ubatch` keeps them."""
+    columns = _sliced(_PASS, passes)
+    ubatches = columns.pop("of")
+    for name in ("n_seqs", "n_seq_tokens", "n_padding", "reason"):
+        columns[name] = [getattr(ubatch, name) for ubatch in ubatches]
+    columns["seq_ids"] = [" ".join(map(str, seq_ids)) for seq_ids in columns["seq_ids"]]
+    return columns
+
+
+def _round_columns(waiting: Sequence[_Waiting], facts: Sequence[np.ndarray]) -> dict[str, Columns]:
+    """`tokens`, `memory` and `rounds`. facts: fields of TargetFacts, of all that was examined."""
+    tokens, slots, values = _TokenColumns(facts), list[Any](), list[Any]()
+    for rounds, seen, clock, elapsed_ms, t_ms, moved, passes in waiting:
+        n, ubatch_ids = len(rounds), " ".join(map(str, range(*passes)))
+        phases = [clock.phases(round_.seq, n) for round_ in rounds]
+        rest_ms = max(0.0, elapsed_ms - sum(map(sum, phases))) / n
+        for i, (round_, ms, (held, its_slots)) in enumerate(zip(rounds, phases, seen, strict=True)):
+            traffic = [(b - a) // n + (i < (b - a) % n) for a, b in moved] or (None, None)
+            values += _ROUND_VALUES(round_)
+            values += tokens.add_round(round_)
+            values += (ubatch_ids, t_ms, sum(ms) + rest_ms, *ms, *traffic, *held)
+            for slot in its_slots:
+                slots += (round_.number, round_.seq_id, *slot)
+    return {
+        "tokens": tokens.filled(),
+        "memory": _sliced(_SLOT, slots),
+        "rounds": _sliced(_ROUNDS, values),
+    }
+
+
+class _TokenColumns(defaultdict[str, list[Any]]):
+    """Columns of `tokens`, round after round; in one that is shorter than others, nothing is
+    observed in the last rows. facts: fields of TargetFacts, of all that the rounds examined."""
+
+    def __init__(self, facts: Sequence[np.ndarray]) -> None:
+        super().__init__(list)
+        self._facts, self._n_examined = facts, 0
+
+    def add_round(self, round_: Round) -> tuple[Any, ...]:
+        """Add the tokens of a round in the order in which they are written: drafted, decoded again
+        and the target's own. Returns drafter to verify_width of its row of `rounds`."""
+        draft, emitted, kinds, n_own = round_.draft, round_.emitted, round_.own_kinds, round_.n_own
+        n_accepted, n_emitted = len(round_.accepted) - n_own, len(emitted)
+        n_kept, n_judged, first = min(n_accepted, n_emitted), 0, 0
+        if draft:
+            n_judged, of_drafted = round_.n_judged, ["accepted"] * n_kept
+            of_drafted += ["ignored"] * (len(draft.tokens) - n_kept)
+            if n_accepted < n_judged:
+                of_drafted[n_accepted] = "rejected"
+                if n_kept < n_emitted and draft.tokens[n_accepted] == emitted[n_kept]:
+                    # an end token inside the draft counts as the target's own (llama.cpp); and a
+                    # replay may choose what was drafted where the first verification did not
+                    of_drafted[n_accepted], first = kinds[0], 1
+            others = self._examined(round_, 0, range(n_judged))
+            if round_.allowed and draft.probs:
+                top_ids = enumerate(draft.top_ids[:n_judged])
+                others["draft_top_forbidden"] = [_forbidden(round_, i, ids) for i, ids in top_ids]
+            if tree := round_.tree:
+                others["draft_node"] = round_.path
+                others["draft_parent"] = [tree.parents[node] for node in round_.path]
+            self._add_draft(round_, 0, of_drafted, draft, others)
+        if round_.unverified:
+            ignored = ["ignored"] * len(round_.unverified.tokens)
+            self._add_draft(round_, len(round_.drafted), ignored, round_.unverified)
+        if tree := round_.tree:
+            depths, names = tree.depths, _OF_DRAFT.items()
+            for i in sorted({*range(len(depths))} - {*round_.path}):
+                others = {name: getattr(tree, values)[i : i + 1] for name, values in names}
+                others |= {"draft_node": [i], "draft_parent": [tree.parents[i]]}
+                self._add(round_, depths[i], ["side"], [tree.tokens[i]], others)
+        if round_.n_replays:
+            again = {"draft_index": range(n_kept)}
+            self._add(round_, 0, ["replayed"] * n_kept, emitted[:n_kept], again)
+        rows = range(n_accepted + first, n_accepted + n_emitted - n_kept)
+        others = self._examined(round_, n_judged + first, rows)
+        self._add(round_, n_kept + first, kinds[first:], emitted[n_kept + first :], others)
+        self._n_examined += n_judged + n_own
+        # it stops with the last of the target's own tokens or at an end before it, a part of a
+        # prompt that nothing is chosen after with neither
+        kind = "end" if n_own else ""
+        if n_own and n_emitted > n_accepted:
+            kind = kinds[n_emitted - n_accepted - 1]
+        rest = n_emitted, kind, round_.n_rows or len(round_.tokens)
+        if draft is None:
+            return "", None, *((None, None) if round_.is_prompt else (0, n_accepted)), *rest
+        return draft.drafter, draft.n_max, len(draft.tokens), n_accepted, *rest
+
+    def filled(self) -> Columns:
+        """All columns, equally long."""
+        n = len(self["pos"])
+        for column in self.values():
+            column += [None] * (n - len(column))
+        places = [-1 if fact is None else fact for fact in self.pop("fact", ())]
+        facts = zip(_FACTS, self._facts, strict=False)
+        return {**self, **{name: _with_blank(values)[places] for name, values in facts}}
+
+    def _add(
+        self,
+        round_: Round,
+        place: int,
+        kinds: Sequence[str],
+        tokens: Sequence[int],
+        others: Mapping[str, Sequence[Any]],
+    ) -> None:
+        """Add tokens at places in turn from the one of the first accepted token on. others: columns
+        as far as there are values."""
+        n_before, n, pos = len(self["pos"]), len(tokens), round_.pos_next + place
+        self["round"] += [round_.number] * n
+        self["seq_id"] += [round_.seq_id] * n
+        self["pos"] += range(pos, pos + n)
+        self["kind"] += kinds[:n]
+        self["token_id"] += tokens
+        for name, values in others.items():
+            if values:
+                column = self[name]
+                column += [None] * (n_before - len(column))
+                column += values
+
+    def _add_draft(
+        self,
+        round_: Round,
+        place: int,
+        kinds: Sequence[str],
+        draft: Draft,
+        others: Mapping[str, Sequence[Any]] | None = None,
+    ) -> None:
+        index = range(place, place + len(draft.tokens))
+        of_draft = {name: getattr(draft, values) for name, values in _OF_DRAFT.items()}
+        self._add(
+            round_, place, kinds, draft.tokens, {"draft_index": index, **of_draft, **(others or {})}
+        )
+
+    def _examined(self, round_: Round, at: int, rows: range) -> dict[str, Sequence[Any]]:
+        """Columns of examined tokens from number `at` of the round's on, by rows of its logits."""
+        first, stop = self._n_examined + at, at + len(rows)
+        rule = round_.rule_p[at:stop], round_.rule_q[at:stop]
+        found = {"fact": range(first, first + len(rows)), "rule_p": rule[0], "rule_q": rule[1]}
+        if round_.allowed:
+            top_ids = self._facts[3][first : first + len(rows)]
+            found["target_top_forbidden"] = [*map(partial(_forbidden, round_), rows, top_ids)]
+        return found
+
+
+def _forbidden(round_: Round, logits_row: int, ids: Sequence[int]) -> list[int] | None:
+    """1 for each token that the grammar forbids there; None without a grammar."""
+    allowed = round_.allowed.get(logits_row)
+    return None if allowed is None else [int(not is_allowed(allowed, int(token))) for token in ids]
+
+
 def _with_blank(values: np.ndarray) -> np.ndarray:
     """Facts as columns have them, with one more in which nothing is observed, the last."""
     blank = MISSING if values.dtype.kind == "i" else np.nan
@@ -396,99 +498,3 @@ def _with_blank(values: np.ndarray) -> np.ndarray:
 
 def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
-
-
-def _counts(
-    round_: Round, n_emitted: int, n_accepted: int, kinds: Sequence[str]
-) -> tuple[str, int | None, int | None, int | None, int, str, int]:
-    """drafter to verify_width of a row of `rounds`. A round stops with the last of the target's own
-    tokens or at an end before it, a part of a prompt that nothing is chosen after with neither."""
-    draft, kind = round_.draft, "end" if round_.n_own else ""
-    if round_.n_own and n_emitted > n_accepted:
-        kind = kinds[n_emitted - n_accepted - 1]
-    rest = n_emitted, kind, round_.n_rows or len(round_.tokens)
-    if draft is None:
-        return "", None, *((None, None) if round_.is_prompt else (0, n_accepted)), *rest
-    return draft.drafter, draft.n_max, len(draft.tokens), n_accepted, *rest
-
-
-_NO_NODE = (None,) * 2
-_NO_DRAFT = (None,) * (len(_OF_DRAFT) + 1)
-_NO_TARGET = (*(None,) * len(_OF_TARGET), -1)
-
-
-def _add_tokens(
-    round_: Round,
-    emitted: Sequence[int],
-    n_accepted: int,
-    kinds: Sequence[str],
-    top_ids: TopIds,
-    to: list[Any],
-) -> None:
-    """Add rows of `tokens`: drafted, decoded again and the target's own, in the order in which they
-    are written. kinds: of its own ones. top_ids: a field of TargetFacts."""
-    number, seq_id, draft, tree = round_.number, round_.seq_id, round_.draft, round_.tree
-    n_kept, pos = min(n_accepted, len(emitted)), round_.pos_next
-    own = list(enumerate(zip(kinds, emitted[n_kept:], strict=False)))
-    drafted = draft.tokens if draft else ()
-    n_judged = min(len(drafted), n_accepted + 1)
-    for i, token in enumerate(drafted):
-        kind = "accepted" if i < n_kept else "ignored"
-        if i == n_accepted and i < n_judged:
-            kind = "rejected"
-            if own and token == own[0][1][1]:
-                # an end token inside the draft counts as the target's own (llama.cpp); and a
-                # replay may choose what was drafted where the first verification did not
-                kind = own.pop(0)[1][0]
-        assert draft is not None  # it has this token
-        of_draft, forbidden, of_target = _of_draft(draft, i), None, _NO_TARGET
-        if i < n_judged:
-            of_target = _of_target(round_, i, i, top_ids)
-            if draft.probs:
-                forbidden = _forbidden(round_, i, draft.top_ids[i])
-        node = (round_.path[i], tree.parents[round_.path[i]]) if tree else _NO_NODE
-        at: tuple[Any, ...] = number, seq_id, pos + i, kind, token, i
-        to += (*at, *node, *of_draft, forbidden, *of_target)
-    for i, token in enumerate(round_.unverified.tokens if round_.unverified else ()):
-        assert round_.unverified is not None  # it has this token
-        index, of_draft = len(drafted) + i, _of_draft(round_.unverified, i)
-        at = number, seq_id, pos + index, "ignored", token, index
-        to += (*at, *_NO_NODE, *of_draft, None, *_NO_TARGET)
-    if tree:
-        depths = tree.depths
-        for i in sorted({*range(len(depths))} - {*round_.path}):
-            at = number, seq_id, pos + depths[i], "side", tree.tokens[i], None
-            to += (*at, i, tree.parents[i], *_of_draft(tree, i), None, *_NO_TARGET)
-    if round_.n_replays:
-        for i, token in enumerate(emitted[:n_kept]):
-            at = number, seq_id, pos + i, "replayed", token, i
-            to += (*at, *_NO_NODE, *_NO_DRAFT, *_NO_TARGET)
-    for i, (kind, token) in own:
-        of_target = _of_target(round_, n_judged + i, n_accepted + i, top_ids)
-        at = number, seq_id, pos + n_kept + i, kind, token, None
-        to += (*at, *_NO_NODE, *_NO_DRAFT, *of_target)
-
-
-def _of_draft(draft: Draft, i: int) -> tuple[Any, ...]:
-    """_OF_DRAFT of a drafted token."""
-    sure = draft.sure[i] if draft.sure else None
-    if not draft.probs:  # looked up: the drafter has no confidence in it
-        return None, None, None, sure
-    return draft.probs[i], draft.top_ids[i], draft.top_probs[i], sure
-
-
-def _of_target(round_: Round, i: int, logits_row: int, top_ids: TopIds) -> tuple[Any, ...]:
-    """_OF_TARGET and fact of the i-th examined token, judged or chosen by a row of the logits."""
-    assert round_.fact is not None  # worked out before rows are written
-    return (
-        round_.rule_p[i] if i < len(round_.rule_p) else None,
-        round_.rule_q[i] if i < len(round_.rule_q) else None,
-        _forbidden(round_, logits_row, top_ids[round_.fact + i]) if round_.allowed else None,
-        round_.fact + i,
-    )
-
-
-def _forbidden(round_: Round, logits_row: int, ids: Sequence[int]) -> list[int] | None:
-    """1 for each token that the grammar forbids there; None without a grammar."""
-    allowed = round_.allowed.get(logits_row)
-    return None if allowed is None else [int(not is_allowed(allowed, int(token))) for token in ids]

@@ -102,47 +102,46 @@ class Table:
         each = map(itemgetter(*names), rows) if is_one else (map(row.get, names) for row in rows)
         self.append_rows(names, list(chain.from_iterable(each)), **same)
 
-    def append_rows(
-        self,
-        names: Sequence[str],
-        rows: Sequence[Any],
-        others: Mapping[str, np.ndarray] | None = None,
-        **same: Any,
-    ) -> None:
+    def append_rows(self, names: Sequence[str], rows: Sequence[Any], **same: Any) -> None:
         """The same with rows as values of these columns, one after the other, None where one is not
-        observed. others: columns that are not among them."""
-        width, n = len(names), len(rows) // len(names)
-        if not n or (n < _FEW and not others):
+        observed."""
+        width = len(names)
+        if len(rows) < _FEW * width:
             for start in range(0, len(rows), width):
                 self.append(**same, **dict(zip(names, rows[start:], strict=False)))
             return
-        columns: dict[str, Any] = {**same, **(others or {})}
-        for i, name in enumerate(names):
-            values = rows[i::width]
+        self.extend({name: rows[i::width] for i, name in enumerate(names)}, **same)
+
+    def extend(self, columns: Mapping[str, Sequence[Any] | np.ndarray], **same: Any) -> None:
+        """Add many rows at once from equally long columns: arrays, or values, None where one is not
+        observed. Text columns hold str, or, in arrays of int32, codes of the store's texts. Raises
+        ValueError if their lengths differ."""
+        lengths = {len(values) for values in columns.values()}
+        if len(lengths) != 1:
+            raise ValueError(f"{self.name}: columns of different lengths: {sorted(lengths)}")
+        n = lengths.pop()
+        if not n:
+            return
+        for name, values in columns.items():
+            if isinstance(values, np.ndarray):
+                same[name] = values
+                continue
             blank, first = self._blanks[name], values[0]
             is_tops = isinstance(blank, list)
             if (first is None or not is_tops) and values.count(first) == n:
                 if first is not None:
-                    columns[name] = first
-                continue
-            n_none = values.count(None)
-            if is_tops:  # as many as there are
-                lengths = np.array([len(one or ()) for one in values])
+                    same[name] = first
+            elif is_tops:  # as many as there are
+                lengths_of = np.array([0 if one is None else len(one) for one in values])
                 cells = np.full((n, len(blank)), blank, _empty(self._named[name], 0).dtype)
-                is_there = np.arange(len(blank)) < lengths[:, None]
-                cells[is_there] = [*chain.from_iterable(one for one in values if one)]
-                columns[name] = cells
-                continue
-            columns[name] = [blank if one is None else one for one in values] if n_none else values
-        self._put(n, columns)
-
-    def extend(self, columns: Mapping[str, np.ndarray | list[Any]]) -> None:
-        """Add many rows at once from equally long columns; text columns hold str, or, as int32,
-        codes of the store's texts."""
-        lengths = {len(values) for values in columns.values()}
-        if len(lengths) != 1:
-            raise ValueError(f"{self.name}: columns of different lengths: {sorted(lengths)}")
-        self._put(lengths.pop(), columns)
+                is_there = np.arange(len(blank)) < lengths_of[:, None]
+                cells[is_there] = [*chain.from_iterable(one for one in values if one is not None)]
+                same[name] = cells
+            elif None in values:
+                same[name] = [blank if one is None else one for one in values]
+            else:
+                same[name] = values
+        self._put(n, same)
 
     def _put(self, n: int, columns: Mapping[str, Any]) -> None:
         """Add n rows; a single value is that of all of them."""

@@ -74,22 +74,13 @@ class TraceWriter:
         """Add rows to a table, each as `append` takes it."""
         self.store.tables[table].append_all(rows, run_id=self.run_id)
 
-    def append_rows(
-        self,
-        table: str,
-        names: Sequence[str],
-        rows: Sequence[Any],
-        others: Mapping[str, np.ndarray] | None = None,
-    ) -> None:
-        """The same with rows as values of these columns, row after row, and other columns as they
-        are."""
-        self.store.tables[table].append_rows(names, rows, others, run_id=self.run_id)
+    def append_rows(self, table: str, names: Sequence[str], rows: Sequence[Any]) -> None:
+        """The same with rows as values of these columns, row after row."""
+        self.store.tables[table].append_rows(names, rows, run_id=self.run_id)
 
-    def extend(self, table: str, columns: Mapping[str, np.ndarray | list[Any]]) -> None:
-        """Add many rows from columns of equal length, [n] each. Raises ValueError if they differ
-        in length."""
-        n = len(next(iter(columns.values()), ()))
-        self.store.tables[table].extend({"run_id": np.full(n, self.run_id), **columns})
+    def extend(self, table: str, columns: Mapping[str, Sequence[Any] | np.ndarray]) -> None:
+        """Add many rows from columns of equal length, [n] each; see Table.extend."""
+        self.store.tables[table].extend(columns, run_id=self.run_id)
 
     def learn(self, tokens: Iterable[int], piece: Callable[[int], bytes]) -> None:
         """Keep the bytes of tokens that rows name; `piece` is asked for new ones only."""
