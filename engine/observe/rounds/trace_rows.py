@@ -377,9 +377,27 @@ def told_figures(told: Sequence[Timings], has_rows: bool, has_times: bool) -> di
     return figures
 
 
+def with_others(figures: dict[str, Any], others: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Sums of such figures and those of replies without timings, None where one has no part of a
+    sum that another has."""
+    found = dict(figures)
+    for name in ("cache_n", "prompt_n", "predicted_n", "draft_n", "draft_n_accepted"):
+        values = [n for one in others if (n := one.get(name)) is not None]
+        if values:
+            of_time = {"prompt_n": _OF_PROMPT, "predicted_n": _NEED_TIMES}
+            found |= dict.fromkeys((*of_time.get(name, ()), *_NEED_ROWS))
+            is_sum = len(values) == len(others)
+            found[name] = sum(values) + figures.get(name, 0) if is_sum else None
+    if found != figures:
+        drafted, accepted = found.get("draft_n"), found.get("draft_n_accepted")
+        found["draft_acceptance_rate"] = accepted / drafted if drafted else None
+    return found
+
+
 def _known(figures: dict[str, float]) -> dict[str, float | None]:
     return {name: value or None for name, value in figures.items()}
 
 
 _NEED_ROWS = (*BY_STEP, "rollback_depth_histogram")
+_OF_PROMPT = ("prompt_ms", *speeds("prompt", 0.0, 0))
 _NEED_TIMES = ("predicted_ms", *answer_speeds(0.0, 0, 0))

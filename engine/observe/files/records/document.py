@@ -10,6 +10,7 @@ import re
 from collections.abc import Container
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -72,6 +73,9 @@ _PRINTED = re.compile(
     r"|\.\.\. \d{1,9} more \w{1,12}|,(?=\s{0,200}[}\]])"
 )
 """What is not JSON in such objects, and the texts in which nothing is to be changed."""
+_PREFIXED = re.compile(r"(?m)^([^\s\"{][^\n\"{]{0,119}[|:>\])] {1,3})[{\[]\r?\n")
+"""What stands before the first line of an object."""
+_MOST_PREFIXES = 100
 _QUOTED_OBJECT = re.compile(r"(?m)^[ \t]{0,8}> ?\{")
 _QUOTE = re.compile(r"(?m)^[ \t]{0,8}> ?(?=[\s\[\]{}\"`,]|\Z)")
 """Before each line of a text that Markdown quotes."""
@@ -153,11 +157,22 @@ def read_documents(data: bytes, name: str) -> tuple[list[tuple[str, Any]], str]:
 
 
 def as_json(text: str) -> str:
-    """Objects as JavaScript, Python or PowerShell print them or Markdown quotes them, as JSON; any
-    other text as it is."""
-    text = _MEMBER.sub(r'"\1": ', text.replace("\xa0", " "))
+    """Objects as JavaScript, Python or PowerShell print them, Markdown quotes them or a log has
+    them, a prefix before each line, as JSON; any other text as it is."""
+    text = _MEMBER.sub(r'"\1": ', _unprefixed(text.replace("\xa0", " ")))
     text = _QUOTE.sub("", text) if _QUOTED_OBJECT.search(text) is not None else text
     return _PRINTED.sub(_plain, _PARTS_OF_TEXT.sub("", text)) if _LITERAL.search(text) else text
+
+
+def _unprefixed(text: str) -> str:
+    """A text without what its lines have before an object that goes on over them, but for digits
+    the same in each."""
+    for first in islice(_PREFIXED.finditer(text), _MOST_PREFIXES):
+        prefix = re.sub(r"\d+", lambda _: r"\d{1,20}", re.escape(first[1]))
+        lines = re.compile(rf"(?:{prefix}[^\n]*\n){{2}}")
+        if lines.match(text, first.start()) is not None:
+            return re.sub(rf"(?m)^{prefix}", "", text)
+    return text
 
 
 def _plain(found: re.Match[str]) -> str:

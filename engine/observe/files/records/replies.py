@@ -20,7 +20,7 @@ from engine.observe.rounds.kept_requests import stop_of
 from engine.observe.rounds.stream import UnreadableError, chunks, is_reply
 from engine.observe.rounds.stream_rounds import Addition
 
-_SIGNS = {key for shape in READERS for sign in shape.signs for key in sign}
+_SIGNS = {key for shape in READERS for key in shape.keys}
 _MOST_OPEN = 64
 """Replies that the next event may be of."""
 
