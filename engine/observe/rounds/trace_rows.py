@@ -350,12 +350,15 @@ def told_figures(told: Sequence[Timings], has_rows: bool, has_times: bool) -> di
     has_rows: rounds are known as well; else what needs them is None. has_times: of all sequences,
     so that the time in which any of them was generating is known.
     """
-
-    n_prompt, n_predicted = sum(t.prompt_n for t in told), sum(t.predicted_n for t in told)
-    prompt_ms = sum(t.prompt_ms for t in told)
-    drafted, accepted = sum(t.draft_n for t in told), sum(t.draft_n_accepted for t in told)
+    every = [
+        (t.cache_n, t.prompt_n, t.prompt_ms, t.predicted_n, t.draft_n, t.draft_n_accepted)
+        for t in told
+    ]
+    n_cached, n_prompt, prompt_ms, n_predicted, drafted, accepted = map(
+        sum, zip(*every, strict=True)
+    )
     figures: dict[str, Any] = {
-        "cache_n": sum(t.cache_n for t in told),
+        "cache_n": n_cached,
         "prompt_n": n_prompt,
         "prompt_ms": prompt_ms,
         **_known(speeds("prompt", prompt_ms, n_prompt)),

@@ -83,12 +83,13 @@ def fill(
         ([("", table_values(data))], "") if is_summary_table(data) else read_documents(data, file)
     )
     every = [one for one in nodes(file, documents, _SIGNS) if WARMUP not in one.path]
-    replies = list(kept_replies(documents))
     shape = SHAPES.get(name) if name is not None else _shape_of(every, file)
     if shape is None and name != REPLY:  # an engine that is not known may name what it counts
         data = as_json(data[:_HEAD].decode("utf-8-sig", "replace")).encode("utf-8", "replace")
         shape = counted_shape(data)
         every = nodes(file, documents, set() if shape is None else shape.keys)
+    # AIPerf has the counts of the replies that it keeps
+    replies = [] if shape is AIPERF else list(kept_replies(documents))
     if shape is None and not replies:
         raise TraceFileError(f"{file} has no key that an engine's records are known by.", _REMEDY)
     if shape is LLAMA_SERVER:
@@ -101,8 +102,6 @@ def fill(
         if not alone and not replies:
             raise _nothing(file, shape.title)
         return [write_replies(store, replies, alone, file, left_out)]
-    if shape is AIPERF:  # which has the counts of the replies that it keeps
-        replies = []
     found, unknown = _requests(shape, every, replies, file)
     if not found:
         raise _nothing(file, REPLY if shape is None else shape.title)
@@ -117,13 +116,12 @@ def _nothing(file: str, title: str) -> TraceFileError:
 def _shape_of(every: list[Node], file: str) -> RecordShape | None:
     """Whose records these are, by their keys; None for those without any."""
     signs: dict[str, tuple[str, str]] = {}
-    forms = set[tuple[str, ...]]()
+    forms = set[tuple[str | bool, ...]]()
     for node in every:
-        form = tuple(node.values)
+        form = (*node.values, *[value is None for value in node.values.values()])
         if form in forms:
             continue
-        if None not in node.values.values():
-            forms.add(form)
+        forms.add(form)
         for shape in SHAPES.values():
             if shape.name not in signs and (sign := shape.sign_of(node.values)):
                 signs[shape.name] = (sign[0], node.place)
