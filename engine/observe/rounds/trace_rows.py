@@ -133,6 +133,8 @@ class RowWriter:
 
     def flush(self) -> None:
         """Bring into the trace what was written."""
+        if not (self._tokens_of or self._drafts or self._rounds_of):
+            return
         self._writer.append_rows("tokens", _TOKEN, self._tokens_of)
         self._writer.append_all("drafts", self._drafts)
         self._writer.append_rows("rounds", _ROUND, self._rounds_of)

@@ -389,10 +389,11 @@ def nodes(file: str, documents: list[tuple[str, Any]], keys: AbstractSet[str]) -
         is_object = type(value) is dict
         if is_object and not keys.isdisjoint(value):
             found.append(Node(value, file, start, path, around, taken))
-        inner = (*around, value)
+        inner: tuple[Any, ...] = ()
         for key, one in value.items() if is_object else enumerate(value):
             kind = type(one)
             if (kind is dict or kind is list) and one:
+                inner = inner or (*around, value)
                 visit(one, start, (*path, str(key)), inner)
 
     for start, document in documents:

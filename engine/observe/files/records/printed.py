@@ -53,6 +53,7 @@ _NAMES = {
     "draft n accepted": _ACCEPTED,
     "n accepted": _ACCEPTED,
     "n predicted": _EMITTED,
+    "predicted tokens": _EMITTED,
     "n draft tokens": _DRAFTED,
     "n accepted tokens": _ACCEPTED,
     "total draft tokens": _DRAFTED,

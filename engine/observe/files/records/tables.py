@@ -20,6 +20,7 @@ from engine.observe.files.records.request import RecordedRequest
 
 _NAMED = re.compile(r"([A-Za-z][\w/#%]{0,30})\s?=\s{0,9}([^\s,;=]{1,40})")
 _FEW = 2
+_AVERAGE = r"(?:mean |avg |average )?"
 _UNIT = r"(?: ?\(tok(?:en)?s?(?:/.{1,12})?\))?"
 _IN_ROWS = ("|", "│", "┃", "\t", "accept_rate")
 _BARS = re.compile(r"[|│┃]")
@@ -46,10 +47,7 @@ _COUNTED = (
 _COLUMNS = (
     ("rate", r"(?:.{0,24}[ /])?(?:accept(?:ance)?|acc|draft) ?(?:rate|ratio|%)(?: ?\(%\))?|rate"),
     ("rate", r"(?:.{0,24} )?acceptance(?: ?\(%\))?|.{0,9}接受率.{0,9}|akzeptanz(?:rate)?.{0,4}"),
-    (
-        "mean",
-        rf"(?:.{{0,24}}/)?(?:mean |avg |average )?(?:accept(?:ance)?|acc|a)[ .]len(?:gth)?{_UNIT}",
-    ),
+    ("mean", rf"(?:.{{0,24}}/)?{_AVERAGE}(?:accept(?:ance|ed)?|acc|a)[ .]len(?:gth)?{_UNIT}"),
     ("mean", r"al|.{0,9}接受长度|mean len(?:gth)?"),
     ("mean", r"(?:avg |decoded )?tok(?:en)?s?/(?:cycle|round|step|iter|fwd).{0,8}"),
     ("accepted", r"(?:draft )?accepted(?: (?:draft |prediction )?tokens)?|draft n accepted"),
@@ -86,6 +84,12 @@ _SPREAD = re.compile(
     r"(?:.{0,60} )?(?:min|max|std(?:dev)?|median|p\d\d?(?:\.\d)?):?", re.IGNORECASE
 )
 """Of several requests, but neither one of them nor all."""
+_WORDED = re.compile(
+    r"(?i)(\d{1,9}) accepted ?/ ?(\d{1,9}) (?:generated|draft|proposed)"
+    r"|(\d{1,9}) (?:draft(?:ed)?|proposed) tokens?,? (?:and )?(\d{1,9}) (?:were )?accepted"
+    r"|(\d{1,9}) (?:of|out of) (\d{1,9}) (?:draft(?:ed)? )?(?:tokens )?(?:were )?accepted"
+)
+"""Counts that are named."""
 _SAID_RATE = re.compile(
     r"(?i)\baccept(?:ance|ed)?(?: rate| ratio)?(?: is| was| of| at)?[ \t:=~≈(]{0,4}"
     r"(\d{1,3}(?:\.\d{1,6})? ?%|0\.\d{1,6}|1\.0{1,6})(?![\d.–-])"
@@ -206,6 +210,10 @@ def _said(text: str) -> Iterator[RecordedRequest]:
             and accepted <= drafted
             and (scale > 1 or float(share) <= 1)
         }
+        if not pairs and not _SAID_RATE.search(line):
+            named = [found.groups("") for found in _WORDED.finditer(plain)]
+            both = [(a + b + c, d + e + f) for a, d, e, b, c, f in named]
+            pairs = {(int(n), int(of)) for n, of in both if len(both) == 1 and int(n) <= int(of)}
         if len(pairs) == 1:  # so it is sure what they are
             found = RecordedRequest("", f"line {number}", stop="end")
             found.num_accepted_draft_tokens, found.num_draft_tokens = pairs.pop()

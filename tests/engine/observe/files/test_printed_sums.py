@@ -674,8 +674,8 @@ def test_counts_are_known_by_their_names(tmp_path: Path, text: str) -> None:
     "text",
     [
         "t,spec_decode_num_draft_tokens,spec_decode_num_accepted_tokens\n1,300,180\n2,660,400\n",
-        '{"t":1,"vllm:spec_decode_num_draft_tokens":300,"vllm:spec_decode_num_accepted_tokens":180}\n'
-        '{"t":2,"vllm:spec_decode_num_draft_tokens":660,"vllm:spec_decode_num_accepted_tokens":400}\n',
+        '{"vllm:spec_decode_num_draft_tokens":300,"vllm:spec_decode_num_accepted_tokens":180}\n'
+        + '{"vllm:spec_decode_num_draft_tokens":660,"vllm:spec_decode_num_accepted_tokens":400}\n',
     ],
     ids=["CSV", "lines"],
 )
@@ -703,6 +703,11 @@ def test_an_object_may_go_on_over_lines_with_prefixes(tmp_path: Path, prefix: st
         ("accepted 1,810 of 2,600 drafted tokens, 69.6 %", (2600, 1810)),
         ("acceptance 0.73 (1210/1680)", None),  # other counts
         ("acceptance 50%: 20/40, later 60/120", None),
+        ("Draft acceptance: 170 accepted / 250 generated", (250, 170)),
+        ("greedy output; 18 draft tokens, 9 accepted.", (18, 9)),
+        ("9 out of 18 drafted tokens were accepted", (18, 9)),
+        ("10 draft tokens, 30 accepted", None),
+        ("acceptance 0.4, 18 draft tokens, 9 accepted", None),
         ("tokens 301/410 (73.41%)", None),
     ],
 )
