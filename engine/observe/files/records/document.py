@@ -117,11 +117,13 @@ class Node(msgspec.Struct, frozen=True, eq=False):
 
     def fields(self, values: dict[str, Any] | None = None) -> Fields:
         """The keys of this object, or of one around it."""
+        path = self.path
         if values is None or values is self.values:
-            return Fields(self.values, self.file, self.place, self.taken)
-        depth = next(i for i, one in enumerate(self.around) if one is values)
-        outer = Node(values, self.file, self.start, self.path[:depth], (), self.taken)
-        return Fields(values, self.file, outer.place, self.taken)
+            values = self.values
+        else:
+            path = path[: list(map(id, self.around)).index(id(values))]
+        place = ".".join(path if not self.start else (self.start, *path))
+        return Fields(values, self.file, place, self.taken)
 
 
 def read_documents(data: bytes, name: str) -> tuple[list[tuple[str, Any]], str]:

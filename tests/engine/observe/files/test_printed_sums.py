@@ -674,8 +674,10 @@ def test_counts_are_known_by_their_names(tmp_path: Path, text: str) -> None:
     "text",
     [
         "t,spec_decode_num_draft_tokens,spec_decode_num_accepted_tokens\n1,300,180\n2,660,400\n",
-        '{"vllm:spec_decode_num_draft_tokens":300,"vllm:spec_decode_num_accepted_tokens":180}\n'
-        + '{"vllm:spec_decode_num_draft_tokens":660,"vllm:spec_decode_num_accepted_tokens":400}\n',
+        "".join(
+            f'{{"a:spec_decode_num_draft_tokens":{n},"spec_decode_num_accepted_tokens":{accepted}}}\n'
+            for n, accepted in ((300, 180), (660, 400))
+        ),
     ],
     ids=["CSV", "lines"],
 )
