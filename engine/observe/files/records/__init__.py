@@ -116,7 +116,7 @@ def _nothing(file: str, title: str) -> TraceFileError:
 def _shape_of(every: list[Node], file: str) -> RecordShape | None:
     """Whose records these are, by their keys; None for those without any."""
     signs: dict[str, tuple[str, str]] = {}
-    forms = set[tuple[str | bool, ...]]()
+    forms = set[tuple[object, ...]]()
     for node in every:
         form = (*node.values, *[value is None for value in node.values.values()])
         if form in forms:
