@@ -110,10 +110,16 @@ def _line(store: TraceStore, run_id: int) -> str:
 def _partly(requests: Sequence[RequestFacts]) -> Iterator[str]:
     """The counts of the requests that have any; without them, from where to where the rates of the
     requests go."""
-    sums = [one.told for one in requests if one.told.get("num_accepted_draft_tokens") is not None]
+    of_server = "draft_n_accepted", "draft_n"
+    of_record = "num_accepted_draft_tokens", "num_draft_tokens"
+    pairs = [
+        [one.told.get(name) for name in (of_server if "draft_n" in one.told else of_record)]
+        for one in requests
+    ]
+    sums = [(n, drafted) for n, drafted in pairs if n is not None]
     if sums:
-        accepted = sum(one["num_accepted_draft_tokens"] for one in sums)
-        known = [n for one in sums if (n := one.get("num_draft_tokens")) is not None]
+        accepted = sum(n for n, _ in sums)
+        known = [drafted for _, drafted in sums if drafted is not None]
         of = f"of {sum(known):,} drafted" if len(known) == len(sums) else "drafted tokens"
         where = f" in {len(sums):,} of {len(requests):,}" if len(sums) < len(requests) else ""
         yield f"{accepted:,} {of} accepted{where}"

@@ -231,10 +231,12 @@ def import_file(
             return fill_log(store, _pieces(path), file)
         return fill_log(store, rejoined("".join(texts_of(_pieces(path)))), file)
     data = _content(path) if is_plain else as_written(_content(path))
-    # what a file is known by may stand at its end
-    kind = kind or records.recognise(data[:MOST_BYTES])
-    if kind is None and is_log("".join(texts_of([data]))):
-        kind = LOG
+    other = known_kind(data[:_HEAD], "import") if kind is None else None
+    if other is None or b"accept" in data or b"draft" in data:
+        # what a file is known by may stand at its end
+        kind = kind or records.recognise(data[:MOST_BYTES])
+        if kind is None and is_log("".join(texts_of([data]))):
+            kind = LOG
     if kind == CAPTURE:
         text = _content(log).decode("utf-8-sig", "replace") if log is not None else ""
         capture = read_capture(data, file)
@@ -254,7 +256,7 @@ def import_file(
         if not data.strip():
             raise TraceFileError(f"{file} is empty.", "Name a file that something was written to.")
         text = "".join(texts_of([data[:_HEAD]]))
-        if (other := known_kind(data[:_HEAD], "import")) is not None:
+        if other is not None:
             said = f"{file} is {other[0]}, which has no counts of drafted tokens."
             raise TraceFileError(said, other[1])
         like = [one.strip() for one in text.splitlines() if _LIKE.search(one) is not None]

@@ -13,6 +13,7 @@ LONGEST_TEXT = 1 << 16
 MOST_BYTES = 64 << 20
 """Kept of one run; what follows is not kept."""
 _OVERHEAD = 64
+_STOPS = {"eos": "end", "length": "limit", "max_tokens": "limit", "none": "stopped"}
 
 
 def stop_of(final: Mapping[str, Any]) -> str:
@@ -20,10 +21,9 @@ def stop_of(final: Mapping[str, Any]) -> str:
     if final.get("truncated") is True:
         return "context"
     told = final.get("stop_type") or final.get("finish_reason") or final.get("stop_reason")
-    names = {"eos": "end", "length": "limit", "max_tokens": "limit", "none": "stopped"}
     if not isinstance(told, str):
         return "limit" if final.get("status") == "incomplete" else "end"
-    return names.get(told, told[:100])
+    return _STOPS.get(told, told[:100])
 
 
 def settings_of(body: Mapping[str, Any]) -> dict[str, Any]:

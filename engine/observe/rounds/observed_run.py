@@ -32,7 +32,7 @@ from engine.observe.rounds.log_reader import LogReader
 from engine.observe.rounds.observed_request import ObservedRequest
 from engine.observe.rounds.stream import MOST_ANSWERS, UnreadableError, read_json
 from engine.observe.rounds.stream_and_log import LogJoin
-from engine.observe.rounds.trace_rows import COLUMNS, ReadyRow, RowWriter, told_figures
+from engine.observe.rounds.trace_rows import COLUMNS, ReadyRow, RowWriter, told_figures, with_others
 from engine.observe.rounds.withheld_tokens import PlaneReach
 from engine.trace.facts import SourceFacts
 from engine.trace.store import TraceStore
@@ -270,7 +270,10 @@ class ObservedRun:
         told = [one.told for one in self._answers if one.told is not None]
         if told:
             has_rows = [one.has_rows for one in self._answers if one.told is not None]
-            self._writer.set_facts(told=told_figures(told, any(has_rows), all(has_rows)))
+            records = [one.record for one in self._answers if one.told is None]
+            others = [one.figures() for one in records if one is not None]
+            sums = told_figures(told, any(has_rows), all(has_rows))
+            self._writer.set_facts(told=with_others(sums, others))
         elif (figures := self._plain_figures()) is not None:
             self._writer.set_facts(told=figures)
         self._rows.fill_in()

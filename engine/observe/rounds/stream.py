@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Annotated, Any, NamedTuple
 
 from msgspec import Meta, Struct
@@ -67,8 +66,7 @@ class Usage(NamedTuple):
     times: Mapping[str, float] = {}
 
 
-@dataclass(slots=True)
-class Chunk:
+class Chunk(Struct):
     """One event of a generation.
 
     index: which of several answers. text: what it adds to the answer. token_id: of the last token
@@ -93,9 +91,9 @@ class Chunk:
     timings: Timings | None = None
     processed: int | None = None
     last: bool = False
-    final: Mapping[str, Any] = field(default_factory=dict)
+    final: Mapping[str, Any] = {}
     error: str = ""
-    event: Mapping[str, Any] = field(default_factory=dict)
+    event: Mapping[str, Any] = {}
     additions: Sequence[Any] = ()
 
 
@@ -116,7 +114,7 @@ def chunks(event: Any) -> Iterator[Chunk]:
     """What an event of any of the server's endpoints says, or a tuple of additions to the same
     answer. Raises UnreadableError."""
     if isinstance(event, tuple):
-        yield Chunk(event[0].choices[0].index, timings=event[-1].timings, additions=event)
+        yield Chunk(event[0].answer, timings=event[-1].timings, additions=event)
     elif isinstance(event, list):
         for one in event:
             yield from chunks(one)
@@ -214,7 +212,8 @@ def _choices(event: dict[str, Any]) -> Iterator[Chunk]:
         said = choice.get("delta")
         said = said if isinstance(said, dict) else choice.get("message")
         text = message(said) if isinstance(said, dict) else _text(choice.get("text"))
-        logged, pieces = _logged(choice.get("logprobs"))
+        logprobs = choice.get("logprobs")
+        logged, pieces = _logged(logprobs) if logprobs else ((), ())
         token_id = logged[-1] if len(logged) == 1 else inner.token_id
         ids = _ids(choice.get("token_ids")) or inner.ids or logged
         prompt_ids = _ids(choice.get("prompt_token_ids")) or _ids(event.get("prompt_token_ids"))
@@ -342,8 +341,9 @@ def message(said: Mapping[Any, Any]) -> str:
 
 def _ids(value: Any) -> tuple[int, ...]:
     """Ids of tokens, empty where a list has anything else."""
-    is_list = bool(value) and isinstance(value, list) and all(map(is_whole, value))
-    return tuple(value) if is_list else ()
+    if not value or not isinstance(value, list):
+        return ()
+    return tuple(value) if all(map(is_whole, value)) else ()
 
 
 def _listed(value: Any) -> tuple[int, ...]:

@@ -51,32 +51,72 @@ class _Choice(Struct, forbid_unknown_fields=True):
 
 
 class Addition(Struct, forbid_unknown_fields=True):
-    """An event of /v1/completions or /v1/chat/completions that adds text and says nothing else."""
+    """An event of /v1/completions or /v1/chat/completions that adds text and says nothing else, or
+    one of /completion, which has neither `choices` nor an id."""
 
-    id: str
-    choices: tuple[_Choice]
+    id: str = ""
+    choices: tuple[_Choice] | None = None
     created: Size = 0
     model: str = ""
     object: str = ""
     system_fingerprint: str | None = None
     usage: None = None
     timings: Timings | None = None
+    content: str = ""
+    stop: bool = False
+    tokens: tuple[Count, ...] = ()
+    tokens_predicted: Count | None = None
+    tokens_evaluated: Count | None = None
+    index: Annotated[int, Meta(ge=0, lt=MOST_ANSWERS)] = 0
+    id_slot: int = 0
+
+    @property
+    def answer(self) -> int:
+        """Index of its answer."""
+        return self.index if self.choices is None else self.choices[0].index
 
     @property
     def text(self) -> str:
         """What it adds."""
+        if self.choices is None:
+            return self.content
         choice = self.choices[0]
         return choice.text or "" if choice.delta is None else message(choice.delta)
 
     @property
+    def token_id(self) -> int | None:
+        """Of the last token, where an event of /completion has it."""
+        return self.tokens[-1] if self.tokens else None
+
+    @property
     def ids(self) -> tuple[int, ...]:
         """Of its tokens, where they are given."""
-        return self.choices[0].token_ids or ()
+        return self.tokens if self.choices is None else self.choices[0].token_ids or ()
 
     @property
     def chunk(self) -> Chunk:
         """The same as of any event."""
-        return Chunk(self.choices[0].index, self.text, ids=self.ids, timings=self.timings)
+        return Chunk(
+            self.answer,
+            self.text,
+            self.token_id,
+            self.ids,
+            timings=self.timings,
+            count=self.tokens_predicted,
+        )
+
+    @property
+    def stream(self) -> tuple[Any, ...] | None:
+        """What tells its stream from others: its id, or the time of the prompt. None for an event
+        that is of neither form."""
+        if self.choices is not None:
+            is_other = self.content or self.tokens or self.tokens_predicted is not None
+            return None if not self.id or is_other else (self.id,)
+        if self.stop or self.id or self.timings is None:
+            return None
+        if self.tokens_predicted is None or self.tokens_evaluated is None:
+            return None
+        return self.timings.cache_n, self.timings.prompt_n, self.timings.prompt_ms
 
 
 _DECODER = msgspec.json.Decoder(Addition)
@@ -101,11 +141,11 @@ def _addition(text: str) -> tuple[Addition, tuple[Any, ...]] | None:
         found = _DECODER.decode(text)
     except (msgspec.MsgspecError, ValueError):
         return None
-    if not (added := found.text):
+    if not (added := found.text) or (stream := found.stream) is None:
         return None
     quoted = f'"{added}"' if "\\" not in text else json.dumps(added, ensure_ascii="\\u" in text)
     form = text.replace(quoted, "", 1).encode().translate(None, _DIGITS)
-    return found, (found.id, found.choices[0].index, hash(form))
+    return found, (*stream, found.answer, hash(form))
 
 
 class ContradictionError(ValueError):
@@ -254,7 +294,7 @@ class StreamRounds:
                 or more.draft_n_accepted != now.draft_n_accepted
             ):
                 break
-            self._tokens.append(StreamedToken(None, one.text, self._is_text_whole))
+            self._tokens.append(StreamedToken(one.token_id, one.text, self._is_text_whole))
             self._is_text_whole, now, at = True, more, at + 1
         self.told, group.last_seen = now, max(group.last_seen, now.predicted_n)
         self._reach.hold_back(0, at - begin)

@@ -133,6 +133,8 @@ class RowWriter:
 
     def flush(self) -> None:
         """Bring into the trace what was written."""
+        if not (self._tokens_of or self._drafts or self._rounds_of):
+            return
         self._writer.append_rows("tokens", _TOKEN, self._tokens_of)
         self._writer.append_all("drafts", self._drafts)
         self._writer.append_rows("rounds", _ROUND, self._rounds_of)
@@ -350,12 +352,15 @@ def told_figures(told: Sequence[Timings], has_rows: bool, has_times: bool) -> di
     has_rows: rounds are known as well; else what needs them is None. has_times: of all sequences,
     so that the time in which any of them was generating is known.
     """
-
-    n_prompt, n_predicted = sum(t.prompt_n for t in told), sum(t.predicted_n for t in told)
-    prompt_ms = sum(t.prompt_ms for t in told)
-    drafted, accepted = sum(t.draft_n for t in told), sum(t.draft_n_accepted for t in told)
+    every = [
+        (t.cache_n, t.prompt_n, t.prompt_ms, t.predicted_n, t.draft_n, t.draft_n_accepted)
+        for t in told
+    ]
+    n_cached, n_prompt, prompt_ms, n_predicted, drafted, accepted = map(
+        sum, zip(*every, strict=True)
+    )
     figures: dict[str, Any] = {
-        "cache_n": sum(t.cache_n for t in told),
+        "cache_n": n_cached,
         "prompt_n": n_prompt,
         "prompt_ms": prompt_ms,
         **_known(speeds("prompt", prompt_ms, n_prompt)),
@@ -377,9 +382,27 @@ def told_figures(told: Sequence[Timings], has_rows: bool, has_times: bool) -> di
     return figures
 
 
+def with_others(figures: dict[str, Any], others: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Sums of such figures and those of replies without timings, None where one has no part of a
+    sum that another has."""
+    found = dict(figures)
+    for name in ("cache_n", "prompt_n", "predicted_n", "draft_n", "draft_n_accepted"):
+        values = [n for one in others if (n := one.get(name)) is not None]
+        if values:
+            of_time = {"prompt_n": _OF_PROMPT, "predicted_n": _NEED_TIMES}
+            found |= dict.fromkeys((*of_time.get(name, ()), *_NEED_ROWS))
+            is_sum = len(values) == len(others)
+            found[name] = sum(values) + figures.get(name, 0) if is_sum else None
+    if found != figures:
+        drafted, accepted = found.get("draft_n"), found.get("draft_n_accepted")
+        found["draft_acceptance_rate"] = accepted / drafted if drafted else None
+    return found
+
+
 def _known(figures: dict[str, float]) -> dict[str, float | None]:
     return {name: value or None for name, value in figures.items()}
 
 
 _NEED_ROWS = (*BY_STEP, "rollback_depth_histogram")
+_OF_PROMPT = ("prompt_ms", *speeds("prompt", 0.0, 0))
 _NEED_TIMES = ("predicted_ms", *answer_speeds(0.0, 0, 0))

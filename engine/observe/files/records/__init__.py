@@ -20,22 +20,22 @@ from engine.observe.files.records.prometheus import is_metrics, only_samples, re
 from engine.observe.files.records.readers import LLAMA_SERVER, READERS, USAGE, RecordShape
 from engine.observe.files.records.replies import KeptReply, kept_replies, read_reply
 from engine.observe.files.records.request import RecordedRequest
-from engine.observe.files.records.tables import read_tables
+from engine.observe.files.records.tables import counted_shape, read_tables
 from engine.observe.files.records.writing import write_replies, write_requests
 from engine.trace.store import TraceStore
 
 _HEAD = 1 << 18
-METRICS, REPLY, PRINTED = "prometheus", "reply", "benchmark"
+METRICS, REPLY, PRINTED, COUNTED = "prometheus", "reply", "benchmark", "counts"
 _REMEDY = "Choose a file that one of the engines wrote that `draftscope help observe` lists."
 SHAPES: dict[str, RecordShape] = {
     one.name: one for one in (AIPERF, *READERS, SPEC_BENCH, SPEED_BENCH, LLAMA_SERVER)
 }
-_SIGNS = {key for shape in SHAPES.values() for sign in shape.signs for key in sign}
+_SIGNS = {key for shape in SHAPES.values() for key in shape.keys}
 _REPLY = re.compile(
     rb'"choices"\s*:\s*\[|"meta_info"\s*:\s*\{|"object"\s*:\s*"response"|"type"\s*:\s*"response\.'
     rb'|"done"\s*:\s*(?:true|false)|"(?:tokens_predicted|output_ids)"\s*:'
 )
-NAMES = (*SHAPES, REPLY, METRICS, PRINTED)
+NAMES = (*SHAPES, REPLY, METRICS, PRINTED, COUNTED)
 """What a file may be said to be, where its keys leave that open."""
 
 
@@ -53,7 +53,9 @@ def recognise(data: bytes) -> str | None:
         return known
     if is_printed(text):
         return PRINTED
-    return REPLY if _REPLY.search(data) else None
+    if _REPLY.search(data):
+        return REPLY
+    return COUNTED if counted_shape(data) is not None else None
 
 
 @collections_wait()
@@ -81,8 +83,15 @@ def fill(
         ([("", table_values(data))], "") if is_summary_table(data) else read_documents(data, file)
     )
     every = [one for one in nodes(file, documents, _SIGNS) if WARMUP not in one.path]
-    replies = list(kept_replies(documents))
-    shape = SHAPES.get(name) if name is not None else _shape_of(every, replies, file)
+    shape = SHAPES.get(name) if name is not None else _shape_of(every, file)
+    if shape is None and name != REPLY:  # an engine that is not known may name what it counts
+        data = as_json(data[:_HEAD].decode("utf-8-sig", "replace")).encode("utf-8", "replace")
+        shape = counted_shape(data)
+        every = nodes(file, documents, set() if shape is None else shape.keys)
+    # AIPerf has the counts of the replies that it keeps
+    replies = [] if shape is AIPERF else list(kept_replies(documents))
+    if shape is None and not replies:
+        raise TraceFileError(f"{file} has no key that an engine's records are known by.", _REMEDY)
     if shape is LLAMA_SERVER:
         events = {id(event) for reply in replies for event in reply.events}
         alone = [
@@ -93,8 +102,6 @@ def fill(
         if not alone and not replies:
             raise _nothing(file, shape.title)
         return [write_replies(store, replies, alone, file, left_out)]
-    if shape is AIPERF:  # which has the counts of the replies that it keeps
-        replies = []
     found, unknown = _requests(shape, every, replies, file)
     if not found:
         raise _nothing(file, REPLY if shape is None else shape.title)
@@ -106,16 +113,15 @@ def _nothing(file: str, title: str) -> TraceFileError:
     return TraceFileError(f"{file} has no records of {title}.", _REMEDY)
 
 
-def _shape_of(every: list[Node], replies: list[KeptReply], file: str) -> RecordShape | None:
-    """Whose records these are, by their keys; None for replies without any."""
+def _shape_of(every: list[Node], file: str) -> RecordShape | None:
+    """Whose records these are, by their keys; None for those without any."""
     signs: dict[str, tuple[str, str]] = {}
-    forms = set[tuple[str, ...]]()
+    forms = set[tuple[object, ...]]()
     for node in every:
-        form = tuple(node.values)
+        form = (*node.values, *[value is None for value in node.values.values()])
         if form in forms:
             continue
-        if None not in node.values.values():
-            forms.add(form)
+        forms.add(form)
         for shape in SHAPES.values():
             if shape.name not in signs and (sign := shape.sign_of(node.values)):
                 signs[shape.name] = (sign[0], node.place)
@@ -130,8 +136,6 @@ def _shape_of(every: list[Node], replies: list[KeptReply], file: str) -> RecordS
             f"{file} has keys of {found}.",
             f"Choose one with {' or '.join(f'--as {name}' for name in signs)}.",
         )
-    if not signs and not replies:
-        raise TraceFileError(f"{file} has no key that an engine's records are known by.", _REMEDY)
     return SHAPES[next(iter(signs))] if signs else None
 
 

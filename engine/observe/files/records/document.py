@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Container
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -72,6 +72,9 @@ _PRINTED = re.compile(
     r"|\.\.\. \d{1,9} more \w{1,12}|,(?=\s{0,200}[}\]])"
 )
 """What is not JSON in such objects, and the texts in which nothing is to be changed."""
+_PREFIXED = re.compile(r"(?m)^([^\s\"{][^\n\"{]{0,119}[|:>\])] {1,3})[{\[]\r?\n")
+"""What stands before the first line of an object."""
+_MOST_PREFIXES = 100
 _QUOTED_OBJECT = re.compile(r"(?m)^[ \t]{0,8}> ?\{")
 _QUOTE = re.compile(r"(?m)^[ \t]{0,8}> ?(?=[\s\[\]{}\"`,]|\Z)")
 """Before each line of a text that Markdown quotes."""
@@ -84,8 +87,7 @@ _MOST_HEAD = 1 << 16
 _REMEDY = "Save the record again as the engine wrote it."
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(msgspec.Struct, frozen=True, eq=False):
     """An object somewhere in a document.
 
     path: keys and indices that lead to it, from `start`, the place of the document. around: the
@@ -115,11 +117,13 @@ class Node:
 
     def fields(self, values: dict[str, Any] | None = None) -> Fields:
         """The keys of this object, or of one around it."""
+        path = self.path
         if values is None or values is self.values:
-            return Fields(self.values, self.file, self.place, self.taken)
-        depth = next(i for i, one in enumerate(self.around) if one is values)
-        outer = Node(values, self.file, self.start, self.path[:depth], (), self.taken)
-        return Fields(values, self.file, outer.place, self.taken)
+            values = self.values
+        else:
+            path = path[: list(map(id, self.around)).index(id(values))]
+        place = ".".join(path if not self.start else (self.start, *path))
+        return Fields(values, self.file, place, self.taken)
 
 
 def read_documents(data: bytes, name: str) -> tuple[list[tuple[str, Any]], str]:
@@ -153,11 +157,22 @@ def read_documents(data: bytes, name: str) -> tuple[list[tuple[str, Any]], str]:
 
 
 def as_json(text: str) -> str:
-    """Objects as JavaScript, Python or PowerShell print them or Markdown quotes them, as JSON; any
-    other text as it is."""
-    text = _MEMBER.sub(r'"\1": ', text.replace("\xa0", " "))
+    """Objects as JavaScript, Python or PowerShell print them, Markdown quotes them or a log has
+    them, a prefix before each line, as JSON; any other text as it is."""
+    text = _MEMBER.sub(r'"\1": ', _unprefixed(text.replace("\xa0", " ")))
     text = _QUOTE.sub("", text) if _QUOTED_OBJECT.search(text) is not None else text
     return _PRINTED.sub(_plain, _PARTS_OF_TEXT.sub("", text)) if _LITERAL.search(text) else text
+
+
+def _unprefixed(text: str) -> str:
+    """A text without what its lines have before an object that goes on over them, but for digits
+    the same in each."""
+    for first in islice(_PREFIXED.finditer(text), _MOST_PREFIXES):
+        prefix = re.sub(r"\d+", lambda _: r"\d{1,20}", re.escape(first[1]))
+        lines = re.compile(rf"(?:{prefix}[^\n]*\n){{2}}")
+        if lines.match(text, first.start()) is not None:
+            return re.sub(rf"(?m)^{prefix}", "", text)
+    return text
 
 
 def _plain(found: re.Match[str]) -> str:
@@ -376,10 +391,11 @@ def nodes(file: str, documents: list[tuple[str, Any]], keys: AbstractSet[str]) -
         is_object = type(value) is dict
         if is_object and not keys.isdisjoint(value):
             found.append(Node(value, file, start, path, around, taken))
-        inner = (*around, value)
+        inner: tuple[Any, ...] = ()
         for key, one in value.items() if is_object else enumerate(value):
             kind = type(one)
             if (kind is dict or kind is list) and one:
+                inner = inner or (*around, value)
                 visit(one, start, (*path, str(key)), inner)
 
     for start, document in documents:
@@ -408,13 +424,12 @@ def _untaken(
     found: dict[str, Any] = {}
     read = taken.get(id(values), set())
     for key, value in values.items():
-        if id(value) in inside:
-            continue
-        here = (*path, key)
         if key not in read:
-            found[".".join(part for part in here if not part.isdigit())] = value
-        elif isinstance(value, dict) and id(value) in taken:
-            found |= _untaken(value, here, inside, taken)
+            if id(value) not in inside:
+                here = (*path, key)
+                found[".".join(part for part in here if not part.isdigit())] = value
+        elif isinstance(value, dict) and id(value) in taken and id(value) not in inside:
+            found |= _untaken(value, (*path, key), inside, taken)
     return found
 
 
@@ -434,9 +449,9 @@ class Fields:
     def count(self, key: str) -> int | None:
         """A whole number from 0."""
         value = self._take(key)
-        if value is not None and not is_whole(value):
-            raise self.wrong(key, value, f"a whole number from 0 to {COUNT:,}")
-        return value
+        if value is None or (type(value) is int and 0 <= value <= COUNT):  # as nearly all are
+            return value
+        raise self.wrong(key, value, f"a whole number from 0 to {COUNT:,}")
 
     def number(self, key: str) -> float | None:
         """A number from 0 to 2^53."""

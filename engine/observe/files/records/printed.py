@@ -51,6 +51,17 @@ _NAMES = {
     "predicted n": _EMITTED,
     "draft n": _DRAFTED,
     "draft n accepted": _ACCEPTED,
+    "n accepted": _ACCEPTED,
+    "n predicted": _EMITTED,
+    "predicted tokens": _EMITTED,
+    "n draft tokens": _DRAFTED,
+    "n accepted tokens": _ACCEPTED,
+    "total draft tokens": _DRAFTED,
+    "total drafted tokens": _DRAFTED,
+    "total accepted tokens": _ACCEPTED,
+    "total accepted draft tokens": _ACCEPTED,
+    "accepted draft tokens": _ACCEPTED,
+    "drafted tokens": _DRAFTED,
 }
 """In lower case, and with spaces for other signs between words."""
 _SPACE = re.compile(r"[-_]")
@@ -66,7 +77,9 @@ _LINE = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _SIGN = re.compile(
-    _BEFORE + r"(?:n_drafted[ \t]{0,20}=|draft_n:|num_draft_tokens:|draft[ _]tokens\"?:"
+    _BEFORE
+    + r"(?:n_drafted[ \t]{0,20}[=:]|draft_n:|(?:num_|(?:total|n)[ _])draft(?:ed)?[ _]tokens:"
+    r"|draft[ _]tokens\"?:"
     r"|num accepted token:|(?:average )?accept[ _]length\"?:|\[al\] average:|acc_length="
     r"|accpt len:|acceptance[ _]length\"?:)[ \t*]{0,60}\d",
     re.IGNORECASE | re.MULTILINE,

@@ -79,7 +79,8 @@ _SIGN = re.compile(
     rb"|tgi_request_skipped_tokens_(?:sum|count))[ {]",
     re.MULTILINE,
 )
-_PARTS = b"spec_", b"draft_tokens", b"tgi_request"
+_PARTS = b":spec_", b"mlx_spec_", b"trtllm_spec_", b"llamacpp:", b"tgi_request"
+"""One of these is in each sign."""
 _QUERIED = re.compile(rb'"metric"\s*:\s*\{([^{}]{1,4000})\}\s*,\s*"values?"\s*:\s*\[([^{}]*+)\}')
 """A series of a reply to a query: its labels, and its values with their times."""
 _NAME = re.compile(rb'"__name__"\s*:\s*"([^"]{1,200})",?')

@@ -57,6 +57,11 @@ class RecordShape:
     request_of: Callable[[Node], Hashable] = of_same_request
     """Identifies the request, where several such objects may be of one; the last one counts."""
 
+    @property
+    def keys(self) -> set[str]:
+        """All keys of its signs."""
+        return {key for sign in self.signs for key in sign}
+
     def sign_of(self, values: dict[str, Any]) -> tuple[str, ...]:
         """The keys by which an object is such a record; empty if it is not."""
         if not values.keys().isdisjoint(self.without):

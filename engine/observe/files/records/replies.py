@@ -20,7 +20,7 @@ from engine.observe.rounds.kept_requests import stop_of
 from engine.observe.rounds.stream import UnreadableError, chunks, is_reply
 from engine.observe.rounds.stream_rounds import Addition
 
-_SIGNS = {key for shape in READERS for sign in shape.signs for key in sign}
+_SIGNS = {key for shape in READERS for key in shape.keys}
 _MOST_OPEN = 64
 """Replies that the next event may be of."""
 
@@ -34,6 +34,7 @@ _MARKS = {
     "vllm": {"prompt_token_ids", "token_ids", "kv_transfer_params", "prompt_logprobs"},
 }
 """Keys of a reply, or of an answer in it, that only one engine writes."""
+_ALL_MARKS = set[str]().union(*_MARKS.values())
 _USED = {"choices", "usage", "model", "id", "object", "created"} | {
     "text",
     "output_ids",
@@ -229,7 +230,9 @@ def engine_of(event: Mapping[str, Any]) -> str:
         return "llama-server"
     if build == "fp_ollama":
         return "ollama"
-    return next((name for name, marks in _MARKS.items() if not marks.isdisjoint(keys)), "")
+    if keys.isdisjoint(_ALL_MARKS):
+        return ""
+    return next(name for name, marks in _MARKS.items() if not marks.isdisjoint(keys))
 
 
 def _short(value: Any) -> str:

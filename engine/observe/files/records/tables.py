@@ -9,15 +9,19 @@ lines that say a rate next to the counts which make it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from functools import lru_cache
-from itertools import pairwise, permutations
+from itertools import pairwise, permutations, product
 
 from engine.foreign import COUNT, LONGEST_PART_MS, OutOfRangeError, real, whole
+from engine.observe.files.records.document import Node
+from engine.observe.files.records.readers import LLAMA_SERVER, RecordShape, of_same_request
 from engine.observe.files.records.request import RecordedRequest
 
 _NAMED = re.compile(r"([A-Za-z][\w/#%]{0,30})\s?=\s{0,9}([^\s,;=]{1,40})")
 _FEW = 2
+_AVERAGE = r"(?:mean |avg |average )?"
+_UNIT = r"(?: ?\(tok(?:en)?s?(?:/.{1,12})?\))?"
 _IN_ROWS = ("|", "│", "┃", "\t", "accept_rate")
 _BARS = re.compile(r"[|│┃]")
 _GAPS = re.compile(r"\s{2,}|\t")
@@ -27,6 +31,14 @@ _ROW_END, _TAG = re.compile(r"</tr>\s{0,200}"), re.compile(r"<[^>]{1,200}>")
 _RULE = set(" -|:+=").union(map(chr, range(0x2500, 0x2580)))
 _MOST_CELLS = 64
 _LONGEST, _LONGEST_NAME = 2000, 80
+_COUNT_OF = re.compile(
+    r"^(?:\w{1,20}:)?(?:(?:#|n|num|number of|mtp|spec(?: decode)?|total) ?\b)+"
+    r"(?=accepted|draft(?:ed|s| tok| gen| acc)|pred|proposed|rejected|generated)|^total (?=draft)"
+    r"| (?:total|count)$"
+)
+"""What a name has before what it counts."""
+_KEY = re.compile(rb'"([A-Za-z][\w.:]{2,60})"\s*:\s*\d')
+_CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z][a-z])")
 _COUNTED = (
     ("rounds", "num_spec_steps"),
     ("drafted", "num_draft_tokens"),
@@ -35,12 +47,14 @@ _COUNTED = (
 _COLUMNS = (
     ("rate", r"(?:.{0,24}[ /])?(?:accept(?:ance)?|acc|draft) ?(?:rate|ratio|%)(?: ?\(%\))?|rate"),
     ("rate", r"(?:.{0,24} )?acceptance(?: ?\(%\))?|.{0,9}接受率.{0,9}|akzeptanz(?:rate)?.{0,4}"),
-    ("mean", r"(?:.{0,24}/)?(?:mean |avg |average )?(?:accept(?:ance)?|acc|a)[ .]len(?:gth)?"),
+    ("mean", rf"(?:.{{0,24}}/)?{_AVERAGE}(?:accept(?:ance|ed)?|acc|a)[ .]len(?:gth)?{_UNIT}"),
     ("mean", r"al|.{0,9}接受长度|mean len(?:gth)?"),
     ("mean", r"(?:avg |decoded )?tok(?:en)?s?/(?:cycle|round|step|iter|fwd).{0,8}"),
-    ("accepted", r"(?:draft )?accepted(?: (?:draft )?tokens)?|draft n accepted|#?acc(?: tokens)?"),
+    ("accepted", r"(?:draft )?accepted(?: (?:draft |prediction )?tokens)?|draft n accepted"),
+    ("accepted", r"#?acc(?: tokens)?"),
+    ("rejected", r"(?:draft )?rejected(?: (?:draft |prediction )?tokens)?"),
     ("accepted", r"(?:angenommen|akzeptiert)(?:e token)?|accept[eé]s"),
-    ("drafted", r"(?:drafted|proposed)(?: tokens)?|draft(?: tokens| n)?|#?gen tokens"),
+    ("drafted", r"(?:drafted|proposed)(?: tokens)?|draft(?: tokens| n| generated)?|#?gen tokens"),
     ("drafted", r"(?:entworfen|vorgeschlagen)(?:e token)?|propos[eé]s"),
     ("rounds", r"rounds|(?:verify )?steps|drafts|num drafts"),
     ("tokens", r"(?:(?:generated|output|predicted) )?tokens?|pred(?:icted)?(?: n)?"),
@@ -58,10 +72,31 @@ _FEWEST, _LONGEST_SAID, _MOST_COUNTS = 20, 300, 12
 line."""
 _SHARES = re.compile(r"(?<![\d.])(\d{1,3}\.\d{1,3})(?![\d.])")
 _PAIR = re.compile(r"(\d{1,20}) ?/ ?(\d{1,20})(?: ?\([^)]{0,40}\))?$")
+_WITH_RATE = re.compile(
+    r"(\d{1,20}) ?(?:acc\w{0,8})? ?/ {0,9}(\d{1,20}) ?(?:gen\w{0,8}|draft\w{0,9}|prop\w{0,9})?\)?$"
+)
+"""Two counts after the rate that they make."""
 _DRAFTS = re.compile(r"drafts \d{1,20}/(\d{1,20}), tokens (\d{1,20})/(\d{1,20})")
 """Drafts, tokens accepted and drafted, as ik_llama.cpp shows them in one cell."""
 _OF_ALL = re.compile(r" ?\((?:avg|average|mean)\)$| (?:mean ?)?[/±] ?std(?:dev)?$")
 _ALL = re.compile(r"(?:.{0,60} )?(?:overall|total|average|avg|mean):?", re.IGNORECASE)
+_SPREAD = re.compile(
+    r"(?:.{0,60} )?(?:min|max|std(?:dev)?|median|p\d\d?(?:\.\d)?):?", re.IGNORECASE
+)
+"""Of several requests, but neither one of them nor all."""
+_WORDED = re.compile(
+    r"(?i)(\d{1,9}) accepted ?/ ?(\d{1,9}) (?:generated|draft|proposed)"
+    r"|(\d{1,9}) (?:draft(?:ed)?|proposed) tokens?,? (?:and )?(\d{1,9}) (?:were )?accepted"
+    r"|(\d{1,9}) (?:of|out of) (\d{1,9}) (?:draft(?:ed)? )?(?:tokens )?(?:were )?accepted"
+)
+"""Counts that are named."""
+_SAID_RATE = re.compile(
+    r"(?i)\baccept(?:ance|ed)?(?: rate| ratio)?(?: is| was| of| at)?[ \t:=~≈(]{0,4}"
+    r"(\d{1,3}(?:\.\d{1,6})? ?%|0\.\d{1,6}|1\.0{1,6})(?![\d.–-])"
+)
+_OF_TWO = re.compile(r"\d ?/ ?\d")
+"""Counts, which do not make the rate."""
+_SAID_SPEED = re.compile(r"(?<![\d.])(\d{1,6}(?:\.\d{1,6})?) ?t(?:ok(?:en)?s?)?/s\b")
 _ENGINES = (
     *(("a.len", "ik_llama.cpp"), ("pred t/s", "llama-server"), ("ik llama", "ik_llama.cpp")),
     *(("vllm", "vllm"), ("sglang", "sglang"), ("llama.cpp", "llama-server")),
@@ -81,6 +116,40 @@ _OTHER_WAY = str.maketrans(",.", ".,")
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:[,'’ \xa0\u2009\u202f]\d{3})+(?![\d,])")
 
 
+def counted_shape(data: bytes) -> RecordShape | None:
+    """The records of a JSON text, or its beginning, whose objects have counts of accepted and of
+    drafted or rejected tokens, or of drafts, under names that say so; None if there are none."""
+    keys = dict.fromkeys(one.decode() for one in _KEY.findall(data))
+    kinds = dict(zip(keys, map(_kind, _names(list(keys))), strict=True))
+    accepted = [key for key, kind in kinds.items() if kind == "accepted"]
+    others = [
+        *(key for key, kind in kinds.items() if kind in ("drafted", "rejected")),
+        *(key for key in keys if key.endswith("drafts")),
+    ]
+    signs = tuple(product(accepted, others))
+    own = LLAMA_SERVER.without
+    shape = RecordShape("counts", "counts", signs, _read_counted, own, request_of=_counted_of)
+    return shape if shape.may_be_in(data) else None
+
+
+def _counted_of(node: Node) -> Hashable:
+    if not any("spec_decode_num" in key for key in node.values):
+        return of_same_request(node)
+    return tuple(key for key in node.path if not key.isdigit())  # a server's, which only grow
+
+
+def _read_counted(node: Node) -> RecordedRequest:
+    """An object as a row of a table, of which it has names and cells."""
+    plain = {
+        key: str(value)
+        for key, value in node.values.items()
+        if isinstance(value, int | float | str) and len(str(value)) <= _LONGEST_NAME
+    }
+    node.taken.setdefault(id(node.values), set()).update(plain)
+    found = _row(_names(list(plain)), list(plain.values()), 0, "")
+    return found or RecordedRequest("", node.place)
+
+
 def has_table(text: str) -> bool:
     """Whether a text has such a table, or such a line."""
     return bool(read_tables(text))
@@ -88,7 +157,8 @@ def has_table(text: str) -> bool:
 
 def read_tables(text: str) -> list[RecordedRequest]:
     """The rows of such tables. Numbers that cannot be are left out."""
-    found = list(_requests(text)) or list(_said(text))
+    found = list(_requests(text)) or list(_said(text)) or list(_said_rates(text))
+    found = [one for one in found if _SPREAD.fullmatch(one.place) is None]
     return [one for one in found if _ALL.fullmatch(one.place) is None] or found
 
 
@@ -105,12 +175,22 @@ def _requests(text: str) -> Iterator[RecordedRequest]:
             has_comma = any(map(_DECIMAL_COMMA.fullmatch, every)) and not any(
                 _DECIMAL_COMMA.fullmatch(one.translate(_OTHER_WAY)) for one in every
             )
-            for number, cells in table[begin + 1 : end]:
+            rows = table[begin + 1 : end]
+            if any("spec_decode_num" in one for one in table[begin][1]) and _only_grow(rows):
+                rows = rows[-1:]  # counters of a server, which the newest row has all of
+            for number, cells in rows:
                 plain = [_plain_number(one, has_comma) for one in cells]
                 for side, places, names in sides:
                     mine = [plain[i] for i in places]
                     if (found := _row(names, mine, number, side)) is not None:
                         yield found
+
+
+def _only_grow(rows: list[tuple[int, list[str]]]) -> bool:
+    """Whether no count of a table ever falls."""
+    columns = zip(*(cells for _, cells in rows), strict=True)
+    counts = [list(map(int, one)) for one in columns if all(map(str.isdecimal, one))]
+    return all(before <= after for one in counts for before, after in pairwise(one))
 
 
 def _said(text: str) -> Iterator[RecordedRequest]:
@@ -130,9 +210,28 @@ def _said(text: str) -> Iterator[RecordedRequest]:
             and accepted <= drafted
             and (scale > 1 or float(share) <= 1)
         }
+        if not pairs and not _SAID_RATE.search(line):
+            named = [found.groups("") for found in _WORDED.finditer(plain)]
+            both = [(a + b + c, d + e + f) for a, d, e, b, c, f in named]
+            pairs = {(int(n), int(of)) for n, of in both if len(both) == 1 and int(n) <= int(of)}
         if len(pairs) == 1:  # so it is sure what they are
             found = RecordedRequest("", f"line {number}", stop="end")
             found.num_accepted_draft_tokens, found.num_draft_tokens = pairs.pop()
+            yield found
+
+
+def _said_rates(text: str) -> Iterator[RecordedRequest]:
+    """The lines that say one rate of acceptance, without the counts that make it."""
+    for number, line in enumerate(text.splitlines(), 1):
+        shares = _SAID_RATE.findall(line) if len(line) <= _LONGEST_SAID else []
+        if len(shares) != 1 or line.lower().count("accept") > 1 or _OF_TWO.search(line):
+            continue
+        share = float(shares[0].rstrip(" %")) / (100 if "%" in shares[0] else 1)
+        if share <= 1:
+            found = RecordedRequest("", f"line {number}", stop="end")
+            found.given["draft_acceptance_rate"] = share
+            if len(speeds := _SAID_SPEED.findall(line)) == 1:
+                found.timings["predicted_per_second"] = float(speeds[0])
             yield found
 
 
@@ -223,7 +322,8 @@ def _cells(line: str) -> list[str]:
 
 
 def _names(cells: list[str]) -> list[str]:
-    return [_OF_ALL.sub("", one.lower().replace("_", " ")) for one in cells]
+    plain = (_CAMEL.sub(" ", one).lower().replace("_", " ") for one in cells)
+    return [_COUNT_OF.sub("", _OF_ALL.sub("", one)) for one in plain]
 
 
 def _is_head(names: list[str]) -> bool:
@@ -259,6 +359,8 @@ def _row(columns: list[str], cells: list[str], number: int, side: str) -> Record
     if (one := numbers.get("accepted")) is not None and (one[2] or one[1].startswith("0.")):
         numbers.setdefault("rate", one)
     pair, drafts = _PAIR.match(values.get("accepted", "")), _DRAFTS.search(" ".join(cells))
+    if pair is None and "accepted" not in values:
+        pair = _WITH_RATE.search(values.get("rate", ""))
     try:
         for kind, field in _COUNTED:
             if kind in numbers and numbers[kind][1].isdigit() and not numbers[kind][2]:
@@ -267,6 +369,13 @@ def _row(columns: list[str], cells: list[str], number: int, side: str) -> Record
             found.num_accepted_draft_tokens, found.num_draft_tokens = (
                 whole(one, COUNT) for one in pair.groups()
             )
+        elif "rejected" in numbers and found.num_draft_tokens is None:
+            rejected = whole(numbers["rejected"][1], COUNT)
+            if (n := found.num_accepted_draft_tokens) is not None:
+                found.num_draft_tokens, found.derived = (
+                    n + rejected,
+                    ("num_draft_tokens", "draft_n"),
+                )
         elif drafts is not None:
             found.num_spec_steps, found.num_accepted_draft_tokens, found.num_draft_tokens = (
                 whole(one, COUNT) for one in drafts.groups()

@@ -14,7 +14,7 @@ from engine.errors import TraceFileError
 from engine.foreign import is_real
 from engine.observe.files.records.document import MOST_STEPS, Node
 from engine.observe.files.records.readers import LLAMA_SERVER
-from engine.observe.files.records.replies import KeptReply, kept_replies
+from engine.observe.files.records.replies import KeptReply, PlainReplies, kept_replies
 from engine.observe.files.records.request import RecordedRequest, sum_figures
 from engine.observe.rounds.kept_requests import asked_facts
 from engine.observe.rounds.observed_run import ObservedRun, ServerFacts
@@ -342,7 +342,13 @@ def write_replies(
     """
     record = {"file": file, "shape": LLAMA_SERVER.name}
     run = ObservedRun(
-        store, "record", ServerFacts(""), patience_ms=math.inf, keep_raw=False, record=record
+        store,
+        "record",
+        ServerFacts(""),
+        patience_ms=math.inf,
+        keep_raw=False,
+        plain=PlainReplies(),
+        record=record,
     )
     alone = [(node.place, {"content": "", "timings": node.values}) for node in timings]
     for reply in (*replies, *kept_replies(alone)):

@@ -188,7 +188,7 @@ def test_lines_of_other_builds(tmp_path: Path, text: str, expected: tuple[Any, .
     assert not store.runs[0].get("server")
 
 
-@pytest.mark.parametrize("text", ["drafts are nice", "position 3: 4", "accept = 3%"])
+@pytest.mark.parametrize("text", ["drafts are nice", "position 3: 4", "p = 3%"])
 def test_other_texts_are_no_sums(text: str) -> None:
     assert recognise(text.encode()) is None
 
@@ -619,14 +619,97 @@ def test_timings_as_people_paste_them(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("line", "rate"),
+    [
+        ("170 t/s, accept 72.7%", 0.727),
+        ("accepted 50% with n_max 4 and n_min 2", 0.5),
+        ("acceptance rate is 0.44", 0.44),
+        ("acceptance 80% for code, acceptance 44% for stories", None),
+        ("acceptance 40-55%", None),
+        ("acceptance threshold 0.09", None),
+    ],
+)
+def test_a_rate_without_counts_is_a_rate_and_no_more(
+    tmp_path: Path, line: str, rate: float | None
+) -> None:
+    if rate is None:
+        assert recognise(line.encode()) is None
+        return
+    told = imported(tmp_path, f"On my card:\n\n- {line}\n").runs[0]["requests"][0]["told"]
+    assert told["draft_acceptance_rate"] == pytest.approx(rate)
+    assert told.get("draft_n") is told["num_accepted_draft_tokens"] is told["predicted_n"] is None
+
+
+def test_columns_that_are_statistics_are_no_requests(tmp_path: Path) -> None:
+    text = "| Metric | avg | min | p99 | std |\n|-|-|-|-|-|\n| Draft Acceptance Rate (%) | 60.00 "
+    text += (
+        "| 30.00 | 89.70 | 13.00 |\n| Acceptance Length (tokens/step) | 2.80 | 1.90 | 3.69 | 0.40 |"
+    )
+    run = imported(tmp_path, text).runs[0]
+    assert len(run["requests"]) == 1
+    told = run["told"] | {k: v for k, v in run["requests"][0]["told"].items() if v is not None}
+    assert (told["draft_acceptance_rate"], told["mean_acceptance_length"]) == (0.6, 2.8)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "prompt,n_drafted,n_accepted\ncode,300,210\nstory,310,155\n",
+        '{"prompt":"code","n_drafted":300,"n_accepted":210}\n{"n_drafted":310,"n_accepted":155}\n',
+        '{"a":[{"accepted":210,"rejected":90},{"accepted":155,"rejected":155}]}',
+        "- p: a\n  n_drafted: 300\n  n_accepted: 210\n- n_drafted: 310\n  n_accepted: 155\n",
+        "|n|acceptance|\n|-|-|\n|2|70.0% (210/300)|\n|3|0.5 (155 accepted / 310 generated)|",
+    ],
+    ids=["CSV", "lines", "JSON", "YAML", "cells"],
+)
+def test_counts_are_known_by_their_names(tmp_path: Path, text: str) -> None:
+    requests = imported(tmp_path, text).runs[0]["requests"]
+    assert [
+        [one["told"][name] for name in ("num_accepted_draft_tokens", "num_draft_tokens")]
+        for one in requests
+    ] == [[210, 300], [155, 310]]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "t,spec_decode_num_draft_tokens,spec_decode_num_accepted_tokens\n1,300,180\n2,660,400\n",
+        "".join(
+            f'{{"a:spec_decode_num_draft_tokens":{n},"spec_decode_num_accepted_tokens":{accepted}}}\n'
+            for n, accepted in ((300, 180), (660, 400))
+        ),
+    ],
+    ids=["CSV", "lines"],
+)
+def test_a_servers_counters_are_not_added_up(tmp_path: Path, text: str) -> None:
+    told = imported(tmp_path, text).runs[0]["told"]
+    assert (told["num_draft_tokens"], told["num_accepted_draft_tokens"]) == (660, 400)
+
+
+@pytest.mark.parametrize(
+    "prefix", ["llama-1  | ", "Nov 01 10:00:0{} box llama[812]: ", "2026-11-01T10:00:0{}Z stdout> "]
+)
+def test_an_object_may_go_on_over_lines_with_prefixes(tmp_path: Path, prefix: str) -> None:
+    lines = ["{", '  "timings": {', '    "predicted_n": 9, "predicted_ms": 2.5,']
+    lines += ['    "draft_n": 8, "draft_n_accepted": 3', "  }", "}"]
+    text = "".join(f"{prefix.format(i)}{line}\n" for i, line in enumerate(lines))
+    told = imported(tmp_path, text).runs[0]["told"]
+    assert (told["draft_n"], told["draft_n_accepted"], told["predicted_n"]) == (8, 3, 9)
+
+
+@pytest.mark.parametrize(
     ("line", "counts"),
     [
         ("`--draft-max 3`: 61.4 t/s, acceptance 0.72 (1210/1680)", (1680, 1210)),
         (" -- Draft: 410 tokens, accepted 301 (73.41%)", (410, 301)),
         ("accepted 1,810 of 2,600 drafted tokens, 69.6 %", (2600, 1810)),
         ("acceptance 0.73 (1210/1680)", None),  # other counts
-        ("accepted 50% with n_max 4 and n_min 2", None),
         ("acceptance 50%: 20/40, later 60/120", None),
+        ("Draft acceptance: 170 accepted / 250 generated", (250, 170)),
+        ("greedy output; 18 draft tokens, 9 accepted.", (18, 9)),
+        ("9 out of 18 drafted tokens were accepted", (18, 9)),
+        ("10 draft tokens, 30 accepted", None),
+        ("acceptance 0.4, 18 draft tokens, 9 accepted", None),
         ("tokens 301/410 (73.41%)", None),
     ],
 )

@@ -694,3 +694,21 @@ def test_usage_may_count_drafted_tokens(tmp_path: Path, usage: dict[str, Any]) -
         (run,) = import_file(store, path)  # the same counts twice
         told = store.runs[run]["requests"][0]["told"]
         assert (told["draft_n_accepted"], told["draft_n"], told["predicted_n"]) == (80, 120, 120)
+
+
+def test_counts_of_replies_with_and_without_timings_are_added_up() -> None:
+    def reply(name: str, n: int, **more: Any) -> dict[str, Any]:
+        choice = {"index": 0, "finish_reason": "stop", "message": {"content": "x"}}
+        usage = {"prompt_tokens": 10, "completion_tokens": n, "total_tokens": 10 + n}
+        usage |= more.pop("usage", {})
+        return {"id": name, "object": "chat.completion", "choices": [choice], "usage": usage} | more
+
+    details = {"accepted_prediction_tokens": 60, "rejected_prediction_tokens": 40}
+    of_usage = reply("a", 100, usage={"completion_tokens_details": details})
+    timings = {"prompt_n": 10, "prompt_ms": 1.0, "predicted_n": 50, "predicted_ms": 900.0}
+    of_timings = reply("b", 50, timings=timings | {"draft_n": 40, "draft_n_accepted": 30})
+    told = filled(lines(of_usage, of_timings)).runs[0]["told"]
+    assert [told[name] for name in ("predicted_n", "draft_n", "draft_n_accepted")] == [150, 140, 90]
+    assert told["draft_acceptance_rate"] == 90 / 140
+    told = filled(lines(of_timings, reply("c", 70))).runs[0]["told"]  # which says nothing of drafts
+    assert [told[name] for name in ("predicted_n", "draft_n", "draft_n_accepted")] == [120, 40, 30]
