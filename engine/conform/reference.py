@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch.nn.functional import silu
 
-from engine.conform.cases import WEIGHTS, Rows, Shape, normed
+from engine.conform.cases import WEIGHTS, Rows, Shape, log_decay, normed
 
 _MOST_PASSES = 4
 # Orders of operations that a kernel may have by mistake
@@ -51,9 +52,7 @@ def terms(shape: Shape, row: Row) -> Row:
         read = read * shape.d_k**-0.5
         skip = torch.zeros_like(row["v"])
         made = {"value": row["v"], "beta": torch.sigmoid(row["b"])[:, None], "skip": skip}
-        x = torch.nn.functional.softplus(row["a"] + row["dt_bias"])
-        g = -torch.exp(row["A_log"]).view(-1, *[1] * (x.dim() - 1)) * x
-        decay = torch.exp(g).view(shape.n_heads, -1, 1)
+        decay = torch.exp(log_decay(row)).view(shape.n_heads, -1, 1)
     return row | {"key": key, "read": read, "decay": decay} | made
 
 
@@ -78,7 +77,8 @@ def step(
     seen = state if last else decay * state
     write = row["key"][:, :, None] * correction(shape, seen, row)[:, None, :]
     after = decay * (state + write) if last else seen + write
-    return (row["read"][:, :, None] * after).sum(1) + row["skip"], after
+    output = (row["read"][:, :, None] * after).sum(1) + row["skip"]
+    return output * silu(row["z"]) if "z" in row else output, after
 
 
 def correction(shape: Shape, decayed: torch.Tensor, row: Row) -> torch.Tensor:
@@ -93,7 +93,7 @@ def correction(shape: Shape, decayed: torch.Tensor, row: Row) -> torch.Tensor:
 def token(rows: Rows, index: int) -> Row:
     """The index-th row with the weights, in f64 on the CPU."""
     n = sum(rows.lengths)
-    names = ("x", "dt", "B", "C", "q", "k", "v", "a", "b")
+    names = ("x", "dt", "B", "C", "z", "q", "k", "v", "a", "b")
     return {
         k: (t[index] if k in names and t.shape[0] == n else t).double().cpu()
         for k, t in rows.tensors.items()

@@ -22,7 +22,7 @@ from typing import Any
 
 from engine.conform import adapters, packages
 from engine.conform.cases import Recurrence, Shape
-from engine.conform.checks import CHECKS, OF_ROWS, VAGUE, Fault, Player, check, has_check, limited
+from engine.conform.checks import CHECKS, OF_EXTRAS, OF_ROWS, VAGUE, Fault, Player, check, has_check, limited
 from engine.conform.cost import measure
 from engine.conform.fits import joined
 from engine.conform.packages import Package
@@ -171,9 +171,16 @@ def shapes(kernel: Kernel, recurrence: Recurrence, device: str) -> list[Shape]:
         made = [replace(shape, d_k=kernel.d, d_v=kernel.d) for shape in made[:2]]
     if not kernel.grouped:
         made = [replace(shape, n_groups=shape.n_heads) for shape in made]
+    made = [replace(s, extras=_extras(kernel, s)) if i % 2 else s for i, s in enumerate(made)]
     if kernel.square and not kernel.d:
         made = [replace(s, d_v=s.d_k) for s in made if s.d_k != 128 or kernel.chunk]
     return made
+
+
+def _extras(kernel: Kernel, shape: Shape) -> tuple[str, ...]:
+    """What a kernel's shapes may add, as far as it is about this recurrence."""
+    about = {"lower bound": "kda", "z": "mamba2"}
+    return tuple(x for x in kernel.extras if about.get(x, shape.recurrence) == shape.recurrence)
 
 
 def run(
@@ -344,7 +351,9 @@ class _Child:
 
 def _fault(fields: dict[str, Any]) -> Fault:
     rows = {name: tuple(fields[name]) for name in ("row_errors", "depth_errors")}
-    return Fault(**(fields | rows | {"shape": Shape(**fields["shape"])}))
+    shape = fields["shape"]
+    shape = Shape(**(shape | {"extras": tuple(shape.get("extras", ()))}))
+    return Fault(**(fields | rows | {"shape": shape}))
 
 
 def _limited(limit_s: float) -> None:
@@ -455,6 +464,13 @@ def _checked(
         tried.add(one)
     if faults:
         yield False, faults
+    needed = []
+    for extra in faults[0].shape.extras if faults else ():  # those without which it is right
+        plain = faults[0].shape.without(extra)
+        if more := check(kernel, package, plain, name, seed, device, rounds):
+            faults = more
+        else:
+            needed.append(extra)
 
     def again(smaller: Shape) -> list[Fault]:
         if recurrence != "conv":
@@ -479,7 +495,12 @@ def _checked(
             more = check(kernel, package, other, name, seed, device, min(rounds, 20), large=large)
             fault = next((f for f in more if f.cause not in (*VAGUE, "crash")), fault)
         fault = replace(small, cause=fault.cause, detail=fault.detail)
-        faults = [placed(Player(kernel, package, fault.shape, seed, device), fault)]
+        fault = placed(Player(kernel, package, fault.shape, seed, device), fault)
+        for extra in needed:
+            cause = OF_EXTRAS[extra] if extra == "layers" or fault.cause in VAGUE else fault.cause
+            words = joined(fault.detail, f"right without {extra}")
+            fault = replace(fault, cause=cause, detail=words)
+        faults = [fault]
     yield True, faults
 
 
