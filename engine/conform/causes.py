@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from itertools import chain, product, tee
+from types import MappingProxyType
 from typing import Any
 
 import torch
+from torch.nn.functional import silu
 
 from engine.conform import fits, mistakes
 from engine.conform.cases import Shape
 from engine.conform.decays import Log, Played, decays
 from engine.conform.fits import closest, joined, place, same, spans, wrong_heads
-from engine.conform.mistakes import fewest, formulas, heads_of, layouts, strides
+from engine.conform.mistakes import fewest, formulas, heads_of, layouts, sides, strides
 from engine.conform.reference import ROW_INPUTS, VARIANTS, Reference, Row, Way, play, step, terms
 from engine.conform.shares import Kept, Quantities, channels, shares
 from engine.conform.subject import Kernel
+
+def _plain(row: Row) -> Row:
+    """A row whose z gates no outputs."""
+    return {"before_z" if x == "z" else x: value for x, value in row.items()}
+
 
 _MOST_COMMITS, _MOST_ROWS, _MOST_MAPPED = 12, 8, 3
 
@@ -26,7 +33,7 @@ class Situation:
 
     `tokens` are the rows of the pass; `before` the reference's states after each row of the passes
     before it, of the last of which `accepted` were kept. `batch` are the rows of all sequences of
-    the pass, of which the `first` is this one's.
+    the pass, of which the `first` is this one's; those of each sequence begin at its place.
     """
 
     def __init__(
@@ -40,6 +47,7 @@ class Situation:
         parents: Sequence[int] = (),
         batch: Sequence[Row] = (),
         first: int = 0,
+        places: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
         self.kernel, self.reference, self.sequence = kernel, reference, sequence
         self.folds = kernel.ring > 0 or kernel.log
@@ -47,6 +55,10 @@ class Situation:
         self.tokens, self.before, self.accepted = list(tokens), list(before), accepted
         self.parents = tuple(parents)
         self.batch, self.first, self.begin = batch or self.tokens, first, first
+        if "z" in self.shape.extras:  # outputs are named as they are before it
+            both = self.tokens, self.batch
+            self.tokens, self.batch = ([_plain(row) for row in rows] for rows in both)
+        self.places = places
         self.start, self.own = reference.state(sequence), len(self.tokens)
         # of a chunk: the right states before those before it, and the rows of the last of them
         self.earlier: list[torch.Tensor] = []
@@ -188,41 +200,65 @@ class Situation:
         names = [f"{i - accepted + 1}" if i < n - 1 else "nothing" for i in at]
         return cause, f"the window holds inputs {', '.join(names)} (0: the last that was accepted)"
 
-    def _mappings(self, n: int) -> Iterator[tuple[str, list[int]]]:
-        """Rows of the pass that may be taken in place of a sequence's first n, with words."""
-        first = self.first
-        yield "the first row", [first] * n
-        yield "the last row", [first + n - 1] * n
-        yield "the row before", [first, *range(first, first + n - 1)]
-        yield "the row after", [*range(first + 1, first + n), first + n - 1]
-        yield "the row before in the pass", list(range(first - 1, first - 1 + n))
-        yield "the row after in the pass", list(range(first + 1, first + 1 + n))
-        yield "the rows in reverse order", list(range(first + n - 1, first - 1, -1))
-        yield "the pass's first rows", list(range(n))
+    def _mappings(self, n: int) -> Iterator[tuple[str, str, list[Row]]]:
+        """Rows that may be taken in place of a sequence's first n, with a cause and words."""
+        first, own = self.first, ""
+        ways = [
+            ("the first row", [first] * n),
+            ("the last row", [first + n - 1] * n),
+            ("the row before", [first, *range(first, first + n - 1)]),
+            ("the row after", [*range(first + 1, first + n), first + n - 1]),
+            ("the row before in the pass", list(range(first - 1, first - 1 + n))),
+            ("the row after in the pass", list(range(first + 1, first + 1 + n))),
+            ("the rows in reverse order", list(range(first + n - 1, first - 1, -1))),
+            ("the pass's first rows", list(range(n))),
+        ]
+        for s, at in self.places.items() if self.begin == first else ():
+            if s != self.sequence:
+                ways.append((f"the rows of sequence {s}", list(range(at, at + n))))
         for at in product(range(n), repeat=n) if 1 < n <= _MOST_MAPPED else ():
-            yield f"rows {', '.join(map(str, at))}", [first + i for i in at]
+            ways.append((f"rows {', '.join(map(str, at))}", [first + i for i in at]))
+        for words, at in ways:
+            # of the sequence before, of the first, or of one that is named
+            others = at[0] < first or "sequence" in words
+            rows = [self.batch[min(max(i, 0), len(self.batch) - 1)] for i in at]
+            yield "other-sequence" if others else own, words, rows
+        old = self.reference.rows[self.sequence][-2:-1] if not self.kernel.chunk else []
+        for rows in (rows for rows in old if rows):
+            yield own, "the same row of the pass before", [rows[min(i, len(rows) - 1)] for i in range(n)]
 
     def inputs(self, tokens: Sequence[Row]) -> Iterator[tuple[str, str, list[Row], str]]:
         """Wrong ways through the rows: cause, sentence, rows, variant of the recurrence."""
         for variant in VARIANTS[self.shape.recurrence]:
             cause = {"gate-last": "gate-order"}.get(variant, "wrong-term")
             yield cause, variant.replace("-", " "), list(tokens), variant
-        for words, at in self._mappings(len(tokens)):
-            gate, *others = ROW_INPUTS[self.shape.recurrence]
+        gate, *others = ROW_INPUTS[self.shape.recurrence]
+        right = [terms(self.shape, row) for row in tokens]
+        for of_rows, words, taken in self._mappings(len(tokens)):
             for names in dict.fromkeys(((gate,), *((x,) for x in others), (gate, *others))):
                 cause = "gate-of-other-row" if names in (("a",), ("dt",)) else "other-row"
-                if at[0] < self.first:  # of the sequence before, or of the first
-                    cause = "other-sequence"
                 what = {"a": "decay", "dt": "decay", "b": "beta"}.get(names[0], names[0])
-                rows = [
-                    row | {x: self.batch[min(max(i, 0), len(self.batch) - 1)][x] for x in names}
-                    for row, i in zip(tokens, at, strict=True)
-                ]
-                yield cause, f"{'all inputs' if len(names) > 1 else what} of {words}", rows, ""
+                what = "all inputs" if len(names) > 1 else what
+                pairs = zip(tokens, taken, strict=True)
+                rows = [row | {x: other[x] for x in names} for row, other in pairs]
+                yield of_rows or cause, f"{what} of {words}", rows, ""
+                if names[0] not in "kba" or len(names) > 1 or words.startswith("rows "):
+                    continue
+                wrong = (sides(self.shape, *both) for both in self._changed(right, rows, what))
+                for one in list(zip(*wrong, strict=True))[1:]:
+                    yield of_rows or cause, f"{what} of {words}{one[0][0]}", [x for _, x in one], ""
         placed = strides(self.shape, self.batch, self.first, tokens)
         heads = mistakes.of_other_heads(self.shape, tokens)
         for cause, words, rows in chain(formulas(self.shape, tokens), placed, heads):
             yield cause, words, rows, ""
+
+    def _changed(
+        self, right: Sequence[Row], rows: Sequence[Row], what: str
+    ) -> Iterator[tuple[Row, Row]]:
+        """Each right row and the one that has what differs in another row."""
+        of = {"k": "key"}.get(what, what)
+        for row, other in zip(right, rows, strict=True):
+            yield row, row | {of: terms(self.shape, other)[of]}
 
     def _played(
         self, state: torch.Tensor, tokens: Sequence[dict[str, Any]], variant: str = ""
@@ -290,8 +326,43 @@ class Situation:
                 alone = torch.cat([more[None], seen[1:]])
                 yield cause, f"{sentence}, which outputs see alone", alone
 
+    def _of_z(self, seen: torch.Tensor, bound: float) -> tuple[str, str] | None:
+        """Cause and sentence where z does something else to outputs, of some rows and heads."""
+        right = torch.stack(self._played(self.start, self.tokens)[0])
+        z = torch.stack([row["before_z"] for row in self.tokens])
+        skip = torch.stack([terms(self.shape, row)["skip"] for row in self.tokens])
+        gate, sigmoid = silu(z), torch.sigmoid(z)
+        ways: list[Way] = [
+            ("wrong-term", "z is left out", right),
+            ("wrong-term", "the sigmoid of z is taken, not times z", right * sigmoid),
+            ("wrong-term", "z is taken without its sigmoid", right * z),
+            ("wrong-term", "z is taken twice", right * gate * gate),
+            ("wrong-term", "z is divided by", right / gate),
+            ("wrong-term", "z has the other sign", right * silu(-z)),
+            ("wrong-term", "z is taken without its sign", right * silu(z.abs())),
+            ("wrong-term", "max(z, 0) is taken for z times its sigmoid", right * z.clamp(min=0)),
+            ("wrong-term", "tanh of z is taken", right * torch.tanh(z)),
+            ("wrong-term", "D x is added after z", (right - skip) * gate + skip),
+            ("wrong-term", "z is taken for D x alone", right - skip + skip * gate),
+        ]
+        for cause, words, rows in self._mappings(len(z)):
+            other = right * silu(torch.stack([row["before_z"] for row in rows]))
+            ways.append((cause or "other-row", f"z of {words}", other))
+        for words, at in heads_of(self.shape):
+            ways.append(("head-mapping", f"z of {words}", right * silu(z[:, at])))
+        gives = {}
+        limit = 4 * bound * max(1.0, float(seen.abs().max()))
+        wrong = (right * gate - seen).abs().amax(2) > limit / 4
+        for cause, words, made in ways:
+            gives.setdefault((cause, words), (made - seen).abs().amax(2) <= limit / 4)
+        return fewest(gives, wrong, ("rows", "heads"))
+
     def explain_outputs(self, seen: torch.Tensor, bound: float) -> tuple[str, str]:
         """Cause and sentence for outputs [rows, …] that differ from the reference's."""
+        if "z" in self.shape.extras and seen.isfinite().all():
+            if found := self._of_z(seen, bound):
+                return found
+            seen = seen / silu(torch.stack([row["before_z"] for row in self.tokens]))
         wanted = torch.stack(self._played(self.start, self.tokens)[0]).view(seen.shape)
         if len(seen) <= _MOST_ROWS and (words := fits.advanced(self.shape, seen, wanted, bound)):
             return "wrong-stride", words

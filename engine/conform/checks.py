@@ -187,6 +187,7 @@ class Player:
         faults: list[Fault] = []
         situations = {}
         batch = [token(rows, i) for i in range(sum(one.lengths))]
+        places = {s: part.start for s, part in zip(one.sequences, rows.slices(), strict=False)}
         for i, (sequence, part) in enumerate(zip(one.sequences, rows.slices(), strict=False)):
             situations[sequence] = Situation(
                 self.kernel,
@@ -198,6 +199,7 @@ class Player:
                 one.parents[i] if one.parents else (),
                 batch,
                 part.start,
+                places,
             )
             error, row = _worst(seen[part], wanted[part])
             if error > self.bound:

@@ -17,6 +17,21 @@ _MOST_ROWS, _MOST_HEADS = 8, 16
 _BESIDE = ("q", "k", "v"), ("x", "B", "C"), ("a", "b")  # as engines split a projection
 
 
+# What corrections take of a row, apart from what is kept and written
+_VIEWS = {"look": "key", "off": "beta", "fade": "decay"}
+
+
+def sides(shape: Shape, right: Row, other: Row) -> Iterator[tuple[str, Row]]:
+    """A wrong row, and that which is wrong in what is taken off v alone, or in all else alone, each
+    with words."""
+    yield "", other
+    changed = {x: of for x, of in _VIEWS.items() if other[of] is not right[of]}
+    if changed and shape.recurrence in ("gdn", "kda"):
+        yield ", in what is taken off v", right | {x: other[of] for x, of in changed.items()}
+        alone = other | {"read": right["read"]} | {x: right[of] for x, of in changed.items()}
+        yield ", in what is kept and written", alone
+
+
 def formulas(shape: Shape, rows: Sequence[Row]) -> Iterator[tuple[str, str, list[Row]]]:
     """Cause, sentence and rows under each wrong formula of what a row does (reference.terms)."""
     of_rows = [_conv(row) if shape.recurrence == "conv" else _formulas(shape, row) for row in rows]
@@ -65,6 +80,9 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
         return right | {"decay": torch.exp(g).view(heads, -1, 1)}
 
     made = []
+    if "lower_bound" in row:
+        made = [("wrong-gate", words, decay(g)) for words, g in _bounded(row, raw, -rate)]
+        gates = []
     for words, dt in gates:
         if mamba:
             made += [("wrong-gate", words, decay(rate * dt) | {"beta": dt[:, None]})]
@@ -72,11 +90,11 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
             words += ", in the decay"
         made.append(("wrong-gate", words, decay(rate * dt)))
     dt, log = softplus(raw + bias), (-rate).log()
-    g = rate * dt
+    g = right["decay"].log().view((heads, -1) if raw.dim() > 1 else (heads,))
     made += [
         ("gate-order", "the decay is left out", decay(0 * g)),
-        ("wrong-gate", "A is left out of the decay", decay(-dt)),
-        ("wrong-gate", "A_log is taken without exp", decay(-log * dt)),
+        *((("wrong-gate", "A is left out of the decay", decay(-dt)),) * bool(gates)),
+        *((("wrong-gate", "A_log is taken without exp", decay(-log * dt)),) * bool(gates)),
         ("wrong-gate", "A has the other sign", decay(-g)),
         ("wrong-gate", "the decay is a power of 2, not of e", decay(g * math.log(2))),
         ("wrong-gate", "the decay's logarithm is taken as one to base 2", decay(g / math.log(2))),
@@ -139,18 +157,36 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
             with_eps["q and k"] = with_eps["q"] | with_eps["k"]
             norms |= {f"{x} is divided with an eps of {eps:g}": y for x, y in with_eps.items()}
         made += [("wrong-norm", words, right | other) for words, other in norms.items()]
-        made += [
-            (cause, f"{words}, in {place}", other | sides)
-            for cause, words, other in made
-            if other["key"] is not key
-            for place, sides in (
-                ("what is taken off v", {"key": key, "read": read, "look": other["key"]}),
-                ("what is written", {"read": read, "look": key}),
-            )
-        ]
         made.append(("wrong-scale", scaled, right | {"read": read * root}))
         made.append(("wrong-scale", "the scale is applied twice", right | {"read": read / root}))
-    return made
+    return [
+        (cause, words + where, one)
+        for cause, words, other in made
+        for where, one in sides(shape, right, other)
+    ]
+
+
+def _bounded(row: Row, raw: torch.Tensor, A: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+    """Wrong logarithms of a decay that has a lower bound, with words."""
+    x, bias, bound, sigmoid = raw + row["dt_bias"], row["dt_bias"], row["lower_bound"], torch.sigmoid
+    return [
+        ("softplus is taken, without the lower bound", -A * softplus(x)),
+        ("A is left out, under the lower bound", bound * sigmoid(x)),
+        ("A_log is taken without exp, under the lower bound", bound * sigmoid(A.log() * x)),
+        ("A multiplies the sigmoid, not its input", bound * A * sigmoid(x)),
+        ("A divides the sigmoid's input", bound * sigmoid(x / A)),
+        ("dt_bias is left out", bound * sigmoid(A * raw)),
+        ("dt_bias is added twice", bound * sigmoid(A * (x + bias))),
+        ("dt_bias is taken off", bound * sigmoid(A * (raw - bias))),
+        ("dt_bias is added after A", bound * sigmoid(A * raw + bias)),
+        ("a is left out", bound * sigmoid(A * bias + 0 * raw)),
+        ("the sigmoid's input has the other sign", bound * sigmoid(-A * x)),
+        ("the sigmoid is left out", bound * A * x),
+        ("softplus is taken for the sigmoid", bound * softplus(A * x)),
+        ("the lower bound is left out", -sigmoid(A * x)),
+        ("the lower bound has the other sign", -bound * sigmoid(A * x)),
+        ("softplus is cut at the lower bound", (-A * softplus(x)).clamp(min=float(bound))),
+    ]
 
 
 def strides(
@@ -236,6 +272,17 @@ def heads_of(shape: Shape) -> list[tuple[str, torch.Tensor]]:
     ]
 
 
+def blocks_of(n: int) -> Iterator[tuple[str, torch.Tensor]]:
+    """Channels, of n, that those of a block may be taken for, with words."""
+    for size in (size for size in (16, 32, 64, 128) if size < n <= 8 * size and not n % size):
+        for to, of in product(range(0, n, size), repeat=2):
+            at = torch.arange(n)
+            at[to : to + size] = torch.arange(of, of + size)
+            if to != of:
+                ends = f"{of} to {of + size - 1}", f"{to} to {to + size - 1}"
+                yield f"key channels {ends[0]} in {ends[1]}", at
+
+
 def of_other_heads(shape: Shape, rows: Sequence[Row]) -> Iterator[tuple[str, str, list[Row]]]:
     """Cause, sentence and rows where heads take one thing that a row does from other heads."""
     if shape.recurrence == "conv" or shape.n_heads == 1:
@@ -246,17 +293,13 @@ def of_other_heads(shape: Shape, rows: Sequence[Row]) -> Iterator[tuple[str, str
     of_row = {gate: gate, "key": "kB"[kind], "read": "qC"[kind], "value": "vx"[kind]}
     of_row |= {"decay": "the decay", "beta": ("beta", "dt, in what is written,")[kind]}
     of_row |= {x: x for x in weights}
-    key = ("key",) if kind else ("key", "look")
-    single = [key if x == "key" else (x,) for x in of_row]
-    each = [*single, weights, (*key, "read")]
-    each += [(gate, *key), (*key, "decay"), ("value", "beta"), ("decay", "beta")]  # in logs
-    alone = {("look",): ", in what is taken off v", ("key",): ", in what is written"}
-    alone = {} if kind else alone
-    of_row["look"] = "k"
-    made = [{"look": row["key"]} | row for row in (terms(shape, row) for row in rows)]
+    single = [(x,) for x in of_row]
+    each = [*single, weights, ("key", "read")]
+    each += [(gate, "key"), ("key", "decay"), ("value", "beta"), ("decay", "beta")]  # in logs
+    made = [terms(shape, row) for row in rows]
     raw = [{x: t for x, t in row.items() if x != "decay"} for row in made]
-    for keys in (*each, *alone):
-        what = " and ".join(dict.fromkeys(of_row[x] for x in keys)) + alone.get(keys, "")
+    for keys in each:
+        what = " and ".join(dict.fromkeys(of_row[x] for x in keys))
         one = keys in single and shape.n_heads <= _MOST_HEADS
         ones = ((f"head {h}", 0 * of_groups + h) for h in range(1, shape.n_heads * one))
         for words, at in (*heads_of(shape), ("key head h % groups", of_groups), *ones):
@@ -264,8 +307,10 @@ def of_other_heads(shape: Shape, rows: Sequence[Row]) -> Iterator[tuple[str, str
             for row, inputs in zip(made, raw, strict=True):
                 other = {x: row[x][at] for x in keys}
                 anew = not {gate, *weights}.isdisjoint(keys)
-                others.append((terms(shape, inputs | other) if anew else row) | other)
-            yield "head-mapping", f"{what} of {words}", others
+                wrong = (terms(shape, inputs | other) if anew else row) | other
+                others.append(list(sides(shape, row, wrong)))
+            for of_rows in zip(*others, strict=True):
+                yield "head-mapping", f"{what} of {words}{of_rows[0][0]}", [x for _, x in of_rows]
 
 
 def row_by_row(

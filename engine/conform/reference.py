@@ -75,7 +75,8 @@ def step(
     row = terms(shape, row)
     decay, last = row["decay"], variant == "gate-last"
     seen = state if last else decay * state
-    write = row["key"][:, :, None] * correction(shape, seen, row)[:, None, :]
+    faded = row["fade"] * state if "fade" in row and not last else seen
+    write = row["key"][:, :, None] * correction(shape, faded, row)[:, None, :]
     after = decay * (state + write) if last else seen + write
     output = (row["read"][:, :, None] * after).sum(1) + row["skip"]
     return output * silu(row["z"]) if "z" in row else output, after
@@ -83,11 +84,13 @@ def step(
 
 def correction(shape: Shape, decayed: torch.Tensor, row: Row) -> torch.Tensor:
     """What a row writes along its key, [heads, d_v]; a delta rule takes off what the state has
-    along it (`look`: along another vector, by mistake)."""
+    along it (by mistake along another vector, `look`, with another beta, `off`, or of a state with
+    another decay, `fade`)."""
     wrote = row["beta"] * row["value"]
     if shape.recurrence == "mamba2":
         return wrote
-    return wrote - row["beta"] * (row.get("look", row["key"])[:, :, None] * decayed).sum(1)
+    look, off = row.get("look", row["key"]), row.get("off", row["beta"])
+    return wrote - off * (look[:, :, None] * decayed).sum(1)
 
 
 def token(rows: Rows, index: int) -> Row:

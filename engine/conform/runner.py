@@ -152,10 +152,10 @@ def shapes(kernel: Kernel, recurrence: Recurrence, device: str) -> list[Shape]:
         d = kernel.least_d
         sizes = [
             (2, 1, max(32, d), 16, 3, 3),
-            (4, 2, max(16, d), 16, 4, 2),
-            (1, 1, *((max(64, d), 32) if kernel.powers else (max(48, d), 40)), 2, 3),
+            (4, 2, max(16, d), 16, 5, 2),
+            (1, 1, *((max(64, d), 32) if kernel.powers else (max(48, d), 40)), 3, 5),
             (2, 2, 128, 16, 3, 2),
-            (1, 1, 256 if kernel.powers else 192, 16, 2, 2),
+            (1, 1, 256 if kernel.powers else 192, 16, 4, 3),
         ]
         if kernel.chunk:
             # with a gate for each channel, 256 of them take minutes in the interpreter
