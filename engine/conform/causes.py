@@ -20,6 +20,7 @@ from engine.conform.reference import ROW_INPUTS, VARIANTS, Reference, Row, Way, 
 from engine.conform.shares import Kept, Quantities, channels, shares
 from engine.conform.subject import Kernel
 
+
 def _plain(row: Row) -> Row:
     """A row whose z gates no outputs."""
     return {"before_z" if x == "z" else x: value for x, value in row.items()}
@@ -216,8 +217,8 @@ class Situation:
         for s, at in self.places.items() if self.begin == first else ():
             if s != self.sequence:
                 ways.append((f"the rows of sequence {s}", list(range(at, at + n))))
-        for at in product(range(n), repeat=n) if 1 < n <= _MOST_MAPPED else ():
-            ways.append((f"rows {', '.join(map(str, at))}", [first + i for i in at]))
+        mapped = product(range(n), repeat=n) if 1 < n <= _MOST_MAPPED else ()
+        ways += [(f"rows {', '.join(map(str, at))}", [first + i for i in at]) for at in mapped]
         for words, at in ways:
             # of the sequence before, of the first, or of one that is named
             others = at[0] < first or "sequence" in words
@@ -225,7 +226,11 @@ class Situation:
             yield "other-sequence" if others else own, words, rows
         old = self.reference.rows[self.sequence][-2:-1] if not self.kernel.chunk else []
         for rows in (rows for rows in old if rows):
-            yield own, "the same row of the pass before", [rows[min(i, len(rows) - 1)] for i in range(n)]
+            yield (
+                own,
+                "the same row of the pass before",
+                [rows[min(i, len(rows) - 1)] for i in range(n)],
+            )
 
     def inputs(self, tokens: Sequence[Row]) -> Iterator[tuple[str, str, list[Row], str]]:
         """Wrong ways through the rows: cause, sentence, rows, variant of the recurrence."""

@@ -39,7 +39,7 @@ OF_EXTRAS = {
     "z": "wrong-term",
 }
 OF_ROWS = ("gate-of-other-row", "other-row")  # that more rows tell apart
-_LESS = ("state-not-committed", "other-sequence-written", "state-lost", *VAGUE)
+_LESS = ("state-not-committed", "other-sequence-written", "state-lost", "other-layer", *VAGUE)
 _GUARD = "interpreter_with_triton"
 
 

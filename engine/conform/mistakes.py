@@ -105,7 +105,7 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
         along = right | {"decay": right["decay"].transpose(1, 2)}
         made.append(("wrong-gate", "the decay of a channel is applied along v", along))
     what = "dt" if mamba else "beta"
-    betas = {f"{what} is left out of what is written": torch.ones_like(beta)}
+    betas = {f"{what} is left out{' of what is written' * mamba}": torch.ones_like(beta)}
     if not mamba:
         b, seen = row["b"][:, None], beta * (key * key).sum(1, keepdim=True)
         betas |= {
@@ -168,7 +168,12 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
 
 def _bounded(row: Row, raw: torch.Tensor, A: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
     """Wrong logarithms of a decay that has a lower bound, with words."""
-    x, bias, bound, sigmoid = raw + row["dt_bias"], row["dt_bias"], row["lower_bound"], torch.sigmoid
+    x, bias, bound, sigmoid = (
+        raw + row["dt_bias"],
+        row["dt_bias"],
+        row["lower_bound"],
+        torch.sigmoid,
+    )
     return [
         ("softplus is taken, without the lower bound", -A * softplus(x)),
         ("A is left out, under the lower bound", bound * sigmoid(x)),

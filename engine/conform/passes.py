@@ -60,10 +60,9 @@ def _all(shape: Shape, drafts: int, accepted: Sequence[int]) -> Pass:
 
 
 def _depths(shape: Shape, dice: random.Random, kernel: Kernel) -> Iterator[Pass]:
-    t = shape.n_tokens
-    for first in range(2):
-        counts = [1 + (i + first) % t for i in range(shape.n_sequences)]
-        yield _all(shape, t, counts)
+    t, n = shape.n_tokens, shape.n_sequences
+    for first in range(0, max(t, n + 1), n):  # each number is accepted, and read after it
+        yield _all(shape, t, [1 + (i + first) % t for i in range(n)])
     # a log is filled, folded and wrapped
     for _ in range(1 + 2 * kernel.ring // t):
         yield _all(shape, t, [t - dice.randint(0, 1) for _ in range(shape.n_sequences)])

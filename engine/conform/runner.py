@@ -22,7 +22,17 @@ from typing import Any
 
 from engine.conform import adapters, packages
 from engine.conform.cases import Recurrence, Shape
-from engine.conform.checks import CHECKS, OF_EXTRAS, OF_ROWS, VAGUE, Fault, Player, check, has_check, limited
+from engine.conform.checks import (
+    CHECKS,
+    OF_EXTRAS,
+    OF_ROWS,
+    VAGUE,
+    Fault,
+    Player,
+    check,
+    has_check,
+    limited,
+)
 from engine.conform.cost import measure
 from engine.conform.fits import joined
 from engine.conform.packages import Package
@@ -498,7 +508,8 @@ def _checked(
         fault = placed(Player(kernel, package, fault.shape, seed, device), fault)
         for extra in needed:
             cause = OF_EXTRAS[extra] if extra == "layers" or fault.cause in VAGUE else fault.cause
-            words = joined(fault.detail, f"right without {extra}")
+            turned = ", the other of which has its heads turned" * (extra == "layers")
+            words = joined(fault.detail, f"right without {extra}{turned}")
             fault = replace(fault, cause=cause, detail=words)
         faults = [fault]
     yield True, faults

@@ -51,7 +51,7 @@ class Tracks:
     fewer rows than were accepted, as at a boundary between cached blocks."""
 
     def __init__(self, shape: Shape, memory: Memory) -> None:
-        self.memory, self.kept = memory, dict[int, int]()
+        self.memory, self.kept, self.passes = memory, dict[int, int](), 0
         self.slots = shape.n_sequences if "track slots" in shape.extras else 0
 
     def of(
@@ -62,10 +62,14 @@ class Tracks:
         if not self.slots:
             return None, None
         places = [s - self.slots for s in range(self.slots)]
-        self.kept = {s: (s + n) % (n + 1) for s, n in zip(sequences, counts, strict=True)}
+        self.passes += 1
+        each = zip(sequences, counts, strict=True)
+        self.kept = {s: (s + self.passes) % (n + 1) for s, n in each}
         for s in range(self.slots):
             if not self.kept.get(s):
-                self.memory.keep("null-slot-written", "a track slot without a step", pool[places[s]])
+                self.memory.keep(
+                    "null-slot-written", "a track slot without a step", pool[places[s]]
+                )
             else:
                 self.memory.forget(pool[places[s]])
         at = [len(pool) + places[s] for s in sequences]

@@ -61,7 +61,10 @@ class Paged:
                 continue
             old = min(self.begin[s], self.computed[s] // self.size)
             self.table[s] = self.table[s].roll(-old)
-            self.begin[s], self.computed[s] = self.begin[s] - old, self.computed[s] - old * self.size
+            self.begin[s], self.computed[s] = (
+                self.begin[s] - old,
+                self.computed[s] - old * self.size,
+            )
             column = (self.computed[s] + m - 1) // self.size
             if column != self.begin[s]:
                 self.pool[self.table[s, column]] = self.pool[self.table[s, self.column(s)]].clone()
@@ -134,7 +137,8 @@ class _Delta(Paged):
             num_reqs=n,
             block_table_tensor=self.table[rows.sequences],
             num_actual_tokens=sum(rows.lengths),
-            seq_lens=rows.starts.diff() + self.memory.whole([self.computed[s] for s in rows.sequences]),
+            seq_lens=rows.starts.diff()
+            + self.memory.whole([self.computed[s] for s in rows.sequences]),
             seq_lens_cpu_upper_bound=self.memory.whole(rows.lengths).cpu() + 1,
             is_prefilling=None,
             compute_num_computed_tokens=lambda: self.memory.whole([1] * n),
@@ -336,7 +340,11 @@ class _Recovered(_K3Gates):
 
         others = {f"inputs {i:+d} from the right ones": moved(i) for i in (-2, -1, 1, 2)}
         self.memory.keep(
-            "window-not-rolled-back", "a window after the commit", self.windows[-1], moved(0), others
+            "window-not-rolled-back",
+            "a window after the commit",
+            self.windows[-1],
+            moved(0),
+            others,
         )
 
     def tracked(self, sequence: int) -> tuple[int, torch.Tensor] | None:
