@@ -15,7 +15,7 @@ from engine.conform import fits, mistakes
 from engine.conform.cases import Shape
 from engine.conform.decays import Log, Played, decays
 from engine.conform.fits import closest, joined, place, same, spans, wrong_heads
-from engine.conform.mistakes import fewest, formulas, heads_of, layouts, sides, strides
+from engine.conform.mistakes import fewest, formulas, heads_of, in_parts, layouts, strides
 from engine.conform.reference import ROW_INPUTS, VARIANTS, Reference, Row, Way, play, step, terms
 from engine.conform.shares import Kept, Quantities, channels, shares
 from engine.conform.subject import Kernel
@@ -26,6 +26,7 @@ def _plain(row: Row) -> Row:
     return {"before_z" if x == "z" else x: value for x, value in row.items()}
 
 
+_NEAR = ("the row before", "the row after", "the row two before", "the row two after")
 _MOST_COMMITS, _MOST_ROWS, _MOST_MAPPED = 12, 8, 3
 
 
@@ -207,8 +208,11 @@ class Situation:
         ways = [
             ("the first row", [first] * n),
             ("the last row", [first + n - 1] * n),
-            ("the row before", [first, *range(first, first + n - 1)]),
-            ("the row after", [*range(first + 1, first + n), first + n - 1]),
+            *((f"row {j}", [first + j] * n) for j in range(1, n - 1)),
+            *(
+                (words, [first + min(max(i + d, 0), n - 1) for i in range(n)])
+                for words, d in zip(_NEAR, (-1, 1, -2, 2), strict=True)
+            ),
             ("the row before in the pass", list(range(first - 1, first - 1 + n))),
             ("the row after in the pass", list(range(first + 1, first + 1 + n))),
             ("the rows in reverse order", list(range(first + n - 1, first - 1, -1))),
@@ -237,8 +241,14 @@ class Situation:
         for variant in VARIANTS[self.shape.recurrence]:
             cause = {"gate-last": "gate-order"}.get(variant, "wrong-term")
             yield cause, variant.replace("-", " "), list(tokens), variant
+        named = formulas(self.shape, tokens), mistakes.of_other_heads(self.shape, tokens)
+        each = in_parts(self.shape, tokens, chain(self._of_rows(tokens), *named))
+        for way in chain(each, strides(self.shape, self.batch, self.first, tokens)):
+            yield *way, ""
+
+    def _of_rows(self, tokens: Sequence[Row]) -> Iterator[tuple[str, str, list[Row]]]:
+        """Cause, sentence and rows where an input, or all, is that of other rows."""
         gate, *others = ROW_INPUTS[self.shape.recurrence]
-        right = [terms(self.shape, row) for row in tokens]
         for of_rows, words, taken in self._mappings(len(tokens)):
             for names in dict.fromkeys(((gate,), *((x,) for x in others), (gate, *others))):
                 cause = "gate-of-other-row" if names in (("a",), ("dt",)) else "other-row"
@@ -246,24 +256,7 @@ class Situation:
                 what = "all inputs" if len(names) > 1 else what
                 pairs = zip(tokens, taken, strict=True)
                 rows = [row | {x: other[x] for x in names} for row, other in pairs]
-                yield of_rows or cause, f"{what} of {words}", rows, ""
-                if names[0] not in "kba" or len(names) > 1 or words.startswith("rows "):
-                    continue
-                wrong = (sides(self.shape, *both) for both in self._changed(right, rows, what))
-                for one in list(zip(*wrong, strict=True))[1:]:
-                    yield of_rows or cause, f"{what} of {words}{one[0][0]}", [x for _, x in one], ""
-        placed = strides(self.shape, self.batch, self.first, tokens)
-        heads = mistakes.of_other_heads(self.shape, tokens)
-        for cause, words, rows in chain(formulas(self.shape, tokens), placed, heads):
-            yield cause, words, rows, ""
-
-    def _changed(
-        self, right: Sequence[Row], rows: Sequence[Row], what: str
-    ) -> Iterator[tuple[Row, Row]]:
-        """Each right row and the one that has what differs in another row."""
-        of = {"k": "key"}.get(what, what)
-        for row, other in zip(right, rows, strict=True):
-            yield row, row | {of: terms(self.shape, other)[of]}
+                yield of_rows or cause, f"{what} of {words}", rows
 
     def _played(
         self, state: torch.Tensor, tokens: Sequence[dict[str, Any]], variant: str = ""
@@ -331,41 +324,12 @@ class Situation:
                 alone = torch.cat([more[None], seen[1:]])
                 yield cause, f"{sentence}, which outputs see alone", alone
 
-    def _of_z(self, seen: torch.Tensor, bound: float) -> tuple[str, str] | None:
-        """Cause and sentence where z does something else to outputs, of some rows and heads."""
-        right = torch.stack(self._played(self.start, self.tokens)[0])
-        z = torch.stack([row["before_z"] for row in self.tokens])
-        skip = torch.stack([terms(self.shape, row)["skip"] for row in self.tokens])
-        gate, sigmoid = silu(z), torch.sigmoid(z)
-        ways: list[Way] = [
-            ("wrong-term", "z is left out", right),
-            ("wrong-term", "the sigmoid of z is taken, not times z", right * sigmoid),
-            ("wrong-term", "z is taken without its sigmoid", right * z),
-            ("wrong-term", "z is taken twice", right * gate * gate),
-            ("wrong-term", "z is divided by", right / gate),
-            ("wrong-term", "z has the other sign", right * silu(-z)),
-            ("wrong-term", "z is taken without its sign", right * silu(z.abs())),
-            ("wrong-term", "max(z, 0) is taken for z times its sigmoid", right * z.clamp(min=0)),
-            ("wrong-term", "tanh of z is taken", right * torch.tanh(z)),
-            ("wrong-term", "D x is added after z", (right - skip) * gate + skip),
-            ("wrong-term", "z is taken for D x alone", right - skip + skip * gate),
-        ]
-        for cause, words, rows in self._mappings(len(z)):
-            other = right * silu(torch.stack([row["before_z"] for row in rows]))
-            ways.append((cause or "other-row", f"z of {words}", other))
-        for words, at in heads_of(self.shape):
-            ways.append(("head-mapping", f"z of {words}", right * silu(z[:, at])))
-        gives = {}
-        limit = 4 * bound * max(1.0, float(seen.abs().max()))
-        wrong = (right * gate - seen).abs().amax(2) > limit / 4
-        for cause, words, made in ways:
-            gives.setdefault((cause, words), (made - seen).abs().amax(2) <= limit / 4)
-        return fewest(gives, wrong, ("rows", "heads"))
-
     def explain_outputs(self, seen: torch.Tensor, bound: float) -> tuple[str, str]:
         """Cause and sentence for outputs [rows, …] that differ from the reference's."""
         if "z" in self.shape.extras and seen.isfinite().all():
-            if found := self._of_z(seen, bound):
+            right = torch.stack(self._played(self.start, self.tokens)[0])
+            mapped = self._mappings(len(seen))
+            if found := mistakes.of_z(self.shape, right, self.tokens, mapped, seen, bound):
                 return found
             seen = seen / silu(torch.stack([row["before_z"] for row in self.tokens]))
         wanted = torch.stack(self._played(self.start, self.tokens)[0]).view(seen.shape)

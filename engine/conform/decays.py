@@ -11,7 +11,7 @@ from itertools import chain, product
 import torch
 
 from engine.conform.cases import Shape
-from engine.conform.mistakes import blocks_of, formulas, heads_of, of_other_heads
+from engine.conform.mistakes import blocks_of, formulas, heads_of, in_parts, of_other_heads
 from engine.conform.reference import Row, Way, correction, play, step, terms
 
 # Who sees a wrong decay: corrections, outputs, and the states that are kept
@@ -334,7 +334,7 @@ class Log:
         and of all that they do."""
         few = 1 < len(self.rows) <= _MOST_ROWS
         others = formulas(self.shape, self.rows), of_other_heads(self.shape, self.rows)
-        for cause, words, rows in chain(*others):
+        for cause, words, rows in in_parts(self.shape, self.rows, chain(*others)):
             yield cause, words, play(self.shape, self.states[0], rows)[1][-1]
             state, writes = self.states[0], self._writes(rows)
             for row, write in zip(rows, writes, strict=True):

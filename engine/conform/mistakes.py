@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, product
 
 import torch
-from torch.nn.functional import softplus
+from torch.nn.functional import silu, softplus
 
 from engine.conform.cases import Shape
 from engine.conform.fits import axes
@@ -21,15 +21,30 @@ _BESIDE = ("q", "k", "v"), ("x", "B", "C"), ("a", "b")  # as engines split a pro
 _VIEWS = {"look": "key", "off": "beta", "fade": "decay"}
 
 
-def sides(shape: Shape, right: Row, other: Row) -> Iterator[tuple[str, Row]]:
-    """A wrong row, and that which is wrong in what is taken off v alone, or in all else alone, each
-    with words."""
-    yield "", other
-    changed = {x: of for x, of in _VIEWS.items() if other[of] is not right[of]}
-    if changed and shape.recurrence in ("gdn", "kda"):
-        yield ", in what is taken off v", right | {x: other[of] for x, of in changed.items()}
-        alone = other | {"read": right["read"]} | {x: right[of] for x, of in changed.items()}
-        yield ", in what is kept and written", alone
+def in_parts(
+    shape: Shape, rows: Sequence[Row], ways: Iterable[tuple[str, str, list[Row]]]
+) -> Iterator[tuple[str, str, list[Row]]]:
+    """Wrong ways through rows, and of those that change more than one part of a delta rule also
+    what is wrong in corrections alone, or in all else alone."""
+    right = [terms(shape, row) for row in rows]
+    for cause, words, others in ways:
+        yield cause, words, others
+        if shape.recurrence not in ("gdn", "kda"):
+            continue
+        pairs = list(zip(right, (terms(shape, row) for row in others), strict=True))
+        changed = {
+            x: of
+            for x, of in _VIEWS.items()
+            if not all(torch.equal(row[of], other[of]) for row, other in pairs)
+        }
+        if changed:
+            taken = [row | {x: other[of] for x, of in changed.items()} for row, other in pairs]
+            yield cause, f"{words}, in what is taken off v", taken
+            kept = [
+                other | {"read": row["read"]} | {x: row[of] for x, of in changed.items()}
+                for row, other in pairs
+            ]
+            yield cause, f"{words}, in what is kept and written", kept
 
 
 def formulas(shape: Shape, rows: Sequence[Row]) -> Iterator[tuple[str, str, list[Row]]]:
@@ -159,11 +174,7 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
         made += [("wrong-norm", words, right | other) for words, other in norms.items()]
         made.append(("wrong-scale", scaled, right | {"read": read * root}))
         made.append(("wrong-scale", "the scale is applied twice", right | {"read": read / root}))
-    return [
-        (cause, words + where, one)
-        for cause, words, other in made
-        for where, one in sides(shape, right, other)
-    ]
+    return made
 
 
 def _bounded(row: Row, raw: torch.Tensor, A: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
@@ -312,10 +323,41 @@ def of_other_heads(shape: Shape, rows: Sequence[Row]) -> Iterator[tuple[str, str
             for row, inputs in zip(made, raw, strict=True):
                 other = {x: row[x][at] for x in keys}
                 anew = not {gate, *weights}.isdisjoint(keys)
-                wrong = (terms(shape, inputs | other) if anew else row) | other
-                others.append(list(sides(shape, row, wrong)))
-            for of_rows in zip(*others, strict=True):
-                yield "head-mapping", f"{what} of {words}{of_rows[0][0]}", [x for _, x in of_rows]
+                others.append((terms(shape, inputs | other) if anew else row) | other)
+            yield "head-mapping", f"{what} of {words}", others
+
+
+def of_z(
+    shape: Shape, right: torch.Tensor, tokens: Sequence[Row],
+    mapped: Iterable[tuple[str, str, list[Row]]], seen: torch.Tensor, bound: float,
+) -> tuple[str, str] | None:  # fmt: skip
+    """Cause and sentence where z does something else to outputs of some rows and heads; right: the
+    outputs before it, mapped: rows of which it may be."""
+    z = torch.stack([row["before_z"] for row in tokens])
+    skip = torch.stack([terms(shape, row)["skip"] for row in tokens])
+    gate, sigmoid = silu(z), torch.sigmoid(z)
+    ways: list[Way] = [
+        ("wrong-term", "z is left out", right),
+        ("wrong-term", "the sigmoid of z is taken, not times z", right * sigmoid),
+        ("wrong-term", "z is taken without its sigmoid", right * z),
+        ("wrong-term", "z is taken twice", right * gate * gate),
+        ("wrong-term", "z is divided by", right / gate),
+        ("wrong-term", "z has the other sign", right * silu(-z)),
+        ("wrong-term", "z is taken without its sign", right * silu(z.abs())),
+        ("wrong-term", "max(z, 0) is taken for z times its sigmoid", right * z.clamp(min=0)),
+        ("wrong-term", "tanh of z is taken", right * torch.tanh(z)),
+        ("wrong-term", "D x is added after z", (right - skip) * gate + skip),
+        ("wrong-term", "z is taken for D x alone", right - skip + skip * gate),
+    ]
+    for cause, words, rows in mapped:
+        other = right * silu(torch.stack([row["before_z"] for row in rows]))
+        ways.append((cause or "other-row", f"z of {words}", other))
+    for words, at in heads_of(shape):
+        ways.append(("head-mapping", f"z of {words}", right * silu(z[:, at])))
+    limit = bound * max(1.0, float(seen.abs().max()))
+    wrong = (right * gate - seen).abs().amax(2) > limit
+    gives = {(cause, words): (made - seen).abs().amax(2) <= limit for cause, words, made in ways}
+    return fewest(gives, wrong, ("rows", "heads"))
 
 
 def row_by_row(

@@ -36,6 +36,7 @@ from engine.conform.checks import (
 from engine.conform.cost import measure
 from engine.conform.fits import joined
 from engine.conform.packages import Package
+from engine.conform.passes import shapes
 from engine.conform.replays import placed, smallest
 from engine.conform.subject import Kernel
 from engine.errors import KernelPackageError
@@ -152,45 +153,6 @@ def kernels(name: str, target: str) -> Sequence[Kernel]:
 def versions(name: str) -> tuple[str, ...]:
     """The versions of a known package that have been tried; none: all are."""
     return adapters.engine(name).versions
-
-
-def shapes(kernel: Kernel, recurrence: Recurrence, device: str) -> list[Shape]:
-    """The shapes that the checks take in turn: small heads and large, shared keys and not."""
-    if recurrence == "conv":
-        sizes = [(8, 1, 4, 1, 3, 3), (300, 1, 3, 1, 4, 2), (64, 1, 4, 1, 2, 4)]
-    else:
-        d = kernel.least_d
-        sizes = [
-            (2, 1, max(32, d), 16, 3, 3),
-            (4, 2, max(16, d), 16, 5, 2),
-            (1, 1, *((max(64, d), 32) if kernel.powers else (max(48, d), 40)), 3, 5),
-            (2, 2, 128, 16, 3, 2),
-            (1, 1, 256 if kernel.powers else 192, 16, 4, 3),
-        ]
-        if kernel.chunk:
-            # with a gate for each channel, 256 of them take minutes in the interpreter
-            large = 128 if recurrence == "kda" and device == "cpu" else 256
-            sizes = [
-                (4 if kernel.grouped else 2, 2, 32, 16, 2 * kernel.chunk + 1, 2),
-                (1, 1, large, 16, 2 * kernel.chunk + 1, 1),
-            ]
-        elif device == "cuda":
-            sizes += [(16, 8, 128, 128, 8, 16), (4, 4, 256, 256, 5, 4)]
-    made = [Shape(recurrence, *size, kernel.dtypes[0]) for size in sizes]
-    if kernel.d:
-        made = [replace(shape, d_k=kernel.d, d_v=kernel.d) for shape in made[:2]]
-    if not kernel.grouped:
-        made = [replace(shape, n_groups=shape.n_heads) for shape in made]
-    made = [replace(s, extras=_extras(kernel, s)) if i % 2 else s for i, s in enumerate(made)]
-    if kernel.square and not kernel.d:
-        made = [replace(s, d_v=s.d_k) for s in made if s.d_k != 128 or kernel.chunk]
-    return made
-
-
-def _extras(kernel: Kernel, shape: Shape) -> tuple[str, ...]:
-    """What a kernel's shapes may add, as far as it is about this recurrence."""
-    about = {"lower bound": "kda", "z": "mamba2"}
-    return tuple(x for x in kernel.extras if about.get(x, shape.recurrence) == shape.recurrence)
 
 
 def run(

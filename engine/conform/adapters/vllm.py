@@ -137,8 +137,8 @@ class _Delta(Paged):
             num_reqs=n,
             block_table_tensor=self.table[rows.sequences],
             num_actual_tokens=sum(rows.lengths),
-            seq_lens=rows.starts.diff()
-            + self.memory.whole([self.computed[s] for s in rows.sequences]),
+            seq_lens=self.memory.whole([self.computed[s] for s in rows.sequences])
+            + rows.starts.diff(),
             seq_lens_cpu_upper_bound=self.memory.whole(rows.lengths).cpu() + 1,
             is_prefilling=None,
             compute_num_computed_tokens=lambda: self.memory.whole([1] * n),
@@ -282,7 +282,7 @@ class _Recovered(_K3Gates):
 
     def accept(self, sequences: Sequence[int], counts: Sequence[int]) -> None:
         rows, layers = self.rows, []
-        self.windows[-1] = torch.randn(self.windows[-1].shape)
+        self.windows[-1] = torch.arange(self.windows[-1].numel()).view(self.windows[-1].shape)
         for tensor, heads in ((self.pools, 2), *((log, 2) for log in self.logs), (self.windows, 3)):
             self.layers.fill(tensor, heads)
         weights = [rows.A_log, rows.dt_bias]
@@ -339,13 +339,8 @@ class _Recovered(_K3Gates):
             return made
 
         others = {f"inputs {i:+d} from the right ones": moved(i) for i in (-2, -1, 1, 2)}
-        self.memory.keep(
-            "window-not-rolled-back",
-            "a window after the commit",
-            self.windows[-1],
-            moved(0),
-            others,
-        )
+        what = "window-not-rolled-back", "a window after the commit", self.windows[-1]
+        self.memory.keep(*what, moved(0), others)
 
     def tracked(self, sequence: int) -> tuple[int, torch.Tensor] | None:
         """The state at the boundary of blocks that the last pass crossed, and after which row."""
