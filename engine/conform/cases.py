@@ -16,7 +16,8 @@ loads = [0]  # how many Triton's interpreter has done for all cases
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Sizes of one case. Convolutions: n_heads channels and d_k taps; d_v and n_groups are 1."""
+    """Sizes of one case. Convolutions: n_heads channels and d_k taps; d_v and n_groups are 1.
+    `extras`: what it has of Kernel.extras."""
 
     recurrence: Recurrence
     n_heads: int
@@ -26,6 +27,11 @@ class Shape:
     n_tokens: int  # of the widest verify pass
     n_sequences: int
     state_dtype: str = "float32"
+    extras: tuple[str, ...] = ()
+
+    def without(self, extra: str) -> Shape:
+        """The shape without one of its extras."""
+        return replace(self, extras=tuple(x for x in self.extras if x != extra))
 
     @property
     def state(self) -> tuple[int, ...]:
@@ -50,8 +56,9 @@ class Shape:
         return [replace(self, **{x: half[x]}) for x, least in sizes.items() if half[x] >= least]
 
     def __str__(self) -> str:
-        sizes = {k: v for k, v in asdict(self).items() if k not in ("recurrence", "state_dtype")}
-        return " ".join(f"{k}={v}" for k, v in sizes.items()) + f" {self.state_dtype}"
+        sizes = {k: v for k, v in asdict(self).items() if isinstance(v, int)}
+        words = " ".join(f"{k}={v}" for k, v in sizes.items()) + f" {self.state_dtype}"
+        return ", ".join((words, *self.extras))
 
 
 class Rows:
@@ -60,8 +67,9 @@ class Rows:
     Delta rules: `q`, `k` [tokens, groups, d_k] as projected, `q_normed` and `k_normed` with unit
     length, `v` [tokens, heads, d_v], `a` ([tokens, heads] or, per channel, [tokens, heads, d_k])
     and `b` [tokens, heads] before their gates, `g` and `beta` after them; weights `A_log` [heads],
-    `dt_bias` as a row of a. Mamba-2: `x` [tokens, heads, d_v], `dt` [tokens, heads], `B`, `C`
-    [tokens, groups, d_k]; weights `A` (negative), `D`, `dt_bias` [heads]. Convolutions: `x`
+    `dt_bias` as a row of a, and `lower_bound` [1] of shapes that have one. Mamba-2: `x` [tokens,
+    heads, d_v], `dt` [tokens, heads], `B`, `C` [tokens, groups, d_k], `z` as x in shapes that have
+    it; weights `A` (negative), `D`, `dt_bias` [heads]. Convolutions: `x`
     [tokens, channels]; weights `weight` [channels, taps] and `bias`. Sequence -1 is padding.
     `parents`: of a tree of drafts, the row of the same sequence that each row follows, -1 for the
     first; empty where each row follows the one before it.
@@ -99,6 +107,11 @@ class Rows:
         """q, k and v of each row side by side, as a projection leaves them: [tokens, channels]."""
         return torch.cat([t.flatten(1) for t in (self.q, self.k, self.v)], 1)
 
+    @property
+    def bound(self) -> float | None:
+        """The lower bound of KDA's gate, where there is one."""
+        return float(self.lower_bound) if "lower_bound" in self.tensors else None
+
     def beside(self, *names: str) -> list[torch.Tensor]:
         """Inputs as views of one tensor that has them side by side, as engines split a projection:
         the strides of rows are not the sizes of rows."""
@@ -135,7 +148,7 @@ class Rows:
 
 
 _RARE, _LARGE = 0.25, 30.0  # large inputs: how many of 1, and their size
-WEIGHTS = ("A_log", "A", "D", "dt_bias", "weight", "bias")  # tensors that rows share
+WEIGHTS = ("A_log", "A", "D", "dt_bias", "lower_bound", "weight", "bias")  # tensors that rows share
 
 
 class Source:
@@ -196,7 +209,9 @@ class Source:
                 "dt_bias": self._normal(s.n_heads) * 0.5,
             }
         per_channel = (s.n_heads, s.d_k) if s.recurrence == "kda" else (s.n_heads,)
-        return {"A_log": self._normal(s.n_heads) * 0.5, "dt_bias": self._normal(*per_channel) * 0.5}
+        bound = {"lower_bound": torch.tensor([-5.0])} if "lower bound" in s.extras else {}
+        made = {"A_log": self._normal(s.n_heads) * 0.5, "dt_bias": self._normal(*per_channel) * 0.5}
+        return made | bound
 
     def state(self) -> torch.Tensor:
         """A first state, rounded to the dtype that stored states have."""
@@ -219,6 +234,9 @@ class Source:
         elif s.recurrence == "mamba2":
             group, read = (s.n_groups, s.d_k), "C"
             drawn = self._drawn(n, x=(s.n_heads, s.d_v), dt=(s.n_heads,), B=group, C=group)
+            if "z" in s.extras:  # far from 0, as outputs times nothing show nothing
+                z = self._row(n, s.n_heads, s.d_v)
+                drawn["z"] = z.sign() * z.abs().clamp(1, 2)
         else:
             group, read, gates = (s.n_groups, s.d_k), "q", tuple(self.weights["dt_bias"].shape)
             v, b = (s.n_heads, s.d_v), (s.n_heads,)
@@ -227,16 +245,23 @@ class Source:
             drawn = {x: t.repeat(many, *[1] * (t.dim() - 1)) for x, t in drawn.items()}
             drawn[read] = self._row(n * many, *group)
         if s.recurrence in ("gdn", "kda"):
-            a = drawn["a"]
-            decay = F.softplus(a + self.weights["dt_bias"])
             drawn |= {
-                "g": -torch.exp(self.weights["A_log"]).view(1, -1, *[1] * (a.dim() - 2)) * decay,
+                "g": log_decay(drawn | self.weights),
                 "beta": torch.sigmoid(drawn["b"]),
                 "q_normed": normed(drawn["q"]),
                 "k_normed": normed(drawn["k"]),
             }
         tensors = {k: t.to(self.device) for k, t in (drawn | self.weights).items()}
         return Rows(sequences, lengths, tensors, parents)
+
+
+def log_decay(row: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The logarithm of a delta rule's decay, as its input a: of softplus, or with a lower bound."""
+    x, A_log = row["a"] + row["dt_bias"], row["A_log"]
+    rate = torch.exp(A_log).view(-1, *[1] * (row["dt_bias"].dim() - 1))
+    if "lower_bound" in row:
+        return row["lower_bound"] * torch.sigmoid(rate * x)
+    return -rate * F.softplus(x)
 
 
 def normed(x: torch.Tensor) -> torch.Tensor:

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from itertools import chain, product, tee
+from types import MappingProxyType
 from typing import Any
 
 import torch
+from torch.nn.functional import silu
 
 from engine.conform import fits, mistakes
 from engine.conform.cases import Shape
 from engine.conform.decays import Log, Played, decays
 from engine.conform.fits import closest, joined, place, same, spans, wrong_heads
-from engine.conform.mistakes import fewest, formulas, heads_of, layouts, strides
+from engine.conform.mistakes import fewest, formulas, heads_of, in_parts, layouts, strides
 from engine.conform.reference import ROW_INPUTS, VARIANTS, Reference, Row, Way, play, step, terms
 from engine.conform.shares import Kept, Quantities, channels, shares
 from engine.conform.subject import Kernel
 
+
+def _plain(row: Row) -> Row:
+    """A row whose z gates no outputs."""
+    return {"before_z" if x == "z" else x: value for x, value in row.items()}
+
+
+_NEAR = ("the row before", "the row after", "the row two before", "the row two after")
 _MOST_COMMITS, _MOST_ROWS, _MOST_MAPPED = 12, 8, 3
 
 
@@ -26,7 +35,7 @@ class Situation:
 
     `tokens` are the rows of the pass; `before` the reference's states after each row of the passes
     before it, of the last of which `accepted` were kept. `batch` are the rows of all sequences of
-    the pass, of which the `first` is this one's.
+    the pass, of which the `first` is this one's; those of each sequence begin at its place.
     """
 
     def __init__(
@@ -40,6 +49,7 @@ class Situation:
         parents: Sequence[int] = (),
         batch: Sequence[Row] = (),
         first: int = 0,
+        places: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
         self.kernel, self.reference, self.sequence = kernel, reference, sequence
         self.folds = kernel.ring > 0 or kernel.log
@@ -47,6 +57,10 @@ class Situation:
         self.tokens, self.before, self.accepted = list(tokens), list(before), accepted
         self.parents = tuple(parents)
         self.batch, self.first, self.begin = batch or self.tokens, first, first
+        if "z" in self.shape.extras:  # outputs are named as they are before it
+            both = self.tokens, self.batch
+            self.tokens, self.batch = ([_plain(row) for row in rows] for rows in both)
+        self.places = places
         self.start, self.own = reference.state(sequence), len(self.tokens)
         # of a chunk: the right states before those before it, and the rows of the last of them
         self.earlier: list[torch.Tensor] = []
@@ -188,41 +202,61 @@ class Situation:
         names = [f"{i - accepted + 1}" if i < n - 1 else "nothing" for i in at]
         return cause, f"the window holds inputs {', '.join(names)} (0: the last that was accepted)"
 
-    def _mappings(self, n: int) -> Iterator[tuple[str, list[int]]]:
-        """Rows of the pass that may be taken in place of a sequence's first n, with words."""
-        first = self.first
-        yield "the first row", [first] * n
-        yield "the last row", [first + n - 1] * n
-        yield "the row before", [first, *range(first, first + n - 1)]
-        yield "the row after", [*range(first + 1, first + n), first + n - 1]
-        yield "the row before in the pass", list(range(first - 1, first - 1 + n))
-        yield "the row after in the pass", list(range(first + 1, first + 1 + n))
-        yield "the rows in reverse order", list(range(first + n - 1, first - 1, -1))
-        yield "the pass's first rows", list(range(n))
-        for at in product(range(n), repeat=n) if 1 < n <= _MOST_MAPPED else ():
-            yield f"rows {', '.join(map(str, at))}", [first + i for i in at]
+    def _mappings(self, n: int) -> Iterator[tuple[str, str, list[Row]]]:
+        """Rows that may be taken in place of a sequence's first n, with a cause and words."""
+        first, own = self.first, ""
+        ways = [
+            ("the first row", [first] * n),
+            ("the last row", [first + n - 1] * n),
+            *((f"row {j}", [first + j] * n) for j in range(1, n - 1)),
+            *(
+                (words, [first + min(max(i + d, 0), n - 1) for i in range(n)])
+                for words, d in zip(_NEAR, (-1, 1, -2, 2), strict=True)
+            ),
+            ("the row before in the pass", list(range(first - 1, first - 1 + n))),
+            ("the row after in the pass", list(range(first + 1, first + 1 + n))),
+            ("the rows in reverse order", list(range(first + n - 1, first - 1, -1))),
+            ("the pass's first rows", list(range(n))),
+        ]
+        for s, at in self.places.items() if self.begin == first else ():
+            if s != self.sequence:
+                ways.append((f"the rows of sequence {s}", list(range(at, at + n))))
+        mapped = product(range(n), repeat=n) if 1 < n <= _MOST_MAPPED else ()
+        ways += [(f"rows {', '.join(map(str, at))}", [first + i for i in at]) for at in mapped]
+        for words, at in ways:
+            # of the sequence before, of the first, or of one that is named
+            others = at[0] < first or "sequence" in words
+            rows = [self.batch[min(max(i, 0), len(self.batch) - 1)] for i in at]
+            yield "other-sequence" if others else own, words, rows
+        old = self.reference.rows[self.sequence][-2:-1] if not self.kernel.chunk else []
+        for rows in (rows for rows in old if rows):
+            yield (
+                own,
+                "the same row of the pass before",
+                [rows[min(i, len(rows) - 1)] for i in range(n)],
+            )
 
     def inputs(self, tokens: Sequence[Row]) -> Iterator[tuple[str, str, list[Row], str]]:
         """Wrong ways through the rows: cause, sentence, rows, variant of the recurrence."""
         for variant in VARIANTS[self.shape.recurrence]:
             cause = {"gate-last": "gate-order"}.get(variant, "wrong-term")
             yield cause, variant.replace("-", " "), list(tokens), variant
-        for words, at in self._mappings(len(tokens)):
-            gate, *others = ROW_INPUTS[self.shape.recurrence]
+        named = formulas(self.shape, tokens), mistakes.of_other_heads(self.shape, tokens)
+        each = in_parts(self.shape, tokens, chain(self._of_rows(tokens), *named))
+        for way in chain(each, strides(self.shape, self.batch, self.first, tokens)):
+            yield *way, ""
+
+    def _of_rows(self, tokens: Sequence[Row]) -> Iterator[tuple[str, str, list[Row]]]:
+        """Cause, sentence and rows where an input, or all, is that of other rows."""
+        gate, *others = ROW_INPUTS[self.shape.recurrence]
+        for of_rows, words, taken in self._mappings(len(tokens)):
             for names in dict.fromkeys(((gate,), *((x,) for x in others), (gate, *others))):
                 cause = "gate-of-other-row" if names in (("a",), ("dt",)) else "other-row"
-                if at[0] < self.first:  # of the sequence before, or of the first
-                    cause = "other-sequence"
                 what = {"a": "decay", "dt": "decay", "b": "beta"}.get(names[0], names[0])
-                rows = [
-                    row | {x: self.batch[min(max(i, 0), len(self.batch) - 1)][x] for x in names}
-                    for row, i in zip(tokens, at, strict=True)
-                ]
-                yield cause, f"{'all inputs' if len(names) > 1 else what} of {words}", rows, ""
-        placed = strides(self.shape, self.batch, self.first, tokens)
-        heads = mistakes.of_other_heads(self.shape, tokens)
-        for cause, words, rows in chain(formulas(self.shape, tokens), placed, heads):
-            yield cause, words, rows, ""
+                what = "all inputs" if len(names) > 1 else what
+                pairs = zip(tokens, taken, strict=True)
+                rows = [row | {x: other[x] for x in names} for row, other in pairs]
+                yield of_rows or cause, f"{what} of {words}", rows
 
     def _played(
         self, state: torch.Tensor, tokens: Sequence[dict[str, Any]], variant: str = ""
@@ -292,6 +326,12 @@ class Situation:
 
     def explain_outputs(self, seen: torch.Tensor, bound: float) -> tuple[str, str]:
         """Cause and sentence for outputs [rows, …] that differ from the reference's."""
+        if "z" in self.shape.extras and seen.isfinite().all():
+            right = torch.stack(self._played(self.start, self.tokens)[0])
+            mapped = self._mappings(len(seen))
+            if found := mistakes.of_z(self.shape, right, self.tokens, mapped, seen, bound):
+                return found
+            seen = seen / silu(torch.stack([row["before_z"] for row in self.tokens]))
         wanted = torch.stack(self._played(self.start, self.tokens)[0]).view(seen.shape)
         if len(seen) <= _MOST_ROWS and (words := fits.advanced(self.shape, seen, wanted, bound)):
             return "wrong-stride", words

@@ -30,8 +30,16 @@ _BOUNDS = {"float32": 5e-5, "bfloat16": 4e-2, "float16": 1e-2}
 # Causes that say less than another one that a sequence of the same pass may have; the last is one
 # where no first chunk is wrong
 VAGUE = ("unused-memory", "wrong-output", "wrong-state", "wrong-chunk")
+# Causes of what is wrong with an extra of a shape alone (Kernel.extras), where no other is found
+OF_EXTRAS = {
+    "layers": "other-layer",
+    "track slots": "stale-column",
+    "aligned blocks": "stale-column",
+    "lower bound": "wrong-gate",
+    "z": "wrong-term",
+}
 OF_ROWS = ("gate-of-other-row", "other-row")  # that more rows tell apart
-_LESS = ("state-not-committed", "other-sequence-written", "state-lost", *VAGUE)
+_LESS = ("state-not-committed", "other-sequence-written", "state-lost", "other-layer", *VAGUE)
 _GUARD = "interpreter_with_triton"
 
 
@@ -179,6 +187,7 @@ class Player:
         faults: list[Fault] = []
         situations = {}
         batch = [token(rows, i) for i in range(sum(one.lengths))]
+        places = {s: part.start for s, part in zip(one.sequences, rows.slices(), strict=False)}
         for i, (sequence, part) in enumerate(zip(one.sequences, rows.slices(), strict=False)):
             situations[sequence] = Situation(
                 self.kernel,
@@ -190,6 +199,7 @@ class Player:
                 one.parents[i] if one.parents else (),
                 batch,
                 part.start,
+                places,
             )
             error, row = _worst(seen[part], wanted[part])
             if error > self.bound:
@@ -218,8 +228,13 @@ class Player:
                 of_each = [situation.unnamed(cause, words) for situation in situations.values()]
                 cause, words = max(of_each)  # wrong-wrap, where a log was about to wrap
             faults.append(fault(cause, words, one.sequences[0], -1, math.inf))
-        for sequence, count in zip(one.sequences, one.accepted, strict=True):
-            held = subject.state(sequence)
+        tracked = getattr(subject, "tracked", None) if one.drafts else None
+        kept_of = zip(one.sequences, one.accepted, strict=True)
+        states = [(s, count, subject.state(s), "") for s, count in kept_of]
+        for s in one.sequences if tracked else ():
+            count, held = tracked(s) or (1, None)
+            states.append((s, count, held, f"in what is kept after row {count}, elsewhere"))
+        for sequence, count, held, elsewhere in states:
             right = reference.depths(sequence)[count - 1]
             if held is None or sequence in off:
                 continue
@@ -235,7 +250,8 @@ class Player:
                 depths = torch.stack([reference.state(sequence), *reference.depths(sequence)])
                 each = errors_of(state.expand_as(depths), depths)
                 where = place(self.shape, state, right, self.bound)
-                found = fault(cause, joined(detail, where), sequence, count - 1, error)
+                detail = joined(detail, elsewhere, where)
+                found = fault(cause, detail, sequence, count - 1, error)
                 faults.append(replace(found, depth_errors=each))
         for sequence, first in still.items():
             after = copied(subject.state(sequence))

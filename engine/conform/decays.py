@@ -11,7 +11,7 @@ from itertools import chain, product
 import torch
 
 from engine.conform.cases import Shape
-from engine.conform.mistakes import formulas, heads_of, of_other_heads
+from engine.conform.mistakes import blocks_of, formulas, heads_of, in_parts, of_other_heads
 from engine.conform.reference import Row, Way, correction, play, step, terms
 
 # Who sees a wrong decay: corrections, outputs, and the states that are kept
@@ -314,6 +314,8 @@ class Log:
         others = [
             ("head-mapping", f"the decay of {words}", own[at]) for words, at in heads_of(self.shape)
         ]
+        for words, at in blocks_of(own.shape[1]):
+            others.append(("wrong-tile", f"the decay of {words}", own[:, at]))
         for end in (end for end in range(len(each)) if end != last):
             cause = "wrong-chunk" if end > last else "gate-of-other-row"
             cause = cause if end >= begin else "other-sequence"
@@ -332,7 +334,7 @@ class Log:
         and of all that they do."""
         few = 1 < len(self.rows) <= _MOST_ROWS
         others = formulas(self.shape, self.rows), of_other_heads(self.shape, self.rows)
-        for cause, words, rows in chain(*others):
+        for cause, words, rows in in_parts(self.shape, self.rows, chain(*others)):
             yield cause, words, play(self.shape, self.states[0], rows)[1][-1]
             state, writes = self.states[0], self._writes(rows)
             for row, write in zip(rows, writes, strict=True):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, product
 
 import torch
-from torch.nn.functional import softplus
+from torch.nn.functional import silu, softplus
 
 from engine.conform.cases import Shape
 from engine.conform.fits import axes
@@ -15,6 +15,36 @@ from engine.conform.reference import HEAD_WEIGHTS, ROW_INPUTS, Row, Way, step, t
 
 _MOST_ROWS, _MOST_HEADS = 8, 16
 _BESIDE = ("q", "k", "v"), ("x", "B", "C"), ("a", "b")  # as engines split a projection
+
+
+# What corrections take of a row, apart from what is kept and written
+_VIEWS = {"look": "key", "off": "beta", "fade": "decay"}
+
+
+def in_parts(
+    shape: Shape, rows: Sequence[Row], ways: Iterable[tuple[str, str, list[Row]]]
+) -> Iterator[tuple[str, str, list[Row]]]:
+    """Wrong ways through rows, and of those that change more than one part of a delta rule also
+    what is wrong in corrections alone, or in all else alone."""
+    right = [terms(shape, row) for row in rows]
+    for cause, words, others in ways:
+        yield cause, words, others
+        if shape.recurrence not in ("gdn", "kda"):
+            continue
+        pairs = list(zip(right, (terms(shape, row) for row in others), strict=True))
+        changed = {
+            x: of
+            for x, of in _VIEWS.items()
+            if not all(torch.equal(row[of], other[of]) for row, other in pairs)
+        }
+        if changed:
+            taken = [row | {x: other[of] for x, of in changed.items()} for row, other in pairs]
+            yield cause, f"{words}, in what is taken off v", taken
+            kept = [
+                other | {"read": row["read"]} | {x: row[of] for x, of in changed.items()}
+                for row, other in pairs
+            ]
+            yield cause, f"{words}, in what is kept and written", kept
 
 
 def formulas(shape: Shape, rows: Sequence[Row]) -> Iterator[tuple[str, str, list[Row]]]:
@@ -65,6 +95,9 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
         return right | {"decay": torch.exp(g).view(heads, -1, 1)}
 
     made = []
+    if "lower_bound" in row:
+        made = [("wrong-gate", words, decay(g)) for words, g in _bounded(row, raw, -rate)]
+        gates = []
     for words, dt in gates:
         if mamba:
             made += [("wrong-gate", words, decay(rate * dt) | {"beta": dt[:, None]})]
@@ -72,11 +105,11 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
             words += ", in the decay"
         made.append(("wrong-gate", words, decay(rate * dt)))
     dt, log = softplus(raw + bias), (-rate).log()
-    g = rate * dt
+    g = right["decay"].log().view((heads, -1) if raw.dim() > 1 else (heads,))
     made += [
         ("gate-order", "the decay is left out", decay(0 * g)),
-        ("wrong-gate", "A is left out of the decay", decay(-dt)),
-        ("wrong-gate", "A_log is taken without exp", decay(-log * dt)),
+        *((("wrong-gate", "A is left out of the decay", decay(-dt)),) * bool(gates)),
+        *((("wrong-gate", "A_log is taken without exp", decay(-log * dt)),) * bool(gates)),
         ("wrong-gate", "A has the other sign", decay(-g)),
         ("wrong-gate", "the decay is a power of 2, not of e", decay(g * math.log(2))),
         ("wrong-gate", "the decay's logarithm is taken as one to base 2", decay(g / math.log(2))),
@@ -87,7 +120,7 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
         along = right | {"decay": right["decay"].transpose(1, 2)}
         made.append(("wrong-gate", "the decay of a channel is applied along v", along))
     what = "dt" if mamba else "beta"
-    betas = {f"{what} is left out of what is written": torch.ones_like(beta)}
+    betas = {f"{what} is left out{' of what is written' * mamba}": torch.ones_like(beta)}
     if not mamba:
         b, seen = row["b"][:, None], beta * (key * key).sum(1, keepdim=True)
         betas |= {
@@ -139,18 +172,37 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
             with_eps["q and k"] = with_eps["q"] | with_eps["k"]
             norms |= {f"{x} is divided with an eps of {eps:g}": y for x, y in with_eps.items()}
         made += [("wrong-norm", words, right | other) for words, other in norms.items()]
-        made += [
-            (cause, f"{words}, in {place}", other | sides)
-            for cause, words, other in made
-            if other["key"] is not key
-            for place, sides in (
-                ("what is taken off v", {"key": key, "read": read, "look": other["key"]}),
-                ("what is written", {"read": read, "look": key}),
-            )
-        ]
         made.append(("wrong-scale", scaled, right | {"read": read * root}))
         made.append(("wrong-scale", "the scale is applied twice", right | {"read": read / root}))
     return made
+
+
+def _bounded(row: Row, raw: torch.Tensor, A: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+    """Wrong logarithms of a decay that has a lower bound, with words."""
+    x, bias, bound, sigmoid = (
+        raw + row["dt_bias"],
+        row["dt_bias"],
+        row["lower_bound"],
+        torch.sigmoid,
+    )
+    return [
+        ("softplus is taken, without the lower bound", -A * softplus(x)),
+        ("A is left out, under the lower bound", bound * sigmoid(x)),
+        ("A_log is taken without exp, under the lower bound", bound * sigmoid(A.log() * x)),
+        ("A multiplies the sigmoid, not its input", bound * A * sigmoid(x)),
+        ("A divides the sigmoid's input", bound * sigmoid(x / A)),
+        ("dt_bias is left out", bound * sigmoid(A * raw)),
+        ("dt_bias is added twice", bound * sigmoid(A * (x + bias))),
+        ("dt_bias is taken off", bound * sigmoid(A * (raw - bias))),
+        ("dt_bias is added after A", bound * sigmoid(A * raw + bias)),
+        ("a is left out", bound * sigmoid(A * bias + 0 * raw)),
+        ("the sigmoid's input has the other sign", bound * sigmoid(-A * x)),
+        ("the sigmoid is left out", bound * A * x),
+        ("softplus is taken for the sigmoid", bound * softplus(A * x)),
+        ("the lower bound is left out", -sigmoid(A * x)),
+        ("the lower bound has the other sign", -bound * sigmoid(A * x)),
+        ("softplus is cut at the lower bound", (-A * softplus(x)).clamp(min=float(bound))),
+    ]
 
 
 def strides(
@@ -236,6 +288,17 @@ def heads_of(shape: Shape) -> list[tuple[str, torch.Tensor]]:
     ]
 
 
+def blocks_of(n: int) -> Iterator[tuple[str, torch.Tensor]]:
+    """Channels, of n, that those of a block may be taken for, with words."""
+    for size in (size for size in (16, 32, 64, 128) if size < n <= 8 * size and not n % size):
+        for to, of in product(range(0, n, size), repeat=2):
+            at = torch.arange(n)
+            at[to : to + size] = torch.arange(of, of + size)
+            if to != of:
+                ends = f"{of} to {of + size - 1}", f"{to} to {to + size - 1}"
+                yield f"key channels {ends[0]} in {ends[1]}", at
+
+
 def of_other_heads(shape: Shape, rows: Sequence[Row]) -> Iterator[tuple[str, str, list[Row]]]:
     """Cause, sentence and rows where heads take one thing that a row does from other heads."""
     if shape.recurrence == "conv" or shape.n_heads == 1:
@@ -246,17 +309,13 @@ def of_other_heads(shape: Shape, rows: Sequence[Row]) -> Iterator[tuple[str, str
     of_row = {gate: gate, "key": "kB"[kind], "read": "qC"[kind], "value": "vx"[kind]}
     of_row |= {"decay": "the decay", "beta": ("beta", "dt, in what is written,")[kind]}
     of_row |= {x: x for x in weights}
-    key = ("key",) if kind else ("key", "look")
-    single = [key if x == "key" else (x,) for x in of_row]
-    each = [*single, weights, (*key, "read")]
-    each += [(gate, *key), (*key, "decay"), ("value", "beta"), ("decay", "beta")]  # in logs
-    alone = {("look",): ", in what is taken off v", ("key",): ", in what is written"}
-    alone = {} if kind else alone
-    of_row["look"] = "k"
-    made = [{"look": row["key"]} | row for row in (terms(shape, row) for row in rows)]
+    single = [(x,) for x in of_row]
+    each = [*single, weights, ("key", "read")]
+    each += [(gate, "key"), ("key", "decay"), ("value", "beta"), ("decay", "beta")]  # in logs
+    made = [terms(shape, row) for row in rows]
     raw = [{x: t for x, t in row.items() if x != "decay"} for row in made]
-    for keys in (*each, *alone):
-        what = " and ".join(dict.fromkeys(of_row[x] for x in keys)) + alone.get(keys, "")
+    for keys in each:
+        what = " and ".join(dict.fromkeys(of_row[x] for x in keys))
         one = keys in single and shape.n_heads <= _MOST_HEADS
         ones = ((f"head {h}", 0 * of_groups + h) for h in range(1, shape.n_heads * one))
         for words, at in (*heads_of(shape), ("key head h % groups", of_groups), *ones):
@@ -266,6 +325,39 @@ def of_other_heads(shape: Shape, rows: Sequence[Row]) -> Iterator[tuple[str, str
                 anew = not {gate, *weights}.isdisjoint(keys)
                 others.append((terms(shape, inputs | other) if anew else row) | other)
             yield "head-mapping", f"{what} of {words}", others
+
+
+def of_z(
+    shape: Shape, right: torch.Tensor, tokens: Sequence[Row],
+    mapped: Iterable[tuple[str, str, list[Row]]], seen: torch.Tensor, bound: float,
+) -> tuple[str, str] | None:  # fmt: skip
+    """Cause and sentence where z does something else to outputs of some rows and heads; right: the
+    outputs before it, mapped: rows of which it may be."""
+    z = torch.stack([row["before_z"] for row in tokens])
+    skip = torch.stack([terms(shape, row)["skip"] for row in tokens])
+    gate, sigmoid = silu(z), torch.sigmoid(z)
+    ways: list[Way] = [
+        ("wrong-term", "z is left out", right),
+        ("wrong-term", "the sigmoid of z is taken, not times z", right * sigmoid),
+        ("wrong-term", "z is taken without its sigmoid", right * z),
+        ("wrong-term", "z is taken twice", right * gate * gate),
+        ("wrong-term", "z is divided by", right / gate),
+        ("wrong-term", "z has the other sign", right * silu(-z)),
+        ("wrong-term", "z is taken without its sign", right * silu(z.abs())),
+        ("wrong-term", "max(z, 0) is taken for z times its sigmoid", right * z.clamp(min=0)),
+        ("wrong-term", "tanh of z is taken", right * torch.tanh(z)),
+        ("wrong-term", "D x is added after z", (right - skip) * gate + skip),
+        ("wrong-term", "z is taken for D x alone", right - skip + skip * gate),
+    ]
+    for cause, words, rows in mapped:
+        other = right * silu(torch.stack([row["before_z"] for row in rows]))
+        ways.append((cause or "other-row", f"z of {words}", other))
+    for words, at in heads_of(shape):
+        ways.append(("head-mapping", f"z of {words}", right * silu(z[:, at])))
+    limit = bound * max(1.0, float(seen.abs().max()))
+    wrong = (right * gate - seen).abs().amax(2) > limit
+    gives = {(cause, words): (made - seen).abs().amax(2) <= limit for cause, words, made in ways}
+    return fewest(gives, wrong, ("rows", "heads"))
 
 
 def row_by_row(

@@ -157,6 +157,7 @@ class Package:
         self.name, self.root, self.version = name, root, version
         self._imported: dict[str, ModuleType] = {}
         self._traced_ranges: Sequence[str] = ()
+        self._values: dict[str, Any] = {}
 
     def module(self, name: str) -> ModuleType:
         """Import one of the kept modules.
@@ -170,6 +171,8 @@ class Package:
                     "own (MODULE:FUNCTION).",
                 )
             self._imported[name] = importlib.import_module(name)
+            for value in (value for value in self._values if value.rpartition(".")[0] == name):
+                setattr(self._imported[name], value.rpartition(".")[2], self._values[value])
             if interpreted():
                 self._fit_interpreter(name)
         return self._imported[name]
@@ -184,7 +187,7 @@ class Package:
         packages: Sequence[str] = (),
     ) -> Iterator[None]:
         """Make the modules that an adapter's table keeps importable; see adapters.Engine."""
-        self._traced_ranges = traced_ranges
+        self._traced_ranges, self._values = traced_ranges, values
         if language:
             import triton
             import triton.language as tl

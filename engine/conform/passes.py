@@ -1,4 +1,4 @@
-"""Passes of verify and accept that the checks play, as scripts drawn for a shape."""
+"""Passes of verify and accept that the checks play, as scripts drawn for a shape, and shapes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from engine.conform.cases import Shape
+from engine.conform.cases import Recurrence, Shape
 from engine.conform.subject import Kernel
 
 
@@ -60,10 +60,9 @@ def _all(shape: Shape, drafts: int, accepted: Sequence[int]) -> Pass:
 
 
 def _depths(shape: Shape, dice: random.Random, kernel: Kernel) -> Iterator[Pass]:
-    t = shape.n_tokens
-    for first in range(2):
-        counts = [1 + (i + first) % t for i in range(shape.n_sequences)]
-        yield _all(shape, t, counts)
+    t, n = shape.n_tokens, shape.n_sequences
+    for first in range(0, max(t, n + 1), n):  # each number is accepted, and read after it
+        yield _all(shape, t, [1 + (i + first) % t for i in range(n)])
     # a log is filled, folded and wrapped
     for _ in range(1 + 2 * kernel.ring // t):
         yield _all(shape, t, [t - dice.randint(0, 1) for _ in range(shape.n_sequences)])
@@ -152,3 +151,42 @@ SCRIPTS: dict[str, Script] = {
     "trees": _trees,
     "prompts": _prompts,
 }
+
+
+def shapes(kernel: Kernel, recurrence: Recurrence, device: str) -> list[Shape]:
+    """The shapes that the checks take in turn: small heads and large, shared keys and not."""
+    if recurrence == "conv":
+        sizes = [(8, 1, 4, 1, 3, 3), (300, 1, 3, 1, 4, 2), (64, 1, 4, 1, 2, 4)]
+    else:
+        d = kernel.least_d
+        sizes = [
+            (2, 1, max(32, d), 16, 3, 3),
+            (4, 2, max(16, d), 16, 5, 2),
+            (1, 1, *((max(64, d), 32) if kernel.powers else (max(48, d), 40)), 3, 5),
+            (2, 2, 128, 16, 3, 2),
+            (1, 1, 256 if kernel.powers else 192, 16, 4, 3),
+        ]
+        if kernel.chunk:
+            # with a gate for each channel, 256 of them take minutes in the interpreter
+            large = 128 if recurrence == "kda" and device == "cpu" else 256
+            sizes = [
+                (4 if kernel.grouped else 2, 2, 32, 16, 2 * kernel.chunk + 1, 2),
+                (1, 1, large, 16, 2 * kernel.chunk + 1, 1),
+            ]
+        elif device == "cuda":
+            sizes += [(16, 8, 128, 128, 8, 16), (4, 4, 256, 256, 5, 4)]
+    made = [Shape(recurrence, *size, kernel.dtypes[0]) for size in sizes]
+    if kernel.d:
+        made = [replace(shape, d_k=kernel.d, d_v=kernel.d) for shape in made[:2]]
+    if not kernel.grouped:
+        made = [replace(shape, n_groups=shape.n_heads) for shape in made]
+    made = [replace(s, extras=_extras(kernel, s)) if i % 2 else s for i, s in enumerate(made)]
+    if kernel.square and not kernel.d:
+        made = [replace(s, d_v=s.d_k) for s in made if s.d_k != 128 or kernel.chunk]
+    return made
+
+
+def _extras(kernel: Kernel, shape: Shape) -> tuple[str, ...]:
+    """What a kernel's shapes may add, as far as it is about this recurrence."""
+    about = {"lower bound": "kda", "z": "mamba2"}
+    return tuple(x for x in kernel.extras if about.get(x, shape.recurrence) == shape.recurrence)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch.nn.functional import silu
 
-from engine.conform.cases import WEIGHTS, Rows, Shape, normed
+from engine.conform.cases import WEIGHTS, Rows, Shape, log_decay, normed
 
 _MOST_PASSES = 4
 # Orders of operations that a kernel may have by mistake
@@ -51,9 +52,7 @@ def terms(shape: Shape, row: Row) -> Row:
         read = read * shape.d_k**-0.5
         skip = torch.zeros_like(row["v"])
         made = {"value": row["v"], "beta": torch.sigmoid(row["b"])[:, None], "skip": skip}
-        x = torch.nn.functional.softplus(row["a"] + row["dt_bias"])
-        g = -torch.exp(row["A_log"]).view(-1, *[1] * (x.dim() - 1)) * x
-        decay = torch.exp(g).view(shape.n_heads, -1, 1)
+        decay = torch.exp(log_decay(row)).view(shape.n_heads, -1, 1)
     return row | {"key": key, "read": read, "decay": decay} | made
 
 
@@ -76,24 +75,28 @@ def step(
     row = terms(shape, row)
     decay, last = row["decay"], variant == "gate-last"
     seen = state if last else decay * state
-    write = row["key"][:, :, None] * correction(shape, seen, row)[:, None, :]
+    faded = row["fade"] * state if "fade" in row and not last else seen
+    write = row["key"][:, :, None] * correction(shape, faded, row)[:, None, :]
     after = decay * (state + write) if last else seen + write
-    return (row["read"][:, :, None] * after).sum(1) + row["skip"], after
+    output = (row["read"][:, :, None] * after).sum(1) + row["skip"]
+    return output * silu(row["z"]) if "z" in row else output, after
 
 
 def correction(shape: Shape, decayed: torch.Tensor, row: Row) -> torch.Tensor:
     """What a row writes along its key, [heads, d_v]; a delta rule takes off what the state has
-    along it (`look`: along another vector, by mistake)."""
+    along it (by mistake along another vector, `look`, with another beta, `off`, or of a state with
+    another decay, `fade`)."""
     wrote = row["beta"] * row["value"]
     if shape.recurrence == "mamba2":
         return wrote
-    return wrote - row["beta"] * (row.get("look", row["key"])[:, :, None] * decayed).sum(1)
+    look, off = row.get("look", row["key"]), row.get("off", row["beta"])
+    return wrote - off * (look[:, :, None] * decayed).sum(1)
 
 
 def token(rows: Rows, index: int) -> Row:
     """The index-th row with the weights, in f64 on the CPU."""
     n = sum(rows.lengths)
-    names = ("x", "dt", "B", "C", "q", "k", "v", "a", "b")
+    names = ("x", "dt", "B", "C", "z", "q", "k", "v", "a", "b")
     return {
         k: (t[index] if k in names and t.shape[0] == n else t).double().cpu()
         for k, t in rows.tensors.items()

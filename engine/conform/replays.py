@@ -142,6 +142,8 @@ def _seen(player: Player, fault: Fault) -> Fault:
             tokens = [token(rows, i) for i in range(n)]
             each = [terms(shape, token(rows, i)) for i in range(m * n)]
             reads, skips = (torch.stack([t[x] for t in each]) for x in ("read", "skip"))
+            if "z" in shape.extras:
+                outputs = outputs / torch.nn.functional.silu(rows.z)
             seen = (outputs.double().cpu() - skips).unflatten(0, (m, n)).permute(1, 2, 0, 3)
             read = reads.unflatten(0, (m, n)).permute(1, 2, 0, 3)
             states = torch.linalg.lstsq(read, seen, driver="gelsd").solution

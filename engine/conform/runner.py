@@ -22,10 +22,21 @@ from typing import Any
 
 from engine.conform import adapters, packages
 from engine.conform.cases import Recurrence, Shape
-from engine.conform.checks import CHECKS, OF_ROWS, VAGUE, Fault, Player, check, has_check, limited
+from engine.conform.checks import (
+    CHECKS,
+    OF_EXTRAS,
+    OF_ROWS,
+    VAGUE,
+    Fault,
+    Player,
+    check,
+    has_check,
+    limited,
+)
 from engine.conform.cost import measure
 from engine.conform.fits import joined
 from engine.conform.packages import Package
+from engine.conform.passes import shapes
 from engine.conform.replays import placed, smallest
 from engine.conform.subject import Kernel
 from engine.errors import KernelPackageError
@@ -142,38 +153,6 @@ def kernels(name: str, target: str) -> Sequence[Kernel]:
 def versions(name: str) -> tuple[str, ...]:
     """The versions of a known package that have been tried; none: all are."""
     return adapters.engine(name).versions
-
-
-def shapes(kernel: Kernel, recurrence: Recurrence, device: str) -> list[Shape]:
-    """The shapes that the checks take in turn: small heads and large, shared keys and not."""
-    if recurrence == "conv":
-        sizes = [(8, 1, 4, 1, 3, 3), (300, 1, 3, 1, 4, 2), (64, 1, 4, 1, 2, 4)]
-    else:
-        d = kernel.least_d
-        sizes = [
-            (2, 1, max(32, d), 16, 3, 3),
-            (4, 2, max(16, d), 16, 4, 2),
-            (1, 1, *((max(64, d), 32) if kernel.powers else (max(48, d), 40)), 2, 3),
-            (2, 2, 128, 16, 3, 2),
-            (1, 1, 256 if kernel.powers else 192, 16, 2, 2),
-        ]
-        if kernel.chunk:
-            # with a gate for each channel, 256 of them take minutes in the interpreter
-            large = 128 if recurrence == "kda" and device == "cpu" else 256
-            sizes = [
-                (4 if kernel.grouped else 2, 2, 32, 16, 2 * kernel.chunk + 1, 2),
-                (1, 1, large, 16, 2 * kernel.chunk + 1, 1),
-            ]
-        elif device == "cuda":
-            sizes += [(16, 8, 128, 128, 8, 16), (4, 4, 256, 256, 5, 4)]
-    made = [Shape(recurrence, *size, kernel.dtypes[0]) for size in sizes]
-    if kernel.d:
-        made = [replace(shape, d_k=kernel.d, d_v=kernel.d) for shape in made[:2]]
-    if not kernel.grouped:
-        made = [replace(shape, n_groups=shape.n_heads) for shape in made]
-    if kernel.square and not kernel.d:
-        made = [replace(s, d_v=s.d_k) for s in made if s.d_k != 128 or kernel.chunk]
-    return made
 
 
 def run(
@@ -344,7 +323,9 @@ class _Child:
 
 def _fault(fields: dict[str, Any]) -> Fault:
     rows = {name: tuple(fields[name]) for name in ("row_errors", "depth_errors")}
-    return Fault(**(fields | rows | {"shape": Shape(**fields["shape"])}))
+    shape = fields["shape"]
+    shape = Shape(**(shape | {"extras": tuple(shape.get("extras", ()))}))
+    return Fault(**(fields | rows | {"shape": shape}))
 
 
 def _limited(limit_s: float) -> None:
@@ -455,6 +436,13 @@ def _checked(
         tried.add(one)
     if faults:
         yield False, faults
+    needed = []
+    for extra in faults[0].shape.extras if faults else ():  # those without which it is right
+        plain = faults[0].shape.without(extra)
+        if more := check(kernel, package, plain, name, seed, device, rounds):
+            faults = more
+        else:
+            needed.append(extra)
 
     def again(smaller: Shape) -> list[Fault]:
         if recurrence != "conv":
@@ -479,7 +467,13 @@ def _checked(
             more = check(kernel, package, other, name, seed, device, min(rounds, 20), large=large)
             fault = next((f for f in more if f.cause not in (*VAGUE, "crash")), fault)
         fault = replace(small, cause=fault.cause, detail=fault.detail)
-        faults = [placed(Player(kernel, package, fault.shape, seed, device), fault)]
+        fault = placed(Player(kernel, package, fault.shape, seed, device), fault)
+        for extra in needed:
+            cause = OF_EXTRAS[extra] if extra == "layers" or fault.cause in VAGUE else fault.cause
+            turned = ", the other of which has its heads turned" * (extra == "layers")
+            words = joined(fault.detail, f"right without {extra}{turned}")
+            fault = replace(fault, cause=cause, detail=words)
+        faults = [fault]
     yield True, faults
 
 

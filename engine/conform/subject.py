@@ -26,7 +26,7 @@ class Memory:
 
     def __init__(self, device: str, blank: bool = False) -> None:
         self.device, self.blank = device, blank
-        self._kept: list[tuple[str, str, torch.Tensor, torch.Tensor]] = []
+        self._kept: dict[tuple[str, str, int], tuple[torch.Tensor, dict[str, torch.Tensor]]] = {}
 
     def empty(self, *sizes: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """A tensor of NaN, or of -1 for whole numbers; of zeros where `blank` is set."""
@@ -39,18 +39,25 @@ class Memory:
         return whole[m : m + n].view(sizes)
 
     def keep(
-        self, cause: str, words: str, part: torch.Tensor, wanted: torch.Tensor | None = None
-    ) -> None:
-        """Calls must leave this part of a tensor as it is, or make it what is wanted; cause and
-        words name it where they do not."""
-        self._kept.append((cause, words, part, part.clone() if wanted is None else wanted))
+        self, cause: str, words: str, part: torch.Tensor, wanted: torch.Tensor | None = None,
+        others: dict[str, torch.Tensor] | None = None,
+    ) -> None:  # fmt: skip
+        """Calls must leave this part of a tensor as it is, or make it what is wanted, from now on;
+        cause and words name it where they do not, with those of what it is in place of it."""
+        first = part.clone() if wanted is None else wanted.clone()
+        self._kept[cause, words, part.data_ptr()] = part, {"": first} | (others or {})
+
+    def forget(self, part: torch.Tensor) -> None:
+        """This part of a tensor may change."""
+        self._kept = {k: v for k, v in self._kept.items() if k[2] != part.data_ptr()}
 
     def changed(self) -> Iterator[tuple[str, str]]:
         """Cause and words of each part that is not as it should be."""
-        for cause, words, part, first in self._kept:
+        for (cause, words, _), (part, known) in self._kept.items():
             bits = _BITS[part.itemsize]
-            if not torch.equal(part.view(bits), first.view(bits)):
-                yield cause, words
+            alike = (x for x, t in known.items() if torch.equal(part.view(bits), t.view(bits)))
+            if found := next(alike, "other values"):
+                yield cause, f"{words} holds {found}" if len(known) > 1 else words
 
     def zeros(self, *sizes: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """A tensor of zeros, for what the engine clears."""
@@ -80,6 +87,31 @@ class Subject(Protocol):
 
     def state(self, sequence: int) -> torch.Tensor | None:
         """The state after the accepted rows in the reference's layout; None: not readable."""
+
+
+class Layers:
+    """Tensors of two layers, of which a kernel's passes play the second alone: the first has the
+    same with its heads turned, so that a commit must leave the same there, turned."""
+
+    def __init__(self, shape: Shape, memory: Memory) -> None:
+        self.shape, self.memory = shape, memory
+        self.n = 2 if "layers" in shape.extras else 1
+
+    def turned(self, tensor: torch.Tensor, heads: int) -> torch.Tensor:
+        """A tensor with its heads, channels or groups, which dimension `heads` has, turned."""
+        groups = self.shape.n_groups
+        return tensor.roll(tensor.shape[heads] // groups if groups > 1 else 1, heads)
+
+    def fill(self, layers: torch.Tensor, heads: int) -> None:
+        """Give the first layer what it has; layers: [layers, …]."""
+        if self.n > 1:
+            layers[0] = self.turned(layers[1], heads - 1)
+
+    def check(self, layers: torch.Tensor, heads: int) -> None:
+        """Note that the first layer must have what the second has."""
+        if self.n > 1:
+            wanted = self.turned(layers[1], heads - 1)
+            self.memory.keep("other-layer", "the first layer differs", layers[0], wanted)
 
 
 def as_a_pass(self: Subject, rows: Rows) -> torch.Tensor:
@@ -172,11 +204,14 @@ class Kernel:
     same number of rows, `full_lengths` that it is the most that a pass has. `trees`: a pass may
     be a tree of drafts (Rows.parents); `padding`: a pass may hold sequence -1, rows that the
     engine adds to fill a batch; `chunk`: rows of a chunk of a kernel for prompts, which knows
-    the last state alone (0: it is none); `bf16_products`: it rounds factors of its products to
-    bfloat16, whatever its tensors are; `rows_dtype`: what rows are rounded to before the kernel
-    and the reference take them; `d`: the only size of its heads (0: any), `powers`: it must be
-    a power of two. `compiled`: who compiles a kernel that needs a CUDA device and its package
-    as it is installed; `capability`: the major compute capability that it needs there; `host`:
+    the last state alone (0: it is none); `extras`: what some shapes add: "layers" (commits of
+    two), "lower bound" (of KDA's gate), "z" (Mamba-2's gate of outputs), "track slots" (states
+    after fewer rows, kept elsewhere) and "aligned blocks"; `bf16_products`: it rounds factors of
+    its products to bfloat16, whatever its tensors are; `rows_dtype`: what rows are rounded to
+    before the kernel and the reference take them; `d`: the only size of its heads (0: any),
+    `powers`: it must be a power of two. `compiled`: who compiles a kernel that needs a CUDA device
+    and its package as it is installed; `capability`: the major compute capability that it needs
+    there; `host`:
     it runs on the processor alone.
     """
 
@@ -193,6 +228,7 @@ class Kernel:
     trees: bool = False
     padding: bool = False
     chunk: int = 0
+    extras: tuple[str, ...] = ()
     bf16_products: bool = False
     rows_dtype: str = "float32"
     d: int = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from engine.conform import runner
+from engine.conform import passes
 from engine.conform.adapters import own
 from engine.conform.checks import CHECKS, Fault, check, has_check
 from engine.conform.packages import Package
@@ -31,7 +31,7 @@ def faults(
     invariant = name.endswith((".llvm", ".triton"))
     return [
         fault
-        for shape in runner.shapes(kernel, recurrence, "cpu")[:n_shapes]
+        for shape in passes.shapes(kernel, recurrence, "cpu")[:n_shapes]
         for one in CHECKS
         if one not in without and has_check(kernel, one)
         for fault in check(kernel, package, shape, one, 1, device, 6)

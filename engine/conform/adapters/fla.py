@@ -83,6 +83,7 @@ class _ChannelGates:
             ssm_state_indices=table,
             num_accepted_tokens=accepted,
             use_gate_in_kernel=True,
+            lower_bound=rows.bound,
             **_RAW,
         )
         assert isinstance(o, torch.Tensor)
@@ -157,7 +158,7 @@ ENGINE = Engine(
     packages=("fla.ops.utils", "fla.utils"),
     kernels=(
         Kernel("fused_recurrent_gated_delta_rule", ("gdn",), LastState, dtypes=("float32",)),
-        Kernel("fused_recurrent_kda", ("kda",), _ChannelGates),
+        Kernel("fused_recurrent_kda", ("kda",), _ChannelGates, extras=("lower bound",)),
         Kernel("chunk_gated_delta_rule", ("gdn",), _Chunked, dtypes=("float32",), chunk=64),
         Kernel("chunk_kda", ("kda",), _ChunkedKda, dtypes=("float32",), chunk=64),
     ),

@@ -37,6 +37,7 @@ class _Update(RowByRow):
             rows.B,
             rows.C,
             rows.D.view(heads, 1).expand(heads, d),
+            z=rows.z if "z" in self.shape.extras else None,
             dt_bias=rows.dt_bias.view(heads, 1).expand(heads, d),
             dt_softplus=True,
             state_batch_indices=self.memory.whole([1 + s for s in rows.sequences]),
@@ -84,7 +85,7 @@ ENGINE = Engine(
     kept=("mamba_ssm.ops.triton", "mamba_ssm.utils.determinism"),
     values={},
     kernels=(
-        Kernel("selective_state_update", ("mamba2",), _Update),
+        Kernel("selective_state_update", ("mamba2",), _Update, extras=("z",)),
         Kernel(
             "mamba_chunk_scan_combined", ("mamba2",), _Chunked, dtypes=("float32",), chunk=_CHUNK
         ),

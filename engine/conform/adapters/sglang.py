@@ -23,7 +23,7 @@ from engine.conform.adapters.sglang_snapshots import (
 )
 from engine.conform.cases import Rows, Shape
 from engine.conform.packages import Package
-from engine.conform.subject import Kernel, Memory, Prompts
+from engine.conform.subject import Kernel, Layers, Memory, Prompts
 
 
 class _Conv:
@@ -32,8 +32,11 @@ class _Conv:
     def __init__(self, shape: Shape, memory: Memory, package: Package) -> None:
         self.shape, self.memory, self.package = shape, memory, package
         slots, size = 1 + shape.n_sequences, (shape.n_heads, shape.d_k - 1)
-        self.windows = memory.empty(slots, *size, dtype=shape.dtype)
-        self.buffer = memory.empty(slots, shape.n_tokens, *size, dtype=shape.dtype)
+        self.layers = Layers(shape, memory)
+        layers = self.layers.n, slots
+        self.of_layers = memory.empty(*layers, *size, dtype=shape.dtype)
+        self.buffers = memory.empty(*layers, shape.n_tokens, *size, dtype=shape.dtype)
+        self.windows, self.buffer = self.of_layers[-1], self.buffers[-1]
         for words, kept in (("window 0", self.windows), ("window 0 of the drafts", self.buffer)):
             memory.keep("null-slot-written", words, kept[:1])
 
@@ -72,10 +75,13 @@ class _Conv:
 
     def accept(self, sequences: Sequence[int], counts: Sequence[int]) -> None:
         slots = self.memory.whole([1 + s for s in sequences])
+        self.layers.fill(self.of_layers, 2)
+        self.layers.fill(self.buffers, 3)
         self.package.module(SCATTER).fused_conv_window_scatter_with_mask(
-            *map(on_device, (self.windows, self.buffer)),
+            *map(on_device, (self.of_layers, self.buffers)),
             *(slots, self.memory.whole(counts) - 1, slots),
         )
+        self.layers.check(self.of_layers, 2)
 
     def state(self, sequence: int) -> torch.Tensor:
         return self.windows[1 + sequence].float()
@@ -162,6 +168,7 @@ ENGINE = Engine(
             Delta,
             trees=True,
             padding=True,
+            extras=("layers", "track slots", "lower bound"),
         ),
         Kernel(
             "fused_recurrent_gated_delta_rule_update",
@@ -169,6 +176,7 @@ ENGINE = Engine(
             DeltaUpdate,
             trees=True,
             padding=True,
+            extras=("layers", "track slots"),
         ),
         Kernel(
             "gdn_replayssm_spec_decode", ("gdn",), Replay, ring=Replay.ROWS, least_d=32, dtypes=_F32
@@ -181,8 +189,16 @@ ENGINE = Engine(
             least_d=32,
             powers=True,
             dtypes=_F32,
+            extras=("layers", "track slots"),
         ),
-        Kernel("replayssm_fold", ("gdn", "kda"), Fold, log=True, padding=True),
+        Kernel(
+            "replayssm_fold",
+            ("gdn", "kda"),
+            Fold,
+            log=True,
+            padding=True,
+            extras=("layers", "track slots", "lower bound"),
+        ),
         Kernel(
             "fused_recurrent_linear_replayssm",
             ("gdn", "kda"),
@@ -198,9 +214,16 @@ ENGINE = Engine(
             equal_lengths=True,
             trees=True,
             padding=True,
+            extras=("layers", "track slots", "z"),
         ),
         Kernel(
-            "causal_conv1d_update", ("conv",), _Conv, equal_lengths=True, trees=True, padding=True
+            "causal_conv1d_update",
+            ("conv",),
+            _Conv,
+            equal_lengths=True,
+            trees=True,
+            padding=True,
+            extras=("layers",),
         ),
         Kernel("chunk_gated_delta_rule", ("gdn",), _Chunked, dtypes=_F32, chunk=64),
         Kernel(

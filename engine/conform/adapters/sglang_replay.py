@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from engine.conform.adapters.sglang_snapshots import LINEAR, Delta
+from engine.conform.adapters.sglang_snapshots import LINEAR, Delta, Tracks
 from engine.conform.cases import Rows, Shape
 from engine.conform.packages import Package
-from engine.conform.subject import Memory, RowByRow, as_a_pass
+from engine.conform.subject import Layers, Memory, RowByRow, as_a_pass
 
 
 class Replay:
@@ -22,12 +22,16 @@ class Replay:
     def __init__(self, shape: Shape, memory: Memory, package: Package) -> None:
         self.shape, self.memory, self.package = shape, memory, package
         s, slots, n = shape, 1 + shape.n_sequences, self.ROWS
-        self.checkpoint = memory.empty(slots, s.n_heads, s.d_v, s.d_k)
+        self.layers, self.tracks = Layers(shape, memory), Tracks(shape, memory)
+        m = self.layers.n
+        self.checkpoints = memory.empty(m, slots + self.tracks.slots, s.n_heads, s.d_v, s.d_k)
         # the fold of CompactReplay reads rows that were never written
         new = memory.empty if self.raw else memory.zeros
-        self.d = new(slots, s.n_heads, n, s.d_v)
-        self.k = new(slots, s.n_groups, n, s.d_k)
-        self.g = new(slots, s.n_heads, n)
+        self.logs = {
+            "d": new(m, slots, s.n_heads, n, s.d_v),
+            "k": new(m, slots, s.n_groups, n, s.d_k),
+            "g": new(m, slots, s.n_heads, n),
+        }
         self.raw_v = new(slots, s.n_heads, n, s.d_v)
         self.raw_k = new(slots, s.n_groups, n, s.d_k)
         self.beta = new(slots, s.n_heads, n)
@@ -35,7 +39,7 @@ class Replay:
         self.flush = memory.zeros(slots, dtype=torch.int8)
 
     def load(self, sequence: int, state: torch.Tensor) -> None:
-        self.checkpoint[1 + sequence] = state.transpose(-1, -2)
+        self.checkpoints[-1, 1 + sequence] = state.transpose(-1, -2)
         for cursor in (self.write, self.base, self.flush):
             cursor[1 + sequence] = 0
 
@@ -45,7 +49,7 @@ class Replay:
         slots = self.memory.whole([1 + s for s in rows.sequences])
         module.gdn_replayssm_spec_decode(
             *(*rows.beside("q", "k", "v"), *rows.beside("a", "b"), rows.A_log, rows.dt_bias),
-            *(self.checkpoint, self.d, self.k, self.g),
+            *(self.checkpoints[-1], *(layers[-1] for layers in self.logs.values())),
             *((self.raw_v, self.raw_k, self.beta) if self.raw else (None,) * 3),
             *(out, rows.starts, slots, slots, self.write, self.base, self.flush),
             *(self.ROWS, self.shape.n_tokens),
@@ -78,11 +82,12 @@ class CompactReplay(Replay):
         super().accept(sequences, counts)
         module = self.package.module(f"{LINEAR}.gdn_replayssm_spec_decode")
         slots = self.memory.whole([1 + s for s in sequences])
+        for layers in (self.checkpoints, *self.logs.values()):
+            self.layers.fill(layers, 2)
+        places, steps = self.tracks.of(sequences, counts, self.checkpoints[-1])
         module.commit_gdn_replayssm_circular(
-            checkpoint_state=self.checkpoint.unsqueeze(0),
-            d_cache=self.d.unsqueeze(0),
-            k_cache=self.k.unsqueeze(0),
-            g_cache=self.g.unsqueeze(0),
+            checkpoint_state=self.checkpoints,
+            **{f"{name}_cache": layers for name, layers in self.logs.items()},
             d_residual_cache=None,
             k_residual_cache=None,
             state_batch_indices=slots,
@@ -91,8 +96,14 @@ class CompactReplay(Replay):
             cache_base=self.base,
             is_flush=self.flush,
             accept_lens=self.memory.whole(counts),
+            mamba_track_indices=places,
+            mamba_steps_to_track=steps,
             null_block_id=0,
         )
+        self.layers.check(self.checkpoints, 2)
+
+    def tracked(self, sequence: int) -> tuple[int, torch.Tensor] | None:
+        return self.tracks.state(sequence, self.checkpoints[-1])
 
 
 class Fold(Delta):
@@ -102,15 +113,17 @@ class Fold(Delta):
         super().__init__(shape, memory, package)
         s, slots, n = shape, 1 + shape.n_sequences, shape.n_tokens
         gates = (s.d_k,) if s.recurrence == "kda" else ()
-        self.log = {
-            "rawv": memory.empty(slots, s.n_heads, n, s.d_v),
-            "rawk": memory.empty(slots, s.n_groups, n, s.d_k),
-            "g": memory.empty(slots, s.n_heads, n, *gates),
-            "beta": memory.empty(slots, s.n_heads, n),
+        layers = self.layers.n, slots
+        self.logs = {
+            "rawv": memory.empty(*layers, s.n_heads, n, s.d_v),
+            "rawk": memory.empty(*layers, s.n_groups, n, s.d_k),
+            "g": memory.empty(*layers, s.n_heads, n, *gates),
+            "beta": memory.empty(*layers, s.n_heads, n),
         }
 
     def kept(self, rows: Rows) -> dict[str, Any]:
-        return {f"replayssm_{name}": t for name, t in self.log.items()} | {"cache_ring": True}
+        log = {f"replayssm_{name}": layers[-1] for name, layers in self.logs.items()}
+        return log | {"cache_ring": True}
 
     def accept(self, sequences: Sequence[int], counts: Sequence[int]) -> None:
         if self.shape.recurrence == "kda":
@@ -119,13 +132,20 @@ class Fold(Delta):
         else:
             module = self.package.module(f"{LINEAR}.gdn_replayssm_spec_fold")
             commit = module.commit_gdn_replayssm_fold_all_layers
+        held = {self.pools: 2} | dict.fromkeys(self.logs.values(), 2)
+        for layers, heads in held.items():
+            self.layers.fill(layers, heads)
+        places, steps = self.tracks.of(sequences, counts, self.pool)
         commit(
-            *(layer.unsqueeze(0) for layer in (self.pool, *self.log.values())),
+            *held,
             self.slots(sequences),
             self.memory.whole(counts),
             self.shape.n_tokens,
             self.shape.n_groups,
+            places,
+            steps,
         )
+        self.layers.check(self.pools, 2)
 
 
 class Ring(RowByRow):

@@ -10,7 +10,7 @@ import torch
 
 from engine.conform.cases import Rows, Shape
 from engine.conform.packages import Package
-from engine.conform.subject import Memory
+from engine.conform.subject import Layers, Memory
 
 OPS = "sglang.kernels.ops"
 LINEAR = f"{OPS}.attention.linear"
@@ -26,7 +26,7 @@ class _OnDevice(torch.Tensor):
 
 
 def on_device(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.unsqueeze(0).as_subclass(_OnDevice)
+    return tensor.as_subclass(_OnDevice)
 
 
 def packed_decode(package: Package, rows: Rows, pool: torch.Tensor, slots: Any) -> torch.Tensor:
@@ -41,19 +41,59 @@ def packed_decode(package: Package, rows: Rows, pool: torch.Tensor, slots: Any) 
         out=out,
         ssm_state_indices=slots,
         use_qk_l2norm_in_kernel=True,
+        **({"lower_bound": rows.bound} if rule == "kda" else {}),
     )
     return out.view(n, heads, d_v)
 
 
+class Tracks:
+    """Track slots, the last of a pool: one for each sequence, where a commit keeps the state after
+    fewer rows than were accepted, as at a boundary between cached blocks."""
+
+    def __init__(self, shape: Shape, memory: Memory) -> None:
+        self.memory, self.kept, self.passes = memory, dict[int, int](), 0
+        self.slots = shape.n_sequences if "track slots" in shape.extras else 0
+
+    def of(
+        self, sequences: Sequence[int], counts: Sequence[int], pool: torch.Tensor
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Track slots of these sequences and the step after which each keeps its state, -1: none;
+        slots without one must stay as they are."""
+        if not self.slots:
+            return None, None
+        places = [s - self.slots for s in range(self.slots)]
+        self.passes += 1
+        each = zip(sequences, counts, strict=True)
+        self.kept = {s: (s + self.passes) % (n + 1) for s, n in each}
+        for s in range(self.slots):
+            if not self.kept.get(s):
+                self.memory.keep(
+                    "null-slot-written", "a track slot without a step", pool[places[s]]
+                )
+            else:
+                self.memory.forget(pool[places[s]])
+        at = [len(pool) + places[s] for s in sequences]
+        return self.memory.whole(at), self.memory.whole([self.kept[s] - 1 for s in sequences])
+
+    def state(self, sequence: int, pool: torch.Tensor) -> tuple[int, torch.Tensor] | None:
+        """After how many rows of the last pass a track slot has the state, and what it holds."""
+        rows = self.kept.get(sequence, 0)
+        held = pool[sequence - self.slots].float().transpose(-1, -2)
+        return (rows, held) if self.slots and rows else None
+
+
 class Snapshots:
-    """Pool of states (slot 0 is SGLang's null slot) and a buffer [slots, drafts, …]."""
+    """Pools of states, [layers, slots, …] (slot 0 is SGLang's null slot; track slots come last),
+    and buffers [layers, slots, drafts, …]; passes play the last layer."""
 
     def __init__(self, shape: Shape, memory: Memory, package: Package) -> None:
         self.shape, self.memory, self.package = shape, memory, package
         heads, d_k, d_v = shape.state
-        slots = 1 + shape.n_sequences
-        self.pool = memory.empty(slots, heads, d_v, d_k, dtype=shape.dtype)
-        self.buffer = memory.empty(slots, shape.n_tokens, heads, d_v, d_k, dtype=shape.dtype)
+        slots, n, state = 1 + shape.n_sequences, Layers(shape, memory).n, (heads, d_v, d_k)
+        self.layers, self.tracks = Layers(shape, memory), Tracks(shape, memory)
+        self.pools = memory.empty(n, slots + self.tracks.slots, *state, dtype=shape.dtype)
+        self.buffers = memory.empty(n, slots, shape.n_tokens, *state, dtype=shape.dtype)
+        self.pool, self.buffer = self.pools[-1], self.buffers[-1]
         for words, kept in (("slot 0", self.pool), ("slot 0 of the drafts", self.buffer)):
             memory.keep("null-slot-written", words, kept[:1])
 
@@ -71,13 +111,22 @@ class Snapshots:
         return self.memory.whole(flat).view(len(rows.parents), -1)
 
     def accept(self, sequences: Sequence[int], counts: Sequence[int]) -> None:
-        slots = self.slots(sequences)
-        self.package.module(SCATTER).fused_mamba_state_scatter_with_mask(
-            *map(on_device, (self.pool, self.buffer)), slots, self.memory.whole(counts) - 1, slots
-        )
+        slots, scatter = self.slots(sequences), self.package.module(SCATTER)
+        self.layers.fill(self.pools, 2)
+        self.layers.fill(self.buffers, 3)
+        both = [on_device(x) for x in (self.pools, self.buffers)]
+        steps = self.memory.whole(counts) - 1
+        scatter.fused_mamba_state_scatter_with_mask(*both, slots, steps, slots)
+        places, steps = self.tracks.of(sequences, counts, self.pool)
+        if places is not None:
+            scatter.fused_mamba_state_scatter_with_mask(*both, places, steps, slots)
+        self.layers.check(self.pools, 2)
 
     def state(self, sequence: int) -> torch.Tensor:
         return self.pool[1 + sequence].float().transpose(-1, -2)
+
+    def tracked(self, sequence: int) -> tuple[int, torch.Tensor] | None:
+        return self.tracks.state(sequence, self.pool)
 
     def run(self, rows: Rows, keep: bool) -> torch.Tensor:
         """One call of the kernel; keep: the committed state stays, as in a verify pass."""
@@ -116,7 +165,7 @@ class Delta(Snapshots):
         o: torch.Tensor = module.fused_sigmoid_gating_delta_rule_update(
             A_log=rows.A_log,
             dt_bias=rows.dt_bias.reshape(-1),
-            q=q.as_subclass(_OnDevice) if self.calls % 2 else q,
+            q=on_device(q) if self.calls % 2 else q,
             k=k,
             v=v,
             a=a.view(n, -1),
@@ -127,6 +176,7 @@ class Delta(Snapshots):
             use_qk_l2norm_in_kernel=True,
             softplus_beta=1.0,
             softplus_threshold=20.0,
+            lower_bound=rows.bound,
             is_kda=self.shape.recurrence == "kda",
             disable_state_update=True,
             **self.kept(rows),
@@ -171,6 +221,7 @@ class Mamba2(Snapshots):
             rows.A.view(heads, 1, 1).expand(heads, d, self.shape.d_k),
             *(B.to(self.dtype), C.to(self.dtype)),
             rows.D.view(heads, 1).expand(heads, d),
+            z=rows.z.view(n, t, heads, d).to(self.dtype) if "z" in self.shape.extras else None,
             dt_bias=rows.dt_bias.view(heads, 1).expand(heads, d),
             dt_softplus=True,
             state_batch_indices=slots,

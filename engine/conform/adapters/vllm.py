@@ -4,7 +4,6 @@ for each sequence, and the number of accepted tokens that says which column is r
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from types import SimpleNamespace
 
 import torch
@@ -12,27 +11,38 @@ import torch
 from engine.conform.adapters import Engine
 from engine.conform.cases import Rows, Shape
 from engine.conform.packages import NoPlatform, Package
-from engine.conform.subject import Kernel, Memory, Prompts, as_a_pass
+from engine.conform.subject import Kernel, Layers, Memory, Prompts, as_a_pass
 
 _FLA = "vllm.third_party.flash_linear_attention.ops"
 _MAMBA = "vllm.model_executor.layers.mamba.ops"
 _K3 = "vllm.models.kimi_k3.nvidia.ops"
+_UTILS = "vllm.v1.attention.backends.utils"
 _BUILDER = "vllm.v1.attention.backends.gdn_attn"
 _GDN = "vllm.model_executor.layers.mamba.gdn"
+_WINDOW = 3  # inputs that a convolution's window keeps
+_CACHE = "vllm.v1.kv_cache_interface"
 _K3_KDA = f"{_K3}.third_party.kda.fused_recurrent"
 
 
 class Paged:
-    """Pool, block table and accepted counts; block 0 is vLLM's null block."""
+    """Pool, block table and accepted counts; block 0 is vLLM's null block. Of aligned blocks, each
+    of `size` tokens, a pass starts at the column that its last token is in (`begin`); `kept` states
+    of its rows follow there."""
+
+    kept = 0  # 0: of all
 
     def __init__(self, shape: Shape, memory: Memory, package: Package) -> None:
-        n, t = shape.n_sequences, shape.n_tokens
         self.shape, self.memory, self.package = shape, memory, package
-        self.pool = memory.empty(1 + n * t, *self._block(), dtype=shape.dtype)
+        self.aligned, self.size = "aligned blocks" in shape.extras, shape.n_tokens + 1
+        n, t = shape.n_sequences, (self.kept or shape.n_tokens) + self.aligned
+        self.layers = Layers(shape, memory)
+        self.pools = memory.empty(self.layers.n, 1 + n * t, *self._block(), dtype=shape.dtype)
+        self.pool = self.pools[-1]
         memory.keep("null-slot-written", "block 0", self.pool[:1])
         # the last row is that of sequence -1, padding
         self.table = memory.whole([*range(1, 1 + n * t), *[0] * t]).view(n + 1, t)
         self.accepted = memory.whole([1] * (n + 1))
+        self.begin, self.computed = [0] * (n + 1), [1] * (n + 1)
 
     def _block(self) -> tuple[int, ...]:
         heads, d_k, d_v = self.shape.state
@@ -41,14 +51,33 @@ class Paged:
     def load(self, sequence: int, state: torch.Tensor) -> None:
         self.pool[self.table[sequence, 0]] = state.transpose(-1, -2).to(self.pool)
         self.accepted[sequence] = 1
+        self.computed[sequence] = 1 + sequence % self.size
+
+    def aligned_to(self, rows: Rows) -> None:
+        """Move the states of sequences to the columns where a pass of these rows starts, as the
+        engine does before it; columns that are done with become new ones."""
+        for s, m in zip(rows.sequences, rows.lengths, strict=True):
+            if s < 0 or not self.aligned:
+                continue
+            old = min(self.begin[s], self.computed[s] // self.size)
+            self.table[s] = self.table[s].roll(-old)
+            self.begin[s], self.computed[s] = (
+                self.begin[s] - old,
+                self.computed[s] - old * self.size,
+            )
+            column = (self.computed[s] + m - 1) // self.size
+            if column != self.begin[s]:
+                self.pool[self.table[s, column]] = self.pool[self.table[s, self.column(s)]].clone()
+                self.begin[s], self.accepted[s] = column, 1
 
     def accept(self, sequences: Sequence[int], counts: Sequence[int]) -> None:
         for sequence, count in zip(sequences, counts, strict=True):
             self.accepted[sequence] = count
+            self.computed[sequence] += count
 
     def column(self, sequence: int) -> int:
         """The column that the next pass reads."""
-        return int(self.accepted[sequence]) - 1
+        return self.begin[sequence] + int(self.accepted[sequence]) - 1
 
     def state(self, sequence: int) -> torch.Tensor:
         block = self.table[sequence, self.column(sequence)]
@@ -85,16 +114,19 @@ class _Delta(Paged):
             ),
             speculative_config=new(num_speculative_tokens=shape.n_tokens - 1),
             scheduler_config=new(max_num_seqs=shape.n_sequences + 2),
-            cache_config=new(mamba_cache_mode="none"),
+            cache_config=new(mamba_cache_mode="align" if self.aligned else "none"),
             use_v2_model_runner=False,
         )
-        spec = new(prefill_checkpoint_alignment=None)
+        spec = package.module(_CACHE).MambaSpec()
+        spec.block_size, spec.num_speculative_blocks = self.size, shape.n_tokens - 1
+        spec.prefill_checkpoint_alignment = None
         builder = package.module(_BUILDER).GDNAttentionMetadataBuilder
         self.builder = builder(spec, [], config, self.table.device)
 
     def verify(self, rows: Rows) -> torch.Tensor:
         """A pass as the builder plans it; one row of a sequence that reads its first column may be
         one for which the engine drafts nothing (-1), next to others."""
+        self.aligned_to(rows)
         accepted = self.accepted[rows.sequences]
         each = zip(rows.lengths, accepted.tolist(), strict=True)
         drafts = torch.tensor([m - 1 if m > 1 or count > 1 else -1 for m, count in each])
@@ -105,7 +137,8 @@ class _Delta(Paged):
             num_reqs=n,
             block_table_tensor=self.table[rows.sequences],
             num_actual_tokens=sum(rows.lengths),
-            seq_lens=None,
+            seq_lens=self.memory.whole([self.computed[s] for s in rows.sequences])
+            + rows.starts.diff(),
             seq_lens_cpu_upper_bound=self.memory.whole(rows.lengths).cpu() + 1,
             is_prefilling=None,
             compute_num_computed_tokens=lambda: self.memory.whole([1] * n),
@@ -192,7 +225,7 @@ class _K3Gates(_Delta):
 
     def gates(self, rows: Rows) -> dict[str, torch.Tensor | bool]:
         given = {"g": rows.a.unsqueeze(0), "beta": rows.b.unsqueeze(0)}
-        weights = {"A_log": rows.A_log, "dt_bias": rows.dt_bias}
+        weights = {"A_log": rows.A_log, "dt_bias": rows.dt_bias, "lower_bound": rows.bound}
         return {**given, **weights, "use_gate_in_kernel": True, "use_beta_sigmoid_in_kernel": True}
 
     def run(self, rows: Rows, table: torch.Tensor, accepted: torch.Tensor | None) -> torch.Tensor:
@@ -200,7 +233,7 @@ class _K3Gates(_Delta):
             return super().run(rows, table, accepted)
         o, _ = self.package.module(_K3_KDA).fused_recurrent_kda_packed_decode(
             *(rows.mixed, rows.a.unsqueeze(0), rows.b.unsqueeze(0), rows.A_log, rows.dt_bias),
-            *(None, self.pool, table.flatten()),
+            *(rows.bound, self.pool, table.flatten()),
         )
         return o[0]
 
@@ -209,46 +242,110 @@ class _Recovered(_K3Gates):
     """kda_recoverssm_verify writes corrections, keys and gates to a log; the commit applies those
     of the accepted rows to the only state of a sequence."""
 
-    verify, decode = Paged.verify, Paged.decode
+    kept = 1
 
     def __init__(self, shape: Shape, memory: Memory, package: Package) -> None:
-        Paged.__init__(self, replace(shape, n_tokens=1), memory, package)
-        self.shape, self.module = shape, package.module(f"{_K3}.recoverssm")
-        size = (shape.n_sequences + 2, shape.n_heads, shape.n_tokens)  # two of padding
-        self.records = self.module.KDARecoverSSMRecords(
-            memory.empty(*size, shape.d_v), memory.empty(*size, 2 * shape.d_k)
-        )
-        self.windows = memory.zeros(len(self.pool), shape.n_tokens, 1)
+        Paged.__init__(self, shape, memory, package)
+        self.module = package.module(f"{_K3}.recoverssm")
+        n, size = self.layers.n, (shape.n_heads, shape.n_tokens)
+        logs = n, shape.n_sequences + 2, *size  # two of padding
+        self.logs = memory.empty(*logs, shape.d_v), memory.empty(*logs, 2 * shape.d_k)
+        self.windows = memory.zeros(n, self.pool.shape[0], _WINDOW + size[1] - 1, size[0])
+        self.crossed: dict[int, tuple[int, int]] = {}
+
+    def verify(self, rows: Rows) -> torch.Tensor:
+        self.aligned_to(rows)
+        return self.run(rows, self.blocks(rows.sequences), self.accepted)
+
+    def decode(self, rows: Rows) -> torch.Tensor:
+        self.aligned_to(rows)
+        o = self.run(rows, self.blocks(rows.sequences), None)
+        Paged.accept(self, rows.sequences, [1] * len(rows.sequences))
+        return o
+
+    def blocks(self, sequences: Sequence[int]) -> torch.Tensor:
+        """The block of each sequence's state."""
+        return torch.stack([self.table[s, self.begin[s]] for s in sequences])
 
     def run(self, rows: Rows, table: torch.Tensor, accepted: torch.Tensor | None) -> torch.Tensor:
         if accepted is None:
             return super().run(rows, table, accepted)
         self.rows = rows
+        records = self.module.KDARecoverSSMRecords(*(log[-1] for log in self.logs))
         o = self.module.kda_recoverssm_verify(
             *(t.unsqueeze(0) for t in (*rows.beside("q", "k", "v"), *rows.beside("a", "b"))),
-            *(rows.A_log, rows.dt_bias, None, self.pool, self.records, rows.starts),
-            *(table.flatten(), self.shape.n_tokens),
+            *(rows.A_log, rows.dt_bias, rows.bound, self.pool, records, rows.starts),
+            *(table, self.shape.n_tokens),
         )
         assert isinstance(o, torch.Tensor)
         return o[0]
 
     def accept(self, sequences: Sequence[int], counts: Sequence[int]) -> None:
-        rows = self.rows
-        layer = SimpleNamespace(
-            kv_cache=(self.windows, self.pool),
-            recoverssm_records=self.records,
-            A_log=rows.A_log,
-            dt_bias=rows.dt_bias,
-            local_num_heads=self.shape.n_heads,
-            head_dim=self.shape.d_k,
-            gate_lower_bound=None,
-        )
+        rows, layers = self.rows, []
+        self.windows[-1] = torch.arange(self.windows[-1].numel()).view(self.windows[-1].shape)
+        for tensor, heads in ((self.pools, 2), *((log, 2) for log in self.logs), (self.windows, 3)):
+            self.layers.fill(tensor, heads)
+        weights = [rows.A_log, rows.dt_bias]
+        for i in range(self.layers.n):
+            own = i == self.layers.n - 1
+            A_log, dt_bias = weights if own else (self.layers.turned(x, 0) for x in weights)
+            layer = SimpleNamespace(
+                kv_cache=(self.windows[i], self.pools[i]),
+                recoverssm_records=self.module.KDARecoverSSMRecords(*(log[i] for log in self.logs)),
+                A_log=A_log,
+                dt_bias=dt_bias,
+                local_num_heads=self.shape.n_heads,
+                head_dim=self.shape.d_k,
+                gate_lower_bound=rows.bound,
+            )
+            layers.append(layer)
         n = len(rows.sequences)
         context = self.module.KDARecoverSSMCommitContext.create(
-            [layer], spec_query_len=self.shape.n_tokens, max_num_reqs=n
+            layers, spec_query_len=self.shape.n_tokens, max_num_reqs=n
         )
-        padded = [*counts, *[1] * (n - len(counts))]
-        context.commit(self.memory.whole(padded), self.table[rows.sequences, 0], rows.starts)
+        padded = self.memory.whole([*counts, *[1] * (n - len(counts))])
+        whole = self.memory.whole([self.computed[s] for s in rows.sequences])
+        aligned = {
+            "block_table": self.table[rows.sequences],
+            "num_computed_tokens": whole,
+            "mamba_block_size": self.size,
+        }
+        blocks, before = self.blocks(rows.sequences), self.windows[-1].clone()
+        context.commit(padded, blocks, rows.starts, **(aligned if self.aligned else {}))
+        moves = []
+        for s, count, block in zip(sequences, counts, blocks.tolist(), strict=False):
+            first, end = self.computed[s], self.computed[s] + count
+            boundary = (first // self.size + 1) * self.size
+            self.crossed.pop(s, None)
+            if self.aligned and end >= boundary:
+                self.crossed[s] = boundary - first, int(self.table[s, boundary // self.size - 1])
+                moves.append((block, self.crossed[s][1], self.crossed[s][0]))
+            self.begin[s] = (end - 1) // self.size if self.aligned else 0
+            moves.append((block, int(self.table[s, self.begin[s]]), count))
+            self.computed[s] = end
+        self._check_windows(before, moves)
+        self.layers.check(self.pools, 2)
+        self.layers.check(self.windows, 3)
+
+    def _check_windows(self, before: torch.Tensor, moves: Sequence[tuple[int, int, int]]) -> None:
+        """Note what the commit must make of windows: of a block, for another one, after rows."""
+
+        def moved(more: int) -> torch.Tensor:
+            made = before.clone()
+            for source, target, rows in moves:
+                at = max(0, rows - 1 + more)
+                part = before[source, at : at + _WINDOW]
+                made[target, : len(part)] = part
+            return made
+
+        others = {f"inputs {i:+d} from the right ones": moved(i) for i in (-2, -1, 1, 2)}
+        what = "window-not-rolled-back", "a window after the commit", self.windows[-1]
+        self.memory.keep(*what, moved(0), others)
+
+    def tracked(self, sequence: int) -> tuple[int, torch.Tensor] | None:
+        """The state at the boundary of blocks that the last pass crossed, and after which row."""
+        rows, block = self.crossed.get(sequence, (0, 0))
+        return (rows, self.pool[block].float().transpose(-1, -2)) if rows else None
 
 
 class _Mamba2(Paged):
@@ -264,6 +361,7 @@ class _Mamba2(Paged):
             rows.A.view(heads, 1, 1).expand(heads, d, self.shape.d_k),
             *(B, C, rows.D.view(heads, 1).expand(heads, d)),
             rows.dt_bias.view(heads, 1).expand(heads, d),
+            z=rows.z if "z" in self.shape.extras else None,
             dt_softplus=True,
             state_batch_indices=table,
             out=out,
@@ -350,40 +448,43 @@ ENGINE = Engine(
     package="vllm",
     versions=("0.33.0",),
     kept=(
-        _FLA, _K3_KDA, f"{_K3}.recoverssm", _BUILDER, f"{_MAMBA}.mamba_ssm",
+        _FLA, _K3_KDA, f"{_K3}.recoverssm", _BUILDER, _UTILS, f"{_MAMBA}.mamba_ssm",
         f"{_MAMBA}.causal_conv1d", f"{_MAMBA}.triton_helpers", "vllm.utils.math_utils",
     ),
     values={
-        "vllm.v1.attention.backends.utils.NULL_BLOCK_ID": 0,
-        "vllm.v1.attention.backends.utils.PAD_SLOT_ID": -1,
-        "vllm.v1.attention.backends.utils.mamba_get_block_table_tensor": lambda table, *_: table,
-        "vllm.v1.attention.backends.utils.split_decodes_and_prefills": (
+        f"{_BUILDER}.split_decodes_and_prefills": (
             lambda batch, **_: (batch.num_reqs, 0, batch.num_reqs, 0)
         ),
-        "vllm.v1.attention.backends.utils.compute_causal_conv1d_metadata": (
-            lambda *_, **__: (None, None, None)
-        ),
+        f"{_BUILDER}.compute_causal_conv1d_metadata": lambda *_, **__: (None, None, None),
         "vllm.v1.attention.backend.AttentionMetadataBuilder": _Builder,
+        f"{_CACHE}.MambaSpec": SimpleNamespace,
         f"{_GDN}.qwen_gdn_linear_attn._resolve_gdn_prefill_backend": lambda _: (None, "flashinfer"),
         "vllm.platforms.current_platform": NoPlatform(),
         "vllm.utils.torch_utils.async_tensor_h2d": torch.Tensor.to,
         "vllm.envs.VLLM_TUNED_CONFIG_FOLDER": None,
     },
     kernels=(
-        Kernel("fused_recurrent_gated_delta_rule", ("gdn",), _Delta, padding=True),
-        Kernel("fused_sigmoid_gating_delta_rule_update", ("gdn",), _DeltaGates, padding=True),
+        Kernel(
+            "fused_recurrent_gated_delta_rule", ("gdn",), _Delta, padding=True,
+            extras=("aligned blocks",),
+        ),
+        Kernel(
+            "fused_sigmoid_gating_delta_rule_update", ("gdn",), _DeltaGates, padding=True,
+            extras=("aligned blocks",),
+        ),
         Kernel(  # it reads gates without a mask: of a head of 48, those of the next one too
             "fused_recurrent_kda", ("kda",), _ChannelGates, grouped=False, square=True,
             padding=True, powers=True,
         ),
         Kernel(
             "kimi_k3.fused_recurrent_kda", ("kda",), _K3Gates, grouped=False, square=True,
-            padding=True,
+            padding=True, extras=("aligned blocks", "lower bound"),
         ),
         Kernel(
-            "kimi_k3.kda_recoverssm", ("kda",), _Recovered, grouped=False, log=True, padding=True
+            "kimi_k3.kda_recoverssm", ("kda",), _Recovered, grouped=False, log=True, padding=True,
+            extras=("aligned blocks", "layers", "lower bound"),
         ),
-        Kernel("selective_state_update", ("mamba2",), _Mamba2, padding=True),
+        Kernel("selective_state_update", ("mamba2",), _Mamba2, padding=True, extras=("z",)),
         Kernel("causal_conv1d_update", ("conv",), _Conv, padding=True),
         Kernel("chunk_gated_delta_rule", ("gdn",), _Chunked, dtypes=_F32, chunk=64),
         Kernel(

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from engine.conform import runner
+from engine.conform import passes, runner
 from engine.conform.adapters import causal_conv1d, flashinfer
 from engine.conform.cases import Shape
 from engine.conform.checks import CHECKS, check, has_check
@@ -236,7 +236,7 @@ COMPILED = [
 @pytest.mark.parametrize(("kernel", "package"), COMPILED, ids=lambda x: x.name)
 @pytest.mark.thinned(2)
 def test_the_calls_fit_the_published_signatures(kernel, package):
-    shape = runner.shapes(kernel, kernel.recurrences[0], "cpu")[0]
+    shape = passes.shapes(kernel, kernel.recurrences[0], "cpu")[0]
     if kernel.chunk:
         kernel = replace(kernel, chunk=5)
     for name in [name for name in CHECKS if has_check(kernel, name)]:

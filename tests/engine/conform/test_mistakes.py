@@ -13,15 +13,17 @@ from torch.nn.functional import softplus
 from engine.conform import replays
 from engine.conform.adapters import own
 from engine.conform.cases import Shape, Source
+from engine.conform.causes import Situation
 from engine.conform.checks import Fault, Player, check
 from engine.conform.decays import Log, decays
-from engine.conform.mistakes import formulas, layouts, row_by_row
+from engine.conform.mistakes import formulas, in_parts, layouts, row_by_row
 from engine.conform.packages import Package
 from engine.conform.passes import SCRIPTS
-from engine.conform.reference import play, step, token
+from engine.conform.reference import Reference, play, step, terms, token
 from engine.conform.replays import placed
 from engine.conform.subject import Kernel
 
+KERNEL = Kernel("kernel", ("gdn", "kda"), None)
 PACKAGE = Package("kernels", Path("."), "")
 SHAPES = {
     "gdn": Shape("gdn", 4, 2, 8, 8, 3, 3),
@@ -672,7 +674,8 @@ def test_corrections_along_q_are_a_wrong_term():
     shape, state, (row,) = drawn("kda", 1, n_groups=4)
     right = corrected(shape, state, row, lambda decay: decay * state, "q")
     words = "q is taken for k, in what is taken off v"
-    ((cause, _, rows),) = (way for way in formulas(shape, [row]) if way[1] == words)
+    ways = in_parts(shape, [row], formulas(shape, [row]))
+    ((cause, _, rows),) = (way for way in ways if way[1] == words)
     assert cause == "wrong-term"
     for seen, made in zip(step(shape, state, rows[0]), right, strict=True):
         assert torch.allclose(seen, made, atol=1e-5)
@@ -767,3 +770,49 @@ def test_a_row_of_a_tree_may_follow_one_that_has_no_state():
         "wrong-parent",
         "row 1 follows no row that has a state and not row 0, in rows 1 of 2",
     )
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (lambda A, x, bias: torch.sigmoid(x), "A is left out, under the lower bound"),
+        (lambda A, x, bias: torch.sigmoid(A * (x - bias)), "dt_bias is left out"),
+        (lambda A, x, bias: A * torch.sigmoid(x), "A multiplies the sigmoid, not its input"),
+    ],
+)
+def test_formulas_under_a_lower_bound_are_named(wrong, words):
+    shape = replace(SHAPES["kda"], extras=("lower bound",))
+    source = Source(shape, 1)
+    state, row = source.state().double(), token(source.rows([0], [1]), 0)
+    A, x = row["A_log"].exp()[:, None], row["a"] + row["dt_bias"]
+    decay = torch.exp(-5 * wrong(A, x, row["dt_bias"]))[..., None]
+    seen = step(shape, state, terms(shape, row) | {"decay": decay})[1]
+    situation = Situation(KERNEL, Reference(shape, [state]), 0, [row], [], 1)
+    cause, said = situation.explain_state(seen, 1, 1e-5)
+    assert (cause, said.partition(",")[0]) == ("wrong-gate", words.partition(",")[0])
+
+
+@pytest.mark.parametrize("part", ["beta", "key", "decay"])
+def test_what_corrections_take_alone_is_told_apart(part):
+    shape, state, (row,) = drawn("gdn", 1)
+    right = terms(shape, row)
+    wrong = {"beta": {"beta": 1 + 0 * right["beta"]}, "decay": {"decay": 1 + 0 * right["decay"]}}
+    wrong["key"] = {"key": 2 * right["key"]}
+    (_, both, _), (_, taken, off), (_, kept, rest) = in_parts(
+        shape, [row], [("cause", "words", [right | wrong[part]])]
+    )
+    assert taken == f"{both}, in what is taken off v"
+    assert kept == f"{both}, in what is kept and written"
+    after = [step(shape, state, one)[1] for one in (right | wrong[part], off[0], rest[0])]
+    assert not any(torch.allclose(a, step(shape, state, right)[1], atol=1e-6) for a in after)
+    assert not torch.allclose(after[1], after[2], atol=1e-6)
+
+
+def test_a_row_that_others_take_is_named_with_its_rows():
+    shape, state, rows = drawn("gdn", 5)
+    wrong = [row | {"a": rows[min(i, 2)]["a"]} for i, row in enumerate(rows)]
+    seen = torch.stack(play(shape, state, wrong)[0])
+    situation = Situation(KERNEL, Reference(shape, [state]), 0, rows, [], 1)
+    assert situation.explain_outputs(seen, 1e-5) == (
+        "gate-of-other-row", "decay of row 2, in rows 3 to 4 of 5",
+    )  # fmt: skip

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from engine.conform import report, runner
+from engine.conform import passes, report, runner
 from engine.conform.checks import check
 from engine.conform.cost import cost_shape, least_bytes
 from engine.conform.packages import Package
@@ -157,7 +157,7 @@ def test_the_adapter_of_the_help_page_passes(tmp_path):
     path.write_text(code)
     kernel = runner.own_kernel(f"{path}:Adapter")
     for recurrence in kernel.recurrences:
-        shape = runner.shapes(kernel, recurrence, "cpu")[1]
+        shape = passes.shapes(kernel, recurrence, "cpu")[1]
         for name in filter(lambda name: runner.has_check(kernel, name), runner.CHECKS):
             assert not check(kernel, Package("", tmp_path, ""), shape, name, 1, "cpu", 5)
 
@@ -191,7 +191,8 @@ def selective_state_update(
     B, C = (t.repeat_interleave(x.shape[1] // t.shape[1], 1)[:, :, None] for t in (B, C))
     new = state[slots].float() * torch.exp(dt[..., None] * A) + (dt * x)[..., None] * B
     state[slots] = new.to(state.dtype)
-    return (new * C).sum(-1) + D * x
+    out = (new * C).sum(-1) + D * x
+    return out if z is None else out * F.silu(z)
 """
 
 
@@ -216,6 +217,24 @@ def test_a_kernel_of_one_token_is_played_row_by_row(mamba_ssm):
     seen = list(runner.run(name, place, seed=2, device="cpu", at_once=1, only=only))
     assert len(seen) == len(runner.CHECKS) + 1 - 3  # no padding, trees, prompts
     assert all(outcome.passed for outcome in seen), [o.faults for o in seen if o.faults]
+
+
+@pytest.mark.parametrize(
+    ("new", "words"),
+    [
+        ("out", "z is left out"),
+        ("out * torch.sigmoid(z)", "the sigmoid of z is taken, not times z"),
+        ("out * F.silu(z.roll(1, 1))", "z of the head before"),
+    ],
+)
+def test_mistakes_of_z_are_named(mamba_ssm, new, words):
+    text = MAMBA.replace("else out * F.silu(z)", f"else {new}")
+    name, place, _ = runner.open_target(mamba_ssm(text))
+    only = ["selective_state_update"]
+    (seen,) = runner.run(name, place, seed=1, device="cpu", checks=["depths"], only=only)
+    (fault,) = seen.faults
+    assert words in fault.detail
+    assert fault.detail.endswith("right without z")
 
 
 WRAPPED = """
