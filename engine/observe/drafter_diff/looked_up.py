@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from itertools import chain, product
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -55,7 +56,7 @@ _LEARNED: dict[str, Callable[[int, int], int | None]] = {
 _LENGTHS: dict[str, Callable[[list[int]], list[int]]] = {
     "it drafts nothing": lambda tokens: [],
     **{
-        f"it drafts no more than {n} token{'s' * (n > 1)}": lambda tokens, n=n: tokens[:n]
+        f"it drafts no more than {n} token{'s' * (n > 1)}": itemgetter(slice(n))
         for n in (1, 2, 3, 4)
     },
     "its drafts lack their last token": lambda tokens: tokens[:-1],
@@ -134,9 +135,8 @@ class LookedUp:
         """What may be done otherwise, everywhere first, then in some rounds alone."""
         at, right = wrong[0][0].pos0, Showing()
         starts = [one for one in self._side.starts if at - _MOST_LATE <= one <= at]
-        scopes = [(f", from about position {one} on", range(one, _ENDLESS)) for one in starts]
-        ends = scopes[:]
-        skipped = [*self._skipping(scopes)]
+        ends = [(f" from about position {one} on", range(one, _ENDLESS)) for one in starts]
+        skipped = [*self._skipping(ends)]
         if not any(pair[0].tokens for pair in wrong):  # whatever finds nothing would give that
             yield from skipped
         shown = [
@@ -151,10 +151,12 @@ class LookedUp:
         yield from ((CANDIDATES, about, right, None, own) for about, own in self._other_numbers())
         yield from ((*one, None, ()) for one in cut)
         yield from skipped
-        scopes = [*self._whens(made, wrong), *ends[-2:]]
-        for (stage, about, one), (words, rounds) in product((*shown, *cut), scopes):
+        scopes = [*self._whens(made, wrong)]
+        for (stage, about, one), (words, rounds) in product(
+            (*shown, *cut), (*scopes, *ends[-2:])
+        ):
             yield stage, about + words, replace(one, rounds=rounds), None, ()
-        yield from self._skipping(scopes[:-2])
+        yield from self._skipping(scopes)
 
     def _whens(self, made: Sequence[_Made], wrong: Sequence[_Made]) -> Iterator[_Rounds]:
         """In which rounds alone, by outcomes of drafts: in words, and positions that they begin at,
@@ -211,7 +213,7 @@ class LookedUp:
             if name.isupper() and type(value) in (int, float) and name not in _SIZES:
                 numbers = [factor * value for factor in (0, 0.5, 2)]
                 if type(value) is int and value <= _SMALL:
-                    numbers = [*range(2 * value + 1)]
+                    numbers = sorted(range(2 * value + 1), key=lambda one: abs(one - value))
                 others = {f"{type(value)(one):g}": type(value)(one) for one in (*numbers, 1)}
                 others["no bound"] = type(value)(_ENDLESS)
             elif isinstance(value, tuple) and name.isupper() and isinstance(value[0], tuple):
@@ -275,11 +277,7 @@ class LookedUp:
         return accepted, drafted
 
     def _made(
-        self,
-        how: Showing,
-        options: Any = None,
-        working: Changes = (),
-        wrong: Sequence[_Made] = (),
+        self, how: Showing, options: Any = None, working: Changes = (), wrong: Sequence[_Made] = ()
     ) -> list[_Made]:
         """Drafts of rounds as recorded and made again, as far as rounds follow each other.
         options: of the drafter, None for its own; working: attributes in place of its own, of it
