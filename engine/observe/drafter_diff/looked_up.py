@@ -152,9 +152,7 @@ class LookedUp:
         yield from ((*one, None, ()) for one in cut)
         yield from skipped
         scopes = [*self._whens(made, wrong)]
-        for (stage, about, one), (words, rounds) in product(
-            (*shown, *cut), (*scopes, *ends[-2:])
-        ):
+        for (stage, about, one), (words, rounds) in product((*shown, *cut), (*scopes, *ends[-2:])):
             yield stage, about + words, replace(one, rounds=rounds), None, ()
         yield from self._skipping(scopes)
 
