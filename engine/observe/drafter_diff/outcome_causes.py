@@ -73,7 +73,8 @@ def _stricter(known: Sequence[tuple[RecordedDraft, int]], short: set[int]) -> st
         if all(draft.n_accepted == min(n, draft.n_drafted - 1) for draft, n in inside):
             return f"The last token of a draft is never accepted, though the text has it{words}."
         if all(draft.n_accepted == min(n, most) for draft, n in inside):
-            return f"No more than {most} drafted token{'s' * (most != 1)} are accepted{words}."
+            tokens = "token is" if most == 1 else "tokens are"
+            return f"No more than {most} drafted {tokens} accepted{words}."
         if all(draft.n_accepted == max(0, n - 1) for draft, n in inside):
             return f"One token less is accepted than the text confirms{words}."
     return "Drafted tokens are rejected that the target chose itself: a stricter rule."
@@ -148,6 +149,11 @@ def counting_cause(side: DraftSide, other: DraftSide) -> Cause | None:
         about, place = _miscounted(rounds), place_of(wrong[0][0])
         size = f"{len(wrong)} of {len(judged)} rounds"
         return Cause(COUNTING, side.name, about, place, size, recorded, mended)
+    n_apart = sum(true != own for true, own in rounds) * (not side.knows_all)
+    if n_apart >= FEW and (way := _way_of(rounds)):  # the text goes on by other numbers of tokens
+        size, mended = f"{n_apart} of {len(rounds)} rounds", _added(true for true, _ in rounds)
+        place = place_of(side.drafts[0])
+        return Cause(COUNTING, side.name, f"It counts {way}.", place, size, side.counts, mended)
     return _by_counters(side, other)
 
 
@@ -173,6 +179,11 @@ def _ways(a: int, d: int) -> dict[str, Counts]:
         f"{replays} again, as drafted ones": (a, d + again),
         f"{replays} again, as accepted ones": (a + again, d),
         "fewer accepted tokens than its rounds have, one for any number": (min(a, 1), d),
+        "one accepted token where none was": (max(a, min(d, 1)), d),
+        "all accepted tokens but the last one of drafts that were accepted whole": (
+            a - (a == d),
+            d,
+        ),
         "accepted tokens of drafts alone that were accepted whole": (a - again, d),
         "rejected tokens as accepted ones": (d - a, d),
         "all drafted tokens as accepted": (d, d),
@@ -196,8 +207,11 @@ def _way_of(rounds: Sequence[tuple[Counts, Counts]]) -> str:
             expected = [
                 ways[which] if i in places else true for i, (ways, true, _) in enumerate(known)
             ]
-            n = sum(own == one for (*_, own), one in zip(known, expected, strict=True))
-            if n_apart >= FEW and n >= (0.9 if not words else 1) * len(known):
+            fits = [own == one for (*_, own), one in zip(known, expected, strict=True)]
+            share = 1 if words else 0.9
+            if n_apart >= FEW and all(
+                sum(some) >= share * len(some) for some in (fits, [fits[i] for i in wrong])
+            ):
                 return which + words
     return ""
 
@@ -292,6 +306,7 @@ def withheld_cause(
             (pair[which], n)
             for pair in pairs
             if (n := _n_drafted_right(side, pair[1 - which])) is not None
+            and side.advance(pair[which]) in (None, pair[which].n_accepted)
             and len(pair[which].tokens) <= pair[which].n_accepted
         ]
         short = [(own, n) for own, n in known if own.n_accepted < min(n, own.n_drafted)]
