@@ -17,6 +17,7 @@ from app.cli.output import (
     Interrupted,
     counted,
     end_text,
+    interrupt,
     is_coloured,
     is_terminal,
     note,
@@ -414,6 +415,9 @@ def listen(args: argparse.Namespace, server: ServerFacts) -> int:
     run = ProxyRun(
         server, TraceStore(), host, port, adds_fields=not args.pass_unchanged, log=args.log
     )
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        # as shells do for a script's background jobs, but this ends by nothing else
+        signal.signal(signal.SIGINT, lambda number, _: interrupt(number))
     tell(f"what comes to {run.url} goes to {server.address}; Ctrl-C ends it")
     if not run.is_local:
         tell("warning: other machines can use the server through this port.")

@@ -7,7 +7,7 @@ for in the texts: what it drafts must have followed there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -55,8 +55,10 @@ _Asked = tuple[int, str, str, int]
 class Showing:
     """How drafters are shown a text. rejected: with the drafted tokens in place of the accepted
     ones; n_lost: without this many of the newest; forgets: they forget when a sequence ends;
-    no_prompt: they do not see the prompt; deaf: they never learn what was accepted; late: they see
-    every round one later."""
+    no_prompt: they do not see the prompt; late: they see every round one later; learned: what they
+    learn of accepted tokens, of these and of drafted ones, None = nothing; left: what is left of
+    the tokens that they draft. rounds: positions of newest tokens of the rounds in which it is so,
+    with what comes before their drafts, None = all."""
 
     what: str = ""
     about: str = ""
@@ -65,8 +67,14 @@ class Showing:
     stale: bool = False
     forgets: bool = True
     no_prompt: bool = False
-    deaf: bool = False
     late: bool = False
+    learned: Callable[[int, int], int | None] = lambda n_accepted, n_drafted: n_accepted
+    left: Callable[[list[int]], list[int]] = lambda tokens: tokens
+    rounds: Collection[int] | None = None
+
+    def acts(self, pos0: int) -> bool:
+        """Whether it is so in the round with this newest token."""
+        return self.rounds is None or pos0 in self.rounds
 
 
 SHOWINGS = (

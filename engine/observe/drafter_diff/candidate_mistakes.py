@@ -17,7 +17,7 @@ Change = Callable[[Candidates, Sequence[int]], Candidates]
 draft."""
 N_BEFORE = 64
 """Tokens that candidates may depend on, as llama.cpp's penalties do."""
-_SHOWS_SHIFT = 0.8
+_SHOWS_SHIFT, _N_PARTS = 0.8, 4
 _PENALTIES, _REACHES = (1.1, 1.2, 1.35, 1.5, 1.8, 2.2), (N_BEFORE, 24)
 _BIASES = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0)
 
@@ -36,8 +36,10 @@ def of_map(ids: Sequence[int], n_vocab: int) -> Iterator[tuple[str, Change]]:
 
     for by, how in ((1, "one row on"), (-1, "one row before"), (2, "two rows on")):
         wrong[f"is read {how}"] = partial(read_at, by)
-    half = len(ids) // 2
-    parts = {"": ids, ", for the upper half of them": ids[half:], ", for the lower": ids[:half]}
+    parts = {"": ids}
+    for row in (i * len(ids) // _N_PARTS for i in range(1, _N_PARTS)):
+        parts[f", from about row {row} on"] = ids[row:]
+        parts[f", up to about row {row}"] = ids[:row]
     for (what, name), (which, part) in product(wrong.items(), parts.items()):
         names = {t: t for t in ids} | {t: name(t) for t in part}
         yield f"the map of draft ids (d2t) {what}{which}", partial(_renamed, names)

@@ -155,7 +155,9 @@ def _pair(
     judged: list[str] = []
     missing = [Missing(*no_drafts(side.name)) for side in (a, b) if not side.drafts]
     is_drafted = not missing
-    if session is not None and is_drafted:
+    if session is not None and is_drafted and prompt is not None:
+        missing.append(_AFTER_OTHERS)  # drafts of other texts are others, right or wrong
+    elif session is not None and is_drafted:
         from engine.observe.rescoring.identity import SAME, is_observed
 
         for side, rows, identity, seen_first, all_of in zip(
@@ -232,6 +234,10 @@ def _pair(
 _SETTINGS = Missing(
     "What the look-ups of {} are set to is not known, so its drafts are not made again.",
     "Compare it with a run of this engine that is set alike (`run` with its options).",
+)
+_AFTER_OTHERS = Missing(
+    "As the prompts differ, drafts were not made again.",
+    "Send both the same prompt to compare them.",
 )
 _DRAWN = Missing(
     "The drafter of {} draws its tokens, so they cannot be made again.",

@@ -18,6 +18,7 @@ from engine.audit.draft_models import BlockModel, Candidates, DraftModel, Entrie
 from engine.audit.recorded_drafts import Distance, DraftedText, RecordedDraft, Redrafts
 from engine.observe.drafter_diff.candidate_mistakes import Change
 from engine.observe.drafter_diff.operations import Changes, in_place, in_rows
+from engine.observe.drafter_diff.records import STAGES
 
 _Drafts = Sequence[RecordedDraft]
 Rows = Mapping[int, Sequence[Candidates]]
@@ -36,6 +37,8 @@ _MOST_SCOPED, _MOST_SHOWN, _MOST_PROBED = 4000, 4, 8
 """Drafts that are made again at most to try mistakes in scopes, wrong ones that have to show one,
 and those of which the most wrong one is tried first."""
 _NOTHING, _LONGEST, _INSIDE = 1e-9, 64, 0.9
+_HALF = 0.7
+"""Of the distance from right drafts, what one of two mistakes may leave."""
 _WIDTHS = ("alone", "joined")
 
 
@@ -87,6 +90,20 @@ class Guess:
         about, deviation = f"{self.about[:-1]}{words}.", replace(self.deviation, places=places)
         made = replace(self, about=about, text=text, deviation=deviation, steps=steps)
         return replace(made, changes=changes, during=during)
+
+    def besides(self, other: Guess, right: Guess) -> Guess | None:
+        """Both mistakes at once, None where they change one thing. right: a draft without one."""
+        parts: dict[str, Any] = {}
+        for name in ("deviation", "text", "model", "change", "left", "changes", "during", "steps"):
+            both = [getattr(one, name) for one in (self, other)]
+            own, by_value = getattr(right, name), name not in ("text", "model")
+            changed = [x for x in both if x is not own and not (by_value and x == own)]
+            if len(changed) == 2:
+                return None
+            parts[name] = changed[0] if changed else own
+        stage = min(self.stage, other.stage, key=STAGES.index)
+        about = f"{self.about} Besides: {other.about[0].lower()}{other.about[1:]}"
+        return Guess(stage, about, **parts)
 
     @property
     def is_scoped(self) -> bool:
@@ -196,7 +213,9 @@ class Trials:
         """What a guess leaves between, by round, until it is more than `most`. n_kept: see
         Redrafts.of."""
         apart = self._apart(guess)
-        if guess.change is None or guess.changes:
+        right = (guess.text is self._text and guess.model is self._model) and not guess.left
+        is_choice = guess.change is not None and not guess.changes and right
+        if not (is_choice and replace(guess.deviation, places=None) in (CLEAN, GOES_ON)):
             how = guess.model, guess.text, guess.deviation
             with guess.applied():
                 return Redrafts(*how, distance=apart, left=guess.left).of(drafts, most, n_kept)
@@ -223,6 +242,7 @@ class Trials:
         that give it are tried on more, until _MOST_SCOPED are made again.
         """
         best, left, clean, drafts = None, dict[int, float](), self.clean(window), self._text.drafts
+        tried_all, half, half_left = list[Guess](), None, _HALF * clean
         at, most, n_made, is_idle = drafts.index(wrong[0]), clean, 0, False
         near = {i for one in wrong[:_MOST_SHOWN] for i in (drafts.index(one),)}
         shown = [drafts[i] for i in sorted({i - 1 for i in near if i} | near)]
@@ -245,10 +265,12 @@ class Trials:
 
         def is_exact(guess: Guess, limit: float) -> bool:
             """Whether nothing is left. It is the best one now if it leaves less than others."""
-            nonlocal best, left, most
+            nonlocal best, left, most, half, half_left
             limit = min(most, limit)
-            found = self.left(guess, window, limit)
+            found = self.left(guess, window, max(limit, half_left * (best is None)))
             total = sum(found.values())
+            if len(found) == len(window) and total < half_left and not guess.is_scoped:
+                half, half_left = guess, total
             if total <= _NOTHING and len(more) > len(window) == len(found):
                 # several may give these few
                 total = min(sum(self.left(guess, more).values()), limit * EXPLAINS)
@@ -260,6 +282,7 @@ class Trials:
             if is_part and most < _NEAR * clean:
                 continue
             alone = guess.drafts_alone(self._text) and guess.model is self._model
+            tried_all += [] if is_part else [guess]
             is_likely = not is_part or all(
                 gives(guess, wrong[:n], n_kept * alone) for n in _SHOWN_FIRST
             )
@@ -286,6 +309,55 @@ class Trials:
                     tried.add(key)
                     if gives(one, shown) and is_exact(one, _EXPLAINS_SCOPED * clean):
                         return best, left
+        if best is None and half is not None:
+            return self._with_another(half, half_left, tried_all, window, scopes)
+        return best, left
+
+    def _with_another(
+        self,
+        half: Guess,
+        most: float,
+        guesses: Sequence[Guess],
+        window: _Drafts,
+        scopes: Sequence[Scope],
+    ) -> tuple[Guess | None, dict[int, float]]:
+        """A guess that gives a part of the drafts, with the one besides it that gives most of the
+        rest, None where none does. most: what the first leaves."""
+        rows, best, left = dict[int, Sequence[Candidates]](), None, dict[int, float]()
+        right = Guess("", "", CLEAN, self._text, self._model)
+
+        def keep(draft: RecordedDraft, own: Sequence[Candidates]) -> float:
+            rows[draft.round] = own
+            return 0.0
+
+        how = half.model, half.text, half.deviation
+        with half.applied():
+            Redrafts(*how, distance=keep, left=half.left).of(window)
+        longest = max(len(draft.tokens) for draft in window)
+        steps = [
+            (f", only in drafted token {i}{way}", None, which)
+            for i in range(longest)
+            for way, which in (("", {i}), (" and later", range(i, _LONGEST)))
+        ]
+        for guess in guesses:
+            of_choice = guess.change is not None and not guess.changes
+            ways = [("", None, None), *scopes, *steps] if of_choice else [("", None, None)]
+            for scope in ways if guess.deviation is CLEAN or not of_choice else ():
+                one = guess.within(scope, self._text) if scope[0] else guess
+                both = one and half.besides(one, right)
+                if both is None:
+                    continue
+                if of_choice:
+                    apart = self._apart(one)
+                    found = {draft.round: apart(draft, rows[draft.round]) for draft in window}
+                else:
+                    found = self.left(both, window, EXPLAINS * most)
+                total = sum(found.values())
+                is_most = len(found) == len(window) < 2 * n_right(found)
+                if is_most and total < EXPLAINS * most:
+                    best, left, most = both, found, total / EXPLAINS - _NOTHING
+                if is_most and total <= _NOTHING:
+                    return best, left
         return best, left
 
     def _keep(self, draft: RecordedDraft) -> int:

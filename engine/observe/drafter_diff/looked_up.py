@@ -4,11 +4,13 @@ rightly and then with one known mistake after the other. No model is needed."""
 from __future__ import annotations
 
 import sys
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import fields, replace
 from functools import partial
-from itertools import chain
+from itertools import chain, product
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -35,15 +37,34 @@ from engine.observe.drafter_diff.records import (
     signature,
 )
 from engine.observe.drafter_diff.sides import LONGEST_TEXT, DraftSide
+from engine.observe.drafter_diff.wrong_drafts import whens
 from engine.options import RunOptions
 
+_UNSEEN = Showing(BEHIND, "it has not seen the prompt", no_prompt=True)
 _SHOWINGS = (
-    Showing(BEHIND, "it has not seen the prompt", no_prompt=True),
     Showing(BEHIND, "it has seen the prompt alone, and nothing that was decoded", n_lost=1 << 30),
     Showing(BEHIND, "it sees what was decoded one round later", late=True),
-    Showing(BEHIND, "it does not learn what was accepted of its drafts", deaf=True),
     *(showing for showing in SHOWINGS if showing.forgets),
 )
+_LEARNED: dict[str, Callable[[int, int], int | None]] = {
+    "it does not learn what was accepted of its drafts": lambda n, of: None,
+    "it learns one accepted token less than there are": lambda n, of: max(0, n - 1),
+    "it learns one accepted token more than there are": lambda n, of: n + 1,
+    "it learns that no token was accepted": lambda n, of: 0,
+    "it learns that all of its draft was accepted": lambda n, of: of,
+}
+_LENGTHS: dict[str, Callable[[list[int]], list[int]]] = {
+    "it drafts nothing": lambda tokens: [],
+    **{
+        f"it drafts no more than {n} token{'s' * (n > 1)}": itemgetter(slice(n))
+        for n in (1, 2, 3, 4)
+    },
+    "its drafts lack their last token": lambda tokens: tokens[:-1],
+    "its drafts are half as long": lambda tokens: tokens[: len(tokens) // 2],
+    "its drafts lack their first token": lambda tokens: tokens[1:],
+}
+"""What it learns, of accepted tokens and of how many were drafted, and what is left of its drafts,
+otherwise."""
 
 
 def _earliest(history: History, ngram: Sequence[int], low: int, high: int) -> int:
@@ -62,6 +83,10 @@ _FOREIGN = "what is drafted does not follow the newest token anywhere in the tex
 _SIZES = ("N_ENTRIES", "EMPTY", "N_SLOTS", "N_STATIC", "N_TOP", "N_LONGEST")
 _ENDLESS = 1 << 40
 _NO_ROWS = TargetRows(torch.empty(0))
+_SMALL = 16
+_Rounds = tuple[str, Collection[int]]
+_Try = tuple[str, str, Showing, Any, Changes]
+"""What may be done otherwise: stage, sentence, how a text is shown, options, attributes."""
 _Made = tuple[RecordedDraft, RecordedDraft]
 """A draft as recorded, and as it is made again; of no tokens where there was none."""
 
@@ -84,19 +109,9 @@ class LookedUp:
             return None
         stage, found, least = STATE, None, _EXPLAINS * len(wrong)
         at = wrong[0][0].pos0
-        ends = [start for start in self._side.starts if at - _MOST_LATE <= start <= at]
-        tries = [
-            ((STATE, one.about, one, None, ()) for one in _SHOWINGS),
-            ((*one[:2], Showing(), None, one[2]) for one in self._workings()),
-            ((*one[:2], Showing(), None, one[2]) for one in self._stops(ends)),
-            ((CANDIDATES, about, Showing(), own, ()) for about, own in self._other_settings()),
-            ((CANDIDATES, *one[:1], Showing(), None, one[1]) for one in self._other_numbers()),
-        ]
-        if not any(pair[0].tokens for pair in wrong):  # whatever finds nothing would give that
-            tries.insert(0, tries.pop(2))
-        for its_stage, about, showing, options, working in chain(*tries):
+        for its_stage, about, showing, options, working in self._tries(made, wrong):
             try:
-                left = len(_apart(self._made(showing, options, working)))
+                left = self._left(wrong, self._made(showing, options, working, wrong))
             except (ArithmeticError, LookupError, ValueError):
                 continue  # it cannot work so
             if left < least:
@@ -116,27 +131,62 @@ class LookedUp:
         own, right = (self._counts(pair[i] for pair in made) for i in (0, 1))
         return Cause(stage, self._side.name, found, place_of(wrong[0][0]), size, own, right)
 
-    def _stops(self, ends: Sequence[int]) -> Iterator[tuple[str, str, Changes]]:
-        """Functions of a drafter's parts that keep what they are given, none of which act from one
-        of these positions on."""
+    def _tries(self, made: Sequence[_Made], wrong: Sequence[_Made]) -> Iterator[_Try]:
+        """What may be done otherwise, everywhere first, then in some rounds alone."""
+        at, right = wrong[0][0].pos0, Showing()
+        starts = [one for one in self._side.starts if at - _MOST_LATE <= one <= at]
+        ends = [(f" from about position {one} on", range(one, _ENDLESS)) for one in starts]
+        skipped = [*self._skipping(ends)]
+        if not any(pair[0].tokens for pair in wrong):  # whatever finds nothing would give that
+            yield from skipped
+        shown = [
+            *((STATE, one.about, one) for one in _SHOWINGS),
+            *((STATE, about, Showing(learned=own)) for about, own in _LEARNED.items()),
+        ]
+        cut = [(CANDIDATES, about, Showing(left=own)) for about, own in _LENGTHS.items()]
+        yield STATE, _UNSEEN.about, _UNSEEN, None, ()
+        yield from ((*one, None, ()) for one in shown)
+        yield from ((*one[:2], right, None, one[2]) for one in self._workings())
+        yield from ((CANDIDATES, about, right, own, ()) for about, own in self._other_settings())
+        yield from ((CANDIDATES, about, right, None, own) for about, own in self._other_numbers())
+        yield from ((*one, None, ()) for one in cut)
+        yield from skipped
+        scopes = [*self._whens(made, wrong)]
+        for (stage, about, one), (words, rounds) in product((*shown, *cut), (*scopes, *ends[-2:])):
+            yield stage, about + words, replace(one, rounds=rounds), None, ()
+        yield from self._skipping(scopes)
+
+    def _whens(self, made: Sequence[_Made], wrong: Sequence[_Made]) -> Iterator[_Rounds]:
+        """In which rounds alone, by outcomes of drafts: in words, and positions that they begin at,
+        up to the next draft. What is learned at the end of a round belongs to the one after it."""
+        rounds = [one for one, _ in made]
+        drafted = [i for i, one in enumerate(rounds) if one.n_drafted]
+        places = [rounds.index(one) for one, _ in wrong]
+        shown = {bisect_left(drafted, place) for place in places}
+        if drafted and (shown := shown & {*range(len(drafted))}):
+            for words, after in whens([rounds[i] for i in drafted], shown):
+                spans = (rounds[drafted[k - 1] + 1 : drafted[k] + 1] for k in after if k)
+                yield words, {one.pos0 for one in chain(*spans)}
+
+    def _skipping(self, scopes: Sequence[_Rounds]) -> Iterator[_Try]:
+        """Functions of a drafter's parts that keep what they are given, none of which act in some
+        rounds."""
         module = vars(sys.modules[type(self._new()[0]).__module__])
         kinds = [x for x in module.values() if isinstance(x, type)]
-        for kind in (kind for kind in kinds if kind.__module__.startswith("engine.draft.")):
+        kinds = [kind for kind in kinds if kind.__module__.startswith("engine.draft.")]
+        for kind, (words, rounds) in product(kinds, scopes):
             for name, own in vars(kind).items():
                 keeps = getattr(own, "__annotations__", {}).get("return") == "None"
-                if not keeps or name.startswith("__"):
-                    continue
-                for end in ends:
-                    about = (
-                        f"its `{kind.__name__}.{name}` takes nothing from about position {end} on"
-                    )
-                    yield STATE, about, ((kind, name, self._until(own, end)),)
+                if keeps and not name.startswith("__"):
+                    about = f"its `{kind.__name__}.{name}` takes nothing{words}"
+                    changes = ((kind, name, self._without(own, rounds)),)
+                    yield STATE, about, Showing(), None, changes
 
-    def _until(self, own: Callable[..., None], end: int) -> Callable[..., None]:
-        """A method that does nothing from a round on."""
+    def _without(self, own: Callable[..., None], rounds: Collection[int]) -> Callable[..., None]:
+        """A method that does nothing in some rounds."""
 
         def called(*args: Any, **options: Any) -> None:
-            if self._now < end:
+            if self._now not in rounds:
                 own(*args, **options)
 
         return called
@@ -159,11 +209,11 @@ class LookedUp:
         for name, value in vars(module).items():
             others: dict[str, Any] = {}
             if name.isupper() and type(value) in (int, float) and name not in _SIZES:
-                for factor in (0, 0.5, 2, _ENDLESS):
-                    others[f"{factor * value:g}" if factor < _ENDLESS else "no bound"] = type(
-                        value
-                    )(factor * value)
-                others["1"] = 1
+                numbers = [factor * value for factor in (0, 0.5, 2)]
+                if type(value) is int and value <= _SMALL:
+                    numbers = sorted(range(2 * value + 1), key=lambda one: abs(one - value))
+                others = {f"{type(value)(one):g}": type(value)(one) for one in (*numbers, 1)}
+                others["no bound"] = type(value)(_ENDLESS)
             elif isinstance(value, tuple) and name.isupper() and isinstance(value[0], tuple):
                 others = {
                     "no least number of observations": tuple((0, share) for _, share in value),
@@ -224,13 +274,22 @@ class LookedUp:
             accepted += self._side.n_confirmed(draft) or 0
         return accepted, drafted
 
-    def _made(self, how: Showing, options: Any = None, working: Changes = ()) -> list[_Made]:
+    def _made(
+        self, how: Showing, options: Any = None, working: Changes = (), wrong: Sequence[_Made] = ()
+    ) -> list[_Made]:
         """Drafts of rounds as recorded and made again, as far as rounds follow each other.
         options: of the drafter, None for its own; working: attributes in place of its own, of it
-        where the object is None."""
+        where the object is None. wrong: drafts that are to be given; it ends where it does not give
+        most of the first ones."""
         drafter, longest, judged = self._new(options)
         with in_place([(one or drafter, name, value) for one, name, value in working]):
-            return self._drafted(how, drafter, longest, judged)
+            return self._drafted(how, drafter, longest, judged, {one.pos0 for one, _ in wrong})
+
+    @staticmethod
+    def _left(wrong: Sequence[_Made], made: Sequence[_Made]) -> int:
+        """Drafts that are not given; where it ended before all wrong ones, none is."""
+        is_whole = made and made[-1][0].pos0 >= wrong[-1][0].pos0
+        return len(_apart(made)) if is_whole else len(wrong)
 
     def _new(self, options: Any = None) -> tuple[Drafter, int, int]:
         """A drafter, the longest draft that it makes, and that its own settings allow."""
@@ -243,7 +302,9 @@ class LookedUp:
         judged = spec.longest(spec.options_of(self._options.spec))
         return spec.make(inputs), spec.longest(options), judged
 
-    def _drafted(self, how: Showing, drafter: Drafter, longest: int, judged: int) -> list[_Made]:
+    def _drafted(
+        self, how: Showing, drafter: Drafter, longest: int, judged: int, wrong: Collection[int]
+    ) -> list[_Made]:
         side, text = self._side, self._side.text[:LONGEST_TEXT]
         recorded = {draft.pos0: draft for draft in side.drafts}
         before = side.n_prompt if how.no_prompt else 0
@@ -252,15 +313,17 @@ class LookedUp:
         found: list[_Made] = []
         shown: list[tuple[int, list[int]]] = []
         starts = [at for at in side.starts if side.n_prompt <= at < len(text)]
+        n_wrong = n_left = 0
         for number, pos in enumerate(starts):
             check_cancelled(self._cancelled)
             if len(found) == _MOST or (number and pos <= starts[number - 1]):
                 break
-            self._now = pos
+            self._now, then = pos, starts[number + 1] if number + 1 < len(starts) else _ENDLESS
+            here, after = (how if how.acts(place) else Showing() for place in (pos, then))
             draft = recorded.get(pos) or RecordedDraft(-1, pos, [], [], 0, 0, 0.0, 0)
-            last = text[max(side.n_prompt, pos - how.stale)]
+            last = text[max(side.n_prompt, pos - here.stale)]
             (made,) = drafter.draft([DraftRequest(0, pos - before, last, longest)])
-            tokens = made.tokens[:longest]
+            tokens = here.left(made.tokens[:longest])
             if len(draft.tokens) < draft.n_drafted or self._may_be_cut:
                 tokens = tokens[: len(draft.tokens)]
             # near the end of a text a draft is as long as there is room for
@@ -274,14 +337,20 @@ class LookedUp:
                 ]
                 again = draft._replace(tokens=tokens, n_drafted=len(tokens), tops=tops)
                 found.append((draft._replace(tops=[]), again))
-            if draft.n_drafted and not how.deaf:
-                drafter.accept(0, draft.n_accepted, is_other=False)
-            stop = pos + draft.n_accepted + 1 - how.n_lost
+                n_wrong += pos in wrong
+                n_left += draft.tokens != tokens
+                if wrong and n_left > 1 + _EXPLAINS * n_wrong:
+                    break
+            self._now = then
+            learned = after.learned(draft.n_accepted, draft.n_drafted)
+            if draft.n_drafted and learned is not None:
+                drafter.accept(0, learned, is_other=False)
+            stop = pos + draft.n_accepted + 1 - after.n_lost
             kept = text[pos : max(pos, stop)]
-            if how.rejected:
+            if after.rejected:
                 kept = [text[pos], *draft.tokens]
             shown.append((pos - before, kept))
-            if len(shown) > how.late:
+            while len(shown) > after.late:
                 drafter.observe(0, *shown.pop(0), _NO_ROWS)
         return found
 

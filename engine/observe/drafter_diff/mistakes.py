@@ -16,7 +16,7 @@ from engine.audit.draft_models import BlockModel, DraftModel, Entries, StepwiseM
 from engine.audit.recorded_drafts import DraftedText, RecordedDraft
 from engine.observe.drafter_diff.candidate_mistakes import any_of_ten, observed, of_choice, of_map
 from engine.observe.drafter_diff.guesses import GOES_ON, Guess
-from engine.observe.drafter_diff.operations import PHASES, in_place, part_changes
+from engine.observe.drafter_diff.operations import PHASES, in_place, other_windows, part_changes
 from engine.observe.drafter_diff.records import BLOCK, CANDIDATES, POSITIONS, ROWS, STATE
 from engine.observe.drafter_diff.sides import LONGEST_TEXT, DraftSide
 from engine.observe.drafter_diff.target_rows import FACTORS, MOVED, TextRows, mapped
@@ -25,7 +25,7 @@ from engine.session import Session
 _Drafts = Sequence[RecordedDraft]
 _Gives = Callable[[RecordedDraft, Entries, int], bool]
 _MOST_MASKS, _LONGEST_WINDOW = 1024, 128
-_FARTHEST, _SHOWN_BY, _MOST_FITTING, _MOST_LAYERS = 64, 3, 6, 5
+_FARTHEST, _SHOWN_BY, _MOST_FITTING = 64, 3, 6
 _MOST_OTHERS = 4
 _Which = Callable[[list[Entries], list[Entries]], Entries]
 _READ: dict[str, _Which] = {
@@ -266,24 +266,30 @@ class Mistakes:
         return self._guess(stage, about, changes=((self._model, "hands", hands),), during="draft")
 
     def _of_sequences(self) -> Iterator[Guess]:
-        """Rows of other sequences of the run: of the same positions, and of the same place in the
-        verify batch of a round."""
-        own, model = self._text.table, self._model
-        if own is None:
-            return
-        before, drafts = model.newest_row(0) + 1, self._text.drafts
+        """Newest tokens and rows of other sequences of the run: of the same positions, and of the
+        same place in the verify batch of a round."""
+        text, own, model = self._text, self._text.table, self._model
+        before = model.newest_row(0) + 1
+        stage = BLOCK if isinstance(model, BlockModel) else STATE
         for other in self._others[:_MOST_OTHERS]:
+            starts = {draft.round: draft for draft in other.drafts}
+            both = [(one, starts[one.round]) for one in text.drafts if one.round in starts]
+            which, tokens = f"of sequence {other.seq_id}, not of {text.seq_id}", [*text.tokens]
+            for one, its in both:
+                tokens[one.pos0] = other.text[its.pos0]
+            about = f"drafts go on from the newest token {which}"
+            yield self._guess(stage, about, text=replace(text, tokens=tokens))
+            if own is None:
+                continue
             table = model.table(self._target.like(other.text[:LONGEST_TEXT]).rows)
             assert table is not None
             n, moved = min(len(own), len(table)), own.clone()
-            starts = {draft.round: draft for draft in other.drafts}
-            for one in (draft for draft in drafts if draft.round in starts):
-                start, n_rows = starts[one.round].pos0, starts[one.round].n_accepted + 1
-                n_rows = min(n_rows, one.n_accepted + 1, len(own) - before - one.pos0)
-                part = table[before + start : before + start + max(0, n_rows)]
+            for one, its in both:
+                n_rows = min(its.n_accepted + 1, one.n_accepted + 1, len(own) - before - one.pos0)
+                part = table[before + its.pos0 : before + its.pos0 + max(0, n_rows)]
                 moved[before + one.pos0 : before + one.pos0 + len(part)] = part
-            about = f"rows are those of sequence {other.seq_id}, not of {self._text.seq_id}"
-            start = min(before + min(other.n_prompt, self._text.starts[0]), n)
+            about = f"rows are those {which}"
+            start = min(before + min(other.n_prompt, text.starts[0]), n)
             for where, rows in (
                 (" in the prompt", torch.cat((table[:start], own[start:]))),
                 (" at the same positions", torch.cat((table[:n], own[n:]))),
@@ -352,7 +358,7 @@ class Mistakes:
         for length in (model.config.block_size, n + 1, n - 1):
             if length != n and length > first:
                 found[f"blocks have {length} rows, not {n}"] = {"n_block": length}
-        for about, windows in _other_windows(model.config.windows):
+        for about, windows in other_windows(model.config.windows):
             yield self._guess(BLOCK, about, model=model.like(self._n_ctx, windows))
         for other in (first + 1, first - 1):
             about = f"tokens are taken from row {other} of a block on, not {first}"
@@ -476,23 +482,3 @@ def _added(own: Entries, other: Entries) -> Entries:
 
 def _moved(by: int, own: Entries, _: Entries) -> Entries:
     return own.moved(by)
-
-
-def _other_windows(own: Sequence[int | None]) -> Iterator[tuple[str, Sequence[int | None]]]:
-    """Windows of layers that are not these, and what that is."""
-    sizes = dict.fromkeys(size for size in own if size)
-    if not sizes:
-        return
-    about = "its windows are left out: a block sees all of the context"
-    found: dict[str, list[int | None]] = {about: [None] * len(own)}
-    if len(own) <= _MOST_LAYERS:
-        for which in product((None, *sizes), repeat=len(own)):
-            found[f"windows of its layers are {_listed(which)}, not {_listed(own)}"] = [*which]
-    for by in (1, -1, max(sizes), -(max(sizes) // 2)):
-        moved = [size + by if size else None for size in own]
-        found[f"windows of its layers are {_listed(moved)}, not {_listed(own)}"] = moved
-    yield from ((about, windows) for about, windows in found.items() if windows != [*own])
-
-
-def _listed(windows: Sequence[int | None]) -> str:
-    return ", ".join(str(size or "none") for size in windows)

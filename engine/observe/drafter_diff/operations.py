@@ -448,3 +448,26 @@ def _exchanging(
     given = _arguments(args, options)
     given[a], given[b] = given[b], given[a]
     return own(*(given[i] for i in range(len(args))), **{k: given[k] for k in options})
+
+
+_MOST_LAYERS = 5
+
+
+def other_windows(own: Sequence[int | None]) -> Iterator[tuple[str, Sequence[int | None]]]:
+    """Windows of layers that are not these, and what that is."""
+    sizes = dict.fromkeys(size for size in own if size)
+    if not sizes:
+        return
+    about = "its windows are left out: a block sees all of the context"
+    found: dict[str, list[int | None]] = {about: [None] * len(own)}
+    if len(own) <= _MOST_LAYERS:
+        for which in product((None, *sizes), repeat=len(own)):
+            found[f"windows of its layers are {_listed(which)}, not {_listed(own)}"] = [*which]
+    for by in (1, -1, max(sizes), -(max(sizes) // 2)):
+        moved = [size + by if size else None for size in own]
+        found[f"windows of its layers are {_listed(moved)}, not {_listed(own)}"] = moved
+    yield from ((about, windows) for about, windows in found.items() if windows != [*own])
+
+
+def _listed(windows: Sequence[int | None]) -> str:
+    return ", ".join(str(size or "none") for size in windows)

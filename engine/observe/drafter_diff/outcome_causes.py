@@ -1,5 +1,5 @@
 """What two runs tell of what became of their drafts by their records alone: the rule, the sampler
-and the counts. No torch."""
+and the counts."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from engine.observe.drafter_diff.records import (
     sums,
 )
 from engine.observe.drafter_diff.sides import DraftSide
+from engine.observe.drafter_diff.wrong_drafts import whens
 from engine.observe.rescoring.request_sampler import SAMPLING, is_set_alike
 
 _SHARE = 0.05
@@ -47,22 +48,36 @@ def rule_cause(side: DraftSide) -> Cause | None:
     short = [(draft, n) for draft, n in known if draft.n_accepted < n != side.advance(draft)]
     if len(short) < FEW or len(short) < _SHARE * len(known):
         return None
-    n = max(draft.n_accepted for draft, _ in known)
     if side.run.facts.synthetic or side.run.facts.draft_accept:
         about = "Drafted tokens are accepted by chance or by a script, not by the target."
     elif side.draws:  # what acceptance leaves of p has none of a token with p < q
         about = (
             "Replacements are drawn from p, not from the residual p - q: some were just rejected."
         )
-    elif all(draft.n_accepted == n - 1 == draft.n_drafted - 1 for draft, n in short):
-        about = "The last token of a draft is never accepted, though the text has it there."
-    elif all(draft.n_accepted == n for draft, _ in short):
-        about = f"No more than {n} drafted token{'s' * (n != 1)} are ever accepted."
     else:
-        about = "Drafted tokens are rejected that the target chose itself: a stricter rule."
+        about = _stricter(known, {known.index(one) for one in short})
     size, recorded = f"{len(short)} of {len(known)} rounds", sums(draft for draft, _ in known)
     mended = sum(n for _, n in known), recorded[1]
     return Cause(RULE, side.name, about, place_of(short[0][0]), size, recorded, mended)
+
+
+def _stricter(known: Sequence[tuple[RecordedDraft, int]], short: set[int]) -> str:
+    """A sentence on what is accepted of drafts, everywhere or in some rounds alone. short: places
+    of those of which it is less than the text confirms."""
+    drafts, everywhere = [draft for draft, _ in known], {*range(len(known))}
+    for words, places in (("", everywhere), *whens(drafts, short)):
+        inside = [known[i] for i in sorted(places & everywhere)]
+        if not short <= places:
+            continue
+        most = max(draft.n_accepted for draft, _ in inside)
+        if all(draft.n_accepted == min(n, draft.n_drafted - 1) for draft, n in inside):
+            return f"The last token of a draft is never accepted, though the text has it{words}."
+        if all(draft.n_accepted == min(n, most) for draft, n in inside):
+            tokens = "token is" if most == 1 else "tokens are"
+            return f"No more than {most} drafted {tokens} accepted{words}."
+        if all(draft.n_accepted == max(0, n - 1) for draft, n in inside):
+            return f"One token less is accepted than the text confirms{words}."
+    return "Drafted tokens are rejected that the target chose itself: a stricter rule."
 
 
 def sampler_cause(a: DraftSide, b: DraftSide) -> Cause | None:
@@ -134,6 +149,11 @@ def counting_cause(side: DraftSide, other: DraftSide) -> Cause | None:
         about, place = _miscounted(rounds), place_of(wrong[0][0])
         size = f"{len(wrong)} of {len(judged)} rounds"
         return Cause(COUNTING, side.name, about, place, size, recorded, mended)
+    n_apart = sum(true != own for true, own in rounds) * (not side.knows_all)
+    if n_apart >= FEW and (way := _way_of(rounds)):  # the text goes on by other numbers of tokens
+        size, mended = f"{n_apart} of {len(rounds)} rounds", _added(true for true, _ in rounds)
+        place = place_of(side.drafts[0])
+        return Cause(COUNTING, side.name, f"It counts {way}.", place, size, side.counts, mended)
     return _by_counters(side, other)
 
 
@@ -159,6 +179,11 @@ def _ways(a: int, d: int) -> dict[str, Counts]:
         f"{replays} again, as drafted ones": (a, d + again),
         f"{replays} again, as accepted ones": (a + again, d),
         "fewer accepted tokens than its rounds have, one for any number": (min(a, 1), d),
+        "one accepted token where none was": (max(a, min(d, 1)), d),
+        "all accepted tokens but the last one of drafts that were accepted whole": (
+            a - (a == d),
+            d,
+        ),
         "accepted tokens of drafts alone that were accepted whole": (a - again, d),
         "rejected tokens as accepted ones": (d - a, d),
         "all drafted tokens as accepted": (d, d),
@@ -168,13 +193,26 @@ def _ways(a: int, d: int) -> dict[str, Counts]:
 
 
 def _way_of(rounds: Sequence[tuple[Counts, Counts]]) -> str:
-    """In which way rounds, as they were and as they are counted, are counted; empty for none."""
+    """In which way rounds, as they were and as they are counted, are counted, everywhere or after
+    some alone; empty for none."""
     known = [(_ways(*true), true, own) for true, own in rounds]
-    for which in _ways(0, 0):
-        n_apart = sum(ways[which] != true for ways, true, _ in known)
-        n = sum(ways[which] == own for ways, _, own in known)
-        if n_apart >= FEW and n >= 0.9 * len(known):
-            return which
+    wrong = {i for i, (true, own) in enumerate(rounds) if true != own}
+    drafts = [
+        RecordedDraft(i, i, [], [], *(one[0][0], 0, 0.0, one[0][1])) for i, one in enumerate(rounds)
+    ]
+    for words, places in (("", {*range(len(known))}), *whens(drafts, wrong)) if wrong else ():
+        for which in _ways(0, 0):
+            seen = [(i, true) for i, (ways, true, _) in enumerate(known) if ways[which] != true]
+            n_apart = sum(i in places for i, _ in seen)
+            expected = [
+                ways[which] if i in places else true for i, (ways, true, _) in enumerate(known)
+            ]
+            fits = [own == one for (*_, own), one in zip(known, expected, strict=True)]
+            share = 1 if words else 0.9
+            if n_apart >= FEW and all(
+                sum(some) >= share * len(some) for some in (fits, [fits[i] for i in wrong])
+            ):
+                return which + words
     return ""
 
 
@@ -268,6 +306,7 @@ def withheld_cause(
             (pair[which], n)
             for pair in pairs
             if (n := _n_drafted_right(side, pair[1 - which])) is not None
+            and side.advance(pair[which]) in (None, pair[which].n_accepted)
             and len(pair[which].tokens) <= pair[which].n_accepted
         ]
         short = [(own, n) for own, n in known if own.n_accepted < min(n, own.n_drafted)]

@@ -102,6 +102,8 @@ def prompt_cause(a: DraftSide, b: DraftSide) -> Cause | None:
     if not all(side.session or side.piece(i) for side in (a, b) for i in side.prompt or ()):
         asked = [side.asked.prompt for side in (a, b)]
         same = asked[0] is not None and asked[0] == asked[1]
+        if (said := _one_more(a, b)) is not None:
+            return Cause(SPECIAL, "", f"{said}.", place, size)
         about = "The same text became other tokens" if same else "The prompts have other tokens"
         about += "; what these stand for is not known without the model (--model)."
         return Cause(TOKENS if same else TEXT, "", about, place, size)
@@ -147,13 +149,22 @@ def _by_request(a: DraftSide, b: DraftSide) -> Cause | None:
         return Cause(TEXT, "", about, "", size)
     about = "The prompts have other numbers of tokens; their ids are not known on both sides."
     if abs(a.n_prompt - b.n_prompt) == 1:
-        more = "A" if a.n_prompt > b.n_prompt else "B"
-        about = (
-            f"The prompt of {more} has one token more, as with a special token put before the text "
-            "(add_bos_token) or at its end (add_eos_token); ids are not known on both sides."
-        )
+        about = f"{_one_more(a, b)}; ids are not known on both sides."
         return Cause(SPECIAL, "", about, "", size)
     return Cause(TOKENS, "", about, "", size)
+
+
+def _one_more(a: DraftSide, b: DraftSide) -> str | None:
+    """What to say where one prompt has a token more at an end, as far as ids are known; else
+    None."""
+    less, more = sorted((a, b), key=lambda side: side.n_prompt)
+    both = less.prompt, more.prompt
+    if None not in both and both[0] not in ((both[1] or [])[1:], (both[1] or [])[:-1]):
+        return None
+    return (
+        f"The prompt of {more.name} has one token more, as with a special token put before the "
+        "text (add_bos_token) or at its end (add_eos_token)"
+    )
 
 
 def _text_words(a: DraftSide, b: DraftSide, texts: Sequence[bytes]) -> str:

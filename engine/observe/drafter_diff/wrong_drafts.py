@@ -157,8 +157,9 @@ def scopes_of(
     for words, own in ways:
         found += [(said + words, places, own) for said, places, _ in whole]
     if least < _SHOWS:
-        for when in _whens(drafts, {drafts.index(draft) for draft in wrong}, end):
-            found += _in_rounds(drafts, *when)
+        for words, places in whens(drafts, {drafts.index(draft) for draft in wrong}, end):
+            if places & {first, first - 1, first - 2}:
+                found += _in_rounds(drafts, words, places)
     return found
 
 
@@ -178,12 +179,12 @@ def _outcomes_of(drafts: Sequence[RecordedDraft]) -> dict[str, set[int]]:
     return after
 
 
-def _whens(
-    drafts: Sequence[RecordedDraft], wrong: Collection[int], shown: str
+def whens(
+    drafts: Sequence[RecordedDraft], wrong: Collection[int], shown: str = ""
 ) -> Iterator[tuple[str, set[int]]]:
-    """In which rounds alone a mistake may be made that shows in the first wrong draft, whatever
-    others show: in words, and places of their drafts; those that most right drafts speak for first.
-    wrong: places of wrong drafts; shown: an outcome that is one already."""
+    """In which rounds alone a mistake may be made, whatever wrong drafts show: in words, and places
+    of their drafts; those that most right drafts speak for first. wrong: places of wrong drafts;
+    shown: an outcome that is one already."""
     found, after, first = dict[str, set[int]](), _outcomes_of(drafts), min(wrong)
     for end, places in after.items():
         if end != shown:
@@ -201,8 +202,7 @@ def _whens(
         places = {*range(first % every, len(drafts), every)}
         if len(places & {*wrong}) > _MOSTLY * len([i for i in places if i >= first]):
             found[f", only in every {nth} round"] = places
-    likely = [one for one in found.items() if one[1] & {first, first - 1, first - 2}]
-    yield from sorted(likely, key=lambda one: sum(i < first for i in one[1]))
+    yield from sorted(found.items(), key=lambda one: sum(i < first for i in one[1]))
 
 
 def _outcome(

@@ -152,9 +152,20 @@ def test_wrong_usage(
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals of this kind are POSIX's")
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "status", "before"),
+    [
+        (signal.SIGINT, 0, signal.SIG_DFL),
+        (signal.SIGINT, 0, signal.SIG_IGN),  # of a script's background job
+        (signal.SIGTERM, 143, signal.SIG_DFL),
+    ],
+)
 def test_ctrl_c_is_how_it_ends(
-    server: ScriptedServer, tmp_path: Path, number: signal.Signals, status: int
+    server: ScriptedServer,
+    tmp_path: Path,
+    number: signal.Signals,
+    status: int,
+    before: signal.Handlers,
 ) -> None:
     folder = tmp_path / "trace"
     command = [sys.executable, "-m", "app", "observe", server.url, "--listen", "0"]
@@ -164,7 +175,7 @@ def test_ctrl_c_is_how_it_ends(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=lambda: signal.signal(number, signal.default_int_handler),
+        preexec_fn=lambda: signal.signal(number, before),
     )
     try:
         assert process.stderr is not None

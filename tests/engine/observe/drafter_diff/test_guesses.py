@@ -12,7 +12,7 @@ import torch
 from engine.audit.deviations import CLEAN, Deviation
 from engine.audit.draft_models import Entries, StepwiseModel
 from engine.audit.recorded_drafts import DraftedText, RecordedDraft, Redrafts
-from engine.observe.drafter_diff.guesses import Guess
+from engine.observe.drafter_diff.guesses import Guess, Trials
 from engine.observe.drafter_diff.mistakes import Mistakes
 
 
@@ -84,6 +84,48 @@ def test_a_change_acts_in_some_steps_of_a_draft() -> None:
             Entries([6, 7, 8], [0] * 3)
         )  # in the draft's second step, third and fourth
     assert model.written == [7, 6, 17, 18]
+
+
+def test_two_mistakes_are_made_at_once_where_they_change_two_things() -> None:
+    right, text, _ = _guess()
+    rows = replace(right, about="Rows are zeros.", text=replace(text, table=torch.zeros(8, 1)))
+    choice = replace(right, stage="candidates", about="Rank 2.", change=lambda row, _: row)
+    both = rows.besides(choice, right)
+    assert both is not None and both.text is rows.text and both.change is choice.change
+    assert (both.stage, both.about) == ("block", "Rows are zeros. Besides: rank 2.")
+    assert rows.besides(replace(rows, text=replace(text, starts=[3])), right) is None
+
+
+class _Wrong(Trials):
+    """Two of three tokens of each draft are wrong by its rows, the second by the choice, too."""
+
+    def left(self, guess: Guess, drafts: Any, most: float = 9e9, n_kept: int = 0) -> Any:
+        has_rows = guess.text is not self._text
+        return {draft.round: 1.0 if has_rows else 3.0 for draft in drafts}
+
+
+def test_what_one_mistake_leaves_is_given_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    right, text, model = _guess()
+    text = replace(text, drafts=_rounds())
+    right = replace(right, text=text)
+
+    def apart(guess: Guess | None) -> Any:
+        is_it = guess is not None and guess.change is not None and guess.steps == {1}
+        return lambda draft, rows: 0.0 if is_it and rows == ["its"] else 3.0
+
+    def of(self: Redrafts, drafts: Any, *_: Any) -> dict[int, float]:
+        return {draft.round: self._apart(draft, ["its"]) for draft in drafts}  # type: ignore[list-item]
+
+    monkeypatch.setattr(Redrafts, "of", of)
+    monkeypatch.setattr(Trials, "_keep", lambda *_: 0)
+    rows = replace(right, about="Rows are zeros.", text=replace(text, table=torch.zeros(8, 1)))
+    choice = replace(right, about="Rank 2.", change=lambda row, _: row)
+    nothing: Any = {draft.round: [] for draft in text.drafts}
+    trials = _Wrong(model, text, (nothing, nothing), apart)
+    guesses = [(rows, 0.34, False), (choice, 0.34, False)]
+    best, left = trials.best(guesses, text.drafts, text.drafts, text.drafts, [])
+    assert best is not None and not sum(left.values())
+    assert best.about == "Rows are zeros. Besides: rank 2, only in drafted token 1."
 
 
 _ROUNDS = [(2, 0), (3, 2), (6, 1)]

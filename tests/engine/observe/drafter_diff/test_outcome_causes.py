@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ import pytest
 from engine.audit.recorded_drafts import RecordedDraft
 from engine.errors import OptionError
 from engine.observe.drafter_diff.diff import drafter_diff
-from engine.observe.drafter_diff.outcome_causes import _miscounted, rule_cause
+from engine.observe.drafter_diff.outcome_causes import _miscounted, _stricter, rule_cause
 from engine.observe.drafter_diff.records import Cause
 from engine.observe.files.importing import import_file
 from engine.observe.rescoring.request_sampler import is_set_alike
@@ -40,6 +41,30 @@ _TRUE = [(3, 3), (1, 3), (0, 3), (2, 3), (3, 3), (1, 2)]
 )
 def test_a_way_of_counting_is_named(counted: list[tuple[int, int]], words: str) -> None:
     assert words in _miscounted([*zip(_TRUE, counted, strict=True)])
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        (
+            lambda n, after: min(n, 1) if 0 < after < 3 else n,
+            "No more than 1 drafted token is acce",
+        ),
+        (lambda n, after: min(n, 2), "The last token of a draft is never accepted"),
+        (lambda n, after: max(0, n - 1) if after == 3 else n, "One token less is accepted than"),
+    ],
+)
+def test_a_stricter_rule_is_named_with_the_rounds_that_it_holds_in(
+    changed: Callable[[int, int], int], words: str
+) -> None:
+    right = [3, 2, 3, 0, 3, 3, 1, 3, 3, 2, 2, 3, 3, 0, 3, 1, 2, 3, 3, 3]
+    known, after = list[tuple[RecordedDraft, int]](), 0
+    for i, n in enumerate(right):
+        after = changed(n, after)
+        known.append((RecordedDraft(i, 4 * i, [7, 8, 9], [], after, 0, 0.0, 3), n))
+    said = _stricter(known, {i for i, (draft, n) in enumerate(known) if draft.n_accepted < n})
+    assert words in said
+    assert ("only after a draft that was" in said) == ("never" not in said)
 
 
 def test_a_rejected_token_that_is_drawn_again_shows_no_residual() -> None:
@@ -129,6 +154,8 @@ def test_the_stream_of_one_server_and_the_counts_of_another_agree(tmp_path: Path
         (_sglang(rounds=False, own=1), "counting", "the target's own token"),
         (_vllm([n + 1 for n in _RIGHT], [4] * 12), "counting", "own token of a round"),
         (_vllm([0, *_RIGHT[:-1]], _LENGTHS), "counting", "of the round before"),
+        (_vllm([min(n, 2) for n in _RIGHT], _LENGTHS), "counting", "but the last one of drafts"),
+        (_vllm(_RIGHT, _LENGTHS, [11, *_PROMPT]), "special tokens", "B has one token more"),
         (_vllm(_RIGHT, _LENGTHS, [11, 14, 13]), "tokens", "not known without the model"),
         (_sglang(sampling={"temperature": 0.7}), "acceptance rule", "temperature 0 in A, 0.7"),
     ],

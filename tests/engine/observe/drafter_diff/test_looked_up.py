@@ -1,0 +1,148 @@
+"""Mistakes of look-ups that happen in some rounds alone are named by what and when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from engine.audit.recorded_drafts import RecordedDraft
+from engine.draft import ngram_mod
+from engine.draft.drafter import DraftRequest
+from engine.draft.ngram_drafter import NgramSizes
+from engine.draft.ngram_mod import NgramModOptions
+from engine.draft.registry import DRAFTERS
+from engine.draft.spec import DrafterInputs
+from engine.draft.suffix import SuffixOptions
+from engine.memory.hybrid import LentMemories
+from engine.model.layers import TargetRows
+from engine.observe.drafter_diff.looked_up import LookedUp
+from engine.observe.drafter_diff.records import Cause
+from engine.options import RunOptions, SpecOptions
+
+_ROWS, _N_PROMPT = TargetRows(torch.empty(0)), 80
+Learns = Callable[[int, int], int | None]
+Drafts = Callable[[list[int], tuple[int, int]], list[int]]
+
+
+def _text(seed: int) -> list[int]:
+    """Phrases that come again and again, some with another end."""
+    random = np.random.default_rng(seed)
+    phrases = [random.integers(3, 200, 9).tolist() for _ in range(5)]
+    found: list[int] = []
+    while len(found) < 600:
+        one = [*phrases[int(random.integers(5))]]
+        if random.random() < 0.5:
+            cut = int(random.integers(1, 9))
+            one[cut:] = random.integers(3, 200, 9 - cut).tolist()
+        found += one
+    return found
+
+
+def _options(name: str) -> RunOptions:
+    sizes = NgramSizes(size_n=2, size_m=5)
+    spec = SpecOptions(
+        types=(name,),
+        ngram_simple=sizes,
+        ngram_map_k=sizes,
+        ngram_map_k4v=sizes,
+        ngram_mod=NgramModOptions(n_match=2, n_min=0, n_max=5),
+        suffix=SuffixOptions(n_max=5),
+    )
+    return RunOptions(spec=spec)
+
+
+def _cause(name: str, learns: Learns, drafts: Drafts = lambda tokens, _: tokens) -> Cause | None:
+    """What is said of a run whose drafter learns and drafts so, after the outcome before."""
+    return LookedUp(_side(name, learns, drafts), _options(name)).cause()
+
+
+def _side(name: str, learns: Learns, drafts: Drafts = lambda tokens, _: tokens) -> Any:
+    options, text = _options(name), _text(7)
+    spec = DRAFTERS[name]
+    of: Any = spec.options_of(options.spec)
+    target: Any = None
+    lent = LentMemories()
+    drafter = spec.make(DrafterInputs(target, None, of, 1, 2048, 512, False, None, lent))
+    drafter.begin(0, text[:_N_PROMPT])
+    at, last, starts, found = _N_PROMPT, (1, 1), list[int](), list[RecordedDraft]()
+    while at < len(text) - 8:
+        starts.append(at)
+        (made,) = drafter.draft([DraftRequest(0, at, text[at], 5)])
+        tokens = drafts(made.tokens[:5], last)
+        pairs = enumerate(zip(tokens, text[at + 1 :], strict=False))
+        n = next((i for i, (one, two) in pairs if one != two), len(tokens))
+        if tokens:
+            found.append(RecordedDraft(len(starts), at, tokens, [], n, 0, 0.0, len(tokens)))
+            last = n, len(tokens)
+            if (known := learns(n, len(tokens))) is not None:
+                drafter.accept(0, known, is_other=False)
+        drafter.observe(0, at, text[at : at + n + 1], _ROWS)
+        at += n + 1
+    return SimpleNamespace(
+        drafters=[name],
+        text=text,
+        n_prompt=_N_PROMPT,
+        starts=starts,
+        drafts=found,
+        session=None,
+        name="B",
+        n_confirmed=lambda draft: draft.n_accepted,
+    )
+
+
+_RIGHT: Learns = lambda n, of: n  # noqa: E731
+
+
+@pytest.mark.parametrize(
+    ("name", "learns", "words"),
+    [
+        ("ngram-map-k", lambda n, of: n - (n == of), "less than there are, only after a draft"),
+        ("ngram-map-k", lambda n, of: n or None, "what was accepted of its drafts, only after a"),
+        ("ngram-map-k4v", lambda n, of: 0 if 0 < n < of else n, "only after a draft that was acc"),
+        ("ngram-mod", lambda n, of: 0 if n < of else n, "LOW_ACCEPTANCE of 1"),
+    ],
+)
+def test_what_is_learned_after_some_outcomes_is_named(
+    name: str, learns: Learns, words: str
+) -> None:
+    cause = _cause(name, learns)
+    assert cause is not None and words in cause.about, str(cause)
+
+
+@pytest.mark.parametrize(
+    ("name", "drafts", "words"),
+    [
+        (
+            "suffix",
+            lambda tokens, last: tokens[: 1 if last[0] == last[1] else 9],
+            "no more than 1 token, only after a draft that was accepted whole",
+        ),
+        (
+            "ngram-simple",
+            lambda tokens, last: tokens[: 2 if 0 < last[0] < last[1] else 9],
+            "no more than 2 tokens, only after a draft that was accepted in part",
+        ),
+        ("ngram-mod", lambda tokens, last: tokens[last[0] == last[1] :], "lack their first token"),
+    ],
+)
+def test_how_drafts_end_after_some_outcomes_is_named(name: str, drafts: Drafts, words: str) -> None:
+    cause = _cause(name, _RIGHT, drafts)
+    assert cause is not None and words in cause.about, str(cause)
+
+
+def test_another_small_number_of_its_working_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(ngram_mod, "LOW_STREAK", 2)
+        side = _side("ngram-mod", _RIGHT)
+    cause = LookedUp(side, _options("ngram-mod")).cause()
+    assert cause is not None and "LOW_STREAK of 2, not 5" in cause.about, str(cause)
+
+
+@pytest.mark.parametrize("name", ["ngram-simple", "ngram-map-k", "ngram-mod", "suffix"])
+def test_right_look_ups_are_not_accused(name: str) -> None:
+    assert _cause(name, _RIGHT) is None
