@@ -78,7 +78,7 @@ file.share S&hare | Ctrl+Shift+S
     any browser opens, next to the last one
     needs a run on show
 file.copy_text &Copy Text | @Copy | copy
-    Copy the generated text
+    Copy the generated text, what is selected of it, or the table in use
     needs a run on show
 file.copy_step Copy Round as Mar&kdown | Ctrl+Alt+C | copy-step
     Copy the round under the cursor, or the newest, as Markdown

@@ -211,7 +211,16 @@ class HeatGrid(QWidget):
             return True
         if event.type() == QEvent.Type.Leave and not self.hasFocus():
             self._point(None)
+        if event.type() == QEvent.Type.FocusOut and not self.underMouse():
+            self._point(None)
+        if event.type() == QEvent.Type.FocusIn and self.shown is not None and self._at is None:
+            self._point(self._first())
         return super().event(event)
+
+    def _first(self) -> Cell:
+        """Where the keys begin."""
+        marks = {} if self.shown is None else self.shown.marks
+        return marks.get(CURRENT, marks.get(BEST, (0, 0)))
 
     def mouseMoveEvent(self, event: QMouseEvent) -> None:
         cell = self.cell_at(event.position())
@@ -230,10 +239,9 @@ class HeatGrid(QWidget):
             super().keyPressEvent(event)
             return
         if key in _STEPS:
-            first = heat_map.marks.get(CURRENT, heat_map.marks.get(BEST, (0, 0)))
             at, step = self._at, _STEPS[key]
             n_y, n_x = heat_map.values.shape
-            row, column = first if at is None else (at[0] + step[0], at[1] + step[1])
+            row, column = self._first() if at is None else (at[0] + step[0], at[1] + step[1])
             self._point((min(max(row, 0), n_y - 1), min(max(column, 0), n_x - 1)))
         elif self._at is not None:
             self.chosen.emit(*self._at)

@@ -32,6 +32,7 @@ from app.window.dock_area import (
     DockShares,
     DockTabs,
     Pages,
+    key_stops,
 )
 from app.window.menus import TitleNote
 
@@ -60,17 +61,6 @@ _BOTTOM = Qt.DockWidgetArea.BottomDockWidgetArea
 
 def _inside(panel: QWidget | None) -> QWidget | None:
     return panel.widget() if isinstance(panel, LowPanel) else panel
-
-
-def _first_for_keys(view: QWidget) -> QWidget | None:
-    """The first widget of a view that Tab would come to."""
-    widget = view.nextInFocusChain()
-    while widget is not None and widget is not view:
-        takes = bool(widget.focusPolicy() & Qt.FocusPolicy.TabFocus) and widget.isEnabled()
-        if takes and view.isAncestorOf(widget) and widget.isVisibleTo(view):
-            return widget
-        widget = widget.nextInFocusChain()
-    return None
 
 
 _BUTTONS = (
@@ -400,7 +390,7 @@ class Docks:
         chosen = view.focusProxy()
         if chosen is None or not chosen.isVisibleTo(view):
             pages = self._shared(name)
-            chosen = _first_for_keys(view) or (pages.bar if pages else None)
+            chosen = next(iter(key_stops(view)), pages.bar if pages else None)
         if chosen is not None:
             chosen.setFocus(Qt.FocusReason.ShortcutFocusReason)
 
