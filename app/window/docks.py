@@ -19,6 +19,7 @@ from PySide6.QtWidgets import (
 
 from app.looks import Theme, icon
 from app.widgets.build import made
+from app.widgets.fields import WheelGuard
 from app.widgets.fitted_labels import LowPanel
 from app.window.dock_area import (
     DOCK_OF,
@@ -149,6 +150,7 @@ class Docks:
 
     def fill(self, name: str, widget: QWidget) -> None:
         self._makers.pop(name, None)
+        WheelGuard(widget)  # any of them may scroll
         pages = self._shared(name)
         if pages is None:
             self[name].setWidget(LowPanel(widget) if name in _HIGH else widget)

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import pytest
-from PySide6.QtCore import QPoint, QRect, Qt
-from PySide6.QtWidgets import QApplication, QPushButton, QScrollArea, QTabWidget, QWidget
+from PySide6.QtCore import QPoint, QPointF, QRect, Qt
+from PySide6.QtGui import QWheelEvent
+from PySide6.QtWidgets import (
+    QApplication,
+    QComboBox,
+    QPushButton,
+    QScrollArea,
+    QSpinBox,
+    QTabWidget,
+    QWidget,
+)
 from pytestqt.qtbot import QtBot
 
 from app.actions import PANELS
 from app.looks import FocusFrame
-from app.window.dock_area import LAYOUTS, key_stops
+from app.widgets.fields import reading
+from app.window.dock_area import LAYOUTS, PAGES, key_stops
 from app.window.window import MainWindow
 
 
@@ -114,3 +124,30 @@ def test_a_right_click_on_a_title_offers_every_panel_and_nothing_else(window: Ma
     menu = window.createPopupMenu()
     assert [action.objectName() for action in menu.actions()] == [spec.id for spec in PANELS]
     menu.deleteLater()
+
+
+@pytest.mark.shares_window
+def test_the_wheel_changes_no_field_without_the_keys(window: MainWindow) -> None:
+    for names in PAGES.values():
+        for name in names:
+            window.docks.enter(name)
+            QApplication.processEvents()
+    window.setFocus()
+    fields = [*window.findChildren(QSpinBox), *window.findChildren(QComboBox)]
+    assert len(fields) > 20
+    for field in fields:
+        before = reading(field)
+        centre = QPointF(field.rect().center())
+        at = field.mapToGlobal(centre)
+        wheel = QWheelEvent(
+            centre,
+            at,
+            QPoint(),
+            QPoint(0, -120),
+            Qt.MouseButton.NoButton,
+            Qt.KeyboardModifier.NoModifier,
+            Qt.ScrollPhase.NoScrollPhase,
+            False,
+        )
+        QApplication.sendEvent(field, wheel)
+        assert reading(field) == before, field.accessibleName()
