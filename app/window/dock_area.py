@@ -332,6 +332,9 @@ class DockLines(QObject):
 def key_stops(part: QWidget) -> list[QWidget]:
     """What takes Tab in a widget, itself included, in the order of reading, and what has the keys,
     also when it has just been hidden or disabled."""
+    at = QApplication.focusWidget()
+    if at is not None and part.isHidden() and part.isAncestorOf(at):
+        return [at]
     stops = [part] if _takes_tab(part) else []
     inside = [child for child in part.children() if isinstance(child, QWidget)]
     for child in _as_read([child for child in inside if _is_reached(child, part)]):

@@ -151,3 +151,21 @@ def test_the_wheel_changes_no_field_without_the_keys(window: MainWindow) -> None
         )
         QApplication.sendEvent(field, wheel)
         assert reading(field) == before, field.accessibleName()
+
+
+def test_a_shortcut_brings_the_keys_to_a_panel_in_sight_and_then_closes_it(
+    window: MainWindow, qtbot: QtBot
+) -> None:
+    dock, action = window.docks["run"], window.actions_by_id["view.panel_run"]
+    window.activateWindow()
+    window.setFocus()
+    qtbot.waitUntil(window.hasFocus)
+    for n in range(3):
+        qtbot.keyClick(
+            QApplication.focusWidget() or window, Qt.Key.Key_2, Qt.KeyboardModifier.ControlModifier
+        )
+        at = QApplication.focusWidget()
+        has_keys = at is not None and dock.isAncestorOf(at)
+        assert (dock.isVisible(), action.isChecked(), has_keys) == (n != 1,) * 3
+    action.trigger()
+    assert not dock.isVisible(), "in the menu it is a tick"
