@@ -251,7 +251,8 @@ class FocusFrame(QWidget):
 def frame_focus(before: QWidget | None, now: QWidget | None, theme: Theme) -> None:
     """Move the frame from what had the keys to what has them, where that is an area."""
     if before is not None:
-        for frame in before.findChildren(FocusFrame):
+        only = Qt.FindChildOption.FindDirectChildrenOnly
+        for frame in before.findChildren(FocusFrame, options=only):
             frame.hide()
             frame.deleteLater()
     if isinstance(now, QAbstractScrollArea) and now.window().windowType() != Qt.WindowType.Popup:
