@@ -27,5 +27,7 @@ def test_the_best_cell_is_pointed_at_while_the_grid_has_the_keys(qtbot: QtBot) -
     other.setFocus()
     qtbot.waitUntil(other.hasFocus)
     grid.setFocus()
+    assert grid.accessibleDescription() == "n_max 0, p_min 1: 3"
     other.setFocus()
+    assert grid.accessibleDescription() == "p_min by n_max; best: n_max 0, p_min 1, 3"
     assert cells == [(1, 0), None]
