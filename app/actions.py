@@ -177,9 +177,9 @@ view.ghosts ✓ &Ghost Tokens | G | ghost
 view.follow ✓ &Follow Newest | Ctrl+L | follow
     Keep the newest token in sight
 view.zoom_in Larger Te&xt | @ZoomIn
-    Write the tokens larger
+    Write the tokens larger, also by Ctrl and the wheel
 view.zoom_out S&maller Text | @ZoomOut
-    Write the tokens smaller
+    Write the tokens smaller, also by Ctrl and the wheel
 view.zoom_reset Text at First Si&ze | Ctrl+0
     Write the tokens as large as the rest
 view.theme_system ✓ S&ystem

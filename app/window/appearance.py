@@ -88,6 +88,7 @@ class Appearance(QObject):
         tokens.toggle_ghosts(ghosts.isChecked())
         follow.setChecked(True)
         tokens.set_zoom(settings.text_zoom)
+        tokens.zoom_asked.connect(self._zoom_text)
         for name, step in (("in", 1), ("out", -1), ("reset", 0)):
             self._actions[f"view.zoom_{name}"].triggered.connect(
                 lambda _=False, by=step: self._zoom_text(by)

@@ -17,6 +17,7 @@ from PySide6.QtGui import (
     QPainter,
     QPaintEvent,
     QResizeEvent,
+    QWheelEvent,
 )
 from PySide6.QtWidgets import QToolTip
 
@@ -274,6 +275,12 @@ class TokenArea(TokenScroll):
             super().keyPressEvent(event)
         else:
             act()
+
+    def wheelEvent(self, event: QWheelEvent) -> None:
+        if event.modifiers() & Qt.KeyboardModifier.ControlModifier:
+            event.ignore()  # the view makes all texts larger
+        else:
+            super().wheelEvent(event)
 
     def _inspect(self) -> None:
         if self.current != NOWHERE:

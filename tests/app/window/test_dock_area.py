@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from PySide6.QtCore import QPoint, QPointF, QRect, Qt
-from PySide6.QtGui import QWheelEvent
+from PySide6.QtCore import QPoint, QRect, Qt
 from PySide6.QtWidgets import (
     QApplication,
     QComboBox,
@@ -21,6 +20,7 @@ from app.looks import FocusFrame
 from app.widgets.fields import reading
 from app.window.dock_area import LAYOUTS, PAGES, key_stops
 from app.window.window import MainWindow
+from tests.support.window_acts import turn_wheel
 
 
 def _button(parent: QWidget, name: str, *box: int) -> QPushButton:
@@ -137,19 +137,7 @@ def test_the_wheel_changes_no_field_without_the_keys(window: MainWindow) -> None
     assert len(fields) > 20
     for field in fields:
         before = reading(field)
-        centre = QPointF(field.rect().center())
-        at = field.mapToGlobal(centre)
-        wheel = QWheelEvent(
-            centre,
-            at,
-            QPoint(),
-            QPoint(0, -120),
-            Qt.MouseButton.NoButton,
-            Qt.KeyboardModifier.NoModifier,
-            Qt.ScrollPhase.NoScrollPhase,
-            False,
-        )
-        QApplication.sendEvent(field, wheel)
+        turn_wheel(field, -120)
         assert reading(field) == before, field.accessibleName()
 
 
