@@ -1,5 +1,5 @@
-"""Colour roles from TOML, the Fusion palette made of them, icons tinted to match, and the line
-along the tab in front."""
+"""Colour roles from TOML, the Fusion palette made of them, icons tinted to match, the line along
+the tab in front, and the frame of the area that has the keys."""
 
 from __future__ import annotations
 
@@ -8,10 +8,21 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from types import MappingProxyType
 
-from PySide6.QtCore import QByteArray, QObject, QRectF, Qt, Signal
-from PySide6.QtGui import QColor, QFont, QFontDatabase, QIcon, QPainter, QPalette, QPixmap
+from PySide6.QtCore import QByteArray, QEvent, QObject, QRectF, Qt, Signal
+from PySide6.QtGui import (
+    QColor,
+    QFont,
+    QFontDatabase,
+    QIcon,
+    QPainter,
+    QPaintEvent,
+    QPalette,
+    QPixmap,
+    QRegion,
+)
 from PySide6.QtSvg import QSvgRenderer
 from PySide6.QtWidgets import (
+    QAbstractScrollArea,
     QApplication,
     QProxyStyle,
     QStyle,
@@ -205,3 +216,44 @@ class _FrontTab(QProxyStyle):
             else:
                 line.setHeight(_THICK)
             painter.fillRect(line, option.palette.color(QPalette.ColorRole.Accent))
+
+
+_FRAME = 2
+
+
+class FocusFrame(QWidget):
+    """The edge of an area while it has the keys: Qt shows that in buttons and fields alone."""
+
+    def __init__(self, area: QWidget, theme: Theme) -> None:
+        super().__init__(area)
+        self._area, self._theme = area, theme
+        self.setAttribute(Qt.WidgetAttribute.WA_TransparentForMouseEvents)
+        area.installEventFilter(self)
+        self._fit()
+        self.show()
+
+    def eventFilter(self, _watched: QObject, event: QEvent) -> bool:
+        if event.type() == QEvent.Type.Resize:
+            self._fit()
+        return False
+
+    def _fit(self) -> None:
+        box = self._area.rect()
+        self.setGeometry(box)
+        self.setMask(QRegion(box) - QRegion(box.adjusted(_FRAME, _FRAME, -_FRAME, -_FRAME)))
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter = QPainter(self)
+        painter.fillRect(event.rect(), self._theme.color("ui.focus"))
+        painter.end()
+
+
+def frame_focus(before: QWidget | None, now: QWidget | None, theme: Theme) -> None:
+    """Move the frame from what had the keys to what has them, where that is an area."""
+    if before is not None:
+        only = Qt.FindChildOption.FindDirectChildrenOnly
+        for frame in before.findChildren(FocusFrame, options=only):
+            frame.hide()
+            frame.deleteLater()
+    if isinstance(now, QAbstractScrollArea) and now.window().windowType() != Qt.WindowType.Popup:
+        FocusFrame(now, theme)

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 from app.cli.bench_requests import REPEAT, add_results
 from app.cli.common import add_compute, add_model, check_files, loading_line, target_path
 from app.cli.option_lines import OptionLines
-from app.cli.output import counted, print_report
+from app.cli.output import print_report
 from app.cli.run_arguments import add_batch_invariant
 from engine.errors import OptionError
 from engine.gguf.file import GgufFile
 from engine.gguf.part_file import ModelFiles
 from engine.model.info import describe
+from engine.report.text import counted
 
 if TYPE_CHECKING:
     from engine.model.hybrid import HybridModel

@@ -16,7 +16,7 @@ from app.cli.common import (
     target_path,
 )
 from app.cli.option_lines import OptionLines, positive
-from app.cli.output import counted, print_json, print_lines, tell, write_json
+from app.cli.output import print_json, print_lines, tell, write_json
 from app.cli.run import draft_files
 from app.cli.run_arguments import (
     add_chat,
@@ -31,6 +31,7 @@ from app.cli.run_arguments import (
 from engine.experiments.bench.prompts import NamedPrompt, default_set, read_prompts
 from engine.experiments.bench.request import Configuration
 from engine.options import DRAFTERS, ROLLBACK_POLICIES, RunOptions
+from engine.report.text import counted
 
 if TYPE_CHECKING:
     from engine.session import Session

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.cli.bench_requests import add_requests, add_results, deliver, facts, open_bench, progress
 from app.cli.option_lines import OptionLines
-from app.cli.output import counted, tell
+from app.cli.output import tell
 from app.cli.parser import KINDS
 from app.cli.recorded import add_report, check_report, deliver_report
 from app.cli.run import make_prompt
@@ -23,6 +23,7 @@ from engine.experiments.bench.suite_report import (
     overview_cells,
     suite_page,
 )
+from engine.report.text import counted
 from resources import SUITES
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from app.cli.common import (
     target_path,
 )
 from app.cli.option_lines import OptionLines
-from app.cli.output import counted, print_json, print_lines, tell
+from app.cli.output import print_json, print_lines, tell
 from app.cli.recorded import (
     add_report,
     check_report,
@@ -57,6 +57,7 @@ from engine.report.run import (
     noise_notes,
     run_report,
 )
+from engine.report.text import counted
 from engine.trace.records import PEER
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 from app.cli.common import check_output
 from app.cli.option_lines import OptionLines
-from app.cli.output import counted, tell
+from app.cli.output import tell
 from engine.errors import OptionError, TraceFileError
 from engine.files import write_text
+from engine.report.text import counted
 
 if TYPE_CHECKING:
     from engine.trace.run_ref import RunRef

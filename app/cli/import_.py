@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from app.cli.option_lines import OptionLines
-from app.cli.output import counted, print_json, print_line, tell
+from app.cli.output import print_json, print_line, tell
+from engine.report.text import counted
 
 if TYPE_CHECKING:
     from engine.trace.facts import RequestFacts

@@ -15,7 +15,6 @@ from app.cli.common import add_key, check_files, check_output, connect, loading_
 from app.cli.option_lines import OptionLines
 from app.cli.output import (
     Interrupted,
-    counted,
     end_text,
     interrupt,
     is_coloured,
@@ -45,6 +44,7 @@ from engine.observe.server.request_options import PER_REQUEST, RequestOptions, w
 from engine.option_fields import options_in
 from engine.options import RunOptions
 from engine.report.run import figure_lines, headline
+from engine.report.text import counted
 from engine.trace.records import EMITTED_KINDS, MISSING
 from engine.trace.store import TraceStore
 from engine.trace.timings import summary

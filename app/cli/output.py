@@ -213,11 +213,6 @@ def tell(line: str, name: str = "draftscope: ") -> None:
             print(f"{name}{terminal_text(line)}", file=sys.stderr, flush=True)
 
 
-def counted(n: int, what: str) -> str:
-    """A number of things, whose plural ends in s."""
-    return f"{n:,} {what}{'' if n == 1 else 's'}"
-
-
 def note(line: str) -> None:
     """Something on the side, on standard error."""
     tell(f"note: {line}")

@@ -19,7 +19,7 @@ from app.cli.common import (
     target_path,
 )
 from app.cli.option_lines import OptionLines
-from app.cli.output import counted, note, print_json, print_line, print_lines
+from app.cli.output import note, print_json, print_line, print_lines
 from app.cli.recorded import check_trace_folder, export
 from app.cli.run_arguments import add_options, options_from
 from engine.analysis.acceptance.accept_rules import ABOUT, BLOCK, AcceptRule
@@ -28,6 +28,7 @@ from engine.analysis.findings.observed import TEXT_CHANGED
 from engine.errors import OptionError, TraceFileError
 from engine.observe.server.reply import TimeLimits
 from engine.option_fields import options_in
+from engine.report.text import counted
 
 if TYPE_CHECKING:
     from engine.analysis.acceptance.breakdown import TokenShare

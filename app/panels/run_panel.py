@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QCheckBox, QComboBox, QLabel, QPlainTextEdit, QToo
 
 from app.engine_thread.events import OpenedFiles
 from app.widgets.build import hbox, made, vbox
-from app.widgets.fields import WheelGuard, add_row, choice, new_form, text, whole
+from app.widgets.fields import add_row, choice, new_form, text, whole
 from app.widgets.fitted_labels import ScrollPage
 from app.widgets.option_groups import (
     ABOVE,
@@ -251,10 +251,7 @@ class RunPanel(QWidget):
         for group in self._groups.values():
             column.addWidget(group)
         column.addStretch(1)
-        vbox(
-            (area := ScrollPage(column), 1), self.message, of=self, margins=(0, 0, 0, 0), spacing=0
-        )
-        WheelGuard(area)
+        vbox((ScrollPage(column), 1), self.message, of=self, margins=(0, 0, 0, 0), spacing=0)
 
     def _connect(self) -> None:
         for number in (self.n_predict, self.n_max):

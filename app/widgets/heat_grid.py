@@ -57,7 +57,7 @@ class HeatGrid(QWidget):
             self._point(None)
         elif self._at is not None:
             self.pointed.emit(self._at)  # the figures of the cell are others
-        self.setAccessibleDescription("" if heat_map is None else _words(heat_map))
+        self._describe()
         line = self.fontMetrics().height()
         n_y = heat_map.values.shape[0] if heat_map is not None else 1
         self.setMaximumHeight(round(n_y * _MOST_HIGH * line) + _lines_around(line) + 2)
@@ -201,7 +201,13 @@ class HeatGrid(QWidget):
         if cell != self._at:
             self._at = cell
             self.pointed.emit(cell)
+            self._describe()
             self.update()
+
+    def _describe(self) -> None:
+        """For a screen reader: the cell pointed at, else the whole."""
+        shown = self.shown
+        self.setAccessibleDescription("" if shown is None else _words(shown, self._at))
 
     def event(self, event: QEvent) -> bool:
         if isinstance(event, QHelpEvent) and event.type() == QEvent.Type.ToolTip:
@@ -211,7 +217,16 @@ class HeatGrid(QWidget):
             return True
         if event.type() == QEvent.Type.Leave and not self.hasFocus():
             self._point(None)
+        if event.type() == QEvent.Type.FocusOut and not self.underMouse():
+            self._point(None)
+        if event.type() == QEvent.Type.FocusIn and self.shown is not None and self._at is None:
+            self._point(self._first())
         return super().event(event)
+
+    def _first(self) -> Cell:
+        """Where the keys begin."""
+        marks = {} if self.shown is None else self.shown.marks
+        return marks.get(CURRENT, marks.get(BEST, (0, 0)))
 
     def mouseMoveEvent(self, event: QMouseEvent) -> None:
         cell = self.cell_at(event.position())
@@ -230,10 +245,9 @@ class HeatGrid(QWidget):
             super().keyPressEvent(event)
             return
         if key in _STEPS:
-            first = heat_map.marks.get(CURRENT, heat_map.marks.get(BEST, (0, 0)))
             at, step = self._at, _STEPS[key]
             n_y, n_x = heat_map.values.shape
-            row, column = first if at is None else (at[0] + step[0], at[1] + step[1])
+            row, column = self._first() if at is None else (at[0] + step[0], at[1] + step[1])
             self._point((min(max(row, 0), n_y - 1), min(max(column, 0), n_x - 1)))
         elif self._at is not None:
             self.chosen.emit(*self._at)
@@ -244,8 +258,10 @@ def _lines_around(line: int) -> int:
     return 3 * line + 6
 
 
-def _words(heat_map: HeatMap) -> str:
-    """The best cell and the current one."""
+def _words(heat_map: HeatMap, at: Cell | None) -> str:
+    """A cell, or without one the best and the current one."""
+    if at is not None:
+        return f"{heat_map.place(*at)}: {heat_map.texts[at[0]][at[1]]}"
     words = [" by ".join(filter(None, (heat_map.y_name, heat_map.x_name)))]
     for mark, (row, column) in heat_map.marks.items():
         words.append(f"{mark}: {heat_map.place(row, column)}, {heat_map.texts[row][column]}")

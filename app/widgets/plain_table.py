@@ -130,6 +130,22 @@ def plain_table(model: QAbstractItemModel, name: str) -> QTableView:
     return table
 
 
+def table_text(table: QTableView) -> str:
+    """A table, or where several of its rows are selected, these: titles and rows as lines, tabs
+    between the cells."""
+    model = table.model()
+    chosen = sorted(index.row() for index in table.selectionModel().selectedRows())
+    rows = chosen if len(chosen) > 1 else range(model.rowCount())
+    columns = range(model.columnCount())
+    lines = [[model.headerData(column, Qt.Orientation.Horizontal) for column in columns]]
+    lines += [[model.index(row, column).data() for column in columns] for row in rows]
+    return "".join("\t".join(map(_in_a_line, line)) + "\n" for line in lines)
+
+
+def _in_a_line(cell: object) -> str:
+    return "" if cell is None else " ".join(str(cell).split())
+
+
 def fit_height(table: QTableView, most_rows: int | None = None) -> None:
     """As high as its rows, or the first of them, so that the panel scrolls and not the table."""
     n = table.model().rowCount()

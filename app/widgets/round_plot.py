@@ -246,8 +246,9 @@ class RoundPlot(PlotSurface):
         left, right = self.x_range
         if not left <= place <= right:
             self.set_follow(False)
-            half = (right - left) / 2
-            self._set_x(place - half, place + half)
+            span = right - left
+            left = max(place - span / 2, self.run_axis.start(self._first))
+            self._set_x(left, left + span)
 
     def set_range(self, chosen: tuple[int, int] | None) -> None:
         self.chosen_range = chosen

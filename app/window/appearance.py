@@ -8,9 +8,9 @@ import re
 import numpy as np
 from PySide6.QtCore import QByteArray, QObject, Qt, QTimer
 from PySide6.QtGui import QFontDatabase, QGuiApplication
-from PySide6.QtWidgets import QApplication
+from PySide6.QtWidgets import QApplication, QWidget
 
-from app.looks import Theme, apply_theme
+from app.looks import Theme, apply_theme, frame_focus
 from app.saved.settings import TEXT_ZOOMS, THEME_CHOICES, Settings
 from app.window.dock_area import LAYOUTS
 from app.window.panels import Panels
@@ -45,6 +45,7 @@ class Appearance(QObject):
         docks.turn_to(settings.pages)
         panels.run_panel.folded.connect(self._keep_groups)
         QGuiApplication.styleHints().colorSchemeChanged.connect(self._follow_desktop)
+        _application().focusChanged.connect(self._frame_focus)
 
     def set_layout(self, name: str) -> None:
         """Take a named layout as it was left; the one in use is kept for the next time."""
@@ -87,6 +88,7 @@ class Appearance(QObject):
         tokens.toggle_ghosts(ghosts.isChecked())
         follow.setChecked(True)
         tokens.set_zoom(settings.text_zoom)
+        tokens.zoom_asked.connect(self._zoom_text)
         for name, step in (("in", 1), ("out", -1), ("reset", 0)):
             self._actions[f"view.zoom_{name}"].triggered.connect(
                 lambda _=False, by=step: self._zoom_text(by)
@@ -114,15 +116,22 @@ class Appearance(QObject):
 
     def _take_theme(self, choice: str) -> None:
         self._theme.become(_theme_name(choice))
-        app = QApplication.instance()
-        assert isinstance(app, QApplication)
-        apply_theme(app, self._theme)
+        apply_theme(_application(), self._theme)
         self._actions.draw_icons(self._theme)
         self._docks.draw_buttons(self._theme)
 
     def _follow_desktop(self) -> None:
         if self._settings.theme == "system":
             self._take_theme("system")
+
+    def _frame_focus(self, before: QWidget | None, now: QWidget | None) -> None:
+        frame_focus(before, now, self._theme)
+
+
+def _application() -> QApplication:
+    app = QApplication.instance()
+    assert isinstance(app, QApplication)
+    return app
 
 
 def first_theme(settings: Settings) -> Theme:

@@ -1,6 +1,6 @@
 """Docks around the text: their names, what shares one, the named layouts that place them. Those
 below keep their share of the window's height when it is resized, and thin lines part neighbours of
-one colour. Pages: views that share a dock.
+one colour. Pages: views that share a dock. Tab goes over all of it in the order of reading.
 """
 
 from __future__ import annotations
@@ -11,9 +11,12 @@ from dataclasses import dataclass
 from PySide6.QtCore import QChildEvent, QEvent, QObject, QPoint, QRect, QSize, Qt, Signal
 from PySide6.QtGui import QGuiApplication, QPainter, QPaintEvent, QPalette, QResizeEvent
 from PySide6.QtWidgets import (
+    QAbstractScrollArea,
+    QApplication,
     QDockWidget,
     QLabel,
     QMainWindow,
+    QScrollArea,
     QStyle,
     QTabBar,
     QVBoxLayout,
@@ -324,6 +327,73 @@ class DockLines(QObject):
         for area in areas:  # frames of neighbours share the pixel between them
             painter.drawRect(area.adjusted(-before, -before, after, after))
         painter.end()
+
+
+def key_stops(part: QWidget) -> list[QWidget]:
+    """What takes Tab in a widget, itself included, in the order of reading, and what has the keys,
+    also when it has just been hidden or disabled."""
+    at = QApplication.focusWidget()
+    if at is not None and part.isHidden() and part.isAncestorOf(at):
+        return [at]
+    stops = [part] if _takes_tab(part) else []
+    inside = [child for child in part.children() if isinstance(child, QWidget)]
+    for child in _as_read([child for child in inside if _is_reached(child, part)]):
+        stops += key_stops(child)
+    return stops
+
+
+def move_keys(window: QWidget, by: int) -> bool:
+    """Give the keys to the next stop (by 1) or to the one before (-1); whether there is any."""
+    stops, at = key_stops(window), QApplication.focusWidget()
+    if not stops:
+        return False
+    stop = stops[(stops.index(at) + by) % len(stops) if at in stops else min(by, 0)]
+    reason = Qt.FocusReason.TabFocusReason if by > 0 else Qt.FocusReason.BacktabFocusReason
+    stop.setFocus(reason)
+    around = stop.parentWidget()
+    while around is not None:
+        if isinstance(around, QScrollArea):
+            around.ensureWidgetVisible(stop)
+        around = around.parentWidget()
+    return True
+
+
+def _takes_tab(widget: QWidget) -> bool:
+    if widget is QApplication.focusWidget():
+        return True
+    hints, policy = QGuiApplication.styleHints(), Qt.FocusPolicy
+    everything = hints.tabFocusBehavior() is Qt.TabFocusBehavior.TabFocusAllControls
+    wanted = policy.TabFocus if everything else policy.StrongFocus
+    takes = widget.focusPolicy() & wanted == wanted
+    return takes and widget.isEnabled() and widget.focusProxy() is None
+
+
+def _is_reached(child: QWidget, part: QWidget) -> bool:
+    """Whether a part of a widget is in sight, or scrolls into it. Qt moves what covered tabs hold,
+    and bars of tabs that are none any more, out of the window, and shows them there."""
+    at = QApplication.focusWidget()
+    if at is not None and (child is at or child.isAncestorOf(at)):
+        return True
+    if child.isHidden() or child.isWindow():
+        return False
+    scrolls = isinstance(part.parent(), QAbstractScrollArea)
+    return scrolls or child.geometry().intersects(part.rect())
+
+
+def _as_read(parts: list[QWidget]) -> list[QWidget]:
+    """Rows from top to bottom where lines across part them, else columns from left to right."""
+    for start, end in ((QRect.top, QRect.bottom), (QRect.left, QRect.right)):
+        groups, edge = list[list[QWidget]](), 0
+        for part in sorted(parts, key=lambda part: start(part.geometry())):
+            box = part.geometry()
+            if not groups or start(box) > edge:
+                groups.append([])
+                edge = start(box)
+            groups[-1].append(part)
+            edge = max(edge, end(box))
+        if len(groups) > 1:
+            return [part for group in groups for part in _as_read(group)]
+    return parts
 
 
 _INDENT = 6

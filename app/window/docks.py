@@ -10,6 +10,7 @@ from PySide6.QtCore import QByteArray, QCoreApplication, QEvent, QSize, Qt, QTim
 from PySide6.QtGui import QAction
 from PySide6.QtWidgets import (
     QAbstractButton,
+    QApplication,
     QDockWidget,
     QMainWindow,
     QTabBar,
@@ -19,6 +20,7 @@ from PySide6.QtWidgets import (
 
 from app.looks import Theme, icon
 from app.widgets.build import made
+from app.widgets.fields import WheelGuard
 from app.widgets.fitted_labels import LowPanel
 from app.window.dock_area import (
     DOCK_OF,
@@ -32,6 +34,7 @@ from app.window.dock_area import (
     DockShares,
     DockTabs,
     Pages,
+    key_stops,
 )
 from app.window.menus import TitleNote
 
@@ -60,17 +63,6 @@ _BOTTOM = Qt.DockWidgetArea.BottomDockWidgetArea
 
 def _inside(panel: QWidget | None) -> QWidget | None:
     return panel.widget() if isinstance(panel, LowPanel) else panel
-
-
-def _first_for_keys(view: QWidget) -> QWidget | None:
-    """The first widget of a view that Tab would come to."""
-    widget = view.nextInFocusChain()
-    while widget is not None and widget is not view:
-        takes = bool(widget.focusPolicy() & Qt.FocusPolicy.TabFocus) and widget.isEnabled()
-        if takes and view.isAncestorOf(widget) and widget.isVisibleTo(view):
-            return widget
-        widget = widget.nextInFocusChain()
-    return None
 
 
 _BUTTONS = (
@@ -159,6 +151,7 @@ class Docks:
 
     def fill(self, name: str, widget: QWidget) -> None:
         self._makers.pop(name, None)
+        WheelGuard(widget)  # any of them may scroll
         pages = self._shared(name)
         if pages is None:
             self[name].setWidget(LowPanel(widget) if name in _HIGH else widget)
@@ -222,9 +215,20 @@ class Docks:
     def connect_action(self, name: str, action: QAction) -> None:
         """Let a checkable action bring a dock into sight, with the keys, and close it. It is
         checked while the dock is in sight; Qt's own would also be while another tab covers it,
-        and then close what the user asked to see."""
+        and then close what the user asked to see. A shortcut closes a
+        dock that has the keys, or nothing for them; else it brings them there."""
         dock = self._docks[name]
-        action.triggered.connect(lambda wanted: self.enter(name) if wanted else dock.close())
+
+        def act(wanted: bool) -> None:
+            at = QApplication.focusWidget()
+            has_keys = at is not None and dock.isAncestorOf(at)
+            is_shortcut = QApplication.keyboardModifiers() != Qt.KeyboardModifier.NoModifier
+            if wanted or (is_shortcut and not has_keys):
+                action.setChecked(self.enter(name) or wanted)
+            if not action.isChecked():
+                dock.close()
+
+        action.triggered.connect(act)
         dock.visibilityChanged.connect(action.setChecked)
 
     def apply(self, name: str, saved: QByteArray | None = None) -> None:
@@ -391,18 +395,20 @@ class Docks:
         if window.isVisible():
             self._have_again(size)
 
-    def enter(self, name: str) -> None:
-        """Bring a dock or view into sight, and the keys to what is used most in it."""
+    def enter(self, name: str) -> bool:
+        """Bring a dock or view into sight, and the keys to what is used most in it, if anything
+        takes them."""
         self.reveal(name)
         view = self.front(name)
         if view is None:  # it comes after the first painting
-            return
+            return False
         chosen = view.focusProxy()
         if chosen is None or not chosen.isVisibleTo(view):
             pages = self._shared(name)
-            chosen = _first_for_keys(view) or (pages.bar if pages else None)
+            chosen = next(iter(key_stops(view)), pages.bar if pages else None)
         if chosen is not None:
             chosen.setFocus(Qt.FocusReason.ShortcutFocusReason)
+        return chosen is not None
 
     def note(self, name: str, text: str) -> None:
         """Say after the title of a dock what it shows."""

@@ -49,6 +49,7 @@ class RunControl:
         self._docks, self._actions = panels.docks, panels.actions
         self._settings, self._window = panels.settings, panels.window
         self.guide = ScenarioGuide(panels)
+        self._tried = ""
         self._watch_at: tuple[str, int] | None = None
         """Server that is being connected to, and the port to watch it at."""
         self._waiting: tuple[Callable[[], None], OpenRequest | None] | None = None
@@ -127,7 +128,7 @@ class RunControl:
 
     def ask_server(self) -> None:
         """Let the user name a server, without blocking the window."""
-        dialog = ConnectDialog(self._settings, self._window)
+        dialog = ConnectDialog(self._settings, self._window, self._tried)
         dialog.chosen.connect(self.connect_server)
         dialog.show()
 
@@ -136,6 +137,7 @@ class RunControl:
     ) -> None:
         """Use a server; with a port, other programs are watched there as soon as it answers."""
         self._panels.banners.clear()
+        self._tried = address
         self._watch_at = (address, port) if port else None
         timeout = self._settings.server_timeout
         self._bridge.ask(ConnectServer(address, key, log, timeout, model))

@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 
 from PySide6.QtCore import QObject, Signal
 from PySide6.QtGui import QGuiApplication
+from PySide6.QtWidgets import QApplication, QTableView
 
 from app.engine_thread.events import TraceMark, mark_of
 from app.engine_thread.jobs.engine import StartRun
@@ -31,6 +32,7 @@ from app.trace_models.run_notes import (
     run_name,
 )
 from app.trace_models.run_rows import Position, RunOverlay
+from app.widgets.plain_table import table_text
 from app.window.dialogs.help import environment, environment_text, report
 from app.window.engine_events import EngineNews
 from app.window.panels import Panels
@@ -335,8 +337,9 @@ class Copies:
         self._log_lines = log_lines
 
     def text(self) -> None:
-        """The selected or generated text."""
-        QGuiApplication.clipboard().setText(self._panels.tokens.copy_text())
+        """The table that has the keys, else the selected or generated text."""
+        at = QApplication.focusWidget()
+        self._put(table_text(at) if isinstance(at, QTableView) else self._panels.tokens.copy_text())
 
     def step(self) -> None:
         """The round under the cursor, as Markdown."""

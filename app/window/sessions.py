@@ -406,6 +406,11 @@ def what_is(data: QMimeData) -> tuple[str, list[Path] | str] | None:
     return ("trace", traces[:1]) if traces else None
 
 
+_NOTHING_TO_OPEN = (
+    "This cannot be opened. Drop a GGUF model, a trace, results, or a log or record of an engine"
+)
+
+
 class DropTarget(QObject):
     """Takes what is dropped on a widget, and says while it hovers what would be opened."""
 
@@ -425,6 +430,7 @@ class DropTarget(QObject):
         elif isinstance(event, QDragEnterEvent):
             found = what_is(event.mimeData())
             if found is None:
+                self.hovers.emit(_NOTHING_TO_OPEN)
                 return False
             event.acceptProposedAction()
             kind, content = found

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QMimeData
 from PySide6.QtGui import QAction, QCloseEvent, QGuiApplication
-from PySide6.QtWidgets import QMainWindow, QMenuBar
+from PySide6.QtWidgets import QMainWindow, QMenu, QMenuBar
 
-from app.actions import SPECS, Actions, submenu_of
+from app.actions import PANELS, SPECS, Actions, submenu_of
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State
 from app.engine_thread.jobs.engine import DisconnectServer
@@ -24,7 +24,7 @@ from app.window.appearance import Appearance, GlyphWatch, first_theme
 from app.window.dialogs.help import AboutDialog, ShortcutsDialog, open_help
 from app.window.dialogs.palette import Command, CommandPalette
 from app.window.dialogs.runs import ScenarioDialog, scenario_actions
-from app.window.dock_area import PAGES, TITLES, known_layout
+from app.window.dock_area import PAGES, TITLES, known_layout, move_keys
 from app.window.docks import Docks
 from app.window.engine_events import EngineNews, SubjectNames
 from app.window.menus import PlotsMenu, RecentMenu, make_head, make_menus, make_toolbar
@@ -106,6 +106,7 @@ class MainWindow(QMainWindow):
         if settings.note:
             self.banners.add("warning", settings.note)
         self.news.show_state(bridge.state)
+        self.setFocus()  # Tab comes to the first panel from here, and the keys of actions are free
 
     # -- what the start of the program and tests ask for -----------------------------------
 
@@ -423,6 +424,15 @@ class MainWindow(QMainWindow):
             self.show_message("warning", "Nothing was copied that can be opened.", _TO_PASTE)
 
     # -- Qt --------------------------------------------------------------------------------
+
+    def focusNextPrevChild(self, forward: bool) -> bool:
+        return move_keys(self, 1 if forward else -1)
+
+    def createPopupMenu(self) -> QMenu:
+        """Of titles and separators; Qt's own would also offer to hide the toolbar."""
+        menu = QMenu(self)
+        menu.addActions([self.actions_by_id[spec.id] for spec in PANELS])
+        return menu
 
     def closeEvent(self, event: QCloseEvent) -> None:
         if not self.sessions.may_end():

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from PySide6.QtCore import QCoreApplication, QMimeData, QPoint, QPointF, Qt, QTimer, QUrl
-from PySide6.QtGui import QDragEnterEvent, QDropEvent
-from PySide6.QtWidgets import QApplication
+from PySide6.QtGui import QDragEnterEvent, QDropEvent, QWheelEvent
+from PySide6.QtWidgets import QApplication, QWidget
 from pytestqt.qtbot import QtBot
 
 from app.engine_thread.bridge import Bridge
@@ -34,6 +34,19 @@ def job_ends(
     return qtbot.waitSignal(
         bridge.finished, timeout=timeout, check_params_cb=lambda job: isinstance(job, kind)
     )
+
+
+def turn_wheel(
+    widget: QWidget, by: int, keys: Qt.KeyboardModifier = Qt.KeyboardModifier.NoModifier
+) -> bool:
+    """Over the middle of a widget; by: in eighths of a degree, above zero away from the user.
+    Whether the widget took it: Qt offers what is not the user's to no other."""
+    place = QPointF(widget.rect().center())
+    none, phase = Qt.MouseButton.NoButton, Qt.ScrollPhase.NoScrollPhase
+    at = widget.mapToGlobal(place)
+    wheel = QWheelEvent(place, at, QPoint(), QPoint(0, by), none, keys, phase, False)
+    QApplication.sendEvent(widget, wheel)
+    return wheel.isAccepted()
 
 
 def settle(qtbot: QtBot) -> None:

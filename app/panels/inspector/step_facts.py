@@ -21,6 +21,7 @@ from app.trace_models.shown_text import (
 )
 from app.widgets.plain_table import ColumnTable, TableColumn
 from engine.draft.registry import meaning
+from engine.report.text import counted
 from engine.trace.records import PHASES
 from engine.trace.run_ref import RunRef
 from engine.trace.store import Table, TraceStore
@@ -75,7 +76,7 @@ def outcome(step: Step) -> str:
     row = step.row
     if step.n_prompt:
         chosen = "then the first token" if step.tokens else "nothing chosen yet"
-        return f"{step.n_prompt:,} tokens of the prompt, {chosen}."
+        return f"{counted(step.n_prompt, 'token')} of the prompt, {chosen}."
     drafted, accepted = row["num_draft_tokens"], row["num_accepted_draft_tokens"]
     if not drafted:
         reasons = ", ".join(sorted({one["reason"] for one in step.drafts if one["reason"]}))

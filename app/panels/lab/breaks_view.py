@@ -21,7 +21,6 @@ from PySide6.QtWidgets import (
 from app.looks import Theme, fixed_font
 from app.widgets.build import hbox, made, vbox
 from app.widgets.empty_state import StatusMessage
-from app.widgets.fields import WheelGuard
 from app.widgets.fitted_labels import ScrollPage
 from app.widgets.option_groups import ProvokingGroup
 from engine.analysis.breaks import EXAMPLES, BreakHit, BreakRule
@@ -220,5 +219,4 @@ class FaultsView(QWidget):
         column.addStretch(1)
         for group in groups:
             group.set_open(True)
-        vbox(page := ScrollPage(column), of=self, margins=(0, 0, 0, 0))
-        WheelGuard(page)
+        vbox(ScrollPage(column), of=self, margins=(0, 0, 0, 0))

@@ -21,7 +21,6 @@ from PySide6.QtWidgets import (
 from app.looks import Theme
 from app.trace_models.tune_surface import HeatMap
 from app.widgets.build import hbox, made, vbox, words
-from app.widgets.fields import WheelGuard
 from app.widgets.fitted_labels import ElidedLabel
 from app.widgets.heat_grid import HeatGrid
 from app.widgets.option_groups import make_field, tip, value_of
@@ -98,7 +97,6 @@ class GateForm(QWidget):
             grid.setColumnStretch(2 * column + 1, 1)
         self.chips = hbox(1, spacing=4)
         vbox(top, self.body, self.chips, of=self, margins=(0, 0, 0, 0), spacing=2)
-        WheelGuard(self)
         self.set_open(True)
         self._tell()
 

@@ -14,6 +14,7 @@ from app.trace_models.shown_text import whole_text
 from app.widgets.legend import Swatch
 from app.widgets.line_styles import draw_dashes
 from app.widgets.plot_surface import draw_nothing
+from engine.report.text import counted
 from engine.trace.records import MISSING
 from engine.trace.run_ref import RunRef
 
@@ -240,11 +241,11 @@ class VerifyWidthView(BarView):
 
     def _summary(self) -> str:
         counts = f"rounds: {self.plot.n_rounds}"
-        widest = f"widest verify: {self._widest} tokens"
+        widest = f"widest verify: {counted(self._widest, 'token')}"
         if self._rows is not None and not _are_ubatches(self._rows):
             return f"{counts}, ubatches not observed, {widest}"
         n = 0 if self._rows is None else len(self._rows)
-        return f"{counts}, ubatches: {n}, {widest}, padding: {self._n_padding} tokens"
+        return f"{counts}, ubatches: {n}, {widest}, padding: {counted(self._n_padding, 'token')}"
 
 
 def _read_rows(known: RunRows | None, run: RunRef) -> tuple[RunRows, int, int]:

@@ -15,6 +15,7 @@ from app.panels.tokens.token_area import TokenArea
 from app.trace_models.run_notes import run_name
 from app.trace_models.token_stream import TokenStream
 from app.widgets.build import made, vbox
+from engine.report.text import counted
 
 _PER_ROW = 3
 NARROW = 60
@@ -174,5 +175,6 @@ class SequencePanel(QWidget):
             stream = area.stream
             title.setVisible(stream is not None and self._shows_title)
             if stream is not None and self._shows_title:
-                name = f"Sequence {stream.seq_id} · {stream.n_generated:,} tokens"
+                n_tokens = counted(stream.n_generated, "token")
+                name = f"Sequence {stream.seq_id} · {n_tokens}"
                 title.setText(f"{run_name(stream.run)} · {name}" if self.before.stream else name)

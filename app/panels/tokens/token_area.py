@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from PySide6.QtCore import QEvent, Qt, Signal
 from PySide6.QtGui import (
-    QFocusEvent,
     QGuiApplication,
     QHelpEvent,
     QKeyEvent,
@@ -17,8 +16,8 @@ from PySide6.QtGui import (
     QMouseEvent,
     QPainter,
     QPaintEvent,
-    QPen,
     QResizeEvent,
+    QWheelEvent,
 )
 from PySide6.QtWidgets import QToolTip
 
@@ -204,18 +203,13 @@ class TokenArea(TokenScroll):
             if self._round is not None:
                 written = self._written_in(stream, self._round, {token for token, _ in boxes})
                 paint_cursor(painter, boxes, written, self.current, focus)
-        if self.hasFocus():
-            painter.setPen(QPen(self._theme.color("ui.focus"), 1.0))
-            painter.setBrush(Qt.BrushStyle.NoBrush)
-            painter.drawRect(self.viewport().rect().adjusted(0, 0, -1, -1))
         painter.end()
 
     def _is_marked(self) -> bool:
         return self._round is not None or len(self._hits) > 0 or any(self.selection)
 
     def _moves_with_text(self) -> bool:
-        # marks reach into the rows around them, and the frame of the focus does not scroll
-        return not self._is_marked() and not self.hasFocus()
+        return not self._is_marked()  # marks reach into the rows around them
 
     def _written_in(self, stream: TokenStream, round_: int, tokens: set[int]) -> set[int]:
         """The tokens among `tokens` that a round wrote; no round writes the prompt."""
@@ -282,6 +276,12 @@ class TokenArea(TokenScroll):
         else:
             act()
 
+    def wheelEvent(self, event: QWheelEvent) -> None:
+        if event.modifiers() & Qt.KeyboardModifier.ControlModifier:
+            event.ignore()  # the view makes all texts larger
+        else:
+            super().wheelEvent(event)
+
     def _inspect(self) -> None:
         if self.current != NOWHERE:
             self.inspect_asked.emit()
@@ -327,14 +327,6 @@ class TokenArea(TokenScroll):
         self._metrics = TokenMetrics(fixed_font(self._zoom))
         self._painter = TokenPainter(self._theme, self._metrics)
         self._start_layout()
-
-    def focusInEvent(self, event: QFocusEvent) -> None:
-        super().focusInEvent(event)
-        self.viewport().update()
-
-    def focusOutEvent(self, event: QFocusEvent) -> None:
-        super().focusOutEvent(event)
-        self.viewport().update()
 
 
 def token_tip(stream: TokenStream, index: int) -> str:

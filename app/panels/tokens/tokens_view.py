@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 from PySide6.QtCore import QPoint, Qt, QTimer, Signal
-from PySide6.QtGui import QAction, QResizeEvent
+from PySide6.QtGui import QAction, QResizeEvent, QWheelEvent
 from PySide6.QtWidgets import QLabel, QMenu, QStackedWidget, QWidget
 
 from app.engine_thread.feed import Pacer
@@ -31,6 +31,8 @@ _WAIT_MS = 250
 _CARD_FROM, _NARROW_CARD_FROM = 16, 26
 """Lines from which on there is room for all of the card, for that of a NARROW view too, where its
 sentences take several lines."""
+_WHEEL_STEP = 120
+"""In the eighths of a degree that Qt counts in."""
 _MOST_PANELS = 128
 """Sequences that have a panel; a run of more shows the first of them."""
 
@@ -44,6 +46,8 @@ class TokensView(QStackedWidget):
     inspect_asked = Signal()
     cancel_asked = Signal(object, int)  # RunRef, sequence
     """The sequence that is to end."""
+    zoom_asked = Signal(int)
+    """Steps, larger above zero: the wheel was turned with Ctrl."""
 
     def __init__(self, theme: Theme) -> None:
         super().__init__()
@@ -59,7 +63,7 @@ class TokensView(QStackedWidget):
         self._ghosts = True
         self.follow = True
         """Whether every sequence is kept at its newest token."""
-        self._zoom = 0
+        self._zoom = self._turned = 0
         self._cursor: Position | None = None
         self.cancellable: RunRef | None = None
         """While this run is on show, its sequences can be ended one by one."""
@@ -96,6 +100,16 @@ class TokensView(QStackedWidget):
         self.addWidget(self._waiting)
         self.addWidget(page)
         self.setAccessibleName("Token streams")
+
+    def wheelEvent(self, event: QWheelEvent) -> None:
+        """What the texts leave to the view. Touchpads turn the wheel by parts of a step."""
+        if not event.modifiers() & Qt.KeyboardModifier.ControlModifier:
+            event.ignore()
+            return
+        self._turned += event.angleDelta().y()
+        if steps := int(self._turned / _WHEEL_STEP):
+            self._turned -= steps * _WHEEL_STEP
+            self.zoom_asked.emit(steps)
 
     def tell_kept(self, n_runs: int) -> None:
         """Say in an empty view that this many runs can be chosen."""

@@ -62,15 +62,18 @@ _LIMIT_TIP = (
     "Time within which a reply has to begin, its first event has to come, and each next one; on a "
     "CPU a long prompt takes minutes"
 )
+_USUAL = "http://127.0.0.1:8080"
+"""The address of a llama-server that was given none."""
 
 
 class ConnectDialog(ModelessDialog):
     """`chosen` gives address, key, log file or None, the port that other
-    programs are to use, 0 without, and the name of a model, empty without."""
+    programs are to use, 0 without, and the name of a model, empty without. tried: the address
+    written last, whether or not a server was there."""
 
     chosen = Signal(str, str, object, int, str)  # Path | None
 
-    def __init__(self, settings: Settings, parent: QWidget) -> None:
+    def __init__(self, settings: Settings, parent: QWidget, tried: str = "") -> None:
         super().__init__("Connect to server", parent)
         self._settings = settings
         self.address = made(QComboBox, editable=True)
@@ -78,7 +81,9 @@ class ConnectDialog(ModelessDialog):
         self.address.setCurrentIndex(0 if settings.recent_servers else -1)
         line = self.address.lineEdit()
         assert line is not None
-        line.setPlaceholderText("http://127.0.0.1:8080")
+        line.setPlaceholderText(_USUAL)
+        if tried:
+            line.setText(tried)
         self.key = text("")
         self.key.setEchoMode(QLineEdit.EchoMode.Password)
         self.model = text("the only one, or the one that is loaded")
@@ -126,7 +131,7 @@ class ConnectDialog(ModelessDialog):
         written = self.log.text().strip()
         log = Path(written) if written else None
         try:
-            address = server_address(self.address.currentText())
+            address = server_address(self.address.currentText().strip() or _USUAL)
             if log is not None and not os.path.isfile(log):
                 raise OptionError(f"There is no log file {written}.", "Name one, or none.")
         except OptionError as error:

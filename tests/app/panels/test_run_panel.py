@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PySide6.QtCore import QPoint, QPointF, Qt
-from PySide6.QtGui import QPalette, QWheelEvent
+from PySide6.QtCore import QPoint, Qt
+from PySide6.QtGui import QPalette
 from PySide6.QtWidgets import QApplication, QFileDialog, QWidget
 from pytestqt.qtbot import QtBot
 
@@ -209,25 +209,6 @@ def test_loading_is_announced_only_when_the_user_chooses(panel: RunPanel, qtbot:
     panel.mmap.setCurrentText("auto")
     panel.device.setCurrentText("cpu")
     assert seen == [("auto", True), ("auto", False), ("auto", None), ("auto", None)]
-
-
-def test_the_wheel_does_not_change_a_field_without_focus(panel: RunPanel) -> None:
-    field = panel.n_predict
-    panel.prompt.setFocus()
-    value = field.value()
-    centre = QPointF(field.rect().center())
-    wheel = QWheelEvent(
-        centre,
-        QPointF(field.mapToGlobal(QPoint(5, 5))),
-        QPoint(0, 120),
-        QPoint(0, 120),
-        Qt.MouseButton.NoButton,
-        Qt.KeyboardModifier.NoModifier,
-        Qt.ScrollPhase.NoScrollPhase,
-        False,
-    )
-    QApplication.sendEvent(field, wheel)
-    assert field.value() == value
 
 
 def test_tab_goes_through_the_fields_in_reading_order(panel: RunPanel) -> None:

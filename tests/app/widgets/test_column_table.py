@@ -9,7 +9,7 @@ from PySide6.QtCore import QModelIndex, Qt
 from PySide6.QtTest import QAbstractItemModelTester
 from pytestqt.qtbot import QtBot
 
-from app.widgets.plain_table import ColumnTable, TableColumn
+from app.widgets.plain_table import ColumnTable, TableColumn, plain_table, table_text
 
 _COLUMNS = (
     TableColumn("kind", "what", "What it is", True),
@@ -59,3 +59,26 @@ def test_titles_stand_above_their_cells_on_the_same_side(table: Table) -> None:
         wanted = side | Qt.AlignmentFlag.AlignVCenter
         assert table.headerData(column, across, _ROLE.TextAlignmentRole) == wanted
         assert table.index(0, column).data(_ROLE.TextAlignmentRole) == wanted
+
+
+class Figures(Table):
+    """Rows with a figure, a text of two lines, and nothing."""
+
+    def cell(self, row: int, name: str, role: int) -> Any:
+        texts = {"kind": "two\nlines", "n": 0 if row else None}
+        return texts[name] if role == _ROLE.DisplayRole else None
+
+
+def test_a_table_is_copied_with_its_titles_or_the_rows_selected(qtbot: QtBot) -> None:
+    view = plain_table(Figures(), "Figures")
+    qtbot.addWidget(view)
+    view.selectRow(2)
+    whole = "what\tnumber\ntwo lines\t\ntwo lines\t0\ntwo lines\t0\n"
+    assert table_text(view) == whole, "one row is merely the one in use"
+    view.setSelectionMode(view.SelectionMode.ExtendedSelection)
+    view.selectAll()
+    view.selectionModel().select(
+        view.model().index(1, 0),
+        view.selectionModel().SelectionFlag.Deselect | view.selectionModel().SelectionFlag.Rows,
+    )
+    assert table_text(view) == "what\tnumber\ntwo lines\t\ntwo lines\t0\n"

@@ -377,3 +377,20 @@ def test_a_run_becomes_a_trace_of_perfetto(
     monkeypatch.setitem(sys.modules, "perfetto.trace_builder.proto_builder", None)
     trigger(loaded, "file.perfetto")
     assert "pip install 'draftscope[perfetto]'" in loaded.banners.banners[-1].remedy
+
+
+def test_copy_takes_the_table_that_has_the_keys(
+    start: Callable[[], MainWindow], model_file: Path, qtbot: QtBot
+) -> None:
+    window = start()
+    run_on(window, model_file, qtbot)
+    window.activateWindow()
+    table = window.runs.table
+    table.setFocus()
+    qtbot.waitUntil(table.hasFocus)
+    qtbot.keyClick(table, Qt.Key.Key_C, Qt.KeyboardModifier.ControlModifier)
+    copied = QApplication.clipboard().text().splitlines()
+    assert len(copied) == 1 + window.runs.model.rowCount()
+    window.setFocus()
+    trigger(window, "file.copy_text")
+    assert QApplication.clipboard().text() == window.tokens.copy_text()

@@ -127,6 +127,23 @@ def test_the_dialog_says_what_is_wrong_with_an_address(
     assert server.url.removeprefix("http://") in at_servers.windowTitle()
 
 
+def test_the_dialog_has_the_address_that_was_tried_last(
+    at_servers: MainWindow, server: ScriptedServer, qtbot: QtBot
+) -> None:
+    tried = ""
+    for _ in range(2):
+        trigger(at_servers, "file.connect")
+        dialog = at_servers.findChild(ConnectDialog)
+        assert dialog is not None
+        assert dialog.address.currentText() == tried
+        tried = "http://127.0.0.1:9"
+        dialog.address.setEditText(tried)
+        dialog.accept()
+        until(qtbot, lambda: bool(messages(at_servers)))
+        until(qtbot, lambda: at_servers.findChild(ConnectDialog) is None)
+    assert at_servers.settings.recent_servers == []
+
+
 def test_the_dialog_names_a_model_of_a_router(
     at_servers: MainWindow, server: ScriptedServer, qtbot: QtBot
 ) -> None:

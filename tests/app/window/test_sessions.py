@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from PySide6.QtCore import QMimeData, QPoint, QPointF, Qt, QUrl
-from PySide6.QtGui import QDragEnterEvent, QDropEvent, QGuiApplication
+from PySide6.QtGui import QDragEnterEvent, QDragLeaveEvent, QDropEvent, QGuiApplication
 from PySide6.QtWidgets import QApplication, QFileDialog
 from pytestqt.qtbot import QtBot
 
@@ -104,6 +104,21 @@ def test_by_dialog_menu_and_drop(
             QApplication.sendEvent(
                 window, QDropEvent(QPointF(300, 300), action, data, buttons, keys)
             )
+
+
+def test_what_cannot_be_opened_is_refused_with_what_can(window: MainWindow, tmp_path: Path) -> None:
+    notes = tmp_path / "notes.txt"
+    notes.write_text("nothing of an engine\n")
+    data = QMimeData()
+    data.setUrls([QUrl.fromLocalFile(str(notes))])
+    buttons, keys = Qt.MouseButton.LeftButton, Qt.KeyboardModifier.NoModifier
+    enter = QDragEnterEvent(QPoint(300, 300), Qt.DropAction.CopyAction, data, buttons, keys)
+    enter.ignore()
+    QApplication.sendEvent(window, enter)
+    assert not enter.isAccepted()
+    assert "Drop a GGUF model" in window.status.currentMessage()
+    QApplication.sendEvent(window, QDragLeaveEvent())
+    assert window.status.currentMessage() == ""
 
 
 def test_a_broken_trace_is_a_banner(window: MainWindow, qtbot: QtBot, folder: Path) -> None:

@@ -28,7 +28,7 @@ from app.window.dock_area import LAYOUTS, TITLES
 from app.window.docks import LAYOUT_VERSION
 from app.window.window import MainWindow
 from tests.support.fake_session import FakeEngine
-from tests.support.window_acts import VIEWS, messages, trigger, wait
+from tests.support.window_acts import VIEWS, messages, trigger, turn_wheel, wait
 
 
 @pytest.mark.shares_window
@@ -54,6 +54,19 @@ def test_text_grows_up_to_a_limit_and_stays_so(window: MainWindow) -> None:
     assert Settings().text_zoom == max(TEXT_ZOOMS) - 1
     trigger(window, "view.zoom_reset")
     assert window.settings.text_zoom == 0
+
+
+def test_ctrl_and_the_wheel_make_the_text_larger(loaded: MainWindow, qtbot: QtBot) -> None:
+    trigger(loaded, "run.start")
+    wait(qtbot, loaded, State.READY)
+    (area,) = loaded.tokens.areas.values()
+    zooms, ctrl = [], Qt.KeyboardModifier.ControlModifier
+    assert not turn_wheel(area.viewport(), 120, ctrl), "it is left to the view around it"
+    for delta in (120, 60, 60):
+        assert turn_wheel(loaded.tokens, delta, ctrl)
+        zooms.append(loaded.settings.text_zoom)
+    assert not turn_wheel(loaded.tokens, 120)
+    assert [*zooms, loaded.settings.text_zoom] == [1, 1, 2, 2]
 
 
 @pytest.mark.shares_window

@@ -167,6 +167,7 @@ def test_the_cursor_comes_from_outside(view: RollbackView) -> None:
     view.set_cursor(Position(builder.run, 0, 7, 30))
     left, right = view.plot.x_range
     assert left < 7 < right
+    assert left == view.plot.run_axis.start(0), "there is nothing before the first round"
     assert view.plot.cursor_line.isVisible()
     assert "round 7" in view.plot.getPlotItem().getAxis("bottom").labelString()
     assert not view.plot.follow

@@ -413,14 +413,6 @@ def test_a_theme_change_repaints(show: Callable[..., Shown]) -> None:
     assert image.pixelColor(470, 190) == light.color("ui.panel")
 
 
-def test_focus_is_visible(show: Callable[..., Shown], qtbot: QtBot) -> None:
-    area, _ = show(every_kind())
-    area.setFocus()
-    qtbot.waitUntil(area.hasFocus)
-    image = area.viewport().grab().toImage()
-    assert image.pixelColor(0, 0) == area._theme.color("ui.focus")
-
-
 def test_an_empty_area_takes_every_key(show: Callable[..., Shown], qtbot: QtBot) -> None:
     area = TokenArea(Theme("dark"))
     qtbot.addWidget(area)
