@@ -25,15 +25,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from kernels import dispatch, linear
-from kernels.linear import dequant
+from kernels.linear import block_parts
 from kernels.rows import ngrams
 
 DEVICE = torch.device("cuda:0")
 # functions that keep tensors
 _KEPT = (
     (ngrams, "_constants"),
-    (dequant, "_iq4_values"),
-    (dequant, "_of_fifth_bits"),
+    (block_parts, "_iq4_values"),
+    (block_parts, "_of_fifth_bits"),
     (dispatch, "counters"),
 )
 # indices of c10::DeviceType
