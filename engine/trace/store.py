@@ -137,10 +137,12 @@ class Table:
                 is_there = np.arange(len(blank)) < lengths_of[:, None]
                 cells[is_there] = [*chain.from_iterable(one for one in values if one is not None)]
                 same[name] = cells
-            elif None in values:
-                same[name] = [blank if one is None else one for one in values]
+            elif blank == "":
+                same[name] = [one or "" for one in values]
+            elif blank != blank:
+                same[name] = np.array(values, np.float64)  # None becomes NaN
             else:
-                same[name] = values
+                same[name] = [blank if one is None else one for one in values]
         self._put(n, same)
 
     def _put(self, n: int, columns: Mapping[str, Any]) -> None:
