@@ -302,14 +302,9 @@ class Recorder:
 
 
 _Seen = tuple[tuple[int | None, ...], "Sequence[SnapshotSlot]"]
+_Moved = Sequence[tuple[int, int]]
 _Waiting = tuple[
-    "Sequence[Round]",
-    list[_Seen],
-    "PhaseClock",
-    float,
-    float,
-    Sequence[tuple[int, int]],
-    tuple[int, int],
+    "Sequence[Round]", list[_Seen], "PhaseClock", float, float, _Moved, tuple[int, int]
 ]
 """Rounds closed together, what memory holds of each, their times in ms, alone and since the run
 began, each number of bytes moved, before and after them, and the first and last + 1 of their
@@ -337,7 +332,7 @@ def _pass_columns(passes: Sequence[Any]) -> Columns:
     columns = _sliced(_PASS, passes)
     ubatches = columns.pop("of")
     for name in ("n_seqs", "n_seq_tokens", "n_padding", "reason"):
-        columns[name] = [getattr(ubatch, name) for ubatch in ubatches]
+        columns[name] = [*map(attrgetter(name), ubatches)]
     columns["seq_ids"] = [" ".join(map(str, seq_ids)) for seq_ids in columns["seq_ids"]]
     return columns
 

@@ -252,10 +252,10 @@ class TokenColumns(defaultdict[str, list[Any]]):
             if tree := round_.tree:
                 others["draft_node"] = round_.path
                 others["draft_parent"] = [tree.parents[node] for node in round_.path]
-            self._add_draft(round_, 0, of_drafted, draft, others)
-        if round_.unverified:
-            ignored = ["ignored"] * len(round_.unverified.tokens)
-            self._add_draft(round_, len(round_.drafted), ignored, round_.unverified)
+            self._add(round_, 0, of_drafted, draft.tokens, _of_draft(draft) | others)
+        if rest := round_.unverified:
+            n, others = len(round_.drafted), _of_draft(rest, len(round_.drafted))
+            self._add(round_, n, ["ignored"] * len(rest.tokens), rest.tokens, others)
         if tree := round_.tree:
             depths, names = tree.depths, _OF_DRAFT.items()
             for i in sorted({*range(len(depths))} - {*round_.path}):
@@ -274,10 +274,10 @@ class TokenColumns(defaultdict[str, list[Any]]):
         kind = "end" if n_own else ""
         if n_own and n_emitted > n_accepted:
             kind = kinds[n_emitted - n_accepted - 1]
-        rest = n_emitted, kind, round_.n_rows or len(round_.tokens)
+        last = n_emitted, kind, round_.n_rows or len(round_.tokens)
         if draft is None:
-            return "", None, *((None, None) if round_.is_prompt else (0, n_accepted)), *rest
-        return draft.drafter, draft.n_max, len(draft.tokens), n_accepted, *rest
+            return "", None, *((None, None) if round_.is_prompt else (0, n_accepted)), *last
+        return draft.drafter, draft.n_max, len(draft.tokens), n_accepted, *last
 
     def filled(self) -> dict[str, list[Any] | np.ndarray]:
         """All columns, equally long."""
@@ -310,20 +310,6 @@ class TokenColumns(defaultdict[str, list[Any]]):
                 column += [None] * (n_before - len(column))
                 column += values
 
-    def _add_draft(
-        self,
-        round_: Round,
-        place: int,
-        kinds: Sequence[str],
-        draft: Draft,
-        others: Mapping[str, Sequence[Any]] | None = None,
-    ) -> None:
-        index = range(place, place + len(draft.tokens))
-        of_draft = {name: getattr(draft, values) for name, values in _OF_DRAFT.items()}
-        self._add(
-            round_, place, kinds, draft.tokens, {"draft_index": index, **of_draft, **(others or {})}
-        )
-
     def _examined(self, round_: Round, at: int, rows: range) -> dict[str, Sequence[Any]]:
         """Columns of examined tokens from number `at` of the round's on, by rows of its logits."""
         first, n = self._n_examined + at, len(rows)
@@ -336,6 +322,12 @@ class TokenColumns(defaultdict[str, list[Any]]):
             top_ids = self._facts[3][first : first + n]
             found["target_top_forbidden"] = [*map(partial(_forbidden, round_), rows, top_ids)]
         return found
+
+
+def _of_draft(draft: Draft, first: int = 0) -> dict[str, Sequence[Any]]:
+    """Columns of drafted tokens. first: index of the first one."""
+    columns = {name: getattr(draft, values) for name, values in _OF_DRAFT.items()}
+    return {"draft_index": range(first, first + len(draft.tokens)), **columns}
 
 
 def _forbidden(round_: Round, logits_row: int, ids: Sequence[int]) -> list[int] | None:

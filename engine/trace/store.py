@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 from itertools import chain
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -21,8 +20,6 @@ from engine.trace.records import MISSING, N_TOP, TABLES, Column
 _FIRST_CAPACITY = 1024
 # rows that are made ready together: a large array takes memory only as far as it was written
 _BLOCK = 1024
-_FEW = 4
-"""Fewer rows are added one by one."""
 _DTYPES = {"int": np.int64, "real": np.float64, "text": np.int32}
 _SEQUENCES = (list, tuple, np.ndarray)
 
@@ -92,25 +89,14 @@ class Table:
     def append_all(self, rows: Sequence[Mapping[str, Any]], **same: Any) -> None:
         """Add rows, each as `append` takes it; many at once are far cheaper. same: columns that are
         the same in all of them."""
-        if len(rows) < _FEW:
-            for row in rows:
-                self.append(**same, **row)
-            return
-        kinds = dict.fromkeys(map(tuple, rows))
-        names = list(dict.fromkeys(chain.from_iterable(kinds)))
-        is_one = len(kinds) == 1 < len(names)
-        each = map(itemgetter(*names), rows) if is_one else (map(row.get, names) for row in rows)
-        self.append_rows(names, list(chain.from_iterable(each)), **same)
+        names = dict.fromkeys(chain.from_iterable(rows))
+        self.append_rows([*names], [row.get(name) for row in rows for name in names], **same)
 
     def append_rows(self, names: Sequence[str], rows: Sequence[Any], **same: Any) -> None:
         """The same with rows as values of these columns, one after the other, None where one is not
         observed."""
-        width = len(names)
-        if len(rows) < _FEW * width:
-            for start in range(0, len(rows), width):
-                self.append(**same, **dict(zip(names, rows[start:], strict=False)))
-            return
-        self.extend({name: rows[i::width] for i, name in enumerate(names)}, **same)
+        if rows:
+            self.extend({name: rows[i :: len(names)] for i, name in enumerate(names)}, **same)
 
     def extend(self, columns: Mapping[str, Sequence[Any] | np.ndarray], **same: Any) -> None:
         """Add many rows at once from equally long columns: arrays, or values, None where one is not
