@@ -44,10 +44,6 @@ class Table:
         self._cells: dict[str, memoryview] = {}
         """The same, flat: memoryviews take single values in a third of the time."""
         self._text_columns = frozenset(c.name for c in columns if c.kind == "text")
-        self._blanks: dict[str, Any] = {
-            c.name: {"text": "", "tops": [_blank(c)] * N_TOP}.get(c.kind, _blank(c))
-            for c in columns
-        }
 
     def __len__(self) -> int:
         return self._n
@@ -112,23 +108,23 @@ class Table:
             if isinstance(values, np.ndarray):
                 same[name] = values
                 continue
-            blank, first = self._blanks[name], values[0]
-            is_tops = isinstance(blank, list)
+            column, first = self._named[name], values[0]
+            is_tops = column.kind == "tops"
             if (first is None or not is_tops) and values.count(first) == n:
                 if first is not None:
                     same[name] = first
             elif is_tops:  # as many as there are
-                lengths_of = np.array([0 if one is None else len(one) for one in values])
-                cells = np.full((n, len(blank)), blank, _empty(self._named[name], 0).dtype)
-                is_there = np.arange(len(blank)) < lengths_of[:, None]
+                sizes = np.array([0 if one is None else len(one) for one in values])
+                cells = np.full((n, N_TOP), _blank(column), _empty(column, 0).dtype)
+                is_there = np.arange(N_TOP) < sizes[:, None]
                 cells[is_there] = [*chain.from_iterable(one for one in values if one is not None)]
                 same[name] = cells
-            elif blank == "":
+            elif column.kind == "text":
                 same[name] = [one or "" for one in values]
-            elif blank != blank:
+            elif column.kind == "real":
                 same[name] = np.array(values, np.float64)  # None becomes NaN
             else:
-                same[name] = [blank if one is None else one for one in values]
+                same[name] = [MISSING if one is None else one for one in values]
         self._put(n, same)
 
     def _put(self, n: int, columns: Mapping[str, Any]) -> None:
