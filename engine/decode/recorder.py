@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import accumulate
+from itertools import accumulate, chain
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from engine.gguf.part_file import ModelFiles
+from engine.decode.round import TokenColumns, phases_of
+from engine.gguf.part_file import LOOK_S, ModelFiles
 from engine.machine.clock import run_clock
 from engine.machine.device import read, upload
-from engine.sampling.grammar import is_allowed
 from engine.trace.facts import RunFacts
-from engine.trace.records import MISSING, N_TOP, PHASES
-from engine.trace.store import LOOK_S, TraceStore
+from engine.trace.records import N_TOP, PHASES
+from engine.trace.store import TraceStore
 from engine.trace.writer import TraceWriter
 from kernels.rows.record import larger_than, on_host, row_record, weights
 
@@ -119,15 +117,6 @@ def _record(
 
 
 _PHASES = tuple(f"{phase}_ms" for phase in PHASES)
-_OF_DRAFT = {
-    "draft_p": "probs",
-    "draft_top_id": "top_ids",
-    "draft_top_p": "top_probs",
-    "draft_conf": "sure",
-}
-"""Columns of drafted tokens that are fields of a Draft."""
-_FACTS = "target_p", "target_rank", "target_entropy", "target_top_id", "target_top_p"
-"""Columns of the fields of TargetFacts."""
 _ROUND = ("round", "seq_id")
 _DRAFT = (
     *(*_ROUND, "drafter", "match_pos", "num_raw", "num_draft_tokens", "reason"),
@@ -297,13 +286,14 @@ class Recorder:
     def _write(self) -> None:
         rounds = [round_ for closed in self._waiting for round_ in closed[0]]
         asked = [(x.logits, x.record, *x.examined) for x in rounds if x.logits is not None]
-        facts = all_target_facts(asked) if asked else ()
+        examined = all_target_facts(asked) if asked else ()
         tables = {"ubatches": _pass_columns(self._passes), "drafts": _sliced(_DRAFT, self._drafts)}
-        tables |= _round_columns(self._waiting, facts)
-        drafted = filter(None, tables["tokens"].get("draft_top_id", ()))
-        known = {*tables["tokens"].get("token_id", ())}.union(*drafted)
-        known.update(*(top_ids.ravel().tolist() for top_ids in facts[3:4]))
-        self._writer.learn(known, self._piece)
+        if self._waiting:
+            tables |= _round_columns(self._waiting, examined)
+            drafted = filter(None, tables["tokens"].get("draft_top_id", ()))
+            known = {*tables["tokens"].get("token_id", ())}.union(*drafted)
+            known.update(*(top_ids.ravel().tolist() for top_ids in examined[3:4]))
+            self._writer.learn(known, self._piece)
         # only now: after an interruption they are still to be worked out
         self._waiting, self._passes, self._drafts, self.bytes_waiting = [], [], [], 0
         for table, columns in tables.items():
@@ -312,9 +302,9 @@ class Recorder:
 
 
 _Seen = tuple[tuple[int | None, ...], "Sequence[SnapshotSlot]"]
+_Moved = Sequence[tuple[int, int]]
 _Waiting = tuple[
-    *("Sequence[Round]", list[_Seen], "PhaseClock", float, float),
-    *(Sequence[tuple[int, int]], tuple[int, int]),
+    "Sequence[Round]", list[_Seen], "PhaseClock", float, float, _Moved, tuple[int, int]
 ]
 """Rounds closed together, what memory holds of each, their times in ms, alone and since the run
 began, each number of bytes moved, before and after them, and the first and last + 1 of their
@@ -342,158 +332,43 @@ def _pass_columns(passes: Sequence[Any]) -> Columns:
     columns = _sliced(_PASS, passes)
     ubatches = columns.pop("of")
     for name in ("n_seqs", "n_seq_tokens", "n_padding", "reason"):
-        columns[name] = [getattr(ubatch, name) for ubatch in ubatches]
+        columns[name] = [*map(attrgetter(name), ubatches)]
     columns["seq_ids"] = [" ".join(map(str, seq_ids)) for seq_ids in columns["seq_ids"]]
     return columns
 
 
 def _round_columns(waiting: Sequence[_Waiting], facts: Sequence[np.ndarray]) -> dict[str, Columns]:
     """`tokens`, `memory` and `rounds`. facts: fields of TargetFacts, of all that was examined."""
-    tokens, slots, values = _TokenColumns(facts), list[Any](), list[Any]()
-    for rounds, seen, clock, elapsed_ms, t_ms, moved, passes in waiting:
-        n, ubatch_ids = len(rounds), " ".join(map(str, range(*passes)))
-        phases = [clock.phases(round_.seq, n) for round_ in rounds]
-        rest_ms = max(0.0, elapsed_ms - sum(map(sum, phases))) / n
-        for i, (round_, ms, (held, its_slots)) in enumerate(zip(rounds, phases, seen, strict=True)):
-            traffic = [(b - a) // n + (i < (b - a) % n) for a, b in moved] or (None, None)
-            values += _ROUND_VALUES(round_)
-            values += tokens.add_round(round_)
-            values += (ubatch_ids, t_ms, sum(ms) + rest_ms, *ms, *traffic, *held)
-            for slot in its_slots:
-                slots += (round_.number, round_.seq_id, *slot)
+    closed, looks, clocks, elapsed_ms, t_ms, moved, passes = zip(*waiting, strict=True)
+    tokens, rounds, seen = TokenColumns(facts), [*chain(*closed)], [*chain(*looks)]
+    n = np.array([*map(len, closed)])
+    of = np.arange(len(n)).repeat(n)
+    n_of, i = n[of], np.arange(len(of)) - (n.cumsum() - n)[of]
+    phases = phases_of(clocks, [[round_.seq for round_ in each] for each in closed])
+    spent_ms = phases.sum(1)
+    rest_ms = np.maximum(0.0, elapsed_ms - np.bincount(of, spent_ms)) / n
+    names = [" ".join(map(str, range(*each))) for each in passes]
+    columns: list[Any] = [
+        *zip(*map(_ROUND_VALUES, rounds), strict=True),
+        *zip(*map(tokens.add_round, rounds), strict=True),
+        *([names[place] for place in of.tolist()], np.array(t_ms)[of], spent_ms + rest_ms[of]),
+        *phases.T,
+    ]
+    if moved[0]:
+        whole = np.diff(np.array(moved)[of])[..., 0].T
+        columns += [*(whole // n_of + (i < whole % n_of))]
+    else:
+        columns += [[None] * len(of)] * 2
+    columns += zip(*(held for held, _ in seen), strict=True)
+    slots: list[Any] = []
+    for round_, (_, its_slots) in zip(rounds, seen, strict=True):
+        for slot in its_slots:
+            slots += (round_.number, round_.seq_id, *slot)
     return {
         "tokens": tokens.filled(),
         "memory": _sliced(_SLOT, slots),
-        "rounds": _sliced(_ROUNDS, values),
+        "rounds": dict(zip(_ROUNDS, columns, strict=True)),
     }
-
-
-class _TokenColumns(defaultdict[str, list[Any]]):
-    """Columns of `tokens`, round after round; in one that is shorter than others, nothing is
-    observed in the last rows. facts: fields of TargetFacts, of all that the rounds examined."""
-
-    def __init__(self, facts: Sequence[np.ndarray]) -> None:
-        super().__init__(list)
-        self._facts, self._n_examined = facts, 0
-
-    def add_round(self, round_: Round) -> tuple[Any, ...]:
-        """Add the tokens of a round in the order in which they are written: drafted, decoded again
-        and the target's own. Returns drafter to verify_width of its row of `rounds`."""
-        draft, emitted, kinds, n_own = round_.draft, round_.emitted, round_.own_kinds, round_.n_own
-        n_accepted, n_emitted = len(round_.accepted) - n_own, len(emitted)
-        n_kept, n_judged, first = min(n_accepted, n_emitted), 0, 0
-        if draft:
-            n_judged, of_drafted = round_.n_judged, ["accepted"] * n_kept
-            of_drafted += ["ignored"] * (len(draft.tokens) - n_kept)
-            if n_accepted < n_judged:
-                of_drafted[n_accepted] = "rejected"
-                if n_kept < n_emitted and draft.tokens[n_accepted] == emitted[n_kept]:
-                    # an end token inside the draft counts as the target's own (llama.cpp); and a
-                    # replay may choose what was drafted where the first verification did not
-                    of_drafted[n_accepted], first = kinds[0], 1
-            others = self._examined(round_, 0, range(n_judged))
-            if round_.allowed and draft.probs:
-                top_ids = enumerate(draft.top_ids[:n_judged])
-                others["draft_top_forbidden"] = [_forbidden(round_, i, ids) for i, ids in top_ids]
-            if tree := round_.tree:
-                others["draft_node"] = round_.path
-                others["draft_parent"] = [tree.parents[node] for node in round_.path]
-            self._add_draft(round_, 0, of_drafted, draft, others)
-        if round_.unverified:
-            ignored = ["ignored"] * len(round_.unverified.tokens)
-            self._add_draft(round_, len(round_.drafted), ignored, round_.unverified)
-        if tree := round_.tree:
-            depths, names = tree.depths, _OF_DRAFT.items()
-            for i in sorted({*range(len(depths))} - {*round_.path}):
-                others = {name: getattr(tree, values)[i : i + 1] for name, values in names}
-                others |= {"draft_node": [i], "draft_parent": [tree.parents[i]]}
-                self._add(round_, depths[i], ["side"], [tree.tokens[i]], others)
-        if round_.n_replays:
-            again = {"draft_index": range(n_kept)}
-            self._add(round_, 0, ["replayed"] * n_kept, emitted[:n_kept], again)
-        rows = range(n_accepted + first, n_accepted + n_emitted - n_kept)
-        others = self._examined(round_, n_judged + first, rows)
-        self._add(round_, n_kept + first, kinds[first:], emitted[n_kept + first :], others)
-        self._n_examined += n_judged + n_own
-        # it stops with the last of the target's own tokens or at an end before it, a part of a
-        # prompt that nothing is chosen after with neither
-        kind = "end" if n_own else ""
-        if n_own and n_emitted > n_accepted:
-            kind = kinds[n_emitted - n_accepted - 1]
-        rest = n_emitted, kind, round_.n_rows or len(round_.tokens)
-        if draft is None:
-            return "", None, *((None, None) if round_.is_prompt else (0, n_accepted)), *rest
-        return draft.drafter, draft.n_max, len(draft.tokens), n_accepted, *rest
-
-    def filled(self) -> Columns:
-        """All columns, equally long."""
-        n = len(self["pos"])
-        for column in self.values():
-            column += [None] * (n - len(column))
-        places = [-1 if fact is None else fact for fact in self.pop("fact", ())]
-        facts = zip(_FACTS, self._facts, strict=False)
-        return {**self, **{name: _with_blank(values)[places] for name, values in facts}}
-
-    def _add(
-        self,
-        round_: Round,
-        place: int,
-        kinds: Sequence[str],
-        tokens: Sequence[int],
-        others: Mapping[str, Sequence[Any]],
-    ) -> None:
-        """Add tokens at places in turn from the one of the first accepted token on. others: columns
-        as far as there are values."""
-        n_before, n, pos = len(self["pos"]), len(tokens), round_.pos_next + place
-        self["round"] += [round_.number] * n
-        self["seq_id"] += [round_.seq_id] * n
-        self["pos"] += range(pos, pos + n)
-        self["kind"] += kinds[:n]
-        self["token_id"] += tokens
-        for name, values in others.items():
-            if values:
-                column = self[name]
-                column += [None] * (n_before - len(column))
-                column += values
-
-    def _add_draft(
-        self,
-        round_: Round,
-        place: int,
-        kinds: Sequence[str],
-        draft: Draft,
-        others: Mapping[str, Sequence[Any]] | None = None,
-    ) -> None:
-        index = range(place, place + len(draft.tokens))
-        of_draft = {name: getattr(draft, values) for name, values in _OF_DRAFT.items()}
-        self._add(
-            round_, place, kinds, draft.tokens, {"draft_index": index, **of_draft, **(others or {})}
-        )
-
-    def _examined(self, round_: Round, at: int, rows: range) -> dict[str, Sequence[Any]]:
-        """Columns of examined tokens from number `at` of the round's on, by rows of its logits."""
-        first, stop = self._n_examined + at, at + len(rows)
-        rule = round_.rule_p[at:stop], round_.rule_q[at:stop]
-        found = {"fact": range(first, first + len(rows)), "rule_p": rule[0], "rule_q": rule[1]}
-        if round_.allowed:
-            top_ids = self._facts[3][first : first + len(rows)]
-            found["target_top_forbidden"] = [*map(partial(_forbidden, round_), rows, top_ids)]
-        return found
-
-
-def _forbidden(round_: Round, logits_row: int, ids: Sequence[int]) -> list[int] | None:
-    """1 for each token that the grammar forbids there; None without a grammar."""
-    allowed = round_.allowed.get(logits_row)
-    return None if allowed is None else [int(not is_allowed(allowed, int(token))) for token in ids]
-
-
-def _with_blank(values: np.ndarray) -> np.ndarray:
-    """Facts as columns have them, with one more in which nothing is observed, the last."""
-    blank = MISSING if values.dtype.kind == "i" else np.nan
-    shape = (len(values) + 1, *[N_TOP] * (values.ndim - 1))
-    found = np.full(shape, blank, values.dtype)
-    found[:-1].T[: values.T.shape[0]] = values.T
-    return found
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -1,19 +1,21 @@
 """The round of one sequence: what was drafted, verified, accepted and undone in it; its phase
-clock, and who looks at it."""
+clock, the rows of its tokens, and who looks at it."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from engine.batch import Span
 from engine.machine.clock import run_clock
-from engine.trace.records import PHASES
+from engine.sampling.grammar import is_allowed
+from engine.trace.records import MISSING, N_TOP, PHASES
 
 if TYPE_CHECKING:
     from engine.decode.sequences import DecodingSequence
@@ -48,8 +50,6 @@ class Round:
     before it chose, where it may have to choose again. n_emitted: how many of the accepted tokens,
     from the first, are output; None: all.
     Undo: n_replays: restores done. restored_bytes: put back from checkpoints.
-    Record: fact: where the target's softmax at the places of `examined` begins in what was worked
-    out of several rounds together.
     """
 
     number: int
@@ -90,8 +90,6 @@ class Round:
     n_replays: int = 0
     checkpoint_bytes: int = 0
     restored_bytes: int = 0
-
-    fact: int | None = None
 
     @property
     def drafted(self) -> Sequence[int]:
@@ -201,12 +199,150 @@ class PhaseClock:
             self._own[seq][_PLACES[source]] -= ms / len(seqs)
             self._own[seq][_PLACES[target]] += ms / len(seqs)
 
-    def phases(self, seq: int, n_seqs: int) -> list[float]:
-        """Milliseconds of PHASES: of this sequence alone, plus its n-th part (n_seqs) of the time
-        that all sequences spent together."""
-        common = [ms / n_seqs for ms in self._common] if n_seqs > 1 else self._common
-        own = self._own.get(seq)
-        return [a + b for a, b in zip(common, own, strict=True)] if own else common
+
+def phases_of(clocks: Sequence[PhaseClock], seqs: Sequence[Sequence[int]]) -> np.ndarray:
+    """Milliseconds of PHASES in rounds, float64 [all seqs, n_phases]: of each sequence alone, plus
+    its part of the time that all of its round spent together. seqs: those of each clock's round."""
+    n, nothing = np.array([*map(len, seqs)]), _no_time()
+    common = np.array([clock._common for clock in clocks]) / n[:, None]
+    own = [
+        clock._own.get(seq, nothing) for clock, its in zip(clocks, seqs, strict=True) for seq in its
+    ]
+    return common.repeat(n, 0) + own
+
+
+_OF_DRAFT = {
+    "draft_p": "probs",
+    "draft_top_id": "top_ids",
+    "draft_top_p": "top_probs",
+    "draft_conf": "sure",
+}
+"""Columns of drafted tokens that are fields of a Draft."""
+_FACTS = "target_p", "target_rank", "target_entropy", "target_top_id", "target_top_p"
+"""Columns of the fields of TargetFacts."""
+
+
+class TokenColumns(defaultdict[str, list[Any]]):
+    """Columns of `tokens`, round after round; in one that is shorter than others, nothing is
+    observed in the last rows. facts: fields of TargetFacts, of all that the rounds examined."""
+
+    def __init__(self, facts: Sequence[np.ndarray]) -> None:
+        super().__init__(list)
+        self._facts, self._n_examined = facts, 0
+
+    def add_round(self, round_: Round) -> tuple[Any, ...]:
+        """Add the tokens of a round in the order in which they are written: drafted, decoded again
+        and the target's own. Returns drafter to verify_width of its row of `rounds`."""
+        draft, emitted, kinds, n_own = round_.draft, round_.emitted, round_.own_kinds, round_.n_own
+        n_accepted, n_emitted = len(round_.accepted) - n_own, len(emitted)
+        n_kept, n_judged, first = min(n_accepted, n_emitted), 0, 0
+        if draft:
+            n_judged, of_drafted = round_.n_judged, ["accepted"] * n_kept
+            of_drafted += ["ignored"] * (len(draft.tokens) - n_kept)
+            if n_accepted < n_judged:
+                of_drafted[n_accepted] = "rejected"
+                if n_kept < n_emitted and draft.tokens[n_accepted] == emitted[n_kept]:
+                    # an end token inside the draft counts as the target's own (llama.cpp); and a
+                    # replay may choose what was drafted where the first verification did not
+                    of_drafted[n_accepted], first = kinds[0], 1
+            others = self._examined(round_, 0, range(n_judged))
+            if round_.allowed and draft.probs:
+                top_ids = enumerate(draft.top_ids[:n_judged])
+                others["draft_top_forbidden"] = [_forbidden(round_, i, ids) for i, ids in top_ids]
+            if tree := round_.tree:
+                others["draft_node"] = round_.path
+                others["draft_parent"] = [tree.parents[node] for node in round_.path]
+            self._add(round_, 0, of_drafted, draft.tokens, _of_draft(draft) | others)
+        if rest := round_.unverified:
+            n, others = len(round_.drafted), _of_draft(rest, len(round_.drafted))
+            self._add(round_, n, ["ignored"] * len(rest.tokens), rest.tokens, others)
+        if tree := round_.tree:
+            depths, names = tree.depths, _OF_DRAFT.items()
+            for i in sorted({*range(len(depths))} - {*round_.path}):
+                others = {name: getattr(tree, values)[i : i + 1] for name, values in names}
+                others |= {"draft_node": [i], "draft_parent": [tree.parents[i]]}
+                self._add(round_, depths[i], ["side"], [tree.tokens[i]], others)
+        if round_.n_replays:
+            again = {"draft_index": range(n_kept)}
+            self._add(round_, 0, ["replayed"] * n_kept, emitted[:n_kept], again)
+        rows = range(n_accepted + first, n_accepted + n_emitted - n_kept)
+        others = self._examined(round_, n_judged + first, rows)
+        self._add(round_, n_kept + first, kinds[first:], emitted[n_kept + first :], others)
+        self._n_examined += n_judged + n_own
+        # it stops with the last of the target's own tokens or at an end before it, a part of a
+        # prompt that nothing is chosen after with neither
+        kind = "end" if n_own else ""
+        if n_own and n_emitted > n_accepted:
+            kind = kinds[n_emitted - n_accepted - 1]
+        last = n_emitted, kind, round_.n_rows or len(round_.tokens)
+        if draft is None:
+            return "", None, *((None, None) if round_.is_prompt else (0, n_accepted)), *last
+        return draft.drafter, draft.n_max, len(draft.tokens), n_accepted, *last
+
+    def filled(self) -> dict[str, list[Any] | np.ndarray]:
+        """All columns, equally long."""
+        n = len(self["pos"])
+        for column in self.values():
+            column += [None] * (n - len(column))
+        places = [-1 if fact is None else fact for fact in self.pop("fact", ())]
+        facts = zip(_FACTS, self._facts, strict=False)
+        return {**self, **{name: _with_blank(values)[places] for name, values in facts}}
+
+    def _add(
+        self,
+        round_: Round,
+        place: int,
+        kinds: Sequence[str],
+        tokens: Sequence[int],
+        others: Mapping[str, Sequence[Any]],
+    ) -> None:
+        """Add tokens at places in turn from the one of the first accepted token on. others: columns
+        as far as there are values."""
+        n_before, n, pos = len(self["pos"]), len(tokens), round_.pos_next + place
+        self["round"] += [round_.number] * n
+        self["seq_id"] += [round_.seq_id] * n
+        self["pos"] += range(pos, pos + n)
+        self["kind"] += kinds[:n]
+        self["token_id"] += tokens
+        for name, values in others.items():
+            if values:
+                column = self[name]
+                column += [None] * (n_before - len(column))
+                column += values
+
+    def _examined(self, round_: Round, at: int, rows: range) -> dict[str, Sequence[Any]]:
+        """Columns of examined tokens from number `at` of the round's on, by rows of its logits."""
+        first, n = self._n_examined + at, len(rows)
+        found: dict[str, Sequence[Any]] = {
+            "fact": range(first, first + n),
+            "rule_p": round_.rule_p[at : at + n],
+            "rule_q": round_.rule_q[at : at + n],
+        }
+        if round_.allowed:
+            top_ids = self._facts[3][first : first + n]
+            found["target_top_forbidden"] = [*map(partial(_forbidden, round_), rows, top_ids)]
+        return found
+
+
+def _of_draft(draft: Draft, first: int = 0) -> dict[str, Sequence[Any]]:
+    """Columns of drafted tokens. first: index of the first one."""
+    columns = {name: getattr(draft, values) for name, values in _OF_DRAFT.items()}
+    return {"draft_index": range(first, first + len(draft.tokens)), **columns}
+
+
+def _forbidden(round_: Round, logits_row: int, ids: Sequence[int]) -> list[int] | None:
+    """1 for each token that the grammar forbids there; None without a grammar."""
+    allowed = round_.allowed.get(logits_row)
+    return None if allowed is None else [int(not is_allowed(allowed, int(token))) for token in ids]
+
+
+def _with_blank(values: np.ndarray) -> np.ndarray:
+    """Facts as columns have them, with one more in which nothing is observed, the last."""
+    blank = MISSING if values.dtype.kind == "i" else np.nan
+    shape = (len(values) + 1, *[N_TOP] * (values.ndim - 1))
+    found = np.full(shape, blank, values.dtype)
+    found[:-1].T[: values.T.shape[0]] = values.T
+    return found
 
 
 WatchRound = Callable[[Round], None]

@@ -281,6 +281,10 @@ REPLACED. mapped: whether weights in use were the file's own. round: in which it
 for before the first and after the last one; after: the last round before."""
 
 
+LOOK_S = 1 / 4
+"""Time between two looks of a run at its model files, seconds: each takes some 0.2 ms."""
+
+
 class ModelFiles:
     """The files of an open model and of what drafts for it, watched while in use. parts: every
     file, those of drafters too."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 from itertools import chain
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -21,8 +20,6 @@ from engine.trace.records import MISSING, N_TOP, TABLES, Column
 _FIRST_CAPACITY = 1024
 # rows that are made ready together: a large array takes memory only as far as it was written
 _BLOCK = 1024
-_FEW = 4
-"""Fewer rows are added one by one."""
 _DTYPES = {"int": np.int64, "real": np.float64, "text": np.int32}
 _SEQUENCES = (list, tuple, np.ndarray)
 
@@ -47,10 +44,6 @@ class Table:
         self._cells: dict[str, memoryview] = {}
         """The same, flat: memoryviews take single values in a third of the time."""
         self._text_columns = frozenset(c.name for c in columns if c.kind == "text")
-        self._blanks: dict[str, Any] = {
-            c.name: {"text": "", "tops": [_blank(c)] * N_TOP}.get(c.kind, _blank(c))
-            for c in columns
-        }
 
     def __len__(self) -> int:
         return self._n
@@ -92,25 +85,14 @@ class Table:
     def append_all(self, rows: Sequence[Mapping[str, Any]], **same: Any) -> None:
         """Add rows, each as `append` takes it; many at once are far cheaper. same: columns that are
         the same in all of them."""
-        if len(rows) < _FEW:
-            for row in rows:
-                self.append(**same, **row)
-            return
-        kinds = dict.fromkeys(map(tuple, rows))
-        names = list(dict.fromkeys(chain.from_iterable(kinds)))
-        is_one = len(kinds) == 1 < len(names)
-        each = map(itemgetter(*names), rows) if is_one else (map(row.get, names) for row in rows)
-        self.append_rows(names, list(chain.from_iterable(each)), **same)
+        names = dict.fromkeys(chain.from_iterable(rows))
+        self.append_rows([*names], [row.get(name) for row in rows for name in names], **same)
 
     def append_rows(self, names: Sequence[str], rows: Sequence[Any], **same: Any) -> None:
         """The same with rows as values of these columns, one after the other, None where one is not
         observed."""
-        width = len(names)
-        if len(rows) < _FEW * width:
-            for start in range(0, len(rows), width):
-                self.append(**same, **dict(zip(names, rows[start:], strict=False)))
-            return
-        self.extend({name: rows[i::width] for i, name in enumerate(names)}, **same)
+        if rows:
+            self.extend({name: rows[i :: len(names)] for i, name in enumerate(names)}, **same)
 
     def extend(self, columns: Mapping[str, Sequence[Any] | np.ndarray], **same: Any) -> None:
         """Add many rows at once from equally long columns: arrays, or values, None where one is not
@@ -126,21 +108,23 @@ class Table:
             if isinstance(values, np.ndarray):
                 same[name] = values
                 continue
-            blank, first = self._blanks[name], values[0]
-            is_tops = isinstance(blank, list)
+            column, first = self._named[name], values[0]
+            is_tops = column.kind == "tops"
             if (first is None or not is_tops) and values.count(first) == n:
                 if first is not None:
                     same[name] = first
             elif is_tops:  # as many as there are
-                lengths_of = np.array([0 if one is None else len(one) for one in values])
-                cells = np.full((n, len(blank)), blank, _empty(self._named[name], 0).dtype)
-                is_there = np.arange(len(blank)) < lengths_of[:, None]
+                sizes = np.array([0 if one is None else len(one) for one in values])
+                cells = np.full((n, N_TOP), _blank(column), _empty(column, 0).dtype)
+                is_there = np.arange(N_TOP) < sizes[:, None]
                 cells[is_there] = [*chain.from_iterable(one for one in values if one is not None)]
                 same[name] = cells
-            elif None in values:
-                same[name] = [blank if one is None else one for one in values]
+            elif column.kind == "text":
+                same[name] = [one or "" for one in values]
+            elif column.kind == "real":
+                same[name] = np.array(values, np.float64)  # None becomes NaN
             else:
-                same[name] = values
+                same[name] = [MISSING if one is None else one for one in values]
         self._put(n, same)
 
     def _put(self, n: int, columns: Mapping[str, Any]) -> None:

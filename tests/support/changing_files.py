@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.trace.store import LOOK_S
+from engine.gguf.part_file import LOOK_S
 from resources import DEMO_DRAFT, DEMO_TARGET
 from tests.support.gguf_writer import value
 from tests.torture.gguf_parts import taken_apart

@@ -21,7 +21,7 @@ DECODING = (
     "engine.memory.hybrid:HybridMemory.seq_rm",
     "engine.memory.recurrent:SnapshotPolicy.save",
     "engine.sampling.sampler:Sampler.draw",
-    "engine.trace.store:Table.append",
+    "engine.trace.store:Table.extend",
     "engine.run:record_findings",
     "engine.trace.writer:TraceWriter.end",
     "engine.session:Session.start",

@@ -130,7 +130,7 @@ class Bench:
         self.memory.poison(float("nan"))
         store = TraceStore()
         store.begin_run({})
-        recorder = Recorder(store, 0, lambda token: b"")
+        self.recorder = recorder = Recorder(store, 0, lambda token: b"")
         self.forward = Forward(opened.model, self.memory, RunOptions(), recorder, lambda seq: seq)
         self.trace, self.n_done = store, [len(text) for text in texts]
         self.clock = PhaseClock()
@@ -152,6 +152,7 @@ class Bench:
             found.update(logits)
             for span in spans:
                 assert self.memory.seq_rm(span.seq, span.pos0 + kept[span.seq])
+        self.recorder.resume()  # what it has of the passes is written
         return found
 
 

@@ -55,6 +55,10 @@ def full_column(rows: list[dict[str, Any]], name: str) -> list[Any]:
     return [missing[name] if v is None else v for v in model]
 
 
+def observed_column(rows: list[dict[str, Any]], name: str) -> list[Any]:
+    return [row.get(name) for row in rows]
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.lists(rows, max_size=40), max_size=6), st.data())
 def test_append_and_extend_agree_with_a_list_of_rows(
@@ -63,14 +67,14 @@ def test_append_and_extend_agree_with_a_list_of_rows(
     table = Table("t", COLUMNS, TextPool())
     model: list[dict[str, Any]] = []
     for batch in batches:
-        if data.draw(st.booleans(), "one by one"):
+        how = data.draw(st.sampled_from(("one by one", "filled up", "as observed")))
+        if how == "one by one":
             for row in batch:
                 assert table.append(**row) == len(model)
                 model.append(row)
         else:
-            table.extend(
-                {c.name: full_column(batch, c.name) for c in COLUMNS if batch} or {"number": []}
-            )
+            make = full_column if how == "filled up" else observed_column
+            table.extend({c.name: make(batch, c.name) for c in COLUMNS if batch} or {"number": []})
             model.extend(batch)
         assert len(table) == len(model)
     assert [table.row(i) for i in range(len(table))] == [expected(row) for row in model]

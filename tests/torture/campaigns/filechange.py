@@ -14,11 +14,10 @@ from unittest.mock import patch
 
 import numpy as np
 
-from engine.gguf.part_file import CHANGES
+from engine.gguf.part_file import CHANGES, LOOK_S
 from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
 from engine.trace.reopen import open_trace
-from engine.trace.store import LOOK_S
 from tests.support.golden_files import DATA
 from tests.support.scripted_server import ScriptedServer
 from tests.torture.campaign import Campaign, Case, Figures
