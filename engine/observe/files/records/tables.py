@@ -33,11 +33,12 @@ _MOST_CELLS = 64
 _LONGEST, _LONGEST_NAME = 2000, 80
 _COUNT_OF = re.compile(
     r"^(?:\w{1,20}:)?(?:(?:#|n|num|number of|mtp|spec(?: decode)?|total) ?\b)+"
-    r"(?=accepted|draft(?:ed|s| tok| gen| acc)|pred|proposed|rejected|generated)|^total (?=draft)"
+    r"(?=accept|draft(?:ed|s| tok| gen| acc)|pred|proposed|rejected|generated)|^total (?=draft)"
     r"| (?:total|count)$"
 )
 """What a name has before what it counts."""
 _KEY = re.compile(rb'"([A-Za-z][\w.:]{2,60})"\s*:\s*\d')
+_OF_RATE = re.compile(r"(?i)acc.*(?:rate|ratio|len)")
 _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z][a-z])")
 _COUNTED = (
     ("rounds", "num_spec_steps"),
@@ -87,7 +88,7 @@ _WORDED = re.compile(
 )
 """Counts that are named."""
 _SAID_RATE = re.compile(
-    r"(?i)\baccept(?:ance|ed)?(?: rate| ratio)?(?: is| was| of| at)?[ \t:=~≈(]{0,4}"
+    r"(?i)(?<![a-z])accept(?:ance|ed)?(?:[ _]rate|[ _]ratio)?(?: is| was| of| at)?[ \t:=~≈(]{0,4}"
     r"(\d{1,3}(?:\.\d{1,6})? ?%|0\.\d{1,6}|1\.0{1,6})(?![\d.–-])"
 )
 _OF_TWO = re.compile(r"\d ?/ ?\d")
@@ -114,7 +115,8 @@ _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:[,'’ \xa0\u2009\u202f]\d{3})+(?
 
 def counted_shape(data: bytes) -> RecordShape | None:
     """The records of a JSON text, or its beginning, whose objects have counts of accepted and of
-    drafted or rejected tokens, or of drafts, under names that say so; None if there are none."""
+    drafted or rejected tokens, or of drafts, or else a rate or a mean length, under names that say
+    so; None if there are none."""
     keys = dict.fromkeys(one.decode() for one in _KEY.findall(data))
     kinds = dict(zip(keys, map(_kind, _names(list(keys))), strict=True))
     accepted = [key for key, kind in kinds.items() if kind == "accepted"]
@@ -122,7 +124,9 @@ def counted_shape(data: bytes) -> RecordShape | None:
         *(key for key, kind in kinds.items() if kind in ("drafted", "rejected")),
         *(key for key in keys if key.endswith("drafts")),
     ]
-    signs = tuple(product(accepted, others))
+    signs = tuple(product(accepted, others)) or tuple(
+        (key,) for key, kind in kinds.items() if kind in ("rate", "mean") and _OF_RATE.search(key)
+    )
     own = LLAMA_SERVER.without
     shape = RecordShape("counts", "counts", signs, _read_counted, own, request_of=_counted_of)
     return shape if shape.may_be_in(data) else None
