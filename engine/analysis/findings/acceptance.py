@@ -243,6 +243,8 @@ def _first_loop(ids: np.ndarray, is_blank: np.ndarray) -> _Loop | None:
 
 def _stretches(same: np.ndarray) -> Iterator[tuple[int, int]]:
     """Where long runs of True begin and end."""
+    if np.count_nonzero(same) < _LEAST_LOOP:
+        return
     edges = np.flatnonzero(np.diff(same.astype(np.int8), prepend=0, append=0))
     for first, stop in edges.reshape(-1, 2).tolist():
         if stop - first >= _LEAST_LOOP:

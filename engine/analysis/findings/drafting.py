@@ -223,6 +223,8 @@ def _from_before(run: ExaminedRun) -> np.ndarray:
     """Rows of `drafts` of sequences in whose first round the drafter's state was wrong: it had
     what was there before them."""
     asked, found = run.asked, np.zeros(run.asked.n, bool)
+    if not (asked["num_wrong_tokens"] > 0).any():
+        return found
     is_first_text = "prompt_cache" not in run.facts
     for seq, rows in asked.by_sequence(np.ones(asked.n, bool)):
         of_seq = run.rounds["round"][run.rounds["seq_id"] == seq]

@@ -354,15 +354,20 @@ class ServerState:
             self._prompts.released(self._prompt(slot), n_tokens, is_whole=truncated == 0)
         return True
 
+    def _again(self, slot: Slot) -> None:
+        """A task with other sums is another one of the same number, from after a restart or of
+        another log."""
+        slot.request.is_over = True
+        request = self._request(slot.request.slot, slot.request.task)
+        slot.request, slot.round, slot.replay = request, None, False
+        self._current = request
+
     def on_prompt_time(self, slot: Slot, said: Said, ms: float, n: int) -> bool:
-        """The sums of a prompt. Without times nothing else shows that a task is another one of the
-        same number, from after a restart or of another log."""
-        _, us, _ = said
-        if us is None and slot.request.prompt_ms is not None and slot.request.predicted is not None:
-            slot.request.is_over = True
-            request = self._request(slot.request.slot, slot.request.task)
-            slot.request, slot.round, slot.replay = request, None, False
-            self._current = request
+        """The sums of a prompt."""
+        before = slot.request.prompt_ms
+        is_other = before is not None and (said[1] is None or before != ms)
+        if is_other and slot.request.predicted is not None:
+            self._again(slot)
         prompt = self._prompt(slot)
         prompt.prompt_ms, prompt.processed = ms, n
         if prompt.n_prompt is None and prompt.cached is not None:
@@ -377,6 +382,9 @@ class ServerState:
     def on_sums(self, slot: Slot, _said: Said, *sums: Any) -> bool:
         """The sums of the drafts of a request."""
         self.says_drafts |= sums[1] is not None
+        known = slot.request.accepted, slot.request.drafted
+        if None not in (*known, *sums[1:3]) and known != sums[1:3]:
+            self._again(slot)
         return slot.request.on_draft_sums(*sums)
 
     def on_bare(self, said: Said, *sums: Any) -> bool:

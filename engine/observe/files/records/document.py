@@ -73,7 +73,7 @@ _PRINTED = re.compile(
 )
 """What is not JSON in such objects, and the texts in which nothing is to be changed."""
 _PREFIXED = re.compile(r"(?m)^([^\s\"{][^\n\"{]{0,119}[|:>\])] {1,3})[{\[]\r?\n")
-"""What stands before the first line of an object."""
+"""What is before the first line of an object."""
 _MOST_PREFIXES = 100
 _QUOTED_OBJECT = re.compile(r"(?m)^[ \t]{0,8}> ?\{")
 _QUOTE = re.compile(r"(?m)^[ \t]{0,8}> ?(?=[\s\[\]{}\"`,]|\Z)")

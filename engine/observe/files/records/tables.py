@@ -33,11 +33,12 @@ _MOST_CELLS = 64
 _LONGEST, _LONGEST_NAME = 2000, 80
 _COUNT_OF = re.compile(
     r"^(?:\w{1,20}:)?(?:(?:#|n|num|number of|mtp|spec(?: decode)?|total) ?\b)+"
-    r"(?=accepted|draft(?:ed|s| tok| gen| acc)|pred|proposed|rejected|generated)|^total (?=draft)"
+    r"(?=accept|draft(?:ed|s| tok| gen| acc)|pred|proposed|rejected|generated)|^total (?=draft)"
     r"| (?:total|count)$"
 )
 """What a name has before what it counts."""
 _KEY = re.compile(rb'"([A-Za-z][\w.:]{2,60})"\s*:\s*\d')
+_OF_RATE = re.compile(r"(?i)acc.*(?:rate|ratio|len)")
 _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z][a-z])")
 _COUNTED = (
     ("rounds", "num_spec_steps"),
@@ -72,10 +73,6 @@ _FEWEST, _LONGEST_SAID, _MOST_COUNTS = 20, 300, 12
 line."""
 _SHARES = re.compile(r"(?<![\d.])(\d{1,3}\.\d{1,3})(?![\d.])")
 _PAIR = re.compile(r"(\d{1,20}) ?/ ?(\d{1,20})(?: ?\([^)]{0,40}\))?$")
-_WITH_RATE = re.compile(
-    r"(\d{1,20}) ?(?:acc\w{0,8})? ?/ {0,9}(\d{1,20}) ?(?:gen\w{0,8}|draft\w{0,9}|prop\w{0,9})?\)?$"
-)
-"""Two counts after the rate that they make."""
 _DRAFTS = re.compile(r"drafts \d{1,20}/(\d{1,20}), tokens (\d{1,20})/(\d{1,20})")
 """Drafts, tokens accepted and drafted, as ik_llama.cpp shows them in one cell."""
 _OF_ALL = re.compile(r" ?\((?:avg|average|mean)\)$| (?:mean ?)?[/±] ?std(?:dev)?$")
@@ -91,7 +88,7 @@ _WORDED = re.compile(
 )
 """Counts that are named."""
 _SAID_RATE = re.compile(
-    r"(?i)\baccept(?:ance|ed)?(?: rate| ratio)?(?: is| was| of| at)?[ \t:=~≈(]{0,4}"
+    r"(?i)(?<![a-z])accept(?:ance|ed)?(?:[ _]rate|[ _]ratio)?(?: is| was| of| at)?[ \t:=~≈(]{0,4}"
     r"(\d{1,3}(?:\.\d{1,6})? ?%|0\.\d{1,6}|1\.0{1,6})(?![\d.–-])"
 )
 _OF_TWO = re.compile(r"\d ?/ ?\d")
@@ -118,7 +115,8 @@ _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:[,'’ \xa0\u2009\u202f]\d{3})+(?
 
 def counted_shape(data: bytes) -> RecordShape | None:
     """The records of a JSON text, or its beginning, whose objects have counts of accepted and of
-    drafted or rejected tokens, or of drafts, under names that say so; None if there are none."""
+    drafted or rejected tokens, or of drafts, or else a rate or a mean length, under names that say
+    so; None if there are none."""
     keys = dict.fromkeys(one.decode() for one in _KEY.findall(data))
     kinds = dict(zip(keys, map(_kind, _names(list(keys))), strict=True))
     accepted = [key for key, kind in kinds.items() if kind == "accepted"]
@@ -126,7 +124,9 @@ def counted_shape(data: bytes) -> RecordShape | None:
         *(key for key, kind in kinds.items() if kind in ("drafted", "rejected")),
         *(key for key in keys if key.endswith("drafts")),
     ]
-    signs = tuple(product(accepted, others))
+    signs = tuple(product(accepted, others)) or tuple(
+        (key,) for key, kind in kinds.items() if kind in ("rate", "mean") and _OF_RATE.search(key)
+    )
     own = LLAMA_SERVER.without
     shape = RecordShape("counts", "counts", signs, _read_counted, own, request_of=_counted_of)
     return shape if shape.may_be_in(data) else None
@@ -194,30 +194,40 @@ def _only_grow(rows: list[tuple[int, list[str]]]) -> bool:
 
 
 def _said(text: str) -> Iterator[RecordedRequest]:
-    """The lines in which two counts, and no others, make the rate of acceptance next to them."""
+    """The lines that say two counts: those that make the rate of acceptance next to them, or, in
+    lines without one, those that words name."""
     for number, line in enumerate(text.splitlines(), 1):
         if len(line) > _LONGEST_SAID or "accept" not in line.lower():
             continue
-        plain = _THOUSANDS.sub(lambda one: re.sub(r"\D", "", one[0]), line)
-        counts = {int(one) for one in _COUNT.findall(plain)}
-        pairs = {
-            (accepted, drafted)
-            for share, percent in _SHARE.findall(line)
-            for accepted, drafted in permutations(counts if len(counts) <= _MOST_COUNTS else (), 2)
-            if drafted >= _FEWEST
-            and abs(accepted / drafted * (scale := 100 if percent else 1) - float(share))
-            <= 0.5001 * 10.0 ** -len(share.partition(".")[2])
-            and accepted <= drafted
-            and (scale > 1 or float(share) <= 1)
-        }
+        pairs = _making_rates(line)
         if not pairs and not _SAID_RATE.search(line):
-            named = [found.groups("") for found in _WORDED.finditer(plain)]
+            named = [found.groups("") for found in _WORDED.finditer(_without_signs(line))]
             both = [(a + b + c, d + e + f) for a, d, e, b, c, f in named]
             pairs = {(int(n), int(of)) for n, of in both if len(both) == 1 and int(n) <= int(of)}
         if len(pairs) == 1:  # so it is sure what they are
             found = RecordedRequest("", f"line {number}", stop="end")
             found.num_accepted_draft_tokens, found.num_draft_tokens = pairs.pop()
             yield found
+
+
+def _making_rates(line: str) -> set[tuple[int, int]]:
+    """The counts of accepted and of drafted tokens that make a rate next to them."""
+    counts = {int(one) for one in _COUNT.findall(_without_signs(line))}
+    return {
+        (accepted, drafted)
+        for share, percent in _SHARE.findall(line)
+        for accepted, drafted in permutations(counts if len(counts) <= _MOST_COUNTS else (), 2)
+        if drafted >= _FEWEST
+        and abs(accepted / drafted * (scale := 100 if percent else 1) - float(share))
+        <= 0.5001 * 10.0 ** -len(share.partition(".")[2])
+        and accepted <= drafted
+        and (scale > 1 or float(share) <= 1)
+    }
+
+
+def _without_signs(text: str) -> str:
+    """A text whose numbers have no signs between thousands."""
+    return _THOUSANDS.sub(lambda found: re.sub(r"\D", "", found[0]), text)
 
 
 def _said_rates(text: str) -> Iterator[RecordedRequest]:
@@ -276,7 +286,7 @@ def _plain_number(cell: str, has_comma: bool) -> str:
     if not cell.lstrip("~≈")[:1].isdigit():
         return cell
     cell = cell.translate(_OTHER_WAY) if has_comma or _DECIMAL_COMMA.fullmatch(cell) else cell
-    return _THOUSANDS.sub(lambda found: re.sub(r"\D", "", found[0]), cell)
+    return _without_signs(cell)
 
 
 def _tables(text: str) -> Iterator[list[tuple[int, list[str]]]]:
@@ -359,8 +369,7 @@ def _row(columns: list[str], cells: list[str], number: int, side: str) -> Record
     if (one := numbers.get("accepted")) is not None and (one[2] or one[1].startswith("0.")):
         numbers.setdefault("rate", one)
     pair, drafts = _PAIR.match(values.get("accepted", "")), _DRAFTS.search(" ".join(cells))
-    if pair is None and "accepted" not in values:
-        pair = _WITH_RATE.search(values.get("rate", ""))
+    made = _making_rates(values.get("rate", "")) if "accepted" not in values else ()
     try:
         for kind, field in _COUNTED:
             if kind in numbers and numbers[kind][1].isdigit() and not numbers[kind][2]:
@@ -369,13 +378,11 @@ def _row(columns: list[str], cells: list[str], number: int, side: str) -> Record
             found.num_accepted_draft_tokens, found.num_draft_tokens = (
                 whole(one, COUNT) for one in pair.groups()
             )
-        elif "rejected" in numbers and found.num_draft_tokens is None:
-            rejected = whole(numbers["rejected"][1], COUNT)
-            if (n := found.num_accepted_draft_tokens) is not None:
-                found.num_draft_tokens, found.derived = (
-                    n + rejected,
-                    ("num_draft_tokens", "draft_n"),
-                )
+        elif len(made) == 1:
+            ((found.num_accepted_draft_tokens, found.num_draft_tokens),) = made
+        elif "rejected" in numbers and "accepted" in numbers and "drafted" not in numbers:
+            parts = [whole(numbers[name][1], COUNT) for name in ("accepted", "rejected")]
+            found.num_draft_tokens, found.derived = sum(parts), ("num_draft_tokens", "draft_n")
         elif drafts is not None:
             found.num_spec_steps, found.num_accepted_draft_tokens, found.num_draft_tokens = (
                 whole(one, COUNT) for one in drafts.groups()

@@ -213,3 +213,17 @@ def test_lines_keep_their_numbers() -> None:
     assert [one for one in found if one] == LLAMA.splitlines()
     assert len(found) == len(wrapped)
     assert all(one.startswith(other) for one, other in zip(found, wrapped, strict=True) if one)
+
+
+def test_a_task_with_other_sums_is_another_request(tmp_path: Path) -> None:
+    line = "{}slot print_timing: id  0 | task 0 | draft acceptance = {} "
+    line += "({:5} accepted /   100 generated)"
+    for stamp in ("", "0.06.896.015 I "):
+        text = "\n".join(line.format(stamp, f"0.{n}000", n) for n in (70, 50, 50))
+        path = tmp_path / "two.log"
+        path.write_text(f"before and after:\n{text}\n")
+        store = TraceStore()
+        (run,) = import_file(store, path)
+        told = [one.told for one in store.runs[run].requests or ()]
+        # a line that comes twice is the same one
+        assert [one["draft_n_accepted"] for one in told] == [70, 50]

@@ -640,6 +640,20 @@ def test_a_rate_without_counts_is_a_rate_and_no_more(
     assert told.get("draft_n") is told["num_accepted_draft_tokens"] is told["predicted_n"] is None
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "- name: d1\n  acceptance_rate: 0.81\n- name: d2\n  acceptance_rate: 0.71\n",
+        '[{"config": "n2", "accept_rate": 0.81, "tok_s": 44.0}, {"accept_rate": 0.71}]',
+        '{"spec_accept_rate": 0.81}\n{"spec_accept_rate": 0.71}\n',
+    ],
+    ids=["YAML", "JSON", "lines"],
+)
+def test_rates_alone_are_known_by_their_names(tmp_path: Path, text: str) -> None:
+    requests = imported(tmp_path, text).runs[0]["requests"]
+    assert [one["told"]["draft_acceptance_rate"] for one in requests] == [0.81, 0.71]
+
+
 def test_columns_that_are_statistics_are_no_requests(tmp_path: Path) -> None:
     text = "| Metric | avg | min | p99 | std |\n|-|-|-|-|-|\n| Draft Acceptance Rate (%) | 60.00 "
     text += (
