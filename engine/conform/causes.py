@@ -199,9 +199,9 @@ class Situation:
         """Rows that may be taken in place of a sequence's first n, with a cause and words."""
         first, own = self.first, ""
         ways = mistakes.other_rows(first, n)
-        for s, at in self.places.items() if self.begin == first else ():
+        for s, begin in self.places.items() if self.begin == first else ():
             if s != self.sequence:
-                ways.append((f"the rows of sequence {s}", list(range(at, at + n))))
+                ways.append((f"the rows of sequence {s}", list(range(begin, begin + n))))
         for words, at in ways:
             # of the sequence before, of the first, or of one that is named
             others = at[0] < first or "sequence" in words

@@ -286,6 +286,8 @@ def heads_of(shape: Shape) -> list[tuple[str, torch.Tensor]]:
         ("the head before", heads.roll(1)),
         ("the last head first", heads.flip(0)),
         ("head 0", 0 * heads),
+        ("the group before", heads.roll(shape.n_heads // shape.n_groups)),
+        ("the group after", heads.roll(-shape.n_heads // shape.n_groups)),
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 
@@ -162,7 +163,7 @@ class _Delta(Paged):
         self.accept(rows.sequences, [1] * len(rows.sequences))
         return o
 
-    def gates(self, rows: Rows) -> dict[str, torch.Tensor | bool]:
+    def gates(self, rows: Rows) -> dict[str, Any]:
         """The decay and beta of rows, as the kernel takes them."""
         return {"g": rows.g.unsqueeze(0), "beta": rows.beta.unsqueeze(0)}
 
@@ -224,7 +225,7 @@ class _K3Gates(_Delta):
 
     call = _K3_KDA, "fused_recurrent_kda_fwd"
 
-    def gates(self, rows: Rows) -> dict[str, torch.Tensor | bool]:
+    def gates(self, rows: Rows) -> dict[str, Any]:
         given = {"g": rows.a.unsqueeze(0), "beta": rows.b.unsqueeze(0)}
         weights = {"A_log": rows.A_log, "dt_bias": rows.dt_bias, "lower_bound": rows.bound}
         return {**given, **weights, "use_gate_in_kernel": True, "use_beta_sigmoid_in_kernel": True}
