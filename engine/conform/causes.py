@@ -20,14 +20,7 @@ from engine.conform.reference import ROW_INPUTS, VARIANTS, Reference, Row, Way, 
 from engine.conform.shares import Kept, Quantities, channels, shares
 from engine.conform.subject import Kernel
 
-
-def _plain(row: Row) -> Row:
-    """A row whose z gates no outputs."""
-    return {"before_z" if x == "z" else x: value for x, value in row.items()}
-
-
-_NEAR = ("the row before", "the row after", "the row two before", "the row two after")
-_MOST_COMMITS, _MOST_ROWS, _MOST_MAPPED = 12, 8, 3
+_MOST_COMMITS, _MOST_ROWS = 12, 8
 
 
 class Situation:
@@ -59,7 +52,7 @@ class Situation:
         self.batch, self.first, self.begin = batch or self.tokens, first, first
         if "z" in self.shape.extras:  # outputs are named as they are before it
             both = self.tokens, self.batch
-            self.tokens, self.batch = ([_plain(row) for row in rows] for rows in both)
+            self.tokens, self.batch = ([mistakes.before_z(row) for row in rows] for rows in both)
         self.places = places
         self.start, self.own = reference.state(sequence), len(self.tokens)
         # of a chunk: the right states before those before it, and the rows of the last of them
@@ -205,24 +198,10 @@ class Situation:
     def _mappings(self, n: int) -> Iterator[tuple[str, str, list[Row]]]:
         """Rows that may be taken in place of a sequence's first n, with a cause and words."""
         first, own = self.first, ""
-        ways = [
-            ("the first row", [first] * n),
-            ("the last row", [first + n - 1] * n),
-            *((f"row {j}", [first + j] * n) for j in range(1, n - 1)),
-            *(
-                (words, [first + min(max(i + d, 0), n - 1) for i in range(n)])
-                for words, d in zip(_NEAR, (-1, 1, -2, 2), strict=True)
-            ),
-            ("the row before in the pass", list(range(first - 1, first - 1 + n))),
-            ("the row after in the pass", list(range(first + 1, first + 1 + n))),
-            ("the rows in reverse order", list(range(first + n - 1, first - 1, -1))),
-            ("the pass's first rows", list(range(n))),
-        ]
-        for s, at in self.places.items() if self.begin == first else ():
+        ways = mistakes.other_rows(first, n)
+        for s, begin in self.places.items() if self.begin == first else ():
             if s != self.sequence:
-                ways.append((f"the rows of sequence {s}", list(range(at, at + n))))
-        mapped = product(range(n), repeat=n) if 1 < n <= _MOST_MAPPED else ()
-        ways += [(f"rows {', '.join(map(str, at))}", [first + i for i in at]) for at in mapped]
+                ways.append((f"the rows of sequence {s}", list(range(begin, begin + n))))
         for words, at in ways:
             # of the sequence before, of the first, or of one that is named
             others = at[0] < first or "sequence" in words

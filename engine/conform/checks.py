@@ -228,10 +228,10 @@ class Player:
                 of_each = [situation.unnamed(cause, words) for situation in situations.values()]
                 cause, words = max(of_each)  # wrong-wrap, where a log was about to wrap
             faults.append(fault(cause, words, one.sequences[0], -1, math.inf))
-        tracked = getattr(subject, "tracked", None) if one.drafts else None
+        tracked = getattr(subject, "tracked", lambda _: None)
         kept_of = zip(one.sequences, one.accepted, strict=True)
         states = [(s, count, subject.state(s), "") for s, count in kept_of]
-        for s in one.sequences if tracked else ():
+        for s in one.sequences if one.drafts else ():
             count, held = tracked(s) or (1, None)
             states.append((s, count, held, f"in what is kept after row {count}, elsewhere"))
         for sequence, count, held, elsewhere in states:

@@ -13,7 +13,8 @@ from engine.conform.cases import Shape
 from engine.conform.fits import axes
 from engine.conform.reference import HEAD_WEIGHTS, ROW_INPUTS, Row, Way, step, terms
 
-_MOST_ROWS, _MOST_HEADS = 8, 16
+_MOST_ROWS, _MOST_HEADS, _MOST_MAPPED = 8, 16, 3
+_NEAR = ("the row before", "the row after", "the row two before", "the row two after")
 _BESIDE = ("q", "k", "v"), ("x", "B", "C"), ("a", "b")  # as engines split a projection
 
 
@@ -285,6 +286,8 @@ def heads_of(shape: Shape) -> list[tuple[str, torch.Tensor]]:
         ("the head before", heads.roll(1)),
         ("the last head first", heads.flip(0)),
         ("head 0", 0 * heads),
+        ("the group before", heads.roll(shape.n_heads // shape.n_groups)),
+        ("the group after", heads.roll(-shape.n_heads // shape.n_groups)),
     ]
 
 
@@ -325,6 +328,28 @@ def of_other_heads(shape: Shape, rows: Sequence[Row]) -> Iterator[tuple[str, str
                 anew = not {gate, *weights}.isdisjoint(keys)
                 others.append((terms(shape, inputs | other) if anew else row) | other)
             yield "head-mapping", f"{what} of {words}", others
+
+
+def before_z(row: Row) -> Row:
+    """A row whose z gates no outputs."""
+    return {"before_z" if x == "z" else x: value for x, value in row.items()}
+
+
+def other_rows(first: int, n: int) -> list[tuple[str, list[int]]]:
+    """Rows of a pass that may be taken in place of the n of a sequence, which begin at `first`."""
+    near = zip(_NEAR, (-1, 1, -2, 2), strict=True)
+    mapped = product(range(n), repeat=n) if 1 < n <= _MOST_MAPPED else ()
+    return [
+        ("the first row", [first] * n),
+        ("the last row", [first + n - 1] * n),
+        *((f"row {j}", [first + j] * n) for j in range(1, n - 1)),
+        *((x, [first + min(max(i + d, 0), n - 1) for i in range(n)]) for x, d in near),
+        ("the row before in the pass", list(range(first - 1, first - 1 + n))),
+        ("the row after in the pass", list(range(first + 1, first + 1 + n))),
+        ("the rows in reverse order", list(range(first + n - 1, first - 1, -1))),
+        ("the pass's first rows", list(range(n))),
+        *((f"rows {', '.join(map(str, at))}", [first + i for i in at]) for at in mapped),
+    ]
 
 
 def of_z(

@@ -117,9 +117,9 @@ class Snapshots:
         both = [on_device(x) for x in (self.pools, self.buffers)]
         steps = self.memory.whole(counts) - 1
         scatter.fused_mamba_state_scatter_with_mask(*both, slots, steps, slots)
-        places, steps = self.tracks.of(sequences, counts, self.pool)
-        if places is not None:
-            scatter.fused_mamba_state_scatter_with_mask(*both, places, steps, slots)
+        tracked = self.tracks.of(sequences, counts, self.pool)
+        if self.tracks.slots:
+            scatter.fused_mamba_state_scatter_with_mask(*both, *tracked, slots)
         self.layers.check(self.pools, 2)
 
     def state(self, sequence: int) -> torch.Tensor:

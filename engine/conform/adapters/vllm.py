@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 
@@ -20,7 +21,6 @@ _UTILS = "vllm.v1.attention.backends.utils"
 _BUILDER = "vllm.v1.attention.backends.gdn_attn"
 _GDN = "vllm.model_executor.layers.mamba.gdn"
 _WINDOW = 3  # inputs that a convolution's window keeps
-_CACHE = "vllm.v1.kv_cache_interface"
 _K3_KDA = f"{_K3}.third_party.kda.fused_recurrent"
 
 
@@ -117,9 +117,11 @@ class _Delta(Paged):
             cache_config=new(mamba_cache_mode="align" if self.aligned else "none"),
             use_v2_model_runner=False,
         )
-        spec = package.module(_CACHE).MambaSpec()
-        spec.block_size, spec.num_speculative_blocks = self.size, shape.n_tokens - 1
-        spec.prefill_checkpoint_alignment = None
+        spec = new(
+            prefill_checkpoint_alignment=None,
+            block_size=self.size,
+            num_speculative_blocks=shape.n_tokens - 1,
+        )
         builder = package.module(_BUILDER).GDNAttentionMetadataBuilder
         self.builder = builder(spec, [], config, self.table.device)
 
@@ -161,7 +163,7 @@ class _Delta(Paged):
         self.accept(rows.sequences, [1] * len(rows.sequences))
         return o
 
-    def gates(self, rows: Rows) -> dict[str, torch.Tensor | bool]:
+    def gates(self, rows: Rows) -> dict[str, Any]:
         """The decay and beta of rows, as the kernel takes them."""
         return {"g": rows.g.unsqueeze(0), "beta": rows.beta.unsqueeze(0)}
 
@@ -223,7 +225,7 @@ class _K3Gates(_Delta):
 
     call = _K3_KDA, "fused_recurrent_kda_fwd"
 
-    def gates(self, rows: Rows) -> dict[str, torch.Tensor | bool]:
+    def gates(self, rows: Rows) -> dict[str, Any]:
         given = {"g": rows.a.unsqueeze(0), "beta": rows.b.unsqueeze(0)}
         weights = {"A_log": rows.A_log, "dt_bias": rows.dt_bias, "lower_bound": rows.bound}
         return {**given, **weights, "use_gate_in_kernel": True, "use_beta_sigmoid_in_kernel": True}
@@ -457,7 +459,7 @@ ENGINE = Engine(
         ),
         f"{_BUILDER}.compute_causal_conv1d_metadata": lambda *_, **__: (None, None, None),
         "vllm.v1.attention.backend.AttentionMetadataBuilder": _Builder,
-        f"{_CACHE}.MambaSpec": SimpleNamespace,
+        "vllm.v1.kv_cache_interface.MambaSpec": SimpleNamespace,
         f"{_GDN}.qwen_gdn_linear_attn._resolve_gdn_prefill_backend": lambda _: (None, "flashinfer"),
         "vllm.platforms.current_platform": NoPlatform(),
         "vllm.utils.torch_utils.async_tensor_h2d": torch.Tensor.to,

@@ -14,7 +14,10 @@ from vllm.v1.attention.backends.utils import mamba_get_block_table_tensor
 
 class GDNAttentionMetadataBuilder(AttentionMetadataBuilder[int]):
     def build(self, prefix, batch, accepted, drafts):
-        blocks = mamba_get_block_table_tensor(batch.block_table_tensor, batch.seq_lens)
+        blocks = mamba_get_block_table_tensor(
+            batch.block_table_tensor, batch.seq_lens, self.kv_cache_spec,
+            self.vllm_config.cache_config.mamba_cache_mode,
+        )
         masks = RULE
         some, others = bool(masks.any()), bool((~masks).any())
         lengths = batch.query_start_loc.diff()
@@ -28,6 +31,15 @@ class GDNAttentionMetadataBuilder(AttentionMetadataBuilder[int]):
             spec_query_start_loc=pad(lengths[masks].cumsum(0), (1, 0)),
             non_spec_query_start_loc=pad(lengths[~masks].cumsum(0), (1, 0)),
         )
+"""
+UTILS = """
+import torch
+
+def mamba_get_block_table_tensor(table, seq_lens, spec, mode):
+    if mode == "none":
+        return table
+    first = (FIRST) // spec.block_size
+    return table.gather(1, (first[:, None] + torch.arange(1 + spec.num_speculative_blocks)).long())
 """
 KERNEL = """
 import torch
@@ -58,6 +70,8 @@ def fused_recurrent_gated_delta_rule_fwd(
     ("rule", "check", "causes"),
     [
         ("drafts >= 0", "no-drafts,lengths", []),
+        ("drafts >= 0", "depths", []),  # of aligned blocks
+        ("drafts >= 0; FIRST_IS_LATE", "depths", ["stale-column"]),
         ("drafts > 0", "no-drafts", ["stale-column"]),
         ("drafts >= 0; accepted = accepted.sort().values", "lengths", ["stale-column"]),
         (
@@ -68,11 +82,14 @@ def fused_recurrent_gated_delta_rule_fwd(
     ],
 )
 def test_the_next_column_is_that_of_the_packages_rule(tmp_path, rule, check, causes):
+    rule, late, _ = rule.partition("; FIRST_IS_LATE")
+    first = "seq_lens" if late else "seq_lens - 1"
     for place, text in (
         ("v1/attention/backends/gdn_attn.py", BUILDER.replace("RULE", rule)),
+        ("v1/attention/backends/utils.py", UTILS.replace("FIRST", first)),
         ("third_party/flash_linear_attention/ops/fused_recurrent.py", KERNEL),
     ):
-        (tmp_path / "vllm" / place).parent.mkdir(parents=True)
+        (tmp_path / "vllm" / place).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "vllm" / place).write_text(text)
     (tmp_path / "vllm" / "__init__.py").write_text('__version__ = "0.33.0"\n')
     name, place, _ = runner.open_target(str(tmp_path))
