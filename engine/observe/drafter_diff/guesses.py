@@ -91,7 +91,7 @@ class Guess:
         made = replace(self, about=about, text=text, deviation=deviation, steps=steps)
         return replace(made, changes=changes, during=during)
 
-    def besides(self, other: Guess, right: Guess) -> Guess | None:
+    def together(self, other: Guess, right: Guess) -> Guess | None:
         """Both mistakes at once, None where they change one thing. right: a draft without one."""
         parts: dict[str, Any] = {}
         for name in ("deviation", "text", "model", "change", "left", "changes", "during", "steps"):
@@ -102,7 +102,7 @@ class Guess:
                 return None
             parts[name] = changed[0] if changed else own
         stage = min(self.stage, other.stage, key=STAGES.index)
-        about = f"{self.about} Besides: {other.about[0].lower()}{other.about[1:]}"
+        about = f"{self.about} In addition: {other.about[0].lower()}{other.about[1:]}"
         return Guess(stage, about, **parts)
 
     @property
@@ -321,7 +321,7 @@ class Trials:
         window: _Drafts,
         scopes: Sequence[Scope],
     ) -> tuple[Guess | None, dict[int, float]]:
-        """A guess that gives a part of the drafts, with the one besides it that gives most of the
+        """A guess that gives a part of the drafts, with the one next to it that gives most of the
         rest, None where none does. most: what the first leaves."""
         rows, best, left = dict[int, Sequence[Candidates]](), None, dict[int, float]()
         right = Guess("", "", CLEAN, self._text, self._model)
@@ -344,7 +344,7 @@ class Trials:
             ways = [("", None, None), *scopes, *steps] if of_choice else [("", None, None)]
             for scope in ways if guess.deviation is CLEAN or not of_choice else ():
                 one = guess.within(scope, self._text) if scope[0] else guess
-                both = one and half.besides(one, right)
+                both = one and half.together(one, right)
                 if both is None:
                     continue
                 if of_choice:

@@ -65,13 +65,13 @@ class Mistakes:
         yield from self._of_candidates()
         yield from self._chosen_alone()
         yield from self._of_rows()
+        yield from self._of_sequences()
         yield from self._of_some_rows()
         yield from self._of_blocks(wrong)
         yield from self._of_state(wrong)
         yield from self._of_rejected(window)
         yield from self._of_module()
         yield from self._of_steps()
-        yield from self._of_sequences()
 
     def _of_state(self, wrong: _Drafts) -> Iterator[Guess]:
         rows, taps = self._target.rows, self._target.taps if len(self._target.taps) > 1 else ()

@@ -423,7 +423,9 @@ def _dropped(a: DraftSide, b: DraftSide, end: int) -> Iterator[Cause]:
     stop = min(n_common(a, b), end)
     for side, other in ((a, b), (b, a)):
         none = [d for d in other.drafts if d.pos0 < stop and d.pos0 in {*side.plain}]
-        if side.looks_up or len(none) < FEW:
+        # of equal lengths, and without ids, they may be those that a record assumes of all rounds
+        is_shown = len({d.n_drafted for d in other.drafts}) > 1 or any(d.tokens for d in none)
+        if side.looks_up or len(none) < FEW or not is_shown:
             continue
         lost = max(draft.n_drafted for draft in none)
         about = f"{side.name} drafts nothing where {other.name} does"

@@ -90,10 +90,10 @@ def test_two_mistakes_are_made_at_once_where_they_change_two_things() -> None:
     right, text, _ = _guess()
     rows = replace(right, about="Rows are zeros.", text=replace(text, table=torch.zeros(8, 1)))
     choice = replace(right, stage="candidates", about="Rank 2.", change=lambda row, _: row)
-    both = rows.besides(choice, right)
+    both = rows.together(choice, right)
     assert both is not None and both.text is rows.text and both.change is choice.change
-    assert (both.stage, both.about) == ("block", "Rows are zeros. Besides: rank 2.")
-    assert rows.besides(replace(rows, text=replace(text, starts=[3])), right) is None
+    assert (both.stage, both.about) == ("block", "Rows are zeros. In addition: rank 2.")
+    assert rows.together(replace(rows, text=replace(text, starts=[3])), right) is None
 
 
 class _Wrong(Trials):
@@ -125,7 +125,7 @@ def test_what_one_mistake_leaves_is_given_by_another(monkeypatch: pytest.MonkeyP
     guesses = [(rows, 0.34, False), (choice, 0.34, False)]
     best, left = trials.best(guesses, text.drafts, text.drafts, text.drafts, [])
     assert best is not None and not sum(left.values())
-    assert best.about == "Rows are zeros. Besides: rank 2, only in drafted token 1."
+    assert best.about == "Rows are zeros. In addition: rank 2, only in drafted token 1."
 
 
 _ROUNDS = [(2, 0), (3, 2), (6, 1)]
