@@ -249,10 +249,11 @@ class FocusFrame(QWidget):
 
 
 def frame_focus(before: QWidget | None, now: QWidget | None, theme: Theme) -> None:
-    """Move the frame from what had the keys to what has them, where that is an area."""
-    if before is not None:
-        only = Qt.FindChildOption.FindDirectChildrenOnly
-        for frame in before.findChildren(FocusFrame, options=only):
+    """Move the frame from what had the keys to what has them, where that is an area. An area has
+    one frame, however many windows call this."""
+    only = Qt.FindChildOption.FindDirectChildrenOnly
+    for area in (before, now):
+        for frame in [] if area is None else area.findChildren(FocusFrame, options=only):
             frame.hide()
             frame.deleteLater()
     if isinstance(now, QAbstractScrollArea) and now.window().windowType() != Qt.WindowType.Popup:

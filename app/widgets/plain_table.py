@@ -137,9 +137,13 @@ def table_text(table: QTableView) -> str:
     chosen = sorted(index.row() for index in table.selectionModel().selectedRows())
     rows = chosen if len(chosen) > 1 else range(model.rowCount())
     columns = range(model.columnCount())
-    lines = [[model.headerData(column, Qt.Orientation.Horizontal) for column in columns]]
-    lines += [[model.index(row, column).data() for column in columns] for row in rows]
-    return "".join("\t".join(map(_in_a_line, line)) + "\n" for line in lines)
+    across, down = Qt.Orientation.Horizontal, Qt.Orientation.Vertical
+    lines = [[None, *(model.headerData(column, across) for column in columns)]]
+    for row in rows:
+        cells = (model.index(row, column).data() for column in columns)
+        lines.append([model.headerData(row, down), *cells])
+    left = int(table.verticalHeader().isHidden())
+    return "".join("\t".join(map(_in_a_line, line[left:])) + "\n" for line in lines)
 
 
 def _in_a_line(cell: object) -> str:

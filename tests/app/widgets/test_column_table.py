@@ -68,6 +68,13 @@ class Figures(Table):
         texts = {"kind": "two\nlines", "n": 0 if row else None}
         return texts[name] if role == _ROLE.DisplayRole else None
 
+    def headerData(
+        self, section: int, orientation: Qt.Orientation, role: int = _ROLE.DisplayRole
+    ) -> Any:
+        if orientation is Qt.Orientation.Vertical:
+            return f"row {section}"
+        return super().headerData(section, orientation, role)
+
 
 def test_a_table_is_copied_with_its_titles_or_the_rows_selected(qtbot: QtBot) -> None:
     view = plain_table(Figures(), "Figures")
@@ -75,6 +82,9 @@ def test_a_table_is_copied_with_its_titles_or_the_rows_selected(qtbot: QtBot) ->
     view.selectRow(2)
     whole = "what\tnumber\ntwo lines\t\ntwo lines\t0\ntwo lines\t0\n"
     assert table_text(view) == whole, "one row is merely the one in use"
+    view.verticalHeader().show()
+    assert table_text(view).splitlines()[0::3] == ["\twhat\tnumber", "row 2\ttwo lines\t0"]
+    view.verticalHeader().hide()
     view.setSelectionMode(view.SelectionMode.ExtendedSelection)
     view.selectAll()
     view.selectionModel().select(

@@ -4,15 +4,7 @@ from __future__ import annotations
 
 import pytest
 from PySide6.QtCore import QPoint, QRect, Qt
-from PySide6.QtWidgets import (
-    QApplication,
-    QComboBox,
-    QPushButton,
-    QScrollArea,
-    QSpinBox,
-    QTabWidget,
-    QWidget,
-)
+from PySide6.QtWidgets import QApplication, QComboBox, QPushButton, QScrollArea, QSpinBox, QWidget
 from pytestqt.qtbot import QtBot
 
 from app.actions import PANELS
@@ -104,19 +96,20 @@ def test_the_keys_go_on_from_what_was_hidden(window: MainWindow, qtbot: QtBot) -
 
 
 def test_an_area_that_has_the_keys_is_framed(window: MainWindow, qtbot: QtBot) -> None:
+    def frames() -> list[FocusFrame]:
+        return [frame for frame in window.findChildren(FocusFrame) if frame.isVisible()]
+
     def framed() -> list[QWidget | None]:
-        frames = window.findChildren(FocusFrame)
-        return [frame.parentWidget() for frame in frames if frame.isVisible()]
+        return [frame.parentWidget() for frame in frames()]
 
     window.activateWindow()
     prompt = window.run_panel.prompt
     prompt.setFocus()
     qtbot.waitUntil(lambda: framed() == [prompt])
-    assert window.findChildren(FocusFrame)[0].mask().contains(QPoint(0, 0))
+    assert frames()[0].mask().contains(QPoint(0, 0))
     prompt.resize(prompt.width(), prompt.height() + 7)
-    assert window.findChildren(FocusFrame)[0].size() == prompt.size()
-    tabs = QTabWidget(window)
-    tabs.setFocus()
+    assert frames()[0].size() == prompt.size()
+    window.setFocus()
     qtbot.waitUntil(lambda: framed() == [])
 
 
