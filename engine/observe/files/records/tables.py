@@ -124,7 +124,8 @@ def counted_shape(data: bytes) -> RecordShape | None:
         *(key for key, kind in kinds.items() if kind in ("drafted", "rejected")),
         *(key for key in keys if key.endswith("drafts")),
     ]
-    signs = tuple(product(accepted, others)) or tuple(
+    signs: tuple[tuple[str, ...], ...] = tuple(product(accepted, others))
+    signs = signs or tuple(
         (key,) for key, kind in kinds.items() if kind in ("rate", "mean") and _OF_RATE.search(key)
     )
     own = LLAMA_SERVER.without
