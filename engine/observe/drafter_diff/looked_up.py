@@ -60,7 +60,7 @@ _LENGTHS: dict[str, Callable[[list[int]], list[int]]] = {
         for n in (1, 2, 3, 4)
     },
     "its drafts lack their last token": lambda tokens: tokens[:-1],
-    "its drafts are half as long": lambda tokens: tokens[: len(tokens) // 2],
+    "its drafts are half as long": lambda tokens: tokens[: max(1, len(tokens) // 2)],
     "its drafts lack their first token": lambda tokens: tokens[1:],
 }
 """What it learns, of accepted tokens and of how many were drafted, and what is left of its drafts,
@@ -75,6 +75,11 @@ def _behind(start: int, history: History, ngram: Sequence[int], low: int, high: 
     return history.find_last(ngram, max(low, start), high)
 
 
+def _within(size: int, history: History, ngram: Sequence[int], low: int, high: int) -> int:
+    return history.find_last(ngram, max(low, len(history) - size), high)
+
+
+_FARTHEST = 160
 _MOST, _SHARE, _EXPLAINS = 256, 0.05, 0.34
 _MOST_LATE, _MANY_RIGHT = 48, 5
 """Tokens before the first wrong draft that a look-up may have stopped at; right drafts that show
@@ -151,22 +156,28 @@ class LookedUp:
         yield from ((CANDIDATES, about, right, None, own) for about, own in self._other_numbers())
         yield from ((*one, None, ()) for one in cut)
         yield from skipped
-        scopes = [*self._whens(made, wrong)]
-        for (stage, about, one), (words, rounds) in product((*shown, *cut), (*scopes, *ends[-2:])):
-            yield stage, about + words, replace(one, rounds=rounds), None, ()
-        yield from self._skipping(scopes)
+        for some, spans in ((shown, False), (cut, True)):
+            scopes = [*self._whens(made, wrong, spans=spans), *ends[-2:]]
+            for (stage, about, one), (words, rounds) in product(some, scopes):
+                yield stage, about + words, replace(one, rounds=rounds), None, ()
+        yield from self._skipping([*self._whens(made, wrong, spans=False)])
 
-    def _whens(self, made: Sequence[_Made], wrong: Sequence[_Made]) -> Iterator[_Rounds]:
-        """In which rounds alone, by outcomes of drafts: in words, and positions that they begin at,
-        up to the next draft. What is learned at the end of a round belongs to the one after it."""
+    def _whens(
+        self, made: Sequence[_Made], wrong: Sequence[_Made], *, spans: bool
+    ) -> Iterator[_Rounds]:
+        """In which rounds alone, by outcomes of drafts: in words, and positions that they begin at.
+        What is learned at the end of a round belongs to the one after it. spans: all rounds up to
+        the next draft, not the first alone."""
         rounds = [one for one, _ in made]
         drafted = [i for i, one in enumerate(rounds) if one.n_drafted]
         places = [rounds.index(one) for one, _ in wrong]
         shown = {bisect_left(drafted, place) for place in places}
         if drafted and (shown := shown & {*range(len(drafted))}):
             for words, after in whens([rounds[i] for i in drafted], shown):
-                spans = (rounds[drafted[k - 1] + 1 : drafted[k] + 1] for k in after if k)
-                yield words, {one.pos0 for one in chain(*spans)}
+                firsts = [drafted[k - 1] + 1 for k in after if k]
+                ends = [drafted[k] + 1 if spans else drafted[k - 1] + 2 for k in after if k]
+                parts = (rounds[i:end] for i, end in zip(firsts, ends, strict=True))
+                yield words, {one.pos0 for one in chain(*parts)}
 
     def _skipping(self, scopes: Sequence[_Rounds]) -> Iterator[_Try]:
         """Functions of a drafter's parts that keep what they are given, none of which act in some
@@ -199,6 +210,9 @@ class LookedUp:
             about = "it looks for matches in what was decoded alone, not in the prompt"
             generated = partial(_behind, self._side.n_prompt)
             yield STATE, about, ((None, "find", generated),)
+            for size in range(8, _FARTHEST, 8):
+                about = f"it looks for matches in about the newest {size} tokens alone"
+                yield STATE, about, ((None, "find", partial(_within, size)),)
         for n in range(1, N_LONGEST) if self._name == "ngram-cache" else ():
             about = f"it looks up n-grams of no more than {n} token{'s' * (n > 1)}"
             yield CANDIDATES, about, ((None, "longest", n),)
@@ -218,9 +232,11 @@ class LookedUp:
                 others = {
                     "no least number of observations": tuple((0, share) for _, share in value),
                     "no least share": tuple((least, 0) for least, _ in value),
-                    "one observation more": tuple((n + 1, share) for n, share in value),
-                    "one observation less": tuple((n - 1, share) for n, share in value),
                 }
+                for by, i in product((1, -1), range(len(value))):
+                    which = f"one observation {'more' if by > 0 else 'less'}"
+                    which += f" from length {i + 1} on" * (i > 0)
+                    others[which] = tuple((n + by * (k >= i), x) for k, (n, x) in enumerate(value))
             for what, other in others.items():
                 if other != value:
                     said = f", not {value:g}" if isinstance(value, int | float) else ""

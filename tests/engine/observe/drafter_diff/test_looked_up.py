@@ -65,15 +65,15 @@ def _side(name: str, learns: Learns, drafts: Drafts = lambda tokens, _: tokens) 
     options, text = _options(name), _text(7)
     spec = DRAFTERS[name]
     of: Any = spec.options_of(options.spec)
-    target: Any = None
-    lent = LentMemories()
+    target: Any = SimpleNamespace(config=SimpleNamespace(n_vocab=300))
+    lent, longest = LentMemories(), spec.longest(of)
     drafter = spec.make(DrafterInputs(target, None, of, 1, 2048, 512, False, None, lent))
     drafter.begin(0, text[:_N_PROMPT])
     at, last, starts, found = _N_PROMPT, (1, 1), list[int](), list[RecordedDraft]()
-    while at < len(text) - 8:
+    while at < len(text) - 10:
         starts.append(at)
-        (made,) = drafter.draft([DraftRequest(0, at, text[at], 5)])
-        tokens = drafts(made.tokens[:5], last)
+        (made,) = drafter.draft([DraftRequest(0, at, text[at], longest)])
+        tokens = drafts(made.tokens[:longest], last)
         pairs = enumerate(zip(tokens, text[at + 1 :], strict=False))
         n = next((i for i, (one, two) in pairs if one != two), len(tokens))
         if tokens:
@@ -89,7 +89,8 @@ def _side(name: str, learns: Learns, drafts: Drafts = lambda tokens, _: tokens) 
         n_prompt=_N_PROMPT,
         starts=starts,
         drafts=found,
-        session=None,
+        session=SimpleNamespace(model=target),
+        looks_up=True,
         name="B",
         n_confirmed=lambda draft: draft.n_accepted,
     )
@@ -143,6 +144,8 @@ def test_another_small_number_of_its_working_is_named(monkeypatch: pytest.Monkey
     assert cause is not None and "LOW_STREAK of 2, not 5" in cause.about, str(cause)
 
 
-@pytest.mark.parametrize("name", ["ngram-simple", "ngram-map-k", "ngram-mod", "suffix"])
+@pytest.mark.parametrize(
+    "name", ["ngram-simple", "ngram-map-k", "ngram-mod", "ngram-cache", "suffix"]
+)
 def test_right_look_ups_are_not_accused(name: str) -> None:
     assert _cause(name, _RIGHT) is None
