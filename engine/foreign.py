@@ -1,5 +1,5 @@
-"""Values from anyone: JSON, TOML and numbers. What they may hold is bounded here, so that it can be
-used as it is.
+"""Values from anyone: JSON, what programs print instead, TOML, numbers. What they may hold is
+bounded here, so that it can be used as it is.
 
 Of JSON, whole numbers of more than 40 digits, more than identifiers have, become texts; reals are
 finite; nesting ends long before Python's own limit does. Numbers have ranges by what they mean, so
@@ -232,3 +232,65 @@ def parse_toml(text: str) -> dict[str, Any]:
         line = text.count("\n", 0, found.start()) + 1
         raise ValueError(f"more than {MOST_PARTS} words joined by points (at line {line})")
     return tomllib.loads(text)
+
+
+_LITERAL = re.compile(
+    r"(?m)^(?:\w{1,60} ?[:=] ?)?[\s\[{]{0,40}\{\s{0,200}"
+    r"(?:[A-Za-z_$][\w$]{0,60}|'[^'\n]{1,60}')\s{0,3}:"
+    r"|^\s{0,40}[A-Z]\w{0,60}\([a-z_]{1,60}=['\"\[{\w]"
+)
+"""How an object begins that JavaScript or Python has printed."""
+_MEMBER = re.compile(
+    r"(?m)^[ \t]{0,40}((?:cache|draft|predicted|prompt)_\w{1,30}) {0,40}[:=] {0,9}"
+    r"(?=[\d.]{1,20}\r?$)"
+)
+"""A member of timings by itself, as PowerShell shows it, or a file of YAML."""
+_PARTS_OF_TEXT = re.compile(r"(['\"`]) \+\n\s{0,200}\1")
+_PRINTED = re.compile(
+    r'("(?:[^"\\\n]|\\.)*+")|'
+    r"'((?:[^'\\\n]|\\.)*+)'|`((?:[^`\\]|\\.)*+)`"
+    r"|([A-Za-z_$][\w$]*+)\s{0,9}[:=]|([A-Z]\w{0,60}\(|\))|\b(true|false|null)\b|\b(True|False)\b"
+    r"|(\b(?:undefined|None|NaN)\b|\[(?:Object|Array|Circular[^\]\n]{0,9})\]|<ref[^>\n]{0,20}>)"
+    r"|\.\.\. \d{1,9} more \w{1,12}|,(?=\s{0,200}[}\]])"
+)
+"""What is not JSON in such objects, and the texts in which nothing is to be changed."""
+_PREFIXED = re.compile(r"(?m)^([^\s\"{][^\n\"{]{0,119}[|:>\])] {1,3})[{\[]\r?\n")
+"""What is before the first line of an object."""
+_MOST_PREFIXES = 100
+_QUOTED_OBJECT = re.compile(r"(?m)^[ \t]{0,8}> ?\{")
+_QUOTE = re.compile(r"(?m)^[ \t]{0,8}> ?(?=[\s\[\]{}\"`,]|\Z)")
+"""Before each line of a text that Markdown quotes."""
+
+
+def as_json(text: str) -> str:
+    """Objects as JavaScript, Python or PowerShell print them, Markdown quotes them or a log has
+    them, a prefix before each line, as JSON; any other text as it is."""
+    text = _MEMBER.sub(r'"\1": ', _unprefixed(text.replace("\xa0", " ")))
+    text = _QUOTE.sub("", text) if _QUOTED_OBJECT.search(text) is not None else text
+    return _PRINTED.sub(_json_part, _PARTS_OF_TEXT.sub("", text)) if _LITERAL.search(text) else text
+
+
+def _unprefixed(text: str) -> str:
+    """A text without what its lines have before an object that goes on over them, but for digits
+    the same in each."""
+    for first in islice(_PREFIXED.finditer(text), _MOST_PREFIXES):
+        prefix = re.sub(r"\d+", lambda _: r"\d{1,20}", re.escape(first[1]))
+        lines = re.compile(rf"(?:{prefix}[^\n]*\n){{2}}")
+        if lines.match(text, first.start()) is not None:
+            return re.sub(rf"(?m)^{prefix}", "", text)
+    return text
+
+
+def _json_part(found: re.Match[str]) -> str:
+    double, single, several, key, bound, same, logical, none = found.groups()
+    if double or same:
+        return double or same
+    if (quoted := single if several is None else several) is not None:
+        quoted = quoted.replace("\n", "\\n").replace('"', '\\"').replace('\\\\"', '\\"')
+        quoted = quoted.replace("\\'", "'").replace("\\`", "`")
+        return '"' + re.sub(r"\\x([0-9a-fA-F]{2})", r"\\u00\1", quoted) + '"'
+    if key:
+        return f'"{key}":'
+    if bound:  # of an object of a class
+        return "}" if bound == ")" else "{"
+    return logical.lower() if logical else "null" if none else ""

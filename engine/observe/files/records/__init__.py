@@ -11,10 +11,10 @@ from collections.abc import Hashable
 from typing import Any
 
 from engine.errors import TraceFileError
-from engine.foreign import is_whole
+from engine.foreign import as_json, is_whole
 from engine.long_work import collections_wait
 from engine.observe.files.records.aiperf import AIPERF, WARMUP, is_summary_table, table_values
-from engine.observe.files.records.document import Node, as_json, nodes, read_documents, unknown_keys
+from engine.observe.files.records.document import Node, nodes, read_documents, unknown_keys
 from engine.observe.files.records.printed import SPEC_BENCH, SPEED_BENCH, is_printed, read_printed
 from engine.observe.files.records.prometheus import is_metrics, only_samples, read_metrics
 from engine.observe.files.records.readers import LLAMA_SERVER, READERS, USAGE, RecordShape
