@@ -6,7 +6,16 @@ import zlib
 from collections.abc import Callable, Iterable
 from itertools import pairwise
 
-from PySide6.QtCore import QByteArray, QCoreApplication, QEvent, QSize, Qt, QTimer, SignalInstance
+from PySide6.QtCore import (
+    QByteArray,
+    QCoreApplication,
+    QEvent,
+    QObject,
+    QSize,
+    Qt,
+    QTimer,
+    SignalInstance,
+)
 from PySide6.QtGui import QAction
 from PySide6.QtWidgets import (
     QAbstractButton,
@@ -63,6 +72,22 @@ _BOTTOM = Qt.DockWidgetArea.BottomDockWidgetArea
 
 def _inside(panel: QWidget | None) -> QWidget | None:
     return panel.widget() if isinstance(panel, LowPanel) else panel
+
+
+class _Shortcut(QObject):
+    """The shortcut of a dock: it brings the keys into one that is in sight without them, if
+    anything there takes them; else it does what the menu does."""
+
+    def __init__(self, docks: Docks, name: str, dock: QDockWidget) -> None:
+        super().__init__(dock)
+        self._docks, self._name, self._dock = docks, name, dock
+
+    def eventFilter(self, action: QObject, event: QEvent) -> bool:
+        if event.type() is not QEvent.Type.Shortcut or not action.property("checked"):
+            return False
+        at = QApplication.focusWidget()
+        has_keys = at is not None and self._dock.isAncestorOf(at)
+        return not has_keys and self._docks.enter(self._name)
 
 
 _BUTTONS = (
@@ -215,21 +240,11 @@ class Docks:
     def connect_action(self, name: str, action: QAction) -> None:
         """Let a checkable action bring a dock into sight, with the keys, and close it. It is
         checked while the dock is in sight; Qt's own would also be while another tab covers it,
-        and then close what the user asked to see. A shortcut closes a
-        dock that has the keys, or nothing for them; else it brings them there."""
+        and then close what the user asked to see."""
         dock = self._docks[name]
-
-        def act(wanted: bool) -> None:
-            at = QApplication.focusWidget()
-            has_keys = at is not None and dock.isAncestorOf(at)
-            is_shortcut = QApplication.keyboardModifiers() != Qt.KeyboardModifier.NoModifier
-            if wanted or (is_shortcut and not has_keys):
-                action.setChecked(self.enter(name) or wanted)
-            if not action.isChecked():
-                dock.close()
-
-        action.triggered.connect(act)
+        action.triggered.connect(lambda wanted: self.enter(name) if wanted else dock.close())
         dock.visibilityChanged.connect(action.setChecked)
+        action.installEventFilter(_Shortcut(self, name, dock))
 
     def apply(self, name: str, saved: QByteArray | None = None) -> None:
         """Take a named layout, as it was saved or else in its first places."""

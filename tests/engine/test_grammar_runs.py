@@ -177,7 +177,7 @@ def test_lanes_keep_to_the_grammar(demo, folder):
     options = RunOptions(n_predict=N, sampler=schema_file(folder), spec=spec)
     lanes = [LaneSpec.parse(text) for text in ("planes", "ring,free")]
     comparison = finish(Comparison(demo, prompts(demo)[:1], options, lanes))
-    assert fits_schema(comparison.text)
+    assert fits_schema(comparison.texts[0])
     assert serious(find(comparison.trace)) == []
     assert verdicts(comparison)["ring,free"].n_forks == 0
 

@@ -117,7 +117,7 @@ def test_lanes_can_be_led_by_rejection():
     job = Comparison(session(MTP), prompt_of(MTP), rejecting(16))
     while job.step():
         pass
-    assert len(job.tokens) == 16
+    assert len(job.emitted[0]) == 16
     assert not any(verdict.is_beyond for verdict in job.results())
     runs = range(len(job.trace.runs))
     led = {job.trace.runs[i]["lane"]: i for i in runs}["planes"]

@@ -70,13 +70,16 @@ def test_where_weights_are_mapped_the_run_ends_and_another_model_opens(
 
 
 def test_copied_weights_go_on_and_the_file_that_changed_is_named(
-    make_window: Callable[[Bridge], MainWindow], qtbot: QtBot, tmp_path: Path
+    make_window: Callable[[Bridge], MainWindow],
+    qtbot: QtBot,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("engine.decode.recorder.LOOK_S", 0.0)  # the run may be over before
     window = make_window(Bridge())
     cut_in_a_run(window, qtbot, tmp_path / "cut.gguf", "auto")
     store = window.bridge.session_store
     (facts,) = store.runs.values()
     assert "error" not in facts and facts["mmap"] is False
     assert [one.rule for one in recorded(store)].count("model-file-differs") == 1
-    # files are looked at every so often, not in each round
-    assert facts["file_changes"][0]["round"] in range(3, 24)
+    assert facts["file_changes"][0]["round"] in (3, 4)

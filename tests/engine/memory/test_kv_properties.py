@@ -266,7 +266,7 @@ def test_sequences_hold_what_their_history_says(poison, data):
 def everything(kv: AttentionKV) -> list[bytes]:
     table, storage = kv._table, kv._storage
     tensors = [t.numpy().tobytes() for t in storage.tensors()]
-    counts = repr((table.end, table.used, storage._readable, storage._capacity)).encode()
+    counts = repr((table.end, table.used, storage._readable, storage.capacity)).encode()
     return [*tensors, table._pos.tobytes(), table._owners.tobytes(), counts]
 
 
