@@ -13,7 +13,7 @@ from engine.draft.ngram_cache import LookupCacheOptions
 from engine.draft.ngram_drafter import NgramSizes
 from engine.draft.ngram_mod import NgramModOptions
 from engine.draft.registry import DRAFTERS
-from engine.draft.spec import ModelDraftOptions
+from engine.draft.spec import DrafterSpec, ModelDraftOptions
 from engine.draft.suffix import SuffixOptions
 from engine.errors import OptionError
 from engine.option_fields import FormRow, NumberRange, check, option, part
@@ -177,13 +177,17 @@ class SpecOptions(LookupCacheOptions, ModelDraftOptions):
     @property
     def longest(self) -> int:
         """The longest draft that any of the drafters in use may make."""
-        specs = [DRAFTERS[name] for name in self.types]
-        return max((spec.longest(spec.options_of(self)) for spec in specs), default=0)
+        return max((spec.longest(spec.options_of(self)) for spec in self._specs), default=0)
 
     @property
     def has_model(self) -> bool:
         """Whether any of the drafters in use drafts with a model."""
-        return any(DRAFTERS[name].needs for name in self.types)
+        return any(spec.needs for spec in self._specs)
+
+    @property
+    def _specs(self) -> list[DrafterSpec]:
+        """Of the drafters in use that are known; a trace may name others."""
+        return [DRAFTERS[name] for name in self.types if name in DRAFTERS]
 
     @property
     def synthetic(self) -> tuple[float, ...]:

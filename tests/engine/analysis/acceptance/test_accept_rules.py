@@ -176,6 +176,15 @@ def test_relaxed_and_synthetic_rules_expect_what_is_played() -> None:
     assert found is not None and found.name == "synthetic" and len(found.values) == 64
 
 
+def test_a_trace_may_name_drafters_that_are_not_known() -> None:
+    options = asdict(RunOptions(spec=SpecOptions(types=("ngram-mod",), synth_len=2.0)))
+    options["spec"]["types"] = ["draft-mtp\x0b"]
+    facts = RunFacts({"options": options})
+    assert facts.options is not None and facts.options.spec.types == ("draft-mtp\x0b",)
+    assert facts.options.spec.longest == 0 and not facts.options.spec.has_model
+    rule_of(facts)  # and nothing is raised
+
+
 def test_lossy_rules_say_so_and_what_they_allow() -> None:
     lossless = {name: AcceptRule.read(name).is_lossless for name in ABOUT}
     assert [name for name, one in lossless.items() if not one] == ["synthetic"]
