@@ -353,9 +353,13 @@ def other_rows(first: int, n: int) -> list[tuple[str, list[int]]]:
 
 
 def of_z(
-    shape: Shape, right: torch.Tensor, tokens: Sequence[Row],
-    mapped: Iterable[tuple[str, str, list[Row]]], seen: torch.Tensor, bound: float,
-) -> tuple[str, str] | None:  # fmt: skip
+    shape: Shape,
+    right: torch.Tensor,
+    tokens: Sequence[Row],
+    mapped: Iterable[tuple[str, str, list[Row]]],
+    seen: torch.Tensor,
+    bound: float,
+) -> tuple[str, str] | None:
     """Cause and sentence where z does something else to outputs of some rows and heads; right: the
     outputs before it, mapped: rows of which it may be."""
     z = torch.stack([row["before_z"] for row in tokens])

@@ -39,9 +39,13 @@ class Memory:
         return whole[m : m + n].view(sizes)
 
     def keep(
-        self, cause: str, words: str, part: torch.Tensor, wanted: torch.Tensor | None = None,
+        self,
+        cause: str,
+        words: str,
+        part: torch.Tensor,
+        wanted: torch.Tensor | None = None,
         others: dict[str, torch.Tensor] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Calls must leave this part of a tensor as it is, or make it what is wanted, from now on;
         cause and words name it where they do not, with those of what it is in place of it."""
         first = part.clone() if wanted is None else wanted.clone()
