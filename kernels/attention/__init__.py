@@ -12,6 +12,9 @@ from kernels.dispatch import pick, runs_triton
 from kernels.linear import PackedWeight, Rows, operation_rows
 from kernels.pointwise import output_gate
 
+AttendArguments = tuple[Tensor, Tensor, Tensor, Tensor, float, Tensor | None]
+"""q, k, v, mask, scale and sinks, as attend describes them; the scale is given."""
+
 
 def attend(
     q: Tensor,
@@ -39,6 +42,7 @@ def attend(
     invariant: a query's output has the same bits whatever other queries and hidden cells there
     are, as long as its visible cells come in the same order. Hidden cells are then skipped.
     """
+    scale = q.shape[3] ** -0.5 if scale is None else scale
     return (_run_invariant if invariant else _run)(q, k, v, mask, scale, sinks)
 
 
@@ -67,17 +71,10 @@ def attend_rows(
     return operation_rows(output_gate, (out, gate), reads, invariant=invariant)
 
 
-def attend_naive(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor,
-    scale: float | None = None,
-    sinks: Tensor | None = None,
-) -> Tensor:
+def attend_naive(*inputs: *AttendArguments) -> Tensor:
     """Attention one query and one head at a time, over gathered visible cells only: unlike the
     fast versions it never reads a hidden cell."""
-    scale = q.shape[3] ** -0.5 if scale is None else scale
+    q, k, v, mask, scale, sinks = inputs
     n_batch, n_tokens, n_heads, _ = q.shape
     repeat = n_heads // k.shape[1]
     rows = []
@@ -100,37 +97,22 @@ FEW_TOKENS = 16
 MANY_VALUES = 1 << 17
 
 
-def attend_with_torch(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor,
-    scale: float | None = None,
-    sinks: Tensor | None = None,
-) -> Tensor:
+def attend_with_torch(*inputs: *AttendArguments) -> Tensor:
     """Attention through PyTorch's fused kernel, or two matrix products where those read less."""
-    scale = q.shape[3] ** -0.5 if scale is None else scale
+    q, k, v, mask, scale, sinks = inputs
     n_cells, head_dim = k.shape[2:]
-    if sinks is not None:
-        return _grouped(q, k, v, mask, scale, sinks)
-    if q.shape[1] <= FEW_TOKENS and n_cells * head_dim >= MANY_VALUES:
-        return _grouped(q, k, v, mask, scale)
+    few = q.shape[1] <= FEW_TOKENS and n_cells * head_dim >= MANY_VALUES
+    if sinks is not None or few:
+        return _grouped(*inputs)
     o = functional.scaled_dot_product_attention(
         q.transpose(1, 2), k, v, attn_mask=mask.unsqueeze(1), scale=scale, enable_gqa=True
     )
     return o.transpose(1, 2)
 
 
-def attend_invariant_with_torch(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor,
-    scale: float | None = None,
-    sinks: Tensor | None = None,
-) -> Tensor:
+def attend_invariant_with_torch(*inputs: *AttendArguments) -> Tensor:
     """attend one query at a time, over as many cells as it sees."""
-    scale = q.shape[3] ** -0.5 if scale is None else scale
+    q, k, v, mask, scale, sinks = inputs
     n_batch, n_tokens = q.shape[:2]
     n_visible = mask.sum(-1)
     # as a rule these are the first ones, which need no copy

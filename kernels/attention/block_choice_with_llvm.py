@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kernels.attention.block_choice import BlockArguments, Indexer, PoolArguments
 from kernels.llvm import F32, F32X16, Code, Program, Value, kernel
-from kernels.llvm.functions import addresses, exp, vectors
+from kernels.llvm.functions import addresses, exp, stepped, vectors
 from kernels.llvm.values import I8, I32, I64
 
 # numbers that are multiplied before a second thread has woken up
@@ -63,12 +63,8 @@ def _choose_with_llvm(
     of_blocks = keys.new_empty(n_seqs, n, d)
     keys_program(
         *sizes,
-        keys.data_ptr(),
-        4 * keys.stride(0),
-        4 * keys.stride(1),
-        *addresses(cell_of, n_whole),
-        *(tensor.data_ptr() for tensor in given),
-        of_blocks.data_ptr(),
+        *stepped(keys, 2),
+        *addresses(cell_of, n_whole, *given, of_blocks),
         tasks=n_seqs * n,
         chunk=8,
         threads=_threads(keys.shape[1] * d * n_seqs),

@@ -12,7 +12,7 @@ from torch import Tensor
 from kernels.attention.block_choice_with_llvm import threshold
 from kernels.dispatch import operation
 from kernels.llvm import F32, F32X16, Code, Value, kernel
-from kernels.llvm.functions import addresses, vectors
+from kernels.llvm.functions import addresses, stepped, vectors
 from kernels.llvm.values import I8, I32, I64
 from kernels.rows import join
 
@@ -102,8 +102,7 @@ def see_blocks_with_llvm(
         if keys.stride(2) != 1:
             keys = join((keys,))
         room = q.new_empty(n_seqs, n_tokens, n_cells)
-        keys_at = *addresses(keys), 4 * keys.stride(0), 4 * keys.stride(1)
-        of_index = [*addresses(q, weights), *keys_at, *addresses(room)]
+        of_index = [*addresses(q, weights), *stepped(keys, 2), *addresses(room)]
         work = q.numel() * n_cells // ratio
     _program(ratio, n_heads, d, n_best)(
         n_tokens,

@@ -9,16 +9,15 @@ bits depend neither on hidden cells nor on other queries, sequences and threads.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from kernels.attention import attend_invariant_with_torch, attend_with_torch
+from kernels.attention import AttendArguments, attend_invariant_with_torch, attend_with_torch
 from kernels.attention import steps_with_llvm as steps
 from kernels.attention.steps_with_llvm import CHUNK, LIST, ROW
-from kernels.llvm import F32, Code, Program, Value, kernel
+from kernels.llvm import F32, Code, Value, kernel
 from kernels.llvm.functions import addresses, exp
 from kernels.llvm.values import I64
 
@@ -30,34 +29,18 @@ WIDEST_GROUP = 512
 LEAST_WORK = 1 << 17
 
 
-def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor,
-    scale: float | None = None,
-    sinks: Tensor | None = None,
-) -> Tensor:
+def attend(*inputs: *AttendArguments) -> Tensor:
     """See kernels.attention.attend. A query that sees no cell gives zeros."""
-    if _is_wide(q, k):
-        return attend_with_torch(q, k, v, mask, scale, sinks)
-    return attend_invariant(q, k, v, mask, scale, sinks)
+    return attend_with_torch(*inputs) if _is_wide(*inputs[:2]) else attend_invariant(*inputs)
 
 
-def attend_invariant(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor,
-    scale: float | None = None,
-    sinks: Tensor | None = None,
-) -> Tensor:
+def attend_invariant(*inputs: *AttendArguments) -> Tensor:
     """attend, with bits that depend on the query and its visible cells alone."""
-    scale = q.shape[3] ** -0.5 if scale is None else scale
+    q, k, v, mask, scale, sinks = inputs
     if _is_wide(q, k):
-        return attend_invariant_with_torch(q, k, v, mask, scale, sinks)
+        return attend_invariant_with_torch(*inputs)
     if q.shape[1] <= TOKENS:
-        return _some(q, k, v, mask, scale, sinks)
+        return _some(*inputs)
     parts = zip(q.split(TOKENS, 1), mask.split(TOKENS, 1), strict=True)
     return torch.cat([_some(some, k, v, seen, scale, sinks) for some, seen in parts], 1)
 
@@ -67,14 +50,9 @@ def _is_wide(q: Tensor, k: Tensor) -> bool:
     return q.shape[2] // k.shape[1] > WIDEST_GROUP
 
 
-def _some(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, sinks: Tensor | None
-) -> Tensor:
-    q_b, q_t, q_h, q_d = q.stride()
-    k_b, k_h, k_n, k_d = k.stride()
-    v_b, v_h, v_n, v_d = v.stride()
-    m_b, m_t, m_n = mask.stride()
-    if not q_d == k_d == v_d == m_n == 1:
+def _some(*inputs: *AttendArguments) -> Tensor:
+    q, k, v, mask, scale, sinks = inputs
+    if any(x.stride(-1) != 1 for x in (q, k, v, mask)):
         q, k, v, mask = (x.clone(memory_format=torch.contiguous_format) for x in (q, k, v, mask))
         return _some(q, k, v, mask, scale, sinks)
     n_batch, n_tokens, n_heads, head_dim = q.shape
@@ -95,17 +73,8 @@ def _some(
         n_kv_heads,
         n_cells,
         n_chunks,
-        4 * q_b,
-        4 * q_t,
-        4 * q_h,
-        4 * k_b,
-        4 * k_h,
-        4 * k_n,
-        4 * v_b,
-        4 * v_h,
-        4 * v_n,
-        m_b,
-        m_t,
+        *(4 * step for x in (q, k, v) for step in x.stride()[:3]),
+        *mask.stride()[:2],
         sunk,
         tasks=n_batch * n_kv_heads * n_blocks * n_chunks,
         chunk=1,
@@ -123,12 +92,6 @@ def _some(
             threads=threads,
         )
     return y
-
-
-@functools.cache
-def _chunks(head_dim: int, v_dim: int, repeat: int, scale: float, sunk: bool) -> Program:
-    body = functools.partial(attend_chunks, head_dim, v_dim, repeat, scale, sunk)
-    return Program(body, 24, find_starts)
 
 
 @kernel(7)
@@ -173,7 +136,7 @@ def block_tokens(repeat: int) -> int:
 
 
 def find_starts(code: Code, args: Sequence[Value]) -> None:
-    """Runs once before the tasks of `attend_chunks`: fills starts int64 [B, T, n_chunks + 1, 2]."""
+    """Runs once before the tasks of `_chunks`: fills starts int64 [B, T, n_chunks + 1, 2]."""
     mask, starts, n_batch, n_tokens, n_cells, n_chunks, m_b, m_t = (
         args[i] for i in (3, 6, 7, 8, 10, 11, 21, 22)
     )
@@ -182,16 +145,16 @@ def find_starts(code: Code, args: Sequence[Value]) -> None:
         steps.find_chunks(code, mask + b * m_b + t * m_t, n_cells, n_chunks, to)
 
 
-def attend_chunks(
+@kernel(24, find_starts)
+def _chunks(
+    code: Code,
+    args: Sequence[Value],
+    task: Value,
     head_dim: int,
     v_dim: int,
     repeat: int,
     scale: float,
     sunk: bool,
-    code: Code,
-    args: Sequence[Value],
-    first: Value,
-    last: Value,
 ) -> None:
     """A task is one chunk for a block of tokens and one key/value head of a sequence.
 
@@ -199,104 +162,79 @@ def attend_chunks(
     sum of weights) to sums f32 [n_chunks, B, T, H, 2]. A single chunk is divided at once and has
     no sums. Strides are in bytes. sunk: query heads have sinks.
     """
-    (
-        q,
-        k,
-        v,
-        mask,
-        o,
-        sums,
-        starts,
-        n_batch,
-        n_tokens,
-        n_kv_heads,
-        n_cells,
-        n_chunks,
-        q_b,
-        q_t,
-        q_h,
-        k_b,
-        k_h,
-        k_n,
-        v_b,
-        v_h,
-        v_n,
-        m_b,
-        m_t,
-        sinks,
-    ) = args
+    q, k, v, mask, o, sums, starts, n_batch, n_tokens, n_kv_heads, n_cells, n_chunks = args[:12]
+    q_b, q_t, q_h, k_b, k_h, k_n, v_b, v_h, v_n, m_b, m_t, sinks = args[12:]
     block = block_tokens(repeat)
     n_blocks = (n_tokens + (block - 1)) // block
     scores, lists = code.stack(4 * block * repeat * ROW), code.stack(4 * block * LIST)
     counts = code.stack(8 * block)
-    with code.loop(first, last) as task:
-        chunk, rest = task % n_chunks, task // n_chunks
-        start, pair = rest % n_blocks * block, rest // n_blocks
-        head, b = pair % n_kv_heads, pair // n_kv_heads
-        left = n_tokens - start
-        n_here = code.choose(left.less(block), left, code.integer(block))
-        queries = q + b * q_b + start * q_t + head * repeat * q_h
-        keys, values = k + b * k_b + head * k_h, v + b * v_b + head * v_h
-        seen = mask + b * m_b + start * m_t
-        # of (chunk, b, start, head * repeat) among the rows of o
-        n_heads = n_kv_heads * repeat
-        place = ((chunk * n_batch + b) * n_tokens + start) * n_heads + head * repeat
-        out = o + place * (4 * v_dim)
+    chunk, rest = task % n_chunks, task // n_chunks
+    start, pair = rest % n_blocks * block, rest // n_blocks
+    head, b = pair % n_kv_heads, pair // n_kv_heads
+    left = n_tokens - start
+    n_here = code.choose(left.less(block), left, code.integer(block))
+    queries = q + b * q_b + start * q_t + head * repeat * q_h
+    keys, values = k + b * k_b + head * k_h, v + b * v_b + head * v_h
+    seen = mask + b * m_b + start * m_t
+    # of (chunk, b, start, head * repeat) among the rows of o
+    n_heads = n_kv_heads * repeat
+    place = ((chunk * n_batch + b) * n_tokens + start) * n_heads + head * repeat
+    out = o + place * (4 * v_dim)
 
-        most = code.variable(code.integer(0))
-        with code.loop(0, n_here) as t:
-            cells = lists + t * (4 * LIST) + 4
-            row = b * n_tokens + start + t
-            from_ = starts + (row * (n_chunks + 1) + chunk) * steps.START
-            skip = chunk * CHUNK
-            count = steps.list_visible(code, seen + t * m_t, n_cells, from_, skip, cells)
-            code.store(count, counts + t * 8)
-            most.set(code.larger(count, most.value))
+    most = code.variable(code.integer(0))
+    with code.loop(0, n_here) as t:
+        cells = lists + t * (4 * LIST) + 4
+        row = b * n_tokens + start + t
+        from_ = starts + (row * (n_chunks + 1) + chunk) * steps.START
+        skip = chunk * CHUNK
+        count = steps.list_visible(code, seen + t * m_t, n_cells, from_, skip, cells)
+        code.store(count, counts + t * 8)
+        most.set(code.larger(count, most.value))
 
-        with code.loop(0, most.value, steps.CELLS) as j, code.loop(0, n_here) as t:
-            cells = lists + t * (4 * LIST) + 4 + j * 4
-            with code.when(j.less(code.load(counts + t * 8, I64))):
-                at = [keys + steps.listed(code, cells, i) * k_n for i in range(steps.CELLS)]
-                for base, n in steps.tiles(repeat):
-                    rows = [queries + t * q_t + q_h * (base + i) for i in range(n)]
-                    row = scores + (t * repeat + base) * (4 * ROW) + j * 4
-                    steps.score(code, head_dim, scale, rows, at, k_n, row)
+    with code.loop(0, most.value, steps.CELLS) as j, code.loop(0, n_here) as t:
+        cells = lists + t * (4 * LIST) + 4 + j * 4
+        with code.when(j.less(code.load(counts + t * 8, I64))):
+            at = [keys + steps.listed(code, cells, i) * k_n for i in range(steps.CELLS)]
+            for base, n in steps.tiles(repeat):
+                rows = [queries + t * q_t + q_h * (base + i) for i in range(n)]
+                row = scores + (t * repeat + base) * (4 * ROW) + j * 4
+                steps.score(code, head_dim, scale, rows, at, k_n, row)
 
-        with code.loop(0, n_here) as t, code.loop(0, code.integer(repeat)) as h:
-            row = scores + (t * repeat + h) * (4 * ROW)
-            best, total = steps.weigh(code, row, code.load(counts + t * 8, I64))
-            to = t * n_heads + h
-            with code.when(code.integer(1).less(n_chunks)):
-                code.store(best, sums + (place + to) * 8)
-                code.store(total, sums + (place + to) * 8 + 4)
-            if sunk:
-                total = _with_sink(code, total, best, sinks + (head * repeat + h) * 4)
-            # after the row's weights, for the division
-            code.store(total, row + 4 * CHUNK)
-            for d, lanes in steps.columns(v_dim):
-                code.store(code.constant(lanes, 0.0), out + to * (4 * v_dim) + 4 * d)
+    with code.loop(0, n_here) as t, code.loop(0, code.integer(repeat)) as h:
+        row = scores + (t * repeat + h) * (4 * ROW)
+        best, total = steps.weigh(code, row, code.load(counts + t * 8, I64))
+        to = t * n_heads + h
+        with code.when(code.integer(1).less(n_chunks)):
+            code.store(best, sums + (place + to) * 8)
+            code.store(total, sums + (place + to) * 8 + 4)
+        if sunk:
+            total = _with_sink(code, total, best, sinks + (head * repeat + h) * 4)
+        # after the row's weights, for the division
+        code.store(total, row + 4 * CHUNK)
+        for d, lanes in steps.columns(v_dim):
+            code.store(code.constant(lanes, 0.0), out + to * (4 * v_dim) + 4 * d)
 
-        with code.loop(0, most.value, NEAR) as j, code.loop(0, n_here) as t:
-            count = code.load(counts + t * 8, I64)
-            near = j + NEAR
-            stop = code.choose(near.less(count), near, count)
-            with code.when(j.less(count)):
-                for base, n in steps.tiles(repeat):
-                    row = scores + (t * repeat + base) * (4 * ROW)
-                    to = out + (t * n_heads + base) * (4 * v_dim)
-                    cells = lists + t * (4 * LIST) + 4
-                    steps.add_values(code, v_dim, n, (j, stop), cells, row, values, v_n, to)
+    with code.loop(0, most.value, NEAR) as j, code.loop(0, n_here) as t:
+        count = code.load(counts + t * 8, I64)
+        near = j + NEAR
+        stop = code.choose(near.less(count), near, count)
+        with code.when(j.less(count)):
+            for base, n in steps.tiles(repeat):
+                row = scores + (t * repeat + base) * (4 * ROW)
+                to = out + (t * n_heads + base) * (4 * v_dim)
+                cells = lists + t * (4 * LIST) + 4
+                steps.add_values(code, v_dim, n, (j, stop), cells, row, values, v_n, to)
 
-        with (
-            code.when(n_chunks.less(2)),
-            code.loop(0, n_here) as t,
-            code.loop(0, code.integer(repeat)) as h,
-        ):
-            total = code.load(scores + (t * repeat + h) * (4 * ROW) + 4 * CHUNK, F32)
-            divisor = steps.divisor(code, total)
-            for d, lanes in steps.columns(v_dim):
-                to = out + (t * n_heads + h) * (4 * v_dim) + 4 * d
-                code.store(code.load(to, lanes) / code.splat(divisor, lanes.count), to)
+    with (
+        code.when(n_chunks.less(2)),
+        code.loop(0, n_here) as t,
+        code.loop(0, code.integer(repeat)) as h,
+    ):
+        total = code.load(scores + (t * repeat + h) * (4 * ROW) + 4 * CHUNK, F32)
+        divisor = steps.divisor(code, total)
+        for d, lanes in steps.columns(v_dim):
+            to = out + (t * n_heads + h) * (4 * v_dim) + 4 * d
+            code.store(code.load(to, lanes) / code.splat(divisor, lanes.count), to)
 
 
 def _with_sink(code: Code, total: Value, best: Value, sink: Value) -> Value:

@@ -15,7 +15,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from kernels.attention import FEW_TOKENS, attend_with_torch
+from kernels.attention import FEW_TOKENS, AttendArguments, attend_with_torch
 from kernels.linear.block_linear.with_triton import FEW_ROWS
 from kernels.linear.block_parts import IntegerRows, PreparedRows, Rows
 from kernels.linear.integer_blocks.rows_with_triton import (
@@ -202,20 +202,11 @@ def _combine(
         )  # fmt: skip
 
 
-def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor,
-    scale: float | None = None,
-    sinks: Tensor | None = None,
-) -> Tensor:
+def attend(*inputs: *AttendArguments) -> Tensor:
     """See kernels.attention.attend. Many queries, as of a prompt, and long keys run in torch."""
-    scale = q.shape[3] ** -0.5 if scale is None else scale
+    q, k, v, mask, scale, sinks = inputs
     parts = _splits(q, k, v, mask, scale)
-    if parts is None:
-        return attend_with_torch(q, k, v, mask, scale, sinks)
-    return _combined(*parts, sinks, q.shape[2])[0]
+    return attend_with_torch(*inputs) if parts is None else _combined(*parts, sinks, q.shape[2])[0]
 
 
 def attend_rows(
@@ -265,16 +256,9 @@ def _splits(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Part
     return o, most, total
 
 
-def attend_invariant(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor,
-    scale: float | None = None,
-    sinks: Tensor | None = None,
-) -> Tensor:
+def attend_invariant(*inputs: *AttendArguments) -> Tensor:
     """See kernels.attention.attend with `invariant`: each query by itself."""
-    scale = q.shape[3] ** -0.5 if scale is None else scale
+    q, k, v, mask, scale, sinks = inputs
     if q.shape[1] > FEW_TOKENS:  # a split of every query is kept until all are there
         parts = zip(q.split(FEW_TOKENS, 1), mask.split(FEW_TOKENS, 1), strict=True)
         return torch.cat([attend_invariant(x, k, v, seen, scale, sinks) for x, seen in parts], 1)

@@ -220,9 +220,14 @@ def rows_together(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def strided(x: Tensor) -> tuple[int, ...]:
-    """The arguments for one of `strided_tensors`."""
-    return x.data_ptr(), *x.stride()[:3]
+def strided(*tensors: Tensor) -> list[int]:
+    """The arguments for `strided_tensors`."""
+    return [number for x in tensors for number in (x.data_ptr(), *x.stride()[:3])]
+
+
+def stepped(x: Tensor, n_steps: int) -> list[int]:
+    """The address of a tensor of 4-byte numbers and its first strides, in bytes."""
+    return [x.data_ptr(), *(4 * step for step in x.stride()[:n_steps])]
 
 
 def strided_tensors(args: Sequence[Value], count: int) -> Iterator[StridedTensor]:

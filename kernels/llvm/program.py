@@ -129,10 +129,11 @@ class Program:
 
 
 def kernel(
-    n_args: int,
+    n_args: int, before: Before | None = None
 ) -> Callable[[Callable[[Code, Sequence[Value], Value, *Ts], None]], Callable[[*Ts], Program]]:
     """Makes a function that writes one task the program of all: (code, arguments as integers, task,
-    *constants). Called with the constants it gives that, compiled once for each."""
+    *constants). Called with the constants it gives that, compiled once for each. before: see
+    Before."""
 
     def of(write: Callable[[Code, Sequence[Value], Value, *Ts], None]) -> Callable[[*Ts], Program]:
         @functools.cache
@@ -141,7 +142,7 @@ def kernel(
                 with code.loop(first, last) as task:
                     write(code, args, task, *constants)
 
-            return Program(body, n_args)
+            return Program(body, n_args, before)
 
         return cast(Callable[[*Ts], Program], program)  # keys of a cache are anything hashable
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kernels.dispatch import operation, torch_version
 from kernels.llvm import F32, F32X16, Code, Value, kernel
-from kernels.llvm.functions import addresses, exp, rows, run, start, vectors
+from kernels.llvm.functions import addresses, exp, rows, run, start, stepped, vectors
 from kernels.llvm.values import I64
 
 
@@ -271,8 +271,8 @@ def compress_slots_with_llvm(
         width * n_new,
         x.shape[1],
         n_new,
-        *addresses(x, positions, pool),
-        4 * pool.stride(0),
+        *addresses(x, positions),
+        *stepped(pool, 1),
         *addresses(read, write),
     )
     return y
@@ -292,8 +292,8 @@ def _compress_llvm(
         n_seqs * n_tokens,
         2 * x.shape[2],
         n_tokens,
-        *addresses(x, positions, ring),
-        4 * ring.stride(0),
+        *addresses(x, positions),
+        *stepped(ring, 1),
         0 if read is None else read.data_ptr(),
         y.data_ptr(),
     )
@@ -392,11 +392,7 @@ def fold_ring_with_llvm(
         _fold_program(n_slots, width),
         n_seqs * n_slots,
         width,
-        *(
-            number
-            for one in (ring, x, places, out)
-            for number in (one.data_ptr(), 4 * one.stride(0))
-        ),
+        *(number for one in (ring, x, places, out) for number in stepped(one, 1)),
         n_tokens.data_ptr(),
     )
     return out

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from kernels.dispatch import operation, torch_version
 from kernels.llvm import F32, F32X16, Code, Value, kernel
-from kernels.llvm.functions import addresses, rows_together, run, silu, vectors
+from kernels.llvm.functions import addresses, rows_together, run, silu, stepped, vectors
 from kernels.llvm.values import I64
 from kernels.pointwise.with_torch import pointwise
 
@@ -177,8 +177,7 @@ def causal_conv_slots_with_llvm(
         history.data_ptr() + 4 * (x.shape[1] - n_new + 1) * pool.shape[2],
         4 * history.stride(0),
         4 * pool.shape[2],
-        pool.data_ptr(),
-        4 * pool.stride(0),
+        *stepped(pool, 1),
         write.data_ptr(),
         n_new,
         window_bytes,
@@ -190,14 +189,9 @@ def fold_window_with_llvm(window: Tensor, columns: Tensor, n_tokens: Tensor, out
     n_batch, width, n_channels = window.shape
     counts = n_tokens.contiguous()
     tensors = [rows_together(window), rows_together(columns), out]
-    places = [(x.data_ptr(), 4 * x.stride(0), 4 * x.stride(1)) for x in tensors]
-    run(
-        _fold_llvm(n_channels, width),
-        n_batch,
-        width * n_channels,
-        *(number for place in places for number in place),
-        counts.data_ptr(),
-    )
+    places = [number for x in tensors for number in stepped(x, 2)]
+    program = _fold_llvm(n_channels, width)
+    run(program, n_batch, width * n_channels, *places, counts.data_ptr())
     return out
 
 
@@ -216,19 +210,13 @@ def _convolve(
     history = x.new_empty(n_batch, n_taps - 1 + n_tokens, n_channels)
     x, window, taps = rows_together(x), rows_together(window), weight.t().contiguous()
     bias = None if bias is None else bias.contiguous()
-    x_batch, x_token, _ = x.stride()
-    window_batch, window_token, _ = window.stride()
     run(
         _program(n_channels, n_taps, read is not None, bias is not None, activate),
         n_batch * n_tokens,
         n_channels,
         n_tokens,
-        x.data_ptr(),
-        4 * x_batch,
-        4 * x_token,
-        window.data_ptr(),
-        4 * window_batch,
-        4 * window_token,
+        *stepped(x, 2),
+        *stepped(window, 2),
         *addresses(taps, y, history),
         0 if bias is None else bias.data_ptr(),
         0 if read is None else read.data_ptr(),
@@ -349,13 +337,9 @@ def block_conv_with_llvm(x: Tensor, base: Tensor, own: Tensor) -> Tensor:
         n_batch * n_tokens,
         d * n_taps,
         n_tokens,
-        x.data_ptr(),
-        4 * x.stride(0),
-        4 * x.stride(1),
-        *addresses(base, own),
-        4 * own.stride(0),
-        4 * own.stride(1),
-        4 * own.stride(2),
+        *stepped(x, 2),
+        base.data_ptr(),
+        *stepped(own, 3),
         y.data_ptr(),
     )
     return y

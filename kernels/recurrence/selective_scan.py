@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from array import array
 from collections.abc import Callable, Sequence
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kernels.dispatch import operation, torch_version
-from kernels.llvm import F32, F32X16, Code, Program, Value
+from kernels.llvm import F32, F32X16, Code, Value, kernel
 from kernels.llvm.functions import addresses, exp, vectors
 from kernels.llvm.values import I64
 from kernels.pointwise.with_torch import pointwise
@@ -106,7 +105,7 @@ def scan_into_with_llvm(*inputs: *ScanArguments, slots: Slots) -> Tensor:
         raise ValueError("the slots of one call differ in their strides or are not contiguous")
     table = array("q", [slot.data_ptr() for slot in slots])
     states = state if state[:1].is_contiguous() else state.contiguous()
-    where = table.buffer_info()[0], step
+    where = table.buffer_info()[0], step, 0, 0, 0
     return _scan(inputs[:6], states, len(slots), where, holds=table)
 
 
@@ -133,7 +132,7 @@ def _scan(
     width = _WIDTH if n_channels % _WIDTH == 0 else n_channels
     n_state = A.shape[0]
     places = [n for each in of_tokens for n in (each.data_ptr(), *each.stride()[:2])]
-    _program(n_channels, width, n_state, len(where) > 2)(
+    _program(n_channels, width, n_state, holds is None)(
         *places,
         *addresses(A, D, o),
         n_tokens,
@@ -149,25 +148,19 @@ def _scan(
     return o
 
 
-@functools.cache
-def _program(n_channels: int, width: int, n_state: int, indexed: bool) -> Program:
-    body = functools.partial(_body, n_channels, width, n_state, indexed)
-    return Program(body, 24 if indexed else 21)
-
-
-def _body(
+@kernel(24)
+def _program(
+    code: Code,
+    args: Sequence[Value],
+    task: Value,
     n_channels: int,
     width: int,
     n_state: int,
     indexed: bool,
-    code: Code,
-    args: Sequence[Value],
-    first: Value,
-    last: Value,
 ) -> None:
     """Arguments: x, dt, B and C, addresses with two strides; A, D and o; n_tokens, n_slots; the
-    states and their stride; then a table of the slots' addresses, newest first, and their stride,
-    or if indexed `read` and its stride, `write` and its two."""
+    states and their stride; then a table of the slots' addresses, newest first, their stride and
+    three zeros, or if indexed `read` and its stride, `write` and its two."""
     tokens = [(args[i], args[i + 1] * 4, args[i + 2] * 4) for i in range(0, 12, 3)]
     A, D, o, n_tokens, n_slots, states, state_step, *where = args[12:]
     row, n_parts = 4 * n_channels, n_channels // width
@@ -175,34 +168,33 @@ def _body(
     def load_row(place: Value, count: int) -> Value:
         return code.load_first(place, F32X16, count)
 
-    with code.loop(first, last) as task:
-        b, column = task // n_parts, task % n_parts * (4 * width)
-        x, dt, B, C = ((at + b * steps, step) for at, steps, step in tokens)
+    b, column = task // n_parts, task % n_parts * (4 * width)
+    x, dt, B, C = ((at + b * steps, step) for at, steps, step in tokens)
 
-        def slot(back: Value, b: Value = b) -> Value:
-            if indexed:
-                at = where[2] + b * where[3] * 8 + back * where[4] * 8
-                return states + code.load(at, I64) * state_step * 4
-            return code.load(where[0] + back * 8, I64) + b * where[1] * 4
+    def slot(back: Value, b: Value = b) -> Value:
+        if indexed:
+            at = where[2] + b * where[3] * 8 + back * where[4] * 8
+            return states + code.load(at, I64) * state_step * 4
+        return code.load(where[0] + back * 8, I64) + b * where[1] * 4
 
-        number = code.load(where[0] + b * where[1] * 8, I64) if indexed else b
-        begin = states + number * state_step * 4
-        for at, count in vectors(code, width):
-            place = column + at
-            source = code.variable(begin + place)
-            skip = load_row(D + place, count)
-            with code.loop(0, n_tokens) as t:
-                target = slot(code.smaller(n_tokens - t - 1, n_slots - 1)) + place
-                value = load_row(x[0] + t * x[1] + place, count)
-                step = load_row(dt[0] + t * dt[1] + place, count)
-                written, total = value * step, code.variable(value * skip)
-                with code.loop(0, code.integer(n_state)) as n:
-                    decay = exp(code, step * load_row(A + n * row + place, count))
-                    at_n = code.splat(code.load(B[0] + t * B[1] + n * 4, F32))
-                    s = load_row(source.value + n * row, count)
-                    s = code.fma(written, at_n, s * decay)
-                    code.store_first(s, target + n * row, count)
-                    read_by = code.splat(code.load(C[0] + t * C[1] + n * 4, F32))
-                    total.set(code.fma(s, read_by, total.value))
-                source.set(target)
-                code.store_first(total.value, o + (b * n_tokens + t) * row + place, count)
+    number = code.load(where[0] + b * where[1] * 8, I64) if indexed else b
+    begin = states + number * state_step * 4
+    for at, count in vectors(code, width):
+        place = column + at
+        source = code.variable(begin + place)
+        skip = load_row(D + place, count)
+        with code.loop(0, n_tokens) as t:
+            target = slot(code.smaller(n_tokens - t - 1, n_slots - 1)) + place
+            value = load_row(x[0] + t * x[1] + place, count)
+            step = load_row(dt[0] + t * dt[1] + place, count)
+            written, total = value * step, code.variable(value * skip)
+            with code.loop(0, code.integer(n_state)) as n:
+                decay = exp(code, step * load_row(A + n * row + place, count))
+                at_n = code.splat(code.load(B[0] + t * B[1] + n * 4, F32))
+                s = load_row(source.value + n * row, count)
+                s = code.fma(written, at_n, s * decay)
+                code.store_first(s, target + n * row, count)
+                read_by = code.splat(code.load(C[0] + t * C[1] + n * 4, F32))
+                total.set(code.fma(s, read_by, total.value))
+            source.set(target)
+            code.store_first(total.value, o + (b * n_tokens + t) * row + place, count)

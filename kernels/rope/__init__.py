@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 
@@ -10,12 +9,10 @@ import torch
 from torch import Tensor
 
 from kernels.dispatch import operation, runs_triton
-from kernels.llvm import F32X16, Code, Program, Value
+from kernels.llvm import F32X16, Code, Program, Value, kernel
 from kernels.llvm.functions import LANES, rows, run, start, vectors
 from kernels.norm import head_norm
 from kernels.rows.cells import CellPlaces
-
-Body = Callable[..., None]
 
 
 @operation()
@@ -120,21 +117,23 @@ def rope_at_end_naive(x: Tensor, cos: Tensor, sin: Tensor, back: bool = False) -
 
 def apply_rope_with_llvm(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary position embedding on a CPU; torch makes the table."""
-    return _turned(_body, x, cos, sin)
+    return _turned(_program, x, cos, sin)
 
 
 def rope_at_end_with_llvm(x: Tensor, cos: Tensor, sin: Tensor, back: bool = False) -> Tensor:
-    return _turned(_back_body if back else _forth_body, x, cos, sin)
+    return _turned(_end_program, x, cos, sin, -1 if back else 1)
 
 
-def _turned(body: Body, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def _turned(
+    program: Callable[..., Program], x: Tensor, cos: Tensor, sin: Tensor, *sign: int
+) -> Tensor:
     n_heads, head_dim = x.shape[2:]
     y = x.new_empty(*x.shape)
     x, x_rows = rows(x)
     cos, cos_rows = rows(cos)
     sin, sin_rows = rows(sin)
     run(
-        _program(body, n_heads, head_dim, cos.shape[-1]),
+        program(n_heads, head_dim, cos.shape[-1], *sign),
         y.numel() // head_dim,
         head_dim,
         *x_rows,
@@ -145,70 +144,48 @@ def _turned(body: Body, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return y
 
 
-@functools.cache
-def _program(body: Body, n_heads: int, head_dim: int, half: int) -> Program:
-    return Program(functools.partial(body, n_heads, head_dim, half), 13)
-
-
-def _body(
-    n_heads: int,
-    head_dim: int,
-    half: int,
-    code: Code,
-    args: Sequence[Value],
-    first: Value,
-    last: Value,
+@kernel(13)
+def _program(
+    code: Code, args: Sequence[Value], row: Value, n_heads: int, head_dim: int, half: int
 ) -> None:
     """A task is one head of a token. Arguments: x, cos and sin in RowPlaces, y."""
-    with code.loop(first, last) as row:
-        token = row // n_heads
-        source, target = start(args[:4], row), args[12] + row * (4 * head_dim)
-        cos, sin = start(args[4:8], token), start(args[8:12], token)
-        for at, count in vectors(code, half):
-            a, b, c, s = (
-                code.load_first(base + at, F32X16, count)
-                for base in (source, source + 4 * half, cos, sin)
-            )
-            code.store_first(a * c - b * s, target + at, count)
-            code.store_first(b * c + a * s, target + 4 * half + at, count)
-        for at, count in vectors(code, head_dim - 2 * half):
-            rest = code.load_first(source + 8 * half + at, F32X16, count)
-            code.store_first(rest, target + 8 * half + at, count)
+    token = row // n_heads
+    source, target = start(args[:4], row), args[12] + row * (4 * head_dim)
+    cos, sin = start(args[4:8], token), start(args[8:12], token)
+    for at, count in vectors(code, half):
+        a, b, c, s = (
+            code.load_first(base + at, F32X16, count)
+            for base in (source, source + 4 * half, cos, sin)
+        )
+        code.store_first(a * c - b * s, target + at, count)
+        code.store_first(b * c + a * s, target + 4 * half + at, count)
+    for at, count in vectors(code, head_dim - 2 * half):
+        rest = code.load_first(source + 8 * half + at, F32X16, count)
+        code.store_first(rest, target + 8 * half + at, count)
 
 
-def _end_body(
-    sign: int,
-    n_heads: int,
-    head_dim: int,
-    half: int,
-    code: Code,
-    args: Sequence[Value],
-    first: Value,
-    last: Value,
+@kernel(13)
+def _end_program(
+    code: Code, args: Sequence[Value], row: Value, n_heads: int, head_dim: int, half: int, sign: int
 ) -> None:
-    """As in _body. sign: of the sines."""
+    """As in _program. sign: of the sines."""
     even, odd = range(0, 2 * LANES, 2), range(1, 2 * LANES, 2)
-    with code.loop(first, last) as row:
-        token = row // n_heads
-        source, target = start(args[:4], row), args[12] + row * (4 * head_dim)
-        cos, sin = start(args[4:8], token), start(args[8:12], token)
-        for at, count in vectors(code, head_dim - 2 * half):
-            code.store_first(code.load_first(source + at, F32X16, count), target + at, count)
-        source, target = (place + 4 * (head_dim - 2 * half) for place in (source, target))
-        for at, count in vectors(code, half):
-            low, high = min(LANES, 2 * count), max(0, 2 * count - LANES)
-            x = code.load_first(source + at * 2, F32X16, low)
-            y = x
-            if high:
-                y = code.load_first(source + at * 2 + 4 * LANES, F32X16, high)
-            a, b = x.take(even, y), x.take(odd, y)
-            c, s = (code.load_first(base + at, F32X16, count) for base in (cos, sin))
-            s = s * float(sign)
-            x, y = (a * c - b * s).interleaved(b * c + a * s)
-            code.store_first(x, target + at * 2, low)
-            if high:
-                code.store_first(y, target + at * 2 + 4 * LANES, high)
-
-
-_forth_body = functools.partial(_end_body, 1)
-_back_body = functools.partial(_end_body, -1)
+    token = row // n_heads
+    source, target = start(args[:4], row), args[12] + row * (4 * head_dim)
+    cos, sin = start(args[4:8], token), start(args[8:12], token)
+    for at, count in vectors(code, head_dim - 2 * half):
+        code.store_first(code.load_first(source + at, F32X16, count), target + at, count)
+    source, target = (place + 4 * (head_dim - 2 * half) for place in (source, target))
+    for at, count in vectors(code, half):
+        low, high = min(LANES, 2 * count), max(0, 2 * count - LANES)
+        x = code.load_first(source + at * 2, F32X16, low)
+        y = x
+        if high:
+            y = code.load_first(source + at * 2 + 4 * LANES, F32X16, high)
+        a, b = x.take(even, y), x.take(odd, y)
+        c, s = (code.load_first(base + at, F32X16, count) for base in (cos, sin))
+        s = s * float(sign)
+        x, y = (a * c - b * s).interleaved(b * c + a * s)
+        code.store_first(x, target + at * 2, low)
+        if high:
+            code.store_first(y, target + at * 2 + 4 * LANES, high)

@@ -22,13 +22,16 @@ from kernels.recurrence import conv, delta_rule
 from kernels.recurrence.conv import causal_conv
 from kernels.recurrence.delta_rule import naive as naive_delta
 from kernels.recurrence.delta_rule import with_llvm, with_torch
+from tests.support.attention import WithDefaults
 from tests.support.closeness import nmse
 from tests.support.delta_inputs import make
 from tests.support.implementations import Implementation, implementations
 
 naive_moe = Implementation(moe, "naive")
 
-naive_attention, torch_attention = implementations(attention, "naive", "with_torch")
+naive_attention, torch_attention = map(
+    WithDefaults, implementations(attention, "naive", "with_torch")
+)
 
 naive_conv, torch_conv = implementations(conv, "naive", "with_torch")
 
@@ -116,7 +119,7 @@ def test_conv(n_channels, activate, run):
     [
         partial(attend, invariant=True),
         torch_attention.attend_invariant,
-        llvm_attention.attend_invariant,
+        WithDefaults(llvm_attention).attend_invariant,
     ],
     ids=["chosen", "torch", "llvm"],
 )

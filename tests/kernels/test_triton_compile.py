@@ -160,12 +160,14 @@ def test_the_delta_rule_of_prompts(compiled, widths):
 def test_attention(compiled, d):
     """More rows of queries are more programs, so one number of tokens stands for all."""
     q, k, v = torch.ones(1, 4, 8, d), torch.ones(1, 2, 4096, d), torch.ones(1, 2, 4096, d)
-    attention.attend(q, k, v, torch.ones(1, 4, 4096, dtype=torch.bool))
+    attention.attend(q, k, v, torch.ones(1, 4, 4096, dtype=torch.bool), 0.1, None)
     # cells with the heads of a token side by side, as a cache stores them
     attention.attend(
         q,
         *(x.transpose(1, 2).contiguous().transpose(1, 2) for x in (k, v)),
         torch.ones(1, 4, 4096, dtype=torch.bool),
+        0.1,
+        None,
     )
     reads = [pack_blocks(random_blocks("Q4_K", 4, 256), "Q4_K", "q8")]
     x = q.flatten(2)
@@ -183,7 +185,7 @@ def test_attention(compiled, d):
 def test_attention_of_each_query_by_itself(compiled, d):
     q, k = torch.ones(1, 4, 8, d), torch.ones(1, 2, 4096, d)
     mask, sinks = torch.ones(1, 4, 4096, dtype=torch.bool), torch.ones(8)
-    attention.attend_invariant(q, k, k[..., : min(d, 512)], mask, None, sinks)
+    attention.attend_invariant(q, k, k[..., : min(d, 512)], mask, 0.1, sinks)
     assert [kernel.name for kernel in compiled] == ["_split_alone", "_combine"]
 
 

@@ -65,12 +65,7 @@ def gated_delta_slots(*inputs: *DeltaSlotArguments, grouped: bool) -> Tensor:
     sides = Sides(k.shape[3], d_v, channels)
     o, read, write = torch.empty(v.shape), read.contiguous(), write.contiguous()
     programs.slots(sides, grouped)(
-        *_where(q),
-        *_where(k),
-        *_where(v),
-        *_where(g),
-        *_where(beta),
-        *_where(pool),
+        *_where(q, k, v, g, beta, pool),
         *addresses(read, write, o),
         write.shape[1],
         n_tokens,
@@ -112,12 +107,7 @@ def _run(
     n_k_heads, d_k = k.shape[2:]
     sides = Sides(d_k, d_v, channels)
     programs.recurrence(sides, grouped, u is not None)(
-        *_where(q),
-        *_where(k),
-        *_where(v),
-        *_where(g),
-        *_where(beta),
-        *_where(state),
+        *_where(q, k, v, g, beta, state),
         *slots,
         o.data_ptr(),
         0 if u is None else u.data_ptr(),
@@ -151,11 +141,7 @@ def fold(
     counts = n_tokens if isinstance(n_tokens, int) else n_tokens.contiguous()
     sides = Sides(d_k, d_v, channels)
     programs.fold(sides, grouped, not isinstance(counts, int))(
-        *_where(state),
-        *_where(k),
-        *_where(u),
-        *_where(g),
-        *_where(out),
+        *_where(state, k, u, g, out),
         counts if isinstance(counts, int) else counts.data_ptr(),
         n_heads,
         k.shape[2],

@@ -17,13 +17,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from kernels.llvm import F32, F32X16, Code, Program, Value
+from kernels.llvm import F32, F32X16, Code, Value, kernel
 from kernels.llvm.functions import (
     StatePlace,
     StridedTensor,
@@ -176,80 +176,64 @@ class _Destination:
         return self._task.place(address + self._task.b * step, steps)
 
 
-@cache
-def _program(sides: SsdSides, *, indexed: bool, log: bool) -> Program:
+@kernel(36)
+def _program(
+    code: Code, args: Sequence[Value], task: Value, sides: SsdSides, indexed: bool, log: bool
+) -> None:
     """All tokens through the states.
 
     Arguments: x, dt, g, B, C and the states, tensors; the address of D; o and, for the log, u
     [B, T, H, P], contiguous; n_slots, n_tokens, n_heads, n_groups; then where states go: the
-    address of a table of the slots' addresses, newest first, and their three strides; if indexed,
-    rows of the pool that the states are: the addresses of `read` and `write`, their strides.
+    address of a table of the slots' addresses, newest first, their three strides and one number
+    more; if indexed, rows of the pool that the states are: the addresses of `read` and `write`,
+    their strides.
     """
-    return Program(partial(_recurrence, sides, indexed, log), 36 if indexed else 35)
-
-
-def _recurrence(
-    sides: SsdSides,
-    indexed: bool,
-    log: bool,
-    code: Code,
-    args: Sequence[Value],
-    first: Value,
-    last: Value,
-) -> None:
     x, dt, g, B, C, state = strided_tensors(args, 6)
     D, o, u_log, n_slots, n_tokens, n_heads, n_groups, *where = args[24:]
     rows = _Rows(code, sides)
-    with code.loop(first, last) as task:
-        mine = _Task.of(task, sides, n_heads, n_groups)
-        b, h = mine.b, mine.head
-        to = _Destination(code, mine, state, where, indexed)
-        rows.begin(mine.place(state.address + to.start * state.steps[0], state.steps[1:]))
-        skip = code.load(D + h * 4, F32)
-        with code.loop(0, n_tokens) as t:
-            at = (((b * n_tokens + t) * n_heads + h) * sides.p + mine.first) * 4
-            values, step = x.row(b, t, h) + mine.first * 4, code.load(dt.row(b, t, h), F32)
-            written = partial(_written, code, values, step, u_log + at if log else None)
-            target = rows.own
-            if not log:
-                back = n_tokens - t - 1
-                slot = to.slot(code.smaller(back, n_slots - 1))
-                target = rows.place_if(back.less(n_slots), slot)
-            c, give = C.row(b, t, mine.group), partial(_give, code, values, skip, o + at)
-            rows.token(g.row(b, t, h), written, B.row(b, t, mine.group), target, c, give)
+    mine = _Task.of(task, sides, n_heads, n_groups)
+    b, h = mine.b, mine.head
+    to = _Destination(code, mine, state, where, indexed)
+    rows.begin(mine.place(state.address + to.start * state.steps[0], state.steps[1:]))
+    skip = code.load(D + h * 4, F32)
+    with code.loop(0, n_tokens) as t:
+        at = (((b * n_tokens + t) * n_heads + h) * sides.p + mine.first) * 4
+        values, step = x.row(b, t, h) + mine.first * 4, code.load(dt.row(b, t, h), F32)
+        written = partial(_written, code, values, step, u_log + at if log else None)
+        target = rows.own
+        if not log:
+            back = n_tokens - t - 1
+            slot = to.slot(code.smaller(back, n_slots - 1))
+            target = rows.place_if(back.less(n_slots), slot)
+        c, give = C.row(b, t, mine.group), partial(_give, code, values, skip, o + at)
+        rows.token(g.row(b, t, h), written, B.row(b, t, mine.group), target, c, give)
 
 
-@cache
-def _fold_program(sides: SsdSides, *, counted: bool) -> Program:
+@kernel(23)
+def _fold_program(
+    code: Code, args: Sequence[Value], task: Value, sides: SsdSides, counted: bool
+) -> None:
     """The states after the tokens of a log.
 
     Arguments: the state, u, B, g, the state to fill, tensors; n_tokens, or the address of one for
     every sequence if they are counted; n_heads, n_groups.
     """
-    return Program(partial(_fold, sides, counted), 23)
-
-
-def _fold(
-    sides: SsdSides, counted: bool, code: Code, args: Sequence[Value], first: Value, last: Value
-) -> None:
     state, u, B, g, out = strided_tensors(args, 5)
     n_tokens, n_heads, n_groups = args[20:]
     rows = _Rows(code, sides)
-    with code.loop(first, last) as task:
-        mine = _Task.of(task, sides, n_heads, n_groups)
-        b, h = mine.b, mine.head
-        before, after = (
-            mine.place(whole.address + b * whole.steps[0], whole.steps[1:])
-            for whole in (state, out)
-        )
-        count = code.load(n_tokens + b * 8, I64) if counted else n_tokens
-        with code.when(count.less(1)):
-            rows.copy(before, after)
-        rows.begin(before)
-        with code.loop(0, count) as t:
-            written = partial(_written, code, u.row(b, t, h) + mine.first * 4, None, None)
-            target = rows.place_if((count - 2).less(t), after)
-            rows.token(g.row(b, t, h), written, B.row(b, t, mine.group), target)
+    mine = _Task.of(task, sides, n_heads, n_groups)
+    b, h = mine.b, mine.head
+    before, after = (
+        mine.place(whole.address + b * whole.steps[0], whole.steps[1:]) for whole in (state, out)
+    )
+    count = code.load(n_tokens + b * 8, I64) if counted else n_tokens
+    with code.when(count.less(1)):
+        rows.copy(before, after)
+    rows.begin(before)
+    with code.loop(0, count) as t:
+        written = partial(_written, code, u.row(b, t, h) + mine.first * 4, None, None)
+        target = rows.place_if((count - 2).less(t), after)
+        rows.token(g.row(b, t, h), written, B.row(b, t, mine.group), target)
 
 
 # numbers of a state times tokens that are worth a second thread
@@ -270,7 +254,7 @@ def ssd_into(*inputs: *SsdArguments, slots: Sequence[Tensor]) -> Tensor:
     if strides[3] != 1 and slots[0].shape[3] > 1:
         raise ValueError("the numbers of a slot's rows do not lie side by side")
     table = array("q", [slot.data_ptr() for slot in slots])
-    where = table.buffer_info()[0], *strides[:3]
+    where = table.buffer_info()[0], *strides[:3], 0
     return _run(inputs[:6], _rows(inputs[6]), len(slots), where, indexed=False, holds=table)
 
 
@@ -286,7 +270,7 @@ def ssd_log(*inputs: *SsdArguments) -> tuple[Tensor, UpdateLog]:
     """See kernels.recurrence.ssd.ssd_log; always invariant."""
     x, _, g, B, *_ = inputs
     u = torch.empty(x.shape)
-    o = _run(inputs[:6], _rows(inputs[6]), 0, (0, 0, 0, 0), indexed=False, u=u)
+    o = _run(inputs[:6], _rows(inputs[6]), 0, (0, 0, 0, 0, 0), indexed=False, u=u)
     return o, UpdateLog(u, B, g)
 
 
@@ -307,13 +291,8 @@ def _run(
     n_batch, n_tokens, n_heads, p = x.shape
     sides = SsdSides(p, B.shape[3])
     o = torch.empty(x.shape)
-    _program(sides, indexed=indexed, log=u is not None)(
-        *_where(x),
-        *_where(dt),
-        *_where(g),
-        *_where(B),
-        *_where(C),
-        *_where(states),
+    _program(sides, indexed, u is not None)(
+        *_where(x, dt, g, B, C, states),
         *addresses(D, o),
         0 if u is None else u.data_ptr(),
         n_slots,
@@ -339,12 +318,8 @@ def fold(
         out = torch.empty(state.shape)
     counts = n_tokens if isinstance(n_tokens, int) else n_tokens.contiguous()
     sides = SsdSides(p, n)
-    _fold_program(sides, counted=not isinstance(counts, int))(
-        *_where(state),
-        *_where(u),
-        *_where(B),
-        *_where(log.g),
-        *_where(out),
+    _fold_program(sides, not isinstance(counts, int))(
+        *_where(state, u, B, log.g, out),
         counts if isinstance(counts, int) else counts.data_ptr(),
         n_heads,
         B.shape[2],

@@ -17,9 +17,10 @@ from engine.model.rope import RopeConfig
 from kernels import attention
 from kernels.attention import attend
 from kernels.rope import apply_rope, rope_table
+from tests.support.attention import WithDefaults
 from tests.support.implementations import Implementation
 
-naive_attention = Implementation(attention, "naive")
+naive_attention = WithDefaults(Implementation(attention, "naive"))
 
 CPU = torch.device("cpu")
 LAYERS = {0: CellSize(2, 4, 4)}

@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 
 from kernels import attention
 from kernels.attention import steps_with_llvm, with_llvm
+from tests.support.attention import WithDefaults
 from tests.support.closeness import nmse
 from tests.support.implementations import implementations
 
-naive, with_torch = implementations(attention, "naive", "with_torch")
+naive, with_torch = map(WithDefaults, implementations(attention, "naive", "with_torch"))
+llvm = WithDefaults(with_llvm)
 
 F32 = 1e-11
 # heads, key/value heads, head dim
@@ -31,7 +33,7 @@ def fast(request):
             patch.setattr(attention, "MANY_VALUES", threshold)
             yield with_torch.attend
         elif request.param == "llvm":
-            yield with_llvm.attend
+            yield llvm.attend
         else:
             for name, value in (("LANES", 8), ("CELLS", 2), ("COLUMNS", 2)):
                 patch.setattr(steps_with_llvm, name, value)
@@ -39,7 +41,7 @@ def fast(request):
                 patch.setattr(
                     with_llvm, name, functools.cache(getattr(with_llvm, name).__wrapped__)
                 )
-            yield with_llvm.attend
+            yield llvm.attend
 
 
 def make(n_batch, n_tokens, heads, n_cells):
@@ -139,14 +141,14 @@ def test_chunks_of_cells_and_tokens(n_tokens, n_cells, heads):
     q, k, v, mask = make(2, n_tokens, heads, n_cells)
     mask[1, :, 20:] = False  # chunks that no one sees
     mask[1, 0, 0] = mask[1, 1:, 5] = True
-    o = with_llvm.attend(q, k, v, mask)
+    o = llvm.attend(q, k, v, mask)
     assert nmse(o, naive.attend(q.double(), k.double(), v.double(), mask)) < F32
 
 
 def test_more_heads_than_a_stack_has_room_for():
     q, k, v, mask = make(1, 2, (5000, 1, 4), 30)
     exact = naive.attend(q.double(), k.double(), v.double(), mask)
-    for attend in (with_llvm.attend, with_llvm.attend_invariant):
+    for attend in (llvm.attend, llvm.attend_invariant):
         assert nmse(attend(q, k, v, mask), exact) < F32
 
 
@@ -154,7 +156,7 @@ def test_more_heads_than_a_stack_has_room_for():
 def test_a_query_that_sees_nothing_gives_zeros(n_cells):
     q, k, v, mask = make(1, 3, (4, 2, 16), n_cells)
     mask[0, 1] = False
-    o = with_llvm.attend(q, k, v, mask)
+    o = llvm.attend(q, k, v, mask)
     assert torch.equal(o[0, 1], torch.zeros(4, 16))
     for t in (0, 2):
         law = naive.attend(q[:, t : t + 1], k, v, mask[:, t : t + 1])
@@ -165,7 +167,7 @@ def test_neighbours_in_memory_may_lie_apart():
     x = make(1, 2, (4, 2, 12), 33)
     apart = [torch.stack((t, t), -1).flatten(-2)[..., ::2] for t in x]
     assert all(t.stride(-1) == 2 for t in apart)
-    assert torch.equal(with_llvm.attend(*apart), with_llvm.attend(*x))
+    assert torch.equal(llvm.attend(*apart), llvm.attend(*x))
 
 
 def test_nan_in_what_is_seen_reaches_the_output():
@@ -173,7 +175,7 @@ def test_nan_in_what_is_seen_reaches_the_output():
     mask[:] = True
     mask[0, 1, 7] = False
     k[0, 0, 7] = torch.nan
-    o = with_llvm.attend(q, k, v, mask)
+    o = llvm.attend(q, k, v, mask)
     assert o[0, 0].isnan().all() and o[0, 1].isfinite().all()
 
 
@@ -202,13 +204,13 @@ def test_bits_depend_on_the_query_and_its_visible_cells_alone(
     k[unseen] = v[unseen] = torch.nan
     before = torch.get_num_threads()
     torch.set_num_threads(n_threads)
-    together = with_llvm.attend_invariant(q, k, v, mask)
+    together = llvm.attend_invariant(q, k, v, mask)
     torch.set_num_threads(before)
     assert together.isfinite().all()
     b, t = seed % n_batch, seed // 7 % n_tokens
     cells = mask[b, t].nonzero().squeeze(1)
     # the query and what it sees, in memory of their own
-    alone = with_llvm.attend_invariant(
+    alone = llvm.attend_invariant(
         q[b : b + 1, t : t + 1].clone(),
         k[b : b + 1, :, cells],
         v[b : b + 1, :, cells],
@@ -227,7 +229,7 @@ def test_values_are_columns_of_the_keys(fast, heads, n_tokens, n_cells):
     law = naive.attend(q.double(), k.double(), v.double(), mask, 0.125)
     assert o.shape == (2, n_tokens, heads[0], heads[2] - 8)
     assert nmse(o, law) < F32
-    for invariant in (with_llvm.attend_invariant, with_torch.attend_invariant):
+    for invariant in (llvm.attend_invariant, with_torch.attend_invariant):
         assert nmse(invariant(q, k, v, mask, 0.125), law) < F32
 
 
@@ -245,5 +247,5 @@ def test_sinks_take_weight(fast, n_tokens, n_cells, heads):
     kept = 1 / (1 + (sinks[-1].double() - scores).exp())
     torch.testing.assert_close(law[0, 0, -1], kept * v[0, -1, 0].double())
     assert nmse(fast(q, k, v, mask, sinks=sinks), law) < F32
-    for invariant in (with_llvm.attend_invariant, with_torch.attend_invariant):
+    for invariant in (llvm.attend_invariant, with_torch.attend_invariant):
         assert nmse(invariant(q, k, v, mask, None, sinks), law) < F32

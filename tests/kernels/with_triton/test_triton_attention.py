@@ -10,11 +10,13 @@ from kernels.attention import with_triton
 from kernels.linear.block_parts import PreparedRows
 from kernels.linear.blocks import pack_blocks
 from kernels.linear.integer_blocks.rows_with_triton import integer_rows
+from tests.support.attention import WithDefaults
 from tests.support.closeness import nmse
 from tests.support.implementations import implementations
 from tests.support.random_blocks import random_blocks
 
-naive, with_torch = implementations(attention, "naive", "with_torch")
+naive, with_torch = map(WithDefaults, implementations(attention, "naive", "with_torch"))
+triton = WithDefaults(with_triton)
 
 # what is asked for is 1e-7
 F32 = 1e-11
@@ -55,7 +57,7 @@ def assert_near(result: torch.Tensor, q, k, v, mask) -> None:
 
 
 def run(device, *inputs):
-    return with_triton.attend(*(x.to(device) for x in inputs))
+    return triton.attend(*(x.to(device) for x in inputs))
 
 
 @pytest.mark.parametrize(("heads", "sizes"), SHAPES, ids=str)
@@ -71,7 +73,7 @@ def test_values_are_columns_of_the_keys(device, small_splits, n_cells):
     """As in latent attention: keys longer than values, one row for both, a scale of its own."""
     q, k, _, mask = make(2, 3, (6, 1, 24), n_cells)
     given, rows, seen = (x.to(device) for x in (q, k, mask))
-    o = with_triton.attend(given, rows, rows[..., :16], seen, 0.125)
+    o = triton.attend(given, rows, rows[..., :16], seen, 0.125)
     wanted = naive.attend(q.double(), k.double(), k[..., :16].double(), mask, 0.125)
     assert o.shape == (2, 3, 6, 16)
     assert nmse(o.cpu(), wanted) < F32
@@ -137,15 +139,15 @@ def test_any_strides(device, small_splits):
     strided_q = q.to(device).transpose(1, 2).contiguous().transpose(1, 2)
     every_second = torch.stack((shared, ~shared), -1)[..., 0]
     for given in (shared, every_second):
-        o = with_triton.attend(strided_q, *unified, given)
+        o = triton.attend(strided_q, *unified, given)
         assert_near(o, q, *(x[:1].expand(2, -1, -1, -1) for x in (k, v)), mask[:1].expand(2, 3, 45))
 
 
 def test_a_query_has_the_same_bits_among_others(device, small_splits, products_in_order):
     q, k, v, mask = (x.to(device) for x in make(2, 9, (4, 2, 16), 70))
-    together = with_triton.attend(q, k, v, mask)
+    together = triton.attend(q, k, v, mask)
     for b, t in ((0, 0), (1, 8)):
-        one = with_triton.attend(
+        one = triton.attend(
             q[b : b + 1, t : t + 1], k[b : b + 1], v[b : b + 1], mask[b : b + 1, t : t + 1]
         )
         assert torch.equal(one[0, 0], together[b, t])
@@ -163,7 +165,7 @@ def test_hidden_cells_at_the_end_do_not_change_a_bit(device, small_splits, produ
 def test_sinks(device, small_splits, invariant):
     q, k, v, mask = make(2, 3, (6, 2, 16), 101)
     sinks = torch.randn(6) * 3
-    run_one = with_triton.attend_invariant if invariant else with_triton.attend
+    run_one = triton.attend_invariant if invariant else triton.attend
     o = run_one(*(x.to(device) for x in (q, k, v, mask)), None, sinks.to(device))
     wanted = naive.attend(q.double(), k.double(), v.double(), mask, None, sinks.double())
     assert nmse(o.cpu(), wanted) < F32
@@ -175,7 +177,7 @@ def test_each_query_by_itself(device, small_splits, heads, sizes):
     """Keys of latent attention and prompts too."""
     n_batch, n_tokens, n_cells = sizes
     inputs = make(n_batch, n_tokens, heads, n_cells)
-    assert_near(with_triton.attend_invariant(*(x.to(device) for x in inputs)), *inputs)
+    assert_near(triton.attend_invariant(*(x.to(device) for x in inputs)), *inputs)
 
 
 def test_only_the_order_of_visible_cells_counts(device, monkeypatch):
@@ -185,10 +187,10 @@ def test_only_the_order_of_visible_cells_counts(device, monkeypatch):
     q, k, v, mask = make(2, 5, (4, 2, 16), 100)
     hidden = ~mask.any(1)[:, None, :, None]
     given = q, k.masked_fill(hidden, torch.nan), v.masked_fill(hidden, torch.nan), mask
-    together = with_triton.attend_invariant(*(x.to(device) for x in given))
+    together = triton.attend_invariant(*(x.to(device) for x in given))
     for b, t in ((0, 0), (1, 4)):
         seen = mask[b, t].nonzero().squeeze(1)
-        one = with_triton.attend_invariant(
+        one = triton.attend_invariant(
             q[b : b + 1, t : t + 1].to(device),
             *(x[b : b + 1, :, seen].to(device) for x in (k, v)),
             torch.ones(1, 1, len(seen), dtype=torch.bool, device=device),
@@ -222,7 +224,7 @@ def test_rows_are_gated_and_rounded(device, small_splits, heads, types, invarian
     n_in = heads[0] * heads[2]
     gate = torch.randn(1, 2, n_in + 5, device=device)[..., 2:-3]
     reads = [pack_blocks(random_blocks(name, 4, 256).to(device), name, "q8") for name in types]
-    run = with_triton.attend_invariant if invariant else with_triton.attend
+    run = triton.attend_invariant if invariant else triton.attend
     out = run(q, k, v, mask).flatten(2)
     for given in (None, gate):
         y = with_triton.attend_rows(q, k, v, mask, given, reads, invariant=invariant)
