@@ -40,6 +40,14 @@ class RowNumbers(NamedTuple):
     in_order: Tensor
 
 
+LogPart = tuple[Tensor, Sequence[Tensor], int | Tensor]
+"""States [B, *shape] from before a log, the log, and how many of its tokens count: one number, or
+int64 [B]."""
+RowViews = tuple[Tensor, Sequence[Tensor], Sequence[int | None], Sequence[Sequence[int]], Tensor]
+"""A pool [n_rows, *shape]; each of its rows as a batch of one; per sequence the row to start from,
+None for zeros, and rows for its newest states, oldest first; the last as a tensor."""
+
+
 class Recurrence(ABC):
     """One kind of state. B sequences of T tokens advance together; all tensors are float32.
 
@@ -84,20 +92,9 @@ class Recurrence(ABC):
         """Advance without keeping a state: the output, and per member of `entry` [B, T, ...]."""
 
     @abstractmethod
-    def fold(
-        self,
-        start: Tensor,
-        entries: Sequence[Tensor],
-        n_tokens: int | Tensor,
-        *,
-        out: Tensor | None = None,
-        invariant: bool = False,
-    ) -> Tensor:
-        """The states [B, *shape] after the first n_tokens (one number, or int64 [B]) of a log.
-
-        What the log holds beyond them is not looked at. out: filled and returned in place of new
-        memory; may be `start` itself.
-        """
+    def fold(self, *log: *LogPart, out: Tensor | None = None, invariant: bool = False) -> Tensor:
+        """The states [B, *shape] after some tokens of a log; the others are not looked at. out:
+        filled and returned in place of new memory; may be the states from before itself."""
 
     def serves(self, n_tokens: int, n_written: int) -> bool:
         """Whether the state of n_written tokens is as good as that of the first n_tokens of them:
@@ -117,23 +114,10 @@ class Recurrence(ABC):
         """A state [..., *shape] as storage holds it: itself, or rounded to the type of storage."""
         return state
 
-    def in_rows(
-        self,
-        inputs: Any,
-        pool: Tensor,
-        rows: Sequence[Tensor],
-        read: Sequence[int | None],
-        write: Sequence[Sequence[int]],
-        in_order: Tensor,
-        *,
-        invariant: bool = False,
-    ) -> Tensor:
-        """Advance from rows of a pool [n_rows, *shape] into rows of it, chosen by the host.
-
-        rows: each row of the pool as a batch of one. read, write: per sequence the row to start
-        from, None for zeros, and rows for its newest states, oldest first; in_order: `write` as a
-        tensor. A sequence may write what an earlier one reads, so they run one after another here.
-        """
+    def in_rows(self, inputs: Any, *views: *RowViews, invariant: bool = False) -> Tensor:
+        """Advance from rows of a pool into rows of it, chosen by the host. A sequence may write
+        what an earlier one reads, so they run one after another here."""
+        _, rows, read, write, _ = views
         outputs = []
         for row, (source, new) in enumerate(zip(read, write, strict=True)):
             start = torch.zeros_like(rows[0]) if source is None else rows[source]
@@ -253,16 +237,8 @@ class InputWindow(Recurrence):
         y, _ = self.outputs(inputs, start, invariant=invariant)
         return y, (self.rows(inputs),)
 
-    def fold(
-        self,
-        start: Tensor,
-        entries: Sequence[Tensor],
-        n_tokens: int | Tensor,
-        *,
-        out: Tensor | None = None,
-        invariant: bool = False,
-    ) -> Tensor:
-        (columns,), width = entries, self._width
+    def fold(self, *log: *LogPart, out: Tensor | None = None, invariant: bool = False) -> Tensor:
+        (start, (columns,), n_tokens), width = log, self._width
         if isinstance(n_tokens, int) and n_tokens >= width:
             window = columns[:, n_tokens - width : n_tokens]
         elif isinstance(n_tokens, int):
@@ -273,17 +249,8 @@ class InputWindow(Recurrence):
             )
         return window if out is None else out.copy_(window)
 
-    def in_rows(
-        self,
-        inputs: Any,
-        pool: Tensor,
-        rows: Sequence[Tensor],
-        read: Sequence[int | None],
-        write: Sequence[Sequence[int]],
-        in_order: Tensor,
-        *,
-        invariant: bool = False,
-    ) -> Tensor:
+    def in_rows(self, inputs: Any, *views: *RowViews, invariant: bool = False) -> Tensor:
+        pool, rows, read, _, in_order = views
         starts = [torch.zeros_like(rows[0]) if i is None else rows[i] for i in read]
         start = starts[0] if len(starts) == 1 else torch.cat(starts)
         y, history = self.outputs(inputs, start, invariant=invariant)
@@ -374,5 +341,5 @@ class TokenWindow(InputWindow):
         # kept there: a recorded pass uploads nothing
         self._newest = self._newest.to(pool.device)
         new = history[:, self.shape[0] :]
-        causal_conv_slots(new, self._newest, pool, rows.read, rows.in_order, activate=False)
+        causal_conv_slots(new, self._newest, pool, rows.read, rows.in_order, None, activate=False)
         return context

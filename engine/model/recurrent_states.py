@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from engine.model.recurrence import Recurrence, RecurrentLayout, RowNumbers
+from engine.model.recurrence import LogPart, Recurrence, RecurrentLayout, RowNumbers, RowViews
 from kernels.linear.rounding import round_in_place, round_rows, rounded
 from kernels.pointwise import step_gates
 from kernels.recurrence import UpdateLog, delta_rule, ssd
@@ -130,16 +130,8 @@ class ScanState(Recurrence):
         newest_first = states.unbind(1)[::-1]
         return scan_into(*inputs, start, slots=newest_first, invariant=invariant), (states,)
 
-    def fold(
-        self,
-        start: Tensor,
-        entries: Sequence[Tensor],
-        n_tokens: int | Tensor,
-        *,
-        out: Tensor | None = None,
-        invariant: bool = False,
-    ) -> Tensor:
-        (states,) = entries
+    def fold(self, *log: *LogPart, out: Tensor | None = None, invariant: bool = False) -> Tensor:
+        start, (states,), n_tokens = log
         out = torch.empty_like(start) if out is None else out
         if isinstance(n_tokens, int):
             return out.copy_(states[:, n_tokens - 1] if n_tokens else start)
@@ -185,15 +177,8 @@ class MatrixState(Recurrence):
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         return self._log(*inputs.finished()[:-1], start, invariant=invariant)
 
-    def fold(
-        self,
-        start: Tensor,
-        entries: Sequence[Tensor],
-        n_tokens: int | Tensor,
-        *,
-        out: Tensor | None = None,
-        invariant: bool = False,
-    ) -> Tensor:
+    def fold(self, *log: *LogPart, out: Tensor | None = None, invariant: bool = False) -> Tensor:
+        start, entries, n_tokens = log
         return self._fold(start, self._entries(*entries), n_tokens, out=out, invariant=invariant)
 
     def by_index(self, inputs: Any, pool: Tensor, rows: RowNumbers) -> Tensor:
@@ -295,35 +280,17 @@ class StoredState(Recurrence):
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         return self._inner.log(self._read(inputs), start, invariant=invariant)
 
-    def fold(
-        self,
-        start: Tensor,
-        entries: Sequence[Tensor],
-        n_tokens: int | Tensor,
-        *,
-        out: Tensor | None = None,
-        invariant: bool = False,
-    ) -> Tensor:
-        state = self._inner.fold(start, entries, n_tokens, out=out, invariant=invariant)
+    def fold(self, *log: *LogPart, out: Tensor | None = None, invariant: bool = False) -> Tensor:
+        state = self._inner.fold(*log, out=out, invariant=invariant)
         if out is None:  # may be a view of the log
             return self.stored(state)
         if self._type != EXACT:
             round_in_place(out, self._type)
         return out
 
-    def in_rows(
-        self,
-        inputs: Any,
-        pool: Tensor,
-        rows: Sequence[Tensor],
-        read: Sequence[int | None],
-        write: Sequence[Sequence[int]],
-        in_order: Tensor,
-        *,
-        invariant: bool = False,
-    ) -> Tensor:
-        given = self._read(inputs)
-        o = self._inner.in_rows(given, pool, rows, read, write, in_order, invariant=invariant)
+    def in_rows(self, inputs: Any, *views: *RowViews, invariant: bool = False) -> Tensor:
+        o = self._inner.in_rows(self._read(inputs), *views, invariant=invariant)
+        pool, *_, in_order = views
         self._round_rows(pool, in_order, in_order[:, :-1])
         return o
 

@@ -31,13 +31,10 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return functional.rms_norm(x, (x.shape[-1],), weight, eps)
 
 
+@operation(triton=_TRITON)
 def rms_norm_rows(x: Tensor, weight: Tensor, eps: float, reads: Sequence[PackedWeight]) -> Rows:
     """rms_norm of rows that these matrices are multiplied with: on a GPU the same launch rounds few
     rows to what the products take of them, as do the functions below that have such an argument."""
-    if reads and runs_triton(x):
-        from kernels.norm.with_triton import rms_norm_rows as run
-
-        return run(x, weight, eps, reads)
     return rms_norm(x, weight, eps)
 
 

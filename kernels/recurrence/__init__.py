@@ -17,3 +17,8 @@ class UpdateLog(NamedTuple):
     left: Tensor
     right: Tensor
     g: Tensor
+
+
+FoldArguments = tuple[Tensor, UpdateLog, int | Tensor]
+"""A state from before a log, the log, and how many of its tokens count: one number for all rows or
+an int64 tensor [B]."""

@@ -15,6 +15,9 @@ from kernels.llvm.functions import addresses, rows_together, run, silu, stepped,
 from kernels.llvm.values import I64
 from kernels.pointwise.with_torch import pointwise
 
+ConvSlotArguments = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None]
+"""x, weight, pool, read, write and bias, as causal_conv_slots describes them."""
+
 
 @operation(triton="kernels.recurrence.with_triton", llvm=__name__)
 def causal_conv(
@@ -48,24 +51,18 @@ def causal_conv(
 
 @operation(triton="kernels.recurrence.with_triton", llvm=__name__)
 def causal_conv_slots(
-    x: Tensor,
-    weight: Tensor,
-    pool: Tensor,
-    read: Tensor,
-    write: Tensor,
-    bias: Tensor | None = None,
-    *,
-    activate: bool = True,
-    gate: Tensor | None = None,
+    *inputs: *ConvSlotArguments, activate: bool = True, gate: Tensor | None = None
 ) -> Tensor:
     """causal_conv from and to rows of one pool of windows, whose numbers are on the device.
 
-    x, weight, bias, activate: as there. pool: f32 [n_rows, K - 1, C], each row contiguous. read:
-    int64 [B], the row with the window of sequence b. write: int64 [B, n], 1 <= n <= T; row
-    write[b, i] receives the window n - 1 - i tokens before the last one. What b writes no other b'
-    reads or writes; one of its rows may be read[b]. The host looks at no number. gate: of the shape
-    of x, which it multiplies, in torch and in Triton. Returns y [B, T, C].
+    inputs: x, weight, pool, read, write, bias. x, weight, bias, activate: as there. pool: f32
+    [n_rows, K - 1, C], each row contiguous. read: int64 [B], the row with the window of sequence b.
+    write: int64 [B, n], 1 <= n <= T; row write[b, i] receives the window n - 1 - i tokens before
+    the last one. What b writes no other b' reads or writes; one of its rows may be read[b]. The
+    host looks at no number. gate: of the shape of x, which it multiplies, in torch and in Triton.
+    Returns y [B, T, C].
     """
+    x, weight, pool, read, write, bias = inputs
     x = x if gate is None else gate * x
     y, history = torch_version(causal_conv)(x, weight, pool[read], bias, activate=activate)
     after_each = history.unfold(1, pool.shape[1], 1).transpose(2, 3)
@@ -105,17 +102,9 @@ def causal_conv_naive(
     return torch.stack(rows, 1), history
 
 
-def causal_conv_slots_naive(
-    x: Tensor,
-    weight: Tensor,
-    pool: Tensor,
-    read: Tensor,
-    write: Tensor,
-    bias: Tensor | None = None,
-    *,
-    activate: bool = True,
-) -> Tensor:
+def causal_conv_slots_naive(*inputs: *ConvSlotArguments, activate: bool = True) -> Tensor:
     """See causal_conv_slots. Keeps the dtype of its inputs."""
+    x, weight, pool, read, write, bias = inputs
     window = torch.stack([pool[i] for i in read.tolist()])
     y, history = causal_conv_naive(x, weight, window, bias, activate=activate)
     for b, numbers in enumerate(write.tolist()):
@@ -155,16 +144,8 @@ def causal_conv_with_llvm(
     return _convolve(x, weight, window, None, bias, activate)
 
 
-def causal_conv_slots_with_llvm(
-    x: Tensor,
-    weight: Tensor,
-    pool: Tensor,
-    read: Tensor,
-    write: Tensor,
-    bias: Tensor | None = None,
-    *,
-    activate: bool = True,
-) -> Tensor:
+def causal_conv_slots_with_llvm(*inputs: *ConvSlotArguments, activate: bool = True) -> Tensor:
+    x, weight, pool, read, write, bias = inputs
     y, history = _convolve(x, weight, pool, read.contiguous(), bias, activate)
     (n_batch, n_new), write = write.shape, write.contiguous()
     window_bytes = 4 * pool.shape[1] * pool.shape[2]

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kernels.pointwise import multiply
 from kernels.pointwise.with_triton import softplus
+from kernels.recurrence.conv import ConvSlotArguments
 from kernels.recurrence.selective_scan import ScanArguments, ScanSlotArguments
 from kernels.triton_setup import as_rows, cdiv, jit, power_of_2
 
@@ -104,17 +105,10 @@ def causal_conv(
 
 
 def causal_conv_slots(
-    x: Tensor,
-    weight: Tensor,
-    pool: Tensor,
-    read: Tensor,
-    write: Tensor,
-    bias: Tensor | None = None,
-    *,
-    activate: bool = True,
-    gate: Tensor | None = None,
+    *inputs: *ConvSlotArguments, activate: bool = True, gate: Tensor | None = None
 ) -> Tensor:
     """See kernels.recurrence.conv. The tokens of a prompt go through windows of their own."""
+    x, weight, pool, read, write, bias = inputs
     if gate is not None and (x.shape[1] > FEW_TOKENS or gate.stride() != x.stride()):
         x, gate = multiply(gate, x), None
     if x.shape[1] <= FEW_TOKENS:

@@ -429,6 +429,7 @@ def test_convolution_norms_rope_and_swiglu(compiled, n_tokens):
         torch.ones(9, 3, 6144),
         table[:, 0],
         table,
+        None,
     )
     thirds = torch.ones(2, n_tokens, 3 * 2048).chunk(3, -1)
     recurrence.causal_conv_slots(
@@ -437,6 +438,7 @@ def test_convolution_norms_rope_and_swiglu(compiled, n_tokens):
         torch.ones(9, 2, 2048),
         table[:, 0],
         table,
+        None,
         activate=False,
         gate=thirds[1],
     )

@@ -30,6 +30,9 @@ _FACTORS = 6_364_136_223_847, 1_442_695_040_889, 3_935_559_000_371
 _EPS = 2.0**-17  # f32 holds it exactly
 Heads = tuple[int, int, int]
 """Attention's, those of keys and values, their dimension."""
+Blocks = tuple[str, int, int, Heads]
+"""A letter for each block, * for one that attends; the embedding's width, the vocabulary, and heads
+of attention."""
 
 
 def _qwen35(
@@ -205,18 +208,11 @@ def _alone(arch: str, n_layer: int, n_embd: int, n_vocab: int, mamba: Keys) -> R
 
 
 def _mixed(
-    arch: str,
-    pattern: str,
-    n_embd: int,
-    n_vocab: int,
-    attention: Heads,
-    widths: int | Sequence[int],
-    own: Keys,
-    also: Sequence[str] = (),
+    arch: str, blocks: Blocks, widths: int | Sequence[int], own: Keys, also: Sequence[str] = ()
 ) -> RandomFile:
-    """pattern: of each block, * for one that attends. widths: of feed-forward parts, of all or of
-    each. own: further keys. also: names of tensors."""
-    n_head, n_head_kv, width = attention
+    """widths: of feed-forward parts, of all or of each. own: further keys. also: names of
+    tensors."""
+    pattern, n_embd, n_vocab, (n_head, n_head_kv, width) = blocks
     n_kv = [n_head_kv * (kind == "*") for kind in pattern]
     keys = {
         **sizes(len(pattern), n_embd, _EPS),
@@ -227,26 +223,17 @@ def _mixed(
     return model_file(arch, n_vocab, keys, also=also)
 
 
-def _nemotron(
-    pattern: str, n_embd: int, n_vocab: int, attention: Heads, width: int, mamba: Keys
-) -> RandomFile:
-    """pattern: M for Mamba-2, * for attention, - for the feed-forward part."""
-    widths = [width * (kind == "-") for kind in pattern]
-    own = mamba | {"attention.layer_norm_epsilon": _EPS}
-    return _mixed("nemotron_h", pattern, n_embd, n_vocab, attention, widths, own)
+def _nemotron(blocks: Blocks, width: int, mamba: Keys) -> RandomFile:
+    """M for Mamba-2, * for attention, - for the feed-forward part."""
+    widths = [width * (kind == "-") for kind in blocks[0]]
+    return _mixed("nemotron_h", blocks, widths, mamba | {"attention.layer_norm_epsilon": _EPS})
 
 
 def _nemotron_moe(
-    pattern: str,
-    n_embd: int,
-    n_vocab: int,
-    attention: Heads,
-    mixture: tuple[int, int, int],
-    shared: int,
-    mamba: Keys,
+    blocks: Blocks, mixture: tuple[int, int, int], shared: int, mamba: Keys
 ) -> RandomFile:
     """The same with experts, how many, used and their width, and an MTP block."""
-    used = mixture[1] * mixture[2]
+    pattern, used = blocks[0], mixture[1] * mixture[2]
     own = {
         **mamba,
         "attention.layer_norm_epsilon": _EPS,
@@ -258,39 +245,26 @@ def _nemotron_moe(
         "nextn_predict_layers": 1,
     }
     widths = [*(used * (kind == "-") for kind in pattern), used]
-    return _mixed("nemotron_h_moe", f"{pattern}*", n_embd, n_vocab, attention, widths, own)
+    return _mixed("nemotron_h_moe", (f"{pattern}*", *blocks[1:]), widths, own)
 
 
-def _jamba(
-    pattern: str, n_embd: int, n_vocab: int, attention: Heads, width: int, n: int, mamba: Keys
-) -> RandomFile:
+def _jamba(blocks: Blocks, width: int, n: int, mamba: Keys) -> RandomFile:
     """n: experts in every other block, of which two are used."""
-    routed = [f"blk.{i}.ffn_gate_inp.weight" for i in range(1, len(pattern), 2)]
-    own = mamba | experts(n, 2, width)
-    return _mixed("jamba", pattern, n_embd, n_vocab, attention, width, own, routed)
+    routed = [f"blk.{i}.ffn_gate_inp.weight" for i in range(1, len(blocks[0]), 2)]
+    return _mixed("jamba", blocks, width, mamba | experts(n, 2, width), routed)
 
 
-def _each(
-    arch: str, pattern: str, n_embd: int, n_vocab: int, attention: Heads, width: int, own: Keys
-) -> RandomFile:
+def _each(arch: str, blocks: Blocks, width: int, own: Keys) -> RandomFile:
     """The width of every block's feed-forward part by itself."""
-    widths, norm = [width] * len(pattern), "blk.0.ssm_norm.weight"
-    also = (norm,) if arch == "falcon-h1" else ()
-    return _mixed(arch, pattern, n_embd, n_vocab, attention, widths, own, also)
+    also = ("blk.0.ssm_norm.weight",) if arch == "falcon-h1" else ()
+    return _mixed(arch, blocks, [width] * len(blocks[0]), own, also)
 
 
-def _lfm2moe(
-    pattern: str,
-    n_embd: int,
-    n_vocab: int,
-    attention: Heads,
-    width: int,
-    mixture: tuple[int, int, int],
-) -> RandomFile:
+def _lfm2moe(blocks: Blocks, width: int, mixture: tuple[int, int, int]) -> RandomFile:
     """Experts after the first block; a mixture counts what it uses for one token."""
-    widths = [width, *[mixture[1] * mixture[2]] * (len(pattern) - 1)]
+    widths = [width, *[mixture[1] * mixture[2]] * (len(blocks[0]) - 1)]
     own = {**_CONV, **experts(*mixture), "leading_dense_block_count": 1, "expert_gating_func": 2}
-    return _mixed("lfm2moe", pattern, n_embd, n_vocab, attention, widths, own)
+    return _mixed("lfm2moe", blocks, widths, own)
 
 
 _CONV: Keys = {"shortconv.l_cache": 3}
@@ -345,30 +319,27 @@ RANDOM_FAMILIES: Mapping[str, Mapping[str, RandomFile]] = {
     },
     "nemotron_h": {
         "0.6b": _nemotron(
-            "M-M-M-M-M*-M-" * 4, 1024, 131_072, (8, 2, 128), 4608, _mamba2(32, 64, 128, 8)
+            ("M-M-M-M-M*-M-" * 4, 1024, 131_072, (8, 2, 128)), 4608, _mamba2(32, 64, 128, 8)
         ),
-        "tiny": _nemotron("M-M*M-", 256, 512, _TINY_HEADS, 512, _mamba2(8, 64, 32, 2)),
+        "tiny": _nemotron(("M-M*M-", 256, 512, _TINY_HEADS), 512, _mamba2(8, 64, 32, 2)),
     },
     "nemotron_h_moe": {
         "0.8b": _nemotron_moe(
-            "M-M-M*-" * 4, 1024, 131_072, (8, 2, 128), (32, 4, 512), 1024, _mamba2(32, 64, 128, 8)
+            ("M-M-M*-" * 4, 1024, 131_072, (8, 2, 128)), (32, 4, 512), 1024, _mamba2(32, 64, 128, 8)
         ),
         "tiny": _nemotron_moe(
-            "M-M*-", 256, 512, _TINY_HEADS, (8, 2, 256), 256, _mamba2(8, 64, 32, 2)
+            ("M-M*-", 256, 512, _TINY_HEADS), (8, 2, 256), 256, _mamba2(8, 64, 32, 2)
         ),
     },
     "granitehybrid": {
         "0.3b": _each(
             "granitehybrid",
-            "MMM*MMMM" * 4,
-            768,
-            100_352,
-            (12, 4, 64),
+            ("MMM*MMMM" * 4, 768, 100_352, (12, 4, 64)),
             2048,
             _mamba2(48, 32, 128, 1) | _GRANITE,
         ),
         "tiny": _each(
-            "granitehybrid", "MMM*M", 256, 512, _TINY_HEADS, 256, _mamba2(8, 64, 32, 1) | _GRANITE
+            "granitehybrid", ("MMM*M", 256, 512, _TINY_HEADS), 256, _mamba2(8, 64, 32, 1) | _GRANITE
         ),
     },
     "mamba": {
@@ -376,13 +347,15 @@ RANDOM_FAMILIES: Mapping[str, Mapping[str, RandomFile]] = {
         "tiny": _alone("mamba", 3, 256, 512, ssm(4, 512, 16, 32)),
     },
     "jamba": {
-        "0.8b": _jamba("MMMM*MMM", 1024, 65_536, (8, 2, 128), 3584, 16, ssm(4, 2048, 16, 64)),
-        "tiny": _jamba("MMMM*M", 256, 512, _TINY_HEADS, 256, 8, ssm(4, 512, 16, 32)),
+        "0.8b": _jamba(("MMMM*MMM", 1024, 65_536, (8, 2, 128)), 3584, 16, ssm(4, 2048, 16, 64)),
+        "tiny": _jamba(("MMMM*M", 256, 512, _TINY_HEADS), 256, 8, ssm(4, 512, 16, 32)),
     },
     # its groups are not the file's to say
     "plamo2": {
-        "0.6b": _each("plamo2", "M*" * 8, 1024, 100_000, (16, 4, 64), 4096, _mamba2(32, 64, 64, 0)),
-        "tiny": _each("plamo2", "M*" * 2, 256, 512, _TINY_HEADS, 256, _mamba2(8, 64, 64, 0)),
+        "0.6b": _each(
+            "plamo2", ("M*" * 8, 1024, 100_000, (16, 4, 64)), 4096, _mamba2(32, 64, 64, 0)
+        ),
+        "tiny": _each("plamo2", ("M*" * 2, 256, 512, _TINY_HEADS), 256, _mamba2(8, 64, 64, 0)),
     },
     "mamba2": {
         "0.4b": _alone("mamba2", 48, 1024, 50_288, _mamba2(32, 64, 128, 1)),
@@ -390,17 +363,17 @@ RANDOM_FAMILIES: Mapping[str, Mapping[str, RandomFile]] = {
     },
     "falcon-h1": {
         "0.5b": _each(
-            "falcon-h1", "*" * 36, 1024, 32_784, (8, 2, 64), 2048, _mamba2(24, 64, 128, 1)
+            "falcon-h1", ("*" * 36, 1024, 32_784, (8, 2, 64)), 2048, _mamba2(24, 64, 128, 1)
         ),
-        "tiny": _each("falcon-h1", "***", 256, 512, _TINY_HEADS, 256, _mamba2(8, 32, 32, 1)),
+        "tiny": _each("falcon-h1", ("***", 256, 512, _TINY_HEADS), 256, _mamba2(8, 32, 32, 1)),
     },
     "lfm2": {
-        "0.7b": _each("lfm2", "CC*CC*CC*C*C*C*C", 1536, 65_536, (24, 8, 64), 6912, _CONV),
-        "tiny": _each("lfm2", "CC*C*", 256, 512, _TINY_HEADS, 256, _CONV),
+        "0.7b": _each("lfm2", ("CC*CC*CC*C*C*C*C", 1536, 65_536, (24, 8, 64)), 6912, _CONV),
+        "tiny": _each("lfm2", ("CC*C*", 256, 512, _TINY_HEADS), 256, _CONV),
     },
     "lfm2moe": {
-        "0.9b": _lfm2moe("CC*CC*CC*C*C*C*C", 1024, 65_536, (16, 8, 64), 4096, (32, 4, 512)),
-        "tiny": _lfm2moe("CC*C", 256, 512, _TINY_HEADS, 256, (8, 2, 256)),
+        "0.9b": _lfm2moe(("CC*CC*CC*C*C*C*C", 1024, 65_536, (16, 8, 64)), 4096, (32, 4, 512)),
+        "tiny": _lfm2moe(("CC*C", 256, 512, _TINY_HEADS), 256, (8, 2, 256)),
     },
 }
 """By architecture and the name of the size, the default first; sizes of qwen35 with a mixture of

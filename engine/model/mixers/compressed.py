@@ -4,6 +4,7 @@ last inputs of the compressor lie in rings, in slots by position (DeepSeek-V4)."
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from torch import Tensor
 from engine.model.config import ModelConfig
 from engine.model.memory import AttentionView, Mixer, RopeAndMemory
 from engine.model.parts.attention import INDEX_RING, INDEX_ROW, RINGS, CompressedAttentionPart
-from engine.model.recurrence import Recurrence, RowNumbers, StateKey, TokenInputs
+from engine.model.recurrence import LogPart, Recurrence, RowNumbers, StateKey, TokenInputs
 from engine.model.weights import MatrixRows, Weights
 from kernels.attention import attend
 from kernels.attention.compressed_choice import BlockScores, see_blocks
@@ -69,12 +70,7 @@ class CompressorRing(Recurrence):
         return state[self._slots(n_tokens, state.device)]
 
     def into(
-        self,
-        inputs: TokenInputs,
-        start: Tensor,
-        slots: Sequence[Tensor],
-        *,
-        invariant: bool = False,
+        self, inputs: Any, start: Tensor, slots: Sequence[Tensor], *, invariant: bool = False
     ) -> Tensor:
         x, positions = inputs
         y, n = compress(x, positions, start, self._part), x.shape[1]
@@ -91,16 +87,8 @@ class CompressorRing(Recurrence):
         y = compress(x, positions, start, self._part)
         return y, (x, ring_places(positions, self._part.n_slots))
 
-    def fold(
-        self,
-        start: Tensor,
-        entries: Sequence[Tensor],
-        n_tokens: int | Tensor,
-        *,
-        out: Tensor | None = None,
-        invariant: bool = False,
-    ) -> Tensor:
-        x, places = entries
+    def fold(self, *log: *LogPart, out: Tensor | None = None, invariant: bool = False) -> Tensor:
+        start, (x, places), n_tokens = log
         if isinstance(n_tokens, int):
             n_tokens = torch.full((len(start),), n_tokens, device=start.device)
         return fold_ring(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from kernels.dispatch import pick, pick_invariant
-from kernels.recurrence import UpdateLog
+from kernels.recurrence import FoldArguments, UpdateLog
 from kernels.recurrence.channel_gates import RawGates
 from kernels.recurrence.delta_rule import naive, with_torch
 from kernels.recurrence.delta_rule.naive import DeltaArguments, DeltaSlotArguments
@@ -120,13 +120,7 @@ def gated_delta_log(
 
 
 def fold(
-    state: Tensor,
-    log: UpdateLog,
-    n_tokens: int | Tensor,
-    *,
-    grouped: bool,
-    out: Tensor | None = None,
-    invariant: bool = False,
+    *inputs: *FoldArguments, grouped: bool, out: Tensor | None = None, invariant: bool = False
 ) -> Tensor:
     """The state after the first n_tokens tokens of a log.
 
@@ -134,9 +128,10 @@ def fold(
     number per head or per row of S: the deferred commit of ReplaySSM, the prefix form of the
     chunked delta rule.
 
-    state: [B, H_v, d_k, d_v], from before the log. n_tokens: 0 .. T, one for all rows or an int64
-    tensor [B]; nothing beyond it in the log is looked at. out: contiguous, filled and returned
-    instead of new memory; may be `state` itself. Equal to the recurrence up to rounding.
+    inputs: state, log, n_tokens. state: [B, H_v, d_k, d_v], from before the log. n_tokens: 0 .. T,
+    one for all rows or an int64 tensor [B]; nothing beyond it in the log is looked at. out:
+    contiguous, filled and returned instead of new memory; may be `state` itself. Equal to the
+    recurrence up to rounding.
     """
     run = _fold_invariant if invariant else _fold
-    return run(state, log, n_tokens, grouped=grouped, out=out)
+    return run(*inputs, grouped=grouped, out=out)

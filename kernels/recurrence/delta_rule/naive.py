@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kernels.recurrence import UpdateLog
+from kernels.recurrence import FoldArguments, UpdateLog
 
 DeltaArguments = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 """q, k, v, g, beta and the state, as kernels.recurrence.delta_rule.gated_delta_rule describes
@@ -81,15 +81,9 @@ def gated_delta_log(*inputs: *DeltaArguments, grouped: bool) -> tuple[Tensor, Up
     return o, UpdateLog(k, u, g)
 
 
-def fold(
-    state: Tensor,
-    log: UpdateLog,
-    n_tokens: int | Tensor,
-    *,
-    grouped: bool,
-    out: Tensor | None = None,
-) -> Tensor:
+def fold(*inputs: *FoldArguments, grouped: bool, out: Tensor | None = None) -> Tensor:
     """See kernels.recurrence.delta_rule.fold: the recurrence with u already known."""
+    state, log, n_tokens = inputs
     k, u, g = log
     n_batch, n_v_heads = state.shape[:2]
     counts = [n_tokens] * n_batch if isinstance(n_tokens, int) else n_tokens.tolist()

@@ -16,7 +16,7 @@ from torch import Tensor
 from kernels.llvm.functions import addresses
 from kernels.llvm.functions import rows_together as _rows
 from kernels.llvm.functions import strided as _where
-from kernels.recurrence import UpdateLog
+from kernels.recurrence import FoldArguments, UpdateLog
 from kernels.recurrence.delta_rule import programs_with_llvm as programs
 from kernels.recurrence.delta_rule.naive import DeltaArguments, DeltaSlotArguments
 from kernels.recurrence.delta_rule.programs_with_llvm import Sides
@@ -123,16 +123,10 @@ def _run(
     )
 
 
-def fold(
-    state: Tensor,
-    log: UpdateLog,
-    n_tokens: int | Tensor,
-    *,
-    grouped: bool,
-    out: Tensor | None = None,
-) -> Tensor:
+def fold(*inputs: *FoldArguments, grouped: bool, out: Tensor | None = None) -> Tensor:
     """See kernels.recurrence.delta_rule.fold; token by token, with the states of
     gated_delta_into."""
+    state, log, n_tokens = inputs
     k, u, state, channels = (_rows(log.left), _rows(log.right), _rows(state), log.g.dim() == 4)
     g = _rows(log.g) if channels else log.g
     n_batch, n_heads, d_k, d_v = state.shape

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from kernels.pointwise.with_torch import pointwise
-from kernels.recurrence import UpdateLog
+from kernels.recurrence import FoldArguments, UpdateLog
 from kernels.recurrence.delta_rule.naive import DeltaArguments, DeltaSlotArguments
 
 # Up to here the recurrence itself is as fast as the WY form, hands out every state on its way,
@@ -206,16 +206,11 @@ def _log_chunks(rows: HeadRows, state: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def fold(
-    state: Tensor,
-    log: UpdateLog,
-    n_tokens: int | Tensor,
-    *,
-    grouped: bool,
-    out: Tensor | None = None,
-    invariant: bool = False,
+    *inputs: *FoldArguments, grouped: bool, out: Tensor | None = None, invariant: bool = False
 ) -> Tensor:
     """See kernels.recurrence.delta_rule.fold. Keeps the dtype of its inputs. invariant: token by
     token, with the bits of the states of an invariant gated_delta_into."""
+    state, log, n_tokens = inputs
     if invariant:
         return _fold_by_token(state, log, n_tokens, grouped, out)
     k, u, g = _prefix(log, n_tokens)

@@ -30,7 +30,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from kernels.recurrence import UpdateLog
+from kernels.recurrence import FoldArguments, UpdateLog
 from kernels.recurrence.channel_gates import RawGates
 from kernels.recurrence.delta_rule.naive import DeltaArguments, DeltaSlotArguments
 from kernels.recurrence.with_triton import FEW_TOKENS, opened_gate, run_into
@@ -114,16 +114,10 @@ def _fold(
     tl.store(whole + rows[:, None] * d_v + columns[None, :], S, inside)
 
 
-def fold(
-    state: Tensor,
-    log: UpdateLog,
-    n_tokens: int | Tensor,
-    *,
-    grouped: bool,
-    out: Tensor | None = None,
-) -> Tensor:
+def fold(*inputs: *FoldArguments, grouped: bool, out: Tensor | None = None) -> Tensor:
     """See kernels.recurrence.delta_rule.fold. The recurrence with u known, so each column runs by
     itself."""
+    state, log, n_tokens = inputs
     k, u, g = log
     if out is None:
         out = state.new_empty(state.shape)

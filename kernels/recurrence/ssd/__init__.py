@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from kernels.dispatch import pick, pick_invariant
-from kernels.recurrence import UpdateLog
+from kernels.recurrence import FoldArguments, UpdateLog
 from kernels.recurrence.ssd import naive, with_torch
 from kernels.recurrence.ssd.naive import SsdArguments, SsdInputs, SsdSlotArguments
 
@@ -88,20 +88,14 @@ def ssd_log(*inputs: *SsdArguments, invariant: bool = False) -> tuple[Tensor, Up
     return (_log_invariant if invariant else _log)(*inputs)
 
 
-def fold(
-    state: Tensor,
-    log: UpdateLog,
-    n_tokens: int | Tensor,
-    *,
-    out: Tensor | None = None,
-    invariant: bool = False,
-) -> Tensor:
+def fold(*inputs: *FoldArguments, out: Tensor | None = None, invariant: bool = False) -> Tensor:
     """The state after the first n_tokens tokens of a log.
 
     S_n = e^(c_n) S_0 + sum over i <= n of e^(c_n - c_i) u_i B_i^T with c the running sum of g.
 
-    state: [B, H, P, N], from before the log. n_tokens: 0 .. T, one for all rows or an int64 tensor
-    [B]; nothing beyond it in the log is looked at. out: contiguous, filled and returned instead of
-    new memory; may be `state` itself. Equal to the recurrence up to rounding.
+    inputs: state, log, n_tokens. state: [B, H, P, N], from before the log. n_tokens: 0 .. T, one
+    for all rows or an int64 tensor [B]; nothing beyond it in the log is looked at. out: contiguous,
+    filled and returned instead of new memory; may be `state` itself. Equal to the recurrence up to
+    rounding.
     """
-    return (_fold_invariant if invariant else _fold)(state, log, n_tokens, out=out)
+    return (_fold_invariant if invariant else _fold)(*inputs, out=out)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kernels.recurrence import UpdateLog
+from kernels.recurrence import FoldArguments, UpdateLog
 
 SsdInputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 """x, dt, g, B, C and D, as kernels.recurrence.ssd.ssd describes them."""
@@ -60,10 +60,9 @@ def ssd_log(*inputs: *SsdArguments) -> tuple[Tensor, UpdateLog]:
     return o, UpdateLog(dt.unsqueeze(-1) * x, B, g)
 
 
-def fold(
-    state: Tensor, log: UpdateLog, n_tokens: int | Tensor, *, out: Tensor | None = None
-) -> Tensor:
+def fold(*inputs: *FoldArguments, out: Tensor | None = None) -> Tensor:
     """See kernels.recurrence.ssd.fold: the recurrence without its outputs."""
+    state, log, n_tokens = inputs
     u, B, g = log
     n_batch, n_heads = state.shape[:2]
     share = n_heads // B.shape[2]

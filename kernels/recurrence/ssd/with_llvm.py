@@ -36,7 +36,7 @@ from kernels.llvm.functions import (
 from kernels.llvm.functions import rows_together as _rows
 from kernels.llvm.functions import strided as _where
 from kernels.llvm.values import I64
-from kernels.recurrence import UpdateLog
+from kernels.recurrence import FoldArguments, UpdateLog
 from kernels.recurrence.ssd.naive import SsdArguments, SsdInputs, SsdSlotArguments
 
 # rows of a task, and those that share what is read of B and C
@@ -308,10 +308,9 @@ def _run(
     return o
 
 
-def fold(
-    state: Tensor, log: UpdateLog, n_tokens: int | Tensor, *, out: Tensor | None = None
-) -> Tensor:
+def fold(*inputs: *FoldArguments, out: Tensor | None = None) -> Tensor:
     """See kernels.recurrence.ssd.fold. Here the very states of ssd_into."""
+    state, log, n_tokens = inputs
     u, B, state = _rows(log.left), _rows(log.right), _rows(state)
     n_batch, n_heads, p, n = state.shape
     if out is None:

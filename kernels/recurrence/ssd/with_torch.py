@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from kernels.pointwise.with_torch import pointwise
-from kernels.recurrence import UpdateLog
+from kernels.recurrence import FoldArguments, UpdateLog
 from kernels.recurrence.ssd.naive import SsdArguments, SsdInputs, SsdSlotArguments
 
 # Up to here the recurrence is as fast, and hands out every state on its way.
@@ -74,16 +74,10 @@ def ssd_log(*inputs: *SsdArguments, invariant: bool = False) -> tuple[Tensor, Up
     return o, UpdateLog(dt.unsqueeze(-1) * x, B, g)
 
 
-def fold(
-    state: Tensor,
-    log: UpdateLog,
-    n_tokens: int | Tensor,
-    *,
-    out: Tensor | None = None,
-    invariant: bool = False,
-) -> Tensor:
+def fold(*inputs: *FoldArguments, out: Tensor | None = None, invariant: bool = False) -> Tensor:
     """See kernels.recurrence.ssd.fold. Keeps the dtype of its inputs. invariant: token by token,
     with the bits of the states of an invariant ssd_into."""
+    state, log, n_tokens = inputs
     u, B, g = _prefix_rows(log, n_tokens)
     if invariant:
         return _fold_by_token(state, UpdateLog(u, B, g), out)

@@ -24,7 +24,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.pointwise.with_triton import STEP_GATES
-from kernels.recurrence import UpdateLog
+from kernels.recurrence import FoldArguments, UpdateLog
 from kernels.recurrence.ssd.naive import SsdArguments, SsdInputs, SsdSlotArguments
 from kernels.recurrence.with_triton import FEW_TOKENS, run_into
 from kernels.triton_setup import LEAST_DEPTH, cdiv, jit, power_of_2
@@ -96,10 +96,9 @@ def _fold(
     tl.store(whole + p[:, None] * n_size + n[None, :], S, inside)
 
 
-def fold(
-    state: Tensor, log: UpdateLog, n_tokens: int | Tensor, *, out: Tensor | None = None
-) -> Tensor:
+def fold(*inputs: *FoldArguments, out: Tensor | None = None) -> Tensor:
     """See kernels.recurrence.ssd.fold. The recurrence without its outputs."""
+    state, log, n_tokens = inputs
     u, B, g = log
     if out is None:
         out = state.new_empty(state.shape)

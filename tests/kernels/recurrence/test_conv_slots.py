@@ -30,7 +30,7 @@ def test_windows_come_from_rows_and_go_to_rows(ops, n_channels, n_tokens, n, ove
     for i in range(n):
         end = n_tokens - (n - 1 - i) + 3
         expected[write[:, i]] = history[:, end - 3 : end].float()
-    y = ops.causal_conv_slots(x, weight, pool, read, write)
+    y = ops.causal_conv_slots(x, weight, pool, read, write, None)
     assert nmse(y, law) < 1e-12
     assert torch.equal(pool, expected)
 
@@ -40,7 +40,7 @@ def test_llvm_has_the_bits_of_windows_chosen_by_the_host():
     read = torch.tensor([3, 1])
     expected, _ = with_llvm.causal_conv(x, weight, pool[read])
     write = torch.tensor([[0], [2]])
-    assert torch.equal(with_llvm.causal_conv_slots(x, weight, pool, read, write), expected)
+    assert torch.equal(with_llvm.causal_conv_slots(x, weight, pool, read, write, None), expected)
 
 
 @IMPLEMENTATIONS

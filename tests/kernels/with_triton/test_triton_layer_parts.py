@@ -85,12 +85,12 @@ def test_windows_come_from_rows_and_go_to_rows(device, n_taps, n_tokens, n, over
     there = pool.to(device)
     first = x.to(device), weight.to(device)
     wanted, history = recurrence.causal_conv(*first, there[read.to(device)])
-    y = recurrence.causal_conv_slots(*first, there, read.to(device), write.to(device))
+    y = recurrence.causal_conv_slots(*first, there, read.to(device), write.to(device), None)
     both, rows = torch.randn(2, n_tokens, 306, device=device), [read.to(device), write.to(device)]
     gate, values = both[..., 2:152], both[..., 153:303]
     pools = [pool.clone().to(device) for _ in range(2)]
-    gated = recurrence.causal_conv_slots(values, first[1], pools[0], *rows, gate=gate)
-    apart = recurrence.causal_conv_slots(gate * values, first[1], pools[1], *rows)
+    gated = recurrence.causal_conv_slots(values, first[1], pools[0], *rows, None, gate=gate)
+    apart = recurrence.causal_conv_slots(gate * values, first[1], pools[1], *rows, None)
     assert torch.equal(gated, apart)
     assert torch.equal(*(each.nan_to_num(-1.0) for each in pools))
     expected = pool.clone()
