@@ -44,7 +44,7 @@ from engine.analysis.verdict import state_drift
 from engine.compare.lane_spec import DEFAULT_LANES, NOISE_LANE, LaneSpec
 from engine.compare.scenario import Scenario, find_scenario, scenarios
 from engine.errors import OptionError
-from engine.options import RunOptions
+from engine.options import Prompt, RunOptions
 from engine.options.faults import notes_on
 from engine.options.llama_cpp import LlamaSettings
 from engine.report.run import (
@@ -148,7 +148,8 @@ def run(args: argparse.Namespace) -> int:
     if args.lanes:
         lanes = (NOISE_LANE, *map(LaneSpec.parse, args.lanes))
     n_draft = None if options.spec.types else options.spec.n_max
-    for lane in scenario.lanes if scenario else lanes:
+    lanes = scenario.lanes if scenario else lanes
+    for lane in lanes:
         for note in notes_on(lane.options(options), n_draft, is_led=not lane.free):
             tell(f"note: {lane.name}: {note}")
     if args.bound is not None and args.bound < 0:
@@ -156,32 +157,27 @@ def run(args: argparse.Namespace) -> int:
     check_trace_folder(args.trace)
     check_report(args)
     session = open_session(args, target, drafts)
-    from engine.compare.comparison import Comparison, start_comparison
+    from engine.compare.comparison import Comparison
     from engine.environment import environment
 
-    if scenario and not scenario.lanes:
-        return _run_scenario(args, session, scenario)
     if scenario:
         prompts = [session.prompt(text) for text in scenario.prompts]
-        job = start_comparison(
-            session,
-            scenario,
-            bound=args.bound,
-            llama_library=args.llama_cpp_lib,
-            llama_settings=options_from(args, LlamaSettings),
-        )
+        accepted = scenario.draft_accept or None
     else:
         prompts = [make_prompt(session, args, source) for source in args.sources]
-        job = Comparison(
-            session,
-            prompts,
-            options,
-            lanes,
-            bound=args.bound,
-            draft_accept=args.draft_accept,
-            llama_library=args.llama_cpp_lib,
-            llama_settings=options_from(args, LlamaSettings),
-        )
+        accepted = args.draft_accept
+    if scenario and not lanes:
+        return _run_scenario(args, session, scenario, prompts)
+    job = Comparison(
+        session,
+        prompts,
+        options,
+        lanes,
+        bound=args.bound,
+        draft_accept=accepted,
+        llama_library=args.llama_cpp_lib,
+        llama_settings=options_from(args, LlamaSettings),
+    )
     decode(job, job.step, args.trace, session.content)
     verdicts = job.results()
     lanes_shown = [RunRef(job.trace, verdict.run_id) for verdict in verdicts]
@@ -221,12 +217,13 @@ def run(args: argparse.Namespace) -> int:
     return int(any(verdict.is_beyond for verdict in verdicts))
 
 
-def _run_scenario(args: argparse.Namespace, session: Session, scenario: Scenario) -> int:
+def _run_scenario(
+    args: argparse.Namespace, session: Session, scenario: Scenario, prompts: list[Prompt]
+) -> int:
     """A scenario without lanes: its sequences and what was found."""
-    from engine.compare.comparison import start_run
     from engine.environment import environment
 
-    job = start_run(session, scenario)
+    job = session.start(prompts, scenario.options)
     decode(job, job.step, args.trace, session.content)
     run = RunRef(job.trace, job.run_id)
     if deliver_report(args, lambda words: run_report(run, environment(), words)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from app.engine_thread.events import (
 from engine.errors import OptionError
 from engine.fork import check_model, prompts_of
 from engine.long_work import ReportProgress
-from engine.options import Prompt, RunOptions
+from engine.options import Prompt
 from engine.trace.store import TraceStore
 from resources import ROLLBACK_SCRIPTS
 
@@ -58,17 +58,7 @@ def inspect_files(request: OpenRequest) -> OpenedFiles:
     return OpenedFiles(request.target, tuple(drafts.values()), info, identity, has_chat)
 
 
-def open_engine(
-    target: Path,
-    drafts: Sequence[Path] = (),
-    *,
-    compute: str,
-    mmap: bool | None = None,
-    device: str = "auto",
-    options: RunOptions | None = None,
-    progress: ReportProgress,
-    cancelled: Callable[[], bool],
-) -> Session:
+def open_engine(request: OpenRequest, progress: ReportProgress) -> Session:
     """`Session.open`, and threads as the model needs them; those in use stay if it cannot be
     opened."""
     first = "torch" not in sys.modules
@@ -81,14 +71,14 @@ def open_engine(
         gc.freeze()  # 170,000 objects that stay: a full collection takes 5 instead of 130 ms
     with temporary_threads():
         session = Session.open(
-            target,
-            drafts,
-            compute=compute,
-            device=device,
-            mmap=mmap,
+            request.target,
+            request.drafts,
+            compute=request.compute,
+            device=request.device,
+            mmap=request.mmap,
             progress=progress,
-            cancelled=cancelled,
-            options=options,
+            cancelled=request.cancelled.is_set,
+            options=request.options,
         )
     choose_threads(None, session.info, session.model)
     return session
@@ -108,24 +98,15 @@ class LocalEngine:
 
     def __init__(self) -> None:
         self._identity: dict[str, Any] = {}
-        self._drafts: list[Path] = []
+        self._drafts: tuple[Path, ...] = ()
 
     def inspect(self, request: OpenRequest) -> OpenedFiles:
         found = inspect_files(request)
-        self._identity, self._drafts = found.identity, [path for path, *_ in found.drafts]
+        self._identity, self._drafts = found.identity, tuple(path for path, *_ in found.drafts)
         return found
 
     def open(self, request: OpenRequest, progress: ReportProgress) -> LocalSession:
-        session = open_engine(
-            request.target,
-            self._drafts,
-            compute=request.compute,
-            mmap=request.mmap,
-            device=request.device,
-            options=request.options,
-            progress=progress,
-            cancelled=request.cancelled.is_set,
-        )
+        session = open_engine(replace(request, drafts=self._drafts), progress)
         if session.content is not None:
             session.content.tell(self._identity)
         return LocalSession(session, request.target)

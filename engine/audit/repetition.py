@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -26,11 +26,7 @@ from engine.decode.round import Round, RoundObserver
 from engine.decode.sequences import DecodingSequence
 from engine.memory.hybrid import HybridMemory
 from engine.model.recurrence import StateKey
-from engine.options import Prompt, RunOptions
 from engine.trace.store import TraceStore
-
-if TYPE_CHECKING:
-    from engine.session import Session
 
 _ROUNDS = 32
 """Rounds after the first suspect one that are looked at."""
@@ -45,9 +41,6 @@ class Repetition(RoundObserver):
 
     def __init__(
         self,
-        session: Session,
-        prompts: Sequence[Prompt],
-        options: RunOptions,
         texts: AuditedTexts,
         rows: Mapping[int, Sequence[EmittedRow]],
         suspects: Mapping[int, Sequence[int]],
@@ -57,17 +50,14 @@ class Repetition(RoundObserver):
         """suspects: by sequence the rounds in which something is suspect. samples: of a run that
         cannot be repeated, the first suspect states of each of them. wide: what wide passes
         found."""
-        self._session, self._prompts, self._options = session, prompts, options
-        self._audited, self._rows = texts, rows
+        self._audited, self._options, self._rows = texts, texts.options, rows
         self._suspects, self._samples, self._wide = suspects, samples, wide
-        self._plain = {i: PlainPass(session, options, texts.tokens[i]) for i in sorted(suspects)}
-        self._redraw = {
-            i: Redraw(session, options, prompts, i, rows.get(i, []), texts) for i in suspects
-        }
+        self._plain = {i: texts.passed(i) for i in sorted(suspects)}
+        self._redraw = {i: Redraw(texts, i, rows.get(i, [])) for i in suspects}
         self._checks = {i: TextCheck() for i in suspects}
         self._states: dict[int, dict[str, Any]] = {}
         self._cells: dict[int, dict[str, Any]] = {}
-        self._texts: dict[int, list[int]] = {i: list(p.tokens) for i, p in enumerate(prompts)}
+        self._texts = {i: list(prompt.tokens) for i, prompt in enumerate(texts.prompts)}
         self._has_parted = False
         self.not_judged: list[str] = []
 
@@ -75,8 +65,8 @@ class Repetition(RoundObserver):
         """The second look, in small parts."""
         last = max(min(found[-1], found[0] + _ROUNDS) for found in self._suspects.values())
         if self._samples is None:
-            trace = TraceStore()
-            run = self._session.start(self._prompts, self._options, trace, observer=self)
+            trace, audited = TraceStore(), self._audited
+            run = audited.session.start(audited.prompts, self._options, trace, observer=self)
             while not self._has_parted and run.step():
                 yield
                 if len(trace.rounds) and int(trace.rounds.column("round")[-1]) >= last:
@@ -98,7 +88,7 @@ class Repetition(RoundObserver):
         """Without a repetition, the states copied in the first run say which are wrong."""
         if sample is None:
             return
-        plain = PlainPass(self._session, self._options, self._audited.tokens[seq_id])
+        plain = self._audited.passed(seq_id)
         while plain.n_tokens < sample.n_tokens:
             n = min(self._options.n_ubatch, sample.n_tokens - plain.n_tokens)
             plain.decode(n, sample.n_tokens)
@@ -160,11 +150,11 @@ class Repetition(RoundObserver):
         if not wrong:
             return
         key, plain = min(wrong), self._options.plain
-        make = partial(self._session.make_memory, plain, 1, n_tokens + _ROOM, 0)
+        make = partial(self._audited.session.make_memory, plain, 1, n_tokens + _ROOM, 0)
         text = self._sequence_text(number, seq_id, n_tokens)
         where = {"round": number, "seq_id": seq_id}
         where["is_prompt"] = (number, seq_id) not in self._audited.batches
-        records = StateOrigin(self._session.model, make).of(
+        records = StateOrigin(self._audited.session.model, make).of(
             text, memory, seq, beside, key.layer, others
         )
         self._states[seq_id] = {
@@ -209,7 +199,7 @@ class Repetition(RoundObserver):
     def _advance(self, seq_id: int, stop: int) -> None:
         """Decode a prompt in the usual ubatches, then token by token, and compare what was
         recorded."""
-        plain, n_prompt = self._plain[seq_id], len(self._prompts[seq_id].tokens)
+        plain, n_prompt = self._plain[seq_id], len(self._audited.prompts[seq_id].tokens)
         n = min(self._options.n_ubatch, max(1, n_prompt - plain.n_tokens), stop - plain.n_tokens)
         part = plain.decode(n, n_prompt - 1)
         check = self._checks[seq_id]

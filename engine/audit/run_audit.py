@@ -28,13 +28,11 @@ from engine.audit.sampler_check import SamplerCheck
 from engine.audit.text_check import (
     AuditedTexts,
     EmittedRow,
-    PlainPass,
     Redraw,
     StateSample,
     StateSamples,
     TextCheck,
     emitted_rows,
-    plain_sampler,
     state_errors,
 )
 from engine.decode.round import Round, RoundObserver
@@ -150,7 +148,7 @@ class RunAudit(RoundObserver):
         n_bytes = _SAMPLED_BYTES if reads_all else _FEW_BYTES
         self._samples = StateSamples(memory, n, n_bytes, with_last=reads_all)
         grammar = self._session.grammar(self._options)
-        make = partial(plain_sampler, self._session, self._options, self._prompts, grammar)
+        make = partial(self._texts.sampler, grammar)
         seq_ids = [sequence.seq_id for sequence in sequences]
         self._check = SamplerCheck(make, seq_ids, self._options, end_tokens)
 
@@ -257,14 +255,14 @@ class RunAudit(RoundObserver):
     def _pass(self, seq_id: int, check: TextCheck, rows: Sequence[EmittedRow]) -> Iterator[None]:
         """Decode a text in wide passes and compare."""
         assert self._samples is not None
-        text, samples = self._texts.tokens[seq_id], self._samples.of(seq_id)
+        samples = self._samples.of(seq_id)
         n_prompt = len(self._prompts[seq_id].tokens)
         n_all = max([0, *(row.pos for row in rows), *(s.n_tokens for s in samples)])
         if not n_all:
             return
         width = max(16, min(self._options.n_ubatch, _LOGITS_BYTES // 4 // self._n_vocab))
-        plain = PlainPass(self._session, self._options, text, self._taps)
-        redraw = Redraw(self._session, self._options, self._prompts, seq_id, rows, self._texts)
+        plain = self._texts.passed(seq_id, self._taps)
+        redraw = Redraw(self._texts, seq_id, rows)
         by_length = {sample.n_tokens: sample for sample in samples}
         while plain.n_tokens < n_all:
             most = self._options.n_ubatch if plain.n_tokens + 1 < n_prompt else width
@@ -316,16 +314,7 @@ class RunAudit(RoundObserver):
     ) -> Iterator[None]:
         rounds = {i: self._suspect_rounds(i, rows.get(i, [])) for i in suspects}
         samples = None if self._can_repeat else {i: self._wrong_sample(i) for i in suspects}
-        repetition = Repetition(
-            self._session,
-            self._prompts,
-            self._options,
-            self._texts,
-            rows,
-            rounds,
-            samples,
-            self._checks,
-        )
+        repetition = Repetition(self._texts, rows, rounds, samples, self._checks)
         yield from repetition.parts()
         for seq_id in sorted(suspects):
             wrong = repetition.wrong(seq_id)

@@ -163,9 +163,6 @@ class StateSamples:
         )
 
 
-if TYPE_CHECKING:
-    from engine.session import Session
-
 _FEW_ROWS = 3
 _LEAST_P = 1e-30
 
@@ -198,7 +195,7 @@ class TextCheck:
 
 @dataclass(frozen=True, slots=True)
 class AuditedTexts:
-    """The texts of a run, and what rounding may do to them in its compute mode.
+    """The texts of a run of these prompts, and what rounding may do to them in its compute mode.
 
     tokens: by sequence, prompt and accepted ones; those after a stop were not emitted. batches: by
     round and sequence the batch that was judged, its position and tokens. logits_limit: NMSE;
@@ -206,6 +203,9 @@ class AuditedTexts:
     model, so that a row may be off by much.
     """
 
+    session: Session
+    prompts: Sequence[Prompt]
+    options: RunOptions
     tokens: dict[int, list[int]]
     batches: dict[tuple[int, int], tuple[int, list[int]]]
     logits_limit: float
@@ -218,12 +218,25 @@ class AuditedTexts:
         # states of shorter types round as activations do in that mode
         mode = session.compute if options.state_types == StateTypes() else "bf16"
         return cls(
+            session,
+            prompts,
+            options,
             {i: list(prompt.tokens) for i, prompt in enumerate(prompts)},
             {},
             logits_ceiling(mode),
             state_ceiling(mode),
             tipped_share(mode, ranks=session.config.ranks) > 0,
         )
+
+    def passed(self, seq_id: int, taps: Sequence[int] = ()) -> PlainPass:
+        """A pass over the text of a sequence, from its beginning on."""
+        return PlainPass(self.session, self.options, self.tokens[seq_id], taps)
+
+    def sampler(self, grammar: Grammar | None, seq_id: int) -> Sampler:
+        """The sampler of a sequence as it is before the first token."""
+        banned = self.session.tokenizer.eog_ids if self.options.ignore_eos else ()
+        start = grammar.start() if grammar else None
+        return Sampler(self.options.sampler, banned, self.prompts[seq_id].tokens, start)
 
     def compare(self, check: TextCheck, part: PassedPart, rows: Sequence[EmittedRow]) -> None:
         """Compare the rows whose logits a pass has given."""
@@ -251,36 +264,15 @@ class AuditedTexts:
         return max((float(x) for x in apart), default=0.0)
 
 
-def plain_sampler(
-    session: Session,
-    options: RunOptions,
-    prompts: Sequence[Prompt],
-    grammar: Grammar | None,
-    seq_id: int,
-) -> Sampler:
-    """The sampler of a sequence as it is before the first token."""
-    banned = session.tokenizer.eog_ids if options.ignore_eos else ()
-    start = grammar.start() if grammar else None
-    return Sampler(options.sampler, banned, prompts[seq_id].tokens, start)
-
-
 class Redraw:
     """Draws the tokens of a text again from clean logits, as plain decoding does: with the seed, a
     random number per token, and penalties and grammar that know the text alone."""
 
-    def __init__(
-        self,
-        session: Session,
-        options: RunOptions,
-        prompts: Sequence[Prompt],
-        seq_id: int,
-        rows: Sequence[EmittedRow],
-        texts: AuditedTexts,
-    ) -> None:
-        grammar = session.grammar(options)
-        self._sampler = plain_sampler(session, options, prompts, grammar, seq_id)
+    def __init__(self, texts: AuditedTexts, seq_id: int, rows: Sequence[EmittedRow]) -> None:
+        options = texts.options
+        self._sampler = texts.sampler(texts.session.grammar(options), seq_id)
         self._rows = {row.pos: row for row in rows}
-        self._next = len(prompts[seq_id].tokens)
+        self._next = len(texts.prompts[seq_id].tokens)
         self._margin = 4 * float(np.sqrt(texts.logits_limit))
         # other passes' logits say nothing of a draw where they may be off by much
         self._draws = options.spec.accept == "match" and not options.spec.synthetic

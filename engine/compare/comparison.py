@@ -19,7 +19,6 @@ from engine.compare.lanes import LaneMode, ModeLane, NoiseLane, ReferenceLane, w
 from engine.compare.llama_lanes import REMEMBERED, LlamaNoiseLane, LlamaRollbackLane
 from engine.compare.peer_lane import PeerLane, PeerNoiseLane
 from engine.compare.policy_lane import ForkLane, FreeLane, PolicyLane
-from engine.compare.scenario import Scenario
 from engine.decode.acceptance import cut_draft, note_grammar_error
 from engine.decode.failure import OF_DRAFTER, TRUNK, note_non_finite
 from engine.decode.plain_acceptance import PLAIN_RULES, draw_along, draw_plainly
@@ -32,7 +31,6 @@ from engine.errors import NonFiniteError, OptionError
 from engine.model.layers import TargetRows, join_rows
 from engine.options import Prompt, RunOptions
 from engine.options.llama_cpp import DEFAULT_SETTINGS, LlamaSettings
-from engine.run import Run
 from engine.sampling.distribution import Distribution
 from engine.sampling.sampler import Sampler
 from engine.session import Session
@@ -393,31 +391,3 @@ class Comparison:
                 where = OF_DRAFTER.get(draft.drafter, draft.drafter)
                 self._note_non_finite(sequence.seq_id, sequence.n_tokens + 1 + n, where, largest)
         return drafts
-
-
-def start_comparison(
-    session: Session,
-    scenario: Scenario,
-    *,
-    bound: float | None = None,
-    llama_library: Path | None = None,
-    llama_settings: LlamaSettings = DEFAULT_SETTINGS,
-) -> Comparison:
-    """The comparison of a scenario with lanes. Raises OptionError and what Comparison raises."""
-    prompts = [session.prompt(text) for text in scenario.prompts]
-    return Comparison(
-        session,
-        prompts,
-        scenario.options,
-        scenario.lanes,
-        bound=bound,
-        draft_accept=scenario.draft_accept or None,
-        llama_library=llama_library,
-        llama_settings=llama_settings,
-    )
-
-
-def start_run(session: Session, scenario: Scenario) -> Run:
-    """The run of a scenario without lanes. Raises OptionError and what Session.start raises."""
-    prompts = [session.prompt(text) for text in scenario.prompts]
-    return session.start(prompts, scenario.options)

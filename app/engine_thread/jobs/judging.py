@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import to_builtins
 
-from app.engine_thread.events import RunRequest, State
+from app.engine_thread.events import OpenRequest, RunRequest, State
 from app.engine_thread.opening import LocalSession, open_engine
 from app.engine_thread.status import EngineStatus
 from app.engine_thread.worker import EngineJob, EngineWorker, Post, SideJob
@@ -70,13 +70,9 @@ class Rescore(EngineJob):
         if isinstance(local, LocalSession) and local.has(self.target):
             session = local.engine_session
         else:
-            session = open_engine(
-                self.target,
-                compute=self._compute,
-                device=self._device,
-                progress=progress,
-                cancelled=cancelled,
-            )
+            compute, device = self._compute, self._device
+            request = OpenRequest(self.target, (), compute, device=device, cancelled=self.cancelled)
+            session = open_engine(request, progress)
         store, run_id = self.ref.store, self.ref.run_id
         try:
             found = rescore(
@@ -162,13 +158,9 @@ class MeasureFidelity(EngineJob):
         progress(0, 1, "writing a text to measure on")
         tokens = greedy_text(session, self._text, N_TOKENS, cancelled)
         if session.compute != "f32":
-            reference = open_engine(
-                local.target,
-                compute="f32",
-                device=str(session.device),
-                progress=progress,
-                cancelled=cancelled,
-            )
+            device = str(session.device)
+            request = OpenRequest(local.target, (), "f32", device=device, cancelled=self.cancelled)
+            reference = open_engine(request, progress)
         progress(0, 1, "comparing logits with f32")
         return measure_fidelity(session, reference, tokens)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from app.engine_thread.events import OpenRequest
 from app.engine_thread.opening import open_engine
 from engine import threads
 from engine.errors import ModelFileError
@@ -30,7 +31,7 @@ def _four(monkeypatch) -> Iterator[None]:
 
 def opened(path) -> int:
     """Threads in use once the window has opened a file."""
-    open_engine(path, compute="f32", progress=lambda *_: None, cancelled=lambda: False)
+    open_engine(OpenRequest(path, (), "f32"), lambda *_: None)
     return torch.get_num_threads()
 
 

@@ -15,7 +15,7 @@ from PySide6.QtWidgets import QPushButton, QWidget
 from pytestqt.qtbot import QtBot
 
 from app.engine_thread.bridge import Bridge
-from app.engine_thread.events import State
+from app.engine_thread.events import OpenRequest, State
 from app.engine_thread.jobs.engine import StartRun
 from app.engine_thread.jobs.files import ReadTrace
 from app.engine_thread.jobs.judging import TriageRuns
@@ -545,8 +545,8 @@ def test_a_run_is_rescored_once_the_user_says_that_the_model_is_the_same(
     opened: list[Path] = []
     rescored: list[RunRef] = []
 
-    def opening(target: Path, **_: object) -> Any:
-        opened.append(target)
+    def opening(request: OpenRequest, _: object) -> Any:
+        opened.append(request.target)
         return SimpleNamespace(
             info=SimpleNamespace(n_vocab=0), tokenizer=SimpleNamespace(piece=None)
         )

@@ -20,7 +20,7 @@ import pytest
 
 from engine.analysis.findings.check import recorded
 from engine.batch import Span
-from engine.compare.comparison import Comparison, start_comparison
+from engine.compare.comparison import Comparison
 from engine.compare.lane_spec import LaneSpec
 from engine.compare.llama_cpp import PARTIAL, WHOLE
 from engine.compare.llama_memory import LlamaScriptEngine
@@ -274,7 +274,15 @@ def test_the_known_defects_are_named_at_their_round(name: str) -> None:
 @pytest.mark.parametrize("name", ["llama-whole-batch", "llama-single-steps"])
 def test_scenarios_show_it_in_the_library(name: str) -> None:
     scenario = find_scenario(SCENARIOS, name)
-    job = start_comparison(session_of("demo-target"), scenario, llama_library=Path(BUILD))
+    opened = session_of("demo-target")
+    job = Comparison(
+        opened,
+        [opened.prompt(text) for text in scenario.prompts],
+        scenario.options,
+        scenario.lanes,
+        draft_accept=scenario.draft_accept or None,
+        llama_library=Path(BUILD),
+    )
     errors = [one for one in recorded(finish(job).trace) if one.severity == "error"]
     (finding,) = errors
     assert (finding.rule, finding.round) == ("stale-plane", 2)

@@ -10,7 +10,7 @@ import pytest
 
 from engine.analysis.findings import cost
 from engine.analysis.findings.check import RULES, recorded
-from engine.compare.comparison import start_comparison, start_run
+from engine.compare.comparison import Comparison
 from engine.compare.lane_spec import NOISE_LANE
 from engine.compare.scenario import Scenario, find_scenario, read_scenario, scenarios
 from engine.errors import OptionError
@@ -43,8 +43,12 @@ def test_it_shows_what_it_promises(name: str, monkeypatch: pytest.MonkeyPatch) -
     use(monkeypatch, FakeLlama(demo()))  # for lanes of llama.cpp
     monkeypatch.setattr(cost, "_DOMINATES", 0.0)  # the share itself is this machine's
     scenario = find_scenario(SCENARIOS, name)
-    start = start_comparison if scenario.lanes else start_run
-    job = start(demo(), scenario)
+    prompts, options = [demo().prompt(text) for text in scenario.prompts], scenario.options
+    accepted = scenario.draft_accept or None
+    if scenario.lanes:
+        job = Comparison(demo(), prompts, options, scenario.lanes, draft_accept=accepted)
+    else:
+        job = demo().start(prompts, options)
     while job.step():
         pass
     found = recorded(job.trace)
