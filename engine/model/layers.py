@@ -17,8 +17,8 @@ from torch import Tensor
 
 from engine.machine.device import CPU
 from engine.model.config import ModelConfig
-from engine.model.feed_forward import FeedForward, make_feed_forward
-from engine.model.memory import Mixer, RopeAndMemory
+from engine.model.feed_forward import make_feed_forward
+from engine.model.memory import RopeAndMemory
 from engine.model.mixers import make_mixer
 from engine.model.parts import BlockParts
 from engine.model.rope import RopeConfig
@@ -45,33 +45,29 @@ class StepOutput(NamedTuple):
 class ResidualBlock:
     """Pre-norm residual block: x += mixer(norm x), x += ffn(norm x), what is added times `scale`.
 
-    One of them may be missing. added_norms: of what the two add, where it is normed. norm: the
-    first of the block.
+    One of them may be missing. What they add may be normed. norm: the first of the block. layer:
+    under which its mixers find their states and cells.
     """
 
     def __init__(
-        self,
-        mixer: Mixer | None,
-        ffn: FeedForward | None,
-        mixer_norm: Tensor | None,
-        ffn_norm: Tensor | None,
-        eps: float,
-        scale: float = 1.0,
-        added_norms: Sequence[Tensor] = (),
+        self, parts: BlockParts, weights: Weights, config: ModelConfig, layer: int
     ) -> None:
-        self._mixer = mixer
-        self._ffn = ffn
-        self._eps = eps
+        mixer = self._mixer = make_mixer(parts.mixers, weights, config, layer)
+        ffn = make_feed_forward(parts.ffn, weights, config.eps) if parts.ffn else None
+        mixer_norm = weights.keep(parts.mixer_norm) if mixer and parts.mixer_norm else None
+        ffn_norm = weights.keep(parts.ffn_norm) if ffn and parts.ffn_norm else None
+        eps, scale = config.eps, parts.residual_scale
+        self._ffn, self._eps = ffn, eps
         self.norm: Norm
         self._ffn_norm: Norm | None = None
         if ffn is not None and ffn_norm is not None:
             self.norm = self._ffn_norm = ffn_norm, eps, ffn.reads
         if mixer is not None and mixer_norm is not None:
             self.norm = mixer_norm, eps, mixer.reads
-        self._added = added_norms
+        self._added = [weights.keep(name) for name in parts.added_norms]
         norm = ffn_norm if mixer_norm is None else mixer_norm
         self._scale = None if norm is None or scale == 1.0 else norm.new_full(norm.shape, scale)
-        self._changes = bool(added_norms) or self._scale is not None
+        self._changes = bool(self._added) or self._scale is not None
 
     def __call__(self, x: Tensor, around: RopeAndMemory) -> Tensor:
         """x [B, T, n_embd], not normed -> the same shape."""
@@ -109,23 +105,6 @@ def _after_norm(residual: Residual, x: Tensor) -> Rows:
     if residual.normed is not None:
         return residual.normed
     return x if residual.norm is None else rms_norm_rows(x, *residual.norm)
-
-
-def make_block(
-    parts: BlockParts, weights: Weights, config: ModelConfig, layer: int
-) -> ResidualBlock:
-    """A block of `parts`. layer: under which its mixers find their states and cells."""
-    mixer = make_mixer(parts.mixers, weights, config, layer)
-    ffn = make_feed_forward(parts.ffn, weights, config.eps) if parts.ffn else None
-    return ResidualBlock(
-        mixer,
-        ffn,
-        weights.keep(parts.mixer_norm) if mixer and parts.mixer_norm else None,
-        weights.keep(parts.ffn_norm) if ffn and parts.ffn_norm else None,
-        config.eps,
-        parts.residual_scale,
-        [weights.keep(name) for name in parts.added_norms],
-    )
 
 
 StreamReader = Callable[..., Tensor]

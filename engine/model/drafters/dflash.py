@@ -231,26 +231,42 @@ class Streams:
 class DFlash:
     """The trunk, and what may follow it: `selector` (DFlash2), `markov` (DSpark).
 
-    head: gives logits of the ids that can be drafted. ids: int64 [n_drafted], which these are in
-    the target's vocabulary; None for all.
+    weights_of: the tensors whose names begin with a prefix. embedding: the drafter's own or the
+    target's, as is the head, which gives logits of the ids that can be drafted. ids: int64
+    [n_drafted], which these are in the target's vocabulary; None for all. Raises
+    UnsupportedModelError for a mask token outside the vocabulary.
     """
 
     def __init__(
         self,
         config: DFlashConfig,
-        weights: Weights,
-        layers: DrafterLayers | Streams,
+        weights_of: Callable[[str], Weights],
         embedding: Embedding,
         head: Projection,
         ids: Tensor | None,
-        rope: RopeTables,
-        selector: Selector | None,
-        markov: MarkovHead | None,
     ) -> None:
-        self.config, self.selector, self.ids = config, selector, ids
-        self.device = embedding.device
-        self._layers, self._embedding, self._head = layers, embedding, head
-        self._rope, self._markov = rope, markov
+        n_vocab = len(embedding.rows.data)
+        if config.mask_token >= n_vocab:
+            raise UnsupportedModelError(
+                f"{config.name}: the mask token {config.mask_token} is outside the {n_vocab} "
+                "tokens of its target.",
+                "Choose a drafter that was made for this target.",
+            )
+        self.config, self.ids, self.device = config, ids, embedding.device
+        self._embedding, self._head, weights = embedding, head, weights_of("")
+        factors = None
+        if config.divided:
+            factors = weights.take(ROPE_FACTORS)[: config.rope.n_rot // 2]
+        of_block = [weights_of(f"blk.{layer}.") for layer in range(config.n_layer)]
+        self._layers: DrafterLayers | Streams
+        if config.streams:
+            self._layers = Streams(config.streams, weights, of_block.__getitem__)
+        else:
+            blocks = [DFlashBlock(w, config, i) for i, w in enumerate(of_block)]
+            self._layers = DrafterLayers(blocks)
+        self._rope = RopeTables(config.rope, weights.device, factors)
+        self.selector = Selector(weights, config, ids) if config.selector else None
+        self._markov = MarkovHead(weights, config, ids) if config.markov else None
         self._fuse = weights.project("fc.weight")
         self._context_norm = weights.keep("enc.output_norm.weight")
         self._norm = weights.keep("output_norm.weight")
@@ -307,46 +323,6 @@ class DFlash:
         scored = x if self.config.streams else hidden
         found = self._markov(logits, scored, tokens[:, 0], invariant=around.invariant)
         return BlockOutput(hidden, *found)
-
-
-def make_dflash(
-    config: DFlashConfig,
-    weights_of: Callable[[str], Weights],
-    embedding: Embedding,
-    head: Projection,
-    ids: Tensor | None,
-) -> DFlash:
-    """weights_of: the tensors whose names begin with a prefix. embedding, head: the drafter's own
-    or the target's. ids: int64 [n_drafted], the target's id of each row of the head, None where
-    they are the same. Raises UnsupportedModelError for a mask token outside the vocabulary."""
-    n_vocab = len(embedding.rows.data)
-    if config.mask_token >= n_vocab:
-        raise UnsupportedModelError(
-            f"{config.name}: the mask token {config.mask_token} is outside the {n_vocab} tokens of "
-            "its target.",
-            "Choose a drafter that was made for this target.",
-        )
-    weights = weights_of("")
-    factors = None
-    if config.divided:
-        factors = weights.take(ROPE_FACTORS)[: config.rope.n_rot // 2]
-    of_block = [weights_of(f"blk.{layer}.") for layer in range(config.n_layer)]
-    layers: DrafterLayers | Streams
-    if config.streams:
-        layers = Streams(config.streams, weights, of_block.__getitem__)
-    else:
-        layers = DrafterLayers([DFlashBlock(w, config, i) for i, w in enumerate(of_block)])
-    return DFlash(
-        config,
-        weights,
-        layers,
-        embedding,
-        head,
-        ids,
-        RopeTables(config.rope, weights.device, factors),
-        Selector(weights, config, ids) if config.selector else None,
-        MarkovHead(weights, config, ids) if config.markov else None,
-    )
 
 
 class BlockAttention:

@@ -28,18 +28,19 @@ from kernels.rows import join
 
 
 class Eagle3:
-    """The drafter's block between an embedding and a head, both perhaps the target's."""
+    """The drafter's block between an embedding and a head, both perhaps the target's. The arguments
+    are those of engine.model.drafters.dflash.DFlash."""
 
     def __init__(
         self,
         config: Eagle3Config,
-        weights: Weights,
-        block: Weights,
+        weights_of: Callable[[str], Weights],
         embedding: Embedding,
         head: Projection,
-        n_drafted: int,
+        ids: Tensor | None,
     ) -> None:
         self.config, self.device = config, embedding.device
+        weights, block = weights_of(""), weights_of("blk.0.")
         self._embedding = embedding
         factors = weights.take(ROPE_FACTORS) if ROPE_FACTORS in weights else None
         self._rope = RopeTables(config.rope, weights.device, factors)
@@ -51,6 +52,7 @@ class Eagle3:
         self._ffn_norm = block.keep("ffn_norm.weight")
         self._ffn = Swiglu(DensePart(config.n_ff), block)
         norm = weights.keep("output_norm.weight")
+        n_drafted = len(embedding.rows.data if ids is None else ids)
         self._output = OutputHead(norm, head, n_drafted, config.eps)
 
     @inference_mode
@@ -95,15 +97,3 @@ class Eagle3:
         x = add(residual, self._attention(join((token, normed)), around))
         x = add(x, self._ffn(rms_norm(x, self._ffn_norm, eps), invariant=around.invariant))
         return StepOutput(self._output(x, outputs, invariant=around.invariant).logits, x)
-
-
-def make_eagle3(
-    config: Eagle3Config,
-    weights_of: Callable[[str], Weights],
-    embedding: Embedding,
-    head: Projection,
-    ids: Tensor | None,
-) -> Eagle3:
-    """See engine.model.drafters.loading. ids: int64 [n_drafted], or None."""
-    n_drafted = len(embedding.rows.data if ids is None else ids)
-    return Eagle3(config, weights_of(""), weights_of("blk.0."), embedding, head, n_drafted)

@@ -22,8 +22,8 @@ from engine.model.drafters.config import (
     check_drafter,
     describe_drafter,
 )
-from engine.model.drafters.dflash import make_dflash
-from engine.model.drafters.eagle3 import make_eagle3
+from engine.model.drafters.dflash import DFlash
+from engine.model.drafters.eagle3 import Eagle3
 from engine.model.hybrid import HybridModel
 from engine.model.limits import REMEDY
 from engine.model.loader import reader_for
@@ -62,9 +62,8 @@ def read_ids(file: GgufFile, n_vocab: int, device: torch.device) -> Tensor | Non
     return torch.from_numpy(ids.astype(np.int64)).to(device)
 
 
-_MAKE: dict[str, Callable[..., Any]] = {"eagle3": make_eagle3, "dflash": make_dflash}
-"""By architecture what makes a drafter of its configuration, what gives the weights whose names
-begin with a prefix, embedding, head, and ids of the head's rows."""
+_MAKE: dict[str, Callable[..., Any]] = {"eagle3": Eagle3, "dflash": DFlash}
+"""The drafters by architecture."""
 
 
 @dataclass(frozen=True, slots=True)

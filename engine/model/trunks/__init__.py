@@ -3,18 +3,18 @@ stream, and cross-layer residual attention: layers look back at where streams st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
 from engine.model.config import ModelConfig
 from engine.model.feed_forward import make_feed_forward
-from engine.model.layers import ResidualBlock, TapCollector, make_block
+from engine.model.layers import ResidualBlock, TapCollector
 from engine.model.memory import RopeAndMemory
 from engine.model.mixers import make_mixer
 from engine.model.parts import BlockParts, MtpParts, TrunkPart
 from engine.model.parts.trunks import CrossLayerResidual, HyperConnections, SinkhornConnections
-from engine.model.trunks.hyper_connections import StreamBlock, make_streams
+from engine.model.trunks.hyper_connections import OfBlock, StreamBlock, StreamTrunk
 from engine.model.weights import Weights
 from kernels.norm import rms_norm, rms_norm_rows
 from kernels.norm.row_mixture import mix_rows
@@ -25,8 +25,9 @@ from kernels.rows import copy_rows
 class BlockAfterBlock:
     """Each block takes what the one before it gives, which forms the norm of it, too."""
 
-    def __init__(self, blocks: Sequence[ResidualBlock]) -> None:
-        self._blocks = tuple(blocks)
+    def __init__(self, config: ModelConfig, weights: Weights, of_block: OfBlock) -> None:
+        parts = enumerate(config.blocks)
+        self._blocks = tuple(ResidualBlock(one, of_block(i), config, i) for i, one in parts)
         self._next = *(block.norm for block in self._blocks[1:]), None
 
     def __call__(
@@ -37,15 +38,6 @@ class BlockAfterBlock:
             taps.enters(i, x)
             x, normed = block.advance(x, normed, around, then)
         return x
-
-
-def make_residual_stream(
-    config: ModelConfig, weights: Weights, of_block: Callable[[int], Weights]
-) -> BlockAfterBlock:
-    """See engine.model.trunks.make_trunk."""
-    return BlockAfterBlock(
-        [make_block(parts, of_block(i), config, i) for i, parts in enumerate(config.blocks)]
-    )
 
 
 class _Block:
@@ -71,9 +63,12 @@ class CrossLayerStream:
     inputs and of the stream; a score is the sum of the row, RMS-normed, times a weight. Every
     token looks at itself alone."""
 
-    def __init__(self, blocks: Sequence[_Block], group: int, score: Tensor, eps: float) -> None:
-        self._blocks = tuple(blocks)
-        self._group, self._score, self._eps = group, score, eps
+    def __init__(self, config: ModelConfig, weights: Weights, of_block: OfBlock) -> None:
+        assert isinstance(config.trunk, CrossLayerResidual)
+        parts = enumerate(config.blocks)
+        self._blocks = tuple(_Block(one, of_block(i), config, i) for i, one in parts)
+        self._group, self._eps = config.trunk.group, config.eps
+        self._score = weights.keep("output_res_score.weight")
 
     def __call__(
         self, x: Tensor, tokens: Tensor, around: RopeAndMemory, taps: TapCollector
@@ -104,16 +99,6 @@ class CrossLayerStream:
         return mix_rows(x, left, score, self._eps, invariant=invariant) if len(left) else x
 
 
-def make_cross_layer(
-    config: ModelConfig, weights: Weights, of_block: Callable[[int], Weights]
-) -> CrossLayerStream:
-    """See engine.model.trunks.make_trunk."""
-    assert isinstance(config.trunk, CrossLayerResidual)
-    blocks = [_Block(parts, of_block(i), config, i) for i, parts in enumerate(config.blocks)]
-    score = weights.keep("output_res_score.weight")
-    return CrossLayerStream(blocks, config.trunk.group, score, config.eps)
-
-
 Trunk = Callable[[Tensor, Tensor, RopeAndMemory, TapCollector], Tensor]
 """All blocks, from the embedding to what the output norm takes: x [B, T, n_embd], embedded tokens;
 tokens int64 [B, T] -> [B, T, n_embd], or the streams [B, T, n_streams, n_embd] that a trunk with
@@ -121,15 +106,15 @@ several hands on. The taps are shown what every block takes, one row; trunks tha
 TrunkPart.tapped are not asked (engine.model.drafters.config)."""
 
 
-_TRUNKS: Mapping[type, Callable[[ModelConfig, Weights, Callable[[int], Weights]], Trunk]] = {
-    TrunkPart: make_residual_stream,
-    HyperConnections: make_streams,
-    SinkhornConnections: make_streams,
-    CrossLayerResidual: make_cross_layer,
+_TRUNKS: Mapping[type, Callable[[ModelConfig, Weights, OfBlock], Trunk]] = {
+    TrunkPart: BlockAfterBlock,
+    HyperConnections: StreamTrunk,
+    SinkhornConnections: StreamTrunk,
+    CrossLayerResidual: CrossLayerStream,
 }
 
 
-def make_trunk(config: ModelConfig, weights: Weights, of_block: Callable[[int], Weights]) -> Trunk:
+def make_trunk(config: ModelConfig, weights: Weights, of_block: OfBlock) -> Trunk:
     """weights: those outside the blocks. of_block: those of a block, asked for in file order."""
     return _TRUNKS[type(config.trunk)](config, weights, of_block)
 
@@ -139,5 +124,5 @@ def make_mtp_block(
 ) -> ResidualBlock | StreamBlock:
     """The block of an MTP head: like those of the trunk where this hands it several streams. Its
     attention counts from layer 0 of a memory of its own."""
-    make = make_block if config.trunk.n_handed == 1 else StreamBlock
+    make = ResidualBlock if config.trunk.n_handed == 1 else StreamBlock
     return make(parts.block, weights, config, 0)

@@ -223,21 +223,28 @@ def _spread(weight: Tensor, part: NgramEmbeddingPart) -> Tensor:
     return apart[:, : part.n_taps].t().contiguous().t()
 
 
-class StreamTrunk:
-    """Streams begin as copies of the embedding, and end in one row or are handed on. embeddings:
-    of n-grams, by the layer in front of which they are added."""
+OfBlock = Callable[[int], Weights]
+"""Gives the weights of a block; asked in file order."""
 
-    def __init__(
-        self,
-        blocks: list[StreamBlock],
-        embeddings: dict[int, NgramEmbedding],
-        n_streams: int,
-        reader: StreamReader | None,
-        device: torch.device,
-    ) -> None:
-        self._blocks, self._embeddings = tuple(blocks), embeddings
-        self._n_streams, self._reader = n_streams, reader
-        self._mean = SinkhornReader(None, device)
+
+class StreamTrunk:
+    """Streams begin as copies of the embedding, and end in one row or are handed on."""
+
+    def __init__(self, config: ModelConfig, weights: Weights, of_block: OfBlock) -> None:
+        part = config.trunk
+        assert isinstance(part, (HyperConnections, SinkhornConnections))
+        self._blocks: list[StreamBlock] = []
+        self._embeddings: dict[int, NgramEmbedding] = {}
+        """Of n-grams, by the layer in front of which they are added."""
+        for layer, parts in enumerate(config.blocks):
+            of_this = of_block(layer)
+            if isinstance(part, HyperConnections) and part.ngrams and parts.before is not None:
+                table = weights.stored_rows(TABLE)
+                embedding = NgramEmbedding(part.ngrams, of_this, config, layer, table)
+                self._embeddings[layer] = embedding
+            self._blocks.append(StreamBlock(parts, of_this, config, layer))
+        self._n_streams, self._mean = part.n_streams, SinkhornReader(None, weights.device)
+        self._reader = self._mean if part.n_handed == 1 else None
 
     def __call__(
         self, x: Tensor, tokens: Tensor, around: RopeAndMemory, taps: TapCollector
@@ -261,20 +268,3 @@ class StreamTrunk:
 def copied(x: Tensor, n_streams: int) -> Tensor:
     """x [B, T, n_embd] as streams [B, T, n_streams, n_embd] that are alike."""
     return join([x] * n_streams).view(*x.shape[:2], n_streams, -1)
-
-
-def make_streams(
-    config: ModelConfig, weights: Weights, of_block: Callable[[int], Weights]
-) -> StreamTrunk:
-    """See engine.model.trunks.make_trunk."""
-    part = config.trunk
-    assert isinstance(part, (HyperConnections, SinkhornConnections))
-    blocks, embeddings = [], {}
-    for layer, parts in enumerate(config.blocks):
-        of_this = of_block(layer)
-        if isinstance(part, HyperConnections) and part.ngrams and parts.before is not None:
-            table = weights.stored_rows(TABLE)
-            embeddings[layer] = NgramEmbedding(part.ngrams, of_this, config, layer, table)
-        blocks.append(StreamBlock(parts, of_this, config, layer))
-    reader = SinkhornReader(None, weights.device) if part.n_handed == 1 else None
-    return StreamTrunk(blocks, embeddings, part.n_streams, reader, weights.device)
