@@ -20,6 +20,9 @@ _TRITON = "kernels.norm.with_triton"
 if TYPE_CHECKING:
     from kernels.linear import PackedWeight, Rows
 
+GatedArguments = tuple[Tensor, Tensor, Tensor, float]
+"""x, gate, weight and eps, as gated_rms_norm and group_rms_norm describe them."""
+
 
 @operation(triton=_TRITON, llvm=__name__)
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -67,72 +70,55 @@ def head_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 @operation(triton=_TRITON, llvm=__name__)
 def gated_rms_norm(
-    x: Tensor,
-    gate: Tensor,
-    weight: Tensor,
-    eps: float,
-    *,
-    sigmoid: bool = False,
-    invariant: bool = False,
+    *inputs: *GatedArguments, sigmoid: bool = False, invariant: bool = False
 ) -> Tensor:
     """rms_norm(x) * silu(gate): norm first, gate second, as a Gated DeltaNet layer ends.
 
-    x, gate: f32 [..., d]; weight: f32 [d]. Returns [..., d]. sigmoid: times sigmoid(gate) instead,
-    as Kimi Delta Attention ends.
+    inputs: x, gate, weight, eps. x, gate: f32 [..., d]; weight: f32 [d]. Returns [..., d]. sigmoid:
+    times sigmoid(gate) instead, as Kimi Delta Attention ends.
     invariant: a row has the same bits whatever the other rows are, as in the other two anyway.
     """
+    x, gate, weight, eps = inputs
     activate = torch.sigmoid if sigmoid else functional.silu
     return torch_version(rms_norm)(x, weight, eps) * pointwise(activate, gate, invariant=invariant)
 
 
 def gated_rms_norm_rows(
-    x: Tensor,
-    gate: Tensor,
-    weight: Tensor,
-    eps: float,
+    *inputs: *GatedArguments,
     reads: Sequence[PackedWeight],
-    *,
     sigmoid: bool = False,
     invariant: bool = False,
 ) -> Rows:
     """gated_rms_norm of heads, [..., H, d], as rows [..., H * d]; reads: as in rms_norm_rows."""
-    if runs_triton(x):
+    if runs_triton(inputs[0]):
         from kernels.norm.with_triton import gated_rms_norm_rows as run
 
-        return run(x, gate, weight, eps, sigmoid, reads)
-    y = gated_rms_norm(x, gate, weight, eps, sigmoid=sigmoid, invariant=invariant)
-    return y.flatten(-2)
+        return run(*inputs, sigmoid=sigmoid, reads=reads)
+    return gated_rms_norm(*inputs, sigmoid=sigmoid, invariant=invariant).flatten(-2)
 
 
 @operation(triton=_TRITON, llvm=__name__)
-def group_rms_norm(
-    x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, invariant: bool = False
-) -> Tensor:
+def group_rms_norm(*inputs: *GatedArguments, invariant: bool = False) -> Tensor:
     """rms_norm(x * silu(gate)) of every group by itself: gate first, norm second, as a Mamba-2
     layer ends.
 
-    x, gate: f32 [..., G, d]; weight: f32 [G, d]. Returns [..., G, d]. Differentiable.
-    invariant: as in gated_rms_norm.
+    inputs: x, gate, weight, eps. x, gate: f32 [..., G, d]; weight: f32 [G, d]. Returns [..., G, d].
+    Differentiable. invariant: as in gated_rms_norm.
     """
+    x, gate, weight, eps = inputs
     opened = x * pointwise(functional.silu, gate, invariant=invariant)
     return functional.rms_norm(opened, (x.shape[-1],), None, eps) * weight
 
 
 def group_rms_norm_rows(
-    x: Tensor,
-    gate: Tensor,
-    weight: Tensor,
-    eps: float,
-    reads: Sequence[PackedWeight],
-    *,
-    invariant: bool = False,
+    *inputs: *GatedArguments, reads: Sequence[PackedWeight], invariant: bool = False
 ) -> Rows:
     """group_rms_norm as rows [..., G * d]; reads: as in rms_norm_rows."""
-    if runs_triton(x):
+    if runs_triton(inputs[0]):
         from kernels.norm.with_triton import group_rms_norm_rows as run
 
-        return run(x, gate, weight, eps, reads)
-    return group_rms_norm(x, gate, weight, eps, invariant=invariant).flatten(-2)
+        return run(*inputs, reads=reads)
+    return group_rms_norm(*inputs, invariant=invariant).flatten(-2)
 
 
 # The norms as their formulas read.

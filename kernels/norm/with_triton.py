@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import triton.language as tl
 from torch import Tensor
@@ -18,6 +19,7 @@ from kernels.linear.integer_blocks.rows_with_triton import (
     store_row,
 )
 from kernels.linear.packed import PackedWeight
+from kernels.norm import GatedArguments
 from kernels.triton_setup import as_rows, cdiv, jit, power_of_2
 
 # numbers in one program: short rows share one
@@ -101,19 +103,10 @@ def gated_rms_norm(
     return y.view(x.shape)
 
 
-def gated_rms_norm_rows(
-    x: Tensor,
-    gate: Tensor,
-    weight: Tensor,
-    eps: float,
-    sigmoid: bool,
-    reads: Iterable[PackedWeight],
-) -> Rows:
-    """See kernels.norm.gated_rms_norm with `reads`."""
-    heads = _heads(x)
-    y, integers = _run(heads, eps, weight=weight, gate=_heads(gate), sigmoid=sigmoid, reads=reads)
-    flat = y.view(*x.shape[:-2], -1)
-    return PreparedRows(flat, integers) if integers else flat
+def gated_rms_norm_rows(*inputs: *GatedArguments, **how: Any) -> Rows:
+    """See kernels.norm.gated_rms_norm_rows; how: sigmoid and reads."""
+    x, gate, weight, eps = inputs
+    return _rows(x, eps, weight=weight, gate=_heads(gate), **how)
 
 
 def group_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -121,12 +114,15 @@ def group_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tenso
     return y.view(x.shape)
 
 
-def group_rms_norm_rows(
-    x: Tensor, gate: Tensor, weight: Tensor, eps: float, reads: Iterable[PackedWeight]
-) -> Rows:
-    """See kernels.norm.group_rms_norm with `reads`."""
-    heads = _heads(x)
-    y, integers = _run(heads, eps, weight=weight, gate=_heads(gate), gate_first=True, reads=reads)
+def group_rms_norm_rows(*inputs: *GatedArguments, reads: Iterable[PackedWeight]) -> Rows:
+    """See kernels.norm.group_rms_norm_rows."""
+    x, gate, weight, eps = inputs
+    return _rows(x, eps, weight=weight, gate=_heads(gate), gate_first=True, reads=reads)
+
+
+def _rows(x: Tensor, eps: float, **how: Any) -> Rows:
+    """`_run` of heads [..., H, d], as rows [..., H * d]."""
+    y, integers = _run(_heads(x), eps, **how)
     flat = y.view(*x.shape[:-2], -1)
     return PreparedRows(flat, integers) if integers else flat
 

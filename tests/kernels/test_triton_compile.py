@@ -372,7 +372,9 @@ def test_products_with_what_is_done_to_their_rows(compiled, sizes):
     opened = integers_op.opened(normed, packed("Q4_K", 18432), "swiglu", (), reads=[joined])
     assert opened.integers
     heads = torch.ones(1, n_rows, 32, 128)
-    out = norm.gated_rms_norm_rows(heads, heads, torch.ones(128), 1e-6, False, [joined])
+    out = norm.gated_rms_norm_rows(
+        heads, heads, torch.ones(128), 1e-6, sigmoid=False, reads=[joined]
+    )
     assert out.integers
     integers_op.products(normed, [packed("Q6_K", n_in)], residual=Residual(x))
     then = Residual(x, (torch.ones(n_in), 1e-6, [joined, gates]))

@@ -85,7 +85,7 @@ class _DeltaRule(_RecurrentMixer):
             gate.view(heads),
             self._norm,
             self._eps,
-            (self._output.packed,),
+            reads=(self._output.packed,),
             sigmoid=self._sigmoid,
             invariant=invariant,
         )
@@ -320,7 +320,7 @@ class Mamba2Mixer(_RecurrentMixer):
                 z.view(of_groups),
                 self._norm,
                 self._eps,
-                (self._output.packed,),
+                reads=(self._output.packed,),
                 invariant=invariant,
             )
         return self._output(rows, invariant=invariant, residual=residual)

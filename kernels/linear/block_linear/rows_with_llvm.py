@@ -36,6 +36,9 @@ HARDLY_ANY = 2
 # bytes; the CPU's own prefetching starts anew with every row
 AHEAD = 1024
 
+Product = tuple[str, int, Arithmetic]
+"""Of a program: the type of the blocks, rows of x, and how they are multiplied."""
+
 
 def multiply_rows(x: Tensor, blocks: Tensor, type: str, how: Arithmetic, y: Tensor) -> None:
     """y f32 [n, out] = x f32 [n, in] @ weight.T, n <= ROWS; all contiguous."""
@@ -90,7 +93,7 @@ def _program(type: str, n_rows: int, how: Arithmetic, in_groups: bool) -> Progra
         body = multiply_groups
     else:
         body = _by_terms if how.fused and has_terms(type) else _by_numbers
-    return Program(functools.partial(body, type, n_rows, how), 6)
+    return Program(functools.partial(body, (type, n_rows, how)), 6)
 
 
 def _row_bytes(n_in: Value, how: Arithmetic) -> Value:
@@ -98,18 +101,13 @@ def _row_bytes(n_in: Value, how: Arithmetic) -> Value:
 
 
 def _by_numbers(
-    type: str,
-    n_rows: int,
-    how: Arithmetic,
-    code: Code,
-    args: Sequence[Value],
-    first: Value,
-    last: Value,
+    product: Product, code: Code, args: Sequence[Value], first: Value, last: Value
 ) -> None:
     """The body of a program that decodes weights to floating point and multiplies them."""
+    type, n_rows, how = product
     elements, _ = sizes(type)
     zero = code.constant(F32X16, 0.0)
-    for stretch in _stretches(type, n_rows, how, code, args, first, last):
+    for stretch in _stretches(product, code, args, first, last):
         sums = [code.variable(zero) for _ in range(n_rows)]
         for block, b in stretch.blocks():
             inputs = [stretch.input(r) + b * (elements * how.size) for r in range(n_rows)]
@@ -122,19 +120,14 @@ def _by_numbers(
 
 
 def _by_terms(
-    type: str,
-    n_rows: int,
-    how: Arithmetic,
-    code: Code,
-    args: Sequence[Value],
-    first: Value,
-    last: Value,
+    product: Product, code: Code, args: Sequence[Value], first: Value, last: Value
 ) -> None:
     """The body of a program that multiplies integers, then each group's sum with its scale."""
+    type, n_rows, how = product
     elements, _ = sizes(type)
     n_in, n_groups = args[3], elements // GROUP
     zero = code.constant(F32X16, 0.0)
-    for stretch in _stretches(type, n_rows, how, code, args, first, last):
+    for stretch in _stretches(product, code, args, first, last):
         sums = [code.variable(zero) for _ in range(n_rows)]
         # what the offsets take away
         lesses = [code.variable(zero.part(0, n_groups)) for _ in range(n_rows)]
@@ -195,18 +188,13 @@ class _Stretch:
 
 
 def _stretches(
-    type: str,
-    n_rows: int,
-    how: Arithmetic,
-    code: Code,
-    args: Sequence[Value],
-    first: Value,
-    last: Value,
+    product: Product, code: Code, args: Sequence[Value], first: Value, last: Value
 ) -> Iterator[_Stretch]:
     """The stretches of all weight rows, one row at a time: two streams of memory are slower.
 
     Row by row for hardly any x, else stretch by stretch; a row's sum is the same either way.
     """
+    type, n_rows, how = product
     elements, _ = sizes(type)
     n_blocks = args[3] // elements
     step = STRETCH // elements
@@ -243,16 +231,11 @@ def takes_groups(type: str, n_rows: int, how: Arithmetic, n_out: int, row_bytes:
 
 
 def multiply_groups(
-    type: str,
-    n_rows: int,
-    how: Arithmetic,
-    code: Code,
-    args: Sequence[Value],
-    first: Value,
-    last: Value,
+    product: Product, code: Code, args: Sequence[Value], first: Value, last: Value
 ) -> None:
     """The body of a program whose tasks are groups. Rows of x are one stretch of rows_with_llvm, or
     less; the arguments are those of its programs."""
+    type, n_rows, how = product
     blocks, row_bytes, x, n_in, y, n_out = args
     elements, n_bytes = sizes(type)
     zero = code.constant(F32X16, 0.0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -17,7 +16,7 @@ from kernels.linear.integer_blocks.activations_with_llvm import (
 )
 from kernels.linear.integer_blocks.integers_with_llvm import FORMS, fours, long_blocks, short_blocks
 from kernels.linear.integer_blocks.panel_layout import BYTE_ZERO, HALVES, WORD, Panel
-from kernels.llvm import Code, Program, Value, transposed, vector
+from kernels.llvm import Code, Value, kernel, transposed, vector
 from kernels.llvm.values import I16, I32
 
 # bytes between records, against all of them falling into the same few lines of the cache
@@ -26,8 +25,11 @@ CACHE_LINE = 64
 
 
 class WeightRows(NamedTuple):
-    """A matrix in blocks: its address, bytes and blocks of a row, its last row."""
+    """A matrix in blocks of a type, to be taken in panels: its address, bytes and blocks of a row,
+    its last row."""
 
+    type: str
+    panel: Panel
     blocks: Value
     row_bytes: Value
     row_blocks: Value
@@ -38,40 +40,26 @@ class WeightRows(NamedTuple):
         return self.blocks + code.smaller(index, self.last) * self.row_bytes
 
 
-def write_panel(
-    code: Code,
-    type: str,
-    panel: Panel,
-    weights: WeightRows,
-    first: Value,
-    stretch: Value,
-    to: Value,
-) -> None:
+def write_panel(code: Code, weights: WeightRows, first: Value, stretch: Value, to: Value) -> None:
     """A stretch of a panel's rows from `first` on. to: the address of weight_words lines."""
+    panel = weights.panel
     if panel.long:
-        _write_long(code, type, panel, weights, first, stretch, to)
+        _write_long(code, weights, first, stretch, to)
     else:
         for half in HALVES:
             start = panel.width * half
             rows = [weights.row(code, first + (start + r)) for r in range(panel.width)]
             with code.loop(0, code.integer(PER_STRETCH)) as i:
                 index = stretch * PER_STRETCH + i
-                _write_short(code, type, panel, weights, rows, index, i, to + WORD * start)
+                _write_short(code, weights, rows, index, i, to + WORD * start)
 
 
 def _write_short(
-    code: Code,
-    type: str,
-    panel: Panel,
-    weights: WeightRows,
-    rows: Sequence[Value],
-    index: Value,
-    i: Value,
-    to: Value,
+    code: Code, weights: WeightRows, rows: Sequence[Value], index: Value, i: Value, to: Value
 ) -> None:
     """Block i of a stretch, `index` of the rows. After their last one scales and minimums are 0,
     as the integers of x are there."""
-    n_bytes = sizes(type)[1]
+    type, panel, n_bytes = weights.type, weights.panel, sizes(weights.type)[1]
     at = code.smaller(index, weights.row_blocks - 1) * n_bytes
     blocks = [row + at for row in rows]
     for block in blocks:
@@ -101,15 +89,8 @@ def halves_of_words(words: Value) -> list[Value]:
     return [(pairs << 8).down_signed(8), pairs.down_signed(8)]
 
 
-def _write_long(
-    code: Code,
-    type: str,
-    panel: Panel,
-    weights: WeightRows,
-    first: Value,
-    stretch: Value,
-    to: Value,
-) -> None:
+def _write_long(code: Code, weights: WeightRows, first: Value, stretch: Value, to: Value) -> None:
+    type, panel = weights.type, weights.panel
     record_bytes = WORD * panel.weight_words + GAP
     records = code.stack(panel.outputs * record_bytes)
     with code.loop(0, code.integer(panel.outputs)) as r:
@@ -173,16 +154,12 @@ def pack(x: torch.Tensor, panel: Panel) -> torch.Tensor:
     return packed
 
 
-@functools.cache
-def _program(panel: Panel) -> Program:
-    return Program(functools.partial(_pack, panel), 4)
-
-
-def _pack(panel: Panel, code: Code, args: Sequence[Value], first: Value, last: Value) -> None:
+@kernel(4)
+def _program(code: Code, args: Sequence[Value], tile: Value, panel: Panel) -> None:
     rows, n_rows, n_stretches, packed = args
     layout = Layout(panel.long, panel.lanes, minimums=panel.minimums)
     n_tiles = (n_rows + (panel.tall - 1)) // panel.tall
-    with code.loop(first, last) as tile, code.loop(0, n_stretches) as stretch:
+    with code.loop(0, n_stretches) as stretch:
         indices = [code.smaller(tile * panel.tall + r, n_rows - 1) for r in range(panel.tall)]
         there = rows + stretch * layout.record_bytes
         sources = [there + index * layout.tile_bytes(n_stretches) for index in indices]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 
 import torch
@@ -19,7 +18,7 @@ from kernels.linear.integer_blocks.panel_products_with_llvm import (
 )
 from kernels.linear.integer_blocks.panel_weights_with_llvm import WeightRows, pack, write_panel
 from kernels.linear.integer_blocks.rows_with_llvm import MOST, MOST_OF, multiply_rows
-from kernels.llvm import F32, Code, Program, Value, vector
+from kernels.llvm import F32, Code, Value, kernel, vector
 from kernels.llvm.values import I8
 from kernels.processor import vnni_bits
 from kernels.rows import side_by_side
@@ -49,7 +48,7 @@ def multiply_panels(x: Tensor, blocks: Tensor, type: str, y: Tensor) -> None:
     how = panel(type, vnni=vnni)
     packed = pack(x, how)
     n_panels = -(-n_out // how.outputs)
-    program(type, vnni=vnni)(
+    program(type, vnni)(
         blocks.data_ptr(),
         row_bytes,
         n_in,
@@ -63,30 +62,24 @@ def multiply_panels(x: Tensor, blocks: Tensor, type: str, y: Tensor) -> None:
     )
 
 
-@functools.cache
-def program(type: str, *, vnni: int) -> Program:
-    return Program(functools.partial(body, type, vnni), 7)
-
-
-def body(
-    type: str, vnni: int, code: Code, args: Sequence[Value], first: Value, last: Value
-) -> None:
+@kernel(7)
+def program(code: Code, args: Sequence[Value], task: Value, type: str, vnni: int) -> None:
     """Arguments: blocks, bytes and numbers of a row, packed rows of x, how many, y, its width."""
     blocks, row_bytes, n_in, packed, n_rows, y, n_out = args
     how = panel(type, vnni=vnni)
     n_stretches = (n_in + (STRETCH - 1)) // STRETCH
     tall, line, vector_bytes = how.tall, how.line, how.vector_bytes
     n_tiles, tiles = (n_rows + (tall - 1)) // tall, CACHED // tall
-    matrix = WeightRows(blocks, row_bytes, n_in // sizes(type)[0], n_out - 1)
+    matrix = WeightRows(type, how, blocks, row_bytes, n_in // sizes(type)[0], n_out - 1)
     weights, starts = code.stack(line * how.weight_words), code.stack(line * PER_STRETCH)
     nothing, kept = code.constant(vector(F32, how.width), 0.0), code.stack(kept_bytes(how))
     totals, zeros = code.stack(line * CACHED), _zeros(code, WORD * how.integers)
-    with code.loop(first, last) as task, code.loop(0, n_tiles, tiles) as start:
+    with code.loop(0, n_tiles, tiles) as start:
         end = code.smaller(start + tiles, n_tiles)
         with code.loop(0, (end - start) * (line * tall), vector_bytes) as at:
             code.store(nothing, totals + at)
         with code.loop(0, n_stretches) as stretch:
-            write_panel(code, type, how, matrix, task * how.outputs, stretch, weights)
+            write_panel(code, matrix, task * how.outputs, stretch, weights)
             if how.starts:
                 write_starts(code, how, Operands(how, weights, starts, zeros, 1))
             with code.loop(start, end) as tile:

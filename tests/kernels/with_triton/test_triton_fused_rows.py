@@ -156,11 +156,11 @@ def test_heads_are_gated_and_rounded(device, n_heads, d, types):
     reads = [pack_blocks(random_blocks(name, 4, n_in).to(device), name, "q8") for name in types]
     for y, wanted in (
         (
-            norm.gated_rms_norm_rows(x, gate, weights[0], 1e-6, True, reads),
+            norm.gated_rms_norm_rows(x, gate, weights[0], 1e-6, sigmoid=True, reads=reads),
             norm.gated_rms_norm(x, gate.contiguous(), weights[0], 1e-6, sigmoid=True),
         ),
         (
-            norm.group_rms_norm_rows(x, gate, weights, 1e-6, reads),
+            norm.group_rms_norm_rows(x, gate, weights, 1e-6, reads=reads),
             norm.group_rms_norm(x, gate.contiguous(), weights, 1e-6),
         ),
     ):
