@@ -4,8 +4,8 @@ and prompts."""
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -42,7 +42,8 @@ from resources import SUITES
 if TYPE_CHECKING:
     from engine.experiments.tune.confirm import Confirmed
     from engine.experiments.tune.on_server import ServerTuned
-    from engine.experiments.tune.tune import GridCheck, SettingError, TunePlan
+    from engine.experiments.tune.record import TunePlan
+    from engine.experiments.tune.tune import GridCheck, SettingError
     from engine.options import Prompt
     from engine.session import Session
 
@@ -232,19 +233,21 @@ def run(args: argparse.Namespace) -> int:
 
         check_optuna()
     session = open_session(args, target, list(drafts.values()))
+    from engine.experiments.tune.record import TunePlan
     from engine.experiments.tune.report import findings, tune_report
-    from engine.experiments.tune.tune import TunePlan, tune
+    from engine.experiments.tune.tune import tune
 
     texts = _texts(args, session, prompts)
     drafters = args.spec_type or (*session.drafters, *LOOK_UPS)
-    if args.check_simulator:
-        check_simulator(args, session, texts, base, drafters, tell)
-        return 0
     files = {name: path.name for name, path in drafts.items()}
-    plan = TunePlan(prompts, base, drafters, args.pairs, args.spec_synth_rates, files)
+    pairs = PAIRS if args.check_simulator else args.pairs
+    plan = TunePlan(prompts, base, drafters, pairs, args.spec_synth_rates, files)
+    if args.check_simulator:
+        check_simulator(args, session, plan, texts)
+        return 0
     data = tune(session, plan, texts, tell)
     if args.trials:
-        data["trials"] = _trials(args, session, texts, base, data)
+        data["trials"] = _trials(args.trials, session, plan, texts, data)
     printed = deliver_report(args, lambda command: tune_report(data, command))
     if not printed:
         print_lines(text_lines(findings(tune_report(data))))
@@ -316,20 +319,14 @@ def _texts(
 
 
 def _trials(
-    args: argparse.Namespace,
-    session: Session,
-    texts: Sequence[Prompt],
-    base: RunOptions,
-    data: Mapping[str, Any],
+    n: int, session: Session, plan: TunePlan, texts: Sequence[Prompt], data: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
     from engine.experiments.tune.confirm import search
-    from engine.experiments.tune.lengths import drafting
     from engine.experiments.tune.tune import chosen
 
-    options = base
-    if (setting := chosen(data)) is not None:
-        options = drafting(base, setting, rates=args.spec_synth_rates)
-    return search(session, texts, options, args.trials, tell)
+    setting = chosen(data)
+    options = plan.base if setting is None else plan.drafting(setting)
+    return search(session, texts, options, n, tell)
 
 
 def _check_grid(
@@ -337,16 +334,7 @@ def _check_grid(
 ) -> GridCheck:
     from engine.experiments.tune.tune import check_grid, chosen
 
-    found = check_grid(
-        session,
-        texts,
-        plan.base,
-        plan.drafters,
-        chosen(data),
-        pairs=plan.pairs,
-        rates=plan.rates,
-        report=tell,
-    )
+    found = check_grid(session, texts, plan, chosen(data), tell)
     data["grid"] = grid_data(found)
     return found
 
@@ -364,12 +352,7 @@ _LINE = "{:<{width}} {:>10} {:>10} {:>7} {:>12} {:>12} {:>7}"
 
 
 def check_simulator(
-    args: argparse.Namespace,
-    session: Session,
-    texts: Sequence[Prompt],
-    base: RunOptions,
-    drafters: Sequence[str],
-    tell: Callable[[str], None],
+    args: argparse.Namespace, session: Session, plan: TunePlan, texts: Sequence[Prompt]
 ) -> None:
     """Measure, print, and write where --json says. Of the drafters, those that have a floor."""
     from engine.environment import environment
@@ -380,19 +363,12 @@ def check_simulator(
         "version": 1,
         "model": session.identity,
         "environment": environment(),
-        "options": asdict(base),
+        "options": asdict(plan.base),
         "drafters": {},
     }
-    for drafter in filter(has_floor, drafters):
-        found = simulator_error(
-            session,
-            texts,
-            base,
-            drafter,
-            repeats=args.pairs,
-            rates=args.spec_synth_rates,
-            report=tell,
-        )
+    for drafter in filter(has_floor, plan.drafters):
+        of_one = replace(plan, drafters=(drafter,))
+        found = simulator_error(session, texts, of_one, args.pairs, tell)
         print_lines(check_lines(drafter, found))
         data["drafters"][drafter] = [asdict(one) for one in found]
     if args.json is not None:

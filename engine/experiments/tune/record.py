@@ -10,8 +10,8 @@ acceptance the drafts have to be verified to be judged at all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,8 @@ import numpy as np
 
 from engine.analysis.what_if.recorded import CostCurve, RecordedRounds, RoundCosts
 from engine.decode.acceptance import accepted_by_chance
+from engine.errors import OptionError
+from engine.experiments.bench.prompts import NamedPrompt
 from engine.experiments.bench.request import Configuration, run_to_end, shorter
 from engine.experiments.tune.lengths import DraftSetting, drafting, has_floor, has_length
 from engine.options import Prompt, RunOptions
@@ -41,7 +43,42 @@ _MIXED = ((8, 0.3), (8, 0.7))
 """n_max and p_min of rounds whose widths change as they do under a floor, width 1 among them."""
 _FEW = 4
 
+LEAST_PAIRS, MOST_PAIRS = 6, 200
+
 Report = Callable[[str], None]
+"""Takes what is done now."""
+
+
+@dataclass(frozen=True, slots=True)
+class TunePlan:
+    """base: options but for speculation; its n_predict is for every prompt. drafters: names.
+    rates: of synthetic acceptance, empty while the target decides. files: names of the files that
+    draft, by drafter."""
+
+    prompts: Sequence[NamedPrompt]
+    base: RunOptions
+    drafters: Sequence[str]
+    pairs: int = 6
+    rates: tuple[float, ...] = ()
+    files: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.prompts:
+            raise OptionError("There is no prompt to tune for.", "Give at least one.")
+        if not LEAST_PAIRS <= self.pairs <= MOST_PAIRS:
+            raise OptionError(
+                f"--pairs is outside {LEAST_PAIRS}..{MOST_PAIRS}.",
+                "Fewer cannot show a difference, however large it is.",
+            )
+        if not self.drafters:
+            raise OptionError(
+                "There is no drafter to tune.",
+                "Give a file with -md, or name one with --spec-type.",
+            )
+
+    def drafting(self, setting: DraftSetting, verify_max: int | None = None) -> RunOptions:
+        """Its options with this drafter alone. Raises OptionError for a length out of range."""
+        return drafting(self.base, setting, verify_max=verify_max, rates=self.rates)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,37 +91,32 @@ class TuneRecording:
 
 
 def record(
-    session: Session,
-    prompts: Sequence[Prompt],
-    base: RunOptions,
-    drafters: Sequence[str],
-    *,
-    rates: Sequence[float] = (),
-    report: Report = lambda what: None,
+    session: Session, texts: Sequence[Prompt], plan: TunePlan, report: Report = lambda what: None
 ) -> list[TuneRecording]:
-    """Record each drafter. base: options but for speculation. rates: see `drafting`. report: called
-    with what is done now. Raises what Session.start raises."""
+    """Record each drafter. texts: the plan's prompts as the model reads them. Raises what
+    Session.start raises."""
+    rates = plan.rates
     report("plain decoding, for the time of its step")
-    plain_rounds = _repeated(session, prompts, Configuration.plain(base).options)
+    plain_rounds = _repeated(session, texts, Configuration.plain(plan.base).options)
     longest = min(LONGEST, len(rates) or LONGEST)
     parts: dict[str, tuple[RecordedRounds, RecordedRounds, RecordedRounds | None]] = {}
-    for drafter in filter(has_length, drafters):
+    for drafter in filter(has_length, plan.drafters):
         report(f"{drafter}: drafts of {longest} tokens at every place")
         judged = None if rates else 0
-        wanted = drafting(base, DraftSetting(drafter, longest), verify_max=judged, rates=rates)
-        rounds = _rounds(session, prompts, wanted)
+        wanted = plan.drafting(DraftSetting(drafter, longest), judged)
+        rounds = _rounds(session, texts, wanted)
         if rates:
             n = int(rounds.emitted.sum())  # rounds of a text, at most
-            chance = accepted_by_chance(rates[:longest], base.sampler.seed, n)
+            chance = accepted_by_chance(rates[:longest], plan.base.sampler.seed, n)
             rounds = replace(rounds, chance=chance)
         report(f"{drafter}: what rounds of each length cost")
         lengths = [n for n in _LENGTHS if n <= longest]
         tried = [DraftSetting(drafter, n) for n in lengths]
-        cost, floored = _cost_rounds(session, prompts, base, tried, rates), None
+        cost, floored = _cost_rounds(session, texts, plan, tried), None
         if has_floor(drafter) and not rates:
             tried = [DraftSetting(drafter, n, _LEAST_FLOOR) for n in lengths]
             tried += [DraftSetting(drafter, *one) for one in _MIXED]
-            floored = _cost_rounds(session, prompts, base, tried)
+            floored = _cost_rounds(session, texts, plan, tried)
         parts[drafter] = rounds, cost, floored
     everything = [*(_passes(cost, floored) for _, cost, floored in parts.values()), plain_rounds]
     shared = RoundCosts.measured(RecordedRounds.joined(everything))
@@ -141,21 +173,16 @@ def completed(own: CostCurve, others: CostCurve) -> CostCurve:
 
 
 def _cost_rounds(
-    session: Session,
-    prompts: Sequence[Prompt],
-    base: RunOptions,
-    settings: Sequence[DraftSetting],
-    rates: Sequence[float] = (),
+    session: Session, texts: Sequence[Prompt], plan: TunePlan, settings: Sequence[DraftSetting]
 ) -> RecordedRounds:
     """Rounds of every setting, the settings in turn, so that what else the machine does hits them
     alike; several passes as long as they are short."""
-    few = shorter(base, _COST_TOKENS)
-    options = [drafting(few, one, rates=rates) for one in settings]
-    n, parts, begun = min(_COST_PROMPTS, len(prompts)), [], perf_counter()
+    options = [shorter(plan.drafting(one), _COST_TOKENS) for one in settings]
+    n, parts, begun = min(_COST_PROMPTS, len(texts)), [], perf_counter()
     for again in range(_COST_PASSES):
         for i, one in enumerate(options):
             first = (again * len(options) + i) * n
-            chosen = [prompts[(first + j) % len(prompts)] for j in range(n)]
+            chosen = [texts[(first + j) % len(texts)] for j in range(n)]
             parts.append(_repeated(session, chosen, one))
         if perf_counter() - begun > _COST_S:
             break

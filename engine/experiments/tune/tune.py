@@ -15,8 +15,8 @@ count, so that a machine that is faster at one time is not taken for an error of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -26,7 +26,6 @@ from engine.analysis.what_if.rules import FIXED
 from engine.analysis.what_if.surface import Outcomes
 from engine.environment import environment
 from engine.errors import OptionError
-from engine.experiments.bench.prompts import NamedPrompt
 from engine.experiments.bench.request import PLAIN, Configuration, TimedRun, round_costs, timed_run
 from engine.experiments.results.reader import JSON_VERSION, key_of, title, tune_rows
 from engine.experiments.results.table import TUNE
@@ -46,10 +45,10 @@ from engine.experiments.tune.advice import (
 )
 from engine.experiments.tune.confirm import Confirmed, SpeedComparison, compare, confirm
 from engine.experiments.tune.lengths import DraftSetting, drafting, has_floor, has_length
-from engine.experiments.tune.record import LONGEST, TuneRecording, record
+from engine.experiments.tune.record import LONGEST, Report, TunePlan, TuneRecording, record
 from engine.machine.device import device_name
 from engine.machine.host_memory import wait_for_huge_pages
-from engine.options import Prompt, RunOptions
+from engine.options import Prompt
 from engine.trace.typed_json import strict_json
 
 if TYPE_CHECKING:
@@ -57,35 +56,6 @@ if TYPE_CHECKING:
 
 
 N_CONFIRMED = 3
-LEAST_PAIRS, MOST_PAIRS = 6, 200
-
-
-@dataclass(frozen=True, slots=True)
-class TunePlan:
-    """base: options but for speculation; its n_predict is for every prompt. drafters: names.
-    rates: of synthetic acceptance, empty while the target decides. files: names of the files that
-    draft, by drafter."""
-
-    prompts: Sequence[NamedPrompt]
-    base: RunOptions
-    drafters: Sequence[str]
-    pairs: int = 6
-    rates: tuple[float, ...] = ()
-    files: Mapping[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if not self.prompts:
-            raise OptionError("There is no prompt to tune for.", "Give at least one.")
-        if not LEAST_PAIRS <= self.pairs <= MOST_PAIRS:
-            raise OptionError(
-                f"--pairs is outside {LEAST_PAIRS}..{MOST_PAIRS}.",
-                "Fewer cannot show a difference, however large it is.",
-            )
-        if not self.drafters:
-            raise OptionError(
-                "There is no drafter to tune.",
-                "Give a file with -md, or name one with --spec-type.",
-            )
 
 
 def chosen(data: Mapping[str, Any]) -> DraftSetting | None:
@@ -94,16 +64,13 @@ def chosen(data: Mapping[str, Any]) -> DraftSetting | None:
 
 
 def tune(
-    session: Session,
-    plan: TunePlan,
-    texts: Sequence[Prompt],
-    report: Callable[[str], None] = lambda what: None,
+    session: Session, plan: TunePlan, texts: Sequence[Prompt], report: Report = lambda what: None
 ) -> dict[str, Any]:
     """Do all of it. texts: the plan's prompts as the model reads them. report: called with what
     is done now. Raises what Session.start raises, and OptionError where no drafter drafts."""
     wait_for_huge_pages()
     start = perf_counter()
-    recordings = record(session, texts, plan.base, plan.drafters, rates=plan.rates, report=report)
+    recordings = record(session, texts, plan, report)
     recorded_s = perf_counter() - start
     found = estimates(recordings)
     if not found:
@@ -114,10 +81,7 @@ def tune(
     best = to_confirm(found, N_CONFIRMED)
     configurations = [
         Configuration.plain(plan.base),
-        *(
-            Configuration(one.draft.name, drafting(plan.base, one.draft, rates=plan.rates))
-            for one in best
-        ),
+        *(Configuration(one.draft.name, plan.drafting(one.draft)) for one in best),
     ]
     since = perf_counter()
     simulated_s = since - start - recorded_s
@@ -287,36 +251,32 @@ def grid_settings(drafters: Sequence[str], rates: Sequence[float] = ()) -> list[
 
 def check_grid(
     session: Session,
-    prompts: Sequence[Prompt],
-    base: RunOptions,
-    drafters: Sequence[str],
+    texts: Sequence[Prompt],
+    plan: TunePlan,
     chosen: DraftSetting | None,
-    *,
-    pairs: int,
-    rates: Sequence[float] = (),
-    report: Callable[[str], None] = lambda what: None,
+    report: Report = lambda what: None,
 ) -> GridCheck:
-    """Run the grid, then its fastest and the recommended setting. base: options but for
-    speculation. chosen: None for plain decoding. Raises what Session.start raises."""
-    settings = {one.name: one for one in grid_settings(drafters, rates)}
+    """Run the grid, then its fastest and the recommended setting. chosen: None for plain decoding.
+    Raises what Session.start raises."""
+    settings = {one.name: one for one in grid_settings(plan.drafters, plan.rates)}
     if chosen is not None:
         settings.setdefault(chosen.name, chosen)
 
     def configurations(names: Sequence[str]) -> list[Configuration]:
-        drafted = (Configuration(n, drafting(base, settings[n], rates=rates)) for n in names)
-        return [Configuration.plain(base), *drafted]
+        drafted = (Configuration(n, plan.drafting(settings[n])) for n in names)
+        return [Configuration.plain(plan.base), *drafted]
 
     report(f"a grid of {len(settings)} settings, a real run of each")
-    grid = confirm(session, prompts, configurations(list(settings)), 1)
+    grid = confirm(session, texts, configurations(list(settings)), 1)
     half = [one.name for one in _fastest_first(grid[1:])[: (len(grid) + 1) // 2]]
     report(f"the faster {len(half)} once more")
-    grid = _joined(grid, confirm(session, prompts, configurations(half), 1))
+    grid = _joined(grid, confirm(session, texts, configurations(half), 1))
     drafted = _fastest_first([one for one in grid[1:] if one.name in half])
     names = [one.name for one in drafted[:_FINALISTS]]
     if chosen is not None and chosen.name not in names:
         names.append(chosen.name)
-    report(f"the fastest {len(names)}, {pairs} real runs each")
-    finalists = confirm(session, prompts, configurations(names), pairs)
+    report(f"the fastest {len(names)}, {plan.pairs} real runs each")
+    finalists = confirm(session, texts, configurations(names), plan.pairs)
     return GridCheck(settings, grid, finalists, chosen.name if chosen else PLAIN)
 
 
@@ -372,26 +332,24 @@ class SettingError:
 def simulator_error(
     session: Session,
     texts: Sequence[Prompt],
-    base: RunOptions,
-    drafter: str,
-    *,
+    plan: TunePlan,
     repeats: int = 3,
-    rates: Sequence[float] = (),
-    report: Callable[[str], None] = lambda what: None,
+    report: Report = lambda what: None,
 ) -> list[SettingError]:
-    """Simulate and run settings of one drafter. base: options but for speculation. rates: of
-    synthetic acceptance, 16 of them. Raises what Session.start raises."""
+    """Simulate and run settings of the one drafter of a plan, whose rates, if there are any, are
+    16. Raises what Session.start raises."""
+    (drafter,) = plan.drafters
     settings = [DraftSetting(drafter, n) for n in LENGTHS]
-    floors = FLOORS if not rates else [(n, 0.0) for n in MORE_LENGTHS]
+    floors = FLOORS if not plan.rates else [(n, 0.0) for n in MORE_LENGTHS]
     settings += [DraftSetting(drafter, n, p) for n, p in floors]
     ran: dict[DraftSetting, list[TimedRun]] = {one: [] for one in settings}
     played: dict[DraftSetting, list[Outcomes]] = {one: [] for one in settings}
     for number in range(repeats):
-        (recorded,) = record(session, texts, base, [drafter], rates=rates, report=report)
+        (recorded,) = record(session, texts, plan, report)
         report(f"{drafter}: real runs, {number + 1} of {repeats}")
         first = number * len(settings) // repeats
         for one in [*settings[first:], *settings[:first]]:
-            options = drafting(base, one, rates=rates)
+            options = plan.drafting(one)
             timed_run(session, texts, options)
             ran[one].append(timed_run(session, texts, options))
             played[one].append(outcome(recorded, one))

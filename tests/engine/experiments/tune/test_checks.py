@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 
 from app.cli.tune import grid_lines
+from engine.experiments.bench.prompts import NamedPrompt
 from engine.experiments.bench.request import Configuration
 from engine.experiments.tune import record, tune
 from engine.experiments.tune.confirm import Confirmed
 from engine.experiments.tune.lengths import DraftSetting
+from engine.experiments.tune.record import TunePlan
 from engine.experiments.tune.tune import (
     GRID_FLOORS,
     GRID_LENGTHS,
@@ -24,6 +26,7 @@ from engine.session import Session
 from resources import DEMO_DRAFT, DEMO_TARGET, demo_prompts
 
 NONE: Any = None
+TEXTS = [NamedPrompt("a", "b", "")]
 
 
 def played(chosen: DraftSetting | None, monkeypatch: pytest.MonkeyPatch) -> GridCheck:
@@ -41,7 +44,8 @@ def played(chosen: DraftSetting | None, monkeypatch: pytest.MonkeyPatch) -> Grid
 
     monkeypatch.setattr(tune, "confirm", run)
     rates = (0.5,) * 16
-    return check_grid(NONE, (), RunOptions(), ["draft-mtp"], chosen, pairs=6, rates=rates)
+    plan = TunePlan(TEXTS, RunOptions(), ["draft-mtp"], rates=rates)
+    return check_grid(NONE, (), plan, chosen)
 
 
 def test_the_fastest_are_run_again_beside_the_recommended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +85,8 @@ def test_a_draft_models_rounds_are_played_as_they_run(monkeypatch: pytest.Monkey
     session = Session.open(DEMO_TARGET, DEMO_DRAFT)
     prompts = [session.prompt(text) for text in demo_prompts()[:1]]
     base = RunOptions(n_predict=12, ignore_eos=True)
-    found = tune.simulator_error(session, prompts, base, "draft-simple", repeats=2)
+    plan = TunePlan(TEXTS, base, ["draft-simple"])
+    found = tune.simulator_error(session, prompts, plan, 2)
     assert [one.setting.n_max for one in found] == [1, 3, 4]
     assert [one.simulated_per_round for one in found] == pytest.approx(
         [one.real_per_round for one in found]

@@ -17,18 +17,18 @@ from engine.experiments.bench.request import Configuration, measure_request
 from engine.experiments.tune.advice import estimates, outcome
 from engine.experiments.tune.confirm import search
 from engine.experiments.tune.lengths import DraftSetting, drafting
-from engine.experiments.tune.record import completed, record
-from engine.experiments.tune.tune import TunePlan
+from engine.experiments.tune.record import TunePlan, completed, record
 from engine.options import RunOptions
 from tests.support.golden_runs import options_of, prompt_of, session
 
 NAME = "qwen35-c-v2x-mtp-f32"
 BASE = options_of(24, ignore_eos=True)
+TEXTS = [NamedPrompt("a", "b", "")]
 
 
 def test_a_recording_tells_the_rounds_of_real_runs() -> None:
     prompt = prompt_of(NAME)
-    (found,) = record(session(NAME), [prompt], BASE, ["draft-mtp"])
+    (found,) = record(session(NAME), [prompt], TunePlan(TEXTS, BASE, ["draft-mtp"]))
     assert found.rounds.n_max == 16
     assert found.rounds.verified.max() == 0
     assert found.costs is not None
@@ -49,7 +49,8 @@ def test_a_recording_tells_the_rounds_of_real_runs() -> None:
 
 def test_synthetic_acceptance_is_recorded_with_its_rates() -> None:
     rates = (1.0, 1.0, 0.0, 0.0)
-    (found,) = record(session(NAME), [prompt_of(NAME)], BASE, ["draft-mtp"], rates=rates)
+    plan = TunePlan(TEXTS, BASE, ["draft-mtp"], rates=rates)
+    (found,) = record(session(NAME), [prompt_of(NAME)], plan)
     assert found.rounds.n_max == 4
     full = found.rounds.drafted == 4
     assert full.any()
@@ -71,7 +72,8 @@ def test_synthetic_acceptance_is_recorded_with_its_rates() -> None:
 def test_the_luck_of_a_round_is_that_of_real_runs_of_any_length(seed: int) -> None:
     rates = (0.9, 0.6, 0.5, 0.2, 0.2, 0.1)
     base = replace(BASE, sampler=replace(BASE.sampler, seed=seed))
-    (found,) = record(session(NAME), [prompt_of(NAME)], base, ["draft-mtp"], rates=rates)
+    plan = TunePlan(TEXTS, base, ["draft-mtp"], rates=rates)
+    (found,) = record(session(NAME), [prompt_of(NAME)], plan)
     for n_max in (1, 2, 4, 6):
         setting = DraftSetting("draft-mtp", n_max)
         played = outcome(found, setting)
@@ -93,7 +95,7 @@ def test_numbers_measured_too_rarely_are_taken_from_the_others() -> None:
 @pytest.mark.parametrize(("pairs", "drafters"), [(5, ["suffix"]), (6, [])])
 def test_a_plan_that_shows_nothing_is_refused(pairs: int, drafters: list[str]) -> None:
     with pytest.raises(OptionError):
-        TunePlan([NamedPrompt("a", "b", "")], RunOptions(), drafters, pairs)
+        TunePlan(TEXTS, RunOptions(), drafters, pairs)
 
 
 def test_trials_are_real_runs_the_fastest_first(monkeypatch: pytest.MonkeyPatch) -> None:
