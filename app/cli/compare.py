@@ -21,10 +21,10 @@ from app.cli.recorded import (
     add_report,
     check_report,
     check_trace_folder,
-    decode,
     deliver_report,
     finding_lines,
     findings_json,
+    record,
 )
 from app.cli.run import draft_files, make_prompt
 from app.cli.run_arguments import (
@@ -178,7 +178,7 @@ def run(args: argparse.Namespace) -> int:
         llama_library=args.llama_cpp_lib,
         llama_settings=options_from(args, LlamaSettings),
     )
-    decode(job, job.step, args.trace, session.content)
+    record(job, job.step, args.trace, session.content)
     verdicts = job.results()
     lanes_shown = [RunRef(job.trace, verdict.run_id) for verdict in verdicts]
     costs = [RunCost.of(lane) for lane in lanes_shown]
@@ -224,7 +224,7 @@ def _run_scenario(
     from engine.environment import environment
 
     job = session.start(prompts, scenario.options)
-    decode(job, job.step, args.trace, session.content)
+    record(job, job.step, args.trace, session.content)
     run = RunRef(job.trace, job.run_id)
     if deliver_report(args, lambda words: run_report(run, environment(), words)):
         return 0

@@ -53,19 +53,6 @@ def check_trace_folder(folder: Path | None) -> None:
         raise OptionError(error.message, error.remedy) from error
 
 
-def decode(
-    job: Run | TurnRun | Comparison,
-    advance: Callable[[], bool],
-    folder: Path | None,
-    content: ContentHash | None = None,
-    show: Callable[[], None] = lambda: None,
-) -> None:
-    """As `record`, and the hash of the model's content starts once tokens come."""
-    if folder is not None and content is not None:
-        content.start(lambda: job.done or any(job.emitted))
-    record(job, advance, folder, content, show)
-
-
 def record(
     job: Run | TurnRun | Comparison | ServerRun | ProxyRun,
     advance: Callable[[], bool],
@@ -76,8 +63,11 @@ def record(
     """Call `advance` until it returns False and `show` after each time; then stop and export.
 
     After an error the trace is exported too. A signal ends the work between two rounds, then
-    the trace is exported and Interrupted raised. content: of the model, for the export.
+    the trace is exported and Interrupted raised. content: of the model, for the export; its hash
+    starts once tokens come.
     """
+    if folder is not None and content is not None:
+        content.start(lambda: job.done or any(getattr(job, "emitted", ())))
     came: list[int] = []
     with on_signal(came.append):
         try:

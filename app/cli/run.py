@@ -26,11 +26,11 @@ from app.cli.output import (
 from app.cli.recorded import (
     check_report,
     check_trace_folder,
-    decode,
     deliver_report,
     export,
     finding_lines,
     findings_json,
+    record,
 )
 from app.cli.run_arguments import (
     PromptSource,
@@ -109,10 +109,10 @@ def run(args: argparse.Namespace) -> int:
     streaming = not (args.json or args.markdown) and len(prompts) == 1
     if streaming:
         stream = _Stream(trace, job.run_id, session, "" if args.chat else prompts[0].text)
-        decode(job, job.advance, args.trace, session.content, stream.show)
+        record(job, job.advance, args.trace, session.content, stream.show)
         stream.end()
     else:
-        decode(job, job.advance, args.trace, session.content)
+        record(job, job.advance, args.trace, session.content)
     if deliver_report(
         args, lambda words: run_report(RunRef(trace, job.run_id), environment(), words)
     ):
@@ -340,7 +340,7 @@ def _hold(
     run = conversation.start(messages, parent, options, given, audit=make)
     if is_traced and session.content is not None:
         session.content.start(lambda: run.done or any(run.emitted))
-    decode(run, run.advance, None)
+    record(run, run.advance, None)
 
 
 def _turn_lines(turn: Turn, trace: TraceStore) -> Iterator[str]:

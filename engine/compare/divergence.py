@@ -157,25 +157,20 @@ def _ratio(error: Tensor, size: Tensor) -> Tensor:
     return torch.where(error == 0, error, error / size)
 
 
+Compared = tuple[int, int, int, Sequence[int], LogitsDifference, MemoryDifference | None]
+"""Of a round of a sequence its number, seq_id, the first position, the tokens chosen from there on,
+and what differs: the logits at each, and the memories after the last but one of the positions."""
+
+
 class DivergenceRows:
     """Writes the rows of one lane into the tables `divergence` and `states`."""
 
     def __init__(self, trace: TraceStore, run_id: int, lane: str) -> None:
         self._trace, self._run_id, self._lane = trace, run_id, lane
 
-    def append(
-        self,
-        number: int,
-        seq_id: int,
-        first_pos: int,
-        chosen: Sequence[int],
-        logits: LogitsDifference,
-        memories: MemoryDifference | None,
-    ) -> None:
-        """A row per chosen token, at first_pos, first_pos + 1, …
-
-        memories: what differs after the last but one of these positions, put into the last row.
-        """
+    def append(self, *compared: *Compared) -> None:
+        """A row per chosen token; what differs between memories is put into the last one."""
+        number, seq_id, first_pos, chosen, logits, memories = compared
         n = len(chosen)
         state = conv = math.nan
         cells = MISSING

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from engine.compare.divergence import (
+    Compared,
     LogitsDifference,
     MemoryDifference,
     ReferenceLogits,
@@ -276,14 +277,8 @@ class ForkLane(PolicyLane):
             self._waiting.popleft()
             part = first.part
             if first.logits is not None:
-                self._rows.append(
-                    part.number,
-                    part.seq_id,
-                    part.pos_next,
-                    part.accepted,
-                    first.logits,
-                    first.memory,
-                )
+                place = part.number, part.seq_id, part.pos_next
+                self._rows.append(*place, part.accepted, first.logits, first.memory)
 
 
 def _worse(a: LogitsDifference, b: LogitsDifference) -> LogitsDifference:
@@ -310,8 +305,6 @@ def _or_infinite(nmse: float) -> float:
 
 _Choice = tuple[Round, int]
 """A round and the index of one of its accepted tokens."""
-_Compared = tuple[int, int, int, list[int], LogitsDifference, MemoryDifference | None]
-"""Arguments of `DivergenceRows.append`."""
 
 
 class FreeLane(EngineFollower):
@@ -350,7 +343,7 @@ class FreeLane(EngineFollower):
         self._mine: dict[int, dict[int, _Choice]] = {}
         self._theirs: dict[int, dict[int, _Choice]] = {}
         self._forked: set[int] = set()
-        self._compared: list[_Compared] = []
+        self._compared: list[Compared] = []
 
     def forget(self, seq: int) -> None:
         """Nothing to do: the scheduler ends its own sequences."""

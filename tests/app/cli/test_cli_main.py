@@ -278,11 +278,11 @@ def signalled(code: str, *numbers: int) -> subprocess.CompletedProcess[str]:
 def test_a_second_signal_ends_at_once() -> None:
     code = (
         "import time\nfrom pathlib import Path\n"
-        "from app.cli.recorded import decode\nfrom engine.trace.store import TraceStore\n"
+        "from app.cli.recorded import record\nfrom engine.trace.store import TraceStore\n"
         "def advance():\n    print('waits', flush=True); time.sleep(0.5); return True\n"
         "class Job:\n    trace, done, emitted = TraceStore(), False, []\n"
         "    def stop(self):\n        print('stops', flush=True); time.sleep(600)\n"
-        "decode(Job(), advance, Path('never-written'))\n"
+        "record(Job(), advance, Path('never-written'))\n"
     )
     done = signalled(code, signal.SIGTERM, signal.SIGINT)
     assert done.returncode == -signal.SIGINT
@@ -293,11 +293,11 @@ def test_a_second_signal_ends_at_once() -> None:
 def test_a_closed_terminal_is_a_signal_too() -> None:
     code = (
         "import time\nfrom app.cli.output import Interrupted\n"
-        "from app.cli.recorded import decode\nfrom engine.trace.store import TraceStore\n"
+        "from app.cli.recorded import record\nfrom engine.trace.store import TraceStore\n"
         "def advance():\n    print('waits', flush=True); time.sleep(0.2); return True\n"
         "class Job:\n    trace, done, emitted = TraceStore(), False, []\n"
         "    def stop(self):\n        pass\n"
-        "try:\n    decode(Job(), advance, None)\n"
+        "try:\n    record(Job(), advance, None)\n"
         "except Interrupted as ending:\n    raise SystemExit(ending.status)\n"
     )
     assert signalled(code, signal.SIGHUP).returncode == 129
