@@ -1,6 +1,6 @@
 """Positions of the recorded texts at which a round could have begun under other settings.
 
-Under other settings rounds begin elsewhere, so every position may be one. Inside a stretch of
+Under other settings rounds begin elsewhere. Inside a stretch of accepted tokens, the drafter would
 have gone on as it did: what is left of the recorded draft is what it would have drafted there. That
 is exact for a draft model, which sees the same tokens, and for a run in which nothing was verified
 (--spec-verify-max 0), which drafts at every place; else it is the first of `ASSUMPTIONS`.
