@@ -23,11 +23,13 @@ def _concurrency_lost(run: ExaminedRun) -> Iterator[Finding]:
         return
     shared, n_seqs = np.unique(run.rounds["round"][run.is_later], return_counts=True)
     shared = shared[n_seqs > 1]
+    if len(shared) < _MIN_ROUNDS:
+        return
     ubatches = run.ubatches
     verify = ubatches.is_text("purpose", "verify") & np.isin(ubatches["round"], shared)
     together = np.unique(ubatches["round"][verify & (ubatches["n_seqs"] > 1)])
     serial = np.setdiff1d(np.unique(ubatches["round"][verify]), together)
-    if len(shared) < _MIN_ROUNDS or len(serial) < _SERIAL * len(shared):
+    if len(serial) < _SERIAL * len(shared):
         return
     rows = np.flatnonzero(verify & np.isin(ubatches["round"], serial))
     reasons = Counter(ubatches.texts("reason", rows)).most_common()
