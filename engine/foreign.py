@@ -13,6 +13,7 @@ import math
 import re
 import tomllib
 from collections import Counter
+from collections.abc import Sequence
 from itertools import islice
 from typing import Annotated, Any, NoReturn, TypeGuard
 
@@ -59,6 +60,13 @@ def real(text: str, most: float = LONGEST_PART_MS) -> float:
 def is_whole(value: Any, most: int = COUNT) -> TypeGuard[int]:
     """Whether a value is a whole number from 0 to `most`."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most
+
+
+def are_whole(values: Sequence[Any], most: int = COUNT) -> bool:
+    """Whether all of several values are."""
+    return {int}.issuperset(map(type, values)) and (
+        not values or (min(values) >= 0 and max(values) <= most)
+    )
 
 
 def is_real(value: Any, most: float = LONGEST_PART_MS) -> TypeGuard[int | float]:

@@ -124,7 +124,8 @@ class Table:
             elif column.kind == "real":
                 same[name] = np.array(values, np.float64)  # None becomes NaN
             else:
-                same[name] = [MISSING if one is None else one for one in values]
+                is_whole = None not in values
+                same[name] = values if is_whole else [MISSING if v is None else v for v in values]
         self._put(n, same)
 
     def _put(self, n: int, columns: Mapping[str, Any]) -> None:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol
 
-from engine.foreign import is_whole
+from engine.foreign import are_whole
 from engine.observe.rounds.counters import Movement
 from engine.observe.rounds.kept_requests import LONGEST_TEXT, RawRequest, RawStore
 from engine.observe.rounds.log_prompts import LoggedPrompt
 from engine.observe.rounds.stream import Chunk, Timings, UnreadableError, Usage
 from engine.observe.rounds.stream_and_log import AnotherRunError, LogJoin
-from engine.observe.rounds.stream_rounds import Addition, ObservedRound, StreamedToken, StreamRounds
-from engine.observe.rounds.trace_rows import PromptPart, ReadyRow, told_figures
+from engine.observe.rounds.stream_rounds import Addition, ObservedRound, StreamRounds
+from engine.observe.rounds.trace_rows import PromptPart, ReadyRow, TokenColumns, told_figures
 from engine.observe.rounds.withheld_tokens import PlaneReach
 
 if TYPE_CHECKING:
@@ -164,25 +165,23 @@ class EmittedTokens:
         self.n_tokens = usage.completion if usage.completion is not None else self.n_tokens
         self.times |= usage.times
 
-    def tokens(self, n: int | None) -> list[StreamedToken]:
+    def tokens(self, n: int | None) -> TokenColumns:
         """The tokens with their ids and, where an event is of one token, what text came with it.
         Without ids, the texts of tokens where events or probabilities are one for each; else
         nothing: a text can be cut into tokens in many ways. n: how many there are, None where not
         known."""
         if self._has_gap:
-            return []
+            return (), ()
         if self.n_ids:
-            return [
-                StreamedToken(one, text if len(ids) == 1 else None)
-                for ids, text in self.events
-                for one in ids
-            ]
+            each = [(text,) if len(ids) == 1 else (None,) * len(ids) for ids, text in self.events]
+            ids = chain.from_iterable(ids for ids, _ in self.events)
+            return [*ids], [*chain.from_iterable(each)]
         texts = [text for _, text in self.events if text]
         if self._pieces and len(self._pieces) == n and "".join(self._pieces) == "".join(texts):
             texts = self._pieces
         if not n or len(texts) != n:
-            return []
-        return [StreamedToken(None, text, "\ufffd" not in text) for text in texts]
+            return (), ()
+        return [None] * n, texts
 
 
 class Answer:
@@ -320,9 +319,9 @@ class Answer:
         if self.told is not None:
             n_prompt, n = self.told.cache_n + self.told.prompt_n, self.told.predicted_n
         tokens = self.emitted.tokens(n)
-        if any(token.text is None for token in tokens) or not tokens:
+        if None in tokens[1] or not tokens[1]:
             self.known["text"] = self.emitted.text
-        if not tokens:
+        if not tokens[1]:
             return
         ids = self.emitted.prompt_ids or self._prompt_ids()
         if n_prompt is not None and len(ids) != n_prompt:
@@ -420,7 +419,7 @@ class Answer:
             return ()
         if isinstance(prompt[0], list) and self._index < len(prompt):
             prompt = prompt[self._index]
-        return tuple(prompt) if isinstance(prompt, list) and all(map(is_whole, prompt)) else ()
+        return tuple(prompt) if isinstance(prompt, list) and are_whole(prompt) else ()
 
 
 def _ends_whole(final: Mapping[str, Any], body: Mapping[str, Any], told: Timings) -> bool:

@@ -17,6 +17,7 @@ from engine.foreign import (
     MOST_PROMPT_TOKENS,
     MOST_TOKENS,
     JsonError,
+    are_whole,
     is_real,
     is_whole,
     parse_json,
@@ -343,7 +344,7 @@ def _ids(value: Any) -> tuple[int, ...]:
     """Ids of tokens, empty where a list has anything else."""
     if not value or not isinstance(value, list):
         return ()
-    return tuple(value) if all(map(is_whole, value)) else ()
+    return tuple(value) if are_whole(value) else ()
 
 
 def _listed(value: Any) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -67,6 +67,10 @@ LOG_COLUMNS = {
 """The same of a log by itself."""
 
 
+TokenColumns: TypeAlias = tuple[Sequence[int | None], Sequence[str | None]]
+"""Ids and texts of tokens, of each None where it is not given."""
+
+
 @dataclass(frozen=True, slots=True)
 class PromptPart:
     """Tokens of a prompt that were processed together. pos0: position of the first. prompt_ms: the
@@ -91,7 +95,7 @@ class ReadyRow:
     round: ObservedRound | None = None
     part: PromptPart | None = None
     prompt_ids: Sequence[int] = field(default=())
-    emitted: Sequence[StreamedToken] = field(default=())
+    emitted: TokenColumns = ((), ())
 
 
 class RowWriter:
@@ -121,9 +125,8 @@ class RowWriter:
         self._n_rounds += 1
         if ready.prompt_ids:
             self._prompt(ids, ready.prompt_ids)
-        if ready.emitted:
-            for pos, token in enumerate(map(self._known, ready.emitted), start=ready.n_prompt):
-                self._token(ids, pos, "unknown", token.token_id, self._text(token))
+        if ready.emitted[0]:
+            self._emitted(ids, ready.n_prompt, *ready.emitted)
         elif ready.part is not None:
             self._part(ids, t_ms, ready, ready.part)
         elif ready.round is not None:
@@ -172,12 +175,25 @@ class RowWriter:
 
     def _prompt(self, ids: dict[str, int], prompt: Sequence[int]) -> None:
         self.flush()
-        n = len(prompt)
-        columns: dict[str, list[Any]] = {name: [value] * n for name, value in ids.items()}
-        columns |= {"pos": list(range(n)), "kind": ["prompt"] * n, "token_id": list(prompt)}
-        self._writer.extend("tokens", columns)
+        write_tokens(self._writer, ids, 0, "prompt", prompt)
         if self._vocabulary is not None:
             self._writer.learn(prompt, self._vocabulary.piece)
+
+    def _emitted(
+        self,
+        ids: dict[str, int],
+        first_pos: int,
+        token_ids: Sequence[int | None],
+        texts: Sequence[str | None],
+    ) -> None:
+        self.flush()
+        if texts.count(None) < len(texts):
+            tokens = [
+                self._known(StreamedToken(one, text, one is None and "\ufffd" not in (text or "")))
+                for one, text in zip(token_ids, texts, strict=True)
+            ]
+            token_ids, texts = [one.token_id for one in tokens], list(map(self._text, tokens))
+        write_tokens(self._writer, ids, first_pos, "unknown", token_ids, texts)
 
     def _part(
         self, ids: dict[str, int], t_ms: float | None, ready: ReadyRow, part: PromptPart
@@ -311,6 +327,22 @@ _TOKEN = ("round", "seq_id", *COLUMNS["tokens"], *_OF_DRAFT)
 _OF_LOG = "checkpoint_bytes", "draft_n_max", *(f"{phase}_ms" for phase in PHASES)
 _ROUND = ("seq_id", *COLUMNS["rounds"], *_OF_LOG)
 """Those of a round's."""
+
+
+def write_tokens(
+    writer: TraceWriter,
+    ids: Mapping[str, int],
+    first_pos: int,
+    kind: str,
+    token_ids: Sequence[int | None],
+    texts: Sequence[str | None] = (),
+) -> None:
+    """Rows of `tokens` of one kind, one after another. ids: their round and sequence."""
+    n = len(token_ids)
+    columns: dict[str, Any] = {name: np.full(n, value) for name, value in ids.items()}
+    columns |= {"pos": np.arange(first_pos, first_pos + n), "kind": [kind] * n}
+    columns |= {"token_id": token_ids} | ({"text": texts} if texts else {})
+    writer.extend("tokens", columns)
 
 
 def path_name(path: str, reach: PlaneReach) -> str:

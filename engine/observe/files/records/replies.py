@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import Any
 
 from engine.errors import TraceFileError
-from engine.foreign import is_whole
+from engine.foreign import are_whole
 from engine.observe.files.records.document import nodes
 from engine.observe.files.records.readers import READERS
 from engine.observe.files.records.request import RecordedRequest, sum_figures, sums_of
@@ -164,7 +164,8 @@ def recorded(
         one.timings = {**answer.times, **one.timings}
         one.prompt_ids = answer.prompt_ids or first.prompt_ids
         one.chunks, one.tokens = answer.events, answer.tokens(n)
-        if not one.tokens or any(token.text is None for token in one.tokens):
+        _, texts = one.tokens
+        if None in texts or not texts:
             one.text = answer.text
         one.learn_steps()
         yield one
@@ -215,7 +216,7 @@ def read_reply(
         one.stop = one.stop or stops.get(index, "")
         one.asked = reply.request
         asked = one.asked.get("input_ids", one.asked.get("prompt"))
-        if not one.prompt_ids and isinstance(asked, list) and all(map(is_whole, asked)):
+        if not one.prompt_ids and isinstance(asked, list) and are_whole(asked):
             one.prompt_ids = tuple(asked)
     return found
 

@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import Struct
 
 from engine.observe.rounds.counters import ACCEPTED, DRAFTED, DRAFTS, PREDICTED, PROMPT, Movement
-from engine.observe.rounds.stream_rounds import StreamedToken
+from engine.observe.rounds.trace_rows import TokenColumns
 from engine.trace.timings import BY_STEP, at_least, per_position, rates_by_index, speeds
 
 _WHOLE = 1e-9
@@ -64,7 +64,7 @@ class RecordedRequest(Struct):
     per_step_drafted: list[int] | None = None
     per_step_accepted: list[int] | None = None
     chunks: Sequence[tuple[Sequence[int], str]] = ()
-    tokens: Sequence[StreamedToken] = ()
+    tokens: TokenColumns = ((), ())
     prompt_ids: Sequence[int] = ()
     text: str = ""
     asked: Mapping[str, Any] = {}

@@ -18,7 +18,7 @@ from engine.observe.files.records.replies import KeptReply, PlainReplies, kept_r
 from engine.observe.files.records.request import RecordedRequest, sum_figures
 from engine.observe.rounds.kept_requests import asked_facts
 from engine.observe.rounds.observed_run import ObservedRun, ServerFacts
-from engine.observe.rounds.trace_rows import LONGEST_TOKEN
+from engine.observe.rounds.trace_rows import LONGEST_TOKEN, write_tokens
 from engine.trace.facts import SourceFacts
 from engine.trace.records import MISSING
 from engine.trace.store import TraceStore
@@ -96,7 +96,7 @@ def write_requests(
         )
     steps = [r for r in requests if r.has_steps and not r.contradictions]
     columns = dict(_OF_STEPS if steps else _OF_SUMS)
-    if any(request.tokens or request.prompt_ids for request in requests):
+    if any(request.tokens[0] or request.prompt_ids for request in requests):
         columns["tokens"] = _OF_TOKENS
     writer = TraceWriter.begin(
         store, SourceFacts(", ".join(engines), version), facts, columns=columns
@@ -241,16 +241,13 @@ def _write_plain_tokens(
     writer: TraceWriter, seq_id: int, request: RecordedRequest, rows: _NewRows
 ) -> None:
     """Prompt and output of a request whose tokens are of unknown rounds."""
-    tokens, n_prompt = request.tokens, request.prompt_tokens
+    (token_ids, texts), n_prompt = request.tokens, request.prompt_tokens
     n_known = _write_prompt(writer, seq_id, request, rows.n)
+    if texts.count(None) < len(texts):
+        texts = [(text or "")[:LONGEST_TOKEN] for text in texts]
     pos = n_known if n_prompt is None else n_prompt
-    columns: dict[str, list[Any]] = {
-        "pos": [*range(pos, pos + len(tokens))],
-        "kind": ["unknown"] * len(tokens),
-        "token_id": [_or_missing(token.token_id) for token in tokens],
-        "text": [(token.text or "")[:LONGEST_TOKEN] for token in tokens],
-    }
-    _write_columns(writer, seq_id, rows.n, columns)
+    ids = {"round": rows.n, "seq_id": seq_id}
+    write_tokens(writer, ids, pos, "unknown", token_ids, texts)
 
 
 def _write_prompt(writer: TraceWriter, seq_id: int, request: RecordedRequest, round_: int) -> int:
@@ -258,21 +255,8 @@ def _write_prompt(writer: TraceWriter, seq_id: int, request: RecordedRequest, ro
     ids, n = request.prompt_ids, request.prompt_tokens
     if not ids or (n is not None and len(ids) != n):
         return 0
-    columns = {"pos": [*range(len(ids))], "kind": ["prompt"] * len(ids), "token_id": [*ids]}
-    _write_columns(writer, seq_id, round_, columns)
+    write_tokens(writer, {"round": round_, "seq_id": seq_id}, 0, "prompt", ids)
     return len(ids)
-
-
-def _write_columns(
-    writer: TraceWriter, seq_id: int, round_: int, columns: dict[str, list[Any]]
-) -> None:
-    n = len(columns["pos"])
-    if n:
-        writer.extend("tokens", {"round": [round_] * n, "seq_id": [seq_id] * n, **columns})
-
-
-def _or_missing(token_id: int | None) -> int:
-    return MISSING if token_id is None else token_id
 
 
 def _emitted(accepted: list[int], completion: int | None) -> list[int] | None:
