@@ -62,8 +62,15 @@ _NAMES = {
     "total accepted draft tokens": _ACCEPTED,
     "accepted draft tokens": _ACCEPTED,
     "drafted tokens": _DRAFTED,
+    "drafted": _DRAFTED,
+    "accepted": _ACCEPTED,
+    "output tokens": _EMITTED,
+    "spec verify ct": _STEPS,
+    "mean al": _MEAN,
 }
 """In lower case, and with spaces for other signs between words."""
+_ANY = {"drafted", "accepted", "mean al"}
+"""Names of any program's."""
 _SPACE = re.compile(r"[-_]")
 _BEFORE = r"(?:^|[,{\]] ?)[ \t|>*`\"-]{0,20}(?:spec_decode_)?"
 _LINE = re.compile(
@@ -85,11 +92,13 @@ _SIGN = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _ALONE = re.compile(
-    r"^[ \t|>*`-]{0,20}(?:mean acceptance length|per-position acceptance rate|accept len):"
-    r"[ \t]{0,60}\d",
+    r"^[ \t|>*`-]{0,20}(?:mean acceptance length|mean al|per-position acceptance rate|accept len"
+    r"|drafted(?=.{0,60}(?:\n.{0,60}){0,3}\n[ \t|>*`-]{0,20}accepted[ \t]{0,40}[:=])"
+    r"|accepted(?=.{0,60}(?:\n.{0,60}){0,3}\n[ \t|>*`-]{0,20}drafted[ \t]{0,40}[:=]))"
+    r"[ \t]{0,40}[:=][ \t*\[]{0,60}\d",
     re.I | re.MULTILINE,
 )
-"""Also a part of a line of a log, which may be wrapped there."""
+"""Also a part of a line of a log, which may be wrapped there, or two counts under each other."""
 _SHARES = re.compile(r"[\d., ]{1,8192}")
 _ENGINES = (
     ("n_drafted", "llama.cpp"),
@@ -134,7 +143,8 @@ def read_printed(text: str) -> list[RecordedRequest]:
 def _request(values: dict[str, re.Match[str]], text: str) -> RecordedRequest | None:
     first = next(iter(values.values()))
     around = text[max(first.start() - 100, 0) : next(reversed(values.values())).end()].lower()
-    engine = next((engine for sign, engine in _ENGINES if sign in around), "vllm")
+    own = "" if any(one["name"].lower() in _ANY for one in values.values()) else "vllm"
+    engine = next((engine for sign, engine in _ENGINES if sign in around), own)
     line = 1 + text.count("\n", 0, first.start("name"))
     found = RecordedRequest(engine, f"line {line}", stop="end")
 
