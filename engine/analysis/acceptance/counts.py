@@ -97,8 +97,8 @@ _LONGEST_USUAL = 8
 _INTERVALS = ("vllm-log", "sglang-log", "atom-log")
 """Records whose requests are spans of time, each of all requests then."""
 _ROWS = ("benchmark", "counts")
-"""Records whose requests are rows of a table, or runs of a program: what differs between them may be
-all that acceptance depends on."""
+"""Records whose requests are rows of a table, or runs of a program: all that acceptance depends on
+may differ between them."""
 _LOOKS_UP = ("ngram", "suffix", "lookup")
 """In the names of drafters without a model."""
 
@@ -239,7 +239,7 @@ def draft_counts(
     parts = [(names, sums)]
     if shape in _ROWS:
         places = {seq: one.place for one in requests for seq in one.seq_ids}
-        parts = [(names or places.get(one[1], ""), [one]) for one in sums]
+        parts = [(names or places.get(one[1] or 0, ""), [one]) for one in sums]
     for name, part in parts:
         if (found := _of_sums(name, part, slots, unit)) is not None:
             yield found

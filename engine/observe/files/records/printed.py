@@ -264,6 +264,26 @@ SPEC_BENCH = RecordShape(
 )
 
 
+_BY_STEP = "draft_count", "accept_count"
+
+
+def _read_mlc(node: Node) -> RecordedRequest:
+    """Counts by index of the tokens of a step, of which the first is the target's own."""
+    values, found = node.fields(), RecordedRequest("mlc-llm", node.place, stop="end")
+    drafted, accepted = (values.counts(key) or [] for key in _BY_STEP)
+    if drafted and accepted:
+        found.num_spec_steps = drafted[0]
+        found.num_draft_tokens, found.per_pos = sum(drafted[1:]), accepted[1:]
+        found.num_accepted_draft_tokens = sum(found.per_pos)
+        sentence = "the first token of a step is the target's own, and not each of them counts"
+        found.check(drafted[0] == accepted[0], _BY_STEP, sentence)
+        found.check_counts(dict(zip((_DRAFTED, _ACCEPTED), _BY_STEP, strict=True)))
+    return found
+
+
+MLC = RecordShape("mlc-llm", "MLC LLM", (_BY_STEP,), _read_mlc)
+
+
 def _read_speed_bench(node: Node) -> RecordedRequest:
     """A sample, of which the program writes 0 drafted also where the server says nothing of it."""
     values = node.fields()
