@@ -96,9 +96,9 @@ _LONGEST_USUAL = 8
 """Tokens of a draft, where only the sum of all is known."""
 _INTERVALS = ("vllm-log", "sglang-log", "atom-log")
 """Records whose requests are spans of time, each of all requests then."""
-_ROWS = ("benchmark", "counts")
-"""Records whose requests are rows of a table, or runs of a program: all that acceptance depends on
-may differ between them."""
+_ROWS = "benchmark"
+"""The record whose requests are rows of a table, or runs of a program: all that acceptance depends
+on may differ between them."""
 _LOOKS_UP = ("ngram", "suffix", "lookup")
 """In the names of drafters without a model."""
 
@@ -235,14 +235,9 @@ def draft_counts(
         if with_rounds.isdisjoint(mine)
     ]
     shape = "" if facts.record is None else facts.record.shape
-    unit = "interval" if shape in _INTERVALS else "request"
-    parts = [(names, sums)]
-    if shape in _ROWS:
-        places = {seq: one.place for one in requests for seq in one.seq_ids}
-        parts = [(names or places.get(one[1] or 0, ""), [one]) for one in sums]
-    for name, part in parts:
-        if (found := _of_sums(name, part, slots, unit)) is not None:
-            yield found
+    unit = "interval" if shape in _INTERVALS else "row" if shape == _ROWS else "request"
+    if (found := _of_sums(names, sums, slots, unit)) is not None:
+        yield found
 
 
 def _of_sums(

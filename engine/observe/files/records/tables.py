@@ -9,7 +9,7 @@ lines that say a rate next to the counts which make it.
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from functools import lru_cache
 from itertools import pairwise, permutations, product
 
@@ -42,14 +42,15 @@ _MOST_CELLS = 64
 _LONGEST, _LONGEST_NAME, _LONGEST_NUMBER = 2000, 80, 32
 _COUNT_OF = re.compile(
     r"^(?:\w{1,20}:)?(?:(?:#|n|num|number of|mtp|spec(?: decode)?|total|draft(?= num)) ?\b)+"
-    r"(?=accept|draft(?:ed|s| tok| gen| acc)|pred|proposed|rejected|generated)|^total (?=draft)"
+    r"(?=accept|draft(?:ed|s| tok| gen| acc|$)|pred|proposed|rejected|generated)|^total (?=draft)"
     r"| (?:total|count)$"
 )
 """What a name has before what it counts."""
-_PATH = re.compile(r"^(?:\w{1,40}/){2,9}")
+_PATH = re.compile(r"^(?:\w{1,40}/){2,9}(?=\w{0,40}(?:acc|draft|spec))")
 """What metrics of a training run have before their names."""
 _KEY = re.compile(rb'"([A-Za-z][\w.:/]{2,80})"\s*:\s*\d')
 _OF_RATE = re.compile(r"(?i)acc.*(?:rate|ratio|len)")
+_AT_INDEX = re.compile(r"(?:acc(?:ept(?:ance)?)? )?(?:@ ?)?pos(?:ition)?[ .@#]?(\d{1,3})(?: ?%)?")
 _BY_INDEX = re.compile(r"(?i).{0,40}acc.{0,40}per_?pos(?:ition)?")
 _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z][a-z])")
 _COUNTED = (
@@ -330,7 +331,7 @@ def _tables(text: str) -> Iterator[list[tuple[int, list[str]]]]:
         is_row = table or any(map(line.__contains__, _IN_ROWS)) or _COMMAS.search(line)
         cells = cells if is_row or (len(cells) > _FEW and _is_head(_names(cells))) else []
         named = _NAMED.findall(line) if len(line) <= _LONGEST else []
-        is_named = len(named) > _FEW or (
+        is_named = len({name for name, _ in named}) > _FEW or (
             len(named) == _FEW
             and _BARS.search(line) is None
             and _is_head(_names([name for name, _ in named]))
@@ -386,14 +387,15 @@ def _row(columns: list[str], cells: list[str], number: int, side: str) -> Record
     """A row, None if it has none of the numbers. side: whose figures they are."""
     values: dict[str, str] = {}
     words: list[str] = []
+    weak = ""  # may be how far a draft goes
     for name, cell in zip(columns, cells, strict=True):
         # what is a speed may be said by its unit
         if not (kind := _kind(name) or ("speed" if _kind(f"{name} {cell}") == "speed" else "")):
             shown = f"run {cell}" if name == "run" else cell
             is_more = not any(words) or re.search(r"[^\W\d]", shown)
             words += [shown] if is_more and not values else []
-        elif kind == "speed" or kind not in values:  # of several speeds the last is the newest
-            values[kind] = cell
+        elif kind == "speed" or kind not in values or (kind, weak) == ("drafted", "draft"):
+            values[kind], weak = cell, name  # of several speeds the last is the newest
     around = " ".join([*columns, side])
     engine = next((engine for sign, engine in _ENGINES if sign in around), "")
     words = list(filter(None, words))
@@ -463,8 +465,19 @@ def _take_shares(
     steps = found.num_spec_steps
     if (mean := numbers.get("mean")) is not None and not (has_counts and steps):
         found.given["mean_acceptance_length"] = float(mean[1])
-    by = values.get("by", "")
+    by = values.get("by", "") or _joined(columns, found.record)
     rates = [float(one) / (100 if "%" in by else 1) for one in _SHARES.findall(by)]
     is_even = steps is not None and found.num_draft_tokens == steps * len(rates)
     if rates and "..." not in by and is_even and max(rates) <= 1:
         found.set_rates(rates)
+    elif rates and "by" not in values and max(rates) <= 1:
+        found.rates, found.num_spec_tokens = rates, len(rates)
+
+
+def _joined(columns: list[str], cells: Mapping[str, str]) -> str:
+    """The shares of columns that are named by the index in the draft, as far as they follow each
+    other."""
+    found = {int(one[1]): name for name in columns if (one := _AT_INDEX.fullmatch(name))}
+    first = min(found, default=0)
+    rows = [cells[found[at]] for at in range(first, first + len(found)) if at in found]
+    return ", ".join(rows) if first < _FEW and len(rows) == len(found) else ""

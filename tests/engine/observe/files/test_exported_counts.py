@@ -139,4 +139,58 @@ def test_a_row_of_a_table_at_chance_is_no_slot(tmp_path: Path) -> None:
     store = _read(tmp_path, f"| sampling | drafted | accepted |\n|---|---|---|\n{rows}")
     found = find(store, [0])
     assert [one.rule for one in found] == ["acceptance-zero"]
-    assert "temp 0.7" in found[0].message
+    assert "row 2" in found[0].message
+    assert found[0].seq_id == 1
+
+
+def test_fastdeploys_accepted_tokens_are_all_that_were_emitted(tmp_path: Path) -> None:
+    metrics = {
+        "accepted_tokens": 128,
+        "rejected_tokens": 112,
+        "accept_ratio": 0.53125,
+        "average_accept_length": 128 / 60,
+        "accepted_tokens_per_head": [60, 36, 23, 9],
+    }
+    choice = {"index": 0, "message": {"content": "hi"}, "speculate_metrics": metrics}
+    usage = {"prompt_tokens": 12, "completion_tokens": 128, "total_tokens": 140}
+    told = _told(tmp_path, json.dumps({"choices": [choice], "usage": usage}))
+    assert (told["num_spec_steps"], told["draft_n"], told["draft_n_accepted"]) == (60, 180, 68)
+    assert (told["predicted_n"], told["num_accepted_tokens_per_pos"]) == (128, [36, 23, 9])
+
+
+def test_columns_may_be_named_by_the_index_in_the_draft(tmp_path: Path) -> None:
+    head = "| subset | acceptance_length | pos_0 | pos_1 | pos_2 |\n|---|---|---|---|---|\n"
+    told = _told(tmp_path, f"{head}| code | 2.95 | 81.0% | 64.0% | 50.0% |\n")
+    rows = told["acceptance_per_position"]
+    assert rows is None or rows["unconditional"] == [0.81, 0.64, 0.5]
+    store = _read(tmp_path, f"{head}| code | 2.95 | 81.0% | 64.0% | 50.0% |\n")
+    one = (store.runs[0].requests or [])[0].told
+    assert one["acceptance_per_position"]["unconditional"] == [0.81, 0.64, 0.5]
+
+
+def test_a_part_of_a_line_of_vllm_has_its_drafts(tmp_path: Path) -> None:
+    line = (
+        "Mean acceptance length: 2.80, Accepted throughput: 27.00 tokens/s, Drafted throughput: "
+        "45.00 tokens/s, Accepted: 270 tokens, Drafted: 450 tokens, Per-position acceptance rate: "
+        "0.800, 0.600, 0.400, Avg Draft acceptance rate: 60.0%\n"
+    )
+    told = _told(tmp_path, line)
+    assert (told["num_spec_steps"], told["draft_n"], told["draft_n_accepted"]) == (150, 450, 270)
+
+
+def test_a_client_says_whose_server_it_measures(tmp_path: Path) -> None:
+    kept = {"backend": "sglang", "total_output_tokens": 8000, "accept_length": 3.21}
+    store = _read(tmp_path, json.dumps(kept) + "\n")
+    assert [one.engine for one in store.runs[0].requests or ()] == ["sglang"]
+
+
+def test_a_draft_is_a_setting_only_where_others_count(tmp_path: Path) -> None:
+    steps = "".join(
+        json.dumps({"step": i, "n_draft": 3, "n_accepted": i % 4}) + "\n" for i in range(8)
+    )
+    assert (_told(tmp_path, steps)["draft_n"], _told(tmp_path, steps)["draft_n_accepted"]) == (
+        24,
+        12,
+    )
+    whole = json.dumps({"n_draft": 8, "n_drafted": 320, "n_accepted": 160})
+    assert _told(tmp_path, whole)["draft_n"] == 320
