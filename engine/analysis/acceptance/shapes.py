@@ -89,9 +89,10 @@ def _zero(counts: DraftCounts, row: int | None = None) -> Iterator[Finding]:
     n, k = int(counts.n.sum()), int(counts.first.sum())
     if n < LEAST or not _is_zero(n, k) or (counts.looks_up and (k or n < _LEAST_LOOKUPS)):
         return
+    where = "" if row is None else f"In row {row + 1} "
     yield Finding(
-        f"{'' if row is None else f'In row {row + 1} '}{k:,} of {n:,} drafts{_by(counts)} had their "
-        "first token accepted: no more than chance.",
+        f"{where}{k:,} of {n:,} drafts{_by(counts)} had their first token accepted: no more than "
+        "chance.",
         f"{_tokens(counts)}; a drafter that is right {_WEAK:.0%} of the time would do as badly "
         f"once in {1 / max(binomial_at_most(k, n, _WEAK), 1e-12):,.0f} runs of this length",
         seq_id=row,
