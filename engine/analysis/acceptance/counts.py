@@ -96,6 +96,9 @@ _LONGEST_USUAL = 8
 """Tokens of a draft, where only the sum of all is known."""
 _INTERVALS = ("vllm-log", "sglang-log", "atom-log")
 """Records whose requests are spans of time, each of all requests then."""
+_ROWS = "benchmark"
+"""The record whose requests are rows of a table, or runs of a program: all that acceptance depends
+on may differ between them."""
 _LOOKS_UP = ("ngram", "suffix", "lookup")
 """In the names of drafters without a model."""
 
@@ -231,7 +234,8 @@ def draft_counts(
         for one, mine, text in zip(requests, ids, texts, strict=True)
         if with_rounds.isdisjoint(mine)
     ]
-    unit = "interval" if facts.record and facts.record.shape in _INTERVALS else "request"
+    shape = "" if facts.record is None else facts.record.shape
+    unit = "interval" if shape in _INTERVALS else "row" if shape == _ROWS else "request"
     if (found := _of_sums(names, sums, slots, unit)) is not None:
         yield found
 

@@ -58,6 +58,9 @@ def shapes(counts: DraftCounts) -> Iterator[Finding]:
     if found := list(_zero(counts)):
         yield from found
         return
+    if counts.unit == "row":
+        for one in counts.by_sequence():
+            yield from _zero(one, int(one.seq[0]))
     # of requests without slots the last ones may be at chance, not single ones
     if not counts.is_by_round and (found := list(_zero_from(counts))):
         yield from found
@@ -81,14 +84,18 @@ def shapes(counts: DraftCounts) -> Iterator[Finding]:
 # -- the whole ---------------------------------------------------------------------------------
 
 
-def _zero(counts: DraftCounts) -> Iterator[Finding]:
+def _zero(counts: DraftCounts, row: int | None = None) -> Iterator[Finding]:
+    """Of all drafts, or of those of one row of a table."""
     n, k = int(counts.n.sum()), int(counts.first.sum())
     if n < LEAST or not _is_zero(n, k) or (counts.looks_up and (k or n < _LEAST_LOOKUPS)):
         return
+    where = "" if row is None else f"In row {row + 1} "
     yield Finding(
-        f"{k:,} of {n:,} drafts{_by(counts)} had their first token accepted: no more than chance.",
+        f"{where}{k:,} of {n:,} drafts{_by(counts)} had their first token accepted: no more than "
+        "chance.",
         f"{_tokens(counts)}; a drafter that is right {_WEAK:.0%} of the time would do as badly "
         f"once in {1 / max(binomial_at_most(k, n, _WEAK), 1e-12):,.0f} runs of this length",
+        seq_id=row,
         rule=ZERO,
     )
 

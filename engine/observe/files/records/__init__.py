@@ -15,7 +15,14 @@ from engine.foreign import as_json, is_whole
 from engine.long_work import collections_wait
 from engine.observe.files.records.aiperf import AIPERF, WARMUP, is_summary_table, table_values
 from engine.observe.files.records.document import Node, nodes, read_documents, unknown_keys
-from engine.observe.files.records.printed import SPEC_BENCH, SPEED_BENCH, is_printed, read_printed
+from engine.observe.files.records.printed import (
+    FASTDEPLOY,
+    MLC,
+    SPEC_BENCH,
+    SPEED_BENCH,
+    is_printed,
+    read_printed,
+)
 from engine.observe.files.records.prometheus import is_metrics, only_samples, read_metrics
 from engine.observe.files.records.readers import LLAMA_SERVER, READERS, USAGE, RecordShape
 from engine.observe.files.records.replies import KeptReply, kept_replies, read_reply
@@ -28,7 +35,8 @@ _HEAD = 1 << 18
 METRICS, REPLY, PRINTED, COUNTED = "prometheus", "reply", "benchmark", "counts"
 _REMEDY = "Choose a file that one of the engines wrote that `draftscope help observe` lists."
 SHAPES: dict[str, RecordShape] = {
-    one.name: one for one in (AIPERF, *READERS, SPEC_BENCH, SPEED_BENCH, LLAMA_SERVER)
+    one.name: one
+    for one in (AIPERF, *READERS, SPEC_BENCH, SPEED_BENCH, MLC, FASTDEPLOY, LLAMA_SERVER)
 }
 _SIGNS = {key for shape in SHAPES.values() for key in shape.keys}
 _REPLY = re.compile(

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from engine.foreign import COUNT, LONGEST_DRAFT, OutOfRangeError, real, whole
 from engine.observe.files.records.document import Fields, Node
-from engine.observe.files.records.readers import RecordShape
+from engine.observe.files.records.readers import RecordShape, read_usage
 from engine.observe.files.records.request import RecordedRequest
 
 _STEPS, _DRAFTED, _ACCEPTED = "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens"
@@ -62,8 +62,15 @@ _NAMES = {
     "total accepted draft tokens": _ACCEPTED,
     "accepted draft tokens": _ACCEPTED,
     "drafted tokens": _DRAFTED,
+    "drafted": _DRAFTED,
+    "accepted": _ACCEPTED,
+    "output tokens": _EMITTED,
+    "spec verify ct": _STEPS,
+    "mean al": _MEAN,
 }
 """In lower case, and with spaces for other signs between words."""
+_ANY = {"drafted", "accepted", "mean al"}
+"""Names of any program's."""
 _SPACE = re.compile(r"[-_]")
 _BEFORE = r"(?:^|[,{\]] ?)[ \t|>*`\"-]{0,20}(?:spec_decode_)?"
 _LINE = re.compile(
@@ -85,11 +92,13 @@ _SIGN = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _ALONE = re.compile(
-    r"^[ \t|>*`-]{0,20}(?:mean acceptance length|per-position acceptance rate|accept len):"
-    r"[ \t]{0,60}\d",
+    r"^[ \t|>*`-]{0,20}(?:mean acceptance length|mean al|per-position acceptance rate|accept len"
+    r"|drafted(?=.{0,60}(?:\n.{0,60}){0,3}\n[ \t|>*`-]{0,20}accepted[ \t]{0,40}[:=])"
+    r"|accepted(?=.{0,60}(?:\n.{0,60}){0,3}\n[ \t|>*`-]{0,20}drafted[ \t]{0,40}[:=]))"
+    r"[ \t]{0,40}[:=][ \t*\[]{0,60}\d",
     re.I | re.MULTILINE,
 )
-"""Also a part of a line of a log, which may be wrapped there."""
+"""Also a part of a line of a log, which may be wrapped there, or two counts under each other."""
 _SHARES = re.compile(r"[\d., ]{1,8192}")
 _ENGINES = (
     ("n_drafted", "llama.cpp"),
@@ -100,6 +109,10 @@ _ENGINES = (
     ("acc_length", "sglang"),
     ("#questions", "sglang"),
 )
+
+
+_BACKEND, _NEAR = re.compile(r"(?i)\bbackend\"?[ \t]*:[ \t]*\"?(vllm|sglang)\b"), 2000
+"""Whose server a client says it has measured."""
 
 
 def is_printed(text: str) -> bool:
@@ -134,7 +147,10 @@ def read_printed(text: str) -> list[RecordedRequest]:
 def _request(values: dict[str, re.Match[str]], text: str) -> RecordedRequest | None:
     first = next(iter(values.values()))
     around = text[max(first.start() - 100, 0) : next(reversed(values.values())).end()].lower()
-    engine = next((engine for sign, engine in _ENGINES if sign in around), "vllm")
+    own = "" if any(one["name"].lower() in _ANY for one in values.values()) else "vllm"
+    own = next((engine for sign, engine in _ENGINES if sign in around), own)
+    said = _BACKEND.findall(text, max(first.start() - _NEAR, 0), first.end())
+    engine = said[-1].lower() if said else own
     line = 1 + text.count("\n", 0, first.start("name"))
     found = RecordedRequest(engine, f"line {line}", stop="end")
 
@@ -200,6 +216,12 @@ def _take_positions(found: RecordedRequest, values: dict[str, re.Match[str]], te
         if all(re.fullmatch(r"[01](?:\.\d{1,20})?", one) for one in shares[:LONGEST_DRAFT]):
             parts = [(one, 1.0) for one in shares[:LONGEST_DRAFT]]
     rates = [min(float(one) / most, 1.0) for one, most in parts]
+    steps, rest = divmod(found.num_draft_tokens or 0, len(rates) or 1)
+    mean = found.given.get("mean_acceptance_length")
+    if rates and steps and not rest and mean is not None and found.num_spec_steps is None:
+        accepted = found.num_accepted_draft_tokens or 0
+        if abs(1 + accepted / steps - mean) < 0.006:  # each draft has all of these tokens
+            found.num_spec_steps, found.derived = steps, ("num_spec_steps",)
     if rates and found.num_draft_tokens == len(rates) * (found.num_spec_steps or 0):
         digits = min(len(one.partition(".")[2]) + (2 if most > 1 else 0) for one, most in parts)
         found.set_rates(rates, digits)
@@ -252,6 +274,50 @@ SPEC_BENCH = RecordShape(
     (("row_type", "task", "stages"), ("row_type", "task_id", "speculative")),
     _read_spec_bench,
 )
+
+
+_BY_STEP = "draft_count", "accept_count"
+
+
+def _read_mlc(node: Node) -> RecordedRequest:
+    """Counts by index of the tokens of a step, of which the first is the target's own."""
+    values, found = node.fields(), RecordedRequest("mlc-llm", node.place, stop="end")
+    drafted, accepted = (values.counts(key) or [] for key in _BY_STEP)
+    if drafted and accepted:
+        _take_steps(found, accepted, sum(drafted[1:]), _BY_STEP)
+        sentence = "the first token of a step is the target's own, and not each of them counts"
+        found.check(drafted[0] == accepted[0], _BY_STEP, sentence)
+    return found
+
+
+def _take_steps(
+    found: RecordedRequest, accepted: list[int], drafted: int, keys: tuple[str, str]
+) -> None:
+    """accepted: steps that emitted a token at each index, the target's own first."""
+    found.num_spec_steps, found.per_pos = accepted[0], accepted[1:]
+    found.num_draft_tokens, found.num_accepted_draft_tokens = drafted, sum(accepted[1:])
+    found.check_counts(dict(zip((_DRAFTED, _ACCEPTED), keys, strict=True)))
+
+
+MLC = RecordShape("mlc-llm", "MLC LLM", (_BY_STEP,), _read_mlc)
+_OF_HEADS = "rejected_tokens", "accepted_tokens_per_head"
+
+
+def _read_fastdeploy(node: Node) -> RecordedRequest:
+    """`speculate_metrics` of a reply, whose accepted tokens are all that were emitted."""
+    values, found = node.fields(), RecordedRequest("fastdeploy", node.place, stop="end")
+    rejected, heads = values.count(_OF_HEADS[0]), values.counts(_OF_HEADS[1])
+    emitted = values.count("accepted_tokens")
+    if heads and rejected is not None:
+        _take_steps(found, heads, sum(heads[1:]) + rejected, _OF_HEADS)
+        found.derived = ("num_draft_tokens", "draft_n")
+        sentence = f"{_OF_HEADS[1]} sums to {sum(heads):,}, but accepted_tokens is another"
+        found.check(emitted in (None, sum(heads)), (_OF_HEADS[1], "accepted_tokens"), sentence)
+    read_usage(node, node.owner("usage"), found)
+    return found
+
+
+FASTDEPLOY = RecordShape("fastdeploy", "FastDeploy", (_OF_HEADS,), _read_fastdeploy)
 
 
 def _read_speed_bench(node: Node) -> RecordedRequest:

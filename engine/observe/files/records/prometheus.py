@@ -7,18 +7,22 @@ the server started.
 
 from __future__ import annotations
 
+import csv
+import json
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from itertools import pairwise
+from typing import Any
 
 from engine.errors import TraceFileError
 from engine.foreign import COUNT, LARGEST, LONGEST_DRAFT, is_real
-from engine.observe.files.records.document import MOST_BYTES, LeftOut
+from engine.observe.files.records.document import MOST_BYTES, LeftOut, nodes, read_documents
 from engine.observe.files.records.request import RecordedRequest
 from engine.observe.rounds.counters import LONGEST_LINE, longest_line
 
 _ENGINES = {
+    "max": "max",
     "vllm": "vllm",
     "llamacpp": "llama-server",
     "trtllm": "tensorrt-llm",
@@ -55,6 +59,8 @@ _OTHER_SERIES = {
     "llamacpp:draft_verify_steps": ("llamacpp", "num_drafts"),
     "llamacpp:spec_tokens_drafted": ("llamacpp", "num_draft_tokens"),
     "llamacpp:spec_tokens_accepted": ("llamacpp", "num_accepted_tokens"),
+    "maxserve_speculative_draft_tokens_generated": ("max", "num_draft_tokens"),
+    "maxserve_speculative_draft_tokens_accepted": ("max", "num_accepted_tokens"),
 }
 """By other names, without `_total`: of rapid-mlx, for which each token of a draft is an attempt and
 depths count from 1, of TensorRT-LLM, and of builds of llama.cpp before it had vLLM's names."""
@@ -76,13 +82,24 @@ _SIGN = re.compile(
     rb"|sglang:spec_accept_(?:length|rate)|rapid_mlx_spec_decode_attempts_total"
     rb"|trtllm_spec_decode_num_draft_tokens(?:_total)?"
     rb"|llamacpp:(?:draft_tokens|spec_tokens_drafted)(?:_total)?"
+    rb"|maxserve_speculative_draft_tokens_generated(?:_total)?"
     rb"|tgi_request_skipped_tokens_(?:sum|count))[ {]",
     re.MULTILINE,
 )
-_PARTS = b":spec_", b"mlx_spec_", b"trtllm_spec_", b"llamacpp:", b"tgi_request"
+_PARTS = b":spec_", b"mlx_spec_", b"trtllm_spec_", b"llamacpp:", b"tgi_request", b"maxserve"
 """One of these is in each sign."""
 _QUERIED = re.compile(rb'"metric"\s*:\s*\{([^{}]{1,4000})\}\s*,\s*"values?"\s*:\s*\[([^{}]*+)\}')
 """A series of a reply to a query: its labels, and its values with their times."""
+_PRINTED = re.compile(
+    rb"\b[A-Z]\w{3,20}\(name='([\w:]{1,200})', labels=\{([^{}]{0,4000})\},"
+    rb" values?=\[?([\d.e+, ]{1,8192})"
+)
+"""A counter, or a list by position, as Python prints what vLLM's `get_metrics` returns."""
+_PAIR = re.compile(rb"'(\w{1,80})': '([^'\"\n]{0,400})'")
+_POINTS = re.compile(rb'"name"\s*:\s*"(?=[^"]{1,200}(?:spec_decode|speculative))[^"]{1,200}"')
+"""The name of a series in what OpenTelemetry exports."""
+_OVER_TIME = re.compile(rb'\A"?[Tt]ime"?[,;]"?(?:vllm|llamacpp|sglang|lmdeploy):')
+"""How a table of series begins that Grafana exports."""
 _NAME = re.compile(rb'"__name__"\s*:\s*"([^"]{1,200})",?')
 _LABEL = re.compile(rb'"(\w{1,80})"\s*:\s*')
 _BEFORE = re.compile(
@@ -107,17 +124,84 @@ _Counters = dict[str, dict[int, float]]
 def is_metrics(data: bytes) -> bool:
     """Whether bytes, or their beginning, are counters of speculative decoding."""
     may_be = any(map(data.__contains__, _PARTS))  # which is far sooner known of large files
-    return may_be and _SIGN.search(_of_query(data)) is not None
+    return may_be and (_has_points(data) or _SIGN.search(_of_query(data)) is not None)
+
+
+def _has_points(data: bytes) -> bool:
+    return b'"dataPoints"' in data and _POINTS.search(data) is not None
 
 
 def _of_query(data: bytes) -> bytes:
-    """The last values that Prometheus replies to a query; other samples without what is before."""
+    """The last values that Prometheus replies to a query, or of another export; other samples
+    without what is before."""
     found = [
         b"%s{%s} %s\n" % (name[1], _LABEL.sub(rb"\1=", labels.replace(name[0], b"")), values[-2])
         for labels, inside in _QUERIED.findall(data)
         if (name := _NAME.search(labels)) is not None and len(values := inside.split(b'"')) > 2
     ]
+    found = found or _printed(data)
+    if not found and _has_points(data):
+        found = _points(data)
+    if not found and _OVER_TIME.match(data) is not None:
+        found = _newest(data)
     return b"".join(found) or _BEFORE.sub(b"", data.replace(b"&quot;", b'"'))
+
+
+def _printed(data: bytes) -> list[bytes]:
+    """Samples of objects that Python has printed."""
+    found = []
+    for name, labels, said in _PRINTED.findall(data):
+        pairs = [b'%s="%s"' % one for one in _PAIR.findall(labels)]
+        values = said.strip(b", ").split(b", ")
+        for at, value in enumerate(values):
+            mine = [*pairs, b'position="%d"' % at] if name.endswith(b"_per_pos") else pairs
+            found.append(b"%s{%s} %s\n" % (name, b",".join(mine), value))
+    return found
+
+
+def _points(data: bytes) -> list[bytes]:
+    """The points of the series that OpenTelemetry exports as JSON: of each the newest, or the sum
+    of those that are what was added. Raises TraceFileError."""
+    found: dict[str, float] = {}
+    for node in nodes("", read_documents(data, "the export")[0], {"dataPoints"}):
+        name = str(node.owner("name").get("name"))
+        name = name if ":" in name else re.sub(r"\W", "_", name)
+        is_added = str(node.values.get("aggregationTemporality")).endswith(("1", "DELTA"))
+        points = node.values["dataPoints"]
+        for point in points if isinstance(points, list) else ():
+            labels, value = [], None
+            if isinstance(point, dict):
+                value = str(point.get("asInt", point.get("asDouble")))
+                attributes = point.get("attributes")
+                labels = attributes if isinstance(attributes, list) else []
+            if value is None or not re.fullmatch(r"\d{1,20}(?:\.\d{1,20})?", value):
+                continue
+            key = f"{name}{{{','.join(_label(one) for one in labels)}}}"
+            found[key] = float(value) + (found.get(key, 0.0) if is_added else 0.0)
+    return [f"{key} {value:.17g}\n".encode() for key, value in found.items()]
+
+
+def _label(attribute: Any) -> str:
+    """An attribute of a point, as a label."""
+    pair = attribute if isinstance(attribute, dict) else {}
+    value = pair.get("value")
+    said = next(iter(value.values()), "") if isinstance(value, dict) else ""
+    return f"{pair.get('key')}={json.dumps(str(said))}"
+
+
+def _newest(data: bytes) -> list[bytes]:
+    """The last value of each series of a table over time."""
+    lines = data.decode("utf-8", "replace").splitlines()
+    by = ";" if ";" in lines[0].partition(":")[0] else ","
+    found: dict[int, str] = {}
+    try:
+        names, *rows = csv.reader(lines, delimiter=by)
+    except csv.Error:
+        return []
+    for row in rows:
+        if len(row) == len(names):
+            found |= {at: one for at, one in enumerate(row) if at and one}
+    return [f"{names[at].strip()} {one}\n".encode() for at, one in found.items()]
 
 
 def only_samples(data: bytes) -> tuple[bytes, str]:

@@ -116,7 +116,7 @@ def _counts(node: Node, engine: str, keys: Mapping[str, str]) -> tuple[RecordedR
     return found, values
 
 
-def _read_usage(node: Node, reply: dict[str, Any], into: RecordedRequest) -> None:
+def read_usage(node: Node, reply: dict[str, Any], into: RecordedRequest) -> None:
     """Take `model` and the counts of `usage` of an OpenAI reply into a request, and check their
     sum."""
     about = node.fields(reply)
@@ -184,7 +184,7 @@ def _complete(found: RecordedRequest) -> None:
 
 def _read_vllm(node: Node) -> RecordedRequest:
     found, _ = read_acceptance(node, "vllm")
-    _read_usage(node, node.owner("usage", "choices"), found)
+    read_usage(node, node.owner("usage", "choices"), found)
     return found
 
 
@@ -241,7 +241,7 @@ def _read_sglang(node: Node) -> RecordedRequest:
             *map(values.count, ("prompt_tokens", "cached_tokens", "completion_tokens"))
         )
     else:
-        _read_usage(node, reply, found)
+        read_usage(node, reply, found)
     rate, length = values.number("spec_accept_rate"), values.number("spec_accept_length")
     accepted, drafted = found.num_accepted_draft_tokens, found.num_draft_tokens
     names = keys["num_accepted_draft_tokens"], keys["num_draft_tokens"]
@@ -298,7 +298,7 @@ def _read_tensorrt_request(node: Node) -> RecordedRequest:
     names = "total_accepted_draft_tokens", "total_draft_tokens"
     found.check_ratio("acceptance_rate", rate, accepted, drafted, *names)
     found.check_counts(_TENSORRT_KEYS)
-    _read_usage(node, node.owner("usage", "perf_metrics"), found)
+    read_usage(node, node.owner("usage", "perf_metrics"), found)
     choice = node.owner("finish_reason")
     if choice is not node.values:
         found.stop = node.fields(choice).text("finish_reason") or ""
@@ -487,7 +487,7 @@ def _read_prediction(node: Node) -> RecordedRequest:
         found.num_accepted_draft_tokens = one
         found.derived = ("num_draft_tokens", "draft_n")
     found.check_counts({"num_draft_tokens": names[0], "num_accepted_draft_tokens": names[1]})
-    _read_usage(node, node.owner("usage"), found)
+    read_usage(node, node.owner("usage"), found)
     return found
 
 

@@ -9,11 +9,20 @@ lines that say a rate next to the counts which make it.
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from functools import lru_cache
 from itertools import pairwise, permutations, product
 
-from engine.foreign import COUNT, LONGEST_PART_MS, OutOfRangeError, real, whole
+from engine.foreign import (
+    COUNT,
+    LONGEST_DRAFT,
+    LONGEST_PART_MS,
+    OutOfRangeError,
+    is_real,
+    is_whole,
+    real,
+    whole,
+)
 from engine.observe.files.records.document import Node
 from engine.observe.files.records.readers import LLAMA_SERVER, RecordShape, of_same_request
 from engine.observe.files.records.request import RecordedRequest
@@ -30,15 +39,19 @@ _NEXT_CELL = re.compile(r"</t[dh]>\s{0,200}<t[dh][^>]{0,200}>")
 _ROW_END, _TAG = re.compile(r"</tr>\s{0,200}"), re.compile(r"<[^>]{1,200}>")
 _RULE = set(" -|:+=").union(map(chr, range(0x2500, 0x2580)))
 _MOST_CELLS = 64
-_LONGEST, _LONGEST_NAME = 2000, 80
+_LONGEST, _LONGEST_NAME, _LONGEST_NUMBER = 2000, 80, 32
 _COUNT_OF = re.compile(
-    r"^(?:\w{1,20}:)?(?:(?:#|n|num|number of|mtp|spec(?: decode)?|total) ?\b)+"
-    r"(?=accept|draft(?:ed|s| tok| gen| acc)|pred|proposed|rejected|generated)|^total (?=draft)"
+    r"^(?:\w{1,20}:)?(?:(?:#|n|num|number of|mtp|spec(?: decode)?|total|draft(?= num)) ?\b)+"
+    r"(?=accept|draft(?:ed|s| tok| gen| acc|$)|pred|proposed|rejected|generated)|^total (?=draft)"
     r"| (?:total|count)$"
 )
 """What a name has before what it counts."""
-_KEY = re.compile(rb'"([A-Za-z][\w.:]{2,60})"\s*:\s*\d')
+_PATH = re.compile(r"^(?:\w{1,40}/){2,9}(?=\w{0,40}(?:acc|draft|spec))")
+"""What metrics of a training run have before their names."""
+_KEY = re.compile(rb'"([A-Za-z][\w.:/]{2,80})"\s*:\s*\d')
 _OF_RATE = re.compile(r"(?i)acc.*(?:rate|ratio|len)")
+_AT_INDEX = re.compile(r"(?:acc(?:ept(?:ance)?)? )?(?:@ ?)?pos(?:ition)?[ .@#]?(\d{1,3})(?: ?%)?")
+_BY_INDEX = re.compile(r"(?i).{0,40}acc.{0,40}per_?pos(?:ition)?")
 _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z][a-z])")
 _COUNTED = (
     ("rounds", "num_spec_steps"),
@@ -52,7 +65,7 @@ _COLUMNS = (
     ("mean", r"al|.{0,9}接受长度|mean len(?:gth)?"),
     ("mean", r"(?:avg |decoded )?tok(?:en)?s?/(?:cycle|round|step|iter|fwd).{0,8}"),
     ("accepted", r"(?:draft )?accepted(?: (?:draft |prediction )?tokens)?|draft n accepted"),
-    ("accepted", r"#?acc(?: tokens)?"),
+    ("accepted", r"#?acc(?:ept)?(?: tokens)?"),
     ("rejected", r"(?:draft )?rejected(?: (?:draft |prediction )?tokens)?"),
     ("accepted", r"(?:angenommen|akzeptiert)(?:e token)?|accept[eé]s"),
     ("drafted", r"(?:drafted|proposed)(?: tokens)?|draft(?: tokens| n| generated)?|#?gen tokens"),
@@ -148,7 +161,19 @@ def _read_counted(node: Node) -> RecordedRequest:
     }
     node.taken.setdefault(id(node.values), set()).update(plain)
     found = _row(_names(list(plain)), list(plain.values()), 0, "")
-    return found or RecordedRequest("", node.place)
+    found = found or RecordedRequest("", node.place)
+    for key in filter(_BY_INDEX.fullmatch, node.values):
+        shares = node.values[key]
+        if not isinstance(shares, list) or not 0 < len(shares) <= LONGEST_DRAFT:
+            continue
+        if all(is_whole(one, COUNT) for one in shares) and sum(shares) == (
+            found.num_accepted_draft_tokens
+        ):
+            found.per_pos = node.fields().counts(key)
+        elif "rate" in key and all(is_real(one, 1.0) for one in shares):
+            found.rates, found.num_spec_tokens = node.fields().values[key], len(shares)
+            node.taken[id(node.values)].add(key)
+    return found
 
 
 def has_table(text: str) -> bool:
@@ -284,7 +309,7 @@ def _parts(name: str) -> tuple[str, str]:
 
 def _plain_number(cell: str, has_comma: bool) -> str:
     """A cell whose numbers have neither signs between thousands nor a comma for a point."""
-    if not cell.lstrip("~≈")[:1].isdigit():
+    if not cell.lstrip("~≈")[:1].isdigit() or len(cell) > _LONGEST_NUMBER:
         return cell
     cell = cell.translate(_OTHER_WAY) if has_comma or _DECIMAL_COMMA.fullmatch(cell) else cell
     return _without_signs(cell)
@@ -306,9 +331,17 @@ def _tables(text: str) -> Iterator[list[tuple[int, list[str]]]]:
         is_row = table or any(map(line.__contains__, _IN_ROWS)) or _COMMAS.search(line)
         cells = cells if is_row or (len(cells) > _FEW and _is_head(_names(cells))) else []
         named = _NAMED.findall(line) if len(line) <= _LONGEST else []
-        if len(named) > _FEW:  # a row that names its cells
+        is_named = len({name for name, _ in named}) > _FEW or (
+            len(named) == _FEW
+            and _BARS.search(line) is None
+            and _is_head(_names([name for name, _ in named]))
+        )
+        if is_named:  # a row that names its cells
             names = ["", *(name for name, _ in named)]
             cells = [line[: line.find(named[0][0])].strip(), *(value for _, value in named)]
+            speeds = _SAID_SPEED.findall(line)
+            if len(speeds) == 1 and "speed" not in map(_kind, _names(names)):
+                names, cells = [*names, "t/s"], [*cells, *speeds]
             if table and table[0][1] != names:
                 yield table
                 table = []
@@ -333,7 +366,7 @@ def _cells(line: str) -> list[str]:
 
 
 def _names(cells: list[str]) -> list[str]:
-    plain = (_CAMEL.sub(" ", one).lower().replace("_", " ") for one in cells)
+    plain = (_CAMEL.sub(" ", _PATH.sub("", one)).lower().replace("_", " ") for one in cells)
     return [_COUNT_OF.sub("", _OF_ALL.sub("", one)) for one in plain]
 
 
@@ -354,20 +387,25 @@ def _row(columns: list[str], cells: list[str], number: int, side: str) -> Record
     """A row, None if it has none of the numbers. side: whose figures they are."""
     values: dict[str, str] = {}
     words: list[str] = []
+    weak = ""  # may be how far a draft goes
     for name, cell in zip(columns, cells, strict=True):
         # what is a speed may be said by its unit
         if not (kind := _kind(name) or ("speed" if _kind(f"{name} {cell}") == "speed" else "")):
             shown = f"run {cell}" if name == "run" else cell
-            words += [shown] if not values and (not words or re.search(r"[^\W\d]", shown)) else []
-        elif kind == "speed" or kind not in values:  # of several speeds the last is the newest
-            values[kind] = cell
+            is_more = not any(words) or re.search(r"[^\W\d]", shown)
+            words += [shown] if is_more and not values else []
+        elif kind == "speed" or kind not in values or (kind, weak) == ("drafted", "draft"):
+            values[kind], weak = cell, name  # of several speeds the last is the newest
     around = " ".join([*columns, side])
     engine = next((engine for sign, engine in _ENGINES if sign in around), "")
+    words = list(filter(None, words))
     place = ", ".join(filter(None, [" ".join(words), side]))[:200] or f"line {number}"
     found = RecordedRequest(engine, place, stop=values.get("stop", "") or "end")
     found.record = dict(zip(columns, cells, strict=True))
     numbers = {kind: one for kind, v in values.items() if (one := _NUMBER.match(v)) is not None}
-    if (one := numbers.get("accepted")) is not None and (one[2] or one[1].startswith("0.")):
+    if (one := numbers.get("accepted")) is not None and (
+        one[2] or ("." in one[1] and float(one[1]) <= 1)
+    ):
         numbers.setdefault("rate", one)
     pair, drafts = _PAIR.match(values.get("accepted", "")), _DRAFTS.search(" ".join(cells))
     made = _making_rates(values.get("rate", "")) if "accepted" not in values else ()
@@ -427,8 +465,19 @@ def _take_shares(
     steps = found.num_spec_steps
     if (mean := numbers.get("mean")) is not None and not (has_counts and steps):
         found.given["mean_acceptance_length"] = float(mean[1])
-    by = values.get("by", "")
+    by = values.get("by", "") or _joined(columns, found.record)
     rates = [float(one) / (100 if "%" in by else 1) for one in _SHARES.findall(by)]
     is_even = steps is not None and found.num_draft_tokens == steps * len(rates)
     if rates and "..." not in by and is_even and max(rates) <= 1:
         found.set_rates(rates)
+    elif rates and "by" not in values and max(rates) <= 1:
+        found.rates, found.num_spec_tokens = rates, len(rates)
+
+
+def _joined(columns: list[str], cells: Mapping[str, str]) -> str:
+    """The shares of columns that are named by the index in the draft, as far as they follow each
+    other."""
+    found = {int(one[1]): name for name in columns if (one := _AT_INDEX.fullmatch(name))}
+    first = min(found, default=0)
+    rows = [cells[found[at]] for at in range(first, first + len(found)) if at in found]
+    return ", ".join(rows) if first < _FEW and len(rows) == len(found) else ""

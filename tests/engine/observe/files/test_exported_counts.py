@@ -1,0 +1,196 @@
+"""Counts as exporters, training runs and people write them down."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.analysis.findings.check import find
+from engine.errors import TraceFileError
+from engine.observe.files.importing import import_file
+from engine.trace.store import TraceStore
+
+COUNTERS = [("drafts", 130), ("draft_tokens", 390), ("accepted_tokens", 260)]
+PER_POS = [110, 85, 65]
+
+
+def _read(tmp_path: Path, text: str, name: str = "kept") -> TraceStore:
+    (tmp_path / name).write_text(text)
+    store = TraceStore()
+    import_file(store, tmp_path / name)
+    return store
+
+
+def _told(tmp_path: Path, text: str) -> dict[str, Any]:
+    return dict(_read(tmp_path, text).runs[0].told or {})
+
+
+def _points(values: list[int], is_added: bool) -> dict[str, Any]:
+    points = [{"attributes": [], "asInt": str(one)} for one in values]
+    return {"aggregationTemporality": 1 if is_added else 2, "dataPoints": points}
+
+
+def _exported(is_added: bool) -> str:
+    series = [
+        {
+            "name": f"vllm:spec_decode_num_{name}_total",
+            "sum": _points([n // 2, n - n // 2] if is_added else [n // 2, n], is_added),
+        }
+        for name, n in COUNTERS
+    ]
+    return json.dumps({"resourceMetrics": [{"scopeMetrics": [{"metrics": series}]}]})
+
+
+def _printed() -> str:
+    labels = "{'model_name': 'm', 'engine': '0'}"
+    lines = [
+        f"Counter(name='vllm:spec_decode_num_{name}', labels={labels}, value={n})"
+        for name, n in COUNTERS
+    ]
+    name = "vllm:spec_decode_num_accepted_tokens_per_pos"
+    lines.append(f"Vector(name='{name}', labels={labels}, values={PER_POS})")
+    return "[" + ",\n ".join(lines) + "]\n"
+
+
+def _over_time() -> str:
+    names = [
+        f'"vllm:spec_decode_num_{name}_total{{engine=""0"", m=""q""}}"' for name, _ in COUNTERS
+    ]
+    rows = [
+        f"2026-09-01 10:0{at}:00,{','.join(str(n * at // 3) for _, n in COUNTERS)}"
+        for at in range(4)
+    ]
+    return "\n".join([",".join(['"Time"', *names]), *rows]) + "\n"
+
+
+STATS = (
+    "SpecDecodingStats(num_spec_tokens=3, num_drafts=130, num_draft_tokens=390, "
+    f"num_accepted_tokens=260, num_accepted_tokens_per_pos={PER_POS})\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "per_pos"),
+    [
+        (_exported(False), None),
+        (_exported(True), None),
+        (_printed(), PER_POS),
+        (_over_time(), None),
+        (STATS, PER_POS),
+        (
+            json.dumps({"draft_count": [130, 130, 130, 130], "accept_count": [130, *PER_POS]}),
+            PER_POS,
+        ),
+    ],
+    ids=["newest", "added", "printed", "over time", "object", "by step"],
+)
+def test_counters_in_other_writings(tmp_path: Path, text: str, per_pos: list[int] | None) -> None:
+    told = _told(tmp_path, text)
+    assert (told["num_spec_steps"], told["draft_n"], told["draft_n_accepted"]) == (130, 390, 260)
+    assert told["num_accepted_tokens_per_pos"] == per_pos
+
+
+def test_an_export_without_these_counters_gives_no_zeros(tmp_path: Path) -> None:
+    text = _exported(False)
+    cut = text[: text.index("dataPoints") + 60]
+    with pytest.raises(TraceFileError, match=r"not valid JSON|no records"):
+        _read(tmp_path, cut)
+
+
+@pytest.mark.parametrize(
+    ("text", "counts"),
+    [
+        ("Drafted:   390\nAccepted:  260\nAcceptance rate: 66.7%\n", (390, 260)),
+        ("- **Accepted: 260**\n- **Drafted: 390**\n", (390, 260)),
+        ("run A: accept=260/390 (66.7%) cycles=130 tok/cycle=3.00\n", (390, 260)),
+        (
+            "".join(
+                json.dumps(
+                    {"t/train/draft_num_draft_tokens": 195, "t/train/draft_num_accepted_tokens": n}
+                )
+                + "\n"
+                for n in (120, 140)
+            ),
+            (390, 260),
+        ),
+    ],
+)
+def test_counts_that_people_write(tmp_path: Path, text: str, counts: tuple[int, int]) -> None:
+    told = _told(tmp_path, text)
+    assert (told["draft_n"], told["draft_n_accepted"]) == counts
+
+
+def test_a_row_may_name_a_setting_and_a_rate(tmp_path: Path) -> None:
+    store = _read(tmp_path, "n_max=1  acc=0.87  40.2 t/s\nn_max=2  acc=1.00  46.0 t/s\n")
+    rows = store.runs[0].requests or []
+    figures = [
+        (one.place, one.told["draft_acceptance_rate"], one.told["predicted_per_second"])
+        for one in rows
+    ]
+    assert figures == [("1", 0.87, 40.2), ("2", 1.0, 46.0)]
+    assert all(one.told["num_draft_tokens"] is None for one in rows)
+
+
+def test_a_row_of_a_table_at_chance_is_no_slot(tmp_path: Path) -> None:
+    rows = "| greedy | 295 | 280 |\n| temp 0.7 | 387 | 0 |\n"
+    store = _read(tmp_path, f"| sampling | drafted | accepted |\n|---|---|---|\n{rows}")
+    found = find(store, [0])
+    assert [one.rule for one in found] == ["acceptance-zero"]
+    assert "row 2" in found[0].message
+    assert found[0].seq_id == 1
+
+
+def test_fastdeploys_accepted_tokens_are_all_that_were_emitted(tmp_path: Path) -> None:
+    metrics = {
+        "accepted_tokens": 128,
+        "rejected_tokens": 112,
+        "accept_ratio": 0.53125,
+        "average_accept_length": 128 / 60,
+        "accepted_tokens_per_head": [60, 36, 23, 9],
+    }
+    choice = {"index": 0, "message": {"content": "hi"}, "speculate_metrics": metrics}
+    usage = {"prompt_tokens": 12, "completion_tokens": 128, "total_tokens": 140}
+    told = _told(tmp_path, json.dumps({"choices": [choice], "usage": usage}))
+    assert (told["num_spec_steps"], told["draft_n"], told["draft_n_accepted"]) == (60, 180, 68)
+    assert (told["predicted_n"], told["num_accepted_tokens_per_pos"]) == (128, [36, 23, 9])
+
+
+def test_columns_may_be_named_by_the_index_in_the_draft(tmp_path: Path) -> None:
+    head = "| subset | acceptance_length | pos_0 | pos_1 | pos_2 |\n|---|---|---|---|---|\n"
+    told = _told(tmp_path, f"{head}| code | 2.95 | 81.0% | 64.0% | 50.0% |\n")
+    rows = told["acceptance_per_position"]
+    assert rows is None or rows["unconditional"] == [0.81, 0.64, 0.5]
+    store = _read(tmp_path, f"{head}| code | 2.95 | 81.0% | 64.0% | 50.0% |\n")
+    one = (store.runs[0].requests or [])[0].told
+    assert one["acceptance_per_position"]["unconditional"] == [0.81, 0.64, 0.5]
+
+
+def test_a_part_of_a_line_of_vllm_has_its_drafts(tmp_path: Path) -> None:
+    line = (
+        "Mean acceptance length: 2.80, Accepted throughput: 27.00 tokens/s, Drafted throughput: "
+        "45.00 tokens/s, Accepted: 270 tokens, Drafted: 450 tokens, Per-position acceptance rate: "
+        "0.800, 0.600, 0.400, Avg Draft acceptance rate: 60.0%\n"
+    )
+    told = _told(tmp_path, line)
+    assert (told["num_spec_steps"], told["draft_n"], told["draft_n_accepted"]) == (150, 450, 270)
+
+
+def test_a_client_says_whose_server_it_measures(tmp_path: Path) -> None:
+    kept = {"backend": "sglang", "total_output_tokens": 8000, "accept_length": 3.21}
+    store = _read(tmp_path, json.dumps(kept) + "\n")
+    assert [one.engine for one in store.runs[0].requests or ()] == ["sglang"]
+
+
+def test_a_draft_is_a_setting_only_where_others_count(tmp_path: Path) -> None:
+    steps = "".join(
+        json.dumps({"step": i, "n_draft": 3, "n_accepted": i % 4}) + "\n" for i in range(8)
+    )
+    assert (_told(tmp_path, steps)["draft_n"], _told(tmp_path, steps)["draft_n_accepted"]) == (
+        24,
+        12,
+    )
+    whole = json.dumps({"n_draft": 8, "n_drafted": 320, "n_accepted": 160})
+    assert _told(tmp_path, whole)["draft_n"] == 320
