@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from itertools import chain, product, tee
+from itertools import chain, pairwise, product, tee
 from types import MappingProxyType
 from typing import Any
 
@@ -190,8 +190,8 @@ class Situation:
             yield *self._window(at, len(known), accepted), torch.stack([known[i] for i in at], -1)
 
     def _window(self, at: Sequence[int], n: int, accepted: int) -> tuple[str, str]:
-        rejected = any(accepted <= i < n - 1 for i in at)
-        cause = "window-not-rolled-back" if rejected else "stale-column"
+        shifted = at[-1] < accepted and all(b - a == 1 for a, b in pairwise(at))
+        cause = "stale-column" if shifted else "window-not-rolled-back"
         names = [f"{i - accepted + 1}" if i < n - 1 else "nothing" for i in at]
         return cause, f"the window holds inputs {', '.join(names)} (0: the last that was accepted)"
 
@@ -307,8 +307,10 @@ class Situation:
         """Cause and sentence for outputs [rows, …] that differ from the reference's."""
         if "z" in self.shape.extras and seen.isfinite().all():
             right = torch.stack(self._played(self.start, self.tokens)[0])
-            mapped = self._mappings(len(seen))
-            if found := mistakes.of_z(self.shape, right, self.tokens, mapped, seen, bound):
+            mapped = ((c, f"z of {words}", rows) for c, words, rows in self._mappings(len(seen)))
+            of_z = strides(self.shape, self.batch, self.first, self.tokens, [("before_z",) * 2])
+            ways = chain(mapped, of_z)
+            if found := mistakes.of_z(self.shape, right, self.tokens, ways, seen, bound):
                 return found
             seen = seen / silu(torch.stack([row["before_z"] for row in self.tokens]))
         wanted = torch.stack(self._played(self.start, self.tokens)[0]).view(seen.shape)

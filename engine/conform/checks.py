@@ -37,6 +37,7 @@ OF_EXTRAS = {
     "aligned blocks": "stale-column",
     "lower bound": "wrong-gate",
     "z": "wrong-term",
+    "v first": "wrong-stride",
 }
 OF_ROWS = ("gate-of-other-row", "other-row")  # that more rows tell apart
 _LESS = ("state-not-committed", "other-sequence-written", "state-lost", "other-layer", *VAGUE)
@@ -73,7 +74,7 @@ class Fault:
         return *of_what, self.error < math.inf, "" if any(of_what) else self.cause
 
 
-CHECKS = (*SCRIPTS, "repeat", "batch", "drift")
+CHECKS = (*(name for name in SCRIPTS if name != "drift"), "repeat", "batch", "drift")
 Started = tuple[Source, Subject, Reference]
 
 
@@ -223,11 +224,12 @@ class Player:
         if faults and not self.kernel.chunk:
             return faults
         off = {fault.sequence for fault in faults}
+        written = []
         for cause, words in () if faults else self.memory.changed():
             if cause == "padding-written":
                 of_each = [situation.unnamed(cause, words) for situation in situations.values()]
                 cause, words = max(of_each)  # wrong-wrap, where a log was about to wrap
-            faults.append(fault(cause, words, one.sequences[0], -1, math.inf))
+            written.append(fault(cause, words, one.sequences[0], -1, math.inf))
         tracked = getattr(subject, "tracked", lambda _: None)
         kept_of = zip(one.sequences, one.accepted, strict=True)
         states = [(s, count, subject.state(s), "") for s, count in kept_of]
@@ -253,6 +255,7 @@ class Player:
                 detail = joined(detail, elsewhere, where)
                 found = fault(cause, detail, sequence, count - 1, error)
                 faults.append(replace(found, depth_errors=each))
+        faults += written  # a state tells more of what wrote there
         for sequence, first in still.items():
             after = copied(subject.state(sequence))
             if first is not None and after is not None and not torch.equal(first, after):
@@ -334,14 +337,16 @@ class Player:
     def drift(self, rounds: int) -> list[Fault]:
         """Error of bfloat16 states after many rounds, next to that of one rounding a row, and to
         plain decoding's own; where float32 states are wrong too, the cause of that."""
-        player = self.like(shape=replace(self.shape, state_dtype="bfloat16", n_sequences=1))
+        one = replace(self.shape, state_dtype="bfloat16", n_sequences=1)
+        player = self.like(shape=one, named=self.named)
         (error, least), (plain, _) = (player._drifted(rounds, drafts) for drafts in (True, False))
         if error <= 2 * least + 1e-4:
             return []
-        exact = player.like(shape=replace(player.shape, state_dtype="float32"))
+        one = replace(one, state_dtype="float32")
+        exact = player.like(shape=one, named=self.named)
         off = "float32" in self.kernel.dtypes and not exact._drifted(rounds, True)[0] <= exact.bound
-        if off and (found := exact.script("rounds", rounds)):  # it is wrong without rounding too
-            return [replace(one, check="drift") for one in found]
+        if off and (found := exact.script("drift", rounds)):  # it is wrong without rounding too
+            return found
         detail = (
             f"{error:.2g} of the state's size after {rounds} rounds; one rounding a row leaves "
             f"{least:.2g}, plain decoding {plain:.2g}"

@@ -16,6 +16,9 @@ from engine.conform.reference import HEAD_WEIGHTS, ROW_INPUTS, Row, Way, step, t
 _MOST_ROWS, _MOST_HEADS, _MOST_MAPPED = 8, 16, 3
 _NEAR = ("the row before", "the row after", "the row two before", "the row two after")
 _BESIDE = ("q", "k", "v"), ("x", "B", "C"), ("a", "b")  # as engines split a projection
+# Inputs, and what is made of one, that advance from row to row: its name, and that of its part
+_ADVANCED = tuple((x, x) for x in ("a", "dt", "b", "q", "k", "v", "x", "B", "C"))
+_ADVANCED += (("a", "decay"), ("b", "beta"), ("q", "read"), ("k", "key"))
 
 
 # What corrections take of a row, apart from what is kept and written
@@ -82,6 +85,7 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
         ("dt_bias is taken off", softplus(raw - bias)),
         (f"{'dt' if mamba else 'a'} is left out", softplus(bias + 0 * raw)),
         ("dt_bias is added after softplus", softplus(raw) + bias),
+        ("softplus is taken twice", softplus(softplus(raw + bias))),
         ("exp is taken for softplus", torch.exp(raw + bias)),
         ("sigmoid is taken for softplus", torch.sigmoid(raw + bias)),
         ("max(x, 0) is taken for softplus", (raw + bias).clamp(min=0)),
@@ -126,6 +130,7 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
         b, seen = row["b"][:, None], beta * (key * key).sum(1, keepdim=True)
         betas |= {
             "the sigmoid of beta is left out": b,
+            "the sigmoid of beta is taken twice": torch.sigmoid(beta),
             "beta is applied twice": beta**2,
             "beta is twice the sigmoid": 2 * beta,
             "beta is 1 - sigmoid": 1 - beta,
@@ -207,22 +212,25 @@ def _bounded(row: Row, raw: torch.Tensor, A: torch.Tensor) -> list[tuple[str, to
 
 
 def strides(
-    shape: Shape, batch: Sequence[Row], first: int, tokens: Sequence[Row]
+    shape: Shape,
+    batch: Sequence[Row],
+    first: int,
+    tokens: Sequence[Row],
+    inputs: Sequence[tuple[str, str]] = _ADVANCED,
 ) -> Iterator[tuple[str, str, list[Row]]]:
     """Cause, sentence and rows where one input of row r of a sequence, whose rows begin at `first`
     of the batch, is read r * s values on for a wrong stride s, or at another place of what lies
-    side by side; a few rows show it."""
+    side by side (zeros follow the last row); a few rows show it."""
     if len(tokens) > _MOST_ROWS:
         return
     heads, groups = shape.n_heads, shape.n_groups
     sizes = {n * d for n in (1, groups, heads) for d in (1, shape.d_k, shape.d_v)}
     places = {0} | sizes | {a + b for a in sizes for b in sizes}
+    beside = (names for names in _BESIDE if batch[0].keys() >= set(names))
+    wholes = {sum(batch[0][x].numel() for x in names) for names in beside}
     made = [terms(shape, row) for row in batch]
     each = {"q": heads // groups, "k": heads // groups}
-    for name, key in (
-        *((x, x) for x in ("a", "dt", "b", "q", "k", "v", "x", "B", "C")),
-        *(("a", "decay"), ("b", "beta"), ("q", "read"), ("k", "key")),
-    ):
+    for name, key in inputs:
         if name not in batch[0]:
             continue
         repeated = 1 if name == key else each.get(name, 1)
@@ -236,7 +244,8 @@ def strides(
                 whole, at = torch.cat(parts, 1), sum(p.shape[1] for p in parts[: names.index(name)])
                 layouts_of.append(("wrong-stride", whole.flatten(), at, whole.shape[1]))
         for cause, flat, at, right in layouts_of:
-            moved = [(at, s) for s in sorted(sizes)]
+            flat = torch.cat([flat, flat.new_zeros(len(tokens) * max(sizes | wholes))])
+            moved = [(at, s) for s in sorted(sizes | wholes)]
             if right > size and name in "qkvxBC":
                 moved += [(place, right) for place in sorted(places)]
             for place, s in moved:
@@ -249,7 +258,9 @@ def strides(
                     part = part.repeat_interleave(repeated, 0)
                     rows.append((row if name == key else terms(shape, row)) | {key: part})
                 if place == at:
-                    yield cause, f"{name} of row r is read {s} r values on, not {right} r", rows
+                    words = f"{name.removeprefix('before_')} of row r is read {s} r values on"
+                    of_others = "wrong-stride" if s in wholes - sizes else cause
+                    yield of_others, f"{words}, not {right} r", rows
                 else:
                     yield "wrong-term", f"{name} is read at {place} of a row, not {at}", rows
 
@@ -258,6 +269,9 @@ def layouts(shape: Shape, state: torch.Tensor) -> Iterator[Way]:
     """A state in whose place another head's, its transpose, or one with a block of channels in
     another's place is read or written."""
     if shape.recurrence == "conv":
+        channels, held = state.shape
+        yield "wrong-stride", "the transposed window", state.T.reshape(channels, held)
+        yield "wrong-stride", "the transposed window", state.reshape(held, channels).T
         return
     n, k, v = state.shape
     yield "wrong-stride", "the transposed state", state.transpose(1, 2).reshape(n, k, v)
@@ -361,7 +375,7 @@ def of_z(
     bound: float,
 ) -> tuple[str, str] | None:
     """Cause and sentence where z does something else to outputs of some rows and heads; right: the
-    outputs before it, mapped: rows of which it may be."""
+    outputs before it, mapped: cause, sentence and rows of which it may be."""
     z = torch.stack([row["before_z"] for row in tokens])
     skip = torch.stack([terms(shape, row)["skip"] for row in tokens])
     gate, sigmoid = silu(z), torch.sigmoid(z)
@@ -380,7 +394,7 @@ def of_z(
     ]
     for cause, words, rows in mapped:
         other = right * silu(torch.stack([row["before_z"] for row in rows]))
-        ways.append((cause or "other-row", f"z of {words}", other))
+        ways.append((cause or "other-row", words, other))
     for words, at in heads_of(shape):
         ways.append(("head-mapping", f"z of {words}", right * silu(z[:, at])))
     limit = bound * max(1.0, float(seen.abs().max()))

@@ -150,6 +150,7 @@ SCRIPTS: dict[str, Script] = {
     "padding": _padding,
     "trees": _trees,
     "prompts": _prompts,
+    "drift": _rounds,  # of the float32 states of one sequence
 }
 
 

@@ -71,7 +71,8 @@ def _filled(player: Player, fault: Fault) -> Fault:
     """What NaN stands for: the cause where memory that was never written
     is zeros, or, where it is none of these, the input under other values of which all is finite;
     and where it is first read or made."""
-    if fault.cause != "unused-memory":
+    of_log = fault.cause == "wrong-wrap" and fault.error == math.inf and any(fault.symptom[:2])
+    if fault.cause != "unused-memory" and not of_log:
         return fault
     places = _places(player, fault)
     fault = replace(fault, detail=joined(fault.detail, *places))
@@ -253,37 +254,42 @@ def elsewhere(player: Player, fault: Fault) -> Fault:
         words = f"{fault.detail}; right while the log holds no rows"
         return replace(fault, cause="wrong-wrap", detail=words)
     for (cause, may_be), words, changed, other in ways:
-        if may_be and not _wrong_with(player, fault, changed, other):
+        if may_be and not _wrong(player, fault, changed, other):
             short: Changed = lambda p, _: replace(p, drafts=True)  # noqa: E731
-            if cause == "wrong-stride" and not _wrong_with(player, fault, short, other):
+            if cause == "wrong-stride" and not _wrong(player, fault, short, other):
                 continue  # where steps without drafts are passes of one row it is right too
             if cause == "wrong-stride" and stale and fault.row_errors:
                 # the passes that stored the state have all rows, the one that reads it has not
                 stored: Changed = lambda p, i: p.full(t) if i < fault.round else p  # noqa: E731
-                if _wrong_with(player, fault, stored, other, 1):
+                if _wrong(player, fault, stored, other, 1):
                     cause, words = fault.cause, f"the pass that reads it has {t} rows"
             kept = fault.cause in ("stale-column", "window-not-rolled-back", "state-lost")
             if cause == "other-sequence" and kept and "all" not in words:
                 cause = fault.cause
             return replace(fault, cause=cause, detail=joined(fault.detail, f"right where {words}"))
+    if fault.cause == "other-sequence" and n > 1:  # it is wrong alone too: named by chance
+        found = next(iter(_wrong(player, fault, alone, shape, named=True)), fault)
+        if found.cause not in VAGUE:
+            return replace(fault, cause=found.cause, detail=found.detail)
     return fault
 
 
-def _wrong_with(
-    player: Player, fault: Fault, changed: Changed, shape: Shape, more: int = 3
-) -> bool:
-    """Whether a check's passes, up to some after that of its fault, are wrong where they are
-    changed; of two seeds, as few values may be right by chance (of fewer heads, which meet fewer
-    values, of eight; of prompts, which take long, of one)."""
+def _wrong(
+    player: Player, fault: Fault, changed: Changed, shape: Shape, more: int = 3, named: bool = False
+) -> list[Fault]:
+    """The faults of a check's passes, up to some after that of its fault, where they are changed;
+    of two seeds, as few values may be right by chance (of fewer heads, which meet fewer values, of
+    eight; of prompts, which take long, of one)."""
     seeds = 8 if shape.n_heads < player.shape.n_heads else 2
     for seed in range(player.seed, player.seed + (1 if player.kernel.chunk else seeds)):
         dice = random.Random(f"{fault.check} {player.seed}")
-        other = player.like(shape=shape, seed=seed, named=False)
+        other = player.like(shape=shape, seed=seed, named=named)
         for empty in (False, True) if fault.check == "prompts" else (False,):
             started = other.start(empty, fault.check)
             script = SCRIPTS[fault.check](player.shape, dice, player.kernel)
             passes = enumerate(islice(script, fault.round + more))
             played = filter(None, (changed(one, index) for index, one in passes))
-            if any(other.play(fault.check, i, p, started) for i, p in enumerate(played)):
-                return True
-    return False
+            each = (other.play(fault.check, i, p, started) for i, p in enumerate(played))
+            if found := next(filter(None, each), []):
+                return found
+    return []

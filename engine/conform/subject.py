@@ -210,9 +210,10 @@ class Kernel:
     engine adds to fill a batch; `chunk`: rows of a chunk of a kernel for prompts, which knows
     the last state alone (0: it is none); `extras`: what some shapes add: "layers" (commits of
     two), "lower bound" (of KDA's gate), "z" (Mamba-2's gate of outputs), "track slots" (states
-    after fewer rows, kept elsewhere) and "aligned blocks"; `bf16_products`: it rounds factors of
-    its products to bfloat16, whatever its tensors are; `rows_dtype`: what rows are rounded to
-    before the kernel and the reference take them; `d`: the only size of its heads (0: any),
+    after fewer rows, kept elsewhere), "aligned blocks" and "v first" (states are transposed);
+    `bf16_products`: it rounds factors of its products to bfloat16, whatever its tensors are;
+    `rows_dtype`: what rows are rounded to before the kernel and the reference take them;
+    `d`: the only size of its heads (0: any),
     `powers`: it must be a power of two. `compiled`: who compiles a kernel that needs a CUDA device
     and its package as it is installed; `capability`: the major compute capability that it needs
     there; `host`:

@@ -1,4 +1,5 @@
-"""Triton kernels of flash-linear-attention: the last state alone, or (KDA) a paged pool."""
+"""Triton kernels of flash-linear-attention: the last state alone, or (KDA) a paged pool; states
+have values before keys at some shapes ("v first")."""
 
 from __future__ import annotations
 
@@ -12,7 +13,18 @@ from engine.conform.cases import Rows, Shape
 from engine.conform.packages import Package
 from engine.conform.subject import Kernel, Memory, Prompts
 
+_V_FIRST = "v first"
 _RAW = {"use_qk_l2norm_in_kernel": True, "use_beta_sigmoid_in_kernel": True}
+
+
+def _turned(shape: Shape, states: torch.Tensor) -> torch.Tensor:
+    """States [..., d_k, d_v] as they are stored, and back."""
+    return states.mT if _V_FIRST in shape.extras else states
+
+
+def _stored(shape: Shape) -> tuple[int, ...]:
+    heads, d_k, d_v = shape.state
+    return (heads, d_v, d_k) if _V_FIRST in shape.extras else (heads, d_k, d_v)
 
 
 class LastState:
@@ -20,11 +32,11 @@ class LastState:
 
     def __init__(self, shape: Shape, memory: Memory, package: Package) -> None:
         self.shape, self.memory, self.package = shape, memory, package
-        self.states = memory.empty(shape.n_sequences, *shape.state)
+        self.states = memory.empty(shape.n_sequences, *_stored(shape))
         self.last: dict[int, Rows] = {}
 
     def load(self, sequence: int, state: torch.Tensor) -> None:
-        self.states[sequence] = state
+        self.states[sequence] = _turned(self.shape, state)
 
     def run(self, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
         module = self.package.module("fla.ops.gated_delta_rule.fused_recurrent")
@@ -35,6 +47,7 @@ class LastState:
             scale=self.shape.d_k**-0.5,
             initial_state=self.states[rows.sequences],
             output_final_state=True,
+            state_v_first=_V_FIRST in self.shape.extras,
             cu_seqlens=rows.starts.long(),
             **_RAW,
         )
@@ -54,43 +67,48 @@ class LastState:
         return o
 
     def state(self, sequence: int) -> torch.Tensor:
-        return self.states[sequence]
+        return _turned(self.shape, self.states[sequence])
 
 
 class _ChannelGates:
-    """fused_recurrent_kda_fwd with a pool, a table of blocks and accepted counts."""
+    """fused_recurrent_kda_fwd with a pool, a table of blocks and accepted counts; a step without
+    drafts has states of its own, which are given back."""
 
     def __init__(self, shape: Shape, memory: Memory, package: Package) -> None:
         self.shape, self.memory, self.package = shape, memory, package
         n, t = shape.n_sequences, shape.n_tokens
-        self.pool = memory.empty(1 + n * t, *shape.state, dtype=shape.dtype)
+        self.pool = memory.empty(1 + n * t, *_stored(shape), dtype=shape.dtype)
         self.table = memory.whole(range(1, 1 + n * t)).view(n, t)
         self.accepted = memory.whole([1] * n)
 
     def load(self, sequence: int, state: torch.Tensor) -> None:
-        self.pool[self.table[sequence, 0]] = state.to(self.pool)
+        self.pool[self.table[sequence, 0]] = _turned(self.shape, state).to(self.pool)
         self.accepted[sequence] = 1
 
-    def run(self, rows: Rows, table: torch.Tensor, accepted: torch.Tensor | None) -> torch.Tensor:
+    def run(self, rows: Rows, states: torch.Tensor, **paged: Any) -> tuple[torch.Tensor, ...]:
         module = self.package.module("fla.ops.kda.fused_recurrent")
-        o, _ = module.fused_recurrent_kda_fwd(
+        o, states = module.fused_recurrent_kda_fwd(
             *(t.unsqueeze(0) for t in (rows.q, rows.k, rows.v, rows.a, rows.b)),
             *(rows.A_log, rows.dt_bias),
             scale=self.shape.d_k**-0.5,
-            initial_state=self.pool,
-            inplace_final_state=True,
+            initial_state=states,
+            output_final_state=True,
+            inplace_final_state=bool(paged),
+            state_v_first=_V_FIRST in self.shape.extras,
             cu_seqlens=rows.starts.long(),
-            ssm_state_indices=table,
-            num_accepted_tokens=accepted,
             use_gate_in_kernel=True,
             lower_bound=rows.bound,
+            **paged,
             **_RAW,
         )
-        assert isinstance(o, torch.Tensor)
-        return o[0]
+        return o[0], states
 
     def verify(self, rows: Rows) -> torch.Tensor:
-        return self.run(rows, self.table[rows.sequences], self.accepted[rows.sequences])
+        paged = {
+            "ssm_state_indices": self.table[rows.sequences],
+            "num_accepted_tokens": self.accepted[rows.sequences],
+        }
+        return self.run(rows, self.pool, **paged)[0]
 
     def accept(self, sequences: Sequence[int], counts: Sequence[int]) -> None:
         for sequence, count in zip(sequences, counts, strict=True):
@@ -98,10 +116,13 @@ class _ChannelGates:
 
     def decode(self, rows: Rows) -> torch.Tensor:
         blocks = [self.table[s, int(self.accepted[s]) - 1] for s in rows.sequences]
-        return self.run(rows, torch.stack(blocks).view(-1, 1), None)
+        o, states = self.run(rows, self.pool[blocks])
+        self.pool[blocks] = states.to(self.pool)
+        return o
 
     def state(self, sequence: int) -> torch.Tensor:
-        return self.pool[self.table[sequence, int(self.accepted[sequence]) - 1]].float()
+        block = self.table[sequence, int(self.accepted[sequence]) - 1]
+        return _turned(self.shape, self.pool[block]).float()
 
 
 class _Chunked(Prompts):
@@ -112,7 +133,7 @@ class _Chunked(Prompts):
     def run(self, rows: Rows, first: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         module = self.package.module("fla.ops.gated_delta_rule.chunk")
         made = self.made(module.chunk_gated_delta_rule_fwd, rows, first)
-        return made[1][0], made[3]
+        return made[1][0], _turned(self.shape, made[3])
 
     def made(
         self, forward: Callable[..., Any], rows: Rows, first: torch.Tensor | None
@@ -126,8 +147,9 @@ class _Chunked(Prompts):
             A_log=rows.A_log,
             dt_bias=rows.dt_bias,
             scale=self.shape.d_k**-0.5,
-            initial_state=first,
+            initial_state=None if first is None else _turned(self.shape, first).contiguous(),
             output_final_state=True,
+            state_v_first=_V_FIRST in self.shape.extras,
             cu_seqlens=rows.starts.long(),
         )
         return made
@@ -138,7 +160,7 @@ class _ChunkedKda(_Chunked):
 
     def run(self, rows: Rows, first: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         made = self.made(self.package.module("fla.ops.kda.chunk_fwd").chunk_kda_fwd, rows, first)
-        return made[0][0], made[1]
+        return made[0][0], _turned(self.shape, made[1])
 
 
 ENGINE = Engine(
@@ -157,9 +179,24 @@ ENGINE = Engine(
     traced_ranges=("fla.ops.common.chunk_delta_h",),
     packages=("fla.ops.utils", "fla.utils"),
     kernels=(
-        Kernel("fused_recurrent_gated_delta_rule", ("gdn",), LastState, dtypes=("float32",)),
-        Kernel("fused_recurrent_kda", ("kda",), _ChannelGates, extras=("lower bound",)),
-        Kernel("chunk_gated_delta_rule", ("gdn",), _Chunked, dtypes=("float32",), chunk=64),
-        Kernel("chunk_kda", ("kda",), _ChunkedKda, dtypes=("float32",), chunk=64),
+        Kernel(
+            "fused_recurrent_gated_delta_rule",
+            ("gdn",),
+            LastState,
+            dtypes=("float32",),
+            extras=(_V_FIRST,),
+        ),
+        Kernel("fused_recurrent_kda", ("kda",), _ChannelGates, extras=(_V_FIRST, "lower bound")),
+        Kernel(
+            "chunk_gated_delta_rule",
+            ("gdn",),
+            _Chunked,
+            dtypes=("float32",),
+            chunk=64,
+            extras=(_V_FIRST,),
+        ),
+        Kernel(
+            "chunk_kda", ("kda",), _ChunkedKda, dtypes=("float32",), chunk=64, extras=(_V_FIRST,)
+        ),
     ),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from engine.conform.adapters.fla import LastState
 from engine.conform.adapters.sglang_snapshots import Tracks
 from engine.conform.cases import Shape
 from engine.conform.passes import shapes
@@ -70,3 +71,13 @@ def test_every_other_shape_has_what_is_about_its_recurrence():
     assert made["gdn"][:2] == [(), ("layers", "track slots")]
     assert made["kda"][:2] == [(), ("layers", "track slots", "lower bound")]
     assert made["kda"][2::2] == [(), ()]
+
+
+@pytest.mark.parametrize(("extras", "sizes"), [((), (2, 8, 4)), (("v first",), (2, 4, 8))])
+def test_states_with_values_first_are_turned_back(extras, sizes):
+    shape = Shape("gdn", 2, 2, 8, 4, 3, 2, extras=extras)
+    subject = LastState(shape, Memory("cpu"), None)
+    state = torch.randn(shape.state)
+    subject.load(1, state)
+    assert subject.states.shape[1:] == sizes
+    assert torch.equal(subject.state(1), state)

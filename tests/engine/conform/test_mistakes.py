@@ -16,7 +16,7 @@ from engine.conform.cases import Shape, Source
 from engine.conform.causes import Situation
 from engine.conform.checks import Fault, Player, check
 from engine.conform.decays import Log, decays
-from engine.conform.mistakes import formulas, in_parts, layouts, row_by_row
+from engine.conform.mistakes import before_z, formulas, in_parts, layouts, row_by_row, strides
 from engine.conform.packages import Package
 from engine.conform.passes import SCRIPTS
 from engine.conform.reference import Reference, play, step, terms, token
@@ -73,6 +73,11 @@ class OtherBias(Altered):
 class RawBeta(Altered):
     def change(self, p):
         p.tensors["beta"] = p.b
+
+
+class TwiceSigmoid(Altered):
+    def change(self, p):
+        p.tensors["beta"] = torch.sigmoid(p.beta)
 
 
 class RawKeys(Altered):
@@ -160,6 +165,16 @@ class WideWindow(own._ConvSlots):
         for i in range(len(write)):
             for newer, older in zip(write[i, :-1], write[i, 1:], strict=True):
                 self.pool[newer, 0] = self.pool[older, 0]
+        return out
+
+
+class TurnedWindow(own._ConvSlots):
+    """Windows are stored transposed, in the place of those that are not."""
+
+    def _run(self, parts, read, write):
+        out = super()._run(parts, read, write)
+        for slot in write.flatten():
+            self.pool[slot] = self.pool[slot].T.reshape(self.pool[slot].shape)
         return out
 
 
@@ -572,7 +587,9 @@ def first(adapter, recurrence, name="depths", **kernel) -> Fault:
         (LowGates, "gdn", "wrong-gate", "exp is taken for softplus, in rows "),
         (ExchangedBetas, "gdn", "head-mapping", "beta of its key head, in heads 1 of 4; beta of"),
         (KeysForQueries, "gdn", "wrong-term", "q is read at 16 of a row, not 0"),
-        (WideWindow, "conv", "stale-column", "the window holds inputs -3, -1, 0"),
+        (WideWindow, "conv", "window-not-rolled-back", "the window holds inputs -3, -1, 0"),
+        (TurnedWindow, "conv", "wrong-stride", "the transposed window is written"),
+        (TwiceSigmoid, "gdn", "wrong-gate", "the sigmoid of beta is taken twice"),
         (Undecayed, "gdn", "gate-order", "outputs see what earlier rows wrote without its decay"),
         (SecondRawFold, "gdn", "wrong-norm", "k is not normalized, in row 1 alone"),
         (RawFold, "gdn", "wrong-norm", "in the state alone"),
@@ -634,6 +651,43 @@ def test_a_search_ends_by_what_it_has_played(monkeypatch):
     assert Shifted.played - before > 60
 
 
+def test_what_is_wrong_alone_too_is_not_named_by_another_sequence():
+    kernel = Kernel("planted", ("gdn",), TwiceSigmoid, dtypes=("float32",))
+    fault = check(kernel, PACKAGE, SHAPES["gdn"], "depths", 3, "cpu", 12)[0]
+    fault = replace(fault, cause="other-sequence", detail="by chance")
+    found = replays.elsewhere(Player(kernel, PACKAGE, SHAPES["gdn"], 3, "cpu"), fault)
+    assert (found.cause, found.detail[:19]) == ("wrong-gate", "the sigmoid of beta")
+
+
+def test_a_drift_without_rounding_is_named_by_further_plays():
+    kernel = Kernel("planted", ("gdn",), LastOnly)
+    fault = Player(kernel, PACKAGE, SHAPES["gdn"], 3, "cpu").drift(6)[0]
+    fault = placed(Player(kernel, PACKAGE, fault.shape, 3, "cpu"), fault)
+    assert (fault.check, fault.cause) == ("drift", "state-not-committed")
+    assert "leave the state after 0, none (NaN), 3" in fault.detail
+
+
+class LateWindow(own._Slots):
+    """One row less is kept than was accepted, and something else is written wrongly by that."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.window = self.memory.zeros(4)
+        self.memory.keep("window-not-rolled-back", "a window", self.window)
+
+    def accept(self, sequences, counts):
+        super().accept(sequences, [max(1, count - 1) for count in counts])
+        self.window += 1
+
+
+def test_a_wrong_count_is_named_before_what_else_it_writes():
+    kernel = Kernel("planted", ("gdn",), LateWindow, dtypes=("float32",))
+    found = check(kernel, PACKAGE, SHAPES["gdn"], "depths", 3, "cpu", 12)
+    causes = [fault.cause for fault in found]
+    assert causes[0] == "stale-column"
+    assert "window-not-rolled-back" in causes[1:]
+
+
 def test_a_count_of_another_sequence_is_told():
     fault = first(ByPlace, "gdn", "subsets")
     assert "right where" in fault.detail
@@ -668,6 +722,16 @@ def corrected(shape, state, row, seen, key=None):
     value = torch.sigmoid(row["b"])[:, None] * (row["v"] - off)
     after = decay * state + k[:, :, None] * value[:, None]
     return (q[:, :, None] * after).sum(1) * shape.d_k**-0.5, after
+
+
+def test_z_may_be_read_with_the_stride_of_what_lies_side_by_side():
+    shape, _, rows = drawn("mamba2", 3, extras=("z",))
+    rows = [before_z(row) for row in rows]
+    ways = strides(shape, rows, 0, rows, [("before_z", "before_z")])
+    ((words, made),) = ((words, made) for cause, words, made in ways if cause == "wrong-stride")
+    assert words == "z of row r is read 64 r values on, not 32 r"
+    assert torch.equal(made[1]["before_z"], rows[2]["before_z"])
+    assert not made[2]["before_z"].any()
 
 
 def test_corrections_along_q_are_a_wrong_term():
