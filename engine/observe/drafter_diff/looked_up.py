@@ -18,8 +18,8 @@ import torch
 from engine.audit.deviations import BEHIND
 from engine.audit.lookups import SHOWINGS, Showing
 from engine.audit.recorded_drafts import RecordedDraft
-from engine.draft.drafter import Drafter, DraftRequest
-from engine.draft.ngram_cache import N_LONGEST
+from engine.draft.drafter import Draft, Drafter, DraftRequest
+from engine.draft.ngram_cache import N_LONGEST, NgramCache, learn
 from engine.draft.ngram_drafter import History
 from engine.draft.registry import DRAFTERS
 from engine.draft.spec import DrafterInputs
@@ -77,6 +77,21 @@ def _behind(start: int, history: History, ngram: Sequence[int], low: int, high: 
 
 def _within(size: int, history: History, ngram: Sequence[int], low: int, high: int) -> int:
     return history.find_last(ngram, max(low, len(history) - size), high)
+
+
+def _learning_drafts(n_known: int) -> Callable[..., Draft]:
+    """NgramCache._look_up that counts its own drafts. n_known: tokens before a draft that are not
+    counted once more."""
+    own = NgramCache._look_up
+
+    def look_up(self: NgramCache, seq: int, history: History, last: int) -> Draft:
+        draft = own(self, seq, history, last)
+        before = [*history.part(1 - N_LONGEST), last]
+        if draft.tokens:
+            learn(self._tables[seq], [*before, *draft.tokens], min(n_known, len(before)))
+        return draft
+
+    return look_up
 
 
 _FARTHEST = 160
@@ -216,6 +231,10 @@ class LookedUp:
         for n in range(1, N_LONGEST) if self._name == "ngram-cache" else ():
             about = f"it looks up n-grams of no more than {n} token{'s' * (n > 1)}"
             yield CANDIDATES, about, ((None, "longest", n),)
+        if self._name == "ngram-cache":
+            for n, more in ((N_LONGEST, ""), (0, ", and the tokens before them again")):
+                about = f"it learns what it drafts, rejected tokens too{more}"
+                yield STATE, about, ((NgramCache, "_look_up", _learning_drafts(n)),)
 
     def _other_numbers(self) -> Iterator[tuple[str, Changes]]:
         """Constants of the drafter's working, changed one after the other."""

@@ -368,6 +368,7 @@ def length_causes(
     whole = [
         (one, other)
         for one, other in pairs
+        if a.has_lengths and b.has_lengths
         if one.n_drafted - beyond[0] != other.n_drafted - beyond[1] and one.pos0 < end
     ]
     n_full = [found[n] for found, n in zip(lengths, longest, strict=True)]
