@@ -15,7 +15,7 @@ from engine.observe.rescoring.request_sampler import SAMPLING
 from engine.observe.rescoring.texts import asked_of
 from engine.trace.facts import RequestFacts
 from engine.trace.records import EMITTED_KINDS, MISSING
-from engine.trace.run_ref import RunRef, rows_by_sequence
+from engine.trace.run_ref import RunColumns, RunRef, rows_by_sequence
 from engine.trace.writer import this_engine
 
 if TYPE_CHECKING:
@@ -67,6 +67,13 @@ class DraftSide:
         """Whether all drafted tokens are recorded, as this engine does."""
         source = self.run.facts.source
         return self.has_rejected and (source is None or source.engine == this_engine().engine)
+
+    @property
+    def is_non_finite(self) -> bool:
+        """Whether any of its drafts is recorded to have ended before logits that are not finite."""
+        asked = RunColumns(self.run.store, "drafts", self.run.run_id)
+        mine = asked["seq_id"] == self.seq_id
+        return bool((mine & asked.is_text("reason", "non-finite")).any())
 
     @property
     def has_lengths(self) -> bool:
