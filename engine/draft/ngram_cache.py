@@ -47,10 +47,10 @@ def is_enough(floor: Floor, length: int, best: int, total: int) -> bool:
     return total >= least and 100 * best >= percent * total
 
 
-def learn(table: dict[tuple[int, ...], Counts], tokens: Sequence[int]) -> None:
-    """Count every n-gram of 1..4 tokens that has a successor within `tokens`."""
+def learn(table: dict[tuple[int, ...], Counts], tokens: Sequence[int], n_known: int = 0) -> None:
+    """Count every n-gram of 1..4 tokens that has a successor within `tokens`, after n_known."""
     for n in range(1, N_LONGEST + 1):
-        for end in range(n, len(tokens)):
+        for end in range(max(n, n_known), len(tokens)):
             counts = table.setdefault(tuple(tokens[end - n : end]), {})
             counts[tokens[end]] = counts.get(tokens[end], 0) + 1
 

@@ -15,6 +15,7 @@ from functools import cache
 
 import numpy as np
 import pytest
+import torch
 
 from engine.draft.ngram_drafter import NgramSizes
 from engine.draft.ngram_mod import NgramModOptions
@@ -194,7 +195,8 @@ def play_clean(seed: int, *, blind: bool = False) -> Played:
 
 
 def main() -> None:
-    """Play and print."""
+    """Play and print. One thread: on a busy machine two of them mostly wait for each other."""
+    torch.set_num_threads(1)
     parser = argparse.ArgumentParser()
     parser.add_argument("n", type=int, nargs="?", default=len(BUGS))
     parser.add_argument("--clean", type=int, default=0)

@@ -16,6 +16,7 @@ from engine.observe.drafter_diff.outcome_causes import (
     root_cause,
     rule_cause,
     sampler_cause,
+    width_cause,
     withheld_cause,
 )
 from engine.observe.drafter_diff.records import (
@@ -213,6 +214,8 @@ def _pair(
     elif not a.looks_up and root is None:  # the lengths of look-ups are of what they find
         equal = [pair for pair in contexts if n_equal(*pair) is None and pair[0].tokens]
         causes += length_causes(a, b, equal)
+    elif root is None:
+        causes += filter(None, [width_cause(a, b, contexts)])
     causes += filter(None, [rule_cause(a), rule_cause(b)])
     if not any(one.stage == RULE for one in causes):
         causes += filter(None, [withheld_cause(a, b, contexts)])

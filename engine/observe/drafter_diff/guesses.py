@@ -30,12 +30,13 @@ ROUNDED = 0.05
 EXPLAINS, _EXPLAINS_SCOPED = 0.34, 0.1
 """Of the distance from right drafts, what a mistake may leave to be taken for the cause, which has
 to give most drafts; of one that is made in a scope, less."""
-_SHOWN_FIRST, _NEAR_FIRST, _NEAR = (1, 4), 0.5, 0.03
-"""Wrong drafts that a change of a part is tried on first, what it may leave of them, and what a
-mistake leaves that is so near that no part is tried."""
-_MOST_SCOPED, _MOST_SHOWN, _MOST_PROBED = 4000, 4, 8
+_NEAR_FIRST, _NEAR = 0.5, 0.03
+"""What a mistake may leave of the wrong drafts that it is tried on first, and what one leaves that
+is so near that no part is tried."""
+_MOST_SCOPED, _MOST_SHOWN, _MOST_PROBED, _STRETCH = 4000, 4, 8, 5
 """Drafts that are made again at most to try mistakes in scopes, wrong ones that have to show one,
-and those of which the most wrong one is tried first."""
+those of which the most wrong one is tried first, and drafts from the first wrong one on that a
+mistake has to give a part of before it is tried on all."""
 _NOTHING, _LONGEST, _INSIDE = 1e-9, 64, 0.9
 _HALF = 0.7
 """Of the distance from right drafts, what one of two mistakes may leave."""
@@ -232,36 +233,39 @@ class Trials:
         window: _Drafts,
         more: _Drafts,
         wrong: _Drafts,
+        probe: RecordedDraft,
         scopes: Sequence[Scope],
     ) -> tuple[Guess | None, dict[int, float]]:
         """The guess that gives most of a window of drafts, and what it leaves.
 
         guesses: with what each may leave, and whether it is of one of many parts. more: the window
-        and drafts after it. scopes: where wrong drafts show that it may be. Each guess is tried
-        everywhere, and then in each scope on the first wrong draft alone, after right ones; those
-        that give it are tried on more, until _MOST_SCOPED are made again.
+        and drafts after it. probe: the first wrong one, up to its first wrong token. scopes: where
+        wrong drafts show that it may be. Each guess is tried everywhere, on a few drafts first, and
+        then in each scope on `probe` alone, after right ones; those that give it are tried on more,
+        until _MOST_SCOPED are made again.
         """
         best, left, clean, drafts = None, dict[int, float](), self.clean(window), self._text.drafts
         tried_all, half, half_left = list[Guess](), None, _HALF * clean
         at, most, n_made, is_idle = drafts.index(wrong[0]), clean, 0, False
         near = {i for one in wrong[:_MOST_SHOWN] for i in (drafts.index(one),)}
         shown = [drafts[i] for i in sorted({i - 1 for i in near if i} | near)]
+        stretch = drafts[max(0, at - 1) : at + _STRETCH]
         # what drafts otherwise from right memory is seen best in the draft that is most wrong
         leads = (
-            drafts[max(0, at - 1) : at + 1],
+            [*drafts[max(0, at - 1) : at], probe],
             [max(wrong[:_MOST_PROBED], key=lambda one: self.clean([one]))],
         )
         n_kept, groups = self._keep(leads[0][0]), [_alike(scopes, lead) for lead in leads]
 
-        def gives(guess: Guess, some: _Drafts, n_kept: int = 0) -> bool:
-            """Whether it gives most of some drafts."""
+        def gives(guess: Guess, some: _Drafts, n_kept: int = 0, share: float = _NEAR_FIRST) -> bool:
+            """Whether it leaves no more than a share of what is between in some drafts."""
             nonlocal n_made, is_idle
             whole = self.clean(some)
-            found = self.left(guess, some, _NEAR_FIRST * whole, n_kept)
+            found = self.left(guess, some, share * whole, n_kept)
             n_made += len(found) if guess.is_scoped and guess.change is None else 0
             total = sum(found.values())
             is_idle = abs(total - whole) <= _NOTHING
-            return total <= _NEAR_FIRST * whole
+            return total <= share * whole
 
         def is_exact(guess: Guess, limit: float) -> bool:
             """Whether nothing is left. It is the best one now if it leaves less than others."""
@@ -283,8 +287,10 @@ class Trials:
                 continue
             alone = guess.drafts_alone(self._text) and guess.model is self._model
             tried_all += [] if is_part else [guess]
-            is_likely = not is_part or all(
-                gives(guess, wrong[:n], n_kept * alone) for n in _SHOWN_FIRST
+            is_likely = (
+                all(gives(guess, some, n_kept * alone) for some in ([probe], wrong[:_MOST_SHOWN]))
+                if is_part
+                else guess.change is not None or gives(guess, stretch, share=_HALF)
             )
             if is_likely and is_exact(guess, share * clean):
                 return best, left

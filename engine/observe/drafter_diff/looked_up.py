@@ -18,8 +18,8 @@ import torch
 from engine.audit.deviations import BEHIND
 from engine.audit.lookups import SHOWINGS, Showing
 from engine.audit.recorded_drafts import RecordedDraft
-from engine.draft.drafter import Drafter, DraftRequest
-from engine.draft.ngram_cache import N_LONGEST
+from engine.draft.drafter import Draft, Drafter, DraftRequest
+from engine.draft.ngram_cache import N_LONGEST, NgramCache, learn
 from engine.draft.ngram_drafter import History
 from engine.draft.registry import DRAFTERS
 from engine.draft.spec import DrafterInputs
@@ -79,6 +79,21 @@ def _within(size: int, history: History, ngram: Sequence[int], low: int, high: i
     return history.find_last(ngram, max(low, len(history) - size), high)
 
 
+def _learning_drafts(n_known: int) -> Callable[..., Draft]:
+    """NgramCache._look_up that counts its own drafts. n_known: tokens before a draft that are not
+    counted once more."""
+    own = NgramCache._look_up
+
+    def look_up(self: NgramCache, seq: int, history: History, last: int) -> Draft:
+        draft = own(self, seq, history, last)
+        before = [*history.part(1 - N_LONGEST), last]
+        if draft.tokens:
+            learn(self._tables[seq], [*before, *draft.tokens], min(n_known, len(before)))
+        return draft
+
+    return look_up
+
+
 _FARTHEST = 160
 _MOST, _SHARE, _EXPLAINS = 256, 0.05, 0.34
 _MOST_LATE, _MANY_RIGHT = 48, 5
@@ -86,9 +101,10 @@ _MOST_LATE, _MANY_RIGHT = 48, 5
 that it works up to a place."""
 _FOREIGN = "what is drafted does not follow the newest token anywhere in the text"
 _SIZES = ("N_ENTRIES", "EMPTY", "N_SLOTS", "N_STATIC", "N_TOP", "N_LONGEST")
+_OF_POOLS = ("CHUNK", "LOW_ACCEPTANCE", "LOW_STREAK", "MOST_OCCUPANCY")
 _ENDLESS = 1 << 40
 _NO_ROWS = TargetRows(torch.empty(0))
-_SMALL = 16
+_SMALL, _STEPPED = 16, 64
 _Rounds = tuple[str, Collection[int]]
 _Try = tuple[str, str, Showing, Any, Changes]
 """What may be done otherwise: stage, sentence, how a text is shown, options, attributes."""
@@ -153,7 +169,7 @@ class LookedUp:
         yield from ((*one, None, ()) for one in shown)
         yield from ((*one[:2], right, None, one[2]) for one in self._workings())
         yield from ((CANDIDATES, about, right, own, ()) for about, own in self._other_settings())
-        yield from ((CANDIDATES, about, right, None, own) for about, own in self._other_numbers())
+        yield from ((*one[:2], right, None, one[2]) for one in self._other_numbers())
         yield from ((*one, None, ()) for one in cut)
         yield from skipped
         for some, spans in ((shown, False), (cut, True)):
@@ -216,16 +232,23 @@ class LookedUp:
         for n in range(1, N_LONGEST) if self._name == "ngram-cache" else ():
             about = f"it looks up n-grams of no more than {n} token{'s' * (n > 1)}"
             yield CANDIDATES, about, ((None, "longest", n),)
+        if self._name == "ngram-cache":
+            for n, more in ((N_LONGEST, ""), (0, ", and the tokens before them again")):
+                about = f"it learns what it drafts, rejected tokens too{more}"
+                yield STATE, about, ((NgramCache, "_look_up", _learning_drafts(n)),)
 
-    def _other_numbers(self) -> Iterator[tuple[str, Changes]]:
-        """Constants of the drafter's working, changed one after the other."""
+    def _other_numbers(self) -> Iterator[tuple[str, str, Changes]]:
+        """Constants of the drafter's working, changed one after the other: stage, sentence, and
+        what is in their place."""
         module = sys.modules[type(self._new()[0]).__module__]
         for name, value in vars(module).items():
             others: dict[str, Any] = {}
             if name.isupper() and type(value) in (int, float) and name not in _SIZES:
-                numbers = [factor * value for factor in (0, 0.5, 2)]
+                numbers: Sequence[float] = [factor * value for factor in (0, 0.5, 2)]
                 if type(value) is int and value <= _SMALL:
                     numbers = sorted(range(2 * value + 1), key=lambda one: abs(one - value))
+                elif type(value) is int and value <= _STEPPED:
+                    numbers = range(0, 4 * value + 1, value // _SMALL)
                 others = {f"{type(value)(one):g}": type(value)(one) for one in (*numbers, 1)}
                 others["no bound"] = type(value)(_ENDLESS)
             elif isinstance(value, tuple) and name.isupper() and isinstance(value[0], tuple):
@@ -240,7 +263,9 @@ class LookedUp:
             for what, other in others.items():
                 if other != value:
                     said = f", not {value:g}" if isinstance(value, int | float) else ""
-                    yield f"it drafts as with {name} of {what}{said}", ((module, name, other),)
+                    about = f"it drafts as with {name} of {what}{said}"
+                    stage = STATE if name in _OF_POOLS else CANDIDATES
+                    yield stage, about, ((module, name, other),)
 
     def _other_settings(self) -> Iterator[tuple[str, Any]]:
         """Options of the drafter with one number changed, and what that is."""

@@ -69,6 +69,8 @@ class Mistakes:
         yield from self._of_some_rows()
         yield from self._of_blocks(wrong)
         yield from self._of_state(wrong)
+        n = self._text.starts[0]
+        yield from self._misread({n, n // 2, *(size for size in _SIZES if size < n)})
         yield from self._of_rejected(window)
         yield from self._of_module()
         yield from self._of_steps()
@@ -114,6 +116,13 @@ class Mistakes:
             for by in self._fitting(wrong, moves, partial(self._gives_moved, with_newest)):
                 about = f"{what} {abs(by)} positions too {'far' if by > 0 else 'early'}"
                 yield Deviation("", about, place=by * with_newest, step=by)
+
+    def _misread(self, sizes: Collection[int]) -> Iterator[Guess]:
+        """First tokens of a text that are other ones in the drafter's memory."""
+        for size, token in product(sorted(sizes, reverse=True), self._special[:2]):
+            about = f"the drafter reads the first {size} tokens as token {token}"
+            tokens = [token] * size + [*self._text.tokens[size:]]
+            yield self._guess(STATE, about, text=replace(self._text, tokens=tokens))
 
     def _guess(self, stage: str, about: str, **parts: Any) -> Guess:
         about = f"{about[0].upper()}{about[1:].rstrip('.')}."
@@ -184,7 +193,9 @@ class Mistakes:
         """The same, of each of its parts, and of rows that it makes of the target's with them; and
         any number of tokens that it has not seen. only: of one stage. wrong: the drafts that are,
         near which a part may begin to be."""
-        for size in (n for n in range(1, self._text.starts[0]) if n not in _SIZES and not only):
+        sizes = [n for n in range(1, self._text.starts[0]) if n not in _SIZES and not only]
+        yield from self._misread(sizes)
+        for size in sizes:
             unseen = Deviation("", f"the drafter has not seen the first {size} tokens", unseen=size)
             yield self._guess(STATE, unseen.about, deviation=unseen)
         draft = self._text.drafts[-1]

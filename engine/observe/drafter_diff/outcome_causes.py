@@ -280,9 +280,15 @@ def _by_rounds(
 ) -> Cause | None:
     """Whether sums are those of the other's rounds of the same text, counted in another way."""
     rounds = [(draft.n_accepted, draft.n_drafted) for draft in other.drafts]
+    longest = max(n for _, n in rounds)  # as SGLang assumes of each
+    n_rounds = sum(start >= other.n_prompt for start in other.starts)
+    if side.text == other.text and (steps, accepted) == (n_rounds + 1, other.counts[0]):
+        about = "It counts a round more than its answer has, as with the pass over the prompt."
+        size = f"{steps} rounds by its sums, {other.name} has {n_rounds} for the same text"
+        sums_ = (accepted, drafted), (accepted, min(drafted, n_rounds * longest))
+        return Cause(COUNTING, side.name, about, "sums of the request", size, *sums_)
     if steps != len(rounds) or side.text != other.text or (accepted, drafted) == other.counts:
         return None
-    longest = max(n for _, n in rounds)  # as SGLang assumes of each
     for lengths in ([n for _, n in rounds], [longest] * len(rounds)):
         counts = [*zip((n for n, _ in rounds), lengths, strict=True)]
         if _added(counts) == (accepted, drafted):
@@ -332,6 +338,24 @@ def _n_drafted_right(side: DraftSide, draft: RecordedDraft) -> int | None:
     apart = (i for i, (one, two) in enumerate(zip(draft.tokens, after, strict=False)) if one != two)
     n = next(apart, len(draft.tokens))
     return n if n < len(after) and len(draft.tokens) == draft.n_drafted else None
+
+
+def width_cause(
+    a: DraftSide, b: DraftSide, pairs: Sequence[tuple[RecordedDraft, RecordedDraft]]
+) -> Cause | None:
+    """Whether one counts as many drafted tokens in each round as there may be at most, where a
+    look-up of the other finds fewer."""
+    for side, which in ((a, 0), (b, 1)):
+        both = [(pair[which], pair[1 - which]) for pair in pairs]
+        fewer = [(own, one) for own, one in both if one.n_drafted < own.n_drafted]
+        widths, is_known = {own.n_drafted for own in side.drafts}, side.has_lengths
+        if side.has_rejected or not is_known or len(widths) > 1 or len(fewer) < _SHOWS_RULE:
+            continue
+        about = "It counts as drafted what a round has room for, not the tokens that were found."
+        size = f"{widths.pop()} in each round; in {len(fewer)} of {len(both)} fewer are found"
+        counts = sums(own for own, _ in both), sums(one for _, one in both)
+        return Cause(COUNTING, side.name, about, place_of(fewer[0][0]), size, *counts)
+    return None
 
 
 def root_cause(

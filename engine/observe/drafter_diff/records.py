@@ -368,6 +368,7 @@ def length_causes(
     whole = [
         (one, other)
         for one, other in pairs
+        if a.has_lengths and b.has_lengths
         if one.n_drafted - beyond[0] != other.n_drafted - beyond[1] and one.pos0 < end
     ]
     n_full = [found[n] for found, n in zip(lengths, longest, strict=True)]
@@ -427,8 +428,15 @@ def _dropped(a: DraftSide, b: DraftSide, end: int) -> Iterator[Cause]:
         is_shown = len({d.n_drafted for d in other.drafts}) > 1 or any(d.tokens for d in none)
         if side.looks_up or len(none) < FEW or not is_shown:
             continue
-        lost = max(draft.n_drafted for draft in none)
+        lost, start = max(draft.n_drafted for draft in none), none[0].pos0
         about = f"{side.name} drafts nothing where {other.name} does"
+        since = all(draft.pos0 < start for draft in side.drafts)
+        if side.is_non_finite or (since and len(none) >= 2 * FEW):
+            cause = "are not finite" if side.is_non_finite else "that are NaN, or a full context"
+            about = f"{about}, from position {start} on" * since or about
+            about = f"{about}: rows that it reads or its logits {cause}."
+            yield Cause(ROWS, side.name, about, f"position {start}", f"{len(none)} rounds")
+            continue
         sure = [[*top.values()][:1] for d in none for top in d.tops[:1]]
         if sure and max(map(sum, sure)) < _SURE:
             floor = max(map(sum, sure))

@@ -427,7 +427,7 @@ class Redrafter:
         more = sampled[at : at + _MOST_VERIFIED]
         scopes = scopes_of(sampled, wrong, self._ranks)[1:]
         best, left = self._trials.best(
-            self._guesses(window, more, wrong), window, more, wrong, scopes
+            self._guesses(window, more, wrong), window, more, wrong, self._probe(wrong[0]), scopes
         )
         # a draw leaves the candidates as they are, and shows everywhere
         is_drawn = self._same is not False and vague and len(window) >= _SHOWS_DRAWN
@@ -439,6 +439,13 @@ class Redrafter:
             if is_near and (seen := as_drawn(self._picks(self._trials.rows(drawn), window))):
                 return replace(drawn, about=f"{drawn.about[:-1]}: {seen}."), found
         return None, left
+
+    def _probe(self, wrong: RecordedDraft) -> RecordedDraft:
+        """A wrong draft up to its first wrong token, where that is its own."""
+        n = next((i for i, (rank, _) in enumerate(self._ranks[wrong.round], 1) if rank), 0)
+        if not n or wrong.round in self._stood_in:
+            return wrong
+        return wrong._replace(tokens=wrong.tokens[:n], tops=wrong.tops[:n])
 
     def _guesses(
         self, window: _Drafts, more: _Drafts, wrong: _Drafts

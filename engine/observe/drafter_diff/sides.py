@@ -15,7 +15,7 @@ from engine.observe.rescoring.request_sampler import SAMPLING
 from engine.observe.rescoring.texts import asked_of
 from engine.trace.facts import RequestFacts
 from engine.trace.records import EMITTED_KINDS, MISSING
-from engine.trace.run_ref import RunRef, rows_by_sequence
+from engine.trace.run_ref import RunColumns, RunRef, rows_by_sequence
 from engine.trace.writer import this_engine
 
 if TYPE_CHECKING:
@@ -58,11 +58,30 @@ class DraftSide:
         return any(draft.tokens for draft in self.drafts)
 
     @property
+    def has_rejected(self) -> bool:
+        """Whether any token is known that was drafted and not accepted."""
+        return any(len(draft.tokens) > draft.n_accepted for draft in self.drafts)
+
+    @property
     def knows_all(self) -> bool:
         """Whether all drafted tokens are recorded, as this engine does."""
         source = self.run.facts.source
-        has_rejected = any(len(draft.tokens) > draft.n_accepted for draft in self.drafts)
-        return has_rejected and (source is None or source.engine == this_engine().engine)
+        return self.has_rejected and (source is None or source.engine == this_engine().engine)
+
+    @property
+    def is_non_finite(self) -> bool:
+        """Whether any of its drafts is recorded to have ended before logits that are not finite."""
+        asked = RunColumns(self.run.store, "drafts", self.run.run_id)
+        mine = asked["seq_id"] == self.seq_id
+        return bool((mine & asked.is_text("reason", "non-finite")).any())
+
+    @property
+    def has_lengths(self) -> bool:
+        """Whether it is known how long each draft was: SGLang counts the rows of verify batches,
+        as many in each, where a drafter may have found fewer tokens."""
+        source = self.run.facts.source
+        is_padded = source is not None and source.engine == "sglang" and not self.has_rejected
+        return not is_padded or len({draft.n_drafted for draft in self.drafts}) > 1
 
     @property
     def looks_up(self) -> bool:
@@ -112,8 +131,7 @@ class DraftSide:
         """Drafted tokens that every round counts beyond those whose ids it has, where it has those
         of rejected ones."""
         beyond = {draft.n_drafted - len(draft.tokens) for draft in self.drafts}
-        has_rejected = any(len(draft.tokens) > draft.n_accepted for draft in self.drafts)
-        return beyond.pop() if has_rejected and len(beyond) == 1 else 0
+        return beyond.pop() if self.has_rejected and len(beyond) == 1 else 0
 
     @property
     def rule(self) -> AcceptRule | None:

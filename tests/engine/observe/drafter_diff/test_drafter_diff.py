@@ -8,17 +8,19 @@ from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from engine.audit.recorded_drafts import RecordedDraft
 from engine.draft import ngram_cache
 from engine.draft.model_drafter import ModelDrafter
 from engine.errors import OptionError, UnsupportedModelError
 from engine.observe.drafter_diff.diff import DrafterDiff, PairDiff, drafter_diff
-from engine.observe.drafter_diff.records import Cause
+from engine.observe.drafter_diff.records import Cause, _dropped
 from engine.observe.drafter_diff.sides import sides_of
 from engine.observe.files.importing import import_file
 from engine.options import Prompt, SamplerOptions
@@ -140,6 +142,27 @@ def _of_all_tokens(self: Any, requests: Any, logits: torch.Tensor, of: Any = Non
 
 
 _STEP = ModelDrafter._step
+
+
+@pytest.mark.parametrize(("is_non_finite", "words"), [(True, "not finite"), (False, "a full cont")])
+def test_a_drafter_that_stops_drafting_has_rows_or_logits_that_are_nan(
+    is_non_finite: bool, words: str
+) -> None:
+    drafts = [RecordedDraft(i, 2 * i, [5], [], 1, 0, 0.0, 1 + i % 2) for i in range(20)]
+    a, b = (
+        SimpleNamespace(name=name, drafts=own, plain=plain, n_prompt=0, prompt=(), text=[5] * 60)
+        for name, own, plain in (("A", drafts, []), ("B", drafts[:9], range(18, 40, 2)))
+    )
+    for side in (a, b):
+        side.looks_up, side.is_non_finite = False, is_non_finite and side is b
+    both: Any = a, b
+    (cause,) = _dropped(*both, 50)
+    assert (cause.stage, cause.side, cause.place) == ("target rows", "B", "position 18")
+    assert words in cause.about
+    b.plain, b.is_non_finite = range(18, 22, 2), False
+    assert not [*_dropped(*both, 50)]
+    b.plain = range(18, 28, 2)
+    assert [one.stage for one in _dropped(*both, 50)] == ["candidates"]
 
 
 def test_of_several_sequences_a_cause_that_explains_its_drafts_is_the_first() -> None:

@@ -12,8 +12,9 @@ import torch
 
 from engine.audit.recorded_drafts import RecordedDraft
 from engine.draft import ngram_mod
-from engine.draft.drafter import DraftRequest
-from engine.draft.ngram_drafter import NgramSizes
+from engine.draft.drafter import Draft, DraftRequest
+from engine.draft.ngram_cache import NgramCache, learn
+from engine.draft.ngram_drafter import History, NgramSizes
 from engine.draft.ngram_mod import NgramModOptions
 from engine.draft.registry import DRAFTERS
 from engine.draft.spec import DrafterInputs
@@ -136,12 +137,35 @@ def test_how_drafts_end_after_some_outcomes_is_named(name: str, drafts: Drafts, 
     assert cause is not None and words in cause.about, str(cause)
 
 
-def test_another_small_number_of_its_working_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [("LOW_STREAK", 2, "LOW_STREAK of 2, not 5"), ("CHUNK", 90, "CHUNK of 90, not 32")],
+)
+def test_another_number_of_a_pool_is_named(
+    name: str, value: int, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(ngram_mod, "LOW_STREAK", 2)
+        patch.setattr(ngram_mod, name, value)
         side = _side("ngram-mod", _RIGHT)
     cause = LookedUp(side, _options("ngram-mod")).cause()
-    assert cause is not None and "LOW_STREAK of 2, not 5" in cause.about, str(cause)
+    assert cause is not None and words in cause.about, str(cause)
+    assert cause.stage == "drafter state"
+
+
+def test_a_cache_that_learns_what_it_drafts_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = NgramCache._look_up
+
+    def look_up(self: NgramCache, seq: int, history: History, last: int) -> Draft:
+        draft = own(self, seq, history, last)
+        learn(self._tables[seq], [*history.part(-3), last, *draft.tokens], 4)
+        return draft
+
+    with monkeypatch.context() as patch:
+        patch.setattr(NgramCache, "_look_up", look_up)
+        side = _side("ngram-cache", _RIGHT)
+    cause = LookedUp(side, _options("ngram-cache")).cause()
+    assert cause is not None and cause.stage == "drafter state"
+    assert cause.about == "It learns what it drafts, rejected tokens too.", str(cause)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,12 @@ import pytest
 from engine.audit.recorded_drafts import RecordedDraft
 from engine.errors import OptionError
 from engine.observe.drafter_diff.diff import drafter_diff
-from engine.observe.drafter_diff.outcome_causes import _miscounted, _stricter, rule_cause
+from engine.observe.drafter_diff.outcome_causes import (
+    _miscounted,
+    _stricter,
+    rule_cause,
+    width_cause,
+)
 from engine.observe.drafter_diff.records import Cause
 from engine.observe.files.importing import import_file
 from engine.observe.rescoring.request_sampler import is_set_alike
@@ -67,6 +72,20 @@ def test_a_stricter_rule_is_named_with_the_rounds_that_it_holds_in(
     assert ("only after a draft that was" in said) == ("never" not in said)
 
 
+def test_widths_that_are_counted_as_drafted_tokens_are_named() -> None:
+    found = [RecordedDraft(i, 4 * i, [7], [], 1, 0, 0.0, 1 + i % 5) for i in range(20)]
+    counted = [one._replace(n_drafted=5) for one in found]
+    both: list[Any] = [
+        SimpleNamespace(name=name, drafts=drafts, has_rejected=name == "B", has_lengths=True)
+        for name, drafts in (("A", counted), ("B", found))
+    ]
+    cause = width_cause(*both, [*zip(counted, found, strict=True)])
+    assert cause is not None and (cause.stage, cause.side) == ("counting", "A")
+    assert (cause.recorded, cause.mended) == ((20, 100), (20, 60))
+    both[0].has_lengths = False
+    assert width_cause(*both, [*zip(counted, found, strict=True)]) is None
+
+
 def test_a_rejected_token_that_is_drawn_again_shows_no_residual() -> None:
     drafts = [RecordedDraft(i, 3 * i, [7, 8], [], 0, 0, 0.0, 2) for i in range(4)]
     store = SimpleNamespace(facts=SimpleNamespace(synthetic="", draft_accept=None))
@@ -86,11 +105,16 @@ _ENDS = [1 + sum(n + 1 for n in _ACCEPTED[:i]) for i in range(len(_ACCEPTED) + 1
 
 
 def _sglang(
-    *, rounds: bool = True, root: int = 0, own: int = 0, sampling: dict[str, Any] | None = None
+    *,
+    rounds: bool = True,
+    root: int = 0,
+    own: int = 0,
+    prefill: int = 0,
+    sampling: dict[str, Any] | None = None,
 ) -> Any:
     """What /generate replies to a prompt of ids. root: drafted tokens that each round counts too
-    many, own: accepted ones."""
-    steps = len(_ACCEPTED)
+    many, own: accepted ones, prefill: rounds of the prompt that are counted."""
+    steps = len(_ACCEPTED) + prefill
     about = {
         "id": "s",
         "finish_reason": {"type": "length"},
@@ -99,7 +123,7 @@ def _sglang(
         "spec_verify_ct": steps,
         "spec_accepted_drafts": sum(_ACCEPTED) + own * steps,
         "spec_proposed_drafts": (3 + root) * steps,
-        "spec_accept_histogram": [_ACCEPTED.count(n) for n in range(4)],
+        "spec_accept_histogram": [_ACCEPTED.count(n) + prefill * (not n) for n in range(4)],
     }
     request = {"input_ids": _PROMPT, "sampling_params": sampling or {"temperature": 0}}
     if not rounds:
@@ -144,6 +168,9 @@ _RIGHT, _LENGTHS = [*_ACCEPTED], [3] * len(_ACCEPTED)
 def test_the_stream_of_one_server_and_the_counts_of_another_agree(tmp_path: Path) -> None:
     assert _first(tmp_path, _vllm(_RIGHT, _LENGTHS), _sglang()) is None
     assert _first(tmp_path, _sglang(), _sglang()) is None
+    # SGLang counts the rows of its batches, not how many tokens a look-up found
+    found = [max(n, 1 + i % 3) for i, n in enumerate(_ACCEPTED)]
+    assert _first(tmp_path, _vllm(_RIGHT, found), _sglang()) is None
 
 
 @pytest.mark.parametrize(
@@ -152,6 +179,7 @@ def test_the_stream_of_one_server_and_the_counts_of_another_agree(tmp_path: Path
         (_sglang(root=1), "counting", "its draft's root"),
         (_sglang(rounds=False, root=1), "counting", "newest token of a round"),
         (_sglang(rounds=False, own=1), "counting", "the target's own token"),
+        (_sglang(prefill=1), "counting", "a round more than its answer has"),
         (_vllm([n + 1 for n in _RIGHT], [4] * 12), "counting", "own token of a round"),
         (_vllm([0, *_RIGHT[:-1]], _LENGTHS), "counting", "of the round before"),
         (_vllm([min(n, 2) for n in _RIGHT], _LENGTHS), "counting", "but the last one of drafts"),
