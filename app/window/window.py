@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from PySide6.QtCore import QMimeData
+from PySide6.QtCore import QMimeData, Qt
 from PySide6.QtGui import QAction, QCloseEvent, QGuiApplication
 from PySide6.QtWidgets import QMainWindow, QMenu, QMenuBar
 
@@ -220,6 +220,7 @@ class MainWindow(QMainWindow):
             "run.scenarios": lambda: ScenarioDialog(self.scenarios, self).show(),
             "view.palette": self.palette_box.open,
             "view.reset_layout": self.docks.reset,
+            "view.full_screen": self._toggle_full_screen,
             "help.pages": lambda: open_help(self),
             "help.shortcuts": lambda: ShortcutsDialog(self.actions_by_id, self).show(),
             "help.copy_environment": copies.environment,
@@ -385,6 +386,9 @@ class MainWindow(QMainWindow):
         action.triggered.connect(lambda: self.docks.enter(page))
         return action
 
+    def _toggle_full_screen(self) -> None:
+        self.setWindowState(self.windowState() ^ Qt.WindowState.WindowFullScreen)
+
     def _go_to_first_divergence(self) -> None:
         if self.panels.has_divergences:
             self.divergence.go_first()
@@ -413,8 +417,13 @@ class MainWindow(QMainWindow):
         if isinstance(content, str):
             self.sessions.open_text(content)
             return
-        opened = {"results": self.opened_results.open, "trace": self.sessions.open}
-        opened.get(kind, self.open_model)(*dict.fromkeys(content.values()))
+        places = list(dict.fromkeys(content.values()))
+        if kind == "trace":
+            self.sessions.open(*places)
+        elif kind == "results":
+            self.opened_results.open(*places)
+        else:
+            self.open_model(*places)
         if left := [path.name for path in files_in(data) if path not in content]:
             self.show_message("info", f"Not opened: {', '.join(left)}.", _OPENED_AT_ONCE)
 

@@ -19,6 +19,7 @@ from app.trace_models.run_rows import Position, RunRange
 from app.widgets.empty_state import EmptyState
 from app.widgets.legend import Swatch, SwatchLegend
 from app.widgets.round_plot import RoundPlot
+from engine.report.run import why_it_ended
 from engine.trace.run_ref import RunRef
 
 PERIOD_MS = 500
@@ -237,7 +238,9 @@ class RoundView(QStackedWidget):
         has_rounds = axis is not None and len(axis)
         if has_rounds or run.ended:
             self.setCurrentIndex(_EMPTY)
-        if is_ours(run.facts) or not (has_rounds or "stops" in run.facts):
+        if run.facts.error and not has_rounds:
+            self.empty.say("No rounds", why_it_ended(run))
+        elif is_ours(run.facts) or not (has_rounds or "stops" in run.facts):
             self.empty.say()
         elif not has_rounds:
             numbers = LiveNumbers.told(run.facts.summary)

@@ -87,7 +87,9 @@ def _next_step(
         return NextStep(TUNE, "Drafting costs more than it brings here; other settings may not.")
     if numbers.acceptance is not None and numbers.acceptance < _LOW_ACCEPTANCE:
         return NextStep(TUNE, "Most of what is drafted is rejected; other settings may do better.")
-    return NextStep(COMPARE, "See whether rolling back leaves the text as it would be without.")
+    return NextStep(
+        COMPARE, "Check that rolling back leaves the text as it would be without drafts."
+    )
 
 
 def _gravest_finding(run: RunRef) -> NextStep | None:
