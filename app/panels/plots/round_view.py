@@ -141,6 +141,8 @@ class RoundView(QStackedWidget):
         """Draw what has been read, if it is in sight."""
         self.has_rounds = True
         self.setCurrentIndex(_PLOT)
+        if self.hasFocus():  # from an empty view's button
+            self.plot.setFocus()
         self.plot.setAccessibleDescription(self._words())
         if not self.in_sight:
             return
@@ -244,7 +246,8 @@ class RoundView(QStackedWidget):
             self.empty.say()
         elif not has_rounds:
             numbers = LiveNumbers.told(run.facts.summary)
-            known = "Only sums" if numbers.tokens or numbers.acceptance else "No sums"
+            is_known = numbers.tokens or numbers.acceptance is not None
+            known = "Only sums" if is_known else "No sums"
             reason = f"{known} are known of this run, and no rounds: {engine_name(run.facts)}"
             self.empty.say("Not observed", f"{reason} does not report them.")
         else:

@@ -181,6 +181,8 @@ class TokensView(QStackedWidget):
                 self._panels[seq_id].show_before(parent.by_seq.get(seq_id))
         if self._panels:
             self.setCurrentIndex(_STREAMS)
+            if self.hasFocus():  # from an empty view's button
+                next(iter(self.areas.values())).setFocus()
         if grown and self.find_bar.terms and not self.find_bar.isHidden():
             self._search.ask()
         if run.behind or (parent is not None and parent.behind):
