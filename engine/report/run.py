@@ -106,7 +106,7 @@ def why_it_ended(run: RunRef) -> str:
     stops = facts.stops or []
     kinds = Counter(stops)
     if not kinds:
-        return "The run has ended."
+        return "No client sent a request." if facts.listens_at else "The run has ended."
     if len(stops) == 1:
         return f"The run {_end(run, stops[0], 0)}."
     if len(kinds) == 1 and stops[0] != "context":

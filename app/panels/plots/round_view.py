@@ -240,7 +240,8 @@ class RoundView(QStackedWidget):
         has_rounds = axis is not None and len(axis)
         if has_rounds or run.ended:
             self.setCurrentIndex(_EMPTY)
-        if run.facts.error and not has_rounds:
+        ours_to_tell = run.facts.error or run.facts.listens_at
+        if ours_to_tell and run.ended and not has_rounds:
             self.empty.say("No rounds", why_it_ended(run))
         elif is_ours(run.facts) or not (has_rounds or "stops" in run.facts):
             self.empty.say()

@@ -58,7 +58,9 @@ def run_end(run: RunRef) -> RunEnd | None:
     is_plain = facts.options is not None and not facts.options.spec.types
     ratio = None if is_plain else PlainRatio.of(facts)
     figures = (
-        None if numbers.tokens is None else f"{numbers.tokens:,} tokens",
+        None
+        if numbers.tokens is None
+        else f"{numbers.tokens:,} token{'s' * (numbers.tokens != 1)}",
         None if numbers.acceptance is None else f"acceptance {significant(numbers.acceptance)}",
         None
         if numbers.tokens_per_step is None or is_plain

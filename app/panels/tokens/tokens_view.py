@@ -281,7 +281,7 @@ class TokensView(QStackedWidget):
         facts, has_ended = run.facts, run.ended
         if facts.listens_at and not has_ended:
             self._waiting.say(
-                "Waiting for a client", f"It sends its requests to {facts.listens_at}."
+                "Waiting for a client", f"Give it {facts.listens_at} as the server's address."
             )
         elif has_ended and (facts.error or is_ours(facts) or facts.listens_at):
             self._waiting.say("No tokens", why_it_ended(run))

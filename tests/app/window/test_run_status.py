@@ -125,6 +125,8 @@ def test_how_far_a_run_is() -> None:
         early = replace(numbers, tokens=tokens, tokens_per_second=speed)
         assert "left" not in progress_text(run, early), "too few tokens, too short a time"
     assert progress_text(run, replace(numbers, tokens=0)).startswith("reading the prompt")
+    run.facts["listens_at"] = "http://127.0.0.1:8081"
+    assert progress_text(run, replace(numbers, tokens=0)) == "waiting for a client"
     run.facts["options"] = {"n_predict": -1}
     assert progress_text(run, numbers).startswith(f"{numbers.tokens} tokens · ")
     assert [duration_text(s) for s in (0.2, 44, 200, 7500)] == [

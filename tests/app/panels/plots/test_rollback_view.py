@@ -320,6 +320,7 @@ def test_a_path_that_was_not_told_is_not_drawn_as_none(qtbot: QtBot) -> None:
         ({"summary": {"draft_acceptance_rate": 0.0}}, "Only sums are known of this run, and no"),
         ({"summary": {}}, "No sums are known of this run, and no rounds: vllm does"),
         ({"error": "It broke."}, "The run failed: It broke."),
+        ({"listens_at": "http://127.0.0.1:8081"}, "No client sent a request."),
     ],
 )
 def test_why_there_are_no_rounds(view: RollbackView, facts: dict[str, object], said: str) -> None:

@@ -61,7 +61,7 @@ def test_a_proxy_waits_for_a_client(view: TokensView) -> None:
     assert "Waiting for a client" in words(view) and "http://127.0.0.1:8081" in words(view)
     builder.run.facts["stops"] = []
     view.refresh()
-    assert "The run has ended." in words(view)
+    assert "No client sent a request." in words(view)
 
 
 def test_sequences_stand_side_by_side(view: TokensView) -> None:
