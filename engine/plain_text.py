@@ -14,12 +14,13 @@ def size_text(n_bytes: float) -> str:
     value = float(n_bytes)
     for unit in _UNITS:
         if value < 1023.5:
-            return _three_digits(value) + f" {unit}"
+            return three_digits(value) + f" {unit}"
         value /= 1024
-    return _three_digits(value) + " TiB"
+    return three_digits(value) + " TiB"
 
 
-def _three_digits(value: float) -> str:
+def three_digits(value: float) -> str:
+    """Three significant digits, from 1,000 on all digits of the whole number."""
     return f"{value:.3g}" if value < 999.5 else f"{value:,.0f}"
 
 

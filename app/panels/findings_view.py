@@ -60,9 +60,7 @@ class FindingsView(QStackedWidget):
                 waits_for_run=True,
             )
         )
-        self.addWidget(
-            EmptyState("Nothing found", "No rule has anything to say about what is on show.")
-        )
+        self.addWidget(EmptyState("No findings", "No rule found anything in the run on show."))
         self.addWidget(both)
         self.setFocusProxy(self.table)
         self.setAccessibleName("Findings")

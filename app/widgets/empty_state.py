@@ -80,9 +80,27 @@ class EmptyState(QWidget):
 
     def offer(self, actions: Sequence[QAction]) -> None:
         """Add a button for each action; it is enabled while the action is."""
-        self._offered += [_button(action) for action in actions]
+        self._offered += [self._button(action) for action in actions]
         self._n_columns = 0
         self._fit()
+
+    def _button(self, action: QAction) -> QPushButton:
+        button = QPushButton(action.text().replace("&", ""))  # the same key twice would be none
+        button.setToolTip(action.toolTip())
+        button.setSizePolicy(QSizePolicy.Policy.Fixed, QSizePolicy.Policy.Fixed)
+        button.clicked.connect(lambda: self._trigger(action, button))
+        button.setEnabled(action.isEnabled())
+        action.enabledChanged.connect(button.setEnabled)
+        return button
+
+    def _trigger(self, action: QAction, button: QPushButton) -> None:
+        """The keys stay in the panel, also where the button goes: Qt would give them to another."""
+        panel = self.parentWidget()
+        if button.hasFocus() and panel is not None:
+            panel.setFocus()
+        action.trigger()
+        if panel is not None and panel.hasFocus() and button.isVisible() and button.isEnabled():
+            button.setFocus()
 
     def minimumSizeHint(self) -> QSize:
         return QSize(0, 2 * self.fontMetrics().height())
@@ -119,16 +137,6 @@ class EmptyState(QWidget):
         self._heading.setVisible(plain and lines >= _HEADING_FROM)
         has_room = lines >= _BUTTONS_FROM + _ROW * (n_rows - 1)
         self._actions.setVisible(plain and not self._says_other and has_room)
-
-
-def _button(action: QAction) -> QPushButton:
-    button = QPushButton(action.text().replace("&", ""))  # the same key twice would be none
-    button.setToolTip(action.toolTip())
-    button.setSizePolicy(QSizePolicy.Policy.Fixed, QSizePolicy.Policy.Fixed)
-    button.clicked.connect(action.trigger)
-    button.setEnabled(action.isEnabled())
-    action.enabledChanged.connect(button.setEnabled)
-    return button
 
 
 class StatusMessage(QWidget):

@@ -222,6 +222,7 @@ class PlotStack(QObject):
         for watched in (dock, view):
             watched.installEventFilter(self)
         dock.visibilityChanged.connect(self._ask)
+        view.currentChanged.connect(self._ask)
         self._ask()
 
     def eventFilter(self, _watched: QObject, event: QEvent) -> bool:
@@ -241,7 +242,8 @@ class PlotStack(QObject):
             for view in stack:
                 view.set_stacked(len(stack) >= _A_STACK)
             wide = max(view.legend_width for view in stack)
-            for view, below in zip_longest(stack, stack[1:]):
+            drawn = [view for view in stack if view.currentWidget() is not view.empty]
+            for view, below in zip_longest(drawn, drawn[1:]):
                 bare = below is not None and view.is_plot_alone and below.is_plot_alone
                 view.take_place(wide, has_axis=not bare)
             for view in stack:

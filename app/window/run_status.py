@@ -153,12 +153,14 @@ def progress_text(run: RunRef, numbers: LiveNumbers) -> str:
     if numbers.tokens is None:
         return ""
     if not numbers.tokens:
+        if run.facts.listens_at:
+            return "waiting for a client"
         rows = RunRows(run, "rounds")
         n_read = int(np.maximum(rows.column("verify_width", *rows.read()), 0).sum())
         return f"reading the prompt: {n_read:,} tokens done" if n_read else "reading the prompt"
     wanted = tokens_asked(run)
     of = f" / {wanted:,}" if wanted else ""
-    parts = [f"{numbers.tokens:,}{of} tokens"]
+    parts = [f"{numbers.tokens:,}{of} token{'s' * ((wanted or numbers.tokens) != 1)}"]
     fork = run.facts.fork
     if fork is not None and numbers.rounds is not None and numbers.rounds < fork.round:
         parts.insert(0, _rebuilt(run))

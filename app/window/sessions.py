@@ -4,7 +4,7 @@ the next window."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,7 +38,7 @@ from app.window.dialogs.files import (
     ask_page,
     ask_perfetto,
     ask_results,
-    ask_trace,
+    ask_traces,
     place_page,
 )
 from app.window.dialogs.help import environment
@@ -98,10 +98,21 @@ class Sessions(QObject):
         bridge.exported.connect(self._show_exported)
         bridge.trace_shown.connect(self._remember)
 
-    def open(self, folder: Path) -> None:
-        """Read an exported trace and show it; no model is needed."""
+    def open(self, *paths: Path) -> None:
+        """Read traces, each a folder, a file in it, or what another engine wrote, and show one
+        after the other, of several with the list of all runs; no model is needed."""
         self._banners.clear()
-        self._bridge.ask(ReadTrace(folder))
+        if len(paths) > 1:
+            self.runs_asked.emit()
+        self._read_first(paths)
+
+    def _read_first(self, paths: Sequence[Path]) -> None:
+        if paths:
+            first, *rest = paths
+            self._bridge.ask(
+                ReadTrace(find_trace(first) or first),
+                lambda job: None if job.cancelled.is_set() else self._read_first(rest),
+            )
 
     def open_text(self, text: str) -> None:
         """Show what another engine wrote, copied or dropped as a text."""
@@ -109,10 +120,9 @@ class Sessions(QObject):
         self._bridge.ask(ReadText(text))
 
     def ask(self) -> None:
-        """Let the user choose a trace."""
-        folder = ask_trace(self._window, self._settings)
-        if folder is not None:
-            self.open(folder)
+        """Let the user choose traces."""
+        if paths := ask_traces(self._window, self._settings):
+            self.open(*paths)
 
     def export(self, store: TraceStore, *runs: RunRef) -> None:
         """Ask where to, without blocking the window, then write a trace, or some runs of it."""
@@ -380,30 +390,37 @@ class OpenedResults:
             self._panels.banners.add("info", f"The trace of job {name} is not in {where}.")
 
 
-_MOST_LOOKED_AT = 8
+_MOST_LOOKED_AT = 32
 
 
-def what_is(data: QMimeData) -> tuple[str, list[Path] | str] | None:
+def files_in(data: QMimeData) -> list[Path]:
+    """The files and folders that are dropped or pasted."""
+    return [Path(url.toLocalFile()) for url in data.urls() if url.isLocalFile()]
+
+
+def what_is(data: QMimeData) -> tuple[str, dict[Path, Path] | str] | None:
     """What a drop brings, None when nothing of it can be opened: "models", up to two, the larger
-    (the target) first; or the "results" of a sweep; or a "trace", its folder or what another
-    engine wrote; or a "text" that another engine wrote."""
-    paths = [Path(url.toLocalFile()) for url in data.urls() if url.isLocalFile()]
+    (the target) first; or the "results" of a sweep; or a "trace", or several, each by its folder or
+    what another engine wrote; or a "text" that another engine wrote. What is opened is given with
+    what was dropped for it; the rest of the drop is not opened."""
+    paths = files_in(data)
     models = [path for path in paths if path.suffix.lower() == ".gguf" and os.path.isfile(path)]
     if models:
         by_size = sorted(models, key=lambda path: path.stat().st_size, reverse=True)
-        return "models", by_size[:2]
-    results = [file for path in paths[:_MOST_LOOKED_AT] if (file := find_results(path)) is not None]
-    if results:
-        return "results", results[:1]
-    traces = [folder for path in paths if (folder := find_trace(path)) is not None]
-    if not traces:
-        from engine.observe.files.importing import recognise, recognise_file
+        return "models", {path: path for path in by_size[:2]}
+    for path in paths[:_MOST_LOOKED_AT]:
+        if (file := find_results(path)) is not None:
+            return "results", {path: file}
+    from engine.observe.files.importing import recognise, recognise_file
 
-        traces = [path for path in paths[:_MOST_LOOKED_AT] if recognise_file(path)]
-        text = "" if paths else data.text()
-        if recognise(text.encode("utf-8", "replace")):
-            return "text", text
-    return ("trace", traces[:1]) if traces else None
+    traces = {
+        path: find_trace(path) or path
+        for path in paths[:_MOST_LOOKED_AT]
+        if find_trace(path) is not None or recognise_file(path)
+    }
+    if not paths and recognise(data.text().encode("utf-8", "replace")):
+        return "text", data.text()
+    return ("trace", traces) if traces else None
 
 
 _NOTHING_TO_OPEN = (
@@ -411,13 +428,22 @@ _NOTHING_TO_OPEN = (
 )
 
 
+def _in_words(kind: str, content: dict[Path, Path] | str) -> str:
+    if isinstance(content, str):
+        return f"the {kind}"
+    names = list(dict.fromkeys(path.name for path in content.values()))
+    if kind == "models":
+        return " and ".join(names)
+    return f"the {kind} {names[0]}" if len(names) == 1 else f"{len(names)} traces"
+
+
 class DropTarget(QObject):
     """Takes what is dropped on a widget, and says while it hovers what would be opened."""
 
     hovers = Signal(str)
     """In words; empty when it is gone."""
-    dropped = Signal(str, object)
-    """As `what_is` has it."""
+    dropped = Signal(QMimeData)
+    """Of which something can be opened."""
 
     def __init__(self, widget: QWidget) -> None:
         super().__init__(widget)
@@ -433,17 +459,14 @@ class DropTarget(QObject):
                 self.hovers.emit(_NOTHING_TO_OPEN)
                 return False
             event.acceptProposedAction()
-            kind, content = found
-            names = "" if isinstance(content, str) else " and ".join(p.name for p in content)
-            what = names if kind == "models" else f"the {kind} {names}".strip()
-            self.hovers.emit(f"Drop to open {what}")
+            self.hovers.emit(f"Drop to open {_in_words(*found)}")
         elif isinstance(event, QDropEvent) and event.type() == QEvent.Type.Drop:
             self.hovers.emit("")
             found = what_is(event.mimeData())
             if found is None:
                 return False
             event.acceptProposedAction()
-            self.dropped.emit(*found)
+            self.dropped.emit(event.mimeData())
         else:
             return super().eventFilter(watched, event)
         return True

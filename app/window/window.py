@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from PySide6.QtCore import QMimeData
+from PySide6.QtCore import QMimeData, Qt
 from PySide6.QtGui import QAction, QCloseEvent, QGuiApplication
 from PySide6.QtWidgets import QMainWindow, QMenu, QMenuBar
 
@@ -32,7 +32,7 @@ from app.window.panels import Panels
 from app.window.run_control import RunControl
 from app.window.run_library import Copies, RunLibrary, RunPairs
 from app.window.run_status import RunEnds
-from app.window.sessions import DropTarget, OpenedResults, Sessions, what_is
+from app.window.sessions import DropTarget, OpenedResults, Sessions, files_in, what_is
 from engine.compare.memory_script import MemoryScript
 from engine.compare.scenario import Scenario
 from engine.report.text import visible
@@ -220,6 +220,7 @@ class MainWindow(QMainWindow):
             "run.scenarios": lambda: ScenarioDialog(self.scenarios, self).show(),
             "view.palette": self.palette_box.open,
             "view.reset_layout": self.docks.reset,
+            "view.full_screen": self._toggle_full_screen,
             "help.pages": lambda: open_help(self),
             "help.shortcuts": lambda: ShortcutsDialog(self.actions_by_id, self).show(),
             "help.copy_environment": copies.environment,
@@ -385,6 +386,9 @@ class MainWindow(QMainWindow):
         action.triggered.connect(lambda: self.docks.enter(page))
         return action
 
+    def _toggle_full_screen(self) -> None:
+        self.setWindowState(self.windowState() ^ Qt.WindowState.WindowFullScreen)
+
     def _go_to_first_divergence(self) -> None:
         if self.panels.has_divergences:
             self.divergence.go_first()
@@ -404,20 +408,31 @@ class MainWindow(QMainWindow):
         overlay = self.feed.overlay
         self.sessions.report(run, None if overlay is None else overlay.run)
 
-    def _open_dropped(self, kind: str, content: Sequence[Path] | str) -> None:
+    def _open_dropped(self, data: QMimeData) -> None:
+        """Open what can be opened, and name what cannot."""
+        found = what_is(data)
+        if found is None:
+            return
+        kind, content = found
         if isinstance(content, str):
             self.sessions.open_text(content)
+            return
+        places = list(dict.fromkeys(content.values()))
+        if kind == "trace":
+            self.sessions.open(*places)
+        elif kind == "results":
+            self.opened_results.open(*places)
         else:
-            opened = {"results": self.opened_results.open, "trace": self.sessions.open}
-            opened.get(kind, self.open_model)(*content)
+            self.open_model(*places)
+        if left := [path.name for path in files_in(data) if path not in content]:
+            self.show_message("info", f"Not opened: {', '.join(left)}.", _OPENED_AT_ONCE)
 
     def _paste(self) -> None:
         data = QGuiApplication.clipboard().mimeData() or QMimeData()  # empty: None
-        found = what_is(data)
-        if found is not None:
-            self._open_dropped(*found)
-        elif data.hasUrls():  # what is read says why it cannot be
-            self.sessions.open(Path(data.urls()[0].toLocalFile()))
+        if what_is(data) is not None:
+            self._open_dropped(data)
+        elif files := files_in(data):  # what is read says why it cannot be
+            self.sessions.open(*files)
         elif data.text().strip():
             self.sessions.open_text(data.text())
         else:
@@ -452,4 +467,5 @@ class MainWindow(QMainWindow):
 
 _NEED_RUN = tuple(spec.id for spec in SPECS if spec.needs == "a run on show")
 _A_MODEL = "a model that is loaded and idle"
+_OPENED_AT_ONCE = "Drop models, results and traces separately; other files cannot be read."
 _TO_PASTE = "Copy a file, or the text of a log, a reply or a record of another engine."

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.plain_text import size_text
+from engine.plain_text import size_text, three_digits
 from engine.sampling.options import SamplerOptions
 from engine.trace.facts import RunFacts
 from engine.trace.records import MISSING, PHASES, POLICY
@@ -264,19 +264,19 @@ def cost_sentence(costs: Sequence[RunCost], run_id: int) -> str:
         words += f"{found.spread}"
     else:
         words = f"{slow.name}: {found.ratio:.2f} times the time of {fast.name} here "
-        words += f"({found.spread}), {found.more_ms:.2g} ms a round more"
+        words += f"({found.spread}), {three_digits(found.more_ms)} ms a round more"
     return f"{words}; {work_words(slow)}."
 
 
 def work_words(cost: RunCost) -> str:
     """ "11 restores, 22.6 MiB moved, 262 ms of replay": what a lane did to roll back."""
-    replay = cost.round_ms.get("replay")
+    replay_ms = cost.round_ms["replay"].sum() if "replay" in cost.round_ms else 0
     parts = [
         _count(cost.n_restores, "restore"),
         _count(cost.n_removed, "seq_rm", ""),
         _count(cost.n_refused, "refused", ""),
         None if cost.bytes_moved is None else f"{size_text(cost.bytes_moved)} moved",
-        f"{replay.sum():.3g} ms of replay" if replay is not None and replay.any() else None,
+        f"{three_digits(replay_ms)} ms of replay" if replay_ms else None,
     ]
     return ", ".join(part for part in parts if part) or "nothing rolled back"
 
@@ -291,7 +291,7 @@ def cost_cells(cost: RunCost) -> tuple[str, ...]:
     counts = (cost.n_passes, cost.n_restores, cost.n_removed, cost.n_refused, cost.n_replayed)
     return (
         cost.name,
-        *("-" if ms is None else f"{ms:.3g}" for ms in times),
+        *("-" if ms is None else three_digits(ms) for ms in times),
         *("-" if n is None else str(n) for n in counts),
         *("-" if n is None else size_text(n) for n in (cost.bytes_moved, cost.bytes_held)),
     )

@@ -231,7 +231,7 @@ class SessionEngine(MemoryEngine):
                 "lane": REFERENCE,
                 "lane_kind": REFERENCE,
                 "lane_against": None,
-                "lane_about": "right sides of the checks",
+                "lane_about": "what the checks expect",
                 "options": asdict(options),
                 "compute": session.compute,
                 "device": str(session.device),

@@ -42,8 +42,8 @@ from engine.trace.timings import acceptance, summary, timings
 _POSITIONS = 8
 """Of a draft, shown in a line."""
 _ENDS = {
-    "end": "ended by an end token",
-    "limit": "came to the limit",
+    "end": "ended with an end token",
+    "limit": "reached the token limit",
     "grammar": "could not go on within the grammar",
     "stopped": "was stopped",
     "interrupted": "was interrupted when its window ended",
@@ -106,11 +106,11 @@ def why_it_ended(run: RunRef) -> str:
     stops = facts.stops or []
     kinds = Counter(stops)
     if not kinds:
-        return "The run has ended."
+        return "No client sent a request." if facts.listens_at else "The run has ended."
     if len(stops) == 1:
-        return f"The text {_end(run, stops[0], 0)}."
+        return f"The run {_end(run, stops[0], 0)}."
     if len(kinds) == 1 and stops[0] != "context":
-        return f"Each of the {len(stops)} texts {_end(run, stops[0], 0)}."
+        return f"Each of the {len(stops)} sequences {_end(run, stops[0], 0)}."
     parts = [
         f"{n} {_end(run, stop, stops.index(stop)) if n == 1 else _ENDS.get(stop, stop)}"
         for stop, n in kinds.items()
@@ -118,13 +118,13 @@ def why_it_ended(run: RunRef) -> str:
     ]
     if n := kinds["context"]:
         parts.append(f"{n} filled the context")
-    return f"Of {len(stops)} texts {', '.join(parts)}."
+    return f"Of {len(stops)} sequences {', '.join(parts)}."
 
 
 def _end(run: RunRef, stop: str, seq_id: int) -> str:
     asked = run.facts.options.n_predict if run.facts.options else 0
     if stop == "limit" and asked > 0:
-        return f"came to its limit of {asked:,} tokens"
+        return f"reached its limit of {asked:,} tokens"
     if stop != "context":
         return _ENDS.get(stop, f"ended: {stop}")
     n_ctx = run.facts.n_ctx

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.plain_text import size_text
+from engine.plain_text import size_text, three_digits
 
 
 @pytest.mark.parametrize(
@@ -24,3 +24,10 @@ from engine.plain_text import size_text
 )
 def test_three_digits_and_a_binary_unit(n_bytes: int, text: str) -> None:
     assert size_text(n_bytes) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.0123, "0.0123"), (43.66, "43.7"), (1080.4, "1,080"), (999.7, "1,000")]
+)
+def test_three_digits_without_an_exponent(value: float, text: str) -> None:
+    assert three_digits(value) == text

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from PySide6.QtCore import QPointF, QRect, QRectF, QSize, Qt, Signal
-from PySide6.QtGui import QIcon, QKeyEvent, QPainter, QPaintEvent, QPen, QResizeEvent
+from PySide6.QtGui import QFontMetrics, QIcon, QKeyEvent, QPainter, QPaintEvent, QPen, QResizeEvent
 from PySide6.QtWidgets import QAbstractButton, QGridLayout, QSizePolicy, QWidget
 
 from app.looks import Theme, icon
@@ -32,6 +32,8 @@ _LINE_SAMPLE = 14
 _PAD = 7
 _ICON = 14
 _BAR_HIGH = 5
+_BOUND = " bound"
+"""Of a verdict; left out where the lane's name needs the room."""
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 _UNTIMED = "not timed"
 _FIGURE_SIZE = 1.3
@@ -56,7 +58,7 @@ def verdict_text(verdict: LaneVerdict) -> tuple[str, str, str]:
         return f"mode: {error_text(verdict.worst_nmse)}", "", "ui.muted"
     if verdict.idle_faults:
         return "exact: fault without effect", "warning", "status.warning"
-    bound = " bound" if verdict.verdict == "within" else ""
+    bound = _BOUND if verdict.verdict == "within" else ""
     return f"{verdict.verdict}{bound}", "check", "status.ok"
 
 
@@ -182,6 +184,16 @@ class LaneCard(QAbstractButton):
         """Whether what was done is one line of a card of this width."""
         return self.fontMetrics().horizontalAdvance(self.work_text) <= width - 2 * _PAD
 
+    def verdict_in(self, width: int) -> str:
+        """The verdict, in a card of this width: the name of the lane goes first."""
+        text = "" if self.verdict is None else verdict_text(self.verdict)[0]
+        font = self.font()
+        font.setBold(True)
+        title = QFontMetrics(font).horizontalAdvance(self._title)
+        taken = title + 2 * _PAD + _LINE_SAMPLE + 5 + _ICON + 4 + 5
+        fits = taken + self.fontMetrics().horizontalAdvance(text) <= width
+        return text if fits else text.removesuffix(_BOUND)
+
     def keyPressEvent(self, event: QKeyEvent) -> None:
         if event.key() in (Qt.Key.Key_Left, Qt.Key.Key_Right):
             event.ignore()  # for LaneCards
@@ -192,12 +204,13 @@ class LaneCard(QAbstractButton):
         theme, metrics = self._theme, self.fontMetrics()
         painter = QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-        text, drawing, role = ("", "", "ui.muted")
+        drawing, role = ("", "ui.muted")
         if self.verdict is not None:
-            text, drawing, role = verdict_text(self.verdict)
+            _, drawing, role = verdict_text(self.verdict)
         self._paint_frame(painter, drawing == "error")
         line = metrics.height()
         inner = self.rect().adjusted(_PAD, 5, -_PAD, -5)
+        text = self.verdict_in(self.width())
         first = QRect(inner.left(), inner.top(), inner.width(), line + 2)
         second = QRect(inner.left(), first.bottom() + 1, inner.width(), line + 2)
         right = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter

@@ -33,6 +33,8 @@ _SAMPLES = {
 }
 _ERROR = "1.5e-12"
 _CELL_PAD = 12
+_LEAST_CELL = "checkpoint"
+"""As wide as any figure, too."""
 
 
 class LaneTables(QSplitter):
@@ -54,6 +56,8 @@ class LaneTables(QSplitter):
         self._delegate = ProbabilityDelegate(self)
         self.detail.setItemDelegate(self._delegate)
         self.detail.horizontalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Stretch)
+        least = self.detail.fontMetrics().horizontalAdvance(_LEAST_CELL) + _CELL_PAD
+        self.detail.horizontalHeader().setMinimumSectionSize(least)  # and there is a scroll bar
         self.detail.horizontalHeader().setDefaultAlignment(
             Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
         )

@@ -160,7 +160,7 @@ class ModelMapView(QStackedWidget):
         self._fits.setToolTip(_estimate_tip(server))
         kept = "no snapshots"
         if found.n_rs_seq:
-            kept = f"{options.rollback} of {found.n_rs_seq}"
+            kept = f"{options.rollback} with n_rs_seq {found.n_rs_seq}"
         sequences = "1 sequence" if found.n_seqs == 1 else f"{found.n_seqs} sequences"
         total = size_text(sum(found.sizes.values()))
         self._memory_title.setText(

@@ -43,7 +43,7 @@ class ServerPage(QScrollArea):
         form.setVerticalSpacing(2)
         for name, label in self._labels.items():
             form.addRow(_muted(name), label)
-        counted = _muted("Counted by the server since the connection, all its clients")
+        counted = _muted("Counters of the server since the connection, of all clients")
         parts = form, _muted("Slots"), self._slots, counted, self._counters, 1
         vbox(*parts, of=(page := QWidget()), margins=(6, 6, 6, 6), spacing=4)
         self.setWidget(page)
@@ -85,7 +85,7 @@ class ServerPage(QScrollArea):
         when = ["when it was seen last:"] if status.gone else []
         _show(self._slots, "\n".join([*when, *slot_lines(status.slots)]))
         counts = counted_since(self._server.store, self._first_run)
-        here = "Recorded here: no round that tells what was drafted"
+        here = "Recorded here: nothing about drafts yet"
         if counts is not None:
             here = "Recorded here: {:,} drafted, {:,} accepted".format(*counts)
         _show(self._counters, f"{_counted(status.counters)}\n{here}")

@@ -19,6 +19,7 @@ from app.trace_models.run_rows import Position, RunRange
 from app.widgets.empty_state import EmptyState
 from app.widgets.legend import Swatch, SwatchLegend
 from app.widgets.round_plot import RoundPlot
+from engine.report.run import why_it_ended
 from engine.trace.run_ref import RunRef
 
 PERIOD_MS = 500
@@ -140,6 +141,8 @@ class RoundView(QStackedWidget):
         """Draw what has been read, if it is in sight."""
         self.has_rounds = True
         self.setCurrentIndex(_PLOT)
+        if self.hasFocus():  # from an empty view's button
+            self.plot.setFocus()
         self.plot.setAccessibleDescription(self._words())
         if not self.in_sight:
             return
@@ -237,11 +240,15 @@ class RoundView(QStackedWidget):
         has_rounds = axis is not None and len(axis)
         if has_rounds or run.ended:
             self.setCurrentIndex(_EMPTY)
-        if is_ours(run.facts) or not (has_rounds or "stops" in run.facts):
+        ours_to_tell = run.facts.error or run.facts.listens_at
+        if ours_to_tell and run.ended and not has_rounds:
+            self.empty.say("No rounds", why_it_ended(run))
+        elif is_ours(run.facts) or not (has_rounds or "stops" in run.facts):
             self.empty.say()
         elif not has_rounds:
             numbers = LiveNumbers.told(run.facts.summary)
-            known = "Only sums" if numbers.tokens or numbers.acceptance else "No sums"
+            is_known = numbers.tokens or numbers.acceptance is not None
+            known = "Only sums" if is_known else "No sums"
             reason = f"{known} are known of this run, and no rounds: {engine_name(run.facts)}"
             self.empty.say("Not observed", f"{reason} does not report them.")
         else:

@@ -58,7 +58,9 @@ def run_end(run: RunRef) -> RunEnd | None:
     is_plain = facts.options is not None and not facts.options.spec.types
     ratio = None if is_plain else PlainRatio.of(facts)
     figures = (
-        None if numbers.tokens is None else f"{numbers.tokens:,} tokens",
+        None
+        if numbers.tokens is None
+        else f"{numbers.tokens:,} token{'s' * (numbers.tokens != 1)}",
         None if numbers.acceptance is None else f"acceptance {significant(numbers.acceptance)}",
         None
         if numbers.tokens_per_step is None or is_plain
@@ -87,7 +89,9 @@ def _next_step(
         return NextStep(TUNE, "Drafting costs more than it brings here; other settings may not.")
     if numbers.acceptance is not None and numbers.acceptance < _LOW_ACCEPTANCE:
         return NextStep(TUNE, "Most of what is drafted is rejected; other settings may do better.")
-    return NextStep(COMPARE, "See whether rolling back leaves the text as it would be without.")
+    return NextStep(
+        COMPARE, "Check that rolling back leaves the text as it would be without drafts."
+    )
 
 
 def _gravest_finding(run: RunRef) -> NextStep | None:

@@ -21,6 +21,7 @@ from app.trace_models.token_stream import RunStreams, TokenStream
 from app.widgets.build import made, vbox
 from app.widgets.empty_state import EmptyState
 from app.widgets.legend import TokenLegend
+from engine.report.run import why_it_ended
 from engine.trace.run_ref import RunRef
 
 _EMPTY, _WAITING, _STREAMS = range(3)
@@ -162,12 +163,6 @@ class TokensView(QStackedWidget):
             self._late.start(_WAIT_MS)  # a page that goes and comes costs layouts
         elif not self._panels:
             self._say_what_it_waits_for()
-        if run is None or is_ours(run.facts) or "stops" not in run.facts:
-            self._waiting.say()
-        else:
-            self._waiting.say(
-                "Not observed", f"{engine_name(run.facts)} does not report the tokens."
-            )
 
     def refresh(self) -> None:
         """Show rows that have joined the trace; the rest of a long one follows by itself."""
@@ -186,10 +181,14 @@ class TokensView(QStackedWidget):
                 self._panels[seq_id].show_before(parent.by_seq.get(seq_id))
         if self._panels:
             self.setCurrentIndex(_STREAMS)
+            if self.hasFocus():  # from an empty view's button
+                next(iter(self.areas.values())).setFocus()
         if grown and self.find_bar.terms and not self.find_bar.isHidden():
             self._search.ask()
         if run.behind or (parent is not None and parent.behind):
             self._catch_up.start(0)
+        elif not self._panels:
+            self._tell_why_empty(run.run)
 
     def set_cursor(self, position: Position | None) -> None:
         """Outline the token at the position that all views share."""
@@ -276,6 +275,21 @@ class TokensView(QStackedWidget):
     def _every_area(self) -> Iterator[TokenArea]:
         for panel in self._panels.values():
             yield from (panel.area, panel.before)
+
+    def _tell_why_empty(self, run: RunRef) -> None:
+        """What a run without tokens waits for, or why it has none."""
+        facts, has_ended = run.facts, run.ended
+        if facts.listens_at and not has_ended:
+            self._waiting.say(
+                "Waiting for a client", f"Give it {facts.listens_at} as the server's address."
+            )
+        elif has_ended and (facts.error or is_ours(facts) or facts.listens_at):
+            self._waiting.say("No tokens", why_it_ended(run))
+        elif "stops" in facts and not is_ours(facts):
+            untold = f"{engine_name(facts)} does not report the tokens."
+            self._waiting.say("Not observed", f"{untold} Runs (Ctrl+8) lists what it reports.")
+        else:
+            self._waiting.say()
 
     def _say_what_it_waits_for(self) -> None:
         self._drop_spare()

@@ -198,7 +198,7 @@ def _trust(quality: DraftQuality) -> str:
     found = quality.calibration
     if found.ece is None or found.excess is None:
         return "no confidence is recorded"
-    sure = "too sure" if found.excess > 0 else "too unsure"
+    sure = "overconfident" if found.excess > 0 else "underconfident"
     tokens = f"{found.n_tokens:,} token{'' if found.n_tokens == 1 else 's'}"
     return f"ECE {found.ece:.3f} · {tokens} · {sure} by {abs(found.excess):.3f}"
 

@@ -26,6 +26,7 @@ from app.trace_models.run_notes import count_runs, notes_of, run_name
 from app.widgets.build import ModelessDialog, hbox, made, words
 from app.widgets.fields import add_row, file_path, new_form
 from engine.trace.export import SESSION_FILE
+from engine.trace.reopen import find_trace
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 
@@ -70,6 +71,7 @@ class ExportDialog(ModelessDialog):
     def accept(self) -> None:
         parent = Path(self.folder.text()).absolute()
         self._settings.set_folder("export", parent)
+        self._settings.set_folder("trace", parent)  # where it will be looked for
         self._settings.excel_safe = self.excel.isChecked()
         self.chosen.emit(new_folder(parent, time.localtime()), self.excel.isChecked())
         super().accept()
@@ -138,11 +140,31 @@ def ask_model(parent: QWidget, settings: Settings, title: str) -> Path | None:
     return ask_file(parent, settings, "model", title, MODEL_FILTER)
 
 
-def ask_trace(parent: QWidget, settings: Settings) -> Path | None:
-    """The folder of an exported trace, chosen by its session.json, or a file of another engine;
-    None without a choice."""
-    path = ask_file(parent, settings, "trace", "Open trace", TRACE_FILTER)
-    return path.parent if path is not None and path.name == SESSION_FILE else path
+class TraceDialog(QFileDialog):
+    """Asks for traces: folders of exported ones, files in them, or files of other engines."""
+
+    def __init__(self, parent: QWidget, folder: Path) -> None:
+        super().__init__(parent, "Open trace", str(folder), TRACE_FILTER)
+        self.setOption(QFileDialog.Option.DontUseNativeDialog)
+        self.setFileMode(QFileDialog.FileMode.ExistingFiles)
+
+    def accept(self) -> None:
+        """Qt goes into a folder that is chosen; one of a trace is what was asked for."""
+        chosen = [Path(name) for name in self.selectedFiles()]
+        if chosen and all(path.is_dir() and find_trace(path) for path in chosen):
+            self.done(QFileDialog.DialogCode.Accepted)
+        else:
+            super().accept()
+
+
+def ask_traces(parent: QWidget, settings: Settings) -> list[Path]:
+    """The traces chosen by the user; none without a choice."""
+    dialog = TraceDialog(parent, settings.folder("trace"))
+    if not dialog.exec():
+        return []
+    chosen = [Path(name) for name in dialog.selectedFiles()]
+    settings.set_folder("trace", chosen[0].parent)
+    return chosen
 
 
 _PAGE = ".html", ".htm"

@@ -40,7 +40,7 @@ from engine.trace.records import EMITTED_KINDS
 LOOPBACK = "127.0.0.1"
 _ABOUT = (
     "Draftscope sends the prompts of the Run panel to the server and shows what it drafts, accepts "
-    "and rolls back, as far as the server tells."
+    "and rolls back, as far as the server reports it."
 )
 _KEY_TIP = (
     "API key that the server was started with; empty for none, or for the one that was kept. It is "

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _SHOWN_AFTER_S = 2.0
 _SET_BY = {
-    "--connect-timeout": "--connect-timeout",
+    "--connect-timeout": "in the terminal --connect-timeout",
     "--timeout": "--timeout, in the window the dialog Connect to server,",
 }
 _SECONDS = NumberRange(0.0, 1e6, "Name a number of seconds up to 1000000.", is_open=True)

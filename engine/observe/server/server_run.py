@@ -266,7 +266,10 @@ class ServerRun:
         if self._question is not None:
             waits.append(self._question.awaited.wait)
         longest = max(filter(None, waits), key=lambda wait: wait.seconds, default=None)
-        sentence = longest.sentence if longest is not None and not self.done else ""
+        sentence = longest.sentence if longest is not None else ""
+        if lost := next((one.lost for one in self._sent if one.end is not None and one.lost), ""):
+            sentence = f"{lost.rstrip('.')}; asking for the rest"
+        sentence = "" if self.done else sentence
         if sentence != self._reported:
             self._reported = sentence
             self._report(sentence)

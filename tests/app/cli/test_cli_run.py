@@ -154,7 +154,7 @@ def test_a_run_that_ends_before_its_limit_says_why(cli: Cli) -> None:
     outcome = cli("run", "--demo", "-p", "def quicksort(arr):", "-n", 20, "-c", 16, *QUICK)
     n = int(outcome.out.rpartition("\n\n")[2].split()[0])
     assert n < 20 and outcome.err == (
-        f"draftscope: note: The text filled the context of 16 tokens: {n} of 20 tokens asked for "
+        f"draftscope: note: The run filled the context of 16 tokens: {n} of 20 tokens asked for "
         "came; a larger context takes more.\n"
     )
 

@@ -51,7 +51,7 @@ def test_empty_states(view: FindingsView) -> None:
     assert "No run yet" in headings(view)
     builder = TraceBuilder()
     view.show_run(builder.run)
-    assert "Nothing found" in headings(view)
+    assert "No findings" in headings(view)
 
 
 def test_findings_of_the_run_on_show_arrive(view: FindingsView, qtbot: QtBot) -> None:

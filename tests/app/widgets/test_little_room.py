@@ -266,7 +266,7 @@ def test_the_card_at_the_end_leaves_room_for_the_text(qtbot: QtBot, theme: Theme
     show(qtbot, view, 600, 170)
     view.show_run(sample_trace(rounds=6).run)
     end = RunEnd(
-        "The text came to its limit of 128 tokens.",
+        "The run reached its limit of 128 tokens.",
         ("128 tokens", "176 tok/s"),
         None,
         False,

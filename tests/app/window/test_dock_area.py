@@ -8,6 +8,7 @@ from PySide6.QtWidgets import QApplication, QComboBox, QPushButton, QScrollArea,
 from pytestqt.qtbot import QtBot
 
 from app.actions import PANELS
+from app.engine_thread.events import State
 from app.looks import FocusFrame
 from app.widgets.fields import reading
 from app.window.dock_area import LAYOUTS, PAGES, key_stops
@@ -150,3 +151,20 @@ def test_a_shortcut_brings_the_keys_to_a_panel_in_sight_and_then_closes_it(
         assert (dock.isVisible(), action.isChecked(), has_keys) == (n != 1,) * 3
     action.trigger()
     assert not dock.isVisible(), "in the menu it is a tick"
+
+
+@pytest.mark.parametrize("panel", ["tokens", "rollback"])
+def test_the_keys_stay_in_the_panel_whose_button_was_pressed(
+    loaded: MainWindow, qtbot: QtBot, panel: str
+) -> None:
+    view = loaded.tokens if panel == "tokens" else loaded.plots[panel]
+    loaded.activateWindow()
+    button = next(b for b in view.findChildren(QPushButton) if b.text() == "Run" and b.isEnabled())
+    view.empty.set_brief(False)
+    button.setVisible(True)
+    button.setFocus()
+    qtbot.waitUntil(button.hasFocus)
+    qtbot.keyClick(button, Qt.Key.Key_Space)
+    qtbot.waitUntil(lambda: loaded.bridge.state is State.READY and not view.empty.isVisible())
+    at = QApplication.focusWidget()
+    assert at is not None and at is not view and view.isAncestorOf(at)

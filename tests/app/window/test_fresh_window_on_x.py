@@ -67,7 +67,7 @@ def test_a_first_start_and_a_second_one(tmp_path: Path) -> None:
     assert left >= 0 and top >= 0 and left + width <= SCREEN[0] and top + height <= SCREEN[1]
     assert first["status"].startswith("demo-target") and first["status"].endswith("ready")
     assert first["plot_buttons"] == ["Plot menu: Memory", "Plot menu: Rollback depth"]
-    assert first["end"] == "The text ended by an end token."
+    assert first["end"] == "The run ended with an end token."
     assert "def test_" in first["text"], "the function and its test"
     assert first["plots_status"] and first["plots_height"] <= SCREEN[1]
     assert len(first["plots_buttons"]) == 3, "six plots in three panels"

@@ -56,6 +56,17 @@ def test_in_the_stack_equal_rounds_stand_in_line_over_one_axis(
     qtbot.waitUntil(lambda: window.plots["acceptance"].plot.has_axis)
 
 
+def test_what_is_empty_below_a_plot_does_not_take_its_axis(
+    window: MainWindow, qtbot: QtBot
+) -> None:
+    window.actions_by_id["view.layout_stream"].trigger()
+    store, _, run_id = timed_trace(60)
+    window.feed.show_run(RunRef(store, run_id))
+    rollback, ring = window.plots.rollback, window.plots["ring"]
+    qtbot.waitUntil(lambda: rollback.in_sight and ring.in_sight and rollback.plot.has_axis)
+    assert ring.currentWidget() is ring.empty, "it has no slots here"
+
+
 @pytest.mark.shares_window
 def test_a_short_run_fills_the_width_and_a_new_one_begins_anew(window: MainWindow) -> None:
     store, _, run_id = timed_trace(20)

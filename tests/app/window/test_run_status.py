@@ -35,17 +35,17 @@ def ended(stops: list[str], rounds: int = 12, **facts: Any) -> RunRef:
 @pytest.mark.parametrize(
     ("stops", "facts", "said"),
     [
-        (["end"], {}, "The text ended by an end token."),
-        (["limit"], {}, "The text came to its limit of 100 tokens."),
-        (["stopped"], {}, "The text was stopped."),
+        (["end"], {}, "The run ended with an end token."),
+        (["limit"], {}, "The run reached its limit of 100 tokens."),
+        (["stopped"], {}, "The run was stopped."),
         (["failed"], {"error": "It broke."}, "The run failed: It broke."),
-        (["end", "end"], {}, "Each of the 2 texts ended by an end token."),
+        (["end", "end"], {}, "Each of the 2 sequences ended with an end token."),
         (
             ["end", "context", "end"],
             {},
-            "Of 3 texts 2 ended by an end token, 1 filled the context.",
+            "Of 3 sequences 2 ended with an end token, 1 filled the context.",
         ),
-        (["eosFound"], {}, "The text ended: eosFound."),
+        (["eosFound"], {}, "The run ended: eosFound."),
     ],
 )
 def test_why_it_ended(stops: list[str], facts: dict[str, Any], said: str) -> None:
@@ -56,7 +56,7 @@ def test_a_full_context_tells_what_was_asked_for_and_what_came() -> None:
     run = ended(["context"], n_ctx=64)
     n = LiveNumbers.read(run.store, 0).tokens
     assert why_it_ended(run) == (
-        f"The text filled the context of 64 tokens: {n} of 100 tokens asked for came; "
+        f"The run filled the context of 64 tokens: {n} of 100 tokens asked for came; "
         "a larger context takes more."
     )
 
@@ -125,6 +125,8 @@ def test_how_far_a_run_is() -> None:
         early = replace(numbers, tokens=tokens, tokens_per_second=speed)
         assert "left" not in progress_text(run, early), "too few tokens, too short a time"
     assert progress_text(run, replace(numbers, tokens=0)).startswith("reading the prompt")
+    run.facts["listens_at"] = "http://127.0.0.1:8081"
+    assert progress_text(run, replace(numbers, tokens=0)) == "waiting for a client"
     run.facts["options"] = {"n_predict": -1}
     assert progress_text(run, numbers).startswith(f"{numbers.tokens} tokens · ")
     assert [duration_text(s) for s in (0.2, 44, 200, 7500)] == [
@@ -185,7 +187,7 @@ def test_one_click_measures_plain_in_pairs(
     wait(qtbot, loaded, State.READY)
     qtbot.waitUntil(card.isVisible)
     assert loaded.status.texts["going"] == ""
-    assert card.reason.text() == "The text was stopped."
+    assert card.reason.text() == "The run was stopped."
     assert card.plain.isVisible() and "plain decoding" not in card.figures.text()
     run = loaded.feed.run
     assert run is not None
@@ -232,7 +234,7 @@ def test_in_a_wide_window_a_button_stands_by_its_sentence(qtbot: QtBot) -> None:
     card = EndCard()
     qtbot.addWidget(card)
     step = NextStep(COMPARE, "See whether rolling back leaves the text as it would be without.")
-    end = RunEnd("The text ended.", (), None, is_plain=False, next_step=step)
+    end = RunEnd("The run ended.", (), None, is_plain=False, next_step=step)
     card.show_end(end, can_measure=True, can_compare=True)
     card.show()
     for width, low in ((2200, False), (2200, True), (500, False)):

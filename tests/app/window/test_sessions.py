@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 from PySide6.QtCore import QMimeData, QPoint, QPointF, Qt, QUrl
 from PySide6.QtGui import QDragEnterEvent, QDragLeaveEvent, QDropEvent, QGuiApplication
-from PySide6.QtWidgets import QApplication, QFileDialog
+from PySide6.QtWidgets import QApplication, QLineEdit
 from pytestqt.qtbot import QtBot
 
 from app.engine_thread.bridge import Bridge
@@ -18,13 +19,14 @@ from app.engine_thread.events import State
 from app.engine_thread.jobs.files import ReadTrace
 from app.saved import autosave as saving
 from app.saved.settings import Settings
+from app.window.dialogs.files import TraceDialog
 from app.window.window import MainWindow
 from engine.trace.export import SESSION_FILE, export_csv
 from engine.trace.reopen import open_trace
 from engine.trace.store import TraceStore
 from tests.support.fake_session import FakeEngine
 from tests.support.trace_builder import TraceBuilder, sample_trace
-from tests.support.window_acts import enabled, job_ends, messages
+from tests.support.window_acts import drop, enabled, job_ends, messages
 
 
 @pytest.fixture
@@ -79,13 +81,58 @@ def test_a_trace_opens_without_a_model(window: MainWindow, qtbot: QtBot, folder:
     assert "file.close_trace" not in enabled(window)
 
 
+def typed(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Have the next dialogs answered as by a user who types a name and presses Return."""
+
+    def answer(dialog: TraceDialog) -> int:
+        (field,) = dialog.findChildren(QLineEdit, "fileNameEdit")
+        field.setText(name)
+        dialog.accept()
+        return dialog.result()
+
+    monkeypatch.setattr(TraceDialog, "exec", answer)
+
+
+def test_a_typed_folder_without_a_trace_is_entered(
+    window: MainWindow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (inner := tmp_path / "inner").mkdir()
+    typed(monkeypatch, str(inner))
+    window.actions_by_id["file.open_trace"].trigger()
+    assert not window.bridge.reading
+
+
+def test_several_are_opened_and_what_is_left_is_named(
+    window: MainWindow, qtbot: QtBot, folder: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(folder, other := tmp_path / "other")
+    (notes := tmp_path / "notes.txt").write_text("milk, bread\n")
+    with qtbot.waitSignals([window.bridge.trace_shown] * 2):
+        assert drop(window, folder / "tokens.csv", folder, notes, other)
+    assert list(window.bridge.opened.values()) == [folder, other]
+    (message,) = messages(window)
+    assert message.startswith("info: Not opened: notes.txt. Drop models")
+
+
+def test_one_that_cannot_be_read_does_not_keep_the_others_back(
+    window: MainWindow, qtbot: QtBot, folder: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(folder, broken := tmp_path / "broken")
+    (broken / "rounds.csv").write_text("nonsense\n")
+    with qtbot.waitSignal(window.bridge.trace_shown):
+        window.sessions.open(broken, folder)
+    assert window.bridge.trace_folder == folder
+    assert len(messages(window)) == 1 and "rounds.csv" in messages(window)[0]
+
+
 def test_by_dialog_menu_and_drop(
     window: MainWindow, qtbot: QtBot, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chosen = str(folder / SESSION_FILE)
-    monkeypatch.setattr(QFileDialog, "getOpenFileName", lambda *a, **k: (chosen, ""))
-    with qtbot.waitSignal(window.bridge.trace_shown):
-        window.actions_by_id["file.open_trace"].trigger()
+    for chosen in (folder, folder / SESSION_FILE, folder / "rounds.csv"):
+        typed(monkeypatch, str(chosen))
+        with qtbot.waitSignal(window.bridge.trace_shown):
+            window.actions_by_id["file.open_trace"].trigger()
+        assert window.bridge.trace_folder == folder
     window.recent_menu.fill()
     (entry,) = [a for a in window.recent_menu.actions() if a.text() == "mine"]
     with qtbot.waitSignal(window.bridge.trace_shown):

@@ -56,6 +56,12 @@ def test_text_grows_up_to_a_limit_and_stays_so(window: MainWindow) -> None:
     assert window.settings.text_zoom == 0
 
 
+def test_full_screen_is_entered_and_left_by_one_key(window: MainWindow, qtbot: QtBot) -> None:
+    for full in (True, False):
+        trigger(window, "view.full_screen")
+        qtbot.waitUntil(lambda full=full: window.isFullScreen() is full)
+
+
 def test_ctrl_and_the_wheel_make_the_text_larger(loaded: MainWindow, qtbot: QtBot) -> None:
     trigger(loaded, "run.start")
     wait(qtbot, loaded, State.READY)

@@ -502,6 +502,23 @@ def test_heads_of_two_lines_are_as_high_from_the_first_look_on(
     qtbot.waitUntil(lambda: header.height() >= one + header.fontMetrics().height())
 
 
+def test_a_lane_keeps_its_name_where_its_verdict_has_little_room(faulty: DivergenceView) -> None:
+    card = next(c for c in faulty.header.cards.cards.values() if "within" in c.verdict_in(4000))
+    assert card.verdict_in(4000) == "within bound"
+    assert card.verdict_in(card.sizeHint().width() // 2) == "within"
+
+
+def test_figures_of_many_lanes_are_scrolled_to_not_cut_off(
+    faulty: DivergenceView, qtbot: QtBot
+) -> None:
+    detail = faulty.tables.detail
+    least = detail.fontMetrics().horizontalAdvance("checkpoint")
+    faulty.select(15)
+    detail.setFixedWidth(detail.verticalHeader().width() + 2 * least)
+    qtbot.waitUntil(lambda: detail.horizontalScrollBar().maximum() > 0)
+    assert min(map(detail.columnWidth, range(detail.model().columnCount()))) >= least
+
+
 def test_the_axis_ends_at_the_last_position_once_the_lanes_have_ended(view: DivergenceView) -> None:
     """The end of a comparison comes after its last position, and nothing more with it."""
     builder = LaneBuilder()

@@ -312,3 +312,20 @@ def test_a_path_that_was_not_told_is_not_drawn_as_none(qtbot: QtBot) -> None:
     assert "rollback path not observed" in view.plot.tip(float(number), 0.1)
     view.show_run(sample_trace(rounds=5).run)
     assert view.legend.trailing_labels == []
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        ({"summary": {"draft_acceptance_rate": 0.0}}, "Only sums are known of this run, and no"),
+        ({"summary": {}}, "No sums are known of this run, and no rounds: vllm does"),
+        ({"error": "It broke."}, "The run failed: It broke."),
+        ({"listens_at": "http://127.0.0.1:8081"}, "No client sent a request."),
+    ],
+)
+def test_why_there_are_no_rounds(view: RollbackView, facts: dict[str, object], said: str) -> None:
+    run = TraceBuilder().run
+    run.facts.update({"source": {"engine": "vllm"}, "stops": [], **facts})
+    view.show_run(run)
+    assert view.currentWidget() is view.empty
+    assert view.empty.words[1].startswith(said)

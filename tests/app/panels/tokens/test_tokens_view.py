@@ -44,6 +44,26 @@ def test_what_is_shown_before_there_are_tokens(view: TokensView) -> None:
     assert view.copy_text() == ""
 
 
+def test_a_run_that_ended_without_tokens_says_why(view: TokensView) -> None:
+    builder = TraceBuilder()
+    view.show_run(builder.run)
+    builder.run.facts.update({"stops": ["failed"], "error": "It broke."})
+    view.refresh()
+    assert "The run failed: It broke." in words(view)
+    view.show_run(builder.run)
+    assert "The run failed: It broke." in words(view), "also when it is chosen later"
+
+
+def test_a_proxy_waits_for_a_client(view: TokensView) -> None:
+    builder = TraceBuilder()
+    builder.run.facts["listens_at"] = "http://127.0.0.1:8081"
+    view.show_run(builder.run)
+    assert "Waiting for a client" in words(view) and "http://127.0.0.1:8081" in words(view)
+    builder.run.facts["stops"] = []
+    view.refresh()
+    assert "No client sent a request." in words(view)
+
+
 def test_sequences_stand_side_by_side(view: TokensView) -> None:
     builder = sample_trace(rounds=20, n_seqs=3)
     view.show_run(builder.run)

@@ -103,7 +103,7 @@ def test_what_is_shown_is_what_was_drafted(view: DrafterView, qtbot: QtBot) -> N
     qtbot.waitUntil(lambda: "40 drafts" in view.quality.survival_part.figure)
     assert view.quality.survival_part.figure.startswith("2.50 tokens/round")
     # 40 tokens of .95 accepted, 20 of 40 of .45: |.05| and |.05| apart
-    assert view.quality.reliability_part.figure == "ECE 0.050 · 80 tokens · too unsure by 0.050"
+    assert view.quality.reliability_part.figure == "ECE 0.050 · 80 tokens · underconfident by 0.050"
     assert view.quality.ranks.accessibleDescription().startswith("2nd: 0, 3rd: 20, 4th: 0")
     # 20 of 40 steps would have emitted one token more; no pass of 4 tokens was timed
     assert view.quality.trees.rows()[0] == ["2 leaves", "3.00", "–", "–"]
