@@ -1,4 +1,4 @@
-"""Positions of the recorded texts at which a round could have begun under other settings.
+"""Positions of the recorded texts at which a round could have started under other settings.
 
 Under other settings rounds begin elsewhere. Inside a stretch of accepted tokens, the drafter would
 have gone on as it did: what is left of the recorded draft is what it would have drafted there. That
