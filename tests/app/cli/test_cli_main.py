@@ -31,6 +31,8 @@ def test_no_subcommand_imports_qt(python: Python) -> None:
         f"    importlib.import_module(name)\n"
         f"from app.__main__ import main\n"
         f"assert main(['compare', '--demo', '-p', 'x', '-n', '3']) == 0\n"
+        f"import gc\n"
+        f"assert gc.get_threshold()[0] == 20_000\n"
         f"qt = [m for m in sys.modules if m.startswith(('PySide6', 'shiboken', 'pyqtgraph'))]\n"
         f"assert 'torch' in sys.modules\n"
         f"assert not hasattr(sys.modules['torch._meta_registrations'], 'register_meta')\n"
