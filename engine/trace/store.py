@@ -110,7 +110,8 @@ class Table:
                 continue
             column, first = self._named[name], values[0]
             is_tops = column.kind == "tops"
-            if (first is None or not is_tops) and values.count(first) == n:
+            is_same = (first is None or not is_tops) and values[-1] == first
+            if is_same and values.count(first) == n:
                 if first is not None:
                     same[name] = first
             elif is_tops:  # as many as there are

@@ -1,5 +1,5 @@
-"""Processor seconds and memory of importing long logs and streams that were kept:
-`python -m tests.bench.logs [KIND ...]`. A stream may have 64 MB: `--mb 60`.
+"""Processor seconds and memory of importing long logs, and streams and replies that were kept:
+`python -m tests.bench.logs [KIND ...]`. The latter may have 64 MB: `--mb 60`.
 
 Files of every kind are made with numbers that go on, as a server would have written them, each into
 a file, which is imported by a process of its own. `--keep FOLDER` leaves the files there.
@@ -265,6 +265,24 @@ def _events(chance: random.Random) -> Iterator[str]:
         yield ""
 
 
+def _replies(chance: random.Random, has_ids: bool) -> Iterator[str]:
+    """Replies in one piece of some 500 tokens: llama-server's with ids, else of the OpenAI API."""
+    while True:
+        n = chance.randrange(400, 600)
+        text = " ".join(chance.choice(("the", "of", "draft", "token")) for _ in range(n))
+        if has_ids:
+            ms = {"prompt_ms": 80.5, "predicted_ms": 20.5 * n, "predicted_per_second": 1e3 / 20.5}
+            told = {"cache_n": 0, "prompt_n": 300, "predicted_n": n} | ms
+            told |= {"draft_n": n, "draft_n_accepted": chance.randrange(n)}
+            ids = [chance.randrange(150_000) for _ in range(n)]
+            counts = {"tokens_predicted": n, "tokens_evaluated": 300, "timings": told}
+            yield json.dumps({"content": text, "tokens": ids, "stop": True} | counts)
+        else:
+            answer = {"index": 0, "message": {"content": text}, "finish_reason": "stop"}
+            usage = {"prompt_tokens": 300, "completion_tokens": n, "total_tokens": 300 + n}
+            yield json.dumps({"object": "chat.completion", "choices": [answer], "usage": usage})
+
+
 KINDS: dict[str, Callable[[random.Random], Iterator[str]]] = {
     "light": _light,
     "default": _default,
@@ -289,6 +307,8 @@ KINDS: dict[str, Callable[[random.Random], Iterator[str]]] = {
 STREAMS: dict[str, Callable[[random.Random], Iterator[str]]] = {
     "chunks": partial(_stream, is_timed=True),
     "events": _events,
+    "replies": partial(_replies, has_ids=True),
+    "plain": partial(_replies, has_ids=False),
 }
 
 

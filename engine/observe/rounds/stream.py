@@ -39,7 +39,7 @@ _OfAnswer = Annotated[int, Meta(ge=0, le=MOST_TOKENS)]
 _Milliseconds = Annotated[float, Meta(ge=0, le=LONGEST_PART_MS)]
 
 
-class Timings(Struct, frozen=True):
+class Timings(Struct, frozen=True, gc=False):
     """The server's counters at one time, cumulative over a request. Times are milliseconds."""
 
     cache_n: _OfPrompt

@@ -38,7 +38,7 @@ _MOST_OPEN = 1 << 12
 """Rounds in a row that share tokens which are held back."""
 
 
-class _Choice(Struct, forbid_unknown_fields=True):
+class _Choice(Struct, forbid_unknown_fields=True, gc=False):
     delta: dict[Literal["content", "reasoning_content", "reasoning", "role"], str | None] | None = (
         None
     )
@@ -50,7 +50,7 @@ class _Choice(Struct, forbid_unknown_fields=True):
     stop_reason: None = None
 
 
-class Addition(Struct, forbid_unknown_fields=True):
+class Addition(Struct, forbid_unknown_fields=True, gc=False):
     """An event of /v1/completions or /v1/chat/completions that adds text and says nothing else, or
     one of /completion, which has neither `choices` nor an id."""
 
@@ -119,7 +119,7 @@ class Addition(Struct, forbid_unknown_fields=True):
         return self.timings.cache_n, self.timings.prompt_n, self.timings.prompt_ms
 
 
-_DECODER = msgspec.json.Decoder(Addition)
+_DECODER, _ENCODER = msgspec.json.Decoder(Addition), msgspec.json.Encoder()
 _DIGITS = b"0123456789"
 
 
@@ -138,14 +138,13 @@ def _addition(text: str) -> tuple[Addition, tuple[Any, ...]] | None:
     """An event, and what it has in common with the next one of its answer: all but digits and what
     it adds, so that none of them has a key twice if the first and the last have not."""
     try:
-        found = _DECODER.decode(text)
+        found = _DECODER.decode(data := text.encode())
     except (msgspec.MsgspecError, ValueError):
         return None
     if not (added := found.text) or (stream := found.stream) is None:
         return None
-    quoted = f'"{added}"' if "\\" not in text else json.dumps(added, ensure_ascii="\\u" in text)
-    form = text.replace(quoted, "", 1).encode().translate(None, _DIGITS)
-    return found, (*stream, found.answer, hash(form))
+    quoted = _ENCODER.encode(added) if "\\u" not in text else json.dumps(added).encode()
+    return found, (*stream, found.answer, data.replace(quoted, b"", 1).translate(None, _DIGITS))
 
 
 class ContradictionError(ValueError):

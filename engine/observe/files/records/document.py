@@ -56,6 +56,7 @@ _STATUS = re.compile(r"(?:< )?HTTP/\d")
 _HEADER = re.compile(r"(?:< )?[A-Za-z][A-Za-z0-9-]{0,60}:")
 _TRANSPORT = re.compile(r"[<>*{}](?: |$)|\[DONE|\[\d{1,9} bytes|`{3}|[0-9a-fA-F]{1,8}$|% Total|: ")
 _ELEMENTS = msgspec.json.Decoder(list[msgspec.Raw])
+_INNER = {dict, list}
 _MOST_HEAD = 1 << 16
 """Characters among which a stream's first event is looked for."""
 _REMEDY = "Save the record again as the engine wrote it."
@@ -331,6 +332,8 @@ def nodes(file: str, documents: list[tuple[str, Any]], keys: AbstractSet[str]) -
         is_object = type(value) is dict
         if is_object and not keys.isdisjoint(value):
             found.append(Node(value, file, start, path, around, taken))
+        elif not is_object and _INNER.isdisjoint(map(type, value)):
+            return  # thousands of ids
         inner: tuple[Any, ...] = ()
         for key, one in value.items() if is_object else enumerate(value):
             kind = type(one)

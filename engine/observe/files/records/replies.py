@@ -64,18 +64,14 @@ class KeptReply:
 
     def takes(self, event: dict[str, Any], name: str, answers: list[tuple[int, bool]]) -> bool:
         """Whether an event, no whole reply, may be of this one. answers: see `_answers_in`."""
-        if name != self.name:
+        if name != self.name or any(index in self._done for index, _ in answers):
             return False
-        if not name and not _is_same_form(event, self.events[0]):
-            return False
-        for index, is_last in answers:
-            if index in self._done:
-                return False
-            if not name and not self._may_follow(index, event, is_last):
-                return False
-        return True
+        return bool(name) or (
+            _is_same_form(event, self.events[0])
+            and all(self._may_follow(index, event) for index, _ in answers)
+        )
 
-    def _may_follow(self, index: int, event: dict[str, Any], is_last: bool) -> bool:
+    def _may_follow(self, index: int, event: dict[str, Any]) -> bool:
         """By its counters, where no name tells streams apart."""
         timings = _timings_of(event)
         if timings is None:
