@@ -194,3 +194,32 @@ def test_a_draft_is_a_setting_only_where_others_count(tmp_path: Path) -> None:
     )
     whole = json.dumps({"n_draft": 8, "n_drafted": 320, "n_accepted": 160})
     assert _told(tmp_path, whole)["draft_n"] == 320
+
+
+def test_an_engine_at_chance_among_others_is_named(tmp_path: Path) -> None:
+    lines = []
+    for _ in range(4):
+        for engine, accepted in ((0, 150), (1, 0), (2, 140)):
+            lines.append(
+                f"(APIServer pid=7) INFO 09-12 10:00:00 [loggers.py:271] Engine {engine:03}: Avg "
+                "prompt throughput: 0.0 tokens/s, Avg generation throughput: 10.0 tokens/s, Running"
+            )
+            lines.append(
+                "(APIServer pid=7) INFO 09-12 10:00:00 [metrics.py:101] SpecDecoding metrics: Mean "
+                f"acceptance length: {1 + accepted / 200:.2f}, Accepted: {accepted} tokens, Drafted"
+                f": 200 tokens, Per-position acceptance rate: {accepted / 200:.3f}, Avg Draft "
+                f"acceptance rate: {accepted / 2:.1f}%"
+            )
+    store = _read(tmp_path, "\n".join(lines) + "\n")
+    found = find(store, [0])
+    assert [one.rule for one in found] == ["acceptance-one-slot"]
+    assert "engine 1" in found[0].message
+
+
+@pytest.mark.parametrize(("names", "n"), [(("p0", "p1", "p10"), 3), (("all", "p50", "p99"), 1)])
+def test_prompts_by_number_are_no_percentiles(
+    tmp_path: Path, names: tuple[str, ...], n: int
+) -> None:
+    rows = "".join(f"| {name} | 120 | 80 |\n" for name in names)
+    store = _read(tmp_path, f"| prompt | drafted | accepted |\n|---|---|---|\n{rows}")
+    assert len(store.runs[0].requests or ()) == n
