@@ -223,3 +223,26 @@ def test_prompts_by_number_are_no_percentiles(
     rows = "".join(f"| {name} | 120 | 80 |\n" for name in names)
     store = _read(tmp_path, f"| prompt | drafted | accepted |\n|---|---|---|\n{rows}")
     assert len(store.runs[0].requests or ()) == n
+
+
+def test_statistics_of_one_drafter_have_shares_by_position(tmp_path: Path) -> None:
+    lines = []
+    before = (0, 0)
+    for task, (n, accepted, shares) in enumerate(
+        [(250, 561, "0.868, 0.744, 0.632"), (350, 761, "0.834, 0.714, 0.626")]
+    ):
+        a, d = accepted - before[1], 3 * (n - before[0])
+        lines += [
+            f"I slot print_timing: id  3 | task {task} | draft acceptance = {a / d:.5f} ({a:5} "
+            f"accepted / {d:5} generated), mean len = {1 + 3 * a / d:5.2f}",
+            f"I spec common_specu: statistics        draft-mtp: #calls(b,g,a) =    1 {n:6} {n:6}, "
+            f"#gen drafts = {n:6}, #acc drafts =    217, #gen tokens = {3 * n:6}, #acc tokens = "
+            f"{accepted:5}, #mean acc len = 3.24, #acc rate/pos = ({shares}), dur(b,g,a) = 0.002, "
+            "3828.419, 0.336 ms",
+        ]
+        before = n, accepted
+    store = _read(tmp_path, "\n".join(lines) + "\n")
+    rows = [one.told["num_accepted_tokens_per_pos"] for one in store.runs[0].requests or ()]
+    assert rows == [[217, 186, 158], [75, 64, 61]]
+    alone = _told(tmp_path, lines[1] + "\n")
+    assert alone["num_accepted_tokens_per_pos"] == [217, 186, 158]
