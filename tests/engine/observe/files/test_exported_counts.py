@@ -233,12 +233,16 @@ def test_statistics_of_one_drafter_have_shares_by_position(tmp_path: Path) -> No
     ):
         a, d = accepted - before[1], 3 * (n - before[0])
         lines += [
-            f"I slot print_timing: id  3 | task {task} | draft acceptance = {a / d:.5f} ({a:5} "
-            f"accepted / {d:5} generated), mean len = {1 + 3 * a / d:5.2f}",
-            f"I spec common_specu: statistics        draft-mtp: #calls(b,g,a) =    1 {n:6} {n:6}, "
-            f"#gen drafts = {n:6}, #acc drafts =    217, #gen tokens = {3 * n:6}, #acc tokens = "
-            f"{accepted:5}, #mean acc len = 3.24, #acc rate/pos = ({shares}), dur(b,g,a) = 0.002, "
-            "3828.419, 0.336 ms",
+            (
+                f"I slot print_timing: id  3 | task {task} | draft acceptance = {a / d:.5f} ({a:5} "
+                f"accepted / {d:5} generated), mean len = {1 + 3 * a / d:5.2f}"
+            ),
+            (
+                f"I spec common_specu: statistics        draft-mtp: #calls(b,g,a) =    1 {n:6} "
+                f"{n:6}, #gen drafts = {n:6}, #acc drafts =    217, #gen tokens = {3 * n:6}, #acc "
+                f"tokens = {accepted:5}, #mean acc len = 3.24, #acc rate/pos = ({shares}), "
+                "dur(b,g,a) = 0.002, 3828.419, 0.336 ms"
+            ),
         ]
         before = n, accepted
     store = _read(tmp_path, "\n".join(lines) + "\n")
