@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
@@ -96,6 +97,8 @@ _LONGEST_USUAL = 8
 """Tokens of a draft, where only the sum of all is known."""
 _INTERVALS = ("vllm-log", "sglang-log", "atom-log")
 """Records whose requests are spans of time, each of all requests then."""
+_ENGINE = re.compile(r"engine (\d{1,6}),")
+"""Begins the place of an interval of one of several engines."""
 _ROWS = "benchmark"
 """The record whose requests are rows of a table, or runs of a program: all that acceptance depends
 on may differ between them."""
@@ -260,7 +263,7 @@ def _of_sums(
         first = min(per_pos[0] if per_pos else accepted, n)
         pos = (_count(told, "prompt_n") or 0) + (_count(told, "cache_n") or 0) or MISSING
         seq = number if seq is None else seq
-        slot = slots.get(seq, seq) if unit == "request" else 0
+        slot = slots.get(seq, seq if unit == "request" else 0)
         rows.append((n, first, drafted, accepted, seq, slot, number, pos, setting))
         if steps and per_pos:
             offered = _list(told, "num_draft_tokens_per_pos")
@@ -309,12 +312,14 @@ def _least_offered(drafted: int, steps: int, n_pos: int) -> list[int]:
 
 
 def _slots(facts: RunFacts, requests: list[RequestFacts]) -> Iterator[tuple[int, int]]:
-    """The slot of each sequence, as far as known."""
+    """The slot of each sequence, as far as known, or the engine that an interval is of."""
     for record in facts.prompt_reuse or ():
         yield record.seq_id, record.slot
     for one in requests:
-        if one.slot is not None:
-            yield from ((seq, one.slot) for seq in one.seq_ids)
+        engine = _ENGINE.match(one.place)
+        slot = one.slot if engine is None else int(engine[1])
+        if slot is not None:
+            yield from ((seq, slot) for seq in one.seq_ids)
 
 
 def _setting(request: RequestFacts) -> str:

@@ -133,7 +133,8 @@ def _one_slot(counts: DraftCounts) -> Iterator[tuple[Finding, int]]:
         mine = at == i
         seqs = np.unique(counts.seq[mine])
         is_one = len(seqs) == 1 and np.array_equal(seqs, slots[i : i + 1])
-        what = f"sequence {slots[i]}" if is_one else f"slot {slots[i]}"
+        kind = "sequence" if is_one else "slot" if counts.unit != "interval" else "engine"
+        what = f"{kind} {slots[i]}"
         shape = Finding(
             f"In {what} {_share(k_low, n_low)} drafts had their first token accepted, in the "
             f"others {_share(other_k, other_n)}.",

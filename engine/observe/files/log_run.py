@@ -120,7 +120,8 @@ def _write_servers(
 def _total(drafter: str, counts: Counts) -> RecordedRequest:
     """What a drafter did in all requests, where the log says no more."""
     found = RecordedRequest(ENGINE, f"{drafter}, all requests together")
-    found.num_spec_steps, found.num_draft_tokens, found.num_accepted_draft_tokens = counts
+    found.num_spec_steps, found.num_draft_tokens, found.num_accepted_draft_tokens = counts[:3]
+    found.set_rates(LogRequest(-1, -1, statistics={drafter: (counts, None)}).told_shares)
     found.check(
         counts[2] <= counts[1],
         ("statistics",),
@@ -164,8 +165,8 @@ def sums_of(request: LogRequest, server: ServerLog, *, is_alone: bool = True) ->
     if request.drafted and request.accepted is not None:
         _check_ratio(found, request, request.accepted / request.drafted)
         found.num_spec_steps = _steps(found, request, server, request.accepted)
-        if request.rates:
-            found.set_rates(request.rates)
+        if rates := request.rates or (request.told_shares if found.num_spec_steps else []):
+            found.set_rates(rates)
     return found
 
 
@@ -197,7 +198,7 @@ def _steps(
     if request.statistics:
         drafts = tokens = confirmed = 0
         for now, before in request.statistics.values():
-            n, m, k = before or (0, 0, 0)
+            n, m, k, _ = before or (0, 0, 0, "")
             drafts, tokens = drafts + now[0] - n, tokens + now[1] - m
             confirmed += now[2] - k
         if is_first and len(server.requests) == 1:  # drafters may draft what is then left out

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import zip_longest
+from operator import ge
 
 import numpy as np
 
@@ -13,7 +16,8 @@ from engine.trace.timings import n_timed
 
 UNKNOWN_TOKEN = (-1, "")
 """A token whose line the log does not have."""
-Counts = tuple[int, int, int]
+Counts = tuple[int, int, int, str]
+_SHARE = re.compile(r"[01]\.\d{1,20}")
 
 
 @dataclass(slots=True, eq=False)
@@ -46,9 +50,10 @@ class LogRequest:
     the prompt. n_processed: tokens of the prompt that were not in the cache. predicted, drafted,
     accepted, ratio and mean_length as written, rates (by position in the draft): the server's own
     sums, None or empty where not given. speeds: time in milliseconds, tokens so far, tokens per
-    second so far and of the last three seconds. statistics: by drafter its drafts, their tokens and
-    those accepted, summed over the requests before and this one, and the same before it. is_over:
-    the slot is done with it; is_released: a line says so."""
+    second so far and of the last three seconds. statistics: by drafter its drafts, their tokens,
+    those accepted and the shares by position as written, of the requests before and this one
+    together, and the same before it. is_over: the slot is done with it; is_released: a line says
+    so."""
 
     slot: int
     task: int
@@ -124,6 +129,22 @@ class LogRequest:
         self.mean_length = self.mean_length if mean is None else mean
         self.rates = self.rates if rates is None else values
         return True
+
+    @property
+    def told_shares(self) -> list[float]:
+        """Shares of its drafts by position, from those of one drafter after it and before it, where
+        their digits leave no doubt; empty else."""
+        if len(self.statistics) != 1:
+            return []
+        ((now, before),) = self.statistics.values()
+        (n, _, k, said), (m, _, j, was) = now, before or (0, 0, 0, "")
+        parts = (
+            [float(one) for one in text.split(",") if _SHARE.fullmatch(one.strip())]
+            for text in (said, was)
+        )
+        counts = [round(a * n) - round(b * m) for a, b in zip_longest(*parts, fillvalue=0.0)]
+        is_sure = sum(counts) == k - j and all(map(ge, [n - m, *counts], [*counts, 0]))
+        return [one / (n - m) for one in counts] if is_sure and n > m else []
 
     def unfold(self) -> None:
         """Make the batches rounds like others."""

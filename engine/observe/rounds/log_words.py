@@ -66,6 +66,7 @@ _BY_POSITION = re.compile(
 _STATISTICS = re.compile(
     r"statistics\s{1,40}+(\S{1,64}): #calls.{0,200}?#gen drafts\s{0,40}+=\s{0,40}+(\d+),"
     r".{0,100}?#gen tokens\s{0,40}+=\s{0,40}+(\d+), #acc tokens\s{0,40}+=\s{0,40}+(\d+)"
+    r"(?:.{0,60}?#acc rate/pos\s{0,40}+=\s{0,40}+\(([\d., ]{1,8192})\))?"
 )
 _SELECTED = re.compile(
     r"selected slot by (LCP similarity|LRU)(?:, sim_best = ([\d.]+) .{0,40}?f_keep = ([\d.]+))?"
@@ -186,7 +187,8 @@ def server_saying(message: str) -> Saying | None:
         return "impl", "", _values(found, None, COUNT, COUNT)
     if "statistics" in message and "#calls" in message:
         found = _STATISTICS.search(message)
-        return ("statistics", "", _values(found, None, COUNT, COUNT, COUNT)) if found else None
+        mosts = None, COUNT, COUNT, COUNT, None
+        return ("statistics", "", _values(found, *mosts)) if found else None
     if (adapted := _adapted(message)) is not None:
         return adapted
     if (saying := _sums(message)) is not None:

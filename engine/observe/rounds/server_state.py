@@ -72,7 +72,7 @@ class ServerState:
         self._impls: list[tuple[str, int, int]] = []
         self.clock = LogClock()
         self.totals: dict[str, Counts] = {}
-        """By drafter its drafts, their tokens and those accepted, of all requests so far."""
+        """Of each drafter its drafts, their tokens, those accepted, and shares, so far."""
         self.n_undrafted = 0
         """Rounds of which no line says how many tokens were drafted."""
         self.n_candidates = 0
@@ -418,10 +418,10 @@ class ServerState:
         return not request.is_broken and take(request, *sums)
 
     def on_statistics(
-        self, _said: Said, name: str, drafts: int, tokens: int, accepted: int
+        self, _said: Said, name: str, drafts: int, tokens: int, accepted: int, shares: str | None
     ) -> bool:
         """Sums of a drafter over all requests so far, written after those of one."""
-        now = drafts, tokens, accepted
+        now = drafts, tokens, accepted, shares or ""
         if len(self.totals) < MOST_DRAFTERS or name in self.totals:
             if self._current is not None:
                 self._current.statistics[name] = now, self.totals.get(name)

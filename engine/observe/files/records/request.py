@@ -128,6 +128,8 @@ class RecordedRequest(Struct):
     def set_rates(self, rates: Sequence[float], digits: int = 3) -> None:
         """Take shares of the steps that accepted the token at each index: as counts where only
         these whole numbers have the sum."""
+        if not rates:
+            return
         self.rates, self.num_spec_tokens = list(rates), len(rates)
         steps, accepted = self.num_spec_steps, self.num_accepted_draft_tokens
         if not steps or accepted is None:

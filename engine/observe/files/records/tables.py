@@ -94,6 +94,8 @@ _SPREAD = re.compile(
     r"(?:.{0,60} )?(?:min|max|std(?:dev)?|median|p\d\d?(?:\.\d)?):?", re.IGNORECASE
 )
 """Of several requests, but neither one of them nor all."""
+_NUMBERED = re.compile(r"(?i)p[02-46-9]:?")
+"""A prompt by its number, no percentile."""
 _WORDED = re.compile(
     r"(?i)(\d{1,9}) accepted ?/ ?(\d{1,9}) (?:generated|draft|proposed)"
     r"|(\d{1,9}) (?:draft(?:ed)?|proposed) tokens?,? (?:and )?(\d{1,9}) (?:were )?accepted"
@@ -184,7 +186,8 @@ def has_table(text: str) -> bool:
 def read_tables(text: str) -> list[RecordedRequest]:
     """The rows of such tables. Numbers that cannot be are left out."""
     found = list(_requests(text)) or list(_said(text)) or list(_said_rates(text))
-    found = [one for one in found if _SPREAD.fullmatch(one.place) is None]
+    is_numbered = any(map(_NUMBERED.fullmatch, (one.place for one in found)))
+    found = [one for one in found if is_numbered or _SPREAD.fullmatch(one.place) is None]
     return [one for one in found if _ALL.fullmatch(one.place) is None] or found
 
 

@@ -194,3 +194,59 @@ def test_a_draft_is_a_setting_only_where_others_count(tmp_path: Path) -> None:
     )
     whole = json.dumps({"n_draft": 8, "n_drafted": 320, "n_accepted": 160})
     assert _told(tmp_path, whole)["draft_n"] == 320
+
+
+def test_an_engine_at_chance_among_others_is_named(tmp_path: Path) -> None:
+    lines = []
+    for _ in range(4):
+        for engine, accepted in ((0, 150), (1, 0), (2, 140)):
+            lines.append(
+                f"(APIServer pid=7) INFO 09-12 10:00:00 [loggers.py:271] Engine {engine:03}: Avg "
+                "prompt throughput: 0.0 tokens/s, Avg generation throughput: 10.0 tokens/s, Running"
+            )
+            lines.append(
+                "(APIServer pid=7) INFO 09-12 10:00:00 [metrics.py:101] SpecDecoding metrics: Mean "
+                f"acceptance length: {1 + accepted / 200:.2f}, Accepted: {accepted} tokens, Drafted"
+                f": 200 tokens, Per-position acceptance rate: {accepted / 200:.3f}, Avg Draft "
+                f"acceptance rate: {accepted / 2:.1f}%"
+            )
+    store = _read(tmp_path, "\n".join(lines) + "\n")
+    found = find(store, [0])
+    assert [one.rule for one in found] == ["acceptance-one-slot"]
+    assert "engine 1" in found[0].message
+
+
+@pytest.mark.parametrize(("names", "n"), [(("p0", "p1", "p10"), 3), (("all", "p50", "p99"), 1)])
+def test_prompts_by_number_are_no_percentiles(
+    tmp_path: Path, names: tuple[str, ...], n: int
+) -> None:
+    rows = "".join(f"| {name} | 120 | 80 |\n" for name in names)
+    store = _read(tmp_path, f"| prompt | drafted | accepted |\n|---|---|---|\n{rows}")
+    assert len(store.runs[0].requests or ()) == n
+
+
+def test_statistics_of_one_drafter_have_shares_by_position(tmp_path: Path) -> None:
+    lines = []
+    before = (0, 0)
+    for task, (n, accepted, shares) in enumerate(
+        [(250, 561, "0.868, 0.744, 0.632"), (350, 761, "0.834, 0.714, 0.626")]
+    ):
+        a, d = accepted - before[1], 3 * (n - before[0])
+        lines += [
+            (
+                f"I slot print_timing: id  3 | task {task} | draft acceptance = {a / d:.5f} ({a:5} "
+                f"accepted / {d:5} generated), mean len = {1 + 3 * a / d:5.2f}"
+            ),
+            (
+                f"I spec common_specu: statistics        draft-mtp: #calls(b,g,a) =    1 {n:6} "
+                f"{n:6}, #gen drafts = {n:6}, #acc drafts =    217, #gen tokens = {3 * n:6}, #acc "
+                f"tokens = {accepted:5}, #mean acc len = 3.24, #acc rate/pos = ({shares}), "
+                "dur(b,g,a) = 0.002, 3828.419, 0.336 ms"
+            ),
+        ]
+        before = n, accepted
+    store = _read(tmp_path, "\n".join(lines) + "\n")
+    rows = [one.told["num_accepted_tokens_per_pos"] for one in store.runs[0].requests or ()]
+    assert rows == [[217, 186, 158], [75, 64, 61]]
+    alone = _told(tmp_path, lines[1] + "\n")
+    assert alone["num_accepted_tokens_per_pos"] == [217, 186, 158]
