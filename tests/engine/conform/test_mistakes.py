@@ -178,6 +178,17 @@ class TurnedWindow(own._ConvSlots):
         return out
 
 
+class OutputWindow(own._ConvSlots):
+    """The newest input of a window is overwritten with its row's output."""
+
+    def _run(self, parts, read, write):
+        out = super()._run(parts, read, write)
+        for planes, one in zip(write.flip(1), out, strict=True):
+            for plane, output in zip(planes, one, strict=True):
+                self.pool[plane, -1] = output
+        return out
+
+
 class Undecayed(own._Slots):
     """Outputs take what earlier rows of the pass wrote without its decay."""
 
@@ -588,6 +599,7 @@ def first(adapter, recurrence, name="depths", **kernel) -> Fault:
         (ExchangedBetas, "gdn", "head-mapping", "beta of its key head, in heads 1 of 4; beta of"),
         (KeysForQueries, "gdn", "wrong-term", "q is read at 16 of a row, not 0"),
         (WideWindow, "conv", "window-not-rolled-back", "the window holds inputs -3, -1, 0"),
+        (OutputWindow, "conv", "wrong-term", "the window holds the output of row 0, not its input"),
         (TurnedWindow, "conv", "wrong-stride", "the transposed window is written"),
         (TwiceSigmoid, "gdn", "wrong-gate", "the sigmoid of beta is taken twice"),
         (Undecayed, "gdn", "gate-order", "outputs see what earlier rows wrote without its decay"),
