@@ -181,7 +181,10 @@ def shapes(kernel: Kernel, recurrence: Recurrence, device: str) -> list[Shape]:
         made = [replace(shape, d_k=kernel.d, d_v=kernel.d) for shape in made[:2]]
     if not kernel.grouped:
         made = [replace(shape, n_groups=shape.n_heads) for shape in made]
-    made = [replace(s, extras=_extras(kernel, s)) if i % 2 else s for i, s in enumerate(made)]
+    # the fifth is that of steps without drafts
+    made = [
+        replace(s, extras=_extras(kernel, s)) if i % 2 or i == 4 else s for i, s in enumerate(made)
+    ]
     if kernel.square and not kernel.d:
         made = [replace(s, d_v=s.d_k) for s in made if s.d_k != 128 or kernel.chunk]
     return made

@@ -80,6 +80,15 @@ class TwiceSigmoid(Altered):
         p.tensors["beta"] = torch.sigmoid(p.beta)
 
 
+class SharedUndecayed(Altered):
+    """The second half of the heads is not decayed where heads share keys."""
+
+    def change(self, p):
+        if self.shape.n_groups < self.shape.n_heads:
+            half = torch.arange(self.shape.n_heads) < self.shape.n_heads // 2
+            p.tensors["g"] = p.g * half
+
+
 class RawKeys(Altered):
     def change(self, p):
         p.tensors["k_normed"] = p.k
@@ -599,6 +608,7 @@ def first(adapter, recurrence, name="depths", **kernel) -> Fault:
         (ExchangedBetas, "gdn", "head-mapping", "beta of its key head, in heads 1 of 4; beta of"),
         (KeysForQueries, "gdn", "wrong-term", "q is read at 16 of a row, not 0"),
         (WideWindow, "conv", "window-not-rolled-back", "the window holds inputs -3, -1, 0"),
+        (SharedUndecayed, "gdn", "head-mapping", "2 to 3 of 4; right where no heads share a key"),
         (OutputWindow, "conv", "wrong-term", "the window holds the output of row 0, not its input"),
         (TurnedWindow, "conv", "wrong-stride", "the transposed window is written"),
         (TwiceSigmoid, "gdn", "wrong-gate", "the sigmoid of beta is taken twice"),
