@@ -415,7 +415,7 @@ def _checked(
     found, as naming them takes many more passes of a kernel that is wrong."""
     sizes = shapes(kernel, recurrence, device)
     shape = sizes[(CHECKS.index(name) + seed) % len(sizes)]
-    if name == "no-drafts":  # which few other checks have steps without
+    if name in ("no-drafts", "rounds"):  # few other checks have steps without drafts
         shape = with_extras(kernel, shape)
     if name == "drift":  # many rounds, so the smallest state
         least = kernel.d or max(16, kernel.least_d)
