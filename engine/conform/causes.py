@@ -102,8 +102,7 @@ class Situation:
     def _starts(self) -> Iterator[Way]:
         yield from self._columns(0)
         commits = self.reference.committed[self.sequence]
-        if self.kernel.ring:
-            yield from self._folds()
+        yield from self._folds() if self.kernel.ring else ()
         if len(commits) > 1:
             yield "state-not-committed", "state before the last pass", commits[-2]
         for age in range(1, len(self.before)):
@@ -209,11 +208,8 @@ class Situation:
             yield "other-sequence" if others else own, words, rows
         old = self.reference.rows[self.sequence][-2:-1] if not self.kernel.chunk else []
         for rows in (rows for rows in old if rows):
-            yield (
-                own,
-                "the same row of the pass before",
-                [rows[min(i, len(rows) - 1)] for i in range(n)],
-            )
+            before = [rows[min(i, len(rows) - 1)] for i in range(n)]
+            yield own, "the same row of the pass before", before
 
     def inputs(self, tokens: Sequence[Row]) -> Iterator[tuple[str, str, list[Row], str]]:
         """Wrong ways through the rows: cause, sentence, rows, variant of the recurrence."""
@@ -307,10 +303,10 @@ class Situation:
         """Cause and sentence for outputs [rows, …] that differ from the reference's."""
         if "z" in self.shape.extras and seen.isfinite().all():
             right = torch.stack(self._played(self.start, self.tokens)[0])
-            mapped = ((c, f"z of {words}", rows) for c, words, rows in self._mappings(len(seen)))
+            made = ((c, f"z of {words}", rows) for c, words, rows in self._mappings(len(seen)))
             of_z = strides(self.shape, self.batch, self.first, self.tokens, [("before_z",) * 2])
-            ways = chain(mapped, of_z)
-            if found := mistakes.of_z(self.shape, right, self.tokens, ways, seen, bound):
+            of_rows = self.tokens, chain(made, of_z)
+            if found := mistakes.of_z(self.shape, right, *of_rows, seen, bound):
                 return found
             seen = seen / silu(torch.stack([row["before_z"] for row in self.tokens]))
         wanted = torch.stack(self._played(self.start, self.tokens)[0]).view(seen.shape)
@@ -469,15 +465,18 @@ class Situation:
         return None
 
     def _held(self, seen: torch.Tensor, count: int, bound: float) -> tuple[str, str] | None:
-        """The inputs that a window after `count` rows of this pass holds, where all are known."""
+        """The inputs, or outputs, that a window after `count` rows of this pass holds, where all
+        are known."""
         known, accepted = self._inputs_before()
         known = [*known[:accepted], *(row["x"] for row in self.tokens), known[-1]]
+        all_ = [*known, *self._played(self.start, self.tokens)[0]]
         at = []
         for column in seen.unbind(-1):
-            found = next((i for i, x in enumerate(known) if same(column, [x], bound)), None)
-            if found is None:
-                return None
-            at.append(found)
+            at += [i for i, x in enumerate(all_) if same(column, [x], bound)][:1]
+        if len(at) < seen.shape[-1]:
+            return None
+        if (row := max(at) - len(known)) >= 0:
+            return "wrong-term", f"the window holds the output of row {row}, not its input"
         return self._window(at, len(known), accepted + count)
 
     def explain_still(self, seen: torch.Tensor, bound: float) -> tuple[str, str]:

@@ -248,8 +248,8 @@ class Log:
                             f"places of the log from {place} on, not {(first + done) % ring}, "
                             f"{twice} of them folded already"
                         )
-                        moved = place != (first + done) % ring or not twice
-                        yield "wrong-wrap" if moved else "double-fold", words, state
+                        again = place == (first + done) % ring or twice == len(read)
+                        yield "double-fold" if twice and again else "wrong-wrap", words, state
 
     def places(self, ring: int, first: int, rejected: Sequence[Row]) -> Iterator[Way]:
         """The same where one thing that a row left in the log is read at another place than the

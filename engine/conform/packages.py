@@ -84,6 +84,19 @@ class NoPlatform:
         return lambda *args, **kwargs: False
 
 
+class PlanBuilder:
+    """A base class that plans batches, as far as a builder of an engine needs it."""
+
+    def __class_getitem__(cls, of: object) -> type:
+        return cls
+
+    def __init__(self, spec: object, layers: object, config: object, device: object) -> None:
+        self.kv_cache_spec, self.vllm_config, self.device = spec, config, device
+
+    def _init_reorder_batch_threshold(self, *_: object) -> None:
+        """Batches are not reordered."""
+
+
 class _StubModule(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

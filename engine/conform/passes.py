@@ -97,6 +97,13 @@ def _rounds(shape: Shape, dice: random.Random, kernel: Kernel) -> Iterator[Pass]
             yield _drawn(shape, dice, kernel, everyone=dice.random() < 0.6)
 
 
+def _drift(shape: Shape, dice: random.Random, kernel: Kernel) -> Iterator[Pass]:
+    """Passes such as those after which states have drifted."""
+    every, t = range(shape.n_sequences), shape.n_tokens
+    while True:
+        yield _all(shape, t, [dice.randint(1, t) for _ in every])
+
+
 def _drawn(shape: Shape, dice: random.Random, kernel: Kernel, everyone: bool) -> Pass:
     ids = list(range(shape.n_sequences))
     if not everyone:
@@ -150,7 +157,7 @@ SCRIPTS: dict[str, Script] = {
     "padding": _padding,
     "trees": _trees,
     "prompts": _prompts,
-    "drift": _rounds,  # of the float32 states of one sequence
+    "drift": _drift,
 }
 
 
@@ -181,13 +188,14 @@ def shapes(kernel: Kernel, recurrence: Recurrence, device: str) -> list[Shape]:
         made = [replace(shape, d_k=kernel.d, d_v=kernel.d) for shape in made[:2]]
     if not kernel.grouped:
         made = [replace(shape, n_groups=shape.n_heads) for shape in made]
-    made = [replace(s, extras=_extras(kernel, s)) if i % 2 else s for i, s in enumerate(made)]
+    made = [with_extras(kernel, s) if i % 2 else s for i, s in enumerate(made)]
     if kernel.square and not kernel.d:
         made = [replace(s, d_v=s.d_k) for s in made if s.d_k != 128 or kernel.chunk]
     return made
 
 
-def _extras(kernel: Kernel, shape: Shape) -> tuple[str, ...]:
-    """What a kernel's shapes may add, as far as it is about this recurrence."""
+def with_extras(kernel: Kernel, shape: Shape) -> Shape:
+    """A shape with what a kernel's shapes may add, as far as it is about this recurrence."""
     about = {"lower bound": "kda", "z": "mamba2"}
-    return tuple(x for x in kernel.extras if about.get(x, shape.recurrence) == shape.recurrence)
+    extras = (x for x in kernel.extras if about.get(x, shape.recurrence) == shape.recurrence)
+    return replace(shape, extras=tuple(extras))

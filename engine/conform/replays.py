@@ -215,6 +215,7 @@ def elsewhere(player: Player, fault: Fault) -> Fault:
     stale = fault.cause in ("stale-column", "window-not-rolled-back", "state-not-committed")
     of_length = (*_WRITTEN, "other-sequence")
     log = player.kernel.ring or player.kernel.log
+    some_heads = "heads " in fault.detail and fault.cause != "head-mapping"
     whole = {k: 2 ** (getattr(shape, k) - 1).bit_length() for k in ("d_k", "d_v")}
     one = fault.sequence
     same: Changed = lambda p, _: p  # noqa: E731
@@ -238,7 +239,7 @@ def elsewhere(player: Player, fault: Fault) -> Fault:
         (others, "no other sequence is in its passes", alone, shape),
         (others, "all sequences are in its passes", lambda p, _: p.whole(n), shape),
         (
-            ("head-mapping", vague and shape.n_groups < shape.n_heads),
+            ("head-mapping", (vague or some_heads) and shape.n_groups < shape.n_heads),
             "no heads share a key", same, replace(shape, n_groups=shape.n_heads),
         ),
         (

@@ -36,7 +36,7 @@ from engine.conform.checks import (
 from engine.conform.cost import measure
 from engine.conform.fits import joined
 from engine.conform.packages import Package
-from engine.conform.passes import shapes
+from engine.conform.passes import shapes, with_extras
 from engine.conform.replays import placed, smallest
 from engine.conform.subject import Kernel
 from engine.errors import KernelPackageError
@@ -415,6 +415,8 @@ def _checked(
     found, as naming them takes many more passes of a kernel that is wrong."""
     sizes = shapes(kernel, recurrence, device)
     shape = sizes[(CHECKS.index(name) + seed) % len(sizes)]
+    if name in ("no-drafts", "rounds"):  # few other checks have steps without drafts
+        shape = with_extras(kernel, shape)
     if name == "drift":  # many rounds, so the smallest state
         least = kernel.d or max(16, kernel.least_d)
         shape = replace(sizes[0], n_heads=1, n_groups=1, d_k=least, d_v=least)

@@ -115,7 +115,8 @@ class _ChannelGates:
             self.accepted[sequence] = count
 
     def decode(self, rows: Rows) -> torch.Tensor:
-        blocks = [self.table[s, int(self.accepted[s]) - 1] for s in rows.sequences]
+        at = self.accepted[rows.sequences].long() - 1
+        blocks = self.table[rows.sequences, at]
         o, states = self.run(rows, self.pool[blocks])
         self.pool[blocks] = states.to(self.pool)
         return o

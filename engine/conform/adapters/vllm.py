@@ -11,7 +11,7 @@ import torch
 
 from engine.conform.adapters import Engine
 from engine.conform.cases import Rows, Shape
-from engine.conform.packages import NoPlatform, Package
+from engine.conform.packages import NoPlatform, Package, PlanBuilder
 from engine.conform.subject import Kernel, Layers, Memory, Prompts, as_a_pass
 
 _FLA = "vllm.third_party.flash_linear_attention.ops"
@@ -414,15 +414,24 @@ class _Conv:
 
 
 class _Chunked(Prompts):
-    """chunk_gated_delta_rule_fwd, or chunk_kda_fwd: a prompt in chunks; its states are [heads, d_v,
-    d_k]."""
+    """chunk_gated_delta_rule_fwd, or chunk_kda_fwd and the one that has its gates inside in turn
+    (with a lower bound that one alone): a prompt in chunks; its states are [heads, d_v, d_k]."""
+
+    calls = 0
 
     def run(self, rows: Rows, first: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         kda = self.shape.recurrence == "kda"
         module = self.package.module(f"{_FLA}.{'kda' if kda else 'chunk'}")
-        made = getattr(module, "chunk_kda_fwd" if kda else "chunk_gated_delta_rule_fwd")(
-            *(t.unsqueeze(0) for t in (rows.q_normed, rows.k_normed)),
-            *(t.unsqueeze(0) for t in (rows.v.clone(), rows.g, rows.beta)),
+        name = "chunk_kda_fwd" if kda else "chunk_gated_delta_rule_fwd"
+        gates: dict[str, Any] = {"g": rows.g.unsqueeze(0)}
+        self.calls += kda
+        if kda and (rows.bound is not None or self.calls % 2 == 0):
+            name, gates = "chunk_kda_with_fused_gate_fwd", {"raw_g": rows.a.unsqueeze(0)}
+            gates |= {"A_log": rows.A_log, "g_bias": rows.dt_bias, "lower_bound": rows.bound}
+        made = getattr(module, name)(
+            *(t.unsqueeze(0) for t in (rows.q_normed, rows.k_normed, rows.v.clone())),
+            beta=rows.beta.unsqueeze(0),
+            **gates,
             scale=self.shape.d_k**-0.5,
             initial_state=first if first is None else first.transpose(-1, -2).contiguous(),
             output_final_state=True,
@@ -430,19 +439,6 @@ class _Chunked(Prompts):
         )
         o, last = made if kda else made[1:4:2]
         return o[0], last.transpose(-1, -2)
-
-
-class _Builder:
-    """AttentionMetadataBuilder, as far as its subclass needs it."""
-
-    def __class_getitem__(cls, of: object) -> type:
-        return cls
-
-    def __init__(self, spec: object, layers: object, config: object, device: object) -> None:
-        self.kv_cache_spec, self.vllm_config, self.device = spec, config, device
-
-    def _init_reorder_batch_threshold(self, *_: object) -> None:
-        """Batches are not reordered."""
 
 
 _F32 = ("float32",)
@@ -458,7 +454,7 @@ ENGINE = Engine(
             lambda batch, **_: (batch.num_reqs, 0, batch.num_reqs, 0)
         ),
         f"{_BUILDER}.compute_causal_conv1d_metadata": lambda *_, **__: (None, None, None),
-        "vllm.v1.attention.backend.AttentionMetadataBuilder": _Builder,
+        "vllm.v1.attention.backend.AttentionMetadataBuilder": PlanBuilder,
         "vllm.v1.kv_cache_interface.MambaSpec": SimpleNamespace,
         f"{_GDN}.qwen_gdn_linear_attn._resolve_gdn_prefill_backend": lambda _: (None, "flashinfer"),
         "vllm.platforms.current_platform": NoPlatform(),
@@ -490,7 +486,8 @@ ENGINE = Engine(
         Kernel("causal_conv1d_update", ("conv",), _Conv, padding=True),
         Kernel("chunk_gated_delta_rule", ("gdn",), _Chunked, dtypes=_F32, chunk=64),
         Kernel(
-            "chunk_kda", ("kda",), _Chunked, grouped=False, square=True, dtypes=_F32, chunk=64
+            "chunk_kda", ("kda",), _Chunked, grouped=False, square=True, dtypes=_F32, chunk=64,
+            extras=("lower bound",),
         ),
     ),
     language="vllm.triton_utils",

@@ -80,6 +80,15 @@ class TwiceSigmoid(Altered):
         p.tensors["beta"] = torch.sigmoid(p.beta)
 
 
+class SharedUndecayed(Altered):
+    """The second half of the heads is not decayed where heads share keys."""
+
+    def change(self, p):
+        if self.shape.n_groups < self.shape.n_heads:
+            half = torch.arange(self.shape.n_heads) < self.shape.n_heads // 2
+            p.tensors["g"] = p.g * half
+
+
 class RawKeys(Altered):
     def change(self, p):
         p.tensors["k_normed"] = p.k
@@ -175,6 +184,17 @@ class TurnedWindow(own._ConvSlots):
         out = super()._run(parts, read, write)
         for slot in write.flatten():
             self.pool[slot] = self.pool[slot].T.reshape(self.pool[slot].shape)
+        return out
+
+
+class OutputWindow(own._ConvSlots):
+    """The newest input of a window is overwritten with its row's output."""
+
+    def _run(self, parts, read, write):
+        out = super()._run(parts, read, write)
+        for planes, one in zip(write.flip(1), out, strict=True):
+            for plane, output in zip(planes, one, strict=True):
+                self.pool[plane, -1] = output
         return out
 
 
@@ -588,6 +608,8 @@ def first(adapter, recurrence, name="depths", **kernel) -> Fault:
         (ExchangedBetas, "gdn", "head-mapping", "beta of its key head, in heads 1 of 4; beta of"),
         (KeysForQueries, "gdn", "wrong-term", "q is read at 16 of a row, not 0"),
         (WideWindow, "conv", "window-not-rolled-back", "the window holds inputs -3, -1, 0"),
+        (SharedUndecayed, "gdn", "head-mapping", "2 to 3 of 4; right where no heads share a key"),
+        (OutputWindow, "conv", "wrong-term", "the window holds the output of row 0, not its input"),
         (TurnedWindow, "conv", "wrong-stride", "the transposed window is written"),
         (TwiceSigmoid, "gdn", "wrong-gate", "the sigmoid of beta is taken twice"),
         (Undecayed, "gdn", "gate-order", "outputs see what earlier rows wrote without its decay"),
