@@ -364,7 +364,8 @@ class Mistakes:
             for other in dict.fromkeys((*others, -1, *self._masks(wrong, row))):
                 what = f"token {other}" if other >= 0 else "the newest token"
                 found[f"row {row} of a block is {what}, not the mask"] = {"masks": {row: other}}
-        found["blocks begin with a mask, not with the newest token"] = {"anchored": False}
+        found["blocks begin with a mask, not with the newest token"] = {"masks": {0: mask}}
+        found["blocks begin with the token before the newest"] = {"masks": {0: -2}}
         found["masks are the newest token again"] = {"mask": -1}
         for length in (model.config.block_size, n + 1, n - 1):
             if length != n and length > first:
