@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from engine.audit.deviations import BEHIND
-from engine.audit.lookups import SHOWINGS, Showing
+from engine.audit.lookups import SHARED, SHOWINGS, Showing
 from engine.audit.recorded_drafts import RecordedDraft
 from engine.draft.drafter import Draft, Drafter, DraftRequest
 from engine.draft.ngram_cache import N_LONGEST, NgramCache, learn
@@ -107,8 +107,6 @@ _ENDLESS = 1 << 40
 _NO_ROWS = TargetRows(torch.empty(0))
 _SMALL, _STEPPED = 16, 64
 _Rounds = tuple[str, Collection[int]]
-_SHARED = ("suffix", "ngram-mod")
-"""Drafters that look into what all sequences of a run put out."""
 _Shared = tuple[int, DraftRequest, list[int], RecordedDraft]
 """A round of another sequence: its number, what is asked, what it decodes for good, its draft."""
 _Try = tuple[str, str, Showing, Any, Changes]
@@ -130,7 +128,7 @@ class LookedUp:
     ) -> None:
         self._side, self._options, self._cancelled = side, options, cancelled
         self._name, self._now = side.drafters[0], 0
-        self._others = [*others] if self._name in _SHARED else []
+        self._others = [*others] if self._name in SHARED else []
         self._shared = [
             round_ for i, one in enumerate(self._others, 1) for round_ in _rounds(i, one)
         ]
