@@ -75,6 +75,7 @@ class DraftModel(ABC):
         self._memory = HybridMemory(memory.attention, memory.recurrent)
         self._n_ubatch = n_ubatch
         self.left, self._steady, self._stride = Entries((), ()), False, 1
+        self._written = self._kept = 0  # the latest token in memory, and when that was kept
         self.orders: list[tuple[int, ...]] = []
         """Other orders of the layers that it reads."""
 
@@ -103,6 +104,7 @@ class DraftModel(ABC):
             part = slice(at, at + self._n_ubatch)
             rows = None if entries.rows is None else entries.rows[part].unsqueeze(0)
             self._pass(_ubatch(entries.positions[part], entries.tokens[part], _CONTEXT), rows)
+            self._written = entries.tokens[part][-1]
 
     def write_left(self, entries: Entries) -> None:
         """The same of entries that a draft has written."""
@@ -127,10 +129,12 @@ class DraftModel(ABC):
     def keep(self) -> None:
         """Keep what is in memory now, for `go_back`."""
         self._memory.seq_cp(_CONTEXT, _KEPT)
+        self._kept = self._written
 
     def go_back(self) -> None:
         """Have in memory what was kept, and nothing else."""
         self._memory.seq_cp(_KEPT, _CONTEXT)
+        self._written = self._kept
 
     def draft(
         self,
@@ -317,16 +321,16 @@ class Eagle3Model(_RowModel):
 class BlockModel(DraftModel):
     """A drafter of the DFlash family. n_max: tokens that a run drafts.
 
-    mask: token of the rows that are to be filled, -1 for the newest token; masks: of some of them,
-    by row. n_block: rows of a block. first: the row that the first drafted token is taken from.
-    anchored: it begins with the newest token. apart: positions from one row to the next; moved: of
-    some rows, how many positions on they are. walks: a selector goes on from the token that was
-    chosen, not from its row's best candidate. sure: what a confidence head says of the latest
-    block's tokens.
+    mask: token of the rows that are to be filled, -1 for the newest token; masks: what rows have in
+    place of it, -2 for the token before the newest. n_block: rows of a block. first: the row that
+    the first drafted token is taken from. apart: positions from one row to the next; moved: of some
+    rows, how many positions on they are. walks: a selector goes on from the token that was chosen,
+    not from its row's best candidate. sure: what a confidence head says of the latest block's
+    tokens.
     """
 
     has_newest = False
-    anchored, apart, walks = True, 1, True
+    apart, walks = 1, True
     sure: Sequence[float] = ()
     masks: Mapping[int, int] = MappingProxyType({})
     moved: Mapping[int, int] = MappingProxyType({})
@@ -368,9 +372,9 @@ class BlockModel(DraftModel):
         m, model = self.n_block, self.core
         (position,), (last,) = newest.positions, newest.tokens
         mask = last if self.mask < 0 else self.mask
-        block = [last if self.anchored else mask, *[mask] * (m - 1)]
+        block = [last, *[mask] * (m - 1)]
         for i, token in self.masks.items():
-            block[i] = token if token >= 0 else last
+            block[i] = token if token >= 0 else self._written if token == -2 else last
         places = [position + i * self.apart + self.moved.get(i, 0) for i in range(m)]
         out = model.block(_ubatch(places, block, seq), self._memory)
         self.sure = torch.sigmoid(out.confidence[0, self.first :]).tolist()

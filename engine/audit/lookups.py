@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 _MOST_ROUNDS = 512
 _NO_ROWS = TargetRows(torch.empty(0))
 _COPIES = ("ngram-simple", "ngram-map-k", "ngram-map-k4v")
-_SHARED = ("ngram-mod", "suffix")
+SHARED = ("ngram-mod", "suffix")
+"""Drafters that look into what all sequences of a run put out."""
 
 
 class _RoundPart(NamedTuple):
@@ -283,7 +284,7 @@ def _foreign(
                     follows = start + n < stop and own.holds(ngram, start)
                 else:
                     follows = own.find_last(ngram, 0, stop - len(ngram)) >= 0
-                    if part.drafter in _SHARED:
+                    if part.drafter in SHARED:
                         follows |= any(k.find_last(ngram, 0, len(k)) >= 0 for k in known.values())
                 if not follows:
                     what, about = DIFFERS, f"{ngram} has not occurred in the text"

@@ -194,7 +194,7 @@ def _pair(
             rules = [special] if special else [choices.lossy_rule(), choices.stale_choice()]
             rules += [None if any(rules) else choices.threshold_rule()]
             causes += filter(None, (seen, found, *rules))
-    for side, partner in ((a, b), (b, a)) if is_drafted else ():
+    for side, partner, all_of in ((a, b, sides[0]), (b, a, sides[1])) if is_drafted else ():
         if side.looks_up and side.prompt is not None:
             from engine.observe.drafter_diff.looked_up import LookedUp
 
@@ -203,7 +203,8 @@ def _pair(
                 missing.append(_SETTINGS._replace(fact=_SETTINGS.fact.format(side.name)))
             elif not options.spec.tree and (session or side.drafters != ["ngram-cache"]):
                 judged.append(side.name)
-                causes += filter(None, [LookedUp(side, options, cancelled).cause()])
+                others = [one for one in all_of if one is not side]
+                causes += filter(None, [LookedUp(side, options, cancelled, others).cause()])
     causes += filter(None, [settings_cause(a, b)])
     root = root_cause(a, b, contexts)
     if not is_drafted:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import fields, replace
 from functools import partial
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from engine.audit.deviations import BEHIND
-from engine.audit.lookups import SHOWINGS, Showing
+from engine.audit.lookups import SHARED, SHOWINGS, Showing
 from engine.audit.recorded_drafts import RecordedDraft
 from engine.draft.drafter import Draft, Drafter, DraftRequest
 from engine.draft.ngram_cache import N_LONGEST, NgramCache, learn
@@ -39,6 +39,7 @@ from engine.observe.drafter_diff.records import (
 from engine.observe.drafter_diff.sides import LONGEST_TEXT, DraftSide
 from engine.observe.drafter_diff.wrong_drafts import whens
 from engine.options import RunOptions
+from engine.trace.run_ref import RunColumns
 
 _UNSEEN = Showing(BEHIND, "it has not seen the prompt", no_prompt=True)
 _SHOWINGS = (
@@ -106,6 +107,8 @@ _ENDLESS = 1 << 40
 _NO_ROWS = TargetRows(torch.empty(0))
 _SMALL, _STEPPED = 16, 64
 _Rounds = tuple[str, Collection[int]]
+_Shared = tuple[int, DraftRequest, list[int], RecordedDraft]
+"""A round of another sequence: its number, what is asked, what it decodes for good, its draft."""
 _Try = tuple[str, str, Showing, Any, Changes]
 """What may be done otherwise: stage, sentence, how a text is shown, options, attributes."""
 _Made = tuple[RecordedDraft, RecordedDraft]
@@ -113,13 +116,24 @@ _Made = tuple[RecordedDraft, RecordedDraft]
 
 
 class LookedUp:
-    """The drafts of a side whose drafter looks up. options: of the run, as far as known."""
+    """The drafts of a side whose drafter looks up. options: of the run, as far as known. others:
+    sequences of its run, which teach a drafter that they share."""
 
     def __init__(
-        self, side: DraftSide, options: RunOptions, cancelled: Callable[[], bool] = never
+        self,
+        side: DraftSide,
+        options: RunOptions,
+        cancelled: Callable[[], bool] = never,
+        others: Sequence[DraftSide] = (),
     ) -> None:
         self._side, self._options, self._cancelled = side, options, cancelled
         self._name, self._now = side.drafters[0], 0
+        self._others = [*others] if self._name in SHARED else []
+        self._shared = [
+            round_ for i, one in enumerate(self._others, 1) for round_ in _rounds(i, one)
+        ]
+        self._shared.sort(key=itemgetter(0))
+        self._numbers = _numbers(side) if self._others else {}
 
     def cause(self) -> Cause | None:
         """Why recorded drafts are not the drafter's own; None where they are."""
@@ -351,6 +365,9 @@ class LookedUp:
         before = side.n_prompt if how.no_prompt else 0
         self._now = 0
         drafter.begin(0, text[before : side.n_prompt])
+        for i, other in enumerate(self._others, 1):
+            drafter.begin(i, other.text[: other.n_prompt])
+        waiting = deque(self._shared)
         found: list[_Made] = []
         shown: list[tuple[int, list[int]]] = []
         starts = [at for at in side.starts if side.n_prompt <= at < len(text)]
@@ -362,8 +379,15 @@ class LookedUp:
             self._now, then = pos, starts[number + 1] if number + 1 < len(starts) else _ENDLESS
             here, after = (how if how.acts(place) else Showing() for place in (pos, then))
             draft = recorded.get(pos) or RecordedDraft(-1, pos, [], [], 0, 0, 0.0, 0)
-            last = text[max(side.n_prompt, pos - here.stale)]
-            (made,) = drafter.draft([DraftRequest(0, pos - before, last, longest)])
+            at = max(side.n_prompt, pos - here.stale)
+            round_, at_once = self._numbers.get(pos, 0), list[_Shared]()
+            while waiting and waiting[0][0] <= round_:
+                at_once.append(waiting.popleft())
+                if at_once[-1][0] < round_:
+                    drafter.draft([at_once[-1][1]])
+                    _teach(drafter, at_once.pop())
+            request = DraftRequest(0, at - before, text[at], longest)
+            made, *_ = drafter.draft([request, *(one[1] for one in at_once)])
             tokens = here.left(made.tokens[:longest])
             if len(draft.tokens) < draft.n_drafted or self._may_be_cut:
                 tokens = tokens[: len(draft.tokens)]
@@ -393,7 +417,34 @@ class LookedUp:
             shown.append((pos - before, kept))
             while len(shown) > after.late:
                 drafter.observe(0, *shown.pop(0), _NO_ROWS)
+            for one in at_once:
+                _teach(drafter, one)
         return found
+
+
+def _numbers(side: DraftSide) -> dict[int, int]:
+    """The number of each round of a sequence, by the position that it begins at."""
+    rounds = RunColumns(side.run.store, "rounds", side.run.run_id)
+    mine = (rounds["seq_id"] == side.seq_id) & ~rounds.is_prompt
+    return dict(zip(rounds["pos0"][mine].tolist(), rounds["round"][mine].tolist(), strict=True))
+
+
+def _rounds(seq: int, side: DraftSide) -> Iterator[_Shared]:
+    """What another sequence does in its rounds. seq: its number for the drafter."""
+    drafts, text = {draft.pos0: draft for draft in side.drafts}, side.text
+    for pos, round_ in _numbers(side).items():
+        if side.n_prompt <= pos < len(text):
+            draft = drafts.get(pos) or RecordedDraft(-1, pos, [], [], 0, 0, 0.0, 0)
+            request = DraftRequest(seq, pos, text[pos], max(1, draft.n_drafted))
+            yield round_, request, text[pos : pos + draft.n_accepted + 1], draft
+
+
+def _teach(drafter: Drafter, shared: _Shared) -> None:
+    """Show a drafter what came of another sequence's round."""
+    _, request, kept, draft = shared
+    if draft.n_drafted:
+        drafter.accept(request.seq, draft.n_accepted, is_other=False)
+    drafter.observe(request.seq, request.pos0, kept, _NO_ROWS)
 
 
 def _apart(made: Sequence[_Made]) -> list[_Made]:

@@ -70,7 +70,8 @@ class Mistakes:
         yield from self._of_blocks(wrong)
         yield from self._of_state(wrong)
         n = self._text.starts[0]
-        yield from self._misread({n, n // 2, *(size for size in _SIZES if size < n)})
+        sizes = dict.fromkeys((n, n // 2, *_SIZES))
+        yield from self._of_beginnings([size for size in sizes if 0 < size <= n])
         yield from self._of_rejected(window)
         yield from self._of_module()
         yield from self._of_steps()
@@ -101,10 +102,6 @@ class Mistakes:
                 yield guess
 
     def _unseen(self, wrong: _Drafts) -> Iterator[Deviation]:
-        n = self._text.starts[0]
-        yield Deviation("", "the drafter has not seen the prompt", unseen=n)
-        for size in (size for size in _SIZES if size < n):
-            yield Deviation("", f"the drafter has not seen the first {size} tokens", unseen=size)
         for size in self._windows(wrong):
             yield Deviation("", f"the drafter sees no more than {size} tokens", window=size)
         for token in self._fitting(wrong, self._special, self._gives_token):
@@ -112,17 +109,25 @@ class Mistakes:
             for noticed in (False, True):
                 yield Deviation("", about, token=token, takes_back=noticed)
         for what, with_newest in (("drafted tokens are decoded", False), ("drafts are made", True)):
-            moves = [-n, *(by for by in range(-_FARTHEST, _FARTHEST + 1) if abs(by) > 2)]
+            moves = [
+                -self._text.starts[0],
+                *(by for by in range(-_FARTHEST, _FARTHEST + 1) if abs(by) > 2),
+            ]
             for by in self._fitting(wrong, moves, partial(self._gives_moved, with_newest)):
                 about = f"{what} {abs(by)} positions too {'far' if by > 0 else 'early'}"
                 yield Deviation("", about, place=by * with_newest, step=by)
 
-    def _misread(self, sizes: Collection[int]) -> Iterator[Guess]:
-        """First tokens of a text that are other ones in the drafter's memory."""
-        for size, token in product(sorted(sizes, reverse=True), self._special[:2]):
-            about = f"the drafter reads the first {size} tokens as token {token}"
-            tokens = [token] * size + [*self._text.tokens[size:]]
-            yield self._guess(STATE, about, text=replace(self._text, tokens=tokens))
+    def _of_beginnings(self, sizes: Sequence[int]) -> Iterator[Guess]:
+        """First tokens of a text that the drafter's memory lacks, or has as other ones."""
+        text, n = self._text, self._text.starts[0]
+        for size in sizes:
+            which = "the prompt" if size == n else f"the first {size} tokens"
+            about = f"the drafter has not seen {which}"
+            yield self._guess(STATE, about, deviation=Deviation("", about, unseen=size))
+            for token in self._special[:2]:
+                other = replace(text, tokens=[token] * size + [*text.tokens[size:]])
+                about = f"the drafter reads {which} as token {token}"
+                yield self._guess(STATE, about, text=other)
 
     def _guess(self, stage: str, about: str, **parts: Any) -> Guess:
         about = f"{about[0].upper()}{about[1:].rstrip('.')}."
@@ -194,10 +199,7 @@ class Mistakes:
         any number of tokens that it has not seen. only: of one stage. wrong: the drafts that are,
         near which a part may begin to be."""
         sizes = [n for n in range(1, self._text.starts[0]) if n not in _SIZES and not only]
-        yield from self._misread(sizes)
-        for size in sizes:
-            unseen = Deviation("", f"the drafter has not seen the first {size} tokens", unseen=size)
-            yield self._guess(STATE, unseen.about, deviation=unseen)
+        yield from self._of_beginnings(sizes)
         draft = self._text.drafts[-1]
 
         def look() -> None:
@@ -364,7 +366,8 @@ class Mistakes:
             for other in dict.fromkeys((*others, -1, *self._masks(wrong, row))):
                 what = f"token {other}" if other >= 0 else "the newest token"
                 found[f"row {row} of a block is {what}, not the mask"] = {"masks": {row: other}}
-        found["blocks begin with a mask, not with the newest token"] = {"anchored": False}
+        found["blocks begin with a mask, not with the newest token"] = {"masks": {0: mask}}
+        found["blocks begin with the token before the newest"] = {"masks": {0: -2}}
         found["masks are the newest token again"] = {"mask": -1}
         for length in (model.config.block_size, n + 1, n - 1):
             if length != n and length > first:

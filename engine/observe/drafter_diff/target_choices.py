@@ -60,7 +60,7 @@ class TargetChoices:
         self._session, self._hidden, self._is_exact = session, hidden, is_exact
         is_greedy = float(side.setting.get("temperature", 0.0) or 0.0) <= 0
         found: list[bool] = []
-        n_near, judges, self._shares = 0, list[EmittedJudge](), list[tuple[float, float]]()
+        near, judges, self._shares = list[bool](), list[EmittedJudge](), list[tuple[float, float]]()
         drafted = {d.pos0 + 1 + i - n: t for d in side.drafts for i, t in enumerate(d.tokens)}
         self._of_drafted: dict[int, float] = {}
         is_judged = True
@@ -87,15 +87,15 @@ class TargetChoices:
                     if at in drafted:
                         self._of_drafted[at] = one.of(drafted[at])
             for row, token, lack in zip(rows, tokens, short, strict=True):
-                n_near += token in [*row][:N_CANDIDATES]
+                near.append(token in [*row][:N_CANDIDATES])
                 if judges:
                     found.append(lack <= least(row, TIE))
                 elif not is_judged:
                     found.append(True)
                 else:
                     found.append(not gap(row, token, TIE)[1] if is_greedy else token in row)
-        self._is_near = n_near >= _NEAR_OWN * len(found)
-        self._chosen = found
+        self._is_near = sum(near) >= _NEAR_OWN * len(found)
+        self._chosen, self._near = found, near
 
     @property
     def other_model(self) -> Missing | None:
@@ -128,6 +128,11 @@ class TargetChoices:
             "Tokens after a rejection are not the target's choice: its logits are those of another "
             "row, or its sampler was not set back."
         )
+        if sum(self._near[at] for at in wrong) >= _NEAR_OWN * len(wrong):
+            about = (
+                "Tokens after a rejection are often not the target's choice, but another of its "
+                "best: its sampler is set otherwise than is recorded, or draws."
+            )
         place = f"position {self._side.n_prompt + wrong[0]}"
         size = f"{len(wrong)} of {len(after)} rejections"
         return Cause(RULE, self._side.name, about, place, size)

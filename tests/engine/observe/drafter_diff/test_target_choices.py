@@ -4,14 +4,16 @@ not."""
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from engine.audit.recorded_drafts import RecordedDraft
 from engine.decode import acceptance
 from engine.observe.drafter_diff.diff import drafter_diff
-from engine.observe.drafter_diff.target_choices import lossy_words
+from engine.observe.drafter_diff.target_choices import TargetChoices, lossy_words
 from engine.options import SamplerOptions
 from engine.trace.run_ref import RunRef
 from tests.support.drafter_diff_campaign import opened
@@ -81,3 +83,18 @@ def test_a_part_of_the_sampler_that_verification_leaves_out_is_named() -> None:
     first = drafter_diff(right, wrong, opened("mtp")).first
     assert first is not None and (first.stage, first.side) == ("acceptance rule", "B")
     assert "without top_k" in first.about, first.about
+
+
+@pytest.mark.parametrize(("is_near", "words"), [(True, "or draws"), (False, "of another row")])
+def test_tokens_after_a_rejection_are_drawn_where_they_are_among_the_best(
+    is_near: bool, words: str
+) -> None:
+    drafts = [RecordedDraft(i, 3 * i, [5, 6], [], 1, 0, 0.0, 2) for i in range(20)]
+    choices: Any = object.__new__(TargetChoices)
+    choices._side = SimpleNamespace(name="B", n_prompt=1, drafts=drafts)
+    choices._share, choices._is_near = 0.05, True
+    after = [3 * i + 1 for i in range(12)]
+    choices._chosen = [place not in after for place in range(60)]
+    choices._near = [is_near or place not in after for place in range(60)]
+    cause = choices.stale_choice()
+    assert cause is not None and words in cause.about
