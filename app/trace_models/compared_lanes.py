@@ -111,6 +111,13 @@ class ComparedLanes:
         options = self.store.runs[self.reference].options
         return -1 if options is None else options.n_predict
 
+    def seq_with(self, run_id: int) -> int:
+        """The sequence on show; where a lane was not compared in it, the first in which it was."""
+        for seq_id in (self.seq_id, *self.seq_ids):
+            if len(self._divergence.column(run_id, seq_id, "pos")):
+                return seq_id
+        return self.seq_id
+
     def values(self, run_id: int, name: str) -> np.ndarray:
         """A column of the divergence table for one lane, [n positions of this lane]."""
         return self._divergence.column(run_id, self.seq_id, name)

@@ -109,7 +109,7 @@ class DivergenceView(QWidget):
             wanted = run.run_id if run.run_id in self._lanes.followers else self._run_id
             if wanted not in self._lanes.followers:
                 wanted = run_to_show(lanes[0]).run_id
-            self._choose(wanted)
+            self._choose_where_compared(wanted)
         elif not same:
             self._choose(-1)
 
@@ -229,8 +229,18 @@ class DivergenceView(QWidget):
             self._pos = None
             self._choose(self._run_id)
 
-    def _on_lane_chosen(self, run_id: int) -> None:
+    def _choose_where_compared(self, run_id: int) -> None:
+        """Choose a lane, and a sequence in which it was compared."""
+        lanes = self._lanes
+        if lanes is not None:
+            lanes.poll()
+            if (seq_id := lanes.seq_with(run_id)) != lanes.seq_id:
+                self._lanes = ComparedLanes(lanes.store, lanes.run_ids, seq_id)
+                self._pos = None
         self._choose(run_id)
+
+    def _on_lane_chosen(self, run_id: int) -> None:
+        self._choose_where_compared(run_id)
         if self._lanes is not None:
             self.lane_selected.emit(RunRef(self._lanes.store, run_id))
 

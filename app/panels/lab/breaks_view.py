@@ -193,12 +193,10 @@ class BreaksView(QWidget):
             self._message.say("info", _HINT)
 
 
-_SCENARIOS = (
-    "Known failures, chosen by what is seen of them, with prompts and settings of their own."
-)
+_SCENARIOS = "Known failures, listed by their symptoms, each with a prompt and settings of its own."
 _ABOUT = (
-    "What is set here joins the options of the Run panel until it is taken back or the window is "
-    "closed. It acts in runs that draft."
+    "These options are added to those of the Run panel until they are reset or the window is "
+    "closed. They act in runs that draft."
 )
 
 

@@ -502,6 +502,21 @@ def test_heads_of_two_lines_are_as_high_from_the_first_look_on(
     qtbot.waitUntil(lambda: header.height() >= one + header.fontMetrics().height())
 
 
+def test_a_lane_is_shown_in_a_sequence_that_it_was_compared_in(
+    view: DivergenceView, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ComparedLanes, "seq_ids", property(lambda _: [0, 1]))
+    builder = LaneBuilder()
+    first, other = builder.lane("checkpoint", CLEAN), builder.lane("planes", [])
+    facts = {"run_id": other, "lane": "planes", "nmse": 0.0, "token_id": 0, "round": 0}
+    builder.store.divergence.append(**facts, seq_id=1, pos=20)
+    view.show_run(RunRef(builder.store, other))
+    assert view.tables.positions.model().rowCount() == 1
+    assert view.bar.seq.currentText() == "sequence 1"
+    view.show_run(RunRef(builder.store, first))
+    assert view.bar.seq.currentText() == "sequence 0"
+
+
 def test_a_lane_keeps_its_name_where_its_verdict_has_little_room(faulty: DivergenceView) -> None:
     card = next(c for c in faulty.header.cards.cards.values() if "within" in c.verdict_in(4000))
     assert card.verdict_in(4000) == "within bound"
