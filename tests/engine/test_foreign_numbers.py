@@ -9,6 +9,7 @@ from engine.foreign import (
     MOST_PROMPT_TOKENS,
     MOST_TOKENS,
     OutOfRangeError,
+    are_whole,
     is_real,
     is_whole,
     real,
@@ -43,3 +44,9 @@ def test_values_of_json_are_judged_without_being_converted(value: object) -> Non
 
 def test_a_position_fits_the_columns_of_a_trace() -> None:
     assert 2 * MOST_PROMPT_TOKENS + MOST_TOKENS <= COUNT
+
+
+def test_several_are_whole_only_if_each_is() -> None:
+    assert are_whole([]) and are_whole((0, COUNT))
+    for wrong in ([1, True], [1, 2.0], [-1, 2], [COUNT + 1, 1], [1, "2"], [[1]], [None]):
+        assert not are_whole(wrong), wrong
