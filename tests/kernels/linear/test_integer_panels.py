@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from itertools import cycle
 
 import pytest
@@ -15,6 +14,7 @@ from kernels.linear.integer_blocks import with_llvm as panels_with_llvm
 from kernels.linear.integer_blocks.integers_with_llvm import FORMS
 from kernels.linear.integer_blocks.panel_layout import panel
 from kernels.linear.integer_blocks.with_llvm import CACHED, multiply_panels
+from kernels.llvm import program
 from kernels.processor import has_feature, vnni_bits
 from tests.support.byte_sums import added_fours
 from tests.support.implementations import Implementation
@@ -146,10 +146,11 @@ def test_products_that_are_summed_in_32_bits(type_name, bits, monkeypatch):
 
 @pytest.mark.parametrize("type_name", ["Q8_0", "Q4_K"])
 @pytest.mark.thinned(2)
-def test_code_for_processors_that_add_products_of_bytes(type_name):
+def test_code_for_processors_that_add_products_of_bytes(type_name, monkeypatch):
     """It cannot run everywhere."""
+    monkeypatch.setattr(program, "Program", lambda body, n_args, before: body)
     for bits, feature in ((256, "avxvnni"), (512, "avx512vnni,+avx512vl,+avx512bw")):
-        body = functools.partial(panels_with_llvm.body, type_name, bits)
+        body = panels_with_llvm.program.__wrapped__(type_name, bits)
         text = assembly(body, 7, f"+avx2,+fma,+f16c,+{feature}")
         assert "vpdpbusd" in text and "vpmaddubsw" not in text
         assert ("zmm" in text) == (bits == 512)
