@@ -337,6 +337,7 @@ def _tables(text: str) -> Iterator[list[tuple[int, list[str]]]]:
         is_named = len({name for name, _ in named}) > _FEW or (
             len(named) == _FEW
             and _BARS.search(line) is None
+            and all(value[0].isdigit() for name, value in named if "acc" in name.lower())
             and _is_head(_names([name for name, _ in named]))
         )
         if is_named:  # a row that names its cells

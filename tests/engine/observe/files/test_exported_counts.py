@@ -250,3 +250,9 @@ def test_statistics_of_one_drafter_have_shares_by_position(tmp_path: Path) -> No
     assert rows == [[217, 186, 158], [75, 64, 61]]
     alone = _told(tmp_path, lines[1] + "\n")
     assert alone["num_accepted_tokens_per_pos"] == [217, 186, 158]
+
+
+def test_formulas_are_no_row(tmp_path: Path) -> None:
+    text = "* `mean_acceptance_length = 1 + a / n`, `acceptance_rate = accepted / drafted`\n"
+    with pytest.raises(TraceFileError, match="nothing that another engine"):
+        _read(tmp_path, text)
