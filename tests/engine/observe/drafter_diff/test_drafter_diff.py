@@ -103,6 +103,12 @@ def about_look_ups(name: str, values: Iterable[Any]) -> str:
     return first.about
 
 
+def test_what_another_sequence_taught_a_look_up_is_no_mistake() -> None:
+    played = play_clean(78005)  # some drafts go on as the other sequence did
+    assert played.kind == "suffix" and len(played.found.pairs) == 2
+    assert played.right, str(played)
+
+
 def test_look_ups_of_fewer_tokens_are_named() -> None:
     likely = ngram_cache.most_likely
     about = about_look_ups("most_likely", [partial(_of_the_last, likely, n) for n in (4, 2)])
