@@ -67,7 +67,9 @@ def test_a_mistake_of_a_look_up_is_named(name: str) -> None:
     assert played.right and played.says_which, str(played)
 
 
-@pytest.mark.parametrize("name", ["half rolled back", "earliest match", "judged counts"])
+@pytest.mark.parametrize(
+    "name", ["half rolled back", "read as padding", "earliest match", "judged counts"]
+)
 @pytest.mark.thinned(2)
 def test_a_mistake_in_one_place_is_named_by_it(name: str) -> None:
     played = play_planted(name, 3)
