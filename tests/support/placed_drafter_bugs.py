@@ -110,6 +110,35 @@ def _judged(run: RunRef) -> None:
     drafted[partial] = accepted[partial] + 1
 
 
+def _as_padding(patch: Patch, session: Session) -> None:
+    observe = DraftSimple.observe
+
+    def padded(self: DraftSimple, seq: int, pos0: int, tokens: Any, rows: Any) -> None:
+        observe(self, seq, pos0, tokens, rows)
+        if not pos0:
+            known = self._progress[seq].tokens
+            known[: len(known) // 2] = [0] * (len(known) // 2)
+
+    patch.setattr(DraftSimple, "observe", padded)
+
+
+def _token_before(patch: Patch, session: Session) -> None:
+    blocks, observe = BlockDrafter._blocks, BlockDrafter.observe
+    newest: dict[int, int] = {}
+
+    def seen(self: BlockDrafter, seq: int, pos0: int, tokens: Any, rows: Any) -> None:
+        newest[seq] = tokens[-1]
+        observe(self, seq, pos0, tokens, rows)
+
+    def begun(self: BlockDrafter, requests: Any) -> Any:
+        ubatch = blocks(self, requests)
+        ubatch.tokens[:, 0] = [newest[request.seq] for request in requests]
+        return ubatch
+
+    patch.setattr(BlockDrafter, "observe", seen)
+    patch.setattr(BlockDrafter, "_blocks", begun)
+
+
 PLACED_BUGS: dict[str, Bug] = {
     "a round late": Bug("drafter state", "one round late", ("dflash",), _late),
     "half rolled back": Bug("drafter state", "in its attention", ("simple",), _half_rolled_back),
@@ -118,5 +147,7 @@ PLACED_BUGS: dict[str, Bug] = {
     "not mapped in steps": Bug("candidates", "not mapped", ("eagle3-d2t",), _unmapped_step),
     "walk from the first": Bug("candidates", "walk", ("dflash2",), _first_walk),
     "earliest match": Bug("drafter state", "earliest match", ("ngram-simple",), _earliest),
+    "read as padding": Bug("drafter state", "as token 0", ("simple",), _as_padding),
+    "token before": Bug("block", "token before the newest", ("dflash2",), _token_before),
     "judged counts": Bug("counting", "what was judged", ("mtp", "simple"), edit=_judged),
 }

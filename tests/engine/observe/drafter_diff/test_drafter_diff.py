@@ -67,7 +67,9 @@ def test_a_mistake_of_a_look_up_is_named(name: str) -> None:
     assert played.right and played.says_which, str(played)
 
 
-@pytest.mark.parametrize("name", ["half rolled back", "earliest match", "judged counts"])
+@pytest.mark.parametrize(
+    "name", ["half rolled back", "read as padding", "earliest match", "judged counts"]
+)
 @pytest.mark.thinned(2)
 def test_a_mistake_in_one_place_is_named_by_it(name: str) -> None:
     played = play_planted(name, 3)
@@ -101,6 +103,12 @@ def about_look_ups(name: str, values: Iterable[Any]) -> str:
     first = drafter_diff(*runs, target).first
     assert first is not None and (first.stage, first.side) == ("candidates", "B")
     return first.about
+
+
+def test_what_another_sequence_taught_a_look_up_is_no_mistake() -> None:
+    played = play_clean(78005)  # some drafts go on as the other sequence did
+    assert played.kind == "suffix" and len(played.found.pairs) == 2
+    assert played.right, str(played)
 
 
 def test_look_ups_of_fewer_tokens_are_named() -> None:
