@@ -239,7 +239,7 @@ def _attention(sizes: Sizes, device: torch.device) -> Iterator[KernelCase]:
             "attention",
             f"T={n} N={n_cells} H={n_heads}/{sizes.n_kv_heads} hd={head_dim}",
             partial(attend, q, k, v, mask),
-            partial(attention_law.attend, q, k, v, mask),
+            partial(attention_law.attend, q, k, v, mask, head_dim**-0.5, None),
             count.attention_bytes(sizes, n),
             4 * n * n_heads * n_cells * head_dim,
             n * n_heads,

@@ -88,7 +88,9 @@ def test_what_a_function_takes_from_around_it_counts():
 
 def test_kernels_differ_by_their_function_and_its_constants(monkeypatch):
     found: list[str | None] = []
-    monkeypatch.setattr(program, "Program", lambda body, n: found.append(program_key(body, n)))
+    monkeypatch.setattr(
+        program, "Program", lambda body, n, before: found.append(program_key(body, n, before))
+    )
     for made in (streams._mix_program, streams._add_program):
         for constants in ((2, 16), (2, 32)):
             made.__wrapped__(*constants)
