@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -43,6 +44,8 @@ def main() -> None:
     parser.add_argument("--fade", type=float, default=1.0)
     parser.add_argument("--silent", action="store_true")
     parser.add_argument("--started", type=Path)
+    parser.add_argument("--wait-s", type=float, default=0.0)
+    parser.add_argument("--event-s", type=float, default=0.0)
     parser.add_argument("--spec-type", default="none")
     parser.add_argument("--spec-draft-n-max", type=int, default=3)
     parser.add_argument("--spec-draft-p-min", type=float, default=0.0)
@@ -95,9 +98,11 @@ def main() -> None:
                 *chunks,
                 {"choices": [], "usage": {"completion_tokens": n}, "timings": timings},
             ]
+            time.sleep(args.wait_s)
             self.send_response(200)
             self.end_headers()
-            for event in events:
+            for event in events * (1 + 1000 * bool(args.event_s)):
+                time.sleep(args.event_s)
                 self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
             self.wfile.write(b"data: [DONE]\n\n")
 

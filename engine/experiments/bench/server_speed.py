@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -79,6 +80,8 @@ class TimedServer:
         self._model = ""
         self.pid: int | None = None
         """Of the process that runs it, where this one has started it."""
+        self.until = math.inf
+        """By time.monotonic(), when answers have to be there."""
 
     @property
     def url(self) -> str:
@@ -139,14 +142,20 @@ class TimedServer:
         }
         try:
             status, reply = self._request("POST", "/v1/completions", body)
-            if status != 200:
+            with reply:
+                if status == 200:
+                    return _read(reply, self.until)
                 words = reply.read(500).decode(errors="replace")
-                raise ServerError(
-                    f"{self.url}/v1/completions answered with status {status}: {words[:200]}.",
-                    "See whether the server's command works by itself.",
-                )
-            return _read(reply)
+            raise ServerError(
+                f"{self.url}/v1/completions answered with status {status}: {words[:200]}.",
+                "See whether the server's command works by itself.",
+            )
         except (OSError, http.client.HTTPException, ValueError) as error:
+            if time.monotonic() >= self.until:
+                raise ServerError(
+                    f"{self.url} had not answered a request when the time was over.",
+                    "Give it more time, as with --budget, or see what its log says.",
+                ) from error
             raise ServerError(
                 f"{self.url} did not answer a request: {error or type(error).__name__}.",
                 "See whether the server still runs, and what its log says.",
@@ -157,21 +166,28 @@ class TimedServer:
     ) -> tuple[int, http.client.HTTPResponse]:
         https = self._parts.scheme == "https"
         kind = http.client.HTTPSConnection if https else http.client.HTTPConnection
-        connection = kind(self._parts.netloc, timeout=_LONGEST_S)
+        left = max(_AGAIN_S, min(_LONGEST_S, self.until - time.monotonic()))
+        connection = kind(self._parts.netloc, timeout=left)
         text = None if body is None else json.dumps(body)
         heads = {"Content-Type": "application/json", "Connection": "close"}
-        connection.request(method, f"{self._parts.path.rstrip('/')}{path}", text, heads)
-        reply = connection.getresponse()
+        try:
+            connection.request(method, f"{self._parts.path.rstrip('/')}{path}", text, heads)
+            reply = connection.getresponse()
+        except (OSError, http.client.HTTPException):
+            connection.close()
+            raise
         return reply.status, reply
 
 
-def _read(reply: http.client.HTTPResponse) -> TimedReply:
-    """A streamed completion. Raises ValueError for what is none."""
+def _read(reply: http.client.HTTPResponse, until: float) -> TimedReply:
+    """A streamed completion. Raises ValueError for what is none, TimeoutError after `until`."""
     pieces: list[str] = []
     first = last = 0.0
     n_tokens, timings = 0, {}
     counts: dict[float, tuple[int, int]] = {}
     for event in _events(reply):
+        if time.monotonic() >= until:
+            raise TimeoutError
         usage, choices = event.get("usage"), event.get("choices")
         if isinstance(event.get("timings"), dict):
             timings = event["timings"]

@@ -58,6 +58,8 @@ _SCREENING = 0.4
 """Of the seconds given, when no further setting is tried."""
 _MOST_PAIRS = 4
 """Times the pairs that were asked for, that those go on that are not decided."""
+_OVERTIME = 1.0
+"""Of the seconds given, those after them when a server is not waited for any longer."""
 _SURE = 0.01
 """Probability below which they end before that: looked at after each pair, it is met by chance more
 often than a probability says."""
@@ -119,6 +121,7 @@ class _Tuner:
         self.prompts = [min(plan.prompts, key=len)] if plan.rates else plan.prompts
         began = time.monotonic()
         self.until, self.screen_until = began + plan.most_s, began + _SCREENING * plan.most_s
+        self.given_up = self.until + _OVERTIME * plan.most_s
         self.kept = _SavedMeasurements(plan)
         self.start_s = self.prompt_s = 0.0
         self.settings: dict[str, DraftSetting] = {}
@@ -305,15 +308,16 @@ class _Tuner:
     @contextmanager
     def _server(self, name: str) -> Iterator[TimedServer]:
         """A server with this setting that answers; one that was started here is gone afterwards."""
+        left = min(self.plan.most_s, self.given_up - time.monotonic())
         if self.plan.running:
             server = TimedServer(self.plan.running[name])
-            server.wait(lambda: None, self.plan.most_s, _WAIT_LONGER)
+            server.wait(lambda: None, left, _WAIT_LONGER)
             self._warm(server)
             yield server
             return
         port = free_port()
         program, words = self._command(name, port)
-        with served(program, words, port, self.plan.most_s, _WAIT_LONGER) as server:
+        with served(program, words, port, left, _WAIT_LONGER) as server:
             self._warm(server)
             yield server
 
@@ -326,6 +330,7 @@ class _Tuner:
 
     def _warm(self, server: TimedServer) -> None:
         """What a server does for the first time takes longer."""
+        server.until = self.given_up
         server.ask(self.prompts[:1], _WARM_TOKENS, ignore_eos=True)
 
     def _command(self, name: str, port: int) -> tuple[Path, list[str]]:

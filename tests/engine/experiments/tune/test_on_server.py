@@ -14,7 +14,7 @@ import pytest
 
 from app.__main__ import main
 from engine.errors import OptionError, PeerLibraryError, ServerError
-from engine.experiments.bench.llama_programs import free_port, started
+from engine.experiments.bench.llama_programs import free_port, served, started
 from engine.experiments.bench.request import PLAIN
 from engine.experiments.bench.server_speed import TimedServer
 from engine.experiments.tune.lengths import at_best, recorded
@@ -162,6 +162,22 @@ def test_what_goes_wrong_is_said(tmp_path: Path) -> None:
     with pytest.raises(ServerError, match="not the address"):
         TimedServer("ftp://x")
     assert main(["tune", "--server", "x", "--running", "plain=http://x"]) == 2
+
+
+@pytest.mark.parametrize("slow", [("--wait-s", 60), ("--event-s", 0.1)])
+def test_an_answer_is_waited_for_until_the_time_is_over(slow: tuple[str, float]) -> None:
+    port = free_port()
+    words = [PROGRAM, *slow, "--port", port]
+    with served(Path(sys.executable), words, port, 60.0, "") as server:
+        server.until = time.monotonic() + 0.5
+        with pytest.raises(ServerError, match="had not answered a request when the time was over"):
+            server.ask(["a"], 16, ignore_eos=True)
+        assert time.monotonic() < server.until + 20  # all events would take 200 s
+
+
+def test_a_slow_server_is_given_up_after_twice_the_time() -> None:
+    with pytest.raises(ServerError, match="Give it more time, as with --budget"):
+        tune_server(plan("--event-s", 0.1, most_s=3.0))
 
 
 def _running(word: str) -> list[str]:
