@@ -27,7 +27,7 @@ from app.trace_models.run_notes import note, run_name
 from app.trace_models.run_rows import Position
 from app.window.banner import Banner
 from app.window.dialogs.files import LibraryDialog, ask_model
-from app.window.dialogs.runs import LOOPBACK, ConnectDialog, ForkDialog
+from app.window.dialogs.runs import LOOPBACK, UNTRIED, ConnectDialog, ForkDialog
 from app.window.panels import Panels
 from engine.compare.llama_library import find_build
 from engine.compare.memory_script import MemoryScript
@@ -49,7 +49,7 @@ class RunControl:
         self._docks, self._actions = panels.docks, panels.actions
         self._settings, self._window = panels.settings, panels.window
         self.guide = ScenarioGuide(panels)
-        self._tried = ""
+        self._tried = UNTRIED
         self._watch_at: tuple[str, int] | None = None
         """Server that is being connected to, and the port to watch it at."""
         self._waiting: tuple[Callable[[], None], OpenRequest | None] | None = None
@@ -128,7 +128,9 @@ class RunControl:
 
     def ask_server(self) -> None:
         """Let the user name a server, without blocking the window."""
-        dialog = ConnectDialog(self._settings, self._window, self._tried)
+        server = self._bridge.server
+        found = server is not None and server.facts.address == self._tried[0]
+        dialog = ConnectDialog(self._settings, self._window, UNTRIED if found else self._tried)
         dialog.chosen.connect(self.connect_server)
         dialog.show()
 
@@ -137,7 +139,7 @@ class RunControl:
     ) -> None:
         """Use a server; with a port, other programs are watched there as soon as it answers."""
         self._panels.banners.clear()
-        self._tried = address
+        self._tried = address, log, port, model
         self._watch_at = (address, port) if port else None
         timeout = self._settings.server_timeout
         self._bridge.ask(ConnectServer(address, key, log, timeout, model))

@@ -65,16 +65,20 @@ _LIMIT_TIP = (
 _USUAL = "http://127.0.0.1:8080"
 """The address of a llama-server that was given none."""
 
+Tried = tuple[str, Path | None, int, str]
+UNTRIED: Tried = ("", None, 0, "")
+
 
 class ConnectDialog(ModelessDialog):
     """`chosen` gives address, key, log file or None, the port that other
-    programs are to use, 0 without, and the name of a model, empty without. tried: the address
-    written last, whether or not a server was there."""
+    programs are to use, 0 without, and the name of a model, empty without. tried: address, log,
+    port and model chosen last, where no server was there."""
 
     chosen = Signal(str, str, object, int, str)  # Path | None
 
-    def __init__(self, settings: Settings, parent: QWidget, tried: str = "") -> None:
+    def __init__(self, settings: Settings, parent: QWidget, tried: Tried = UNTRIED) -> None:
         super().__init__("Connect to server", parent)
+        address, chosen_log, port, model = tried
         self._settings = settings
         self.address = made(QComboBox, editable=True)
         self.address.addItems(settings.recent_servers)
@@ -82,12 +86,14 @@ class ConnectDialog(ModelessDialog):
         line = self.address.lineEdit()
         assert line is not None
         line.setPlaceholderText(_USUAL)
-        if tried:
-            line.setText(tried)
+        if address:
+            line.setText(address)
         self.key = text("")
         self.key.setEchoMode(QLineEdit.EchoMode.Password)
         self.model = text("the only one, or the one that is loaded")
+        self.model.setText(model)
         self.log = text("none")
+        self.log.setText(str(chosen_log or ""))
         browse = made(QPushButton, "&Browse…", toolTip="Choose the log file")
         browse.setAutoDefault(False)  # Return is for Connect
         browse.clicked.connect(self._browse)
@@ -97,6 +103,7 @@ class ConnectDialog(ModelessDialog):
         self.port = whole(1, 65535, settings.watch_port)
         self.port.setEnabled(False)
         self.watch.toggled.connect(self.port.setEnabled)
+        self.watch.setChecked(port > 0)
         self.problem = made(QLabel, wordWrap=True, textFormat=Qt.TextFormat.PlainText)
         self.problem.setForegroundRole(QPalette.ColorRole.BrightText)
         self.problem.hide()

@@ -121,23 +121,35 @@ def test_the_dialog_says_what_is_wrong_with_an_address(
     dialog.accept()
     assert "is not the address of a server" in dialog.problem.text()
     dialog.address.setEditText(server.url)
+    dialog.model.setText("m")
     qtbot.keyClick(dialog.address.lineEdit(), Qt.Key.Key_Return)
     until(qtbot, lambda: at_servers.bridge.server is not None)
+    until(qtbot, lambda: at_servers.findChild(ConnectDialog) is None)
+    trigger(at_servers, "file.connect")
+    again = at_servers.findChild(ConnectDialog)
+    assert again is not None
+    assert (again.address.currentText(), again.model.text()) == (server.url, "")
     assert at_servers.settings.recent_servers == [server.url]
     assert server.url.removeprefix("http://") in at_servers.windowTitle()
 
 
-def test_the_dialog_has_the_address_that_was_tried_last(
-    at_servers: MainWindow, server: ScriptedServer, qtbot: QtBot
+def test_the_dialog_has_what_was_tried_last(
+    at_servers: MainWindow, server: ScriptedServer, qtbot: QtBot, tmp_path: Path
 ) -> None:
-    tried = ""
+    log = tmp_path / "server.log"
+    log.touch()
+    tried = ("", "", "", "", False)
     for _ in range(2):
         trigger(at_servers, "file.connect")
         dialog = at_servers.findChild(ConnectDialog)
         assert dialog is not None
-        assert dialog.address.currentText() == tried
-        tried = "http://127.0.0.1:9"
-        dialog.address.setEditText(tried)
+        fields = dialog.address.lineEdit(), dialog.log, dialog.model, dialog.key
+        assert (*(field.text() for field in fields), dialog.watch.isChecked()) == tried
+        assert dialog.port.isEnabled() is dialog.watch.isChecked()
+        tried = ("http://127.0.0.1:9", str(log), "large", "", True)
+        for field, words in zip(fields, (*tried[:3], "secret"), strict=True):
+            field.setText(words)
+        dialog.watch.setChecked(True)
         dialog.accept()
         until(qtbot, lambda: bool(messages(at_servers)))
         until(qtbot, lambda: at_servers.findChild(ConnectDialog) is None)
