@@ -287,11 +287,12 @@ class Trials:
                 continue
             alone = guess.drafts_alone(self._text) and guess.model is self._model
             tried_all += [] if is_part else [guess]
-            is_likely = (
-                all(gives(guess, some, n_kept * alone) for some in ([probe], wrong[:_MOST_SHOWN]))
-                if is_part
-                else guess.change is not None or gives(guess, stretch, share=_HALF)
-            )
+            if is_part:
+                shown_first = [probe], wrong[:_MOST_SHOWN]
+                is_likely = all(gives(guess, some, n_kept * alone) for some in shown_first)
+            else:  # what is wrong in memory may come of all drafts before these
+                is_likely = guess.change is not None or not guess.drafts_alone(self._text)
+                is_likely = is_likely or gives(guess, stretch, share=_HALF)
             if is_likely and is_exact(guess, share * clean):
                 return best, left
             if is_part and is_idle:
