@@ -130,13 +130,13 @@ def _token_before(patch: Patch, session: Session) -> None:
         newest[seq] = tokens[-1]
         observe(self, seq, pos0, tokens, rows)
 
-    def begun(self: BlockDrafter, requests: Any) -> Any:
+    def begin_earlier(self: BlockDrafter, requests: Any) -> Any:
         ubatch = blocks(self, requests)
         ubatch.tokens[:, 0] = [newest[request.seq] for request in requests]
         return ubatch
 
     patch.setattr(BlockDrafter, "observe", seen)
-    patch.setattr(BlockDrafter, "_blocks", begun)
+    patch.setattr(BlockDrafter, "_blocks", begin_earlier)
 
 
 PLACED_BUGS: dict[str, Bug] = {

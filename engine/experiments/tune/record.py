@@ -178,13 +178,13 @@ def _cost_rounds(
     """Rounds of every setting, the settings in turn, so that what else the machine does hits them
     alike; several passes as long as they are short."""
     options = [shorter(plan.drafting(one), _COST_TOKENS) for one in settings]
-    n, parts, begun = min(_COST_PROMPTS, len(texts)), [], perf_counter()
+    n, parts, began = min(_COST_PROMPTS, len(texts)), [], perf_counter()
     for again in range(_COST_PASSES):
         for i, one in enumerate(options):
             first = (again * len(options) + i) * n
             chosen = [texts[(first + j) % len(texts)] for j in range(n)]
             parts.append(_repeated(session, chosen, one))
-        if perf_counter() - begun > _COST_S:
+        if perf_counter() - began > _COST_S:
             break
     return RecordedRounds.joined(parts)
 
