@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,9 +21,9 @@ from app.engine_thread.jobs.files import (
     ReadResults,
     ReadText,
     ReadTrace,
-    WritePage,
-    WritePerfetto,
-    WriteReport,
+    WriteFile,
+    write_page_on,
+    write_report_on,
 )
 from app.saved.autosave import Autosave, DamagedTrace, ReadLibrary, discard
 from app.saved.errors import log
@@ -141,7 +142,7 @@ class Sessions(QObject):
 
     def perfetto(self, run: RunRef) -> None:
         """Ask for a file and write a run, or its comparison, as a trace of Perfetto."""
-        from engine.trace.perfetto import new_builder
+        from engine.trace.perfetto import new_builder, write_perfetto
 
         try:
             new_builder()
@@ -150,9 +151,10 @@ class Sessions(QObject):
             return
         path = ask_perfetto(self._window, self._settings)
         if path is not None:
-            self._write(WritePerfetto(lanes_of(run) or (run,), path), self._show_perfetto)
+            write = partial(write_perfetto, lanes_of(run) or (run,))
+            self._write(WriteFile("Perfetto trace", path, write), self._show_perfetto)
 
-    def _show_perfetto(self, job: WritePerfetto) -> None:
+    def _show_perfetto(self, job: WriteFile) -> None:
         if job.is_complete:
             self._banners.add(
                 "info",
@@ -179,15 +181,17 @@ class Sessions(QObject):
         lanes = lanes_of(run)
         if overlaid in lanes:  # the comparison tells of both
             overlaid = None
-        self._write(WriteReport(lanes or (run,), path, environment(), overlaid), self._show_page)
+        write = partial(write_report_on, lanes or (run,), overlaid, environment())
+        self._write(WriteFile("Report", path, write), self._show_page)
 
     def share(self, run: RunRef) -> None:
         """Write the runs of the trace as a page that begins with this one, and say where it is."""
         path = place_page(self._window, self._settings, "session")
         if path is not None:
-            self._write(WritePage(run, lanes_of(run), path), self._show_page)
+            write = partial(write_page_on, run, lanes_of(run))
+            self._write(WriteFile("Page", path, write), self._show_page)
 
-    def _show_page(self, job: WriteReport | WritePage) -> None:
+    def _show_page(self, job: WriteFile) -> None:
         if job.is_complete:
             remedy = "Open it in a browser; the page needs no other file."
             show = "&Open", lambda: self._open(job.path, remedy)

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from app.engine_thread.jobs.files import ReadResults, WriteReport
+from app.engine_thread.jobs.files import ReadResults, WriteFile, write_report_on
 from app.engine_thread.jobs.judging import MeasureFidelity, Rescore, TriageRuns
 from app.saved.autosave import Autosave
 from engine.trace.export import export_csv
@@ -205,9 +205,11 @@ ACTS: dict[str, _Act] = {
     ),
     "report": _Act(
         lambda idle: idle.real.window.bridge.ask(
-            WriteReport(idle.runs[:1], idle.folder / "r.html", {})
+            WriteFile(
+                "Report", idle.folder / "r.html", partial(write_report_on, idle.runs[:1], None, {})
+            )
         ),
-        "WriteReport",
+        "WriteFile",
         ("engine.report.run:summary", "engine.report.page:html_page"),
     ),
     "save": _Act(_save, _SAVED, ("engine.trace.export:_write", "engine.trace.export:_session")),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -182,76 +182,48 @@ class ReadResults(SideJob):
         status.reading_results = False
 
 
-class WriteReport(SideJob):
-    """Write it into a file. runs: the run, or the lanes. overlaid: the second run."""
+class WriteFile(SideJob):
+    """Write a file. what: it is, in a sentence. write: called with the path. is_complete: it is
+    written."""
 
-    what = "Report"
     is_complete = False
 
-    def __init__(
-        self,
-        runs: Sequence[RunRef],
-        path: Path,
-        environment: Mapping[str, str],
-        overlaid: RunRef | None = None,
-    ) -> None:
+    def __init__(self, what: str, path: Path, write: Callable[[Path], object]) -> None:
         super().__init__()
-        self._runs, self._overlaid = runs, overlaid
-        self.path, self._environment = path, environment
+        self.what, self.path, self._write = what, path, write
 
     def run(self, progress: ReportProgress) -> None:
-        from engine.report.page import write_report
-        from engine.report.run import compare_report, run_report
-
-        first = self._runs[0]
-        if self._overlaid is not None:
-            report = _report_on_two((first, self._overlaid), self._environment)
-        elif first.facts.lane:
-            report = compare_report(self._runs, self._environment)
-        else:
-            report = run_report(first, self._environment)
-        write_report(report, self.path)
+        self._write(self.path)
         self.is_complete = True
 
 
-class WritePerfetto(SideJob):
-    """Write a run, or the lanes of a comparison, as a trace of Perfetto."""
+def write_report_on(
+    runs: Sequence[RunRef], overlaid: RunRef | None, environment: Mapping[str, str], path: Path
+) -> None:
+    """runs: the run, or the lanes. overlaid: the second run."""
+    from engine.report.page import write_report
+    from engine.report.run import compare_report, run_report
 
-    what = "Perfetto trace"
-    is_complete = False
-
-    def __init__(self, runs: Sequence[RunRef], path: Path) -> None:
-        super().__init__()
-        self._runs, self.path = runs, path
-
-    def run(self, progress: ReportProgress) -> None:
-        from engine.trace.perfetto import write_perfetto
-
-        write_perfetto(self._runs, self.path)
-        self.is_complete = True
+    first = runs[0]
+    if overlaid is not None:
+        report = _report_on_two((first, overlaid), environment)
+    elif first.facts.lane:
+        report = compare_report(runs, environment)
+    else:
+        report = run_report(first, environment)
+    write_report(report, path)
 
 
-class WritePage(SideJob):
-    """Write the runs of a trace as one page, or no more than the lanes of the run on show, or the
-    run alone, where all of them are too many for a page."""
+def write_page_on(shown: RunRef, lanes: Sequence[RunRef], path: Path) -> None:
+    """The runs of a trace as one page, or no more than the lanes of the run on show, or the run
+    alone, where all of them are too many for a page."""
+    from app.trace_models.session_page import write_session_page
+    from engine.report.common import name_of
+    from engine.report.session_data import chosen_runs, fits
 
-    what = "Page"
-    is_complete = False
-
-    def __init__(self, shown: RunRef, lanes: Sequence[RunRef], path: Path) -> None:
-        super().__init__()
-        self._shown, self._lanes, self.path = shown, lanes, path
-
-    def run(self, progress: ReportProgress) -> None:
-        from app.trace_models.session_page import write_session_page
-        from engine.report.common import name_of
-        from engine.report.session_data import chosen_runs, fits
-
-        every, shown = tuple(chosen_runs(self._shown.store)), (self._shown,)
-        runs = next((some for some in (every, self._lanes) if some and fits(some)), shown)
-        title = f"Speculative decoding of {name_of(self._shown.facts)}"
-        write_session_page(runs, title, self.path, self._shown)
-        self.is_complete = True
+    every = tuple(chosen_runs(shown.store))
+    runs = next((some for some in (every, lanes) if some and fits(some)), (shown,))
+    write_session_page(runs, f"Speculative decoding of {name_of(shown.facts)}", path, shown)
 
 
 def _report_on_two(runs: tuple[RunRef, RunRef], environment: Mapping[str, str]) -> Report:

@@ -11,7 +11,7 @@ from PySide6.QtGui import QDesktopServices
 from PySide6.QtWidgets import QFileDialog, QPushButton
 from pytestqt.qtbot import QtBot
 
-from app.engine_thread.jobs.files import WritePage, WriteReport
+from app.engine_thread.jobs.files import WriteFile
 from app.trace_models.run_comparison import compare_runs
 from app.window.window import MainWindow
 from engine.trace.export import export_csv
@@ -50,7 +50,7 @@ def test_a_run_with_hostile_tokens(
     builder.prompt(["</pre><script>"])
     builder.plain("<img src=x>")
     builder.store.runs[0]["model"] = {"name": "<b>model</b>.gguf"}
-    with job_ends(qtbot, window.bridge, WriteReport):
+    with job_ends(qtbot, window.bridge, WriteFile):
         write(window, qtbot, monkeypatch, builder.store, tmp_path / "page")
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "<h1>Speculative decoding of &lt;b&gt;model&lt;/b&gt;.gguf</h1>" in page
@@ -62,7 +62,7 @@ def test_a_comparison(
     window: MainWindow, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     page = tmp_path / "page.html"
-    with job_ends(qtbot, window.bridge, WriteReport):
+    with job_ends(qtbot, window.bridge, WriteFile):
         write(window, qtbot, monkeypatch, faulty_comparison().store, page)
     assert "beyond their bounds" in page.read_text(encoding="utf-8")
     opened: list[QUrl] = []
@@ -85,11 +85,11 @@ def test_a_second_run_over_the_one_on_show_is_in_the_report(
     store = sample_trace(rounds=5).store
     store.runs[0]["model"] = {"name": "shown.gguf"}
     page = tmp_path / "page.html"
-    with job_ends(qtbot, window.bridge, WriteReport):
+    with job_ends(qtbot, window.bridge, WriteFile):
         write(window, qtbot, monkeypatch, store, page)
     assert "other.gguf" not in page.read_text(encoding="utf-8")
     window.feed.set_overlay(RunRef(other.store, 0))
-    with job_ends(qtbot, window.bridge, WriteReport):
+    with job_ends(qtbot, window.bridge, WriteFile):
         window.actions_by_id["file.report"].trigger()
     found = page.read_text(encoding="utf-8")
     for text in (
@@ -117,7 +117,7 @@ def test_the_session_is_shared_from_the_run_on_show(
     pytest.importorskip("bokeh")
     store, page = sample_trace(rounds=5).store, tmp_path / "page.html"
     store.runs[0]["model"] = {"name": "<b>shown</b>.gguf"}
-    with job_ends(qtbot, window.bridge, WritePage, timeout=60_000):  # Bokeh is imported
+    with job_ends(qtbot, window.bridge, WriteFile, timeout=60_000):  # Bokeh is imported
         write(window, qtbot, monkeypatch, store, page, "file.share")
     (page,) = tmp_path.glob("draftscope-session-*.html")
     found = page.read_text(encoding="utf-8")
@@ -132,7 +132,7 @@ def test_where_no_page_can_be_put_the_user_says_where(
     pytest.importorskip("bokeh")
     page = tmp_path / "page.html"
     monkeypatch.setattr("app.window.dialogs.files.unwritable", lambda _: "It is full.")
-    with job_ends(qtbot, window.bridge, WritePage, timeout=60_000):
+    with job_ends(qtbot, window.bridge, WriteFile, timeout=60_000):
         write(window, qtbot, monkeypatch, sample_trace(rounds=5).store, page, "file.share")
     assert page.exists()
 
@@ -142,7 +142,7 @@ def test_a_page_that_cannot_be_written_says_what_is_missing(
 ) -> None:
     monkeypatch.setitem(sys.modules, "bokeh.document", None)
     page = tmp_path / "page.html"
-    with job_ends(qtbot, window.bridge, WritePage):
+    with job_ends(qtbot, window.bridge, WriteFile):
         write(window, qtbot, monkeypatch, sample_trace(rounds=5).store, page, "file.share")
     assert not list(tmp_path.glob("*.html"))
     assert any("draftscope[share]" in message for message in messages(window))

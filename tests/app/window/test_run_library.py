@@ -15,7 +15,7 @@ from pytestqt.qtbot import QtBot
 from app.engine_thread import worker
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State
-from app.engine_thread.jobs.files import WritePerfetto
+from app.engine_thread.jobs.files import WriteFile
 from app.trace_models.run_facts import ModelRuns, RunRow
 from app.trace_models.run_notes import note, notes_of
 from app.window import run_library
@@ -368,7 +368,7 @@ def test_a_run_becomes_a_trace_of_perfetto(
     wait(qtbot, loaded, State.READY)
     asked = str(tmp_path / "run"), ""
     monkeypatch.setattr(QFileDialog, "getSaveFileName", lambda *a, **k: asked)
-    with job_ends(qtbot, loaded.bridge, WritePerfetto):
+    with job_ends(qtbot, loaded.bridge, WriteFile):
         trigger(loaded, "file.perfetto")
     assert (tmp_path / "run.pftrace").stat().st_size > 1000
     assert f"Perfetto trace written to {tmp_path / 'run.pftrace'}." in messages(loaded)[-1]
