@@ -15,7 +15,7 @@ from app.cli.common import (
     open_session,
     target_path,
 )
-from app.cli.option_lines import OptionLines, positive
+from app.cli.option_lines import OptionLines, names_of, positive
 from app.cli.output import print_json, print_lines, tell, write_json
 from app.cli.run import draft_files
 from app.cli.run_arguments import (
@@ -82,7 +82,10 @@ _RESULTS = {
 
 def add_results(group: argparse._ArgumentGroup, *names: str) -> None:
     """Options of what is repeated and written, by name."""
-    types: dict[str, Any] = {"rollback": _policies, "rounds": _repeat}
+    types: dict[str, Any] = {
+        "rollback": names_of(ROLLBACK_POLICIES, or_all=True),
+        "rounds": _repeat,
+    }
     for name in names:
         own = "rounds" if name == "repeat" else name
         more = {own: {"type": types[own]}} if own in types else {}
@@ -94,16 +97,6 @@ def _repeat(text: str) -> int:
     if number > _MOST_REPEATS:
         raise argparse.ArgumentTypeError(f"{number} is above {_MOST_REPEATS}")
     return number
-
-
-def _policies(text: str) -> tuple[str, ...]:
-    if text == "all":
-        return tuple(ROLLBACK_POLICIES)
-    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
-    for name in names:
-        if name not in ROLLBACK_POLICIES:
-            raise argparse.ArgumentTypeError(f"{name!r} is not a policy")
-    return names
 
 
 def add_prompt_set(group: argparse._ArgumentGroup) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from msgspec import to_builtins
 
 from app.cli.common import add_model, add_threads, check_files, loading_line, read_text, target_path
-from app.cli.option_lines import OptionLines
+from app.cli.option_lines import OptionLines, names_of
 from app.cli.output import note, print_report
 from engine.errors import OptionError
 from engine.options import COMPUTE_MODES
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         measurement
           --modes A[,B]  compute modes, each loaded in turn (default {",".join(_MODES)})
         """,
-        modes={"type": _modes},
+        modes={"type": names_of([mode for mode in COMPUTE_MODES if mode != "auto"])},
     )
     text = group.add_mutually_exclusive_group()
     OptionLines(text).add("""
@@ -86,11 +86,3 @@ def _line(one: FidelityFacts) -> str:
     return _LINE.format(
         one.compute, f"{one.nmse:.2e}", f"{one.kl:.2e}", share, f"{one.max_abs:.2e}"
     )
-
-
-def _modes(text: str) -> tuple[str, ...]:
-    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
-    for name in names:
-        if name not in COMPUTE_MODES or name == "auto":
-            raise argparse.ArgumentTypeError(f"{name!r} is not a compute mode")
-    return names

@@ -10,7 +10,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from app.cli.common import add_compute, add_lane_output, add_model, open_session, target_path
-from app.cli.option_lines import OptionLines
+from app.cli.option_lines import OptionLines, names_of
 from app.cli.output import print_line, print_report, signals_wait
 from app.cli.recorded import check_trace_folder, export
 from app.cli.run_arguments import add_llama_library, options_from
@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
               written shows (default nan)
         """,
         scripts={"nargs": "*"},
-        rollback={"type": _policies},
+        rollback={"type": names_of(ROLLBACK_POLICIES, or_all=True)},
         engine={"choices": (OURS, LLAMA)},
         fill={"choices": _FILLS},
     )
@@ -219,16 +219,3 @@ def _outcome(outcome: StatementOutcome) -> dict[str, Any]:
         "value": outcome.value if math.isfinite(outcome.value) else None,
         "message": outcome.message,
     }
-
-
-def _policies(text: str) -> tuple[str, ...]:
-    """Policies separated by commas, as an argparse type."""
-    names = text.split(",")
-    if names == ["all"]:
-        return tuple(ROLLBACK_POLICIES)
-    for name in names:
-        if name not in ROLLBACK_POLICIES:
-            raise argparse.ArgumentTypeError(
-                f"{name!r} is not one of {', '.join(ROLLBACK_POLICIES)}, all"
-            )
-    return tuple(names)

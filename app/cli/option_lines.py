@@ -6,7 +6,7 @@ import argparse
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from inspect import cleandoc
 from pathlib import Path
 from typing import Any
@@ -108,6 +108,22 @@ def thread_count(text: str) -> int:
 def numbers(text: str) -> Sequence[int]:
     """Numbers from 1, separated by commas, each once, as an argparse type."""
     return tuple(dict.fromkeys(positive(word.strip()) for word in text.split(",")))
+
+
+def names_of(known: Collection[str], *, or_all: bool = False) -> Callable[[str], tuple[str, ...]]:
+    """Names separated by commas, each once, as an argparse type. or_all: `all` is every one."""
+
+    def read(text: str) -> tuple[str, ...]:
+        if or_all and text == "all":
+            return tuple(known)
+        names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+        for name in names:
+            if name not in known:
+                all_of = ", ".join((*known, *(("all",) if or_all else ())))
+                raise argparse.ArgumentTypeError(f"{name!r} is not one of {all_of}")
+        return names
+
+    return read
 
 
 def finite_number(text: str) -> float:

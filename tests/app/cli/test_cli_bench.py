@@ -104,7 +104,7 @@ def test_a_random_model_can_be_written_and_looked_at(cli: Cli, tmp_path: Path) -
     [
         ([], "No model is given"),
         (["forward", "--splits", "--steps", "1"], "not allowed with"),
-        (["--rollback", "rings"], "'rings' is not a policy"),
+        (["--rollback", "rings"], "'rings' is not one of "),
         (["recording"], "No model is given"),
         (["recording", "--demo", "-n", "0"], "-n is 0 or below -1"),
         (["rollback", "--rollback", "ring", "--widths", "66"], "--widths 66 is above 65"),
