@@ -97,20 +97,15 @@ def _read_summary(node: Node) -> RecordedRequest:
         else:
             setattr(found, name, int(total))
     found.histogram = values.histogram(_POOLED)
-    steps, accepted = found.num_spec_steps, found.num_accepted_draft_tokens
-    names = _TOTALS["num_accepted_draft_tokens"], _TOTALS["num_spec_steps"]
     if (mean := figure(_MEAN)) is not None:
         found.given["mean_acceptance_length"] = mean
-    if mean is not None and accepted is not None and steps:
-        found.check_ratio(_MEAN, mean, accepted + steps, steps, *names)
-    drafted, rate = found.num_draft_tokens, figure(_RATE)
+    found.check_length(_MEAN, mean, _TOTALS)
+    rate = figure(_RATE)
     if rate is not None and rate <= 100:
         found.given["draft_acceptance_rate"] = rate / 100
     if (shares := values.histogram(_OF_STEPS)) is not None:
         found.rates = [sum(shares[i:]) / 100 for i in range(1, len(shares))]
-    if rate is not None and accepted is not None and drafted:
-        names = names[0], _TOTALS["num_draft_tokens"]
-        found.check_ratio(_RATE, rate, 100 * accepted, drafted, *names)
+    found.check_rate(_RATE, rate, _TOTALS, 100)
     found.check_counts(_TOTALS | {"histogram": _POOLED})
     found.record = {
         key: node.values[key]

@@ -161,12 +161,8 @@ def read_acceptance(node: Node, engine: str) -> tuple[RecordedRequest, Fields]:
     found, values = _counts(node, engine, _VLLM_KEYS)
     mean, rate = values.number("mean_acceptance_length"), values.number("draft_acceptance_rate")
     _complete(found)
-    steps, accepted = found.num_spec_steps, found.num_accepted_draft_tokens
-    both = None if steps is None or accepted is None else steps + accepted
-    counts = ("num_accepted_draft_tokens", "num_spec_steps")
-    found.check_ratio("mean_acceptance_length", mean, both, steps, *counts)
-    counts = ("num_accepted_draft_tokens", "num_draft_tokens")
-    found.check_ratio("draft_acceptance_rate", rate, accepted, found.num_draft_tokens, *counts)
+    found.check_length("mean_acceptance_length", mean, _VLLM_KEYS)
+    found.check_rate("draft_acceptance_rate", rate, _VLLM_KEYS)
     found.check_counts(_VLLM_KEYS)
     return found, values
 
@@ -243,10 +239,8 @@ def _read_sglang(node: Node) -> RecordedRequest:
     else:
         read_usage(node, reply, found)
     rate, length = values.number("spec_accept_rate"), values.number("spec_accept_length")
-    accepted, drafted = found.num_accepted_draft_tokens, found.num_draft_tokens
-    names = keys["num_accepted_draft_tokens"], keys["num_draft_tokens"]
-    found.check_ratio("spec_accept_rate", rate, accepted, drafted, *names)
-    if rate is not None and None in (accepted, drafted):
+    found.check_rate("spec_accept_rate", rate, keys)
+    if rate is not None and None in (found.num_accepted_draft_tokens, found.num_draft_tokens):
         found.given["draft_acceptance_rate"] = rate
     emitted, steps = found.timings.get("predicted_n"), found.num_spec_steps
     names = "completion_tokens", "spec_verify_ct"
@@ -293,10 +287,7 @@ _TENSORRT_KEYS = {
 
 def _read_tensorrt_request(node: Node) -> RecordedRequest:
     found, values = _counts(node, "tensorrt-llm", _TENSORRT_KEYS)
-    rate = values.number("acceptance_rate")
-    accepted, drafted = found.num_accepted_draft_tokens, found.num_draft_tokens
-    names = "total_accepted_draft_tokens", "total_draft_tokens"
-    found.check_ratio("acceptance_rate", rate, accepted, drafted, *names)
+    found.check_rate("acceptance_rate", values.number("acceptance_rate"), _TENSORRT_KEYS)
     found.check_counts(_TENSORRT_KEYS)
     read_usage(node, node.owner("usage", "perf_metrics"), found)
     choice = node.owner("finish_reason")

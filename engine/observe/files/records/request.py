@@ -162,6 +162,22 @@ class RecordedRequest(Struct):
             sentence = f"{key} is {given:.6g}, but {' and '.join(others)} make {ratio:.6g}"
             self.check(False, (key, *others), sentence)
 
+    def check_rate(
+        self, key: str, given: float | None, keys: Mapping[str, str], of: int = 1
+    ) -> None:
+        """The same of accepted by drafted tokens, `of` times. keys: see `check_counts`."""
+        accepted, drafted = self.num_accepted_draft_tokens, self.num_draft_tokens
+        part = None if accepted is None else of * accepted
+        names = keys["num_accepted_draft_tokens"], keys["num_draft_tokens"]
+        self.check_ratio(key, given, part, drafted, *names)
+
+    def check_length(self, key: str, given: float | None, keys: Mapping[str, str]) -> None:
+        """The same of accepted tokens, and one more, by step."""
+        accepted, steps = self.num_accepted_draft_tokens, self.num_spec_steps
+        part = None if accepted is None or steps is None else accepted + steps
+        names = keys["num_accepted_draft_tokens"], keys["num_spec_steps"]
+        self.check_ratio(key, given, part, steps, *names)
+
     def check_counts(self, keys: Mapping[str, str]) -> None:
         """Check the counts against each other. keys: this record's name of each field here."""
         steps, drafted = self.num_spec_steps, self.num_draft_tokens
