@@ -6,13 +6,12 @@ one is the best after the one just taken.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
 
 from engine.draft.block_drafter import BlockDrafter
-from engine.draft.drafter import N_TOP, Draft, DraftRequest
+from engine.draft.drafter import Draft, DraftRequest
 from engine.machine.device import read, upload
 from engine.model.drafters.dflash import BlockOutput
 from engine.sampling.distribution import softmax
@@ -32,7 +31,7 @@ class DraftDflash(BlockDrafter):
         for i, request in enumerate(requests):
             draft = Draft(drafter=self.name)
             for row in zip(ids[i], values[i], probs[i], strict=True):
-                if not self._take(draft, request.seq, *row):
+                if not draft.take(request.seq, *row, self._p_min, self._draws):
                     break
             drafts.append(draft)
         return drafts
@@ -54,32 +53,7 @@ class DraftDflash(BlockDrafter):
             found = by_predecessor[before]
             order = np.argsort(-found, kind="stable")
             row = candidates[order].tolist(), found[order].tolist(), softmax(found[order], 1.0)
-            if not self._take(draft, seq, *row):
+            if not draft.take(seq, *row, self._p_min, self._draws):
                 break
             before = int(np.flatnonzero(candidates == draft.tokens[-1])[0])
         return draft
-
-    def _take(
-        self,
-        draft: Draft,
-        seq: int,
-        ids: Sequence[int],
-        values: Sequence[float],
-        probs: Sequence[float] | np.ndarray,
-    ) -> bool:
-        """Add one of a row's candidates, best first; False where the draft ends before it."""
-        if not math.isfinite(values[0]):
-            draft.non_finite, draft.reason = (len(draft.tokens), values[0]), "non-finite"
-            return False
-        rank = self._draws.rank(seq, values) if self._draws else 0
-        if probs[rank] < self._p_min:
-            draft.reason = "p_min"
-            return False
-        if self._draws:
-            passed = np.asarray(probs) >= self._p_min
-            draft.q.append(self._draws.q(ids, values, passed))
-        draft.tokens.append(ids[rank])
-        draft.probs.append(float(probs[rank]))
-        draft.top_ids.append(list(ids[:N_TOP]))
-        draft.top_probs.append([float(p) for p in probs[:N_TOP]])
-        return True

@@ -6,13 +6,12 @@ drafter were certain.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
 
 from engine.draft.block_drafter import BlockDrafter
-from engine.draft.drafter import N_TOP, Draft, DraftRequest
+from engine.draft.drafter import Draft, DraftRequest
 from engine.draft.spec import DrafterInputs
 from engine.errors import OptionError
 from engine.machine.device import read
@@ -43,18 +42,13 @@ class DraftDspark(BlockDrafter):
         for i in range(len(requests)):
             draft = Draft(drafter=self.name)
             for row in range(self.n_max):
-                if not math.isfinite(values[i][row][0]):
-                    draft.non_finite = len(draft.tokens), values[i][row][0]
-                    draft.reason = "non-finite"
+                if not draft.is_finite(values[i][row][0]):
                     break
                 if sure[i]:
                     if sure[i][row] < self._p_min:
                         draft.reason = "confidence"
                         break
                     draft.sure.append(sure[i][row])
-                draft.tokens.append(ids[i][row][0])
-                draft.probs.append(probs[i][row][0])
-                draft.top_ids.append(ids[i][row][:N_TOP])
-                draft.top_probs.append(probs[i][row][:N_TOP])
+                draft.add(ids[i][row], probs[i][row])
             drafts.append(draft)
         return drafts

@@ -9,17 +9,20 @@ rows: what branches have in common is computed in each of them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from engine.sampling.distribution import Distribution
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
 
     from engine.batch import UBatch
+    from engine.draft.spec import TokenDraws
     from engine.model.layers import TargetRows
 
 
@@ -108,6 +111,41 @@ class Draft:
     def length(self) -> int:
         """Tokens of the longest branch."""
         return max(self.depths, default=-1) + 1 if self.parents else len(self.tokens)
+
+    def is_finite(self, logit: float) -> bool:
+        """Whether the largest logit of its next row is, and of all rows before it were."""
+        if self.non_finite is None and not math.isfinite(logit):
+            self.non_finite, self.reason = (len(self.tokens), logit), "non-finite"
+        return self.non_finite is None
+
+    def add(self, ids: Sequence[int], probs: Sequence[float] | np.ndarray, rank: int = 0) -> None:
+        """Add one of a row's candidates, best first."""
+        self.tokens.append(ids[rank])
+        self.probs.append(float(probs[rank]))
+        self.top_ids.append([*ids[:N_TOP]])
+        self.top_probs.append([*map(float, probs[:N_TOP])])
+
+    def take(
+        self,
+        seq: int,
+        ids: Sequence[int],
+        logits: Sequence[float],
+        probs: Sequence[float] | np.ndarray,
+        p_min: float,
+        draws: TokenDraws | None,
+    ) -> bool:
+        """Add the best candidate of a row, or one that is drawn; False where the draft ends before
+        it."""
+        if not self.is_finite(logits[0]):
+            return False
+        rank = draws.rank(seq, logits) if draws else 0
+        if probs[rank] < p_min:
+            self.reason = "p_min"
+            return False
+        if draws:
+            self.q.append(draws.q(ids, logits, np.asarray(probs) >= p_min))
+        self.add(ids, probs, rank)
+        return True
 
     def cut(self, n_max: int, reason: str) -> None:
         """Keep at most n_max tokens of every branch; the reason is noted if any are lost."""

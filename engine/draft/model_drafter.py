@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from engine.batch import UBatch
-from engine.draft.drafter import N_TOP, Draft, Drafter, DraftRequest, PendingDrafts
+from engine.draft.drafter import Draft, Drafter, DraftRequest, PendingDrafts
 from engine.draft.spec import DrafterInputs, ModelDraftOptions
 from engine.machine.device import read, upload
 from engine.memory.cells import UNKNOWN
@@ -157,26 +157,13 @@ class ModelDrafter(Drafter, ABC):
         """Put the candidates of a step into the drafts; the rows that go on drafting."""
         rows = []
         for row, request in enumerate(requests):
-            draft, rank, limit = drafts[request.seq], 0, self._limit(request)
+            draft = drafts[request.seq]
             if row < len(n_wrong):
                 draft.n_wrong_rows = n_wrong[row]
-            if draft.non_finite is None and not math.isfinite(values[row][0]):
-                draft.non_finite, draft.reason = (len(draft.tokens), values[row][0]), "non-finite"
-            if draft.non_finite is not None:
+            found = ids[row], values[row], probs[row]
+            if not draft.take(request.seq, *found, self._p_min, self._draws):
                 continue
-            if self._draws:
-                rank = self._draws.rank(request.seq, values[row])
-            if probs[row][rank] < self._p_min:
-                draft.reason = "p_min"
-                continue
-            if self._draws:
-                passed = np.array(probs[row]) >= self._p_min
-                draft.q.append(self._draws.q(ids[row], values[row], passed))
-            draft.tokens.append(ids[row][rank])
-            draft.probs.append(probs[row][rank])
-            draft.top_ids.append(ids[row][:N_TOP])
-            draft.top_probs.append(probs[row][:N_TOP])
-            if len(draft.tokens) < limit:
+            if len(draft.tokens) < self._limit(request):
                 rows.append(row)
             elif len(draft.tokens) < self.n_max:
                 draft.reason = draft.reason or "limit"

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from engine.batch import Span, UBatch
-from engine.draft.drafter import N_TOP, Draft, DraftRequest, width_at
+from engine.draft.drafter import Draft, DraftRequest, width_at
 from engine.draft.model_drafter import N_MARKS, ModelDrafter, SeenRows, on_host, single_tokens
 from engine.draft.spec import DrafterInputs
 from engine.machine.device import upload
@@ -141,11 +141,8 @@ class RowDrafter(ModelDrafter):
                         seq = request.seq + n_used * self._n_slots
                         n_used += 1
                     grown.append((seq, source, len(draft.tokens), row))
-                    draft.tokens.append(ids[row][rank])
+                    draft.add(ids[row], probs[row], rank)
                     draft.parents.append(node)
-                    draft.probs.append(probs[row][rank])
-                    draft.top_ids.append(ids[row][:N_TOP])
-                    draft.top_probs.append(probs[row][:N_TOP])
             if not grown or level + 1 == limit:
                 break
             for seq, source, *_ in grown:
