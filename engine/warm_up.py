@@ -80,8 +80,9 @@ def _decode(model: HybridModel, is_plain: bool = False) -> None:
     memory = HybridMemory.for_model(
         config, 1, n_ctx, model.device, policy="planes", n_rs_seq=n_rs_seq
     )
-    has_head = model.head and not is_plain
-    of_head = HybridMemory.for_head(config, 1, n_ctx, model.device) if has_head else None
+    of_head = None
+    if model.head and not is_plain:
+        of_head = HybridMemory.for_layers(config.mtp_cells(), 1, n_ctx, model.device)
     start = 0
     for width in widths:
         asked = range(max(width - WIDTHS[-1], 0), width)  # logits of a prompt would take 15 MB

@@ -414,7 +414,8 @@ def draft_model(session: Session, options: RunOptions, drafter: str, n_ctx: int)
     n_ubatch = min(options.n_ubatch, options.n_batch)
     if drafter == "draft-mtp":
         assert target.head is not None
-        return MtpModel(target.head, HybridMemory.for_head(target.config, *sizes), n_ubatch)
+        memory = HybridMemory.for_layers(target.config.mtp_cells(), *sizes)
+        return MtpModel(target.head, memory, n_ubatch)
     loaded = session.drafts[drafter]
     if isinstance(loaded, HybridModel):
         memory = HybridMemory.for_model(loaded.config, *sizes)

@@ -45,7 +45,7 @@ class DraftMtp(RowDrafter):
                 "Give its MTP block as a file of its own with -md, open a file with nextn tensors, "
                 "or use draft-simple with a draft model.",
             )
-        memory = inputs.memory(self.name, partial(HybridMemory.for_head, config))
+        memory = inputs.memory(self.name, partial(HybridMemory.for_layers, config.mtp_cells()))
         super().__init__(memory, config.n_handed, inputs)
         self._head = head
         self._keeps_cells = "mtp-carried" in inputs.faults

@@ -115,21 +115,6 @@ class HybridMemory(ModelMemory):
         )
 
     @classmethod
-    def for_head(
-        cls,
-        config: ModelConfig,
-        n_seqs: int,
-        n_ctx: int,
-        device: torch.device,
-        *,
-        batch_invariant: bool = False,
-    ) -> HybridMemory:
-        """Memory for the MTP block: one attention layer of its own."""
-        size = config.mtp.block.cells() if config.mtp else None
-        assert size is not None  # a head attends
-        return cls.for_layers({0: size}, n_seqs, n_ctx, device, batch_invariant=batch_invariant)
-
-    @classmethod
     def for_layers(
         cls,
         layers: Mapping[int, CellSize],
@@ -140,7 +125,8 @@ class HybridMemory(ModelMemory):
         ahead: bool = False,
         batch_invariant: bool = False,
     ) -> HybridMemory:
-        """Memory for attention layers alone, as drafters have them. ahead: see AttentionKV."""
+        """Memory for attention layers alone, as drafters have them and ModelConfig.mtp_cells names
+        them of an MTP block. ahead: see AttentionKV."""
         cells: dict[CellKey, CellSize] = dict(layers.items())
         attention = AttentionKV(cells, n_seqs, n_ctx, device, in_order=batch_invariant, ahead=ahead)
         return cls(attention, None, batch_invariant=batch_invariant, graphs=graphs_for(device))

@@ -80,3 +80,8 @@ class ModelConfig:
         """The trunk layers that attend, and what a token leaves in each."""
         sizes = ((i, block.cells()) for i, block in enumerate(self.blocks))
         return {i: size for i, size in sizes if size is not None}
+
+    def mtp_cells(self) -> Mapping[int, CellSize]:
+        """The same of the MTP block alone, as layer 0."""
+        size = self.mtp.block.cells() if self.mtp else None
+        return {} if size is None else {0: size}

@@ -113,7 +113,7 @@ def test_it_is_what_memories_take(name: str, policy: str) -> None:
     kept += found.sizes.get(policy, 0) if options.snapshots else 0
     assert memory.n_bytes() == kept
     if config.mtp:
-        of_head = HybridMemory.for_head(config, 3, 100, CPU)
+        of_head = HybridMemory.for_layers(config.mtp_cells(), 3, 100, CPU)
         assert of_head.n_bytes() == found.sizes["MTP KV"]
     assert found.later["context checkpoints"] == 32 * 3 * memory.save(0).n_bytes
 

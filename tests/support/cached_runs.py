@@ -38,7 +38,7 @@ class OpenCache(PromptCache):
 @contextmanager
 def poisoned():
     """All memory made meanwhile is full of NaN."""
-    for_model, for_head = HybridMemory.for_model.__func__, HybridMemory.for_head.__func__
+    for_model, for_layers = HybridMemory.for_model.__func__, HybridMemory.for_layers.__func__
 
     def poison(make, cls, *args, **others):
         memory = make(cls, *args, **others)
@@ -48,7 +48,7 @@ def poisoned():
     with (
         patch.object(MemoryShelf, "take", lambda self, key, make: make()),
         patch.object(HybridMemory, "for_model", classmethod(partial(poison, for_model))),
-        patch.object(HybridMemory, "for_head", classmethod(partial(poison, for_head))),
+        patch.object(HybridMemory, "for_layers", classmethod(partial(poison, for_layers))),
     ):
         yield
 

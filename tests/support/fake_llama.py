@@ -187,7 +187,7 @@ class FakeLlama:
         n_ctx = settings.n_ctx // settings.n_seq_max
         if settings.ctx_type:
             sizes = settings.n_seq_max, n_ctx, self.session.device
-            memory = HybridMemory.for_head(self.session.config, *sizes)
+            memory = HybridMemory.for_layers(self.session.config.mtp_cells(), *sizes)
         else:
             memory = self.session.make_memory(options, settings.n_seq_max, n_ctx, settings.n_rs_seq)
         self.contexts.append(FakeContext(memory, settings))

@@ -241,14 +241,13 @@ def describe_mtp_file(file: GgufFile) -> DrafterInfo:
     config = read_mtp_file(file)
     unused = unused_blocks(config)
     own = {name: info for name, info in file.tensors.items() if not name.startswith(unused)}
-    cells = config.mtp.block.cells() if config.mtp else None
     return DrafterInfo(
         drafter=DRAFT_MTP,
         name=config.name,
         n_params=sum(info.n_elements for info in own.values()),
         weight_bytes=sum(info.n_bytes for info in file.tensors.values()),
         loaded_bytes=loaded_bytes(own, shares_head="token_embd.weight" not in own),
-        cell_bytes=cells.n_bytes if cells else 0,
+        cell_bytes=sum(size.n_bytes for size in config.mtp_cells().values()),
         n_target=config.n_embd,
         taps=(),
         draft_head_bytes=draft_head_bytes(own),
