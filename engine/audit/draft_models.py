@@ -315,7 +315,7 @@ class Eagle3Model(_RowModel):
 
     def table(self, rows: TargetRows | None, layers: Sequence[int] | None = None) -> Tensor | None:
         assert rows is not None
-        return self.core.fused(_taps(rows, layers or self.core.config.taps))
+        return self.core.fused(rows.side_by_side(layers or self.core.config.taps))
 
 
 class BlockModel(DraftModel):
@@ -357,7 +357,7 @@ class BlockModel(DraftModel):
 
     def table(self, rows: TargetRows | None, layers: Sequence[int] | None = None) -> Tensor | None:
         assert rows is not None
-        return _taps(rows, layers or self.config.taps)
+        return rows.side_by_side(layers or self.config.taps)
 
     def _pass(self, ubatch: UBatch, rows: Tensor | None) -> None:
         assert rows is not None
@@ -433,10 +433,6 @@ def taps_of(session: Session, options: RunOptions) -> tuple[int, ...]:
     names = [name for name in options.spec.types if name in session.drafts]
     configs = (getattr(session.drafts[name], "config", None) for name in names)
     return tuple(sorted({tap for config in configs for tap in getattr(config, "taps", ())}))
-
-
-def _taps(rows: TargetRows, layers: Sequence[int]) -> Tensor:
-    return torch.cat([rows.taps[layer] for layer in layers], -1)
 
 
 def _orders(layers: Sequence[int]) -> list[tuple[int, ...]]:

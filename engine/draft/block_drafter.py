@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from engine.batch import Span, UBatch
-from engine.draft.drafter import Draft, Drafter, DraftRequest
+from engine.draft.drafter import Draft, DraftRequest, MemoryDrafter
 from engine.draft.model_drafter import N_MARKS, SeenRows
 from engine.draft.spec import DrafterInputs
 from engine.errors import OptionError
@@ -47,14 +47,12 @@ class _TargetContext:
         return self.rows[0]
 
 
-class BlockDrafter(Drafter, ABC):
+class BlockDrafter(MemoryDrafter, ABC):
     """One pass drafts a block for every sequence; which tokens of it, each kind says.
 
     A block has as many rows as n_max asks for, whatever limit a request has: drafts depend on the
     length of their block. No draft where a whole block no longer fits into the context.
     """
-
-    has_memory = True
 
     def __init__(self, inputs: DrafterInputs) -> None:
         """Raises OptionError without the file of a drafter."""
@@ -93,7 +91,7 @@ class BlockDrafter(Drafter, ABC):
             self._seen.note(seq, int(ubatch.positions[i, 0]), marks[i])
 
     def resume(self, seq: int, n_tokens: int) -> None:
-        """Cut memory to these tokens."""
+        super().resume(seq, n_tokens)
         context = self._contexts.setdefault(seq, _TargetContext())
         n_waiting = max(0, n_tokens - context.n_injected)
         if context.tokens:
@@ -101,23 +99,16 @@ class BlockDrafter(Drafter, ABC):
             del context.tokens[n_waiting:]
         context.n_injected = min(context.n_injected, n_tokens)
         self._memory.seq_rm(seq, context.n_injected)
-        if self._draws:
-            self._draws.forget(seq)
-
-    def held(self, seq: int) -> int:
-        return self._memory.seq_pos_max(seq) + 1
 
     def next_position(self, seq: int) -> int:
         context = self._contexts.get(seq, _TargetContext())
         return context.n_injected + len(context.tokens)
 
     def forget(self, seq: int) -> None:
+        super().forget(seq)
         self._contexts.pop(seq, None)
         self._seen.forget(seq)
         self._n_wrong.pop(seq, None)
-        self._memory.clear(seq)
-        if self._draws:
-            self._draws.forget(seq)
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         m, n_ctx = self._block_length, self._memory.attention.n_ctx

@@ -107,9 +107,6 @@ class DraftSimple(ModelDrafter):
         del progress.tokens[n_tokens:]
         progress.guessed = []
 
-    def held(self, seq: int) -> int:
-        return self._memory.seq_pos_max(seq) + 1
-
     def next_position(self, seq: int) -> int:
         progress = self._progress.get(seq, _DecodedSoFar())
         return max(len(progress.tokens), progress.n_decoded)
@@ -117,7 +114,6 @@ class DraftSimple(ModelDrafter):
     def forget(self, seq: int) -> None:
         super().forget(seq)
         self._progress.pop(seq, None)
-        self._memory.clear(seq)
 
     def _first(self, requests: Sequence[DraftRequest]) -> Tensor:
         spans = []

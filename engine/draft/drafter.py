@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from engine.batch import UBatch
     from engine.draft.spec import TokenDraws
+    from engine.memory.hybrid import HybridMemory
     from engine.model.layers import TargetRows
 
 
@@ -236,6 +237,27 @@ class Drafter:
 
     def forget(self, seq: int) -> None:
         """The sequence has ended; its slot may be used again."""
+
+
+class MemoryDrafter(Drafter):
+    """One with a memory of its own, whose tokens may be drawn."""
+
+    has_memory = True
+    _memory: HybridMemory
+    _draws: TokenDraws | None
+
+    def resume(self, seq: int, n_tokens: int) -> None:
+        """Cut memory to these tokens; a new sequence draws random numbers of its own."""
+        if self._draws:
+            self._draws.forget(seq)
+
+    def held(self, seq: int) -> int:
+        return self._memory.seq_pos_max(seq) + 1
+
+    def forget(self, seq: int) -> None:
+        self._memory.clear(seq)
+        if self._draws:
+            self._draws.forget(seq)
 
 
 def branches(parents: Sequence[int]) -> list[list[int]]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from engine.batch import UBatch
-from engine.draft.drafter import Draft, Drafter, DraftRequest, PendingDrafts
+from engine.draft.drafter import Draft, DraftRequest, MemoryDrafter, PendingDrafts
 from engine.draft.spec import DrafterInputs, ModelDraftOptions
 from engine.machine.device import read, upload
 from engine.memory.cells import UNKNOWN
@@ -36,7 +36,7 @@ class _Ranked(NamedTuple):
     n_wrong: Tensor
 
 
-class ModelDrafter(Drafter, ABC):
+class ModelDrafter(MemoryDrafter, ABC):
     """One token per step for all sequences that are still drafting.
 
     The candidate is the most probable token, or with `draws` one drawn from the ten most probable;
@@ -44,8 +44,6 @@ class ModelDrafter(Drafter, ABC):
     candidate is dropped and the sequence stops; a draft shorter than n_min is thrown away
     (llama.cpp #22506).
     """
-
-    has_memory = True
 
     def __init__(self, inputs: DrafterInputs) -> None:
         options: ModelDraftOptions = inputs.options
@@ -175,15 +173,6 @@ class ModelDrafter(Drafter, ABC):
 
     def _limit(self, request: DraftRequest) -> int:
         return min(request.n_max, self.n_max)
-
-    def resume(self, seq: int, n_tokens: int) -> None:
-        """Cut memory to these tokens; a new sequence draws random numbers of its own."""
-        if self._draws:
-            self._draws.forget(seq)
-
-    def forget(self, seq: int) -> None:
-        if self._draws:
-            self._draws.forget(seq)
 
     @abstractmethod
     def _first(self, requests: Sequence[DraftRequest]) -> Tensor:

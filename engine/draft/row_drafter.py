@@ -178,9 +178,6 @@ class RowDrafter(ModelDrafter):
         self._memory.seq_rm(seq, paired.n_decoded)
         del paired.tokens[n_tokens:]
 
-    def held(self, seq: int) -> int:
-        return self._memory.seq_pos_max(seq) + 1
-
     def next_position(self, seq: int) -> int:
         paired = self._of(seq)
         return max(len(paired.tokens), paired.n_decoded + self.AHEAD)
@@ -189,7 +186,6 @@ class RowDrafter(ModelDrafter):
         super().forget(seq)
         self._paired.pop(seq, None)
         self._seen.forget(seq)
-        self._memory.clear(seq)
 
     def _first(self, requests: Sequence[DraftRequest]) -> Tensor:
         spans = []
