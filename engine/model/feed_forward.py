@@ -11,20 +11,24 @@ from engine.model.parts import FeedForwardPart
 from engine.model.parts.feed_forward import DensePart, Gating, LatentPart, MixturePart
 from engine.model.weights import Weights
 from kernels import pointwise
-from kernels.linear import PackedWeight, PreparedRows, Residual, Rows, operation_rows
+from kernels.linear import operation_rows
+from kernels.linear.block_parts import PreparedRows, Residual, Rows
+from kernels.linear.packed import PackedWeight
 from kernels.moe import (
-    RELU2,
-    SWIGLU,
-    Activation,
     Added,
     Choice,
     add_to_experts,
-    clamped_swiglu_activation,
     experts,
     route,
     route_biased,
     route_given,
     route_product,
+)
+from kernels.moe.packed import (
+    RELU2,
+    SWIGLU,
+    Activation,
+    clamped_swiglu_activation,
     situ_activation,
     swiglu_within,
 )

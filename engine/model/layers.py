@@ -23,7 +23,7 @@ from engine.model.mixers import make_mixer
 from engine.model.parts import BlockParts
 from engine.model.rope import RopeConfig
 from engine.model.weights import Projection, Weights
-from kernels.linear import Norm, Residual, Rows
+from kernels.linear.block_parts import Norm, Residual, Rows
 from kernels.norm import layer_norm, rms_norm, rms_norm_rows
 from kernels.pointwise import add, multiply
 from kernels.rope import rope_table

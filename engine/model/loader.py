@@ -36,7 +36,7 @@ from engine.model.trunks import make_mtp_block, make_trunk
 from engine.model.trunks.hyper_connections import make_reader
 from engine.model.weights import Embedding, Projection, Weights
 from kernels.dispatch import uses_llvm
-from kernels.linear import stays_in_blocks
+from kernels.linear.blocks import stays_in_blocks
 from kernels.processor import has_feature
 
 # bytes of weights that processors' caches hold, at most: memory's speed matters beyond

@@ -11,7 +11,8 @@ from torch import Tensor
 from engine.batch import GreedyTokens, UBatch, UBatchTensors
 from engine.model.parts import CellKey
 from engine.model.recurrence import RecurrenceInputs, StateKey
-from kernels.linear import PackedWeight, Residual, Rows
+from kernels.linear.block_parts import Residual, Rows
+from kernels.linear.packed import PackedWeight
 from kernels.rows.cells import CellPlaces
 
 

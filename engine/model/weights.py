@@ -13,29 +13,13 @@ from torch import Tensor
 from engine.gguf.reader import StoredRows, TensorReader
 from engine.machine.device import CPU
 from engine.model.parts import Shapes
-from kernels.linear import (
-    PackedWeight,
-    Residual,
-    Rows,
-    as_llama_cpp,
-    gated_linear,
-    linear,
-    linear_each,
-    pack,
-    pack_blocks,
-    stack_weights,
-    stays_in_blocks,
-)
+from kernels.linear import gated_linear, linear, linear_each, pack
+from kernels.linear.block_parts import Residual, Rows, as_llama_cpp
+from kernels.linear.blocks import pack_blocks, stack_weights, stays_in_blocks
 from kernels.linear.dequant import dequantise
-from kernels.linear.packed import BlockData
-from kernels.moe import (
-    SWIGLU,
-    Activation,
-    PackedExperts,
-    pack_expert_blocks,
-    pack_experts,
-    put_together,
-)
+from kernels.linear.packed import BlockData, PackedWeight
+from kernels.moe import pack_expert_blocks, pack_experts
+from kernels.moe.packed import SWIGLU, Activation, PackedExperts, put_together
 from kernels.pointwise import add
 from kernels.rows import take_rows
 
@@ -130,7 +114,7 @@ class Weights:
     """Takes tensors one at a time, by their name within `prefix`, and counts what is kept.
 
     compute: the mode of large matrices; those that stay in the blocks of the file are kept as they
-    are (kernels.linear.stays_in_blocks), and "blocks" and "q8" take others as f32, "blocks" on a
+    are (kernels.linear.blocks.stays_in_blocks), and "blocks" and "q8" take others as f32, "blocks" on a
     GPU as bf16. device: where what is kept goes; tensors are read and rearranged on the processor.
     as_llama_cpp: matrices that do not stay in their blocks round the other side of a product for
     the type in the file, as llama.cpp's do (kernels.linear.block_parts) and q8 does anyway; for

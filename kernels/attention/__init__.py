@@ -9,7 +9,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels.dispatch import pick, runs_triton
-from kernels.linear import PackedWeight, Rows, operation_rows
+from kernels.linear import operation_rows
+from kernels.linear.block_parts import Rows
+from kernels.linear.packed import PackedWeight
 from kernels.pointwise import output_gate
 
 AttendArguments = tuple[Tensor, Tensor, Tensor, Tensor, float, Tensor | None]

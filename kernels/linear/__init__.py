@@ -10,41 +10,11 @@ from torch import Tensor
 
 from kernels.dispatch import pick, runs_triton
 from kernels.linear import naive, with_torch
-from kernels.linear.block_parts import Norm, PreparedRows, Residual, Rows, as_llama_cpp, round_rows
-from kernels.linear.blocks import (
-    linear_blocks,
-    pack_blocks,
-    pack_plain,
-    stack_weights,
-    stays_in_blocks,
-    stays_plain,
-    takes_any_rows,
-)
+from kernels.linear.block_parts import PreparedRows, Residual, Rows, round_rows
+from kernels.linear.blocks import linear_blocks, pack_plain, stays_plain, takes_any_rows
 from kernels.linear.packed import INTEGER_MODES, MODES, BlockData, PackedWeight
 from kernels.pointwise import add
 from kernels.rows import join
-
-__all__ = [
-    "MODES",
-    "Norm",
-    "PackedWeight",
-    "PreparedRows",
-    "Residual",
-    "Rows",
-    "as_llama_cpp",
-    "finish_rows",
-    "gated_linear",
-    "linear",
-    "linear_each",
-    "linear_of_columns",
-    "multiply_rows",
-    "operation_rows",
-    "pack",
-    "pack_blocks",
-    "prepare_rows",
-    "stack_weights",
-    "stays_in_blocks",
-]
 
 _CPU = torch.device("cpu")
 

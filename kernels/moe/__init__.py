@@ -12,59 +12,18 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels.dispatch import operation, pick, runs_triton
-from kernels.linear import (
-    MODES,
-    PackedWeight,
-    PreparedRows,
-    Residual,
-    Rows,
-    finish_rows,
-    linear,
-    multiply_rows,
-    prepare_rows,
-)
+from kernels.linear import finish_rows, linear, multiply_rows, prepare_rows
 from kernels.linear import naive as linear_naive
 from kernels.linear import with_torch as linear_with_torch
+from kernels.linear.block_parts import PreparedRows, Residual, Rows
 from kernels.linear.blocks import pack_blocks, stack_weights, takes_any_rows
-from kernels.linear.packed import WEIGHT_LEVELS, BlockData
-from kernels.moe.packed import (
-    RELU2,
-    SWIGLU,
-    Activation,
-    Matrices,
-    PackedExperts,
-    clamped_swiglu_activation,
-    pack_each,
-    put_together,
-    situ_activation,
-    swiglu_within,
-)
+from kernels.linear.packed import MODES, WEIGHT_LEVELS, BlockData, PackedWeight
+from kernels.moe.packed import SWIGLU, Activation, Matrices, PackedExperts, pack_each, put_together
 from kernels.pointwise import add, output_gate
 from kernels.pointwise.with_torch import pointwise
 
 _TRITON, _LLVM = "kernels.moe.with_triton", "kernels.moe.with_llvm"
 
-__all__ = [
-    "NOTHING",
-    "RELU2",
-    "SWIGLU",
-    "Activation",
-    "Added",
-    "Choice",
-    "PackedExperts",
-    "add_to_experts",
-    "clamped_swiglu_activation",
-    "experts",
-    "pack_expert_blocks",
-    "pack_experts",
-    "put_together",
-    "route",
-    "route_biased",
-    "route_given",
-    "route_product",
-    "situ_activation",
-    "swiglu_within",
-]
 
 Added = tuple[Tensor | None, Tensor | None, Residual | None]
 """What a layer adds to the sums over experts: the shared expert's result f32 [n, d], its gate f32

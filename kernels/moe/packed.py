@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from kernels.dispatch import uses_llvm
-from kernels.linear import PackedWeight
-from kernels.linear.packed import BlockData
+from kernels.linear.packed import BlockData, PackedWeight
 from kernels.pointwise import clamped_swiglu, naive, relu2, situ, swiglu
 
 

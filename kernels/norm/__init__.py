@@ -18,7 +18,8 @@ from kernels.pointwise.with_torch import pointwise
 _TRITON = "kernels.norm.with_triton"
 
 if TYPE_CHECKING:
-    from kernels.linear import PackedWeight, Rows
+    from kernels.linear.block_parts import Rows
+    from kernels.linear.packed import PackedWeight
 
 GatedArguments = tuple[Tensor, Tensor, Tensor, float]
 """x, gate, weight and eps, as gated_rms_norm and group_rms_norm describe them."""

@@ -7,8 +7,9 @@ import torch
 
 from engine.machine.graphs import RecordOnProcessor
 from kernels.dispatch import uses_llvm
-from kernels.linear import pack_blocks, stack_weights
-from kernels.moe import PackedExperts, experts, put_together, route
+from kernels.linear.blocks import pack_blocks, stack_weights
+from kernels.moe import experts, route
+from kernels.moe.packed import PackedExperts, put_together
 from tests.support.random_blocks import random_blocks
 
 N_EXPERTS, WIDTH, D = 6, 256, 512

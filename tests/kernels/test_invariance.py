@@ -11,8 +11,8 @@ from torch.nn import functional
 from kernels import attention, moe, norm
 from kernels.attention import attend
 from kernels.attention import with_llvm as llvm_attention
-from kernels.linear import MODES
 from kernels.linear.integers import weight_levels
+from kernels.linear.packed import MODES
 from kernels.moe import experts, pack_experts, route
 from kernels.norm import gated_rms_norm, group_rms_norm, l2_norm, rms_norm
 from kernels.pointwise import delta_gates, relu2, step_gates, swiglu

@@ -29,17 +29,15 @@ from kernels.linear.integer_blocks import TYPES as INTEGER_TYPES
 from kernels.linear.integer_blocks import with_triton as integers_op
 from kernels.linear.integer_blocks.rows_with_triton import MOST_NORMED, operation_rows
 from kernels.linear.packed import BlockData, PackedWeight
-from kernels.moe import (
+from kernels.moe import Choice, experts, pack_expert_blocks
+from kernels.moe import with_triton as moe
+from kernels.moe.packed import (
     RELU2,
     SWIGLU,
-    Choice,
     clamped_swiglu_activation,
-    experts,
-    pack_expert_blocks,
     situ_activation,
     swiglu_within,
 )
-from kernels.moe import with_triton as moe
 from kernels.norm import with_triton as norm
 from kernels.pointwise import with_triton as pointwise
 from kernels.recurrence import UpdateLog

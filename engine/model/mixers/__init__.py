@@ -44,7 +44,7 @@ from engine.model.parts.recurrent import (
 from engine.model.recurrence import ConvWindow, Recurrence, RecurrentLayout, StateKey, TokenWindow
 from engine.model.recurrent_states import DeltaState, ScanState, SsdState
 from engine.model.weights import Weights
-from kernels.linear import Residual, Rows
+from kernels.linear.block_parts import Residual, Rows
 from kernels.pointwise import add
 
 _MAKE: Mapping[type, Callable[..., Mixer]] = {

@@ -20,7 +20,7 @@ from engine.model.weights import MatrixRows, Projection, Weights
 from kernels.attention import attend, attend_rows
 from kernels.attention.block_choice import Indexer, choose_blocks, choose_pools
 from kernels.dispatch import runs_triton
-from kernels.linear import Residual, Rows
+from kernels.linear.block_parts import Residual, Rows
 from kernels.linear.head_linear import head_linear
 from kernels.norm import head_norm, layer_norm, rms_norm
 from kernels.pointwise import add, multiply, output_gate

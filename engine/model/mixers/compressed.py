@@ -16,7 +16,7 @@ from engine.model.recurrence import LogPart, Recurrence, RowNumbers, StateKey, T
 from engine.model.weights import MatrixRows, Weights
 from kernels.attention import attend
 from kernels.attention.compressed_choice import BlockScores, see_blocks
-from kernels.linear import Residual, Rows
+from kernels.linear.block_parts import Residual, Rows
 from kernels.norm import head_norm, rms_norm
 from kernels.recurrence.compressor import (
     Compressor,

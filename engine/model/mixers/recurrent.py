@@ -21,7 +21,8 @@ from engine.model.recurrence import ConvInputs, StateKey
 from engine.model.recurrent_states import DeltaInputs, ScanInputs, SsdInputs
 from engine.model.weights import MatrixRows, Projection, Weights, project_each
 from kernels.dispatch import runs_triton
-from kernels.linear import Residual, Rows, linear_of_columns, operation_rows
+from kernels.linear import linear_of_columns, operation_rows
+from kernels.linear.block_parts import Residual, Rows
 from kernels.norm import gated_rms_norm_rows, group_rms_norm_rows, rms_norm
 from kernels.pointwise import multiply, step_gates, swiglu
 

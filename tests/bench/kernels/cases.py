@@ -12,11 +12,12 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from kernels import attention, moe, norm, rope
 from kernels.attention import attend
 from kernels.dispatch import uses_llvm
-from kernels.linear import MODES, integer_blocks, linear, pack
 from kernels.linear import block_linear as blocks_op
+from kernels.linear import integer_blocks, linear, pack
 from kernels.linear import naive as linear_law
 from kernels.linear.block_linear import TYPES, block_linear
 from kernels.linear.integers import weight_levels
+from kernels.linear.packed import MODES
 from kernels.moe import experts, pack_experts, route
 from kernels.norm import gated_rms_norm, l2_norm, rms_norm
 from kernels.pointwise import delta_gates, swiglu

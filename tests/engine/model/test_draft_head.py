@@ -18,7 +18,7 @@ from engine.model.weights import Projection
 from engine.options import Prompt
 from engine.session import Session
 from kernels.dispatch import uses_llvm
-from kernels.linear import pack_blocks
+from kernels.linear.blocks import pack_blocks
 from resources import DEMO_TARGET
 from tests.support.golden_runs import decode, options_of, tokens_of, tokens_table
 from tests.support.random_blocks import random_blocks

@@ -7,7 +7,8 @@ import torch
 
 from kernels import moe
 from kernels.linear import integers
-from kernels.moe import RELU2, Choice, with_llvm
+from kernels.moe import Choice, with_llvm
+from kernels.moe.packed import RELU2
 from tests.support.closeness import nmse
 from tests.support.implementations import implementations
 

@@ -8,10 +8,12 @@ import pytest
 import torch
 
 from kernels import moe
-from kernels.linear import MODES, integers, pack_blocks, stack_weights
+from kernels.linear import integers
 from kernels.linear import naive as linear_law
 from kernels.linear import with_torch as linear_op
+from kernels.linear.blocks import pack_blocks, stack_weights
 from kernels.linear.dequant import dequantise
+from kernels.linear.packed import MODES
 from tests.support.closeness import nmse
 from tests.support.implementations import implementations
 from tests.support.random_blocks import random_blocks

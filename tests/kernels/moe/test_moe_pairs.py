@@ -7,11 +7,11 @@ import torch
 
 from kernels import moe
 from kernels.dispatch import uses_llvm
-from kernels.linear import pack_blocks, stack_weights
+from kernels.linear.blocks import pack_blocks, stack_weights
 from kernels.linear.integer_blocks import TYPES, integer_linear
 from kernels.linear.packed import BlockData, PackedWeight
-from kernels.moe import RELU2, SWIGLU, Activation, PackedExperts, experts, put_together, route
-from kernels.moe.packed import find_places
+from kernels.moe import experts, route
+from kernels.moe.packed import RELU2, SWIGLU, Activation, PackedExperts, find_places, put_together
 from tests.support.closeness import nmse
 from tests.support.implementations import Implementation
 from tests.support.random_blocks import random_blocks

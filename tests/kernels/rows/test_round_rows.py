@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.linear import as_llama_cpp, linear, pack, pack_blocks, stack_weights
-from kernels.linear.block_parts import round_rows
+from kernels.linear import linear, pack
+from kernels.linear.block_parts import as_llama_cpp, round_rows
+from kernels.linear.blocks import pack_blocks, stack_weights
 from tests.support.random_blocks import random_blocks
 
 

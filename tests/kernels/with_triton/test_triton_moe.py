@@ -14,17 +14,13 @@ from kernels.linear.dequant import dequantise
 from kernels.linear.integer_blocks import integer_linear_naive
 from kernels.linear.integer_blocks.with_triton import products
 from kernels.linear.packed import BlockData, PackedWeight
-from kernels.moe import (
-    NOTHING,
+from kernels.moe import NOTHING, Choice, add_to_experts, pack_expert_blocks, with_triton
+from kernels.moe.packed import (
     RELU2,
     SWIGLU,
-    Choice,
-    add_to_experts,
     clamped_swiglu_activation,
-    pack_expert_blocks,
     situ_activation,
     swiglu_within,
-    with_triton,
 )
 from kernels.moe.with_triton import MOST_ROUTED
 from kernels.norm import with_triton as norm
