@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from engine.draft.adaptive import adapted
 from engine.draft.registry import DRAFTERS
 from engine.errors import OptionError, TraceFileError
 from engine.gguf.content import HASH_S, ContentHash
@@ -304,7 +305,6 @@ class Fork:
 def chain_of(parts: Sequence[LaterParts], before: DrafterChain) -> DrafterChain:
     """The chain of the first of these parts, in the place of another one; drafters of the others
     follow."""
-    from engine.draft.adaptive import adapted
     from engine.draft.chain import DrafterChain  # needs torch, and who reads forks does not
 
     spec = parts[0].options.spec

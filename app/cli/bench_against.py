@@ -15,8 +15,10 @@ from app.cli.option_lines import OptionLines
 from app.cli.output import print_report
 from app.cli.recorded import add_markdown
 from app.cli.run_arguments import run_options
+from engine.environment import environment
 from engine.errors import OptionError
 from engine.gguf.file import GgufFile
+from engine.machine.host_memory import wait_for_huge_pages
 from engine.model.info import describe
 from engine.options import RunOptions
 from engine.plain_text import size_text
@@ -70,10 +72,8 @@ def run(args: argparse.Namespace) -> int:
     options = _options(args)
     has_head = _has_head(args, target)
     session = open_session(args, target)
-    from engine.environment import environment
     from engine.experiments.bench.against_llama_cpp import Against, memory_copy_rate, pass_works
     from engine.experiments.bench.llama_programs import SpeculativeWork
-    from engine.machine.host_memory import wait_for_huge_pages
 
     wait_for_huge_pages()
     speculative = None

@@ -14,6 +14,7 @@ from app.cli.run_arguments import add_batch_invariant
 from engine.errors import OptionError
 from engine.gguf.file import GgufFile
 from engine.gguf.part_file import ModelFiles
+from engine.machine.host_memory import wait_for_huge_pages
 from engine.model.info import describe
 from engine.report.text import counted
 
@@ -106,7 +107,6 @@ def _model(args: argparse.Namespace) -> tuple[HybridModel, dict[str, Any]]:
     import torch
 
     from engine.machine.device import device_name, resolve_device
-    from engine.machine.host_memory import wait_for_huge_pages
     from engine.model.loader import load_model
     from engine.threads import use_threads
 

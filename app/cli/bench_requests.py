@@ -28,8 +28,10 @@ from app.cli.run_arguments import (
     add_synthetic,
     run_options,
 )
+from engine.environment import environment
 from engine.experiments.bench.prompts import NamedPrompt, default_set, read_prompts
 from engine.experiments.bench.request import Configuration
+from engine.machine.host_memory import wait_for_huge_pages
 from engine.options import DRAFTERS, ROLLBACK_POLICIES, RunOptions
 from engine.report.text import counted
 
@@ -145,8 +147,6 @@ def open_bench(
     if args.out is not None:
         check_output(args.out, "--out")
     session = open_session(args, target, drafts)
-    from engine.machine.host_memory import wait_for_huge_pages
-
     wait_for_huge_pages()
     policies = args.rollback or (RunOptions().rollback,)
     if args.spec_type is None:
@@ -171,7 +171,6 @@ def facts(args: argparse.Namespace, session: Session, prompts: str) -> dict[str,
 
     prompts: the set's name.
     """
-    from engine.environment import environment
     from engine.machine.device import device_name
 
     return {

@@ -17,6 +17,7 @@ from app.cli.bench_requests import (
 )
 from app.cli.option_lines import OptionLines
 from engine.errors import OptionError
+from engine.experiments.bench.request import bench_slots
 from resources import SUITES
 
 _MOST = 64
@@ -41,8 +42,6 @@ def run(args: argparse.Namespace) -> int:
     if max(args.slots) > _MOST:
         raise OptionError(f"--slots {max(args.slots)} is above {_MOST}.", "Choose fewer slots.")
     set_name, prompts, session, configurations = open_bench(args, SUITES)
-    from engine.experiments.bench.request import bench_slots
-
     rows: list[dict[str, Any]] = []
     n_all = len(configurations) * len(args.slots)
     try:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from app.cli.bench_requests import add_requests, add_results, deliver, facts, open_bench, progress
 from app.cli.option_lines import OptionLines
@@ -16,7 +16,7 @@ from app.cli.parser import KINDS
 from app.cli.recorded import add_report, check_report, deliver_report
 from app.cli.run import make_prompt
 from engine.experiments.bench.request import PLAIN
-from engine.experiments.bench.suite import SuiteWriter, suite_result
+from engine.experiments.bench.suite import PromptSuite, SuiteWriter, suite_result
 from engine.experiments.bench.suite_report import (
     OVERVIEW_HEADS,
     options_of,
@@ -25,9 +25,6 @@ from engine.experiments.bench.suite_report import (
 )
 from engine.report.text import counted
 from resources import SUITES
-
-if TYPE_CHECKING:
-    from engine.experiments.bench.suite import PromptSuite
 
 _OVERVIEW = "{:<{width}}  {:>8}  {:>8}  {:>6}  {:>12}  {:>7}  {:>7}"
 
@@ -63,8 +60,6 @@ def run(args: argparse.Namespace) -> int:
     args.repeat = args.repeat or 1
     args.folder, args.out = _folder_and_file(args.out)
     set_name, named, session, configurations = open_bench(args, SUITES)
-    from engine.experiments.bench.suite import PromptSuite
-
     prompts = [(prompt.name, make_prompt(session, args, prompt.text)) for prompt in named]
     suite = PromptSuite(session, prompts, configurations, repeats=args.repeat)
     options, texts = options_of(suite.configurations), {one.name: one.text for one in named}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from app.cli.bench_requests import (
     add_requests,
@@ -17,10 +17,8 @@ from app.cli.bench_requests import (
 )
 from app.cli.run_arguments import add_cache, cache_options
 from engine.errors import OptionError
+from engine.experiments.bench.request import Workload, turn_counters, turn_totals
 from resources import CONVERSATIONS
-
-if TYPE_CHECKING:
-    from engine.experiments.bench.request import Workload
 
 _LINE = "{:<12} {:>7} {:>7} {:>9} {:>7} {:>7} {:>7} {:>8} {:>8} {:>8} {:>6} {:>7}"
 _HEADS = "turn prompt cached processed tokens drafts drafted accepted rejected restores dupl. tok/s"
@@ -41,7 +39,6 @@ def run(args: argparse.Namespace) -> int:
     if args.chat and session.chat is None:
         raise OptionError("The model has no chat template.", "Leave out --chat.")
     from engine.decode.held_sequences import PromptCache
-    from engine.experiments.bench.request import Workload
 
     conversations = [
         Workload(
@@ -71,8 +68,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _facts(one: Workload, plain: Workload) -> dict[str, Any]:
-    from engine.experiments.bench.request import turn_counters, turn_totals
-
     turns = [turn_counters(turn) for turn in one.done]
     pairs = zip(one.done, plain.done, strict=False)
     return {

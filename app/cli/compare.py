@@ -40,9 +40,10 @@ from app.cli.run_arguments import (
 )
 from engine.analysis.findings.check import recorded
 from engine.analysis.run_cost import COST_HEADS, COST_NOTE, RunCost, cost_cells, cost_notes
-from engine.analysis.verdict import state_drift
+from engine.analysis.verdict import LaneVerdict, state_drift
 from engine.compare.lane_spec import DEFAULT_LANES, NOISE_LANE, LaneSpec
 from engine.compare.scenario import Scenario, find_scenario, scenarios
+from engine.environment import environment
 from engine.errors import OptionError
 from engine.options import Prompt, RunOptions
 from engine.options.faults import notes_on
@@ -64,9 +65,7 @@ from engine.trace.store import TraceStore
 from resources import SCENARIOS
 
 if TYPE_CHECKING:
-    from engine.analysis.verdict import LaneVerdict
     from engine.compare.comparison import Comparison
-    from engine.compare.scenario import Scenario
     from engine.session import Session
 
 _LINE = "{:<{width}}  {:<9} {:<10} {:>9} {:>9} {:>9} {:>4} {:>6} {:>6} {:>6} {:>6} {:>6}"
@@ -158,7 +157,6 @@ def run(args: argparse.Namespace) -> int:
     check_report(args)
     session = open_session(args, target, drafts)
     from engine.compare.comparison import Comparison
-    from engine.environment import environment
 
     if scenario:
         prompts = [session.prompt(text) for text in scenario.prompts]
@@ -221,8 +219,6 @@ def _run_scenario(
     args: argparse.Namespace, session: Session, scenario: Scenario, prompts: list[Prompt]
 ) -> int:
     """A scenario without lanes: its sequences and what was found."""
-    from engine.environment import environment
-
     job = session.start(prompts, scenario.options)
     record(job, job.step, args.trace, session.content)
     run = RunRef(job.trace, job.run_id)

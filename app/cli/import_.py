@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.cli.option_lines import OptionLines
 from app.cli.output import print_json, print_line, tell
+from engine.errors import OptionError
 from engine.report.text import counted
 
 if TYPE_CHECKING:
@@ -39,7 +40,6 @@ def run(args: argparse.Namespace) -> int:
     """Import all files into one trace, tell what they hold. 1 when a finding is an error."""
     from app.cli.recorded import check_trace_folder, export, finding_lines, findings_json
     from engine.analysis.findings.check import recorded
-    from engine.errors import OptionError
     from engine.gguf.file import GgufFile
     from engine.gguf.tokenizer import Tokenizer
     from engine.observe.files.importing import before_and_after, import_file

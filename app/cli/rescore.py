@@ -29,13 +29,15 @@ from engine.errors import OptionError, TraceFileError
 from engine.observe.server.reply import TimeLimits
 from engine.option_fields import options_in
 from engine.report.text import counted
+from engine.trace.records import EMITTED_KINDS
+from engine.trace.run_ref import rows_by_sequence
+from engine.trace.store import TraceStore
 
 if TYPE_CHECKING:
     from engine.analysis.acceptance.breakdown import TokenShare
     from engine.observe.rescoring.rescore import Rescored
     from engine.session import Session
     from engine.trace.facts import RescoredSequence
-    from engine.trace.store import TraceStore
 
 _SAME = 0.0005
 """Between two expected shares that are printed as one."""
@@ -130,7 +132,6 @@ def opened_trace(path: Path) -> TraceStore:
     """The trace in a folder, or what a file of another engine holds."""
     from engine.observe.files.importing import import_file
     from engine.trace.reopen import find_trace, open_trace
-    from engine.trace.store import TraceStore
 
     folder = find_trace(path)
     if folder is not None:
@@ -144,9 +145,6 @@ def opened_trace(path: Path) -> TraceStore:
 
 def runs_with_text(store: TraceStore, path: Path, *, with_tokens: bool = True) -> list[int]:
     """Runs that emitted tokens, or of which at least a text is known."""
-    from engine.trace.records import EMITTED_KINDS
-    from engine.trace.run_ref import rows_by_sequence
-
     found = [
         run
         for run, facts in store.runs.items()

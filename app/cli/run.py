@@ -45,6 +45,7 @@ from app.cli.run_arguments import (
 from engine.analysis.findings.audit import audit_text
 from engine.conversation.turns import RecordedTurn, Turn, content_of, read_recorded
 from engine.draft.registry import DRAFTERS
+from engine.environment import environment
 from engine.errors import OptionError
 from engine.fork import Fork, fork_lines
 from engine.gguf.file import GgufFile
@@ -52,7 +53,7 @@ from engine.gguf.tokenizer import StreamDecoder
 from engine.model.tensors import has_mtp_block
 from engine.options import Prompt, RunOptions
 from engine.plain_text import size_text
-from engine.report.run import figure_lines, why_it_ended
+from engine.report.run import figure_lines, run_report, why_it_ended
 from engine.trace.prompt_reuse import processed_lines, reused_text
 from engine.trace.records import EMITTED_KINDS, GHOST_KINDS
 from engine.trace.run_ref import RunRef
@@ -101,8 +102,6 @@ def run(args: argparse.Namespace) -> int:
     else:
         prompts = [make_prompt(session, args, source) for source in args.sources]
     from engine.audit.run_audit import audit_of
-    from engine.environment import environment
-    from engine.report.run import run_report
 
     audit = None if fork else audit_of(session, prompts, options, asked=args.audit)
     job = session.start(prompts, options, trace, audit=audit, fork=fork)

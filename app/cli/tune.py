@@ -22,6 +22,7 @@ from app.cli.common import (
 from app.cli.option_lines import OptionLines
 from app.cli.output import print_lines, tell, write_json
 from app.cli.recorded import add_report, deliver_report
+from app.cli.run import make_prompt
 from app.cli.run_arguments import (
     add_chat,
     add_draft_model,
@@ -31,11 +32,12 @@ from app.cli.run_arguments import (
     reader,
 )
 from engine.draft.registry import DRAFTERS
+from engine.environment import environment
 from engine.errors import OptionError
 from engine.experiments.bench.prompts import NamedPrompt, choose, read_prompts
 from engine.experiments.tune.lengths import LOOK_UPS, has_floor, has_length
 from engine.option_fields import grouped, options_in
-from engine.options import RunOptions
+from engine.options import Prompt, RunOptions
 from engine.report.parts import CODE, Remark, Report, ReportTable
 from resources import SUITES
 
@@ -44,7 +46,6 @@ if TYPE_CHECKING:
     from engine.experiments.tune.on_server import ServerTuned
     from engine.experiments.tune.record import TunePlan
     from engine.experiments.tune.tune import GridCheck, SettingError
-    from engine.options import Prompt
     from engine.session import Session
 
 
@@ -313,8 +314,6 @@ def _check_drafters(args: argparse.Namespace) -> None:
 def _texts(
     args: argparse.Namespace, session: Session, prompts: Sequence[NamedPrompt]
 ) -> list[Prompt]:
-    from app.cli.run import make_prompt
-
     return [make_prompt(session, args, one.text) for one in prompts]
 
 
@@ -355,7 +354,6 @@ def check_simulator(
     args: argparse.Namespace, session: Session, plan: TunePlan, texts: Sequence[Prompt]
 ) -> None:
     """Measure, print, and write where --json says. Of the drafters, those that have a floor."""
-    from engine.environment import environment
     from engine.experiments.tune.tune import simulator_error
 
     data: dict[str, Any] = {

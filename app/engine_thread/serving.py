@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 from app.engine_thread.events import Decoding, RunRequest, ServerSeen, TurnRequest
 from engine.errors import Cancelled, OptionError, ServerError, ServerTimeoutError
 from engine.long_work import ReportProgress
-from engine.observe.server.address import store_key, stored_key
+from engine.observe.server.address import server_address, store_key, stored_key
 from engine.trace.store import TraceStore
 
 if TYPE_CHECKING:
@@ -58,7 +58,6 @@ class ServerEngine:
         see: is called with how the server is, on any thread, until the session is closed. wait:
         with a sentence on what a run waits for at the server, empty once it no longer does.
         """
-        from engine.observe.server.address import server_address
         from engine.observe.server.client import ServerClient
         from engine.observe.server.reply import TimeLimits
 

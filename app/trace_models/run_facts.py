@@ -7,22 +7,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from app.trace_models.run_notes import notes_of, number_of, prompt_text, run_name, started_at
 from app.trace_models.shown_text import significant
 from engine.option_fields import options_in
+from engine.options import RunOptions
 from engine.trace.facts import FidelityFacts, RequestFacts, RunFacts, SourceFacts
 from engine.trace.records import MISSING, NOISE, PEER_NOISE, REFERENCE
 from engine.trace.run_ref import RunColumns, RunRef
 from engine.trace.store import TraceStore
 from engine.trace.timings import acceptance_of, timings_of, with_told
-
-if TYPE_CHECKING:
-    from engine.options import RunOptions
-
 
 _PATH_NAMES = {"restore_depth": "restore (depth > n_rs_seq)"}
 

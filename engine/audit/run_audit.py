@@ -15,7 +15,7 @@ from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -40,11 +40,9 @@ from engine.decode.sequences import DecodingSequence
 from engine.memory.hybrid import HybridMemory
 from engine.model.layers import TargetRows, join_rows
 from engine.options import Prompt, RunOptions, StateTypes
+from engine.session import Session
 from engine.trace.run_ref import RunColumns
 from engine.trace.store import TraceStore
-
-if TYPE_CHECKING:
-    from engine.session import Session
 
 SHORT_RUN = 2048
 """Tokens of all texts of a run together, prompts included, up to which it is short."""

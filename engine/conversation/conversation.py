@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from engine.conversation.turns import Message, Turn, TurnTree, content_of, conversations
-from engine.decode.held_sequences import n_common
+from engine.decode.held_sequences import PromptCache, n_common
 from engine.decode.round import RoundObserver
 from engine.errors import ChatTemplateError, OptionError
 from engine.options import Prompt, RunOptions
@@ -21,7 +21,6 @@ from engine.trace.facts import TurnFacts
 from engine.trace.store import TraceStore
 
 if TYPE_CHECKING:
-    from engine.decode.held_sequences import PromptCache
     from engine.session import Session
 
 _NOTHING_WRITTEN = 1

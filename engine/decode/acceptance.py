@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
 from engine.decode.round import Round
 from engine.decode.sequences import SlotAssignment
@@ -24,9 +24,6 @@ from engine.sampling.distribution import Distribution
 from engine.sampling.grammar import GrammarState, is_allowed
 from engine.sampling.sampler import RowDistribution, Sampler
 from engine.trace.facts import RunFacts
-
-if TYPE_CHECKING:
-    import torch
 
 AcceptanceRule = Callable[[Draft, RowDistribution, Sampler, Collection[int]], list[int]]
 """The accepted list: the accepted prefix of the draft and one token of the target's own, 1 ..

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from engine.decode.round import TokenColumns, phases_of
+from engine.decode.round import PhaseClock, Round, TokenColumns, phases_of
 from engine.gguf.part_file import LOOK_S, ModelFiles
 from engine.machine.clock import run_clock
 from engine.machine.device import read, upload
@@ -24,7 +24,6 @@ from kernels.rows.record import larger_than, on_host, row_record, weights
 
 if TYPE_CHECKING:
     from engine.batch import UBatch
-    from engine.decode.round import PhaseClock, Round
     from engine.draft.drafter import Draft
     from engine.memory.hybrid import HybridMemory
     from engine.memory.recurrent import SnapshotSlot

@@ -14,7 +14,7 @@ import torch
 
 from engine.batch import Span
 from engine.machine.clock import run_clock
-from engine.sampling.grammar import is_allowed
+from engine.sampling.grammar import AllowedTokens, is_allowed
 from engine.trace.records import MISSING, N_TOP, PHASES
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from engine.draft.drafter import Draft
     from engine.memory.hybrid import HybridMemory
     from engine.model.layers import TargetRows
-    from engine.sampling.grammar import AllowedTokens
     from engine.sampling.sampler import Sampler
     from engine.trace.store import TraceStore
 

@@ -114,8 +114,8 @@ class Weights:
     """Takes tensors one at a time, by their name within `prefix`, and counts what is kept.
 
     compute: the mode of large matrices; those that stay in the blocks of the file are kept as they
-    are (kernels.linear.blocks.stays_in_blocks), and "blocks" and "q8" take others as f32, "blocks" on a
-    GPU as bf16. device: where what is kept goes; tensors are read and rearranged on the processor.
+    are (kernels.linear.blocks), and "blocks" and "q8" take others as f32, "blocks" on a GPU as
+    bf16. device: where what is kept goes; tensors are read and rearranged on the processor.
     as_llama_cpp: matrices that do not stay in their blocks round the other side of a product for
     the type in the file, as llama.cpp's do (kernels.linear.block_parts) and q8 does anyway; for
     the processor, in modes f32 and q8.

@@ -10,13 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
 
 from engine.errors import TraceFileError
 from engine.observe.rounds.log_text import decoded, encoded, n_open, unwrapped, without_colours
-
-if TYPE_CHECKING:
-    import numpy as np
 
 Time: TypeAlias = re.Match[str] | int | None
 """Of a line, on its server's clock: a match of STAMP, or microseconds."""
