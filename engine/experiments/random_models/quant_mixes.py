@@ -243,17 +243,15 @@ def _fill_q2_k(rng: np.random.Generator, blocks: np.ndarray, std: float) -> None
     _centred(blocks[:, 80:], d, 1.5)
 
 
-def _fill_q4_k(rng: np.random.Generator, blocks: np.ndarray, std: float) -> None:
-    # half scale d, half scale m, 8 sub-blocks of 6-bit scale and 6-bit minimum, 256 nibbles q:
-    # d scale q - m minimum. Equal scale and minimum with m = 7.5 d centre the nibbles.
-    d = std / (_equal_scales(rng, blocks) * _rms(np.arange(16) - 7.5))
-    _centred(blocks, d, 7.5)
-
-
-def _fill_q5_k(rng: np.random.Generator, blocks: np.ndarray, std: float) -> None:
-    # as Q4_K with a fifth bit
-    d = std / (_equal_scales(rng, blocks) * _rms(np.arange(32) - 15.5))
-    _centred(blocks, d, 15.5)
+def _fill_q4_k(
+    rng: np.random.Generator, blocks: np.ndarray, std: float, *, n_levels: int = 16
+) -> None:
+    # half scale d, half scale m, 8 sub-blocks of 6-bit scale and 6-bit minimum, 256 nibbles q, of
+    # Q5_K with a fifth bit: d scale q - m minimum. Equal scale and minimum with m = 7.5 d centre
+    # the nibbles.
+    centre = (n_levels - 1) / 2
+    d = std / (_equal_scales(rng, blocks) * _rms(np.arange(n_levels) - centre))
+    _centred(blocks, d, centre)
 
 
 def _fill_q6_k(rng: np.random.Generator, blocks: np.ndarray, std: float) -> None:
@@ -276,7 +274,7 @@ _FILL: dict[GGMLQuantizationType, Callable[[np.random.Generator, np.ndarray, flo
     Quant.Q2_K: _fill_q2_k,
     Quant.Q3_K: partial(_fill_signed, levels=(_SIX_BITS, np.arange(8) - 4), at=108),
     Quant.Q4_K: _fill_q4_k,
-    Quant.Q5_K: _fill_q5_k,
+    Quant.Q5_K: partial(_fill_q4_k, n_levels=32),
     Quant.Q6_K: _fill_q6_k,
     Quant.IQ4_XS: partial(_fill_signed, levels=(_SIX_BITS, _IQ4_LEVELS)),
 }
