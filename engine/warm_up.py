@@ -21,7 +21,7 @@ from engine.batch import Span
 from engine.draft.draft_files import check_draft
 from engine.draft.drafter import Drafter
 from engine.draft.registry import DRAFTERS
-from engine.draft.spec import DrafterInputs, TokenDraws
+from engine.draft.spec import DrafterInputs
 from engine.errors import OptionError
 from engine.gguf.binary import never
 from engine.gguf.chat import ChatTemplate
@@ -46,6 +46,7 @@ from engine.model.parts.feed_forward import DensePart
 from engine.model.parts.recurrent import DeltaNetPart
 from engine.model.tensors import DRAFT_MTP, leave_block
 from engine.options import RunOptions
+from engine.sampling.distribution import TokenDraws
 from engine.trace.run_ref import same_model
 from kernels.dispatch import uses_llvm
 from kernels.llvm.program import Launch, watched

@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from engine.sampling.distribution import Distribution
+from engine.sampling.distribution import Distribution, TokenDraws
 
 if TYPE_CHECKING:
     import torch
 
     from engine.batch import UBatch
-    from engine.draft.spec import TokenDraws
     from engine.memory.hybrid import HybridMemory
     from engine.model.layers import TargetRows
 

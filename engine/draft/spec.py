@@ -1,25 +1,22 @@
-"""Drafter specifications: what is known of a drafter without making one, the options of drafters
-with a model and how they draw. torch is not needed for it."""
+"""Drafter specifications: what is known of a drafter without making one, and the options of those
+with a model. torch is not needed for it."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-
 from engine.option_fields import FormRow, NumberRange, option, options_in
-from engine.sampling.distribution import Distribution, softmax
 
 if TYPE_CHECKING:
     from engine.draft.drafter import Drafter
     from engine.memory.hybrid import HybridMemory, LentMemories
     from engine.model.hybrid import HybridModel
+    from engine.sampling.distribution import TokenDraws
 
-_STREAM = 1
 DRAFT_HEADS = {
     "auto": "a copy in two bits names the candidates where that is faster",
     "full": "the logits of the whole vocabulary",
@@ -59,41 +56,6 @@ class ModelDraftOptions:
         choices=DRAFT_HEADS,
         metavar="HEAD",
     )
-
-
-class TokenDraws:
-    """Draws from the candidates' softmax at the run's temperature, temp > 0.
-
-    Every sequence has random numbers of its own, apart from its sampler's and the same whatever
-    runs at the same time. All model drafters of a run share them, so that none repeats another's.
-    """
-
-    def __init__(self, temp: float, seed: int) -> None:
-        self._temp, self._seed = temp, seed
-        self._random: dict[int, np.random.Generator] = {}
-
-    def rank(self, seq: int, logits: Sequence[float]) -> int:
-        """Index of the candidate drawn. logits: [k]."""
-        if seq not in self._random:
-            stream = np.random.SeedSequence(self._seed, spawn_key=(_STREAM,))
-            self._random[seq] = np.random.Generator(np.random.PCG64(stream))
-        ranks = Distribution.of_weights(np.arange(len(logits)), self._weights(logits))
-        return ranks.at(float(self._random[seq].random()))
-
-    def q(self, ids: Sequence[int], logits: Sequence[float], passed: np.ndarray) -> Distribution:
-        """What a token that was kept was drawn from: the candidates that `passed`, bool [k].
-
-        A drawn token that does not pass is never drafted, so what is drafted is distributed
-        over the others alone.
-        """
-        return Distribution.of_weights(np.array(ids), np.where(passed, self._weights(logits), 0))
-
-    def forget(self, seq: int) -> None:
-        """The sequence has ended; the next in its slot draws afresh."""
-        self._random.pop(seq, None)
-
-    def _weights(self, logits: Sequence[float]) -> np.ndarray:
-        return softmax(np.array(logits), self._temp)
 
 
 ModelNeed = tuple[str, str]

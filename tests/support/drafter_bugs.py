@@ -22,10 +22,11 @@ from engine.draft.draft_mtp import DraftMtp
 from engine.draft.draft_simple import DraftSimple
 from engine.draft.model_drafter import ModelDrafter
 from engine.draft.row_drafter import PairedRows, RowDrafter
-from engine.draft.spec import DrafterInputs, TokenDraws
+from engine.draft.spec import DrafterInputs
 from engine.memory.hybrid import HybridMemory
 from engine.model.layers import TargetRows
 from engine.options import Prompt, RunOptions
+from engine.sampling.distribution import TokenDraws
 from engine.session import Session
 from engine.trace.records import MISSING
 from engine.trace.run_ref import RunRef

@@ -12,9 +12,8 @@ import torch
 from engine.decode.acceptance import reject
 from engine.draft.drafter import Draft, DraftRequest
 from engine.draft.model_drafter import ModelDrafter
-from engine.draft.spec import TokenDraws
 from engine.options import SamplerOptions, SpecOptions
-from engine.sampling.distribution import Distribution, softmax
+from engine.sampling.distribution import Distribution, TokenDraws, softmax
 from engine.sampling.sampler import Sampler
 from tests.support.chi_square import chi_square
 
@@ -29,6 +28,7 @@ class SameLogits(ModelDrafter):
 
     def __init__(self, options: SpecOptions, draws: TokenDraws | None = None) -> None:
         super().__init__(SimpleNamespace(options=options, draws=draws))
+        self._memory = SimpleNamespace(clear=lambda seq: None)
 
     def _first(self, requests: Sequence[DraftRequest]) -> torch.Tensor:
         return LOGITS.expand(len(requests), -1)
