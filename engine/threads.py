@@ -20,7 +20,7 @@ import torch
 from engine.batch import Span
 from engine.environment import version
 from engine.errors import OptionError
-from engine.files import written_whole
+from engine.files import write_text
 from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
 from engine.model.info import ModelInfo
@@ -183,5 +183,4 @@ def _keep(key: str, times: dict[int, float]) -> None:
     path = kept_file()
     with suppress(OSError, OptionError):  # they are taken again the next time
         path.parent.mkdir(parents=True, exist_ok=True)
-        with written_whole(path) as part:
-            part.write_text(text, encoding="utf-8")
+        write_text(path, text)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import Cancelled, OptionError
-from engine.files import written_whole
+from engine.files import write_text
 from engine.gguf.binary import check_cancelled, never
 from engine.gguf.part_file import FileStamp
 from kernels.kernel_files import cache_folder
@@ -85,8 +85,7 @@ def keep_hash(parts: Sequence[ModelFilePart], found: str) -> None:
     path = kept_file()
     with suppress(OSError, OptionError):  # it is found again the next time
         path.parent.mkdir(parents=True, exist_ok=True)
-        with written_whole(path) as part:
-            part.write_text(text, encoding="utf-8", errors="backslashreplace")
+        write_text(path, text)
 
 
 def _key(parts: Sequence[ModelFilePart]) -> list[list[Any]]:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from engine.files import written_whole
+from engine.files import write_text
 from engine.report.parts import CODE, Part, Plot, Remark, Report, ReportTable, Tokens
 from engine.report.text import escape, escape_lines
 
@@ -316,6 +316,4 @@ def _tokens(part: Tokens) -> str:
 def write_report(report: Report, path: Path) -> None:
     """As one HTML page, in place of an earlier file. Raises OptionError where the system does not
     let us write."""
-    text = html_page(report)
-    with written_whole(path) as part:
-        part.write_text(text, encoding="utf-8")
+    write_text(path, html_page(report))
