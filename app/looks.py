@@ -73,6 +73,15 @@ def _roles(name: str) -> Mapping[str, str]:
     return MappingProxyType(roles)
 
 
+def mixed(one: QColor, two: QColor, share: float) -> QColor:
+    """The colour this share of the way from one to two, 0 to 1."""
+    return QColor.fromRgbF(
+        one.redF() + (two.redF() - one.redF()) * share,
+        one.greenF() + (two.greenF() - one.greenF()) * share,
+        one.blueF() + (two.blueF() - one.blueF()) * share,
+    )
+
+
 def apply_theme(app: QApplication, theme: Theme) -> None:
     """Fusion with an explicit palette: the same on every platform, whatever the desktop says."""
     if app.style().objectName().lower() != "fusion":

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from PySide6.QtGui import QColor
 
-from app.looks import Theme
+from app.looks import Theme, mixed
 from app.trace_models.shown_text import significant
 from engine.analysis.run_cost import speed
 from engine.analysis.what_if.recorded import LEAST_TIMES, RecordedRounds, RoundCosts
@@ -306,15 +306,11 @@ class HeatMap:
 def cell_colours(theme: Theme, share: float, name: str = "") -> tuple[QColor, QColor]:
     """The colours of a cell and of the text in it; the ground changes into the accent, or has a
     name."""
-    ground, full = theme.color("plot.background"), theme.color("ui.accent")
-    part = _LEAST + (1 - _LEAST) * share
-    mixed = QColor.fromRgbF(
-        *(a + part * (b - a) for a, b in zip(_parts(ground), _parts(full), strict=True))
-    )
-    if name:
-        mixed = theme.color(name)
+    ground = theme.color(name or "plot.background")
+    if not name:
+        ground = mixed(ground, theme.color("ui.accent"), _LEAST + (1 - _LEAST) * share)
     inks = QColor("black"), QColor("white")  # on any ground, one of them has 4.5 : 1
-    return mixed, max(inks, key=lambda ink: contrast(ink, mixed))
+    return ground, max(inks, key=lambda ink: contrast(ink, ground))
 
 
 def contrast(one: QColor, other: QColor) -> float:
@@ -327,9 +323,5 @@ def _luminance(colour: QColor) -> float:
     def linear(part: float) -> float:
         return part / 12.92 if part <= 0.04045 else float(((part + 0.055) / 1.055) ** 2.4)
 
-    r, g, b = (linear(part) for part in _parts(colour))
+    r, g, b = map(linear, (colour.redF(), colour.greenF(), colour.blueF()))
     return 0.2126 * r + 0.7152 * g + 0.0722 * b
-
-
-def _parts(colour: QColor) -> tuple[float, float, float]:
-    return colour.redF(), colour.greenF(), colour.blueF()

@@ -12,7 +12,7 @@ from PySide6.QtCore import QRect, QRectF, QSize, Qt
 from PySide6.QtGui import QColor, QPainter, QPaintEvent
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
-from app.looks import Theme
+from app.looks import Theme, mixed
 from app.trace_models.compared_lanes import ComparedLanes
 from app.trace_models.shown_text import EXACT, NOT_FINITE, error_text
 from app.widgets.round_plot import RoundPlot
@@ -103,8 +103,8 @@ class StateMap(RoundPlot):
         theme = self._theme
         lut = np.zeros((256, 4), np.uint8)
         for value, role in ((_NONE, "none"), (_EXACT, "exact"), (_NOT_FINITE, "not_finite")):
-            lut[value] = _channels(theme.color(f"heat.{role}"))
-        lut[_FIRST:] = [_channels(colour) for colour in gradient(theme, _N_STEPS)]
+            lut[value] = np.array(theme.color(f"heat.{role}").getRgb())
+        lut[_FIRST:] = np.array([colour.getRgb() for colour in gradient(theme, _N_STEPS)])
         self._image.setLookupTable(lut)
 
     def error_at(self, layer: int, pos: int) -> float | None:
@@ -174,10 +174,6 @@ class StateMap(RoundPlot):
         return f"position {pos} · layer {layer}\n{PARTS[self._part]}: {error_text(error)}"
 
 
-def _channels(colour: QColor) -> tuple[int, int, int, int]:
-    return colour.red(), colour.green(), colour.blue(), colour.alpha()
-
-
 LOW, HIGH = -8, 0
 """Decades at the ends: rounding of float32, and an error as large as the state itself."""
 _LABELLED = (0, -2, -4, -6, -8)
@@ -190,16 +186,8 @@ def gradient(theme: Theme, n: int) -> list[QColor]:
     colours = []
     for step in range(n):
         at = 2 * step / max(1, n - 1)
-        colours.append(_mixed(low, middle, at) if at < 1 else _mixed(middle, high, at - 1))
+        colours.append(mixed(low, middle, at) if at < 1 else mixed(middle, high, at - 1))
     return colours
-
-
-def _mixed(one: QColor, two: QColor, share: float) -> QColor:
-    return QColor.fromRgbF(
-        one.redF() + (two.redF() - one.redF()) * share,
-        one.greenF() + (two.greenF() - one.greenF()) * share,
-        one.blueF() + (two.blueF() - one.blueF()) * share,
-    )
 
 
 class LogScale(QWidget):
