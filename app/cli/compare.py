@@ -16,7 +16,7 @@ from app.cli.common import (
     target_path,
 )
 from app.cli.option_lines import OptionLines
-from app.cli.output import print_json, print_lines, tell
+from app.cli.output import in_columns, print_json, print_lines, tell
 from app.cli.recorded import (
     add_report,
     check_report,
@@ -253,11 +253,8 @@ def _lines(job: Comparison, verdicts: list[LaneVerdict], costs: Sequence[RunCost
     yield from lane_notes(verdicts, job.bound)
     yield from noise_notes(job.trace, verdicts)
     yield ""
-    rows = [COST_HEADS, *map(cost_cells, costs)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for lane, *cells in rows:
-        right = (f"{cell:>{n}}" for cell, n in zip(cells, widths[1:], strict=True))
-        yield "  ".join((f"{lane:<{widths[0]}}", *right))
+    at_right = [bool(i) for i in range(len(COST_HEADS))]
+    yield from in_columns([COST_HEADS, *map(cost_cells, costs)], at_right)
     yield ""
     yield COST_NOTE
     yield from cost_notes(costs)

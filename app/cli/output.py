@@ -25,7 +25,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, suppress
 from pathlib import Path
 from types import FrameType
@@ -186,6 +186,14 @@ def print_report(args: argparse.Namespace, value: Any, lines: Iterable[str]) -> 
         print_json(value)
     else:
         print_lines(lines)
+
+
+def in_columns(rows: Sequence[Sequence[str]], at_right: Sequence[bool]) -> Iterator[str]:
+    """Lines of a table; at_right: for each column, whether its cells end under each other."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = zip(row, widths, at_right, strict=True)
+        yield "  ".join(c.rjust(n) if right else c.ljust(n) for c, n, right in cells).rstrip()
 
 
 def json_text(value: Any) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 from app.cli.option_lines import OptionLines
-from app.cli.output import print_json, print_line, print_report, tell
+from app.cli.output import in_columns, print_json, print_line, print_report, tell
 from app.cli.recorded import add_report, check_report, deliver_report
 from engine.errors import DraftscopeError, OptionError
 from engine.experiments.results.reader import read_results
@@ -138,20 +138,12 @@ def _lines(results: ExperimentResults) -> Iterator[str]:
     heads, rows = result_table(results)
     yield f"{results.title}: {results.n} of {results.planned} jobs"
     yield ""
-    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
-    n_left = 1 + len(results.axes)
-    for row in (heads, *rows):
-        yield "  ".join(_aligned(row, widths, n_left)).rstrip()
+    at_right = [not 0 < i <= len(results.axes) for i in range(len(heads) - 1)]
+    yield from in_columns([heads, *rows], [*at_right, False])
     n_failed = int((~results.done).sum())
     if n_failed:
         yield ""
         yield f"{n_failed} failed; --retry-failed runs them again"
-
-
-def _aligned(row: Sequence[str], widths: Sequence[int], n_left: int) -> Iterator[str]:
-    last = len(row) - 1
-    for i, (cell, width) in enumerate(zip(row, widths, strict=True)):
-        yield cell.ljust(width) if 0 < i < n_left or i == last else cell.rjust(width)
 
 
 def _said(job: SweepJob, result: JobResult, varying: Collection[str]) -> str:

@@ -20,7 +20,7 @@ from app.cli.common import (
     target_path,
 )
 from app.cli.option_lines import OptionLines
-from app.cli.output import print_lines, tell, write_json
+from app.cli.output import in_columns, print_lines, tell, write_json
 from app.cli.recorded import add_report, deliver_report
 from app.cli.run import make_prompt
 from app.cli.run_arguments import (
@@ -269,23 +269,13 @@ def text_lines(report: Report) -> Iterator[str]:
         yield f"{section.heading}:"
         for part in section.parts:
             if isinstance(part, ReportTable):
-                yield from _table_lines(part)
+                rows = in_columns([part.heads, *part.rows], part.numeric)
+                yield from (f"  {line}".rstrip() for line in rows)
             elif isinstance(part, Remark):
                 indent = "    " if part.tone == CODE else "  "
                 yield from (f"{indent}{line}" for line in part.text.splitlines())
             elif isinstance(part, Mapping):
                 yield from (f"  {name}: {value}" for name, value in part.items())
-
-
-def _table_lines(table: ReportTable) -> Iterator[str]:
-    rows = [tuple(table.heads), *map(tuple, table.rows)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = (
-            cell.rjust(width) if is_number else cell.ljust(width)
-            for cell, width, is_number in zip(row, widths, table.numeric, strict=True)
-        )
-        yield f"  {'  '.join(cells)}".rstrip()
 
 
 def _prompts(args: argparse.Namespace) -> list[NamedPrompt]:

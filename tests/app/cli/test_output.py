@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import app
 from app.cli.output import (
     end_text,
+    in_columns,
     json_text,
     print_line,
     print_text,
@@ -93,6 +94,15 @@ def test_json_keeps_what_is_readable() -> None:
         '"\\u009b\\u202e\\u2028\\ud800\\udb40\\udc41\\u007f\\u200d"'
     )
     assert json.loads(json_text(HOSTILE + "\udcff")) == HOSTILE + "\udcff"
+
+
+def test_a_column_is_as_wide_as_its_widest_cell() -> None:
+    rows = [("lane", "n", "note"), ("a", "100", ""), ("longest", "-", "as before")]
+    assert [*in_columns(rows, (False, True, False))] == [
+        "lane       n  note",
+        "a        100",
+        "longest    -  as before",
+    ]
 
 
 def test_nothing_else_writes() -> None:
