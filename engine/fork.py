@@ -23,6 +23,7 @@ from engine.errors import OptionError, TraceFileError
 from engine.gguf.content import HASH_S, ContentHash
 from engine.options import Prompt, RunOptions
 from engine.trace.facts import ForkOrigin, RunFacts
+from engine.trace.prompt_reuse import n_common
 from engine.trace.records import EMITTED_KINDS, MISSING, PHASES
 from engine.trace.run_ref import RunColumns, RunRef, same_model
 
@@ -293,11 +294,10 @@ class Fork:
                 wanted = [*wanted[:-1], last.token]
             if found == wanted:
                 continue
-            pairs = enumerate(zip(found, wanted, strict=False))
-            n = next((i for i, (a, b) in pairs if a != b), min(len(found), len(wanted)))
+            n = len(sequence.prompt.tokens) + n_common(found, wanted)
             raise OptionError(
                 f"Decoded again, sequence {sequence.seq_id} of {self.parent} has another text from "
-                f"position {len(sequence.prompt.tokens) + n} on.",
+                f"position {n} on.",
                 "Fork it with the same model, --compute, --device and --threads.",
             )
 

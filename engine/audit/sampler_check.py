@@ -24,6 +24,7 @@ from engine.draft.drafter import Draft
 from engine.options import RunOptions
 from engine.sampling.distribution import Distribution
 from engine.sampling.sampler import RowDistribution, Sampler, SamplerState
+from engine.trace.prompt_reuse import n_common
 
 _SAME_P = 1e-6
 _MOST_ROUNDS, _MOST_BYTES = 16, 4 << 20
@@ -121,8 +122,7 @@ class SamplerCheck:
         else:
             expected = PLAIN_RULES["rejection"](draft, row, plain, self._end_tokens)
         if expected != tokens:
-            pairs = enumerate(zip(expected, tokens, strict=False))
-            at = next((i for i, (a, b) in pairs if a != b), min(len(expected), len(tokens)))
+            at = n_common(expected, tokens)
             return {
                 "what": "token",
                 "pos": round_.pos_next + at,

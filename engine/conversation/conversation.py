@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from engine.conversation.turns import Message, Turn, TurnTree, content_of, conversations
-from engine.decode.held_sequences import PromptCache, n_common
+from engine.decode.held_sequences import PromptCache
 from engine.decode.round import RoundObserver
 from engine.errors import ChatTemplateError, OptionError
 from engine.options import Prompt, RunOptions
 from engine.run import Run
 from engine.trace.facts import TurnFacts
+from engine.trace.prompt_reuse import n_common
 from engine.trace.store import TraceStore
 
 if TYPE_CHECKING:

@@ -24,6 +24,7 @@ from engine.trace.prompt_reuse import (
     ReuseSource,
     SavedCheckpoint,
     WhyProcessed,
+    n_common,
 )
 
 N_BEFORE_END = 4
@@ -272,12 +273,6 @@ def _one_token_on(save: SequenceCheckpoint) -> SequenceCheckpoint:
     assert save.recurrent is not None  # there is nothing to save of attention
     recurrent = replace(save.recurrent, pos=save.recurrent.pos + 1)
     return replace(save, pos_max=save.pos_max + 1, recurrent=recurrent)
-
-
-def n_common(a: Sequence[int], b: Sequence[int]) -> int:
-    """Length of the longest common prefix."""
-    pairs = enumerate(zip(a, b, strict=False))
-    return next((i for i, (x, y) in pairs if x != y), min(len(a), len(b)))
 
 
 @dataclass(frozen=True, slots=True)

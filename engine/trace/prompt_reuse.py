@@ -6,6 +6,7 @@ The engine notes one record for each sequence of a run with a prompt cache, in t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -146,3 +147,9 @@ def processed_lines(record: PromptReuseRecord) -> list[str]:
         f"{part.stop - part.start:,} processed from {part.start:,}: {part.why.sentence}"
         for part in record.parts
     ]
+
+
+def n_common(a: Sequence[object], b: Sequence[object]) -> int:
+    """Length of the longest common prefix of tokens, or of characters."""
+    pairs = enumerate(zip(a, b, strict=False))
+    return next((i for i, (x, y) in pairs if x != y), min(len(a), len(b)))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from engine.analysis.findings.check import recorded
-from engine.decode.held_sequences import n_common
 from engine.options import Prompt, RunOptions, SpecOptions
 from engine.run import Run
 from engine.session import Session
+from engine.trace.prompt_reuse import n_common
 from engine.trace.store import TraceStore
 
 TRUE = (

@@ -19,6 +19,7 @@ from engine.observe.rescoring.request_sampler import NotJudgedError, request_sam
 from engine.observe.rescoring.texts import asked_of
 from engine.sampling.options import SamplerOptions
 from engine.trace.facts import RequestFacts
+from engine.trace.prompt_reuse import n_common
 from engine.trace.records import EMITTED_KINDS
 from engine.trace.run_ref import RunRef, rows_by_sequence, same_model
 
@@ -265,8 +266,7 @@ def _is_same(a: _Side, row_a: dict[str, Any], b: _Side, row_b: dict[str, Any]) -
 def _compare_texts(a: _Side, seq_a: int, b: _Side, seq_b: int) -> TextPair:
     """Two sequences of which one has no tokens."""
     texts = a.text(seq_a), b.text(seq_b)
-    pairs = enumerate(zip(*texts, strict=False))
-    n = next((i for i, (one, other) in pairs if one != other), min(map(len, texts)))
+    n = n_common(*texts)
     shown = tuple(text[n : n + _SHOWN] for text in texts)
     if not all(texts):
         return TextPair(seq_a, seq_b, 0, UNKNOWN, "Of one neither tokens nor a text are known.")

@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.batch import Span
-from engine.decode.held_sequences import HeldSequences, n_common
+from engine.decode.held_sequences import HeldSequences
 from engine.memory.hybrid import HybridMemory
 from engine.options import ROLLBACK_POLICIES, CacheOptions, Prompt
+from engine.trace.prompt_reuse import n_common
 from tests.support.golden_runs import session
 
 MODEL = "qwen35-a-f32"
