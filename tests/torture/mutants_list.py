@@ -1633,7 +1633,7 @@ MUTANTS = (
     Mutant(
         "drafter",
         "a drafter's memory keeps the sequence that ended",
-        "engine.draft.row_drafter:RowDrafter.forget",
+        "engine.draft.drafter:MemoryDrafter.forget",
         "self._memory.clear(seq)",
         "pass",
         "queue planes",
