@@ -41,8 +41,8 @@ ROWS = 8
 is taken apart again for each."""
 MOST = 24
 """Up to how many rows that is faster than panels: weights that are in no cache took 1.02 to 1.7
-times less for 9 to 16, 1.1 to 1.5 times less for 17, and 0.98 to 1.2 times less for 24 (ten types,
-Intel Xeon, with AVX2 alone and with VNNI; Q5_0 with VNNI 0.8 times for 24)."""
+times less for 9 to 16, 1.02 to 1.5 times less for 17, and 0.98 to 1.2 times less for 24 (nine
+types, Intel Xeon, with AVX2 alone and with VNNI; Q5_0 with VNNI 0.8 times for 24)."""
 # weight rows that a thread takes at a time
 CHUNK = 256
 # bytes, in the nearest cache; the CPU's own prefetching starts anew with every row
