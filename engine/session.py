@@ -31,6 +31,7 @@ from engine.gguf.tokenizer import Tokenizer
 from engine.long_work import ReportProgress
 from engine.machine.device import CPU, check_room, meaning_of, read
 from engine.machine.graphs import graphs_are_on
+from engine.machine.host_memory import give_back_memory
 from engine.memory.hybrid import HybridMemory, LentMemories, MemoryShelf
 from engine.memory.policies import memory_sizes
 from engine.model.drafters.loading import LoadedDrafter
@@ -229,6 +230,7 @@ class Session:
         if checkpoints and not cache:
             start = fork.round if fork else 0
             checkpoints.keep(scheduler, recorder, RunRef(trace, run_id), start)
+        give_back_memory(16 << 20)  # of what opening and preparing took, where that is much
         return Run(
             run_id, trace, scheduler, self.tokenizer, self.files, cache, kept, memories, audit
         )

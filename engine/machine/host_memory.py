@@ -21,9 +21,12 @@ from pathlib import Path
 
 _MAPPINGS = Path("/proc/self/maps")
 _PAGES = Path("/proc/self/smaps")
-# first and last address of code of a file, none of which is the process's own
+# first and last address of code of a file, or of what a library has to be read, none of which is
+# the process's own
 _UNWRITTEN_CODE = re.compile(
-    r"^(\w+)-(\w+) r-xp [^/\n]*/.*\n(?:(?!Anonymous:)\w+:.*\n)*Anonymous: +0 kB", re.MULTILINE
+    r"^(\w+)-(\w+) r-(?:xp [^/\n]*/.*|-p [^/\n]*/.*\.so[.\d]*)\n"
+    r"(?:(?!Anonymous:)\w+:.*\n)*Anonymous: +0 kB",
+    re.MULTILINE,
 )
 _PAGE_SIZE = Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
 _DONT_NEED = 4  # MADV_DONTNEED
@@ -107,8 +110,8 @@ _left_resident = -sys.maxsize  # bytes, after memory was given back the last tim
 
 def give_back_memory(growth: int = 0) -> None:
     """For after imports and loading: what was freed, which GNU's C library keeps and a run hardly
-    takes up again, and pages of code, most of which ran once. It takes a few hundredths of a
-    second, so nothing happens where the process has grown by less than `growth` bytes since.
+    takes up again, and pages of libraries, most of which were used once. It takes a few hundredths
+    of a second, so nothing happens where the process has grown by less than `growth` bytes since.
 
     Of a 0.65 B model in its file's blocks 80 MiB were freed and 60 are code, torch's as a rule,
     which registers its operations. What is run again comes back from the system's cache of files;

@@ -14,7 +14,7 @@ LEAST_VOCABULARY = 2**15
 LEAST_GAIN = 1.5
 """Bytes of a head for one of its copy, below which reading the copy does not pay."""
 _Q2_K = 256, 84
-_F32 = 4
+_F32, _HALVES = 4, ("F16", "BF16")
 # types of which products with blocks exist (kernels.linear.block_linear, which would load torch)
 _BLOCKS = ("Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K")
 # and products of integers (kernels.linear.integer_blocks)
@@ -88,6 +88,7 @@ def _bytes_in(tensors: Mapping[str, TensorInfo], mode: str, has_head: bool) -> i
             continue
         stays = _stays(tensors, tensor, mode) and not (name in experts and _block(name) in expanded)
         if name.endswith(_EMBEDDINGS):
+            stays |= tensor.type.name in _HALVES and mode in ("bf16", "int8", "int8x2")
             total += tensor.n_bytes if mode != "f32" and stays else tensor.n_elements * _F32
         elif len(tensor.shape) > 1 and not any(part in name for part in _KEPT):
             steps = _steps(tensors, name) if mode != "f32" else 0

@@ -178,9 +178,12 @@ class _Loading:
         file, _, config = self._source
         weights = self._take(self._source, global_shapes(config, file.tensors))
         embedding = weights.table("token_embd.weight")
+        # the same matrix again is packed before others take memory
+        is_tied = "output.weight" not in weights
+        projection = self._head_table(weights, embedding) if is_tied else None
         rope = RopeTables(config.rope, self._device)
         trunk = make_trunk(config, weights, partial(self._of_block, self._source))
-        projection = self._head_table(weights, embedding)
+        projection = projection or self._head_table(weights, embedding)
         norm = weights.keep(config.output_norm) if config.output_norm else None
         reader = make_reader(config, weights)
         output = _output(config, norm, projection, reader)

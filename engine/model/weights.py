@@ -16,6 +16,7 @@ from engine.model.parts import Shapes
 from kernels.linear import gated_linear, linear, linear_each, pack
 from kernels.linear.block_parts import Residual, Rows, as_llama_cpp
 from kernels.linear.blocks import pack_blocks, stack_weights, stays_in_blocks
+from kernels.linear.decode_with_llvm import HALVES
 from kernels.linear.dequant import dequantise
 from kernels.linear.packed import BlockData, PackedWeight
 from kernels.moe import pack_expert_blocks, pack_experts
@@ -192,12 +193,18 @@ class Weights:
     def table(self, name: str) -> Embedding:
         """An embedding, whose rows are looked up: the numbers of the file in every mode.
 
-        It stays in its blocks where it can, but in f32: there the head may be the same matrix.
+        It stays in its blocks where it can, but in f32: there the head may be the same matrix. So
+        do numbers of 16 bits on the processor, where the head is never f32.
         """
-        width = self._shapes[self._prefix + name][1]
+        full = self._prefix + name
+        width, type = self._shapes[full][1], self._reader.type(full)
         if self.compute == "f32":
             return Embedding(MatrixRows(self.keep(name), rounding=self._rounding(name)), width)
-        rows = self._rows(name, "q8" if self.compute == "q8" else "blocks")
+        is_half = type in HALVES and not self._reader.is_scaled(full)
+        if is_half and self.device.type == "cpu" and self.compute not in ("q8", "blocks"):
+            rows = MatrixRows(self._reader.take_blocks(full, self._shapes[full]), type, name=full)
+        else:
+            rows = self._rows(name, "q8" if self.compute == "q8" else "blocks")
         rows = replace(rows, data=rows.data.to(self.device))
         self.n_bytes += rows.data.nbytes
         return Embedding(rows, width)

@@ -8,15 +8,21 @@ from collections.abc import Iterator
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from kernels.llvm import Code, Value, vector
-from kernels.llvm.values import F16, F32, I8, I8X16, I32
+from kernels.llvm.values import F16, F32, I8, I8X16, I16, I32
 
 BYTES64, BYTES32, BYTES8 = (vector(I8, count) for count in (64, 32, 8))
 LANES = 16
 
 
+HALVES = "F16", "BF16"
+"""Numbers without blocks, which are taken 32 at a time."""
+
+
 @functools.cache
 def sizes(type: str) -> tuple[int, int]:
     """Elements and bytes of a block."""
+    if type in HALVES:
+        return 2 * LANES, 4 * LANES
     elements, n_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[type]]
     return elements, n_bytes
 
@@ -126,4 +132,19 @@ def _q6_k(code: Code, block: Value) -> Iterator[Value]:
                 yield weights * scales[8 * half + 4 * i + j]
 
 
-DECODERS = {"Q8_0": _q8_0, "Q4_0": _q4_0, "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k}
+def _f16(code: Code, block: Value) -> Iterator[Value]:
+    for start in (0, LANES):
+        yield code.load(block + 2 * start, vector(F16, LANES)).widen()
+
+
+def _bf16(code: Code, block: Value) -> Iterator[Value]:
+    """The upper halves of f32."""
+    for start in (0, LANES):
+        halves = code.load(block + 2 * start, vector(I16, LANES))
+        yield (halves.extended(I32) << 16).bits(vector(F32, LANES))
+
+
+DECODERS = {
+    **{"Q8_0": _q8_0, "Q4_0": _q4_0, "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k},
+    **{"F16": _f16, "BF16": _bf16},
+}

@@ -140,10 +140,12 @@ CHUNK = 128
 
 def _fill_with_llvm(type: str, blocks: Tensor, out: Tensor) -> None:
     """blocks uint8 [n, bytes per block] -> out f32 [n, elements per block], both contiguous."""
-    n_blocks = len(blocks)
-    _program(type)(
-        *addresses(blocks, out), tasks=n_blocks, chunk=CHUNK, threads=torch.get_num_threads()
-    )
+    n_blocks, rest = divmod(out.numel(), sizes(type)[0])
+    if rest:  # of numbers without blocks
+        DECODERS[type](blocks, out)
+    else:
+        threads = torch.get_num_threads()
+        _program(type)(*addresses(blocks, out), tasks=n_blocks, chunk=CHUNK, threads=threads)
 
 
 @kernel(2)

@@ -191,6 +191,16 @@ def test_limits_end_a_run():
     assert run.trace.runs[0]["summary"]["predicted_n"] == len(run.results()[0].tokens)
 
 
+def test_a_run_begins_without_what_opening_left_in_memory(monkeypatch):
+    said = []
+    monkeypatch.setattr("engine.session.give_back_memory", said.append)
+    run = session(MODELS[0]).start([prompt_of(MODELS[0])], options_of())
+    assert said == [16 << 20]  # so that short runs do not pay for it each time
+    while run.advance():
+        pass
+    assert len(said) == 1
+
+
 def test_end_token_ends_the_sequence():
     name = "qwen35-h-v2x-mtp-q8_0"
     opened, expected = session(name), golden(name)["greedy"].tolist()

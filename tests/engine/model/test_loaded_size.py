@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from gguf import GGMLQuantizationType
 
 from engine.experiments.random_models.random_model import write_random_model
@@ -32,6 +33,19 @@ def test_so_it_is_of_random_models(arch, mode, tmp_path):
     path = tmp_path / "tiny.gguf"
     write_random_model(path, arch=arch, size="tiny", quant="q8_0")
     hold(path, mode)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_table_of_16_bits_stays_so_unless_it_is_the_head_in_f32(mode, tmp_path):
+    path = tmp_path / "tiny.gguf"
+    write_random_model(path, size="tiny", quant="bf16")
+    hold(path, mode)
+    tokens = torch.tensor([[3, 1, 4]])
+    with GgufFile.open(path) as file:
+        table = load_model(file, compute=mode).embedding
+        whole = load_model(file, compute="f32").embedding
+    assert table.rows.type == (None if mode in ("f32", "q8", "blocks") else "BF16")
+    assert torch.equal(table(tokens), whole(tokens))
 
 
 def hold(path, mode):
