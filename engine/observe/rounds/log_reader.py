@@ -111,7 +111,8 @@ class LogReader(LogServers):
                 for line in decoded(lines).split("\n")[:-1]:
                     self._place(line)
             else:
-                self._take_block(Burst(lines, cuts=not self._lines.is_json))
+                known = self._lines
+                self._take_block(Burst(lines, cuts=not known.is_json, joins=known.may_join))
             self._n_block = min(2 * self._n_block, _MOST_BYTES)
         if sum(server.n_rounds for server in self.servers) > MOST_ROUNDS:
             raise TraceFileError(
@@ -121,7 +122,7 @@ class LogReader(LogServers):
     def _take_block(self, block: Burst) -> None:
         """Many lines: those of known shapes by columns, the others one by one. Lines that say
         nothing are passed over."""
-        before = self._lines.number
+        numbers = (self._lines.number + block.before).tolist()
         unknown: dict[int, bytes | None] = {}
         known = list(map(self._by_hash.get, block.hashes))
         for i, reading in enumerate(known):
@@ -165,7 +166,7 @@ class LogReader(LogServers):
                 if goes_on[at] and (known_slot := slots.get(row[0])) is not None:
                     server, mine = known_slot  # and no line of it has an earlier time
                     server.last_us = us = row[1]
-                    said = before + i + 1, us, reading.kind
+                    said = numbers[i] + 1, us, reading.kind
                     try:
                         is_said = reading.handler is None or reading.handler(
                             server, mine, said, *row[4:]
@@ -173,20 +174,20 @@ class LogReader(LogServers):
                     except OutOfRangeError:
                         is_said = False
                 else:
-                    is_said, found = self._say(reading, before + i + 1, row)
+                    is_said, found = self._say(reading, numbers[i] + 1, row)
                     if reading.whose == "slot":
                         slots[row[0]] = found
                 if is_said:
                     at += 1
                     continue
             slots.clear()
-            self._say_others(block, others, before, placed, i)
+            self._say_others(block, others, numbers, placed, i)
             self._lines.last = self._stream_before(block, known, i, placed)
-            self._lines.number = before + i
-            bad, shape = self._place(block.line(i), unknown.get(shapes[at])), shapes[at]
+            self._lines.number = numbers[i]
+            bad, shape = self._place_all(block.line(i), unknown.get(shapes[at])), shapes[at]
             while self._is_waiting and i + 1 < block.n_lines:
                 i += 1
-                self._place(block.line(i), None)
+                self._place_all(block.line(i))
             if self._lines.n_learned != n_learned:  # what was learned is of other prefixes
                 self._forget()
                 n_learned = self._lines.n_learned
@@ -196,9 +197,9 @@ class LogReader(LogServers):
                 bad.n_unread += 1  # no JSON either
                 placed = todo[at]
                 at += 1
-        self._say_others(block, others, before, placed, block.n_lines)
+        self._say_others(block, others, numbers, placed, block.n_lines)
         self._lines.last = self._stream_before(block, known, block.n_lines, placed)
-        self._lines.number = before + block.n_lines
+        self._lines.number = numbers[-1]
 
     def _known(self, block: Burst, shape: int) -> tuple[Reading | None, bytes | None]:
         """How lines of a shape that is new to this block are read, if that is known, and the shape
@@ -259,9 +260,14 @@ class LogReader(LogServers):
         return len(said) < LONGEST_SHAPE and says_nothing(shape_of(said), 0)
 
     def _say_others(
-        self, block: Burst, parts: list[tuple[str, OfShape]], first: int, after: int, before: int
+        self,
+        block: Burst,
+        parts: list[tuple[str, OfShape]],
+        numbers: list[int],
+        after: int,
+        before: int,
     ) -> None:
-        """Take the lines of other engines between two lines. first: number of the block's first."""
+        """Take the lines of other engines between two lines. numbers: lines before each line."""
         mine = []
         for source, (name, kind, rows, columns) in parts:
             begin, end = np.searchsorted(rows, (after + 1, before)).tolist()
@@ -269,8 +275,8 @@ class LogReader(LogServers):
                 of = [one if one is None else one[begin:end] for one in columns]
                 mine.append((source, (name, kind, rows[begin:end], of)))
         for line in self._others.say_all(mine) if mine and self._others is not None else ():
-            self._lines.number = first + line
-            self._place(block.line(line))
+            self._lines.number = numbers[line]
+            self._place_all(block.line(line))
 
     def _columns(
         self, block: Burst, known: list[Reading | None]
@@ -441,6 +447,14 @@ class LogReader(LogServers):
             if one is not None and one.is_own:
                 return block.stream(one, at, self._lines.source)
         return self._lines.last
+
+    def _place_all(self, text: str, shape: bytes | None = None) -> ServerLog | None:
+        """The same of a line that may go on after its end."""
+        if "\n" not in text:
+            return self._place(text, shape)
+        for line in text.split("\n"):
+            self._place(line)
+        return None
 
     def _place(self, line: str, shape: bytes | None = None) -> ServerLog | None:
         """A line by itself; how it was read is kept for others of its shape. The log that it is of

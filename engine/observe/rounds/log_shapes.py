@@ -34,6 +34,12 @@ _MANY_GROUPS = 16
 _MOST_MINUTES = 7
 """Digits, of a time: 19 years."""
 _NUMBER = re.compile(rb"[0-9]+")
+_STAMP = rb"[0-9]{1,9}\.[0-9]{2}\.[0-9]{3}\.[0-9]{3} [IWEDC] "
+_ENDS_LATER = re.compile(
+    _STAMP + rb"[^'\n]{0,200}(?:next token:|draft candidate)[^'\n]{1,96} '[^'\n\0\\\x1b]{0,64}\n+'\n"
+    rb"(?=" + _STAMP + rb")"
+)
+"""An entry with the text of a token that ends with line ends, before another entry."""
 _OTHER_DIGITS = str.maketrans("0123456789", "1234567890")
 _SAYS = re.compile(
     rb"slot |id_slot|draft|accept|spec|statistics|eval time|better prompt|called impl|done yield"
@@ -243,15 +249,21 @@ class LightRows:
 class Burst:
     """Lines that came together, and the numbers in them."""
 
-    def __init__(self, data: bytes, *, cuts: bool = False) -> None:
-        """data: whole lines, each with its end. cuts: whether what a server sends may be cut."""
+    def __init__(self, data: bytes, *, cuts: bool = False, joins: bool = False) -> None:
+        """data: whole lines, each with its end. cuts: whether what a server sends may be cut.
+        joins: whether a line may go on after the line end that is the text of a token."""
         self._data = data
-        self._scanned = found = scanned(data, cuts=cuts)
+        inner = _inner_ends(data) if joins else []
+        self._scanned = found = scanned(_without(data, inner), cuts=cuts)
         self.n_lines = len(found.ends)
         self.shape_of, self.hashes = found.shape_of, found.hashes.tolist()
         self._ends, self._lengths, self._first = found.stops, found.lengths, found.first
         self._line_ends = found.ends
         self._lines = np.concatenate([np.zeros(1, np.int64), found.ends[:-1] + 1])
+        self.before = np.arange(self.n_lines + 1)
+        """How many lines of the text come before each of these, and all of them."""
+        if inner:
+            self.before += np.searchsorted(inner, np.append(self._lines, len(data)))
 
     def line(self, number: int) -> str:
         """A line, without its end."""
@@ -378,6 +390,30 @@ class Burst:
         return found if is_good.all() else compress(found, is_good.tolist())
 
 
+def _inner_ends(data: bytes) -> list[int]:
+    """Where line ends are that are the text of a token."""
+    found: list[int] = []
+    at = data.find(b"\n'\n")
+    while at >= 0:
+        end = at
+        while end and data[end - 1] == 10:
+            end -= 1
+        if _ENDS_LATER.match(data, data.rfind(b"\n", 0, end) + 1) is not None:
+            found += range(end, at + 1)
+        at = data.find(b"\n'\n", at + 2)
+    return found
+
+
+def _without(data: bytes, places: list[int]) -> bytes:
+    """A text with other characters in some places."""
+    if not places:
+        return data
+    found = bytearray(data)
+    for place in places:
+        found[place] = 32
+    return bytes(found)
+
+
 class LogTexts:
     """Parts of a text that are cut out when they are asked for: from each begin to its end."""
 
@@ -396,8 +432,10 @@ class LogTexts:
         found: Any = map(of.__getitem__, parts)
         if isinstance(of, str):
             return list(found)
-        # no text goes beyond its line
-        return b"\n".join(found).decode("utf-8", "replace").split("\n") if len(self._begins) else []
+        if not len(self._begins):
+            return []
+        # no text has both where it ends a line
+        return b"\0\n".join(found).decode("utf-8", "replace").split("\0\n")
 
 
 def _groups(keys: np.ndarray) -> tuple[list[int], np.ndarray]:
