@@ -15,14 +15,13 @@ import numpy as np
 from engine.errors import TraceFileError
 from engine.foreign import OutOfRangeError
 from engine.observe.rounds.log_lines import LogLines, OfShape, OtherLines, Time
+from engine.observe.rounds.log_rounds import CandidateRows, LightRows
 from engine.observe.rounds.log_shapes import (
     FEW,
     LONGEST_SHAPE,
     MOST_SHAPES,
     Burst,
-    LightRows,
     Reading,
-    lengths_of_runs,
     read_as,
     says_nothing,
     shape_of,
@@ -129,7 +128,7 @@ class LogReader(LogServers):
             if reading is None:
                 known[i], unknown[i] = self._known(block, i)
         of_line = block.shape_of
-        columns, light, others, whose = self._columns(block, known)
+        columns, light, looked, others, whose = self._columns(block, known)
         says_more = np.array([one is None or one.whose != "nothing" for one in known])[of_line]
         for _, (_, _, rows, _) in others:
             says_more[rows] = False
@@ -138,11 +137,11 @@ class LogReader(LogServers):
         values = self._values(block, columns, left)
         may_go_on = np.array([one is not None and one.may_go_on for one in known])
         for i in np.flatnonzero(may_go_on[of_line]).tolist() if may_go_on.any() else ():
-            row = values[i]
-            values[i] = row if row and self._is_whole(block, i, row[0]) else None
-        runs, of_left, todo = light.runs(left), of_line[left], left.tolist()
-        is_candidate = np.array([one is not None and one.name == "candidate" for one in known])
-        candidates, shapes = lengths_of_runs(is_candidate[of_left], 2), of_left.tolist()
+            row = looked.row(i)
+            if row is not None and not self._is_whole(block, i, row[0]):
+                looked.drop(i)
+        runs, drafts = light.runs(left), looked.drafts(left)
+        shapes, todo = of_line[left].tolist(), left.tolist()
         n_learned, at, placed = self._lines.n_learned, 0, -1
         slots: dict[str, tuple[ServerLog, Slot] | None] = {}
         """By server the slot of its newest line, if it has one."""
@@ -152,11 +151,10 @@ class LogReader(LogServers):
                 at += n
                 slots.clear()
                 continue
-            n = candidates.get(at, 0) if candidates else 0
-            if n and self._say_candidates([values[one] for one in todo[at : at + n]]):
-                at += n
+            if drafts and (draft := drafts.get(at)) and self._say_draft(*draft[1:]):
+                at += draft[0]
                 continue
-            reading, row = known[shapes[at]], values[i] or light.row(i)
+            reading, row = known[shapes[at]], values[i] or light.row(i) or looked.row(i)
             if reading is not None and row is not None:
                 server = self._by_stream.get(row[0]) if reading.is_mark else None
                 if server is not None and server.has_times and not server.is_waiting:
@@ -280,17 +278,19 @@ class LogReader(LogServers):
 
     def _columns(
         self, block: Burst, known: list[Reading | None]
-    ) -> tuple[list[_OfReading], LightRows, list[tuple[str, OfShape]], np.ndarray]:
-        """Lines by how they are read; lines of other engines by server and shape; and server, slot,
-        task and time of lines, int64 [4, n], -1 for what there is not, slot -2 of lines that say
-        more of their server. known: how lines of each shape are read."""
+    ) -> tuple[list[_OfReading], LightRows, CandidateRows, list[tuple[str, OfShape]], np.ndarray]:
+        """Lines by how they are read; those of rounds of the light form and of candidates apart;
+        lines of other engines by server and shape; and server, slot, task and time of lines, int64
+        [4, n], -1 for what there is not, slot -2 of lines that say more of their server. known: how
+        lines of each shape are read."""
         of_line = block.shape_of
         kinds: dict[Reading | None, int] = {}
         kind = np.array([kinds.setdefault(one, len(kinds)) for one in known], np.uint16)[of_line]
         order = np.argsort(kind, kind="stable")
         ends = np.cumsum(np.bincount(kind, minlength=len(kinds)))
         mine: list[_OfReading] = []
-        light, whose = LightRows(len(of_line)), np.full((4, len(of_line)), -1)
+        light, looked = LightRows(len(of_line)), CandidateRows(len(of_line))
+        whose = np.full((4, len(of_line)), -1)
         numbers: dict[str, int] = {}
         others: list[tuple[str, OfShape]] = []
         for reading, rows in zip(kinds, np.split(order, ends[:-1]), strict=True):
@@ -309,6 +309,8 @@ class LogReader(LogServers):
                 continue
             if self._has_batches and (reading.name, reading.kind) == ("accepted", ""):
                 light.add(rows, columns, is_good, streams)
+            elif reading.name == "candidate":
+                looked.add(rows, columns, is_good, streams)
             else:
                 mine.append((rows, columns, is_good, streams))
             names_of, of = streams
@@ -320,7 +322,7 @@ class LogReader(LogServers):
                 whose[1:3, rows] = columns[1:3]
             elif not (reading.is_mark or reading.name in _BETWEEN):
                 whose[1, rows] = -2
-        return mine, light, others, whose
+        return mine, light, looked, others, whose
 
     @staticmethod
     def _values(
@@ -417,22 +419,14 @@ class LogReader(LogServers):
             server.take_light(rows, of)
         return True
 
-    def _say_candidates(self, rows: list[tuple[Any, ...] | None]) -> bool:
-        """Take tokens that drafters looked at; whether all are what they seem."""
-        mine: dict[str, list[tuple[Any, ...]]] = {}
-        for row in rows:
-            if row is None:
-                return False
-            if (known := mine.get(row[0])) is None:
-                known = mine[row[0]] = []
-            known.append(row)
-        servers = [(self._by_stream.get(name), known) for name, known in mine.items()]
-        if any(one is None or one.is_waiting for one, _ in servers):
+    def _say_draft(self, name: str, has_times: bool, values: tuple[Any, ...]) -> bool:
+        """Take tokens that drafters looked at, one after another; whether they are what they
+        seem."""
+        server = self._by_stream.get(name)
+        if server is None or server.is_waiting:
             return False
-        for server, known in servers:
-            assert server is not None
-            server.has_times |= known[0][1] is not None
-            server.take_candidates(known)
+        server.has_times |= has_times
+        server.take_candidates(*values)
         return True
 
     def _stream_before(self, block: Burst, known: list[Reading | None], i: int, placed: int) -> str:

@@ -23,7 +23,6 @@ _Column: TypeAlias = tuple[tuple[int, ...], Place, Place, float | None]
 """The numbers of a value, where it begins and ends if it is a text, and the most that it may be."""
 MOST_SHAPES = 1 << 16
 LONGEST_SHAPE = 2048
-_SHORTEST_RUN = 8
 FEW = 16
 """Lines of a shape in a block that are not worth columns."""
 _MOST_DIGITS = 15
@@ -36,7 +35,8 @@ _MOST_MINUTES = 7
 _NUMBER = re.compile(rb"[0-9]+")
 _STAMP = rb"[0-9]{1,9}\.[0-9]{2}\.[0-9]{3}\.[0-9]{3} [IWEDC] "
 _ENDS_LATER = re.compile(
-    _STAMP + rb"[^'\n]{0,200}(?:next token:|draft candidate)[^'\n]{1,96} '[^'\n\0\\\x1b]{0,64}\n+'\n"
+    _STAMP
+    + rb"[^'\n]{0,200}(?:next token:|draft candidate)[^'\n]{1,96} '[^'\n\0\\\x1b]{0,64}\n+'\n"
     rb"(?=" + _STAMP + rb")"
 )
 """An entry with the text of a token that ends with line ends, before another entry."""
@@ -192,58 +192,6 @@ def says_nothing(shape: bytes, start: int) -> bool:
     if chunk:
         return True
     return b"0.0.0.0 " not in shape[start:] if start else _BARE.search(shape) is None
-
-
-class LightRows:
-    """Rounds of the light form in a block: slot, task, tokens accepted and drafted, and the time in
-    microseconds, int64 [n, 5], by line."""
-
-    def __init__(self, n_lines: int) -> None:
-        self._names: list[str] = []
-        self._rows = np.zeros((0, 5), np.int64)
-        self._server = np.zeros(n_lines, np.int64)
-        """By line the number of its server, from 1; 0 for none."""
-        self._is_usual = np.zeros(n_lines, bool)
-
-    def add(
-        self,
-        rows: np.ndarray,
-        columns: list[Any],
-        is_good: np.ndarray,
-        streams: tuple[list[str], np.ndarray],
-    ) -> None:
-        """Lines of a shape, as for `Burst.rows`."""
-        names, of = streams
-        us, *columns = columns
-        *_, accepted, drafted = columns
-        self._is_usual[rows] = is_good & (accepted <= drafted) & (drafted > 0)
-        if not len(self._rows):
-            self._rows = np.zeros((len(self._server), 5), np.int64)
-        for i, column in enumerate((*columns, -1 if us is None else us)):
-            self._rows[rows, i] = column
-        self._names += [one for one in names if one not in self._names]
-        numbers = np.array([1 + self._names.index(one) for one in names])
-        self._server[rows[is_good]] = numbers[of[is_good]]
-
-    def runs(self, lines: np.ndarray) -> dict[int, int]:
-        """Where rounds follow each other in some lines, and how many."""
-        return lengths_of_runs(self._is_usual[lines], _SHORTEST_RUN)
-
-    def by_server(self, lines: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-        """The rows of some lines by server."""
-        server, rows = self._server[lines], self._rows[lines]
-        is_one = (server == server[0]).all()
-        numbers = server[:1].tolist() if is_one else sorted(set(server.tolist()))
-        for number in numbers:
-            mine = rows if len(numbers) == 1 else rows[server == number]
-            yield self._names[number - 1], mine
-
-    def row(self, line: int) -> tuple[Any, ...] | None:
-        """A line by itself: server, time and values; None where it is not among them."""
-        if not self._server[line]:
-            return None
-        *values, us = self._rows[line].tolist()
-        return self._names[self._server[line] - 1], None if us < 0 else us, *values
 
 
 class Burst:
@@ -419,6 +367,14 @@ class LogTexts:
 
     def __init__(self, of: str | bytes, begins: np.ndarray, ends: np.ndarray) -> None:
         self._of, self._begins, self._ends = of, begins, ends
+
+    def blank(self, n: int) -> LogTexts:
+        """n parts that are empty."""
+        return LogTexts(self._of, np.zeros(n, np.int64), np.zeros(n, np.int64))
+
+    def put(self, rows: np.ndarray, others: LogTexts) -> None:
+        """Others of the same text in the places of some."""
+        self._begins[rows], self._ends[rows] = others._begins, others._ends
 
     def __getitem__(self, at: Any) -> Any:
         """One of them, or for a slice or an array those."""
