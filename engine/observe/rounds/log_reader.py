@@ -22,6 +22,7 @@ from engine.observe.rounds.log_shapes import (
     MOST_SHAPES,
     Burst,
     Reading,
+    closed_shape,
     read_as,
     says_nothing,
     shape_of,
@@ -137,8 +138,8 @@ class LogReader(LogServers):
         values = self._values(block, columns, left)
         may_go_on = np.array([one is not None and one.may_go_on for one in known])
         for i in np.flatnonzero(may_go_on[of_line]).tolist() if may_go_on.any() else ():
-            row = looked.row(i)
-            if row is not None and not self._is_whole(block, i, row[0]):
+            source = looked.server(i)
+            if source is not None and not self._is_whole(block, i, source):
                 looked.drop(i)
         runs, drafts = light.runs(left), looked.drafts(left)
         shapes, todo = of_line[left].tolist(), left.tolist()
@@ -212,7 +213,10 @@ class LogReader(LogServers):
             self._is_quiet_object(line) if self._lines.is_json else self._is_quiet(of_line, line)
         ):
             found = _QUIET
-        if found is not None and found.name == "candidate" and of_line.endswith(b"''"):
+        is_open = False
+        if found is None and key is not None and (closed := closed_shape(key)) is not None:
+            found, is_open = self._readings.get(closed), True
+        if found is not None and (is_open or (found.name == "candidate" and key[-2:] == b"''")):
             if found not in self._open:
                 self._open[found] = copy(found)
                 self._open[found].may_go_on = True

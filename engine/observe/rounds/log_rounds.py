@@ -315,6 +315,11 @@ class CandidateRows(_BlockRows):
             self._texts = texts.blank(len(self._server))
         self._texts.put(rows, texts)
 
+    def server(self, line: int) -> str | None:
+        """The server of a line; None where it is not among them."""
+        number = self._server[line]
+        return self._names[number - 1] if number else None
+
     def drop(self, line: int) -> None:
         """A line is not what it seems."""
         self._server[line] = 0

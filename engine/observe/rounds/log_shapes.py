@@ -175,6 +175,15 @@ def read_as(shape: bytes) -> bytes:
     return head + quote + b"x'" + tail if is_any else shape
 
 
+def closed_shape(shape: bytes) -> bytes | None:
+    """The shape that a line of a candidate would have whose text is not closed by a quote; None of
+    other lines."""
+    head, _, text = shape.partition(b" '")
+    is_one = b"draft candidate" in head and text == text.rstrip()
+    is_any = is_one and not any(one in text for one in (b"'", b"\\u", b"\x1b"))
+    return head + b" 'x'" if is_any else None
+
+
 def lengths_of_runs(is_one: np.ndarray, shortest: int) -> dict[int, int]:
     """By where it begins, the length of each run of lines that are one kind."""
     begins = np.flatnonzero(np.diff(is_one, prepend=not is_one[:1].all()))
