@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise, zip_longest
 from operator import ge
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from engine.foreign import LONGEST_DRAFT, OutOfRangeError, real
 from engine.observe.rounds.log_prompts import LoggedPrompt
@@ -26,8 +26,7 @@ Counts = tuple[int, int, int, str]
 _SHARE = re.compile(r"[01]\.\d{1,20}")
 
 
-@dataclass(slots=True, eq=False)
-class LogRound:
+class LogRound(Struct, eq=False):
     """One verification. pos: position of its first token; None in the light form. drafted: number
     of tokens. draft: of those of a drafter with a model, the candidates of each, ids and
     probabilities, the proposed one first. tokens: emitted ids with their
@@ -39,10 +38,10 @@ class LogRound:
     restored: bool = False
     drafter: str = ""
     draft: tuple[tuple[tuple[int, float], ...], ...] = ()
-    tokens: list[tuple[int, str]] = field(default_factory=list)
+    tokens: list[tuple[int, str]] = []
     checkpoint_bytes: int | None = None
     end_us: int | None = None
-    phases: dict[str, float] = field(default_factory=dict)
+    phases: dict[str, float] = {}
     is_complete: bool = False
     n_max: int | None = None
     """Longest draft by the server's rule of adaptive depth, None as long as it says nothing."""
@@ -50,8 +49,7 @@ class LogRound:
     """Number of its first token among those of the answer, from 1."""
 
 
-@dataclass(slots=True)
-class LogRequest:
+class LogRequest(Struct):
     """One task of a slot, both -1 where the log does not say. first: its first token, sampled from
     the prompt. n_processed: tokens of the prompt that were not in the cache. predicted, drafted,
     accepted, ratio and mean_length as written, rates (by position in the draft): the server's own
@@ -67,7 +65,7 @@ class LogRequest:
     n_cached: int | None = None
     first: tuple[int, str] | None = None
     first_us: int | None = None
-    rounds: list[LogRound] = field(default_factory=list)
+    rounds: list[LogRound] = []
     prompt_ms: float | None = None
     predicted_ms: float | None = None
     n_timed: int | None = None
@@ -78,14 +76,14 @@ class LogRequest:
     ratio: str = ""
     mean_length: str = ""
     rates: list[float] | None = None
-    speeds: list[tuple[float | None, int, float, float | None]] = field(default_factory=list)
-    statistics: dict[str, tuple[Counts, Counts | None]] = field(default_factory=dict)
+    speeds: list[tuple[float | None, int, float, float | None]] = []
+    statistics: dict[str, tuple[Counts, Counts | None]] = {}
     last_n: int = 0
     n_missing: int = 0
     """Tokens whose lines are missing."""
     is_over: bool = False
     is_released: bool = False
-    batches: list[tuple[int, np.ndarray]] = field(default_factory=list)
+    batches: list[tuple[int, np.ndarray]] = []
     """Rounds of the light form, of which there are millions: how many of `rounds` are before them,
     and int64 [n, 3] with tokens accepted and drafted and the time, -1 without."""
     is_broken: bool = False

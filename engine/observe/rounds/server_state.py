@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
+from msgspec import Struct
 
 from engine.foreign import COUNT, LONGEST_DRAFT, OutOfRangeError
 from engine.observe.rounds.log_prompts import LoggedPrompt, PromptLog
@@ -31,8 +31,7 @@ Tops: TypeAlias = tuple[tuple[tuple[int, float], ...], ...]
 """By position in a draft the tokens that its drafter looked at, and their probabilities."""
 
 
-@dataclass(slots=True)
-class Slot:
+class Slot(Struct):
     """The state of a slot. candidates: by position and rank; draft: the same where all of them came
     in their order. replay: a restore was logged and its replay has not ended. n_max: of adaptive
     depth, None as long as no line names it. early: of a server that names a round after
@@ -41,12 +40,12 @@ class Slot:
 
     request: LogRequest
     round: LogRound | None = None
-    candidates: dict[int, dict[int, tuple[int, float]]] = field(default_factory=dict)
+    candidates: dict[int, dict[int, tuple[int, float]]] = {}
     draft: Tops = ()
     checkpoint_bytes: int | None = None
     replay: bool = False
     n_max: int | None = None
-    early: list[tuple[int, tuple[int, str], int | None]] = field(default_factory=list)
+    early: list[tuple[int, tuple[int, str], int | None]] = []
     n_plain: int = 0
 
 

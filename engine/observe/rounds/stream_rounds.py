@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -160,8 +159,7 @@ class StreamedToken(NamedTuple):
     alone: bool = False
 
 
-@dataclass(slots=True)
-class ObservedRound:
+class ObservedRound(Struct):
     """One verification, or several whose figures only arrived as sums.
 
     name_ms: the server's predicted_ms at its end. before_ms: that of the round before. first:

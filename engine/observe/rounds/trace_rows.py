@@ -4,10 +4,10 @@ per token. What a server does not report stays empty."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+from msgspec import Struct
 
 from engine.analysis.acceptance.accept_rules import AcceptRule
 from engine.observe.rounds.log_rounds import LogRound
@@ -71,8 +71,7 @@ TokenColumns: TypeAlias = tuple[Sequence[int | None], Sequence[str | None]]
 """Ids and texts of tokens, of each None where it is not given."""
 
 
-@dataclass(frozen=True, slots=True)
-class PromptPart:
+class PromptPart(Struct, frozen=True):
     """Tokens of a prompt that were processed together. pos0: position of the first. prompt_ms: the
     end of it, None where it is not known."""
 
@@ -82,8 +81,7 @@ class PromptPart:
     before_ms: float
 
 
-@dataclass(slots=True)
-class ReadyRow:
+class ReadyRow(Struct):
     """A row of `rounds` that is settled. t_ms: its end, in the run's time, None without times.
     n_prompt: tokens of the sequence's prompt, 0 where not known. prompt_ids: of the whole prompt,
     with its first part. emitted: tokens whose rounds are not known, and so no row of `rounds`.
@@ -94,7 +92,7 @@ class ReadyRow:
     n_prompt: int
     round: ObservedRound | None = None
     part: PromptPart | None = None
-    prompt_ids: Sequence[int] = field(default=())
+    prompt_ids: Sequence[int] = ()
     emitted: TokenColumns = ((), ())
 
 
