@@ -15,7 +15,7 @@ import numpy as np
 from engine.errors import TraceFileError
 from engine.foreign import OutOfRangeError
 from engine.observe.rounds.log_lines import LogLines, OfShape, OtherLines, Time
-from engine.observe.rounds.log_rounds import CandidateRows, LightRows
+from engine.observe.rounds.log_rounds import CandidateRows, LightRows, Slot
 from engine.observe.rounds.log_shapes import (
     FEW,
     LONGEST_SHAPE,
@@ -26,11 +26,11 @@ from engine.observe.rounds.log_shapes import (
     read_as,
     says_nothing,
     shape_of,
+    without_repeats,
 )
 from engine.observe.rounds.log_text import decoded, encoded, unwrapped
 from engine.observe.rounds.log_words import CHUNK, Saying
 from engine.observe.rounds.server_log import LogServers, Read, ServerLog
-from engine.observe.rounds.server_state import Slot
 
 MOST_ROUNDS = 1 << 22
 _FEW_LINES = 64
@@ -134,7 +134,7 @@ class LogReader(LogServers):
         for _, (_, _, rows, _) in others:
             says_more[rows] = False
         is_silent = np.array([one is not None and one.handler is None for one in known])
-        left, goes_on = self._without_repeats(whose, is_silent[of_line], np.flatnonzero(says_more))
+        left, goes_on = without_repeats(whose, is_silent[of_line], np.flatnonzero(says_more))
         values = self._values(block, columns, left)
         may_go_on = np.array([one is not None and one.may_go_on for one in known])
         for i in np.flatnonzero(may_go_on[of_line]).tolist() if may_go_on.any() else ():
@@ -216,7 +216,7 @@ class LogReader(LogServers):
         is_open = False
         if found is None and key is not None and (closed := closed_shape(key)) is not None:
             found, is_open = self._readings.get(closed), True
-        if found is not None and (is_open or (found.name == "candidate" and key[-2:] == b"''")):
+        if found is not None and (is_open or (found.name == "candidate" and of_line[-2:] == b"''")):
             if found not in self._open:
                 self._open[found] = copy(found)
                 self._open[found].may_go_on = True
@@ -344,31 +344,6 @@ class LogReader(LogServers):
             for i, row in block.rows(rows, columns, is_good, (names, of)):
                 values[i] = row
         return values
-
-    @staticmethod
-    def _without_repeats(
-        whose: np.ndarray, is_silent: np.ndarray, todo: np.ndarray
-    ) -> tuple[np.ndarray, list[bool]]:
-        """Some lines without those that say no more than that a slot works for a task, as the next
-        line of its server does; and which of the others are of the same slot and task as the last
-        of theirs that has one. A line that has to be looked at comes between those of all servers.
-        whose: as `_columns` finds it. is_silent: which lines of a slot say nothing."""
-        is_known = whose[0, todo] >= 0
-        part = np.cumsum(~is_known)
-        order = np.argsort(whose[0, todo], kind="stable")
-        server, slot, task, us = whose[:, todo[order]]
-        is_next = (us[1:] >= us[:-1]) & ((us[1:] < 0) == (us[:-1] < 0))
-        is_next &= (server[1:] == server[:-1]) & is_known[order[1:]]
-        is_next &= part[order[1:]] == part[order[:-1]]
-        is_later = is_next & (slot[1:] >= 0)
-        chain = np.concatenate([np.zeros(1, np.int64), np.cumsum(~is_next)])
-        last = np.maximum.accumulate(np.where(slot == -1, 0, np.arange(len(slot))))[:-1]
-        is_same = is_later & (slot[1:] == slot[last]) & (task[1:] == task[last])
-        is_same &= chain[1:] == chain[last]
-        goes_on, is_left = np.zeros(len(todo), bool), np.ones(len(todo), bool)
-        goes_on[order[1:]] = is_same
-        is_left[order[1:-1]] = ~(is_same[:-1] & is_later[1:] & is_silent[todo[order[1:-1]]])
-        return todo[is_left], goes_on[is_left].tolist()
 
     def _say(
         self, reading: Reading, line: int, row: tuple[Any, ...]

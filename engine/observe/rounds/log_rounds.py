@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from itertools import pairwise, zip_longest
 from operator import ge
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from msgspec import Struct
@@ -164,6 +164,50 @@ class LogRequest(Struct):
         """All emitted ids, in order."""
         first = [self.first[0]] if self.first else []
         return first + [token for one in self.rounds for token, _ in one.tokens]
+
+
+Tops: TypeAlias = tuple[tuple[tuple[int, float], ...], ...]
+"""By position in a draft the tokens that its drafter looked at, and their probabilities."""
+
+
+class Slot(Struct):
+    """The state of a slot. candidates: by position and rank; draft: the same where all of them came
+    in their order. replay: a restore was logged and its replay has not ended. n_max: of adaptive
+    depth, None as long as no line names it. early: of a server that names a round after
+    its tokens those since the last round, each with its number, itself and its time; of these
+    n_plain come before the draft."""
+
+    request: LogRequest
+    round: LogRound | None = None
+    candidates: dict[int, dict[int, tuple[int, float]]] = {}
+    draft: Tops = ()
+    checkpoint_bytes: int | None = None
+    replay: bool = False
+    n_max: int | None = None
+    early: list[tuple[int, tuple[int, str], int | None]] = []
+    n_plain: int = 0
+
+    def add_tops(self, rank: int, at: int, tops: Tops) -> None:
+        """What a drafter looked at: all of a draft, or one token of a rank and position."""
+        if not (rank or at):
+            self.candidates, self.draft = {}, tops
+            return
+        if self.draft:
+            self.candidates = {i: dict(enumerate(top)) for i, top in enumerate(self.draft)}
+            self.draft = ()
+        self.candidates.setdefault(at, {})[rank] = tops[0][0]
+
+    def take_tops(self, drafted: int) -> Tops:
+        """What the drafter of a round looked at, if that is known of each drafted token; no later
+        round has it."""
+        known, tops = self.candidates, self.draft
+        self.candidates, self.draft = {}, ()
+        if tops:
+            return tops[:drafted] if len(tops) >= drafted else ()
+        if len(known) < drafted or None in [known.get(i, {}).get(0) for i in range(drafted)]:
+            return ()
+        each = [known[i] for i in range(drafted)]
+        return tuple(tuple(map(top.__getitem__, sorted(top))) for top in each)
 
 
 class LogClock:

@@ -192,6 +192,31 @@ def lengths_of_runs(is_one: np.ndarray, shortest: int) -> dict[int, int]:
     return dict(zip(begins[is_long].tolist(), lengths[is_long].tolist(), strict=True))
 
 
+def without_repeats(
+    whose: np.ndarray, is_silent: np.ndarray, todo: np.ndarray
+) -> tuple[np.ndarray, list[bool]]:
+    """Some lines without those that say no more than that a slot works for a task, as the next
+    line of its server does; and which of the others are of the same slot and task as the last
+    of theirs that has one. A line that has to be looked at comes between those of all servers.
+    whose: int64 [4, n], see `LogReader`. is_silent: which lines of a slot say nothing."""
+    is_known = whose[0, todo] >= 0
+    part = np.cumsum(~is_known)
+    order = np.argsort(whose[0, todo], kind="stable")
+    server, slot, task, us = whose[:, todo[order]]
+    is_next = (us[1:] >= us[:-1]) & ((us[1:] < 0) == (us[:-1] < 0))
+    is_next &= (server[1:] == server[:-1]) & is_known[order[1:]]
+    is_next &= part[order[1:]] == part[order[:-1]]
+    is_later = is_next & (slot[1:] >= 0)
+    chain = np.concatenate([np.zeros(1, np.int64), np.cumsum(~is_next)])
+    last = np.maximum.accumulate(np.where(slot == -1, 0, np.arange(len(slot))))[:-1]
+    is_same = is_later & (slot[1:] == slot[last]) & (task[1:] == task[last])
+    is_same &= chain[1:] == chain[last]
+    goes_on, is_left = np.zeros(len(todo), bool), np.ones(len(todo), bool)
+    goes_on[order[1:]] = is_same
+    is_left[order[1:-1]] = ~(is_same[:-1] & is_later[1:] & is_silent[todo[order[1:-1]]])
+    return todo[is_left], goes_on[is_left].tolist()
+
+
 def says_nothing(shape: bytes, start: int) -> bool:
     """Whether no line of a shape says anything to any reader. start: where the text after the
     time begins, 0 for a line without a time."""

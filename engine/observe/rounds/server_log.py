@@ -18,7 +18,7 @@ from engine.observe.rounds.log_lines import (
     may_have_stamp,
     microseconds,
 )
-from engine.observe.rounds.log_rounds import LogRequest
+from engine.observe.rounds.log_rounds import LogRequest, Slot
 from engine.observe.rounds.log_words import (
     BUILD,
     CHUNK,
@@ -40,7 +40,7 @@ from engine.observe.rounds.log_words import (
     slot_saying,
     values_of,
 )
-from engine.observe.rounds.server_state import MOST_DRAFTERS, ServerState, Slot
+from engine.observe.rounds.server_state import MOST_DRAFTERS, ServerState
 
 MOST_REQUESTS = 1 << 16
 _MANY_REQUESTS = 1 << 14

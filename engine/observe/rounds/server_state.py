@@ -7,7 +7,6 @@ from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
-from msgspec import Struct
 
 from engine.foreign import COUNT, LONGEST_DRAFT, OutOfRangeError
 from engine.observe.rounds.log_prompts import LoggedPrompt, PromptLog
@@ -18,6 +17,8 @@ from engine.observe.rounds.log_rounds import (
     LogClock,
     LogRequest,
     LogRound,
+    Slot,
+    Tops,
 )
 
 Said: TypeAlias = tuple[int, int | None, str]
@@ -25,28 +26,6 @@ Said: TypeAlias = tuple[int, int | None, str]
 MOST_DRAFTERS = 64
 _MOST_SPEEDS = 1000
 """Of one request; a server writes one every three seconds."""
-
-
-Tops: TypeAlias = tuple[tuple[tuple[int, float], ...], ...]
-"""By position in a draft the tokens that its drafter looked at, and their probabilities."""
-
-
-class Slot(Struct):
-    """The state of a slot. candidates: by position and rank; draft: the same where all of them came
-    in their order. replay: a restore was logged and its replay has not ended. n_max: of adaptive
-    depth, None as long as no line names it. early: of a server that names a round after
-    its tokens those since the last round, each with its number, itself and its time; of these
-    n_plain come before the draft."""
-
-    request: LogRequest
-    round: LogRound | None = None
-    candidates: dict[int, dict[int, tuple[int, float]]] = {}
-    draft: Tops = ()
-    checkpoint_bytes: int | None = None
-    replay: bool = False
-    n_max: int | None = None
-    early: list[tuple[int, tuple[int, str], int | None]] = []
-    n_plain: int = 0
 
 
 _BARE_SUMS: dict[str, Callable[..., bool]] = {
@@ -488,18 +467,10 @@ class ServerState:
 
     @staticmethod
     def _take_candidates_of(slot: Slot, one: LogRound, drafted: int) -> None:
-        """Give a round what its drafter looked at, if that is known of each drafted token."""
-        known = slot.candidates
-        if slot.draft:
-            tops = slot.draft[:drafted] if len(slot.draft) >= drafted else ()
-        elif len(known) < drafted or None in [known.get(i, {}).get(0) for i in range(drafted)]:
-            tops = ()
-        else:
-            each = [known[i] for i in range(drafted)]
-            tops = tuple(tuple(map(top.__getitem__, sorted(top))) for top in each)
+        """Give a round what its drafter looked at."""
+        tops = slot.take_tops(drafted)
         if tops and "ngram" not in one.drafter:
             one.draft = tops
-        slot.candidates, slot.draft = {}, ()
 
     def _place_candidates(self) -> None:
         """Give their slots the drafted tokens since the last time."""
@@ -510,13 +481,7 @@ class ServerState:
             slot = self.slots.get(number)
             if slot is None or rank >= MOST_RANKS or at >= LONGEST_DRAFT:
                 continue
-            if rank or at:
-                if slot.draft:
-                    slot.candidates = {i: dict(enumerate(top)) for i, top in enumerate(slot.draft)}
-                    slot.draft = ()
-                slot.candidates.setdefault(at, {})[rank] = tops[0][0]
-            else:
-                slot.candidates, slot.draft = {}, tops
+            slot.add_tops(rank, at, tops)
             for i, (token, _) in enumerate(chain.from_iterable(tops), first):
                 if token not in pieces:
                     self._learn(token, texts[i])

@@ -136,6 +136,8 @@ def additions(texts: Sequence[str]) -> list[Addition | None]:
 def _addition(text: str) -> tuple[Addition, tuple[Any, ...]] | None:
     """An event, and what it has in common with the next one of its answer: all but digits and what
     it adds, so that none of them has a key twice if the first and the last have not."""
+    if '"stop":true' in text or '"stop": true' in text:
+        return None  # a reply in one piece is often long
     try:
         found = _DECODER.decode(data := text.encode())
     except (msgspec.MsgspecError, ValueError):
