@@ -125,11 +125,16 @@ class ServerLog(ServerState):
         if not is_head and message is not None and len(before) < LONGEST_LINE:
             self._waiting = first, at, f"{before}\n{message}"
             return self
-        self.end()
+        self._close()
         return self.add(number, time, message, is_head)
 
     def end(self) -> None:
         """Nothing more comes of this process for now."""
+        self._close()
+        self._place_candidates()
+
+    def _close(self) -> None:
+        """The newest line does not go on."""
         if self.is_waiting:
             self.is_waiting = False
             number, time, message = self._waiting
@@ -137,7 +142,6 @@ class ServerLog(ServerState):
                 self._read_candidate(number, message)
             else:
                 self._take(number, time, message, True)
-        self._place_candidates()
         self.last_read = None
 
     def _read_candidate(self, line: int, message: str) -> None:
