@@ -15,7 +15,7 @@ import numpy as np
 from engine.errors import TraceFileError
 from engine.foreign import OutOfRangeError
 from engine.observe.rounds.log_lines import LogLines, OfShape, OtherLines, Time
-from engine.observe.rounds.log_rounds import CandidateRows, LightRows, Slot
+from engine.observe.rounds.log_rounds import LightRows, LookedAt, Slot
 from engine.observe.rounds.log_shapes import (
     FEW,
     LONGEST_SHAPE,
@@ -282,7 +282,7 @@ class LogReader(LogServers):
 
     def _columns(
         self, block: Burst, known: list[Reading | None]
-    ) -> tuple[list[_OfReading], LightRows, CandidateRows, list[tuple[str, OfShape]], np.ndarray]:
+    ) -> tuple[list[_OfReading], LightRows, LookedAt, list[tuple[str, OfShape]], np.ndarray]:
         """Lines by how they are read; those of rounds of the light form and of candidates apart;
         lines of other engines by server and shape; and server, slot, task and time of lines, int64
         [4, n], -1 for what there is not, slot -2 of lines that say more of their server. known: how
@@ -293,7 +293,7 @@ class LogReader(LogServers):
         order = np.argsort(kind, kind="stable")
         ends = np.cumsum(np.bincount(kind, minlength=len(kinds)))
         mine: list[_OfReading] = []
-        light, looked = LightRows(len(of_line)), CandidateRows(len(of_line))
+        light, looked = LightRows(len(of_line)), LookedAt(len(of_line))
         whose = np.full((4, len(of_line)), -1)
         numbers: dict[str, int] = {}
         others: list[tuple[str, OfShape]] = []

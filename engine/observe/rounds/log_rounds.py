@@ -265,7 +265,7 @@ class LogClock:
         one.phases["sample"] = one.phases.get("sample", 0.0) + max(us - kept, 0) / 1e3 / n
 
 
-class _BlockRows:
+class _LineRows:
     """Lines of a block that say the same: whole numbers, the last of them the time in microseconds
     or -1, int64 [n, m], by line."""
 
@@ -301,7 +301,7 @@ class _BlockRows:
         return self._names[self._server[line] - 1], None if us < 0 else us, *values
 
 
-class LightRows(_BlockRows):
+class LightRows(_LineRows):
     """Rounds of the light form in a block: slot, task, tokens accepted and drafted."""
 
     def __init__(self, n_lines: int) -> None:
@@ -334,7 +334,7 @@ class LightRows(_BlockRows):
             yield self._names[number - 1], mine
 
 
-class CandidateRows(_BlockRows):
+class LookedAt(_LineRows):
     """Tokens that drafters looked at, in a block: slot or -1, rank, position and id; then their
     probability and text."""
 

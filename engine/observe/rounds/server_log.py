@@ -109,7 +109,8 @@ class ServerLog(ServerState):
         if message is None:
             self._bad(number, "it is not valid JSON")
         elif message.rstrip()[-1:] == "'" and "draft candidate" in message:
-            if message.rstrip()[-2:] == "''":  # of a text that may begin with a quote
+            end = message.rstrip()[-2:]  # of a text that may begin with a quote, or a line end
+            if end == "''" or (end == " '" and is_open(message)):
                 self.is_waiting, self._waiting = True, (number, time, message)
             else:
                 self._read_candidate(number, message)
