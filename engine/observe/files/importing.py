@@ -40,6 +40,8 @@ _MOST_LOG_BYTES = 1 << 36
 _PIECE = 1 << 22
 _MOST_WRAPPED = 200
 _LONGEST_WRAPPED = 1 << 18
+_LONGEST = 4 * _LONGEST_WRAPPED
+"""Bytes of a text with as many characters."""
 _NARROWEST = 40
 """Columns at which lines are wrapped."""
 _GAP = 6
@@ -227,7 +229,7 @@ def import_file(
     head = _bare(file_head(path, _HEAD))
     is_plain = name is not None or kind == CAPTURE or as_written(head) == head
     if kind == LOG and log is None and _LIST.match(head) is None and is_plain:
-        if len(head) == _HEAD:
+        if len(file_head(path, _LONGEST)) == _LONGEST:
             return fill_log(store, _pieces(path), file)
         return fill_log(store, rejoined("".join(texts_of(_pieces(path)))), file)
     data = _content(path) if is_plain else as_written(_content(path))

@@ -327,6 +327,11 @@ class LogLines:
         return self._is_plain or bool(self._forms)
 
     @property
+    def may_join(self) -> bool:
+        """Whether a line without a prefix belongs to the one before."""
+        return not (self._is_json or self._forms)
+
+    @property
     def is_json(self) -> bool:
         """Whether lines are objects that hold lines."""
         return bool(self._is_json)

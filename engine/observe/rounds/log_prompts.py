@@ -8,8 +8,10 @@ slot is, with three digits; then what is common is known to within those.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from typing import Any
+
+from msgspec import Struct
 
 from engine.trace.facts import RunFacts
 from engine.trace.prompt_reuse import (
@@ -32,8 +34,7 @@ _LEAST_AGAIN = 32
 """Tokens that are not worth a word: a template's end, the last token."""
 
 
-@dataclass(slots=True)
-class LoggedPrompt:
+class LoggedPrompt(Struct):
     """One request. Checkpoints by the tokens they cover; None: not logged. by: how the slot was
     chosen. similarity: of the prompt and of the slot's text the shares that are common, with three
     digits. held: checkpoints of the slot when the prompt came. before: tokens of the prompt that
@@ -54,11 +55,11 @@ class LoggedPrompt:
     prompt_ms: float | None = None
     written: int | None = None
     before: int | None = None
-    held: list[int] = field(default_factory=list)
-    gone: list[int] = field(default_factory=list)
-    erased: list[int] = field(default_factory=list)
-    evicted: list[int] = field(default_factory=list)
-    created: list[SavedCheckpoint] = field(default_factory=list)
+    held: list[int] = []
+    gone: list[int] = []
+    erased: list[int] = []
+    evicted: list[int] = []
+    created: list[SavedCheckpoint] = []
 
     @property
     def n_reused(self) -> int | None:

@@ -15,14 +15,14 @@ import numpy as np
 from engine.errors import TraceFileError
 from engine.foreign import OutOfRangeError
 from engine.observe.rounds.log_lines import LogLines, OfShape, OtherLines, Time
+from engine.observe.rounds.log_rounds import LightRows, LookedAt, Slot
 from engine.observe.rounds.log_shapes import (
     FEW,
     LONGEST_SHAPE,
     MOST_SHAPES,
     Burst,
-    LightRows,
     Reading,
-    lengths_of_runs,
+    closed_shape,
     read_as,
     says_nothing,
     shape_of,
@@ -31,7 +31,6 @@ from engine.observe.rounds.log_shapes import (
 from engine.observe.rounds.log_text import decoded, encoded, unwrapped
 from engine.observe.rounds.log_words import CHUNK, Saying
 from engine.observe.rounds.server_log import LogServers, Read, ServerLog
-from engine.observe.rounds.server_state import Slot
 
 MOST_ROUNDS = 1 << 22
 _FEW_LINES = 64
@@ -112,7 +111,8 @@ class LogReader(LogServers):
                 for line in decoded(lines).split("\n")[:-1]:
                     self._place(line)
             else:
-                self._take_block(Burst(lines, cuts=not self._lines.is_json))
+                known = self._lines
+                self._take_block(Burst(lines, cuts=not known.is_json, joins=known.may_join))
             self._n_block = min(2 * self._n_block, _MOST_BYTES)
         if sum(server.n_rounds for server in self.servers) > MOST_ROUNDS:
             raise TraceFileError(
@@ -122,14 +122,14 @@ class LogReader(LogServers):
     def _take_block(self, block: Burst) -> None:
         """Many lines: those of known shapes by columns, the others one by one. Lines that say
         nothing are passed over."""
-        before = self._lines.number
+        numbers = (self._lines.number + block.before).tolist()
         unknown: dict[int, bytes | None] = {}
         known = list(map(self._by_hash.get, block.hashes))
         for i, reading in enumerate(known):
             if reading is None:
                 known[i], unknown[i] = self._known(block, i)
         of_line = block.shape_of
-        columns, light, others, whose = self._columns(block, known)
+        columns, light, looked, others, whose = self._columns(block, known)
         says_more = np.array([one is None or one.whose != "nothing" for one in known])[of_line]
         for _, (_, _, rows, _) in others:
             says_more[rows] = False
@@ -138,11 +138,11 @@ class LogReader(LogServers):
         values = self._values(block, columns, left)
         may_go_on = np.array([one is not None and one.may_go_on for one in known])
         for i in np.flatnonzero(may_go_on[of_line]).tolist() if may_go_on.any() else ():
-            row = values[i]
-            values[i] = row if row and self._is_whole(block, i, row[0]) else None
-        runs, of_left, todo = light.runs(left), of_line[left], left.tolist()
-        is_candidate = np.array([one is not None and one.name == "candidate" for one in known])
-        candidates, shapes = lengths_of_runs(is_candidate[of_left], 2), of_left.tolist()
+            source = looked.server(i)
+            if source is not None and not self._is_whole(block, i, source):
+                looked.drop(i)
+        runs, drafts = light.runs(left), looked.drafts(left)
+        shapes, todo = of_line[left].tolist(), left.tolist()
         n_learned, at, placed = self._lines.n_learned, 0, -1
         slots: dict[str, tuple[ServerLog, Slot] | None] = {}
         """By server the slot of its newest line, if it has one."""
@@ -152,11 +152,10 @@ class LogReader(LogServers):
                 at += n
                 slots.clear()
                 continue
-            n = candidates.get(at, 0) if candidates else 0
-            if n and self._say_candidates([values[one] for one in todo[at : at + n]]):
-                at += n
+            if drafts and (draft := drafts.get(at)) and self._say_draft(*draft[1:]):
+                at += draft[0]
                 continue
-            reading, row = known[shapes[at]], values[i] or light.row(i)
+            reading, row = known[shapes[at]], values[i] or light.row(i) or looked.row(i)
             if reading is not None and row is not None:
                 server = self._by_stream.get(row[0]) if reading.is_mark else None
                 if server is not None and server.has_times and not server.is_waiting:
@@ -166,7 +165,7 @@ class LogReader(LogServers):
                 if goes_on[at] and (known_slot := slots.get(row[0])) is not None:
                     server, mine = known_slot  # and no line of it has an earlier time
                     server.last_us = us = row[1]
-                    said = before + i + 1, us, reading.kind
+                    said = numbers[i] + 1, us, reading.kind
                     try:
                         is_said = reading.handler is None or reading.handler(
                             server, mine, said, *row[4:]
@@ -174,20 +173,20 @@ class LogReader(LogServers):
                     except OutOfRangeError:
                         is_said = False
                 else:
-                    is_said, found = self._say(reading, before + i + 1, row)
+                    is_said, found = self._say(reading, numbers[i] + 1, row)
                     if reading.whose == "slot":
                         slots[row[0]] = found
                 if is_said:
                     at += 1
                     continue
             slots.clear()
-            self._say_others(block, others, before, placed, i)
+            self._say_others(block, others, numbers, placed, i)
             self._lines.last = self._stream_before(block, known, i, placed)
-            self._lines.number = before + i
-            bad, shape = self._place(block.line(i), unknown.get(shapes[at])), shapes[at]
+            self._lines.number = numbers[i]
+            bad, shape = self._place_all(block.line(i), unknown.get(shapes[at])), shapes[at]
             while self._is_waiting and i + 1 < block.n_lines:
                 i += 1
-                self._place(block.line(i), None)
+                self._place_all(block.line(i))
             if self._lines.n_learned != n_learned:  # what was learned is of other prefixes
                 self._forget()
                 n_learned = self._lines.n_learned
@@ -197,9 +196,9 @@ class LogReader(LogServers):
                 bad.n_unread += 1  # no JSON either
                 placed = todo[at]
                 at += 1
-        self._say_others(block, others, before, placed, block.n_lines)
+        self._say_others(block, others, numbers, placed, block.n_lines)
         self._lines.last = self._stream_before(block, known, block.n_lines, placed)
-        self._lines.number = before + block.n_lines
+        self._lines.number = numbers[-1]
 
     def _known(self, block: Burst, shape: int) -> tuple[Reading | None, bytes | None]:
         """How lines of a shape that is new to this block are read, if that is known, and the shape
@@ -214,7 +213,10 @@ class LogReader(LogServers):
             self._is_quiet_object(line) if self._lines.is_json else self._is_quiet(of_line, line)
         ):
             found = _QUIET
-        if found is not None and found.name == "candidate" and of_line.endswith(b"''"):
+        is_open = False
+        if found is None and key is not None and (closed := closed_shape(key)) is not None:
+            found, is_open = self._readings.get(closed), True
+        if found is not None and (is_open or (found.name == "candidate" and of_line[-2:] == b"''")):
             if found not in self._open:
                 self._open[found] = copy(found)
                 self._open[found].may_go_on = True
@@ -260,9 +262,14 @@ class LogReader(LogServers):
         return len(said) < LONGEST_SHAPE and says_nothing(shape_of(said), 0)
 
     def _say_others(
-        self, block: Burst, parts: list[tuple[str, OfShape]], first: int, after: int, before: int
+        self,
+        block: Burst,
+        parts: list[tuple[str, OfShape]],
+        numbers: list[int],
+        after: int,
+        before: int,
     ) -> None:
-        """Take the lines of other engines between two lines. first: number of the block's first."""
+        """Take the lines of other engines between two lines. numbers: lines before each line."""
         mine = []
         for source, (name, kind, rows, columns) in parts:
             begin, end = np.searchsorted(rows, (after + 1, before)).tolist()
@@ -270,22 +277,24 @@ class LogReader(LogServers):
                 of = [one if one is None else one[begin:end] for one in columns]
                 mine.append((source, (name, kind, rows[begin:end], of)))
         for line in self._others.say_all(mine) if mine and self._others is not None else ():
-            self._lines.number = first + line
-            self._place(block.line(line))
+            self._lines.number = numbers[line]
+            self._place_all(block.line(line))
 
     def _columns(
         self, block: Burst, known: list[Reading | None]
-    ) -> tuple[list[_OfReading], LightRows, list[tuple[str, OfShape]], np.ndarray]:
-        """Lines by how they are read; lines of other engines by server and shape; and server, slot,
-        task and time of lines, int64 [4, n], -1 for what there is not, slot -2 of lines that say
-        more of their server. known: how lines of each shape are read."""
+    ) -> tuple[list[_OfReading], LightRows, LookedAt, list[tuple[str, OfShape]], np.ndarray]:
+        """Lines by how they are read; those of rounds of the light form and of candidates apart;
+        lines of other engines by server and shape; and server, slot, task and time of lines, int64
+        [4, n], -1 for what there is not, slot -2 of lines that say more of their server. known: how
+        lines of each shape are read."""
         of_line = block.shape_of
         kinds: dict[Reading | None, int] = {}
         kind = np.array([kinds.setdefault(one, len(kinds)) for one in known], np.uint16)[of_line]
         order = np.argsort(kind, kind="stable")
         ends = np.cumsum(np.bincount(kind, minlength=len(kinds)))
         mine: list[_OfReading] = []
-        light, whose = LightRows(len(of_line)), np.full((4, len(of_line)), -1)
+        light, looked = LightRows(len(of_line)), LookedAt(len(of_line))
+        whose = np.full((4, len(of_line)), -1)
         numbers: dict[str, int] = {}
         others: list[tuple[str, OfShape]] = []
         for reading, rows in zip(kinds, np.split(order, ends[:-1]), strict=True):
@@ -304,6 +313,8 @@ class LogReader(LogServers):
                 continue
             if self._has_batches and (reading.name, reading.kind) == ("accepted", ""):
                 light.add(rows, columns, is_good, streams)
+            elif reading.name == "candidate":
+                looked.add(rows, columns, is_good, streams)
             else:
                 mine.append((rows, columns, is_good, streams))
             names_of, of = streams
@@ -315,7 +326,7 @@ class LogReader(LogServers):
                 whose[1:3, rows] = columns[1:3]
             elif not (reading.is_mark or reading.name in _BETWEEN):
                 whose[1, rows] = -2
-        return mine, light, others, whose
+        return mine, light, looked, others, whose
 
     @staticmethod
     def _values(
@@ -387,22 +398,14 @@ class LogReader(LogServers):
             server.take_light(rows, of)
         return True
 
-    def _say_candidates(self, rows: list[tuple[Any, ...] | None]) -> bool:
-        """Take tokens that drafters looked at; whether all are what they seem."""
-        mine: dict[str, list[tuple[Any, ...]]] = {}
-        for row in rows:
-            if row is None:
-                return False
-            if (known := mine.get(row[0])) is None:
-                known = mine[row[0]] = []
-            known.append(row)
-        servers = [(self._by_stream.get(name), known) for name, known in mine.items()]
-        if any(one is None or one.is_waiting for one, _ in servers):
+    def _say_draft(self, name: str, has_times: bool, values: tuple[Any, ...]) -> bool:
+        """Take tokens that drafters looked at, one after another; whether they are what they
+        seem."""
+        server = self._by_stream.get(name)
+        if server is None or server.is_waiting:
             return False
-        for server, known in servers:
-            assert server is not None
-            server.has_times |= known[0][1] is not None
-            server.take_candidates(known)
+        server.has_times |= has_times
+        server.take_candidates(*values)
         return True
 
     def _stream_before(self, block: Burst, known: list[Reading | None], i: int, placed: int) -> str:
@@ -417,6 +420,14 @@ class LogReader(LogServers):
             if one is not None and one.is_own:
                 return block.stream(one, at, self._lines.source)
         return self._lines.last
+
+    def _place_all(self, text: str, shape: bytes | None = None) -> ServerLog | None:
+        """The same of a line that may go on after its end."""
+        if "\n" not in text:
+            return self._place(text, shape)
+        for line in text.split("\n"):
+            self._place(line)
+        return None
 
     def _place(self, line: str, shape: bytes | None = None) -> ServerLog | None:
         """A line by itself; how it was read is kept for others of its shape. The log that it is of

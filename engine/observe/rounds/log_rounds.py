@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from functools import lru_cache
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from operator import ge
+from typing import Any, TypeAlias
 
 import numpy as np
+from msgspec import Struct
 
 from engine.foreign import LONGEST_DRAFT, OutOfRangeError, real
 from engine.observe.rounds.log_prompts import LoggedPrompt
+from engine.observe.rounds.log_shapes import LogTexts, lengths_of_runs
 from engine.trace.timings import n_timed
 
 UNKNOWN_TOKEN = (-1, "")
 """A token whose line the log does not have."""
+MOST_RANKS = 8
+"""Tokens that a drafter looked at for one position, as far as they are kept."""
+_SHORTEST_RUN = 8
 Counts = tuple[int, int, int, str]
 _SHARE = re.compile(r"[01]\.\d{1,20}")
 
 
-@dataclass(slots=True, eq=False)
-class LogRound:
+class LogRound(Struct, eq=False):
     """One verification. pos: position of its first token; None in the light form. drafted: number
     of tokens. draft: of those of a drafter with a model, the candidates of each, ids and
     probabilities, the proposed one first. tokens: emitted ids with their
@@ -33,10 +38,10 @@ class LogRound:
     restored: bool = False
     drafter: str = ""
     draft: tuple[tuple[tuple[int, float], ...], ...] = ()
-    tokens: list[tuple[int, str]] = field(default_factory=list)
+    tokens: list[tuple[int, str]] = []
     checkpoint_bytes: int | None = None
     end_us: int | None = None
-    phases: dict[str, float] = field(default_factory=dict)
+    phases: dict[str, float] = {}
     is_complete: bool = False
     n_max: int | None = None
     """Longest draft by the server's rule of adaptive depth, None as long as it says nothing."""
@@ -44,8 +49,7 @@ class LogRound:
     """Number of its first token among those of the answer, from 1."""
 
 
-@dataclass(slots=True)
-class LogRequest:
+class LogRequest(Struct):
     """One task of a slot, both -1 where the log does not say. first: its first token, sampled from
     the prompt. n_processed: tokens of the prompt that were not in the cache. predicted, drafted,
     accepted, ratio and mean_length as written, rates (by position in the draft): the server's own
@@ -61,7 +65,7 @@ class LogRequest:
     n_cached: int | None = None
     first: tuple[int, str] | None = None
     first_us: int | None = None
-    rounds: list[LogRound] = field(default_factory=list)
+    rounds: list[LogRound] = []
     prompt_ms: float | None = None
     predicted_ms: float | None = None
     n_timed: int | None = None
@@ -72,14 +76,14 @@ class LogRequest:
     ratio: str = ""
     mean_length: str = ""
     rates: list[float] | None = None
-    speeds: list[tuple[float | None, int, float, float | None]] = field(default_factory=list)
-    statistics: dict[str, tuple[Counts, Counts | None]] = field(default_factory=dict)
+    speeds: list[tuple[float | None, int, float, float | None]] = []
+    statistics: dict[str, tuple[Counts, Counts | None]] = {}
     last_n: int = 0
     n_missing: int = 0
     """Tokens whose lines are missing."""
     is_over: bool = False
     is_released: bool = False
-    batches: list[tuple[int, np.ndarray]] = field(default_factory=list)
+    batches: list[tuple[int, np.ndarray]] = []
     """Rounds of the light form, of which there are millions: how many of `rounds` are before them,
     and int64 [n, 3] with tokens accepted and drafted and the time, -1 without."""
     is_broken: bool = False
@@ -162,6 +166,50 @@ class LogRequest:
         return first + [token for one in self.rounds for token, _ in one.tokens]
 
 
+Tops: TypeAlias = tuple[tuple[tuple[int, float], ...], ...]
+"""By position in a draft the tokens that its drafter looked at, and their probabilities."""
+
+
+class Slot(Struct):
+    """The state of a slot. candidates: by position and rank; draft: the same where all of them came
+    in their order. replay: a restore was logged and its replay has not ended. n_max: of adaptive
+    depth, None as long as no line names it. early: of a server that names a round after
+    its tokens those since the last round, each with its number, itself and its time; of these
+    n_plain come before the draft."""
+
+    request: LogRequest
+    round: LogRound | None = None
+    candidates: dict[int, dict[int, tuple[int, float]]] = {}
+    draft: Tops = ()
+    checkpoint_bytes: int | None = None
+    replay: bool = False
+    n_max: int | None = None
+    early: list[tuple[int, tuple[int, str], int | None]] = []
+    n_plain: int = 0
+
+    def add_tops(self, rank: int, at: int, tops: Tops) -> None:
+        """What a drafter looked at: all of a draft, or one token of a rank and position."""
+        if not (rank or at):
+            self.candidates, self.draft = {}, tops
+            return
+        if self.draft:
+            self.candidates = {i: dict(enumerate(top)) for i, top in enumerate(self.draft)}
+            self.draft = ()
+        self.candidates.setdefault(at, {})[rank] = tops[0][0]
+
+    def take_tops(self, drafted: int) -> Tops:
+        """What the drafter of a round looked at, if that is known of each drafted token; no later
+        round has it."""
+        known, tops = self.candidates, self.draft
+        self.candidates, self.draft = {}, ()
+        if tops:
+            return tops[:drafted] if len(tops) >= drafted else ()
+        if len(known) < drafted or None in [known.get(i, {}).get(0) for i in range(drafted)]:
+            return ()
+        each = [known[i] for i in range(drafted)]
+        return tuple(tuple(map(top.__getitem__, sorted(top))) for top in each)
+
+
 class LogClock:
     """Splits the time of the server's iterations into phases, shared by the slots in one."""
 
@@ -215,6 +263,156 @@ class LogClock:
         kept = at.get("kept", at["verified"])
         one.phases["draft"] = one.phases.get("draft", 0.0) + max(kept - at["verified"], 0) / 1e3 / n
         one.phases["sample"] = one.phases.get("sample", 0.0) + max(us - kept, 0) / 1e3 / n
+
+
+class _LineRows:
+    """Lines of a block that say the same: whole numbers, the last of them the time in microseconds
+    or -1, int64 [n, m], by line."""
+
+    def __init__(self, n_lines: int) -> None:
+        self._names: list[str] = []
+        self._rows = np.zeros((0, 5), np.int64)
+        self._server = np.zeros(n_lines, np.int64)
+        """By line the number of its server, from 1; 0 for none."""
+
+    def add(
+        self,
+        rows: np.ndarray,
+        columns: list[Any],
+        is_good: np.ndarray,
+        streams: tuple[list[str], np.ndarray],
+    ) -> None:
+        """Lines of a shape, as for `Burst.rows`."""
+        us, *columns = columns
+        if not len(self._rows):
+            self._rows = np.zeros((len(self._server), 5), np.int64)
+        for i, column in enumerate((*columns[:4], us)):
+            self._rows[rows, i] = -1 if column is None else column
+        names, of = streams
+        self._names += [one for one in names if one not in self._names]
+        numbers = np.array([1 + self._names.index(one) for one in names])
+        self._server[rows[is_good]] = numbers[of[is_good]]
+
+    def row(self, line: int) -> tuple[Any, ...] | None:
+        """A line by itself: server, time and values; None where it is not among them."""
+        if not self._server[line]:
+            return None
+        *values, us = self._rows[line].tolist()
+        return self._names[self._server[line] - 1], None if us < 0 else us, *values
+
+
+class LightRows(_LineRows):
+    """Rounds of the light form in a block: slot, task, tokens accepted and drafted."""
+
+    def __init__(self, n_lines: int) -> None:
+        super().__init__(n_lines)
+        self._is_usual = np.zeros(n_lines, bool)
+
+    def add(
+        self,
+        rows: np.ndarray,
+        columns: list[Any],
+        is_good: np.ndarray,
+        streams: tuple[list[str], np.ndarray],
+    ) -> None:
+        """Lines of a shape."""
+        super().add(rows, columns, is_good, streams)
+        *_, accepted, drafted = columns
+        self._is_usual[rows] = is_good & (accepted <= drafted) & (drafted > 0)
+
+    def runs(self, lines: np.ndarray) -> dict[int, int]:
+        """Where rounds follow each other in some lines, and how many."""
+        return lengths_of_runs(self._is_usual[lines], _SHORTEST_RUN)
+
+    def by_server(self, lines: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+        """The rows of some lines by server."""
+        server, rows = self._server[lines], self._rows[lines]
+        is_one = (server == server[0]).all()
+        numbers = server[:1].tolist() if is_one else sorted(set(server.tolist()))
+        for number in numbers:
+            mine = rows if len(numbers) == 1 else rows[server == number]
+            yield self._names[number - 1], mine
+
+
+class LookedAt(_LineRows):
+    """Tokens that drafters looked at, in a block: slot or -1, rank, position and id; then their
+    probability and text."""
+
+    def __init__(self, n_lines: int) -> None:
+        super().__init__(n_lines)
+        self._p = np.zeros(n_lines)
+        self._texts: LogTexts | None = None
+
+    def add(
+        self,
+        rows: np.ndarray,
+        columns: list[Any],
+        is_good: np.ndarray,
+        streams: tuple[list[str], np.ndarray],
+    ) -> None:
+        """Lines of a shape."""
+        super().add(rows, columns, is_good, streams)
+        *_, self._p[rows], texts = columns
+        if self._texts is None:
+            self._texts = texts.blank(len(self._server))
+        self._texts.put(rows, texts)
+
+    def server(self, line: int) -> str | None:
+        """The server of a line; None where it is not among them."""
+        number = self._server[line]
+        return self._names[number - 1] if number else None
+
+    def drop(self, line: int) -> None:
+        """A line is not what it seems."""
+        self._server[line] = 0
+
+    def row(self, line: int) -> tuple[Any, ...] | None:
+        """A line by itself."""
+        found = super().row(line)
+        if found is None or self._texts is None:
+            return None
+        name, us, slot, *values = found
+        more = float(self._p[line]), self._texts[line]
+        return name, us, None if slot < 0 else slot, *values, *more
+
+    def drafts(self, lines: np.ndarray) -> dict[int, tuple[Any, ...]]:
+        """What is complete from its first position and rank on, by where it begins in some lines:
+        how many of these it is, its server, whether it has times, and the values of
+        `ServerState.take_candidates`."""
+        server = self._server[lines]
+        at = np.flatnonzero(server)
+        if not len(at):
+            return {}
+        mine = lines[at]
+        slot, rank, place, token, us = self._rows[mine].T
+        goes_on = (np.diff(at) == 1) & (np.diff(server[at]) == 0) & (np.diff(slot) == 0)
+        is_next = (np.diff(rank) == 1) & (np.diff(place) == 0)
+        goes_on &= is_next | ((rank[1:] == 0) & (np.diff(place) == 1))
+        begins = np.flatnonzero(np.concatenate([np.ones(1, bool), ~goes_on]))
+        ends = np.append(begins[1:], len(at))
+        is_one = (rank[begins] == 0) & (place[begins] == 0) & (place[ends - 1] < LONGEST_DRAFT)
+        is_one &= np.maximum.reduceat(rank, begins) < MOST_RANKS
+        pairs = list(zip(token.tolist(), np.minimum(self._p[mine], 1.0).tolist(), strict=True))
+        parts = np.union1d(begins, np.flatnonzero(rank == 0))
+        tops = [tuple(pairs[i:j]) for i, j in pairwise([*parts.tolist(), len(at)])]
+        begins, ends = begins[is_one], ends[is_one]
+        assert self._texts is not None
+        texts, names = self._texts[mine], self._names
+        found = zip(
+            *(one.tolist() for one in (at[begins], begins, ends, server[at[begins]])),
+            *(one.tolist() for one in (us[begins], slot[begins])),
+            *(np.searchsorted(parts, one).tolist() for one in (begins, ends)),
+            strict=True,
+        )
+        return {
+            where: (
+                end - begin,
+                names[name - 1],
+                time >= 0,
+                (None if of < 0 else of, 0, 0, tuple(tops[i:j]), texts, begin),
+            )
+            for where, begin, end, name, time, of, i, j in found
+        }
 
 
 @lru_cache(1 << 12)

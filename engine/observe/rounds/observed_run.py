@@ -50,6 +50,8 @@ OTHER_ENGINES = {"vllm", "sglang", "tensorrt-llm", "ollama", "lm-studio", "llama
 _PATIENCE_MS = 2000.0
 """So long a settled row waits for others that may have ended earlier."""
 _MOST_SEQUENCES = 1 << 16
+_MANY_VALUES = 1 << 20
+"""That are written into a trace at once."""
 _MOST_NAMED = 16
 
 
@@ -356,7 +358,9 @@ class ObservedRun:
             until = max(min(open_ends, default=math.inf), at_ms - self._patience_ms)
         while self._ready and self._ready[0][0] <= until:
             self._rows.write(heapq.heappop(self._ready)[3])
-        self._rows.flush()
+        is_seen = math.isfinite(self._patience_ms)  # what is read from a file is seen as a whole
+        if is_seen or math.isinf(at_ms) or self._rows.n_waiting > _MANY_VALUES:
+            self._rows.flush()
 
 
 def _with_derived_ids(columns: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:

@@ -18,7 +18,7 @@ from engine.observe.rounds.log_lines import (
     may_have_stamp,
     microseconds,
 )
-from engine.observe.rounds.log_rounds import LogRequest
+from engine.observe.rounds.log_rounds import LogRequest, Slot
 from engine.observe.rounds.log_words import (
     BUILD,
     CHUNK,
@@ -40,7 +40,7 @@ from engine.observe.rounds.log_words import (
     slot_saying,
     values_of,
 )
-from engine.observe.rounds.server_state import MOST_DRAFTERS, ServerState, Slot
+from engine.observe.rounds.server_state import MOST_DRAFTERS, ServerState
 
 MOST_REQUESTS = 1 << 16
 _MANY_REQUESTS = 1 << 14
@@ -109,7 +109,8 @@ class ServerLog(ServerState):
         if message is None:
             self._bad(number, "it is not valid JSON")
         elif message.rstrip()[-1:] == "'" and "draft candidate" in message:
-            if message.rstrip()[-2:] == "''":  # of a text that may begin with a quote
+            end = message.rstrip()[-2:]  # of a text that may begin with a quote, or a line end
+            if end == "''" or (end == " '" and is_open(message)):
                 self.is_waiting, self._waiting = True, (number, time, message)
             else:
                 self._read_candidate(number, message)
@@ -125,11 +126,16 @@ class ServerLog(ServerState):
         if not is_head and message is not None and len(before) < LONGEST_LINE:
             self._waiting = first, at, f"{before}\n{message}"
             return self
-        self.end()
+        self._close()
         return self.add(number, time, message, is_head)
 
     def end(self) -> None:
         """Nothing more comes of this process for now."""
+        self._close()
+        self._place_candidates()
+
+    def _close(self) -> None:
+        """The newest line does not go on."""
         if self.is_waiting:
             self.is_waiting = False
             number, time, message = self._waiting
@@ -137,7 +143,6 @@ class ServerLog(ServerState):
                 self._read_candidate(number, message)
             else:
                 self._take(number, time, message, True)
-        self._place_candidates()
         self.last_read = None
 
     def _read_candidate(self, line: int, message: str) -> None:

@@ -2,38 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from engine.foreign import COUNT, LONGEST_DRAFT, OutOfRangeError
 from engine.observe.rounds.log_prompts import LoggedPrompt, PromptLog
-from engine.observe.rounds.log_rounds import UNKNOWN_TOKEN, Counts, LogClock, LogRequest, LogRound
+from engine.observe.rounds.log_rounds import (
+    MOST_RANKS,
+    UNKNOWN_TOKEN,
+    Counts,
+    LogClock,
+    LogRequest,
+    LogRound,
+    Slot,
+    Tops,
+)
 
 Said: TypeAlias = tuple[int, int | None, str]
 """The line of a message, its time in microseconds and of which kind it is."""
 MOST_DRAFTERS = 64
 _MOST_SPEEDS = 1000
 """Of one request; a server writes one every three seconds."""
-
-
-@dataclass(slots=True)
-class Slot:
-    """The state of a slot. replay: a restore was logged and its replay has not ended. n_max: of
-    adaptive depth, None as long as no line names it. early: of a server that names a round after
-    its tokens those since the last round, each with its number, itself and its time; of these
-    n_plain come before the draft."""
-
-    request: LogRequest
-    round: LogRound | None = None
-    candidates: dict[int, dict[int, tuple[int, float]]] = field(default_factory=dict)
-    checkpoint_bytes: int | None = None
-    replay: bool = False
-    n_max: int | None = None
-    early: list[tuple[int, tuple[int, str], int | None]] = field(default_factory=list)
-    n_plain: int = 0
 
 
 _BARE_SUMS: dict[str, Callable[..., bool]] = {
@@ -441,15 +433,17 @@ class ServerState:
     ) -> bool:
         """A token that a drafter looked at, of the slot that the line before names if it does
         not."""
-        self.take_candidates([("", None, number, rank, at, token, p, text)])
+        self.take_candidates(number, rank, at, (((token, min(p, 1.0)),),), (text,), 0)
         return True
 
-    def take_candidates(self, rows: list[tuple[Any, ...]]) -> None:
-        """The same of several: after their server and time the values of `on_candidate`."""
-        if any(one[2] is None for one in rows):
-            here = self._current.slot if self._current is not None else -1
-            rows = [(*one[:2], here, *one[3:]) if one[2] is None else one for one in rows]
-        self._candidates += rows
+    def take_candidates(
+        self, number: int | None, rank: int, at: int, tops: Tops, texts: Sequence[str], first: int
+    ) -> None:
+        """The same of several, from a rank and a position on. texts: of all of them in order, from
+        the first on."""
+        if number is None:
+            number = self._current.slot if self._current is not None else -1
+        self._candidates.append((number, rank, at, tops, texts, first))
 
     def _prompt(self, slot: Slot) -> LoggedPrompt:
         """What the log tells of the prompt of a slot's request."""
@@ -473,27 +467,24 @@ class ServerState:
 
     @staticmethod
     def _take_candidates_of(slot: Slot, one: LogRound, drafted: int) -> None:
-        """Give a round what its drafter looked at, if that is known of each drafted token."""
-        n_told = drafted if len(slot.candidates) >= drafted else 0
-        tops = [slot.candidates.get(i, {}) for i in range(n_told)]
-        if tops and "ngram" not in one.drafter and None not in [top.get(0) for top in tops]:
-            one.draft = tuple(tuple(map(top.__getitem__, sorted(top))) for top in tops)
-        slot.candidates = {}
+        """Give a round what its drafter looked at."""
+        tops = slot.take_tops(drafted)
+        if tops and "ngram" not in one.drafter:
+            one.draft = tops
 
     def _place_candidates(self) -> None:
         """Give their slots the drafted tokens since the last time."""
         new, self._candidates = self._candidates, []
-        self.n_candidates += len(new)
-        get, pieces = self.slots.get, self.pieces
-        for _, _, number, rank, at, token, p, text in new:
-            slot = get(number)
-            if slot is None or rank >= 8 or at >= LONGEST_DRAFT:
+        pieces = self.pieces
+        for number, rank, at, tops, texts, first in new:
+            self.n_candidates += sum(map(len, tops))
+            slot = self.slots.get(number)
+            if slot is None or rank >= MOST_RANKS or at >= LONGEST_DRAFT:
                 continue
-            if not rank and not at:
-                slot.candidates = {}
-            slot.candidates.setdefault(at, {})[rank] = token, p if p < 1.0 else 1.0
-            if token not in pieces:
-                self._learn(token, text)
+            slot.add_tops(rank, at, tops)
+            for i, (token, _) in enumerate(chain.from_iterable(tops), first):
+                if token not in pieces:
+                    self._learn(token, texts[i])
 
     def _learn(self, token_id: int, text: str) -> None:
         if text and token_id not in self.pieces and "\ufffd" not in text:

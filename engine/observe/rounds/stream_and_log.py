@@ -4,8 +4,9 @@ and times, the log the drafts, the paths and what the stream holds back."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import takewhile
+
+from msgspec.structs import replace
 
 from engine.observe.rounds.log_prompts import LoggedPrompt
 from engine.observe.rounds.log_reader import LogReader

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -137,6 +136,8 @@ def additions(texts: Sequence[str]) -> list[Addition | None]:
 def _addition(text: str) -> tuple[Addition, tuple[Any, ...]] | None:
     """An event, and what it has in common with the next one of its answer: all but digits and what
     it adds, so that none of them has a key twice if the first and the last have not."""
+    if '"stop":true' in text or '"stop": true' in text:
+        return None  # a reply in one piece is often long
     try:
         found = _DECODER.decode(data := text.encode())
     except (msgspec.MsgspecError, ValueError):
@@ -160,8 +161,7 @@ class StreamedToken(NamedTuple):
     alone: bool = False
 
 
-@dataclass(slots=True)
-class ObservedRound:
+class ObservedRound(Struct):
     """One verification, or several whose figures only arrived as sums.
 
     name_ms: the server's predicted_ms at its end. before_ms: that of the round before. first:

@@ -4,10 +4,11 @@ per token. What a server does not report stays empty."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+from msgspec import Struct
 
 from engine.analysis.acceptance.accept_rules import AcceptRule
 from engine.observe.rounds.log_rounds import LogRound
@@ -71,8 +72,7 @@ TokenColumns: TypeAlias = tuple[Sequence[int | None], Sequence[str | None]]
 """Ids and texts of tokens, of each None where it is not given."""
 
 
-@dataclass(frozen=True, slots=True)
-class PromptPart:
+class PromptPart(Struct, frozen=True):
     """Tokens of a prompt that were processed together. pos0: position of the first. prompt_ms: the
     end of it, None where it is not known."""
 
@@ -82,8 +82,7 @@ class PromptPart:
     before_ms: float
 
 
-@dataclass(slots=True)
-class ReadyRow:
+class ReadyRow(Struct):
     """A row of `rounds` that is settled. t_ms: its end, in the run's time, None without times.
     n_prompt: tokens of the sequence's prompt, 0 where not known. prompt_ids: of the whole prompt,
     with its first part. emitted: tokens whose rounds are not known, and so no row of `rounds`.
@@ -94,7 +93,7 @@ class ReadyRow:
     n_prompt: int
     round: ObservedRound | None = None
     part: PromptPart | None = None
-    prompt_ids: Sequence[int] = field(default=())
+    prompt_ids: Sequence[int] = ()
     emitted: TokenColumns = ((), ())
 
 
@@ -105,7 +104,7 @@ class RowWriter:
         self, writer: TraceWriter, reach: PlaneReach, vocabulary: Tokenizer | None = None
     ) -> None:
         self._writer, self._reach, self._vocabulary = writer, reach, vocabulary
-        self._n_rounds = self.n_merged = 0
+        self._n_rounds = self.n_merged = self._n_plain = 0
         self.drafters: list[str] = []
         """The server's drafters, as far as known."""
         self.rule = AcceptRule()
@@ -116,6 +115,9 @@ class RowWriter:
         self._rounds_of: list[Any] = []
         self._drafts: list[dict[str, Any]] = []
         """Not written yet; the row of a round comes after those of its tokens."""
+        self._plain: list[tuple[int, int, int, TokenColumns]] = []
+        """The same of tokens whose rounds are not known: round, sequence, first position, tokens;
+        none of them comes with others."""
 
     def write(self, ready: ReadyRow, begun_ms: float = 0.0) -> None:
         """One row and its tokens, as the round after the last one written; they are in the trace
@@ -136,6 +138,8 @@ class RowWriter:
 
     def flush(self) -> None:
         """Bring into the trace what was written."""
+        if self._plain:
+            self._write_plain()
         if not (self._tokens_of or self._drafts or self._rounds_of):
             return
         self._writer.append_rows("tokens", _TOKEN, self._tokens_of)
@@ -143,6 +147,30 @@ class RowWriter:
         self._writer.append_rows("rounds", _ROUND, self._rounds_of)
         for rows in (self._tokens_of, self._drafts, self._rounds_of):
             rows.clear()
+
+    @property
+    def n_waiting(self) -> int:
+        """Values that are not in the trace yet, about."""
+        return len(self._tokens_of) + len(self._rounds_of) + self._n_plain
+
+    def _write_plain(self) -> None:
+        rounds, seq_ids, firsts, tokens = zip(*self._plain, strict=True)
+        n_each = [len(ids) for ids, _ in tokens]
+        before = np.cumsum([0, *n_each[:-1]])
+        pos = np.arange(sum(n_each)) + np.repeat(np.array(firsts) - before, n_each)
+        columns: dict[str, Any] = {
+            "round": np.repeat(rounds, n_each),
+            "seq_id": np.repeat(seq_ids, n_each),
+            "pos": pos,
+            "kind": np.full(len(pos), self._writer.store.text_pool.code("unknown"), np.int32),
+            "token_id": [*chain.from_iterable(ids for ids, _ in tokens)],
+        }
+        if any(texts for _, texts in tokens):
+            columns["text"] = [
+                *chain.from_iterable(texts or [None] * len(ids) for ids, texts in tokens)
+            ]
+        self._writer.extend("tokens", columns)
+        self._plain, self._n_plain = [], 0
 
     def fill_in(self) -> None:
         """What was learned too late for the rows that were written: planes, and whose drafts they
@@ -186,19 +214,23 @@ class RowWriter:
         token_ids: Sequence[int | None],
         texts: Sequence[str | None],
     ) -> None:
-        self.flush()
+        if self._tokens_of:
+            self.flush()
         if texts.count(None) < len(texts):
             tokens = [
                 self._known(StreamedToken(one, text, one is None and "\ufffd" not in (text or "")))
                 for one, text in zip(token_ids, texts, strict=True)
             ]
             token_ids, texts = [one.token_id for one in tokens], list(map(self._text, tokens))
-        write_tokens(self._writer, ids, first_pos, "unknown", token_ids, texts)
+        self._plain.append((ids["round"], ids["seq_id"], first_pos, (token_ids, texts)))
+        self._n_plain += len(token_ids)
 
     def _part(
         self, ids: dict[str, int], t_ms: float | None, ready: ReadyRow, part: PromptPart
     ) -> None:
         first = ready.round
+        if self._plain:
+            self.flush()
         if first is not None:
             self._tokens(ids, ready.n_prompt, first, first.kinds())
         self._append(
@@ -221,6 +253,8 @@ class RowWriter:
         self, ids: dict[str, int], t_ms: float | None, ready: ReadyRow, one: ObservedRound
     ) -> None:
         is_one, is_placed, kinds = one.n_merged == 1, one.first > 0, one.kinds()
+        if self._plain:
+            self.flush()
         drafter = self._drafter(one)
         restored = one.path == "restore"
         self.n_merged += not is_one

@@ -58,14 +58,14 @@ class KeptReply:
     request: Mapping[str, Any]
     events: list[Any] = field(default_factory=list)
     name: str = ""
-    _done: set[int] = field(default_factory=set)
+    done: set[int] = field(default_factory=set)
+    """Answers that have ended."""
     _clocks: dict[int, tuple[Any, ...]] = field(default_factory=dict)
     _n_tokens: dict[int, int] = field(default_factory=dict)
 
     def takes(self, event: dict[str, Any], name: str, answers: list[tuple[int, bool]]) -> bool:
-        """Whether an event, no whole reply, may be of this one. answers: see `_answers_in`."""
-        if name != self.name or any(index in self._done for index, _ in answers):
-            return False
+        """Whether an event, no whole reply, may be of this one, which has its name and to which its
+        answers are open. answers: see `_answers_in`."""
         return bool(name) or (
             _is_same_form(event, self.events[0])
             and all(self._may_follow(index, event) for index, _ in answers)
@@ -88,7 +88,7 @@ class KeptReply:
         timings = _timings_of(event)
         for index, is_last in answers:
             if is_last:
-                self._done.add(index)
+                self.done.add(index)
             if timings is not None and timings.get("predicted_n"):
                 self._clocks[index] = _clock(timings)
                 if isinstance(n := timings["predicted_n"], int):
@@ -110,8 +110,10 @@ def kept_replies(documents: Sequence[tuple[str, Any]]) -> Iterator[KeptReply]:
                 open_ones[-1].events.append(event)
             continue
         name, answers = _name(event), _answers_in(event)
+        indices = {index for index, _ in answers}
         open_now = () if _is_complete(event) else reversed(open_ones)
-        reply = next((one for one in open_now if one.takes(event, name, answers)), None)
+        named = (one for one in open_now if one.name == name and one.done.isdisjoint(indices))
+        reply = next((one for one in named if one.takes(event, name, answers)), None)
         if reply is None:
             reply = KeptReply(place, _request(around), name=name)
             found.append(reply)

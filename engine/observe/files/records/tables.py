@@ -23,8 +23,8 @@ from engine.foreign import (
     real,
     whole,
 )
-from engine.observe.files.records.document import Node
-from engine.observe.files.records.readers import LLAMA_SERVER, RecordShape, of_same_request
+from engine.observe.files.records.document import Node, of_same_request
+from engine.observe.files.records.readers import LLAMA_SERVER, RecordShape
 from engine.observe.files.records.request import RecordedRequest
 
 _NAMED = re.compile(r"([A-Za-z][\w/#%]{0,30})\s?=\s{0,9}([^\s,;=]{1,40})")

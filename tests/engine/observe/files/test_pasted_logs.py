@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from engine.analysis.findings.check import recorded
+from engine.observe.files import importing
 from engine.observe.files.importing import import_file, rejoined
 from engine.trace.store import TraceStore
 
@@ -227,3 +228,13 @@ def test_a_task_with_other_sums_is_another_request(tmp_path: Path) -> None:
         told = [one.told for one in store.runs[run].requests or ()]
         # a line that comes twice is the same one
         assert [one["draft_n_accepted"] for one in told] == [70, 50]
+
+
+def test_a_long_log_with_colours_is_read_in_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not as a whole, to see whether its lines are wrapped."""
+    monkeypatch.setattr(importing, "rejoined", lambda text: pytest.fail("read as a whole"))
+    path = tmp_path / "server.log"
+    path.write_text(f"\x1b[32mI\x1b[0m main: starting\n{LLAMA}" + "srv  idle: nothing\n" * 70_000)
+    assert import_file(TraceStore(), path)

@@ -256,6 +256,41 @@ def test_lines_that_differ_in_the_text_of_a_token_are_read_by_columns(
     assert not before or repr(found) == repr(facts(re.sub(r".*found\.", "", text)))
 
 
+@pytest.mark.parametrize("last", ["\n'", "'", ""])
+def test_candidates_and_tokens_with_line_ends_are_read_by_columns(
+    last: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a filter has taken the rest of the text away. Numbers of lines stay right."""
+    lines, n_gen = [], 0
+    for i, word in enumerate(_words(1500)):
+        head, end = f"0.{i // 500:02}.{i % 500:03}.000 D ", last if i % 2 else "'"
+        for rank in range(3):
+            lines.append(f"{head}spec        draft:  - seq_id 0, draft candidate   {rank}, "
+                         f"pos   0:   {i + 300 + rank} (   0.5) 'é{word}{end}")  # fmt: skip
+        n_gen += 1 + (i == 1200)  # one is missing
+        lines.append(f"{head}slot handle_last_: id  0 | task 2 | generate_draft: id=0, "
+                     f"#tokens={i + 9}, #draft=1, pos_next={i + 9}")  # fmt: skip
+        end = end or "'"
+        lines.append(f"{head}slot process_toke: id  0 | task 2 | n_gen = {n_gen}, "
+                     f"n_remaining = 9, next token: {i + 300:5} 'é{word}{end}")  # fmt: skip
+        lines.append(f"{head}slot   operator(): id  0 | task 2 | accepted  1/ 1 draft tokens")
+    text = "\n".join([*lines, ""])
+    n_placed = 0
+    place = LogReader._place
+
+    def counted(self: LogReader, line: str, shape: bytes | None = None) -> ServerLog | None:
+        nonlocal n_placed
+        n_placed += 1
+        return place(self, line, shape)
+
+    monkeypatch.setattr(LogReader, "_place", counted)
+    found = facts(text)
+    assert n_placed < len(lines) / 4
+    assert "log-lines-missing" in repr(found)
+    assert repr(found) == repr(by_line(monkeypatch, facts, text))
+    assert runs(text) == by_line(monkeypatch, runs, text)
+
+
 def test_what_a_model_writes_is_not_an_entry() -> None:
     sums = "draft acceptance = 0.5 (   30 accepted /    60 generated)"
     line = '0.01.000.001 D srv    operator(): http: streamed chunk: data: {{"content":"{}"}}\n'
@@ -287,7 +322,20 @@ def test_lines_that_are_no_json_are_counted_together(monkeypatch: pytest.MonkeyP
 def test_texts_of_digits_and_quotes_are_read_as_line_by_line(
     ports: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    texts = ["a", "7", "x86", "it's", "jsat'", "'", "'\n", "v'\nw", "a 1 'b 2"]
+    texts = [
+        "a",
+        "7",
+        "x86",
+        "it's",
+        "jsat'",
+        "'",
+        "'\n",
+        "v'\nw",
+        "a 1 'b 2",
+        "\n",
+        "):\n",
+        "é\n\n",
+    ]
     chance, lines = random.Random(3), []
     for n in range(900):
         port, slot = chance.choice(ports), chance.randrange(2)
