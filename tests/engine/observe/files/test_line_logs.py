@@ -814,3 +814,31 @@ def test_a_damaged_row_of_a_table_is_told(damaged: str) -> None:
     store = read(f"{''.join(rows)}{damaged}\n")
     assert rules(store) == ["log-unread"]
     assert told(store, "predicted_n") == [(192,), (192,)]
+
+
+OMLX = (
+    "MTP[1] finish=length tokens=131 cycles=60 tok/cycle=2.26 accept=71/103 (68.9%) "
+    "depth[d1=45/58,d2=19/35,d3=7/10] d0=2 emits[init=2]\n"
+)
+FORK = (
+    "INFO MTP[a] finish=stop cycles=60 accepted=75/120 (62.5%) cycles_by_depth[d2=60]\n"
+    "INFO MTP[a] accept_by_depth[d1=46/60,d2=29/60,d3=0/0] forwards[mtp=122]\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "counts", "conditional"),
+    [(OMLX, (58, 103, 71), [45 / 58, 19 / 35, 7 / 10]), (FORK, (60, 120, 75), [46 / 60, 29 / 46])],
+)
+def test_depths_of_mlx_servers(
+    text: str, counts: tuple[int, ...], conditional: list[float], tmp_path: Path
+) -> None:
+    path = tmp_path / "server.log"
+    path.write_text(text)
+    store = TraceStore()
+    import_file(store, path)
+    (one,) = store.runs[0]["requests"]
+    names = "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens"
+    assert tuple(map(one["told"].get, names)) == counts
+    assert one["told"]["acceptance_per_position"]["conditional"] == pytest.approx(conditional)
+    assert not find(store)

@@ -227,3 +227,13 @@ def test_a_task_with_other_sums_is_another_request(tmp_path: Path) -> None:
         told = [one.told for one in store.runs[run].requests or ()]
         # a line that comes twice is the same one
         assert [one["draft_n_accepted"] for one in told] == [70, 50]
+
+
+def test_numbers_before_a_tab_count_lines(tmp_path: Path) -> None:
+    line = "slot update_slots: id  3 | task 0 | accepted {}/4 draft tokens, new n_tokens = {}"
+    path = tmp_path / "numbered.log"
+    lines = [line.format(n % 5, 50 + 5 * n) for n in range(9)]
+    path.write_text("".join(f"{100 + n:5d}\t{one}\n" for n, one in enumerate(lines)))
+    store = TraceStore()
+    (run,) = import_file(store, path)
+    assert store.runs[run]["summary"]["draft_n"] == 36

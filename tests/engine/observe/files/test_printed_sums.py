@@ -188,6 +188,76 @@ def test_lines_of_other_builds(tmp_path: Path, text: str, expected: tuple[Any, .
     assert not store.runs[0].get("server")
 
 
+BLOCK = """Number of drafts: 40
+Draft tokens proposed: 80
+Draft tokens accepted: 50
+Per-position acceptance rates:
+  Position 0: 0.7500
+  Position 1: 0.5000
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "expected", "told"),
+    [
+        (BLOCK, (None, 40, 80, 50), {"num_accepted_tokens_per_pos": [30, 20]}),
+        (("Total tokens generated: 210\nDraft tokens created: 40\nDraft tokens accepted: 12\n"
+         "Tokens per second: 50.0\n"), (210, None, 40, 12), {"predicted_per_second": 50.0}),
+        ("Rounds:    9\nDrafted:   27\nAccepted:  12 (44.4%)\nGenerated: 21 tokens in 1.5s\n",
+         (21, 9, 27, 12), {}),
+        ("#questions: 8, Throughput: 26.30 token/s, Acceptance length: 2.21",
+         (None,) * 4, {"mean_acceptance_length": 2.21, "predicted_per_second": 26.3}),
+        (("vanilla, input: 47.0 toks/s, output: 127.6 toks/s\n"
+         "k=2: input: 60.5 toks/s, output: 174.4 toks/s] **Accpt Len: 1.87**\n"),
+         (None,) * 4, {"mean_acceptance_length": 1.87, "predicted_per_second": 174.4}),
+    ],
+)  # fmt: skip
+def test_lines_of_a_name_and_a_number(
+    text: str, expected: tuple[Any, ...], told: dict[str, Any], tmp_path: Path
+) -> None:
+    store = imported(tmp_path, text)
+    assert sums(store) == [expected]
+    found = store.runs[0]["requests"][0]["told"]
+    assert {name: found[name] for name in told} == told and not rules(store)
+
+
+@pytest.mark.parametrize(
+    ("table", "rates"),
+    [
+        (("| a | acceptance (n=2 / n=4) | t/s (n=2 / n=4) |\n|---|---|---|\n"
+         "| code | 0.83 / 0.62 | 41.0 / 47.5 |\n"), [(0.83, 41.0), (0.62, 47.5)]),
+        ("| a | acceptance | t/s |\n|---|---|---|\n| code | 51% → 62.5% | 40.5 → 47.5 |\n",
+         [(0.51, 40.5), (0.625, 47.5)]),
+        ("| a | acceptance | t/s |\n|---|---|---|\n| code | 0.83 / 0.62 | 41.0 |\n",
+         [(None, 41.0)]),
+        ("| a | acceptance | plain t/s |\n|---|---|---|\n| code | 0.83 | 41.0 |\n", [(0.83, None)]),
+        (("| Metric | off | on | % Difference |\n|---|---|---|---|\n"
+         "| Output (tok/s) | 10.5 | 12.5 | +19% |\n| Accept rate | - | 0.63 | N/A |\n"),
+         [(None, 10.5), (0.63, 12.5)]),
+    ],
+)  # fmt: skip
+def test_cells_of_several_settings(
+    table: str, rates: list[tuple[float | None, ...]], tmp_path: Path
+) -> None:
+    told = [one["told"] for one in imported(tmp_path, table).runs[0]["requests"]]
+    names = "draft_acceptance_rate", "predicted_per_second"
+    assert [tuple(map(one.get, names)) for one in told] == rates
+
+
+def test_a_cell_of_three_rates_is_by_position(tmp_path: Path) -> None:
+    table = "| Metric | Value |\n| --- | ---: |\n| Accept ratio | 0.9201 0.6612 0.3310 |\n"
+    (one,) = imported(tmp_path, table).runs[0]["requests"]
+    rates = one["told"]["acceptance_per_position"]["unconditional"]
+    assert rates == [0.9201, 0.6612, 0.331] and one["told"]["draft_acceptance_rate"] is None
+
+
+def test_accepted_in_a_round_is_a_length(tmp_path: Path) -> None:
+    table = "| a | tokens | rounds | accept/round |\n|---|---|---|---|\n| b | 77 | 14 | 4.57 |\n"
+    (one,) = imported(tmp_path, table).runs[0]["requests"]
+    assert one["told"]["mean_acceptance_length"] == pytest.approx(5.57)
+    assert sums(imported(tmp_path, table)) == [(77, 14, None, None)]
+
+
 @pytest.mark.parametrize("text", ["drafts are nice", "position 3: 4", "p = 3%"])
 def test_other_texts_are_no_sums(text: str) -> None:
     assert recognise(text.encode()) is None
