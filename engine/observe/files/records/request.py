@@ -424,8 +424,9 @@ def _of_positions(request: RecordedRequest) -> dict[str, Any] | None:
         return None
     reached = [steps, *per_pos]
     whole = _whole_drafts(reached, request.judged)
+    judged = {"num_judged_tokens_per_pos": request.judged} if request.judged else {}
     found = rates_by_index([0] * len(reached), reached, whole) | {"num_draft_tokens_per_pos": None}
-    return {"acceptance_histogram": _histogram(request), **found}
+    return {"acceptance_histogram": _histogram(request), **found, **judged}
 
 
 def _histogram(request: RecordedRequest) -> list[int] | None:

@@ -939,3 +939,35 @@ def test_what_has_no_counts_is_named_with_what_to_bring(
     with pytest.raises(TraceFileError, match="which has no counts of drafted tokens") as caught:
         _read(text, tmp_path)
     assert what in caught.value.message and remedy in caught.value.remedy
+
+
+def _counts(rows: list[tuple[int, int]]) -> str:
+    lines = [f"| prompt {i} | {drafted} | {n} |" for i, (drafted, n) in enumerate(rows)]
+    return "\n".join(["| a | drafted | accepted |", "|---|---|---|", *lines, ""])
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([(300, 200), (300, 2), (300, 190)], "In row 2 2 of 300 drafted tokens were accepted, in"),
+        ([(300, 200), (300, 30), (300, 190)], ""),
+        ([(300, 200), (60, 0), (300, 190)], ""),
+        ([(300, 200)] * 4 + [(300, 0)] * 4,
+         "From row 5 on 0 of 1,200 drafted tokens were accepted, before it 800 of 1,200 drafted"),
+    ],
+)  # fmt: skip
+def test_rows_far_below_others(rows: list[tuple[int, int]], message: str, tmp_path: Path) -> None:
+    found = find(imported(tmp_path, _counts(rows)))
+    assert len(found) == bool(message) and all(message in one.message for one in found)
+
+
+@pytest.mark.parametrize(
+    ("speed", "rate", "n"), [(20.0, "88%", 1), (20.0, "40%", 0), (26.0, "88%", 0), (20.0, "—", 0)]
+)
+def test_rows_slower_than_the_one_without_drafts(
+    speed: float, rate: str, n: int, tmp_path: Path
+) -> None:
+    rows = ("off", 26.7, "—"), ("on", speed, rate), ("on 2", 30.1, "61%")
+    table = "| a | tok/s | acceptance |\n|---|---|---|\n"
+    table += "".join(f"| {name} | {one} | {share} |\n" for name, one, share in rows)
+    assert rules(imported(tmp_path, table)) == ["slower-than-plain"] * n
