@@ -237,10 +237,11 @@ def draft_counts(
         )
     with_rounds = set(_ids(rounds["seq_id"][judged]).tolist())
     averages = list(_estimates(requests)) if facts.record is not None else []
-    averages = averages if sum(map(bool, averages)) >= _LEAST_AVERAGES else []
+    if sum(map(bool, averages)) < _LEAST_AVERAGES:
+        averages = [{} for _ in requests]
     sums = [
         (one.told | more, next(iter(mine), None), known.get(text, 0), _longest(one))
-        for one, mine, text, more in zip_longest(requests, ids, texts, averages, fillvalue={})
+        for one, mine, text, more in zip(requests, ids, texts, averages, strict=True)
         if with_rounds.isdisjoint(mine)
     ]
     shape = "" if facts.record is None else facts.record.shape

@@ -147,7 +147,7 @@ def _sums(text: str) -> list[RecordedRequest]:
 
 def _field_of(match: re.Match[str]) -> str:
     """What a line names: a field, a mean, a rate or a place in the draft; "" for anything else."""
-    name = " ".join(_SPACE.sub(" ", match["name"].lower()).split())
+    name = " ".join(_SPACE.sub(" ", match["name"].lower().rstrip(" .")).split())
     if _INDEX.fullmatch(name):
         return name
     if name in _NAMES:
@@ -259,7 +259,7 @@ _WORDED = re.compile(
 """Counts that are named."""
 _SAID_RATE = re.compile(
     r"(?i)(?<![a-z])accept(?:ance|ed)?(?:[ _]rate|[ _]ratio)?(?: is| was| of| at)?[ \t:=~≈(]{0,4}"
-    r"(\d{1,3}(?:\.\d{1,6})? ?%|0\.\d{1,6}|1\.0{1,6})(?![\d.–-])"
+    r"(\d{1,3}(?:\.\d{1,6})? ?%|0\.\d{1,6}|1\.0{1,6})(?!\.?\d|[–-])"
 )
 _OF_TWO = re.compile(r"\d ?/ ?\d")
 """Counts, which do not make the rate."""
@@ -416,6 +416,8 @@ _KEY = re.compile(rb'"([A-Za-z][\w.:/]{2,80})"\s*:\s*\d')
 _OF_RATE = re.compile(r"(?i)acc.*(?:rate|ratio|len)")
 _IS_BY_INDEX = re.compile(r"(?i).{0,40}acc.{0,40}per_?pos(?:ition)?")
 _LONGEST_NAME = 80
+_COMPLETION = "completion_tokens"
+"""Of the request, which counts of its drafts may be a part of."""
 
 
 def counted_shape(data: bytes) -> RecordShape | None:
@@ -454,6 +456,11 @@ def _read_counted(node: Node) -> RecordedRequest:
     node.taken.setdefault(id(node.values), set()).update(plain)
     found = row_of(names_of(list(plain)), list(plain.values()), 0, "")
     found = found or RecordedRequest("", node.place)
+    owner = node.owner(_COMPLETION)
+    is_alone = [one for one in owner.values() if isinstance(one, dict | list)] == [node.values]
+    n = node.fields(owner).count(_COMPLETION) if is_alone else None
+    if n is not None:
+        found.timings.setdefault(_EMITTED, n)
     for key in filter(_IS_BY_INDEX.fullmatch, node.values):
         shares = node.values[key]
         if not isinstance(shares, list) or not 0 < len(shares) <= LONGEST_DRAFT:

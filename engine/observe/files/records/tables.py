@@ -64,7 +64,7 @@ _COLUMNS = (
     ("drafted", r"(?:drafted|proposed)(?: tokens)?|draft(?: tokens| n| generated)?|#?gen tokens"),
     ("drafted", r"draft tokens (?:created|drafted|generated|proposed)|(?:draft )?tokens drafted"),
     ("drafted", r"(?:entworfen|vorgeschlagen)(?:e token)?|propos[eé]s"),
-    ("rounds", r"(?:verif\w{1,8} )?(?:rounds|steps|cycles|iterations)|drafts|num drafts"),
+    ("rounds", r"(?:(?:draft|verif\w{1,8}) )?(?:rounds|steps|cycles|iterations)|drafts|num drafts"),
     ("tokens", r"(?:(?:total )?(?:generated|output|predicted|emitted|new) )?tokens?"),
     ("tokens", r"pred(?:icted)?(?: n)?"),
     ("tokens", r"(?:total )?(?:(?:completion )?tokens )?(?:generated|emitted|decoded)"),
