@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Hashable, Iterator
+from functools import lru_cache
 from itertools import product
 
 from engine.foreign import COUNT, LONGEST_DRAFT, OutOfRangeError, is_real, is_whole, real, whole
@@ -57,6 +58,8 @@ _FIELDS = {
     "speed": _SPEED,
 }
 """By what a column of this name has."""
+_ABOUT = {_DRAFTED, _ACCEPTED, _MEAN, _BY_INDEX}
+"""One of these a run has."""
 _COUNTS = (_STEPS, _DRAFTED, _ACCEPTED, _EMITTED)
 _OF_VLLM = re.compile(
     r"spec_decode_|num_(?:drafts|draft_tokens|accepted_tokens)|draft tokens: "
@@ -130,9 +133,8 @@ def _sums(text: str) -> list[RecordedRequest]:
     values: dict[str, re.Match[str]] = {}
 
     def close() -> None:
-        one = _request(values, text) if values else None
-        if one is not None:
-            found.append(one)
+        if not values.keys().isdisjoint(_ABOUT):
+            found.append(_request(values, text))
         values.clear()
 
     for match in _LINE.finditer(text):
@@ -147,20 +149,25 @@ def _sums(text: str) -> list[RecordedRequest]:
 
 def _field_of(match: re.Match[str]) -> str:
     """What a line names: a field, a mean, a rate or a place in the draft; "" for anything else."""
-    name = " ".join(_SPACE.sub(" ", match["name"].lower().rstrip(" .")).split())
-    if _INDEX.fullmatch(name):
-        return name
-    if name in _NAMES:
-        return _NAMES[name]
-    field = _FIELDS.get(kind_of(names_of([name])[0]), "")
-    if not field and match["unit"]:
-        field = _FIELDS.get(kind_of(name + match["unit"]), "")
+    field = _named(match["name"], match["unit"] or "")
     if field in _COUNTS and match["percent"]:
         return _RATE if field == _ACCEPTED else ""
     return "" if field in _COUNTS and "." in match["value"] else field
 
 
-def _request(values: dict[str, re.Match[str]], text: str) -> RecordedRequest | None:
+@lru_cache(1 << 10)
+def _named(name: str, unit: str) -> str:
+    """The same of a name and a unit alone."""
+    name = " ".join(_SPACE.sub(" ", name.lower().rstrip(" .")).split())
+    if _INDEX.fullmatch(name):
+        return name
+    if name in _NAMES:
+        return _NAMES[name]
+    kind = kind_of(names_of([name])[0]) or (kind_of(name + unit) if unit else "")
+    return _FIELDS.get(kind, "")
+
+
+def _request(values: dict[str, re.Match[str]], text: str) -> RecordedRequest:
     first = next(iter(values.values()))
     around = text[max(first.start() - 100, 0) : next(reversed(values.values())).end()].lower()
     own = "vllm" if _OF_VLLM.search(around) is not None else ""
@@ -186,8 +193,6 @@ def _request(values: dict[str, re.Match[str]], text: str) -> RecordedRequest | N
             found.timings[name] = value
     steps, drafted, accepted = (getattr(found, one) for one in (_STEPS, _DRAFTED, _ACCEPTED))
     mean, rate = take(_MEAN, real), take(_RATE, real)
-    if drafted is None and mean is None and accepted is None and _BY_INDEX not in values:
-        return None
     found.check_counts({one: values[one]["name"] for one in (_DRAFTED, _ACCEPTED) if one in values})
     if mean is not None:
         found.given["mean_acceptance_length"] = mean
