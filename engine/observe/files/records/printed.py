@@ -123,7 +123,10 @@ def read_printed(text: str) -> list[RecordedRequest]:
     if is_printed(text):
         return _sums(text)
     found = read_tables(text) or [
-        one for one in _sums(text) if one.num_spec_steps or one.num_draft_tokens
+        one
+        for one in _sums(text)
+        if one.num_accepted_draft_tokens is not None
+        and (one.num_spec_steps or one.num_draft_tokens)
     ]
     return found or list(_said(text)) or list(_said_rates(text))
 

@@ -258,7 +258,9 @@ def test_accepted_in_a_round_is_a_length(tmp_path: Path) -> None:
     assert sums(imported(tmp_path, table)) == [(77, 14, None, None)]
 
 
-@pytest.mark.parametrize("text", ["drafts are nice", "position 3: 4", "p = 3%"])
+@pytest.mark.parametrize(
+    "text", ["drafts are nice", "position 3: 4", "p = 3%", "steps: 9\nmean length: 3\n"]
+)
 def test_other_texts_are_no_sums(text: str) -> None:
     assert recognise(text.encode()) is None
 
