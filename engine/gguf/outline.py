@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
@@ -31,7 +32,22 @@ _IMATRIX = (
     "an importance matrix (imatrix)",
     "It is for llama-quantize --imatrix; open the model that it was measured on.",
 )
+_MTP = "the MTP block of a model, without its trunk"
+_BLOCK = re.compile(r"blk\.\d")
 _CONTROL = ("a control vector", "It is not applied here: open the model that it was made for.")
+
+_EMBEDDING = (
+    "a model that embeds a text and writes none",
+    "Open a model that generates text; llama-server --embeddings runs this one.",
+)
+_DIFFUSION = (
+    "a model whose tokens see those after them, as encoders and text diffusion have it",
+    "Open a model that generates one token after another: no other drafts or verifies.",
+)
+_FOREIGN = (
+    "another kind of model, with neither tokens nor blocks",
+    "Open it in the program that it was made for, such as one that makes pictures or speech.",
+)
 
 
 def other_kind(file: GgufFile) -> tuple[str, str] | None:
@@ -48,6 +64,12 @@ def other_kind(file: GgufFile) -> tuple[str, str] | None:
         return _LORA
     if arch == "controlvector":
         return _CONTROL
+    if file.metadata.get(f"{arch}.attention.causal") is False:
+        return _EMBEDDING if f"{arch}.pooling_type" in file.metadata else _DIFFUSION
+    has_tokens = "tokenizer.ggml.tokens" in file.metadata or "token_embd.weight" in file.tensors
+    is_part = "split.no" in file.metadata
+    if file.tensors and not (has_tokens or is_part or any(map(_BLOCK.match, file.tensors))):
+        return _FOREIGN
     return None if file.tensors else _VOCABULARY
 
 
@@ -97,12 +119,15 @@ def outline(file: GgufFile) -> dict[str, Any]:
         for key, value in file.metadata.items()
         if key.startswith(f"{arch}.") and type(value) is int
     }
+    is_mtp = any(".nextn." in name for name in file.tensors) and not any(
+        name.startswith("blk.0.") for name in file.tensors
+    )
     n_parts = file.metadata.get("split.count", 1)
     types = {tensor.type for tensor in tensors if tensor.type.owner}
     return {
         "architecture": shorten(arch),
         "name": shorten(_text(file, "general.name")),
-        "kind": other[0] if other else "a model",
+        "kind": other[0] if other else _MTP if is_mtp else "a model",
         "n_tensors": len(file.tensors),
         "n_params": sum(tensor.n_elements for tensor in tensors),
         "weight_bytes": sum(tensor.n_bytes for tensor in tensors),

@@ -82,6 +82,7 @@ class ToldFigures(Struct, frozen=True):
     acceptance_histogram: list[Size] | None = None
     num_draft_tokens_per_pos: list[Size] | None = None
     num_accepted_tokens_per_pos: list[Size] | None = None
+    num_judged_tokens_per_pos: list[Size] | None = None
     acceptance_per_position: PositionRates | None = None
 
 

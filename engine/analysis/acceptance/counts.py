@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from itertools import zip_longest
 from typing import Any
 
@@ -154,7 +155,8 @@ class DraftCounts:
     settings are those of the others.
 
     survival: of sums as far as they leave no choice. is_by_round: a row for each draft; else unit
-    says what a row is.
+    says what a row is. has_first: whether drafts and their first tokens were counted; else their
+    number is a bound, or, where is_estimate, what averages and speeds make.
     """
 
     drafter: str
@@ -170,6 +172,8 @@ class DraftCounts:
     survival: Survival
     is_by_round: bool
     unit: str = "request"
+    has_first: bool = True
+    is_estimate: bool = False
 
     @property
     def looks_up(self) -> bool:
@@ -232,15 +236,18 @@ def draft_counts(
             is_by_round=True,
         )
     with_rounds = set(_ids(rounds["seq_id"][judged]).tolist())
+    averages = list(_estimates(requests)) if facts.record is not None else []
+    if sum(map(bool, averages)) < _LEAST_AVERAGES:
+        averages = [{} for _ in requests]
     sums = [
-        (one.told, next(iter(mine), None), known.get(text, 0), _longest(one))
-        for one, mine, text in zip(requests, ids, texts, strict=True)
+        (one.told | more, next(iter(mine), None), known.get(text, 0), _longest(one))
+        for one, mine, text, more in zip(requests, ids, texts, averages, strict=True)
         if with_rounds.isdisjoint(mine)
     ]
     shape = "" if facts.record is None else facts.record.shape
     unit = "interval" if shape in _INTERVALS else "row" if shape == _ROWS else "request"
     if (found := _of_sums(names, sums, slots, unit)) is not None:
-        yield found
+        yield replace(found, is_estimate=any(averages))
 
 
 def _of_sums(
@@ -253,12 +260,14 @@ def _of_sums(
     draft that it may have."""
     rows: list[tuple[int, ...]] = []
     came, passes = [], []
+    has_first = True
     for number, (told, seq, setting, longest) in enumerate(requests):
         if not (drafted := _count(told, *_DRAFTED)):
             continue
         accepted = min(_count(told, *_ACCEPTED) or 0, drafted)
         per_pos = _list(told, "num_accepted_tokens_per_pos")
         steps = _count(told, "num_spec_steps")
+        has_first &= bool(steps and per_pos)
         n = min(steps or -(-drafted // longest), drafted)
         first = min(per_pos[0] if per_pos else accepted, n)
         pos = (_count(told, "prompt_n") or 0) + (_count(told, "cache_n") or 0) or MISSING
@@ -266,6 +275,10 @@ def _of_sums(
         slot = slots.get(seq, seq if unit == "request" else 0)
         rows.append((n, first, drafted, accepted, seq, slot, number, pos, setting))
         if steps and per_pos:
+            if judged := _list(told, "num_judged_tokens_per_pos"):
+                came.append(judged)
+                passes.append(per_pos)
+                continue
             offered = _list(told, "num_draft_tokens_per_pos")
             offered = offered or _least_offered(drafted, steps, len(per_pos))
             pairs = zip((steps, *per_pos[:-1]), offered, strict=False)
@@ -293,9 +306,37 @@ def _of_sums(
         Survival(reached, np.minimum(passed, reached)),
         is_by_round=False,
         unit=unit,
+        has_first=has_first,
     )
 
 
+def _estimates(requests: list[RequestFacts]) -> Iterator[dict[str, int]]:
+    """Of intervals that have averages alone, the counts that these make with the speed and the
+    time since the interval before, empty without; enough to tell a share from chance."""
+    before: dict[str, datetime] = {}
+    for one in requests:
+        names = "mean_acceptance_length", "predicted_per_second"
+        mean, speed = map(one.told.get, names)
+        time = str(one.record.get("time"))
+        engine = one.place.removesuffix(time)
+        try:
+            now = datetime.fromisoformat(time)
+            seconds = (now - before.get(engine, now)).total_seconds()
+        except (ValueError, TypeError):  # some have a zone
+            yield {}
+            continue
+        before[engine] = now
+        steps = int(speed * min(max(seconds, 0), _LONGEST_INTERVAL) / mean) if speed and mean else 0
+        if mean is None or mean < 1 or steps < 1 or _count(one.told, *_DRAFTED):
+            yield {}
+            continue
+        accepted = round(steps * (mean - 1))
+        rate = one.told.get("draft_acceptance_rate")
+        drafted = max(round(accepted / rate) if rate and accepted else steps, steps, accepted)
+        yield {"num_spec_steps": steps, _DRAFTED[0]: drafted, _ACCEPTED[0]: accepted}
+
+
+_LONGEST_INTERVAL, _LEAST_AVERAGES = 600, 8
 _MOST_SUM = 2**62
 _DRAFTED = ("num_draft_tokens", "draft_n")
 _ACCEPTED = ("num_accepted_draft_tokens", "draft_n_accepted")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -58,13 +59,14 @@ def shapes(counts: DraftCounts) -> Iterator[Finding]:
     if found := list(_zero(counts)):
         yield from found
         return
-    if counts.unit == "row":
-        for one in counts.by_sequence():
-            yield from _zero(one, int(one.seq[0]))
     # of requests without slots the last ones may be at chance, not single ones
     if not counts.is_by_round and (found := list(_zero_from(counts))):
         yield from found
         return
+    if counts.unit == "row":
+        for one in counts.by_sequence():
+            zero = list(_zero(one, int(one.seq[0])))
+            yield from zero or _one_row(one, counts.only(counts.seq != one.seq[0]))
     slots = list(_one_slot(counts))
     yield from (shape for shape, _ in slots)
     for _, low in slots:
@@ -91,13 +93,29 @@ def _zero(counts: DraftCounts, row: int | None = None) -> Iterator[Finding]:
         return
     where = "" if row is None else f"In row {row + 1} "
     yield Finding(
-        f"{where}{k:,} of {n:,} drafts{_by(counts)} had their first token accepted: no more than "
-        "chance.",
+        f"{where}{_first(counts)}{_passed(counts)}: no more than chance.",
         f"{_tokens(counts)}; a drafter that is right {_WEAK:.0%} of the time would do as badly "
         f"once in {1 / max(binomial_at_most(k, n, _WEAK), 1e-12):,.0f} runs of this length",
         seq_id=row,
         rule=ZERO,
     )
+
+
+def _one_row(row: DraftCounts, others: DraftCounts) -> Iterator[Finding]:
+    """A row of a table in which next to nothing is accepted, while the others do well."""
+    (n, k), (n_others, k_others) = (
+        (int(one.drafted.sum()), int(one.accepted.sum())) for one in (row, others)
+    )
+    if n < 3 * LEAST or k > _CHANCE * n or k_others < 0.4 * n_others:
+        return
+    if fisher_less(k, n, k_others, n_others) < _STRICT:
+        number = int(row.seq[0])
+        yield Finding(
+            f"In row {number + 1} {_tokens(row)} were accepted, in the others {_tokens(others)}.",
+            f"{len(others.n):,} other rows",
+            seq_id=number,
+            rule=ONE_SLOT,
+        )
 
 
 def _is_zero(n: int, k: int, level: float = _LEVEL) -> bool:
@@ -136,8 +154,8 @@ def _one_slot(counts: DraftCounts) -> Iterator[tuple[Finding, int]]:
         kind = "sequence" if is_one else "slot" if counts.unit != "interval" else "engine"
         what = f"{kind} {slots[i]}"
         shape = Finding(
-            f"In {what} {_share(k_low, n_low)} drafts had their first token accepted, in the "
-            f"others {_share(other_k, other_n)}.",
+            f"In {what} {_first(counts.only(mine))}{_passed(counts)}, in the others "
+            f"{_first(counts.only(others[at]))}.",
             f"{what}: {_tokens(counts.only(mine))}; others: {_tokens(counts.only(others[at]))}",
             int(counts.at[mine][0]) if counts.is_by_round else None,
             int(seqs[0]) if len(seqs) == 1 else None,
@@ -234,8 +252,7 @@ def _zero_from_shape(
         where += f" (position {pos:,})"
     of = "" if seq is None else f"In sequence {seq}, from"
     return Finding(
-        f"{of or 'From'} {where} on {_first(after)} drafts{_by(counts)} had their first token "
-        f"accepted, before it {_first(before)}.",
+        f"{of or 'From'} {where} on {_first(after)}{_passed(counts)}, before it {_first(before)}.",
         f"from there on {_tokens(after)}; before {_tokens(before)}",
         at if counts.is_by_round else None,
         seq,
@@ -300,8 +317,11 @@ def _mask(rows: np.ndarray, n: int) -> np.ndarray:
 def _with_depth(counts: DraftCounts) -> Iterator[Finding]:
     """Steadily worse with the position: a slope that explains more than a few steps do, as easy
     and hard text would make them."""
-    if (counts.pos == MISSING).any():
-        return
+    has_pos = bool((counts.pos != MISSING).all())
+    if not has_pos:
+        if not counts.is_by_round:
+            return
+        counts = replace(counts, pos=counts.at)
     sequences = [counts]
     if counts.is_by_round:
         sequences = sorted(counts.by_sequence(), key=lambda one: -len(one.n))
@@ -326,7 +346,7 @@ def _with_depth(counts: DraftCounts) -> Iterator[Finding]:
         "by quarters "
         + ", ".join(
             f"{part.accepted.sum() / part.drafted.sum():.2f} ("
-            f"{'positions' if counts.is_by_round else 'prompts of'} {part.pos.min():,} to "
+            f"{_PLACES[counts.is_by_round + (not has_pos)]} {part.pos.min():,} to "
             f"{part.pos.max():,})"
             for part in parts
         )
@@ -337,6 +357,7 @@ def _with_depth(counts: DraftCounts) -> Iterator[Finding]:
     )
 
 
+_PLACES = "prompts of", "positions", "rounds"
 _Fall = tuple[int, float, float, float, float]
 """A logistic slope of acceptance over positions: the sequence; the log-likelihood beyond a
 constant, and beyond the best three steps; the fitted shares at its begin and end."""
@@ -446,7 +467,20 @@ def _share(k: int, n: int) -> str:
 
 
 def _first(counts: DraftCounts) -> str:
-    return _share(int(counts.first.sum()), int(counts.n.sum()))
+    """First tokens accepted, as far as they were counted, else all tokens; of averages these."""
+    n = int(counts.n.sum())
+    if counts.is_estimate:
+        return f"{counts.accepted.sum() / max(n, 1):.2f} tokens of each of about {n:,} drafts"
+    if not counts.has_first:
+        return _tokens(counts)
+    return f"{_share(int(counts.first.sum()), n)} drafts"
+
+
+def _passed(counts: DraftCounts) -> str:
+    """What is said of them."""
+    if not counts.has_first:
+        return f"{_by(counts)} were accepted"
+    return f"{_by(counts)} had their first token accepted"
 
 
 def _tokens(counts: DraftCounts) -> str:

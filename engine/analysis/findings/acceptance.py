@@ -80,6 +80,7 @@ def _slower(run: ExaminedRun) -> Iterator[Finding]:
     rounds = run.rounds
     if run.lane:
         return
+    yield from _slower_rows(run)
     drafted, accepted = rounds["num_draft_tokens"], rounds["num_accepted_draft_tokens"]
     ms = _round_ms(run)
     timed = run.is_later & (ms > 0) & (rounds["n_merged"] == MISSING)
@@ -126,6 +127,28 @@ def _slower_by_sums(run: ExaminedRun) -> Iterator[Finding]:
             sums = n, int(drafted), int(accepted)
             yield from _slower_hit(mine / speed, 1 + accepted / n, 1e3 / speed, *sums, where)
         return
+
+
+def _slower_rows(run: ExaminedRun) -> Iterator[Finding]:
+    """Rows of a table against its only row that says nothing of acceptance."""
+    requests = run.facts.requests or []
+    if run.facts.record is None or run.facts.record.shape != "benchmark":
+        return
+    speeds = [one.told.get("predicted_per_second") for one in requests]
+    rates = [one.told.get("draft_acceptance_rate") for one in requests]
+    means = [one.told.get("mean_acceptance_length") for one in requests]
+    plain = [i for i, two in enumerate(zip(rates, means, strict=True)) if two == (None, None)]
+    if len(plain) != 1 or not (without := speeds[plain[0]]):
+        return
+    for i, (speed, rate) in enumerate(zip(speeds, rates, strict=True)):
+        if speed and rate is not None and rate >= _HIGH and speed < _SLOWER_BY_SUMS * without:
+            yield Finding(
+                f"In row {i + 1} {rate:.0%} of the drafted tokens are accepted, and it still gives "
+                f"only {speed / without:.2f} times the tokens per second of row {plain[0] + 1}, "
+                "the one without an acceptance.",
+                f"{speed:g} tokens per second, there {without:g}",
+                seq_id=i,
+            )
 
 
 def _speed(facts: RunFacts) -> float | None:

@@ -117,12 +117,6 @@ def read_any_config(file: GgufFile) -> ModelConfig:
             "Convert the model with llama.cpp's convert_hf_to_gguf.py --mtp, which leaves the "
             "block its number.",
         )
-    if not file.bool_(f"{arch}.attention.causal", True) and arch in FAMILIES:
-        raise UnsupportedModelError(
-            f"{file.path.name}: {arch}.attention.causal is false, so that tokens see those after "
-            "them: such a model embeds a text and writes none.",
-            "Open a model that generates text.",
-        )
     if arch not in FAMILIES:
         lacks = f", which lacks {MISSING[arch]}" if arch in MISSING else ""
         raise UnsupportedModelError(

@@ -21,7 +21,7 @@ from engine.observe.files.line_words import SIGNS
 from engine.observe.files.log_run import fill_log
 from engine.observe.files.records import METRICS, PRINTED
 from engine.observe.files.records.document import MOST_BYTES, read_documents
-from engine.observe.files.records.tables import has_table
+from engine.observe.files.records.printed import read_printed
 from engine.observe.rounds.log_text import texts_of, unwrapped, utf8_of, without_colours
 from engine.observe.rounds.log_words import has_entries
 from engine.trace.export import SESSION_FILE
@@ -120,7 +120,7 @@ def _kind(head: bytes) -> str | None:
         return LOG if is_log(_of_wrapped(text)) else record
     if is_log(text):
         return LOG
-    return record or (PRINTED if has_table(text) else None)
+    return record or (PRINTED if read_printed(text) else None)
 
 
 def is_log(text: str) -> bool:

@@ -181,7 +181,9 @@ class LineLogs:
             return True
         elif (whose := next((one for one in REQUESTS if one[0] in said), None)) is not None:
             run = self._run(_OF_ENGINE[whose[1]], stream)
-            self._read(run, number, said, partial(printed_request, word=whose[0], engine=whose[1]))
+            last = made(run.requests[-1]) if run.requests else None
+            read = partial(printed_request, word=whose[0], engine=whose[1], before=last)
+            self._read(run, number, said, read, last)
             return True
         elif (found := KOBOLD_DRAFTS.search(said)) is not None:
             self._on_kobold_drafts(self._run(KOBOLD, stream), number, found)
@@ -213,14 +215,21 @@ class LineLogs:
 
     @staticmethod
     def _read(
-        run: LineRun, number: int, said: str, read: Callable[[str], RecordedRequest | None]
+        run: LineRun,
+        number: int,
+        said: str,
+        read: Callable[[str], RecordedRequest | None],
+        before: RecordedRequest | None = None,
     ) -> None:
+        """before: the request that a line may say more about."""
         try:
             found, why = read(said), repr(said[:100])
         except OutOfRangeError as error:
             found, why = None, str(error)
         if found is None:
             run.has_unread(number, why)
+        elif found is before:
+            return
         elif run.shape == BENCH:
             run.requests.append(found)
         elif run.shape == KOBOLD:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 import tomllib
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 
 from engine.foreign import COUNT, LONGEST_DRAFT, LONGEST_PART_MS, real, whole
@@ -71,12 +72,18 @@ REQUESTS = tuple(_PATTERNS)
 """Of lines about a whole request, or interval: what they have, and of which engine they are."""
 
 
-def printed_request(said: str, word: str, engine: str) -> RecordedRequest | None:
-    """The request, or interval, that such a line is about."""
+def printed_request(
+    said: str, word: str, engine: str, before: RecordedRequest | None = None
+) -> RecordedRequest | None:
+    """The request, or interval, that such a line is about. before: the one of the line before."""
     if (found := _PATTERNS[word, engine].search(said)) is None:
         return None
     printed = {name: value for name, value in found.groupdict().items() if value is not None}
     place = f"request {printed['id']}" if "id" in printed else time_of(said[: found.start()])
+    if "accepted" not in printed and "depth" in printed:
+        if before is not None and before.place == place and before.per_pos is None:
+            _take_depths(before, printed["depth"])
+        return before
     stop = printed.get("stop", "interval" if "shares" in printed else "end")
     request = RecordedRequest(engine, place, stop=stop)
     n, cached, new, steps, drafted = (
@@ -90,6 +97,8 @@ def printed_request(said: str, word: str, engine: str) -> RecordedRequest | None
     for name, field in (("prompt_speed", "prompt_per_second"), ("speed", "predicted_per_second")):
         if re.fullmatch(r"\d{1,12}(?:\.\d{1,12})?", printed.get(name, "")):
             request.timings[field] = real(printed[name])
+    if steps is not None and "plain" in printed:
+        steps -= whole(printed["plain"], steps)
     request.num_spec_steps, request.num_draft_tokens = steps, drafted
     if drafted is not None:
         request.num_accepted_draft_tokens = whole(printed["accepted"], drafted)
@@ -101,11 +110,16 @@ def printed_request(said: str, word: str, engine: str) -> RecordedRequest | None
 
 
 def _take_depths(request: RecordedRequest, said: str) -> None:
-    """Tokens accepted and drafted by index. All drafts have a first token."""
+    """Tokens accepted and drafted by index. All drafts have a first token. Drafted may be those
+    alone that were judged, which are no more than were accepted before."""
     parts = re.findall(r"d\d{1,4}=(\d{1,20})/(\d{1,20})", said)
     counts = [(whole(accepted, COUNT), whole(drafted, COUNT)) for accepted, drafted in parts]
+    while counts and counts[-1][1] == 0:
+        counts.pop()
     if counts:
         request.num_spec_steps, request.per_pos = counts[0][1], [one for one, _ in counts]
+        if all(more <= one for (one, _), (_, more) in pairwise(counts)):
+            request.judged = [drafted for _, drafted in counts]
         request.check(
             sum(request.per_pos) == request.num_accepted_draft_tokens
             and sum(drafted for _, drafted in counts) == request.num_draft_tokens,

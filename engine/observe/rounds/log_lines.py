@@ -421,7 +421,7 @@ class LogLines:
             form += re.escape(prefix[at : part.start()])
             kinds = {"digits": r"\d{1,20}", "gap": " {1,40}", "level": "[A-Za-z]{1,8}"}
             form, at = form + kinds.get(part.lastgroup or "", f"(?:{_TIMES.pattern})"), part.end()
-        form += re.escape(prefix.rstrip()[at:]) + (" ?" if prefix[-1:] == " " else "")
+        form += re.escape(prefix.rstrip()[at:]) + ("[ \t]?" if prefix[-1:] in " \t" else "")
         if form not in self._forms:
             if len(self._forms) >= _MOST_FORMS:
                 del self._forms[next(iter(self._forms))]

@@ -46,6 +46,12 @@ def write(path: Path, keys: dict[str, Any], tensors: list[Tensor] | None = None)
         ({"general.type": "imatrix", "imatrix.chunk_count": 9}, "imatrix", "--imatrix"),
         ({"general.architecture": "controlvector"}, "control vector", "not applied"),
         ({"general.architecture": "gemma4", "gemma4.block_count": 7}, "a model", "observe"),
+        (
+            {"general.architecture": "b", "b.attention.causal": False, "b.pooling_type": 1},
+            "embeds",
+            "generates",
+        ),
+        ({"general.architecture": "dream", "dream.attention.causal": False}, "diffusion", "token"),
         ({}, "a model", "observe"),
     ],
 )
@@ -69,6 +75,20 @@ def test_info_of_files_that_do_not_run_here(
     refused = cli("run", path, "-p", "a")
     assert refused.status == 1
     assert found["problem"] in refused.err
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("double_blocks.0.img_attn.qkv.weight", "another kind of model"),
+        ("blk.7.nextn.eh_proj.weight", "the MTP block of a model"),
+        ("blk.0.nextn.eh_proj.weight", "a model\n"),
+    ],
+)
+def test_info_of_other_tensors(name: str, kind: str, cli: Cli, tmp_path: Path) -> None:
+    tensor = Tensor.of(name, np.ones((2, 32)))
+    path = write(tmp_path / "some.gguf", {"general.architecture": "flux"}, [tensor])
+    assert f"  what           {kind}" in cli("info", path).out
 
 
 def test_info_of_a_vocabulary_alone(cli: Cli, tmp_path: Path) -> None:

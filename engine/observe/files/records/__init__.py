@@ -20,6 +20,7 @@ from engine.observe.files.records.printed import (
     MLC,
     SPEC_BENCH,
     SPEED_BENCH,
+    counted_shape,
     is_printed,
     read_printed,
 )
@@ -27,7 +28,6 @@ from engine.observe.files.records.prometheus import is_metrics, only_samples, re
 from engine.observe.files.records.readers import LLAMA_SERVER, READERS, USAGE, RecordShape
 from engine.observe.files.records.replies import KeptReply, kept_replies, read_reply
 from engine.observe.files.records.request import RecordedRequest
-from engine.observe.files.records.tables import counted_shape, read_tables
 from engine.observe.files.records.writing import write_replies, write_requests
 from engine.trace.store import TraceStore
 
@@ -84,7 +84,7 @@ def fill(
         return [write_requests(store, found, METRICS, file, left_out=left_out)]
     if name == PRINTED or (name is None and recognise(data[:_HEAD]) == PRINTED):
         text = data.decode("utf-8-sig", "replace")
-        if not (found := read_printed(text) if is_printed(text) else read_tables(text)):
+        if not (found := read_printed(text)):
             raise _nothing(file, "benchmarks")
         return [write_requests(store, found, PRINTED, file)]
     documents, left_out = (

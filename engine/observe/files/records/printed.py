@@ -9,80 +9,67 @@ a line of vLLM or SGLang that a person has copied are read like them.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterator
+from functools import lru_cache
+from itertools import product
 
-from engine.foreign import COUNT, LONGEST_DRAFT, OutOfRangeError, real, whole
-from engine.observe.files.records.document import Fields, Node
-from engine.observe.files.records.readers import RecordShape, read_usage
+from engine.foreign import COUNT, LONGEST_DRAFT, OutOfRangeError, is_real, is_whole, real, whole
+from engine.observe.files.records.document import Fields, Node, of_same_request
+from engine.observe.files.records.readers import LLAMA_SERVER, RecordShape, read_usage
 from engine.observe.files.records.request import RecordedRequest
+from engine.observe.files.records.tables import (
+    SAID_SPEED,
+    kind_of,
+    making_rates,
+    names_of,
+    read_tables,
+    row_of,
+    without_signs,
+)
 
 _STEPS, _DRAFTED, _ACCEPTED = "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens"
 _EMITTED, _MEAN, _RATE, _BY_INDEX = "predicted_n", "mean", "rate", "by index"
+_SPEED = "predicted_per_second"
 _NAMES = {
     "n predict": _EMITTED,
-    "n drafted": _DRAFTED,
-    "n accept": _ACCEPTED,
     "accept": _RATE,
+    "n draft": "",  # a setting, of how far a draft goes
+    "draft": "",
     "total num output tokens": _EMITTED,
     "total output tokens": _EMITTED,
-    "num drafts": _STEPS,
-    "num draft tokens": _DRAFTED,
-    "num accepted tokens": _ACCEPTED,
-    "mean acceptance length": _MEAN,
-    "total generated tokens": _EMITTED,
-    "acceptance rate (%)": _RATE,
-    "acceptance rate": _RATE,
-    "acceptance length": _MEAN,
-    "accept length": _MEAN,
-    "average accept length": _MEAN,
-    "acc length": _MEAN,
-    "accpt len": _MEAN,
     "[al] average": _MEAN,
     "[dar] average": _RATE,
-    "avg draft acceptance rate": _RATE,
     "per position acceptance rate": _BY_INDEX,
-    "accept len": _MEAN,
-    "accept rate": _RATE,
-    "num accepted token": _ACCEPTED,
-    "num generated token": _EMITTED,
-    "drafts": _STEPS,
-    "draft tokens": _DRAFTED,
-    "accepted tokens": _ACCEPTED,
-    "predicted n": _EMITTED,
-    "draft n": _DRAFTED,
-    "draft n accepted": _ACCEPTED,
-    "n accepted": _ACCEPTED,
-    "n predicted": _EMITTED,
-    "predicted tokens": _EMITTED,
-    "n draft tokens": _DRAFTED,
-    "n accepted tokens": _ACCEPTED,
-    "total draft tokens": _DRAFTED,
-    "total drafted tokens": _DRAFTED,
-    "total accepted tokens": _ACCEPTED,
-    "total accepted draft tokens": _ACCEPTED,
-    "accepted draft tokens": _ACCEPTED,
-    "drafted tokens": _DRAFTED,
+    "spec verify ct": _STEPS,
+}
+"""In lower case, and with spaces for other signs between words: those that no column has."""
+_FIELDS = {
+    "rounds": _STEPS,
     "drafted": _DRAFTED,
     "accepted": _ACCEPTED,
-    "output tokens": _EMITTED,
-    "spec verify ct": _STEPS,
-    "mean al": _MEAN,
+    "tokens": _EMITTED,
+    "rate": _RATE,
+    "mean": _MEAN,
+    "speed": _SPEED,
 }
-"""In lower case, and with spaces for other signs between words."""
-_ANY = {"drafted", "accepted", "mean al"}
-"""Names of any program's."""
+"""By what a column of this name has."""
+_ABOUT = {_DRAFTED, _ACCEPTED, _MEAN, _BY_INDEX}
+"""One of these a run has."""
+_COUNTS = (_STEPS, _DRAFTED, _ACCEPTED, _EMITTED)
+_OF_VLLM = re.compile(
+    r"spec_decode_|num_(?:drafts|draft_tokens|accepted_tokens)|draft tokens: "
+    r"|acceptance length|acceptance rate \(%\)|draft acceptance rate|per-position acceptance"
+)
+"""Names that are vLLM's, in lower case."""
 _SPACE = re.compile(r"[-_]")
 _BEFORE = r"(?:^|[,{\]] ?)[ \t|>*`\"-]{0,20}(?:spec_decode_)?"
 _LINE = re.compile(
-    _BEFORE
-    + r"(?P<name>"
-    + "|".join(
-        re.escape(one).replace(r"\ ", "[ _-]") for one in sorted(_NAMES, key=len, reverse=True)
-    )
-    + r"|acceptance at token \d{1,4}|pos(?:ition)? \d{1,4})s?\"?[ \t]{0,60}[:=][ \t*\[]{0,60}"
-    r"(?P<value>\d{1,20}(?:\.\d{1,20})?)(?P<percent>[ \t]?%)?(?=[\s,|`*\]}]|$)",
+    _BEFORE + r"(?P<name>[A-Za-z#\[][\w#%()/ .\]-]{1,48}?)\"?[ \t]{0,60}[:=][ \t*\[]{0,60}"
+    r"(?P<value>\d{1,20}(?:\.\d{1,20})?)(?P<percent>[ \t]?%)?(?=[\s,|`*\]}]|$)"
+    r"(?P<unit> ?t(?:ok(?:en)?s?)?/s\b)?",
     re.IGNORECASE | re.MULTILINE,
 )
+_INDEX = re.compile(r"acceptance at token \d{1,4}|pos(?:ition)? \d{1,4}")
 _SIGN = re.compile(
     _BEFORE
     + r"(?:n_drafted[ \t]{0,20}[=:]|draft_n:|(?:num_|(?:total|n)[ _])draft(?:ed)?[ _]tokens:"
@@ -111,6 +98,8 @@ _ENGINES = (
 )
 
 
+_LONGEST_HEAD = 40
+"""Characters before the first of several shares, which may say that they are percentages."""
 _BACKEND, _NEAR = re.compile(r"(?i)\bbackend\"?[ \t]*:[ \t]*\"?(vllm|sglang)\b"), 2000
 """Whose server a client says it has measured."""
 
@@ -124,30 +113,62 @@ def is_printed(text: str) -> bool:
 
 
 def read_printed(text: str) -> list[RecordedRequest]:
-    """The sums of each run of a program that a text has. Numbers that cannot be are left out."""
+    """The sums of each run of a program that a text has, else the rows of its tables, else the
+    lines that say counts or rates. Numbers that cannot be are left out."""
+    if is_printed(text):
+        return _sums(text)
+    found = read_tables(text) or [
+        one
+        for one in _sums(text)
+        if one.num_accepted_draft_tokens is not None
+        and (one.num_spec_steps or one.num_draft_tokens)
+    ]
+    return found or list(_said(text)) or list(_said_rates(text))
+
+
+def _sums(text: str) -> list[RecordedRequest]:
     found: list[RecordedRequest] = []
     values: dict[str, re.Match[str]] = {}
 
     def close() -> None:
-        one = _request(values, text) if values else None
-        if one is not None:
-            found.append(one)
+        if not values.keys().isdisjoint(_ABOUT):
+            found.append(_request(values, text))
         values.clear()
 
     for match in _LINE.finditer(text):
-        name = _SPACE.sub(" ", match["name"].lower())
-        name = _NAMES.get(name, name)
-        if name in values:
+        name = _field_of(match)
+        if name in values and match["name"] == values[name]["name"]:
             close()
-        values[name] = match
+        if name:
+            values.setdefault(name, match)
     close()
     return found
 
 
-def _request(values: dict[str, re.Match[str]], text: str) -> RecordedRequest | None:
+def _field_of(match: re.Match[str]) -> str:
+    """What a line names: a field, a mean, a rate or a place in the draft; "" for anything else."""
+    field = _named(match["name"], match["unit"] or "")
+    if field in _COUNTS and match["percent"]:
+        return _RATE if field == _ACCEPTED else ""
+    return "" if field in _COUNTS and "." in match["value"] else field
+
+
+@lru_cache(1 << 10)
+def _named(name: str, unit: str) -> str:
+    """The same of a name and a unit alone."""
+    name = " ".join(_SPACE.sub(" ", name.lower().rstrip(" .")).split())
+    if _INDEX.fullmatch(name):
+        return name
+    if name in _NAMES:
+        return _NAMES[name]
+    kind = kind_of(names_of([name])[0]) or (kind_of(name + unit) if unit else "")
+    return _FIELDS.get(kind, "")
+
+
+def _request(values: dict[str, re.Match[str]], text: str) -> RecordedRequest:
     first = next(iter(values.values()))
     around = text[max(first.start() - 100, 0) : next(reversed(values.values())).end()].lower()
-    own = "" if any(one["name"].lower() in _ANY for one in values.values()) else "vllm"
+    own = "vllm" if _OF_VLLM.search(around) is not None else ""
     own = next((engine for sign, engine in _ENGINES if sign in around), own)
     said = _BACKEND.findall(text, max(first.start() - _NEAR, 0), first.end())
     engine = said[-1].lower() if said else own
@@ -165,12 +186,11 @@ def _request(values: dict[str, re.Match[str]], text: str) -> RecordedRequest | N
     for name in (_STEPS, _DRAFTED, _ACCEPTED):
         if (count := take(name, lambda one: whole(one, COUNT))) is not None:
             setattr(found, name, count)
-    if (emitted := take(_EMITTED, lambda one: whole(one, COUNT))) is not None:
-        found.timings[_EMITTED] = emitted
+    for name, read in ((_EMITTED, lambda one: whole(one, COUNT)), (_SPEED, real)):
+        if (value := take(name, read)) is not None:
+            found.timings[name] = value
     steps, drafted, accepted = (getattr(found, one) for one in (_STEPS, _DRAFTED, _ACCEPTED))
     mean, rate = take(_MEAN, real), take(_RATE, real)
-    if drafted is None and mean is None and accepted is None and _BY_INDEX not in values:
-        return None
     found.check_counts({one: values[one]["name"] for one in (_DRAFTED, _ACCEPTED) if one in values})
     if mean is not None:
         found.given["mean_acceptance_length"] = mean
@@ -199,17 +219,19 @@ def _take_positions(found: RecordedRequest, values: dict[str, re.Match[str]], te
     """Shares of the drafts that had each position accepted, as far as they follow each other. text:
     what the program printed."""
     parts: list[tuple[str, float]] = []
+    most = 1.0
     while len(parts) < LONGEST_DRAFT:
         at = len(parts)
-        names = (
-            (f"acceptance at token {at}", 1.0),
-            (f"position {at}", 100.0),
-            (f"pos {at + 1}", 1.0),
-        )
-        known = next(((values[name]["value"], one) for name, one in names if name in values), None)
-        if known is None or float(known[0]) > known[1]:
+        names = f"acceptance at token {at}", f"position {at}", f"pos {at + 1}"
+        match = next((values[name] for name in names if name in values), None)
+        if match is None:
             break
-        parts.append(known)
+        if not parts:  # of the first one it is said what all are
+            said = text[max(match.start() - _LONGEST_HEAD, 0) : match.start()]
+            most = 100.0 if "(%)" in said or match["percent"] or float(match["value"]) > 1 else 1.0
+        if float(match["value"]) > most:
+            break
+        parts.append((match["value"], most))
     if not parts and _BY_INDEX in values:
         row = _SHARES.match(text, values[_BY_INDEX].start("value"))
         shares = [part.strip() for part in (row[0] if row else "").split(",") if part.strip()]
@@ -227,6 +249,55 @@ def _take_positions(found: RecordedRequest, values: dict[str, re.Match[str]], te
         found.set_rates(rates, digits)
     elif rates:  # there may be more
         found.rates, found.num_spec_tokens = rates, len(rates)
+
+
+# -- lines of a text -------------------------------------------------------------------------
+
+_LONGEST_SAID = 300
+_WORDED = re.compile(
+    r"(?i)(\d{1,9}) accepted ?/ ?(\d{1,9}) (?:generated|draft|proposed)"
+    r"|(\d{1,9}) (?:draft(?:ed)?|proposed) tokens?,? (?:and )?(\d{1,9}) (?:were )?accepted"
+    r"|(\d{1,9}) (?:of|out of) (\d{1,9}) (?:draft(?:ed)? )?(?:tokens )?(?:were )?accepted"
+)
+"""Counts that are named."""
+_SAID_RATE = re.compile(
+    r"(?i)(?<![a-z])accept(?:ance|ed)?(?:[ _]rate|[ _]ratio)?(?: is| was| of| at)?[ \t:=~≈(]{0,4}"
+    r"(\d{1,3}(?:\.\d{1,6})? ?%|0\.\d{1,6}|1\.0{1,6})(?!\.?\d|[–-])"
+)
+_OF_TWO = re.compile(r"\d ?/ ?\d")
+"""Counts, which do not make the rate."""
+
+
+def _said(text: str) -> Iterator[RecordedRequest]:
+    """The lines that say two counts: those that make the rate of acceptance next to them, or, in
+    lines without one, those that words name."""
+    for number, line in enumerate(text.splitlines(), 1):
+        if len(line) > _LONGEST_SAID or "accept" not in line.lower():
+            continue
+        pairs = making_rates(line)
+        if not pairs and not _SAID_RATE.search(line):
+            named = [found.groups("") for found in _WORDED.finditer(without_signs(line))]
+            both = [(a + b + c, d + e + f) for a, d, e, b, c, f in named]
+            pairs = {(int(n), int(of)) for n, of in both if len(both) == 1 and int(n) <= int(of)}
+        if len(pairs) == 1:  # so it is sure what they are
+            found = RecordedRequest("", f"line {number}", stop="end")
+            found.num_accepted_draft_tokens, found.num_draft_tokens = pairs.pop()
+            yield found
+
+
+def _said_rates(text: str) -> Iterator[RecordedRequest]:
+    """The lines that say one rate of acceptance, without the counts that make it."""
+    for number, line in enumerate(text.splitlines(), 1):
+        shares = _SAID_RATE.findall(line) if len(line) <= _LONGEST_SAID else []
+        if len(shares) != 1 or line.lower().count("accept") > 1 or _OF_TWO.search(line):
+            continue
+        share = float(shares[0].rstrip(" %")) / (100 if "%" in shares[0] else 1)
+        if share <= 1:
+            found = RecordedRequest("", f"line {number}", stop="end")
+            found.given["draft_acceptance_rate"] = share
+            if len(speeds := SAID_SPEED.findall(line)) == 1:
+                found.timings["predicted_per_second"] = float(speeds[0])
+            yield found
 
 
 # -- the same as JSON -------------------------------------------------------------------------
@@ -342,3 +413,66 @@ SPEED_BENCH = RecordShape(
     (("latency_s", "draft_n", "draft_n_accepted"),),
     _read_speed_bench,
 )
+
+
+_KEY = re.compile(rb'"([A-Za-z][\w.:/]{2,80})"\s*:\s*\d')
+_OF_RATE = re.compile(r"(?i)acc.*(?:rate|ratio|len)")
+_IS_BY_INDEX = re.compile(r"(?i).{0,40}acc.{0,40}per_?pos(?:ition)?")
+_LONGEST_NAME = 80
+_COMPLETION = "completion_tokens"
+"""Of the request, which counts of its drafts may be a part of."""
+
+
+def counted_shape(data: bytes) -> RecordShape | None:
+    """The records of a JSON text, or its beginning, whose objects have counts of accepted and of
+    drafted or rejected tokens, or of drafts, or else a rate or a mean length, under names that say
+    so; None if there are none."""
+    keys = dict.fromkeys(one.decode() for one in _KEY.findall(data))
+    kinds = dict(zip(keys, map(kind_of, names_of(list(keys))), strict=True))
+    accepted = [key for key, kind in kinds.items() if kind == "accepted"]
+    others = [
+        *(key for key, kind in kinds.items() if kind in ("drafted", "rejected")),
+        *(key for key in keys if key.endswith("drafts")),
+    ]
+    signs: tuple[tuple[str, ...], ...] = tuple(product(accepted, others))
+    signs = signs or tuple(
+        (key,) for key, kind in kinds.items() if kind in ("rate", "mean") and _OF_RATE.search(key)
+    )
+    own = LLAMA_SERVER.without
+    shape = RecordShape("counts", "counts", signs, _read_counted, own, request_of=_counted_of)
+    return shape if shape.may_be_in(data) else None
+
+
+def _counted_of(node: Node) -> Hashable:
+    if not any("spec_decode_num" in key for key in node.values):
+        return of_same_request(node)
+    return tuple(key for key in node.path if not key.isdigit())  # a server's, which only grow
+
+
+def _read_counted(node: Node) -> RecordedRequest:
+    """An object as a row of a table, of which it has names and cells."""
+    plain = {
+        key: str(value)
+        for key, value in node.values.items()
+        if isinstance(value, int | float | str) and len(str(value)) <= _LONGEST_NAME
+    }
+    node.taken.setdefault(id(node.values), set()).update(plain)
+    found = row_of(names_of(list(plain)), list(plain.values()), 0, "")
+    found = found or RecordedRequest("", node.place)
+    owner = node.owner(_COMPLETION)
+    is_alone = [one for one in owner.values() if isinstance(one, dict | list)] == [node.values]
+    n = node.fields(owner).count(_COMPLETION) if is_alone else None
+    if n is not None:
+        found.timings.setdefault(_EMITTED, n)
+    for key in filter(_IS_BY_INDEX.fullmatch, node.values):
+        shares = node.values[key]
+        if not isinstance(shares, list) or not 0 < len(shares) <= LONGEST_DRAFT:
+            continue
+        if all(is_whole(one, COUNT) for one in shares) and sum(shares) == (
+            found.num_accepted_draft_tokens
+        ):
+            found.per_pos = node.fields().counts(key)
+        elif "rate" in key and all(is_real(one, 1.0) for one in shares):
+            found.rates, found.num_spec_tokens = node.fields().values[key], len(shares)
+            node.taken[id(node.values)].add(key)
+    return found

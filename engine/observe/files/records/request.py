@@ -38,8 +38,9 @@ class RecordedRequest(Struct):
     place: in the file. histogram[k]: steps that accepted k tokens. by_length[d]: the same of the
     steps that drafted d. per_pos[i]: steps that accepted the token at index i. rates: the same as
     shares of the steps, as given. given: figures that are given without the counts that they follow
-    from. n_merged: requests, or intervals, that it is for. per_step_*: one entry for each
-    verification, in order. chunks: ids and text of each chunk of a stream. tokens: of the output,
+    from. judged[i]: drafts whose token at index i was judged, where fewer than all drafts have one.
+    n_merged: requests, or intervals, that it is for. per_step_*: one entry for each verification,
+    in order. chunks: ids and text of each chunk of a stream. tokens: of the output,
     prompt_ids: of the prompt, where they are given. text: the output, where tokens do not give it.
     asked: what was sent, as far as it is kept. timings: figures of `engine.trace.timings.timings`
     that were given. derived: figures that follow from others. record: the object itself. unknown:
@@ -59,6 +60,7 @@ class RecordedRequest(Struct):
     histogram: list[int] | None = None
     by_length: dict[int, list[int]] | None = None
     per_pos: list[int] | None = None
+    judged: list[int] | None = None
     rates: list[float] | None = None
     given: dict[str, float] = {}
     per_step_drafted: list[int] | None = None
@@ -369,9 +371,8 @@ def merged(requests: Sequence[RecordedRequest], place: str) -> RecordedRequest:
     for name in _SUMMED if first.timings else ():
         if (total := _sum([one.timings.get(name) for one in requests])) is not None:
             found.timings[name] = total
-    by_index = [one.per_pos for one in requests]
-    if None not in by_index:
-        found.per_pos = list(map(sum, zip_longest(*by_index, fillvalue=0)))  # type: ignore[arg-type]
+    found.per_pos = _added([one.per_pos for one in requests])
+    found.judged = _added([one.judged for one in requests])
     counts = [one.n_merged for one in requests]
     found.n_merged = sum(counts)
     for name in first.given:
@@ -423,7 +424,9 @@ def _by_index(requests: Sequence[RecordedRequest]) -> dict[str, Any]:
     if all(one is not None for one in joint):
         found = per_position(_padded_sum([one for one in joint if one is not None]))
     else:  # it is not known how many were drafted at an index
-        found = rates_by_index([0] * len(summed), at_least(summed))
+        reached = at_least(summed)
+        whole = _whole_drafts(reached, _added([request.judged for request in requests]))
+        found = rates_by_index([0] * len(summed), reached, whole)
         found["num_draft_tokens_per_pos"] = None
     return {"acceptance_histogram": summed, **found}
 
@@ -436,8 +439,10 @@ def _of_positions(request: RecordedRequest) -> dict[str, Any] | None:
     if request.histogram is not None or request.by_length is not None:
         return None
     reached = [steps, *per_pos]
-    found = rates_by_index([0] * len(reached), reached) | {"num_draft_tokens_per_pos": None}
-    return {"acceptance_histogram": _histogram(request), **found}
+    whole = _whole_drafts(reached, request.judged)
+    judged = {"num_judged_tokens_per_pos": request.judged} if request.judged else {}
+    found = rates_by_index([0] * len(reached), reached, whole) | {"num_draft_tokens_per_pos": None}
+    return {"acceptance_histogram": _histogram(request), **found, **judged}
 
 
 def _histogram(request: RecordedRequest) -> list[int] | None:
@@ -448,6 +453,16 @@ def _histogram(request: RecordedRequest) -> list[int] | None:
     reached = [request.num_spec_steps, *request.per_pos, 0]
     found = [one - more for one, more in pairwise(reached)]
     return found if min(found) >= 0 else None
+
+
+def _whole_drafts(reached: Sequence[int], judged: Sequence[int] | None) -> list[int]:
+    """How many drafts of each length were accepted whole, as `rates_by_index` takes them."""
+    return [n - of for n, of in zip(reached, judged or (), strict=False)]
+
+
+def _added(lists: Sequence[Sequence[int] | None]) -> list[int] | None:
+    """Counts by index of several together; None where one has none."""
+    return None if None in lists else list(map(sum, zip_longest(*lists, fillvalue=0)))  # type: ignore[arg-type]
 
 
 def _padded_sum(arrays: Sequence[np.ndarray]) -> np.ndarray:

@@ -2,35 +2,29 @@
 then a row for each setting, category or attempt, or the same by columns; also of HTML and CSV.
 
 llama.cpp's speed_bench.py and speed_bench_compare.py and ik_llama.cpp's llama-spec-bench have such;
-most have rates alone. Rows of all others together are left out. A text without tables may have
-lines that say a rate next to the counts which make it.
+most have rates alone. Rows of all others together are left out.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from itertools import pairwise, permutations, product
+from itertools import pairwise, permutations
 
-from engine.foreign import (
-    COUNT,
-    LONGEST_DRAFT,
-    LONGEST_PART_MS,
-    OutOfRangeError,
-    is_real,
-    is_whole,
-    real,
-    whole,
-)
-from engine.observe.files.records.document import Node, of_same_request
-from engine.observe.files.records.readers import LLAMA_SERVER, RecordShape
+from engine.foreign import COUNT, LONGEST_PART_MS, OutOfRangeError, real, whole
 from engine.observe.files.records.request import RecordedRequest
 
 _NAMED = re.compile(r"([A-Za-z][\w/#%]{0,30})\s?=\s{0,9}([^\s,;=]{1,40})")
 _FEW = 2
 _AVERAGE = r"(?:mean |avg |average )?"
 _UNIT = r"(?: ?\(tok(?:en)?s?(?:/.{1,12})?\))?"
+_FIGURE, _ARROW = r"[~≈]?\d{1,6}(?:\.\d{1,6})? ?%?", r" ?(?:→|[-=]?->) ?"
+_NOT_SPEED = (
+    r".{0,40}(?:prompt|prefill|input|pp |\b(?:plain|base(?:line)?|vanilla|without|draft(?:ed)?"
+    r"|accepted)\b)"
+)
+"""In the name of a speed that is another one than that of decoding, or of a run without drafts."""
 _IN_ROWS = ("|", "│", "┃", "\t", "accept_rate")
 _BARS = re.compile(r"[|│┃]")
 _GAPS = re.compile(r"\s{2,}|\t")
@@ -48,10 +42,7 @@ _COUNT_OF = re.compile(
 """What a name has before what it counts."""
 _PATH = re.compile(r"^(?:\w{1,40}/){2,9}(?=\w{0,40}(?:acc|draft|spec))")
 """What metrics of a training run have before their names."""
-_KEY = re.compile(rb'"([A-Za-z][\w.:/]{2,80})"\s*:\s*\d')
-_OF_RATE = re.compile(r"(?i)acc.*(?:rate|ratio|len)")
 _AT_INDEX = re.compile(r"(?:acc(?:ept(?:ance)?)? )?(?:@ ?)?pos(?:ition)?[ .@#]?(\d{1,3})(?: ?%)?")
-_BY_INDEX = re.compile(r"(?i).{0,40}acc.{0,40}per_?pos(?:ition)?")
 _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z][a-z])")
 _COUNTED = (
     ("rounds", "num_spec_steps"),
@@ -61,33 +52,45 @@ _COUNTED = (
 _COLUMNS = (
     ("rate", r"(?:.{0,24}[ /])?(?:accept(?:ance)?|acc|draft) ?(?:rate|ratio|%)(?: ?\(%\))?|rate"),
     ("rate", r"(?:.{0,24} )?acceptance(?: ?\(%\))?|.{0,9}接受率.{0,9}|akzeptanz(?:rate)?.{0,4}"),
-    ("mean", rf"(?:.{{0,24}}/)?{_AVERAGE}(?:accept(?:ance|ed)?|acc|a)[ .]len(?:gth)?{_UNIT}"),
-    ("mean", r"al|.{0,9}接受长度|mean len(?:gth)?"),
-    ("mean", r"(?:avg |decoded )?tok(?:en)?s?/(?:cycle|round|step|iter|fwd).{0,8}"),
-    ("accepted", r"(?:draft )?accepted(?: (?:draft |prediction )?tokens)?|draft n accepted"),
+    ("mean", rf"(?:.{{0,24}}/)?{_AVERAGE}(?:accept(?:ance|ed)?|accpt|acc|a)[ .]len(?:gth)?{_UNIT}"),
+    ("mean", r"(?:mean )?al|.{0,9}接受长度|mean len(?:gth)?"),
+    ("mean", r"(?:\w{1,12} )?tok(?:en)?s?(?:/| per )(?:cycle|round|step|iter|fwd).{0,8}"),
+    ("per round", rf"{_AVERAGE}accept(?:ed|s)?(?: tokens)?(?:/| per )(?:round|step|cycle)"),
+    ("accepted", r"(?:draft )?accepted(?: (?:draft |prediction )?tokens?)?|draft n accepted"),
+    ("accepted", r"(?:draft )?tokens accepted|accepts"),
     ("accepted", r"#?acc(?:ept)?(?: tokens)?"),
     ("rejected", r"(?:draft )?rejected(?: (?:draft |prediction )?tokens)?"),
     ("accepted", r"(?:angenommen|akzeptiert)(?:e token)?|accept[eé]s"),
     ("drafted", r"(?:drafted|proposed)(?: tokens)?|draft(?: tokens| n| generated)?|#?gen tokens"),
+    ("drafted", r"draft tokens (?:created|drafted|generated|proposed)|(?:draft )?tokens drafted"),
     ("drafted", r"(?:entworfen|vorgeschlagen)(?:e token)?|propos[eé]s"),
-    ("rounds", r"rounds|(?:verify )?steps|drafts|num drafts"),
-    ("tokens", r"(?:(?:generated|output|predicted) )?tokens?|pred(?:icted)?(?: n)?"),
+    ("rounds", r"(?:(?:draft|verif\w{1,8}) )?(?:rounds|steps|cycles|iterations)|drafts|num drafts"),
+    ("tokens", r"(?:(?:total )?(?:generated|output|predicted|emitted|new) )?tokens?"),
+    ("tokens", r"pred(?:icted)?(?: n)?"),
+    ("tokens", r"(?:total )?(?:(?:completion )?tokens )?(?:generated|emitted|decoded)"),
     ("seconds", r"time ?\(s\)"),
     ("stop", r"stop"),
     ("by", r"pos accept|.{0,24}per[- ]pos(?:ition)?.{0,24}"),
-    ("speed", r"(?!.{0,40}(?:prompt|prefill|pp )).{0,40}(?:t(?:ok(?:en)?s?|k)?[/\\]s|tps).{0,40}"),
+    ("speed", rf"(?!{_NOT_SPEED}).{{0,40}}(?:t(?:ok(?:en)?s?|k)?(?:[/\\]| per )s|tps).{{0,40}}"),
+    ("speed", r"tg(?: \(\w{1,12}\))?"),
 )
 """Names of columns, in lower case and with spaces."""
 _NUMBER = re.compile(r"[~≈]?(\d{1,12}(?:\.\d{1,20})?) ?(%?)(?![\d.]|\s?[–—]|-\d)")
 _SHARE = re.compile(r"(?<![\d.])(\d{1,3}\.\d{1,6}|\d{2,3}(?= ?%)) ?(%?)(?![\d.])")
 _COUNT = re.compile(r"(?<![\d.])\d{1,9}(?!\d|\.\d| ?%)")
-_FEWEST, _LONGEST_SAID, _MOST_COUNTS = 20, 300, 12
-"""Drafted tokens, below which other numbers make a rate by chance; characters and counts of a
-line."""
-_SHARES = re.compile(r"(?<![\d.])(\d{1,3}\.\d{1,3})(?![\d.])")
+_FEWEST, _MOST_COUNTS = 20, 12
+"""Drafted tokens, below which other numbers make a rate by chance; counts of a line."""
+_SHARES = re.compile(r"(?<![\d.])(\d{1,3}\.\d{1,6})(?![\d.])")
 _PAIR = re.compile(r"(\d{1,20}) ?/ ?(\d{1,20})(?: ?\([^)]{0,40}\))?$")
 _DRAFTS = re.compile(r"drafts \d{1,20}/(\d{1,20}), tokens (\d{1,20})/(\d{1,20})")
 """Drafts, tokens accepted and drafted, as ik_llama.cpp shows them in one cell."""
+_BETWEEN = re.compile(r" ?(?:/|→|[-=]?->) ?")
+_SEVERAL = re.compile(
+    rf"{_FIGURE}(?:(?: ?/ ?|, ?| )(?=[\d.]*[.%]){_FIGURE}|{_ARROW}{_FIGURE}){{1,31}}"
+)
+"""Several figures in one cell, which are no counts."""
+_IN_NAME = re.compile(r"\([^()/→]{1,40}(?:(?:/|→|[-=]?->)[^()/→]{1,40})+\)")
+"""In the name of a column what each of them is of."""
 _OF_ALL = re.compile(r" ?\((?:avg|average|mean)\)$| (?:mean ?)?[/±] ?std(?:dev)?$")
 _ALL = re.compile(r"(?:.{0,60} )?(?:overall|total|average|avg|mean):?", re.IGNORECASE)
 _SPREAD = re.compile(
@@ -96,19 +99,7 @@ _SPREAD = re.compile(
 """Of several requests, but neither one of them nor all."""
 _NUMBERED = re.compile(r"(?i)p[02-46-9]:?")
 """A prompt by its number, no percentile."""
-_WORDED = re.compile(
-    r"(?i)(\d{1,9}) accepted ?/ ?(\d{1,9}) (?:generated|draft|proposed)"
-    r"|(\d{1,9}) (?:draft(?:ed)?|proposed) tokens?,? (?:and )?(\d{1,9}) (?:were )?accepted"
-    r"|(\d{1,9}) (?:of|out of) (\d{1,9}) (?:draft(?:ed)? )?(?:tokens )?(?:were )?accepted"
-)
-"""Counts that are named."""
-_SAID_RATE = re.compile(
-    r"(?i)(?<![a-z])accept(?:ance|ed)?(?:[ _]rate|[ _]ratio)?(?: is| was| of| at)?[ \t:=~≈(]{0,4}"
-    r"(\d{1,3}(?:\.\d{1,6})? ?%|0\.\d{1,6}|1\.0{1,6})(?![\d.–-])"
-)
-_OF_TWO = re.compile(r"\d ?/ ?\d")
-"""Counts, which do not make the rate."""
-_SAID_SPEED = re.compile(r"(?<![\d.])(\d{1,6}(?:\.\d{1,6})?) ?t(?:ok(?:en)?s?)?/s\b")
+SAID_SPEED = re.compile(r"(?<![\d.])(\d{1,6}(?:\.\d{1,6})?) ?t(?:ok(?:en)?s?)?/s\b")
 _ENGINES = (
     *(("a.len", "ik_llama.cpp"), ("pred t/s", "llama-server"), ("ik llama", "ik_llama.cpp")),
     *(("vllm", "vllm"), ("sglang", "sglang"), ("llama.cpp", "llama-server")),
@@ -116,7 +107,11 @@ _ENGINES = (
 )
 """By parts of the names of columns."""
 _ABOUT = re.compile(r"acc|draft|接受|^al$|^a\.len$|angenommen|akzept")
-_ACCEPTED = ("rate", "mean", "accepted")
+_ACCEPTED = ("rate", "mean", "accepted", "per round")
+_COMPARES = re.compile(
+    r"(?i)(?:.{0,80}, )?(?:% ?|rel\w{0,6} )?(?:difference|diff|delta|Δ|change)(?: ?\(?%\)?)?"
+)
+"""What compares the figures next to it."""
 _SAYS_WHAT = re.compile(
     r"acc|draft|tok|rate|mean|avg|average|len|pos|\bper\b|pred|gen|spec|step|total|[/%]"
 )
@@ -128,78 +123,28 @@ _OTHER_WAY = str.maketrans(",.", ".,")
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:[,'’ \xa0\u2009\u202f]\d{3})+(?![\d,])")
 
 
-def counted_shape(data: bytes) -> RecordShape | None:
-    """The records of a JSON text, or its beginning, whose objects have counts of accepted and of
-    drafted or rejected tokens, or of drafts, or else a rate or a mean length, under names that say
-    so; None if there are none."""
-    keys = dict.fromkeys(one.decode() for one in _KEY.findall(data))
-    kinds = dict(zip(keys, map(_kind, _names(list(keys))), strict=True))
-    accepted = [key for key, kind in kinds.items() if kind == "accepted"]
-    others = [
-        *(key for key, kind in kinds.items() if kind in ("drafted", "rejected")),
-        *(key for key in keys if key.endswith("drafts")),
-    ]
-    signs: tuple[tuple[str, ...], ...] = tuple(product(accepted, others))
-    signs = signs or tuple(
-        (key,) for key, kind in kinds.items() if kind in ("rate", "mean") and _OF_RATE.search(key)
-    )
-    own = LLAMA_SERVER.without
-    shape = RecordShape("counts", "counts", signs, _read_counted, own, request_of=_counted_of)
-    return shape if shape.may_be_in(data) else None
-
-
-def _counted_of(node: Node) -> Hashable:
-    if not any("spec_decode_num" in key for key in node.values):
-        return of_same_request(node)
-    return tuple(key for key in node.path if not key.isdigit())  # a server's, which only grow
-
-
-def _read_counted(node: Node) -> RecordedRequest:
-    """An object as a row of a table, of which it has names and cells."""
-    plain = {
-        key: str(value)
-        for key, value in node.values.items()
-        if isinstance(value, int | float | str) and len(str(value)) <= _LONGEST_NAME
-    }
-    node.taken.setdefault(id(node.values), set()).update(plain)
-    found = _row(_names(list(plain)), list(plain.values()), 0, "")
-    found = found or RecordedRequest("", node.place)
-    for key in filter(_BY_INDEX.fullmatch, node.values):
-        shares = node.values[key]
-        if not isinstance(shares, list) or not 0 < len(shares) <= LONGEST_DRAFT:
-            continue
-        if all(is_whole(one, COUNT) for one in shares) and sum(shares) == (
-            found.num_accepted_draft_tokens
-        ):
-            found.per_pos = node.fields().counts(key)
-        elif "rate" in key and all(is_real(one, 1.0) for one in shares):
-            found.rates, found.num_spec_tokens = node.fields().values[key], len(shares)
-            node.taken[id(node.values)].add(key)
-    return found
-
-
-def has_table(text: str) -> bool:
-    """Whether a text has such a table, or such a line."""
-    return bool(read_tables(text))
-
-
 def read_tables(text: str) -> list[RecordedRequest]:
     """The rows of such tables. Numbers that cannot be are left out."""
-    found = list(_requests(text)) or list(_said(text)) or list(_said_rates(text))
+    found = list(_requests(text))
     is_numbered = any(map(_NUMBERED.fullmatch, (one.place for one in found)))
-    found = [one for one in found if is_numbered or _SPREAD.fullmatch(one.place) is None]
+    found = [
+        one
+        for one in found
+        if (is_numbered or _SPREAD.fullmatch(one.place) is None)
+        and _COMPARES.fullmatch(one.place) is None
+    ]
     return [one for one in found if _ALL.fullmatch(one.place) is None] or found
 
 
 def _requests(text: str) -> Iterator[RecordedRequest]:
     for table in _tables(text):
-        heads = [at for at, (_, cells) in enumerate(table) if _is_head(_names(cells))]
-        if not heads and _is_head(_names([cells[0] for _, cells in table])):
+        heads = [at for at, (_, cells) in enumerate(table) if _is_head(names_of(cells))]
+        if not heads and _is_head(names_of([cells[0] for _, cells in table])):
             number = table[0][0]  # its names are in the first column
             columns = zip(*(cells for _, cells in table), strict=True)
             table, heads = [(number, list(cells)) for cells in columns], [0]
         for begin, end in pairwise([*heads, len(table)]):
-            sides = _sides(*(_names(table[at][1]) for at in (begin, max(begin - 1, 0))))
+            sides = _sides(*(names_of(table[at][1]) for at in (begin, max(begin - 1, 0))))
             every = [one for _, row in table for one in row]
             has_comma = any(map(_DECIMAL_COMMA.fullmatch, every)) and not any(
                 _DECIMAL_COMMA.fullmatch(one.translate(_OTHER_WAY)) for one in every
@@ -207,12 +152,40 @@ def _requests(text: str) -> Iterator[RecordedRequest]:
             rows = table[begin + 1 : end]
             if any("spec_decode_num" in one for one in table[begin][1]) and _only_grow(rows):
                 rows = rows[-1:]  # counters of a server, which the newest row has all of
+            spreads = [_OF_ALL.search(one.lower()) is not None for one in table[begin][1]]
             for number, cells in rows:
+                cells = [
+                    _BETWEEN.split(one)[0] if is_spread else one
+                    for one, is_spread in zip(cells, spreads, strict=True)
+                ]
                 plain = [_plain_number(one, has_comma) for one in cells]
                 for side, places, names in sides:
                     mine = [plain[i] for i in places]
-                    if (found := _row(names, mine, number, side)) is not None:
-                        yield found
+                    for part, ones in _parted(names, mine):
+                        whose = " ".join(filter(None, (side, part)))
+                        if (found := row_of(names, ones, number, whose)) is not None:
+                            yield found
+
+
+def _parted(names: list[str], cells: list[str]) -> Iterator[tuple[str, list[str]]]:
+    """The figures of cells that have one for each of several settings, which the name of their
+    column says in the same way, or from before and after: whose they are, and all cells."""
+    parts = {i: _BETWEEN.split(cell) for i, cell in enumerate(cells) if _SEVERAL.fullmatch(cell)}
+    said = next(
+        (
+            [one.strip(" ()") for one in _BETWEEN.split(found[0])]
+            for i in parts
+            if kind_of(names[i]) in _ACCEPTED and (found := _IN_NAME.search(names[i])) is not None
+        ),
+        ["before", "after"] if any(set("→>") & set(cells[i]) for i in parts) else [],
+    )
+    about = [i for i in parts if kind_of(names[i]) in _ACCEPTED]
+    if not said or any(len(parts[i]) != len(said) for i in about):
+        yield "", cells
+        return
+    for at, whose in enumerate(said):
+        ones = [parts[i][at] if at < len(parts.get(i, ())) else one for i, one in enumerate(cells)]
+        yield whose, ones
 
 
 def _only_grow(rows: list[tuple[int, list[str]]]) -> bool:
@@ -222,26 +195,9 @@ def _only_grow(rows: list[tuple[int, list[str]]]) -> bool:
     return all(before <= after for one in counts for before, after in pairwise(one))
 
 
-def _said(text: str) -> Iterator[RecordedRequest]:
-    """The lines that say two counts: those that make the rate of acceptance next to them, or, in
-    lines without one, those that words name."""
-    for number, line in enumerate(text.splitlines(), 1):
-        if len(line) > _LONGEST_SAID or "accept" not in line.lower():
-            continue
-        pairs = _making_rates(line)
-        if not pairs and not _SAID_RATE.search(line):
-            named = [found.groups("") for found in _WORDED.finditer(_without_signs(line))]
-            both = [(a + b + c, d + e + f) for a, d, e, b, c, f in named]
-            pairs = {(int(n), int(of)) for n, of in both if len(both) == 1 and int(n) <= int(of)}
-        if len(pairs) == 1:  # so it is sure what they are
-            found = RecordedRequest("", f"line {number}", stop="end")
-            found.num_accepted_draft_tokens, found.num_draft_tokens = pairs.pop()
-            yield found
-
-
-def _making_rates(line: str) -> set[tuple[int, int]]:
+def making_rates(line: str) -> set[tuple[int, int]]:
     """The counts of accepted and of drafted tokens that make a rate next to them."""
-    counts = {int(one) for one in _COUNT.findall(_without_signs(line))}
+    counts = {int(one) for one in _COUNT.findall(without_signs(line))}
     return {
         (accepted, drafted)
         for share, percent in _SHARE.findall(line)
@@ -254,24 +210,9 @@ def _making_rates(line: str) -> set[tuple[int, int]]:
     }
 
 
-def _without_signs(text: str) -> str:
+def without_signs(text: str) -> str:
     """A text whose numbers have no signs between thousands."""
     return _THOUSANDS.sub(lambda found: re.sub(r"\D", "", found[0]), text)
-
-
-def _said_rates(text: str) -> Iterator[RecordedRequest]:
-    """The lines that say one rate of acceptance, without the counts that make it."""
-    for number, line in enumerate(text.splitlines(), 1):
-        shares = _SAID_RATE.findall(line) if len(line) <= _LONGEST_SAID else []
-        if len(shares) != 1 or line.lower().count("accept") > 1 or _OF_TWO.search(line):
-            continue
-        share = float(shares[0].rstrip(" %")) / (100 if "%" in shares[0] else 1)
-        if share <= 1:
-            found = RecordedRequest("", f"line {number}", stop="end")
-            found.given["draft_acceptance_rate"] = share
-            if len(speeds := _SAID_SPEED.findall(line)) == 1:
-                found.timings["predicted_per_second"] = float(speeds[0])
-            yield found
 
 
 def _sides(names: list[str], above: list[str]) -> list[tuple[str, list[int], list[str]]]:
@@ -284,7 +225,7 @@ def _sides(names: list[str], above: list[str]) -> list[tuple[str, list[int], lis
         parts = [
             (a if names.count(one) > 1 else "", one) for a, one in zip(above, names, strict=True)
         ]
-    found = dict.fromkeys(side for side, one in parts if side and _kind(one) in _ACCEPTED)
+    found = dict.fromkeys(side for side, one in parts if side and kind_of(one) in _ACCEPTED)
     parts = [
         (next((one for one in found if name.startswith(f"{one} ")), side), rest)
         for name, (side, rest) in zip(names, parts, strict=True)
@@ -305,7 +246,7 @@ def _parts(name: str) -> tuple[str, str]:
     words = name[:_LONGEST_NAME].replace("(", "").replace(")", "").split()
     for at in range(len(words) - 1, 0, -1):
         for side, rest in ((words[:at], words[at:]), (words[-at:], words[:-at])):
-            if _kind(" ".join(rest)) and not any(map(_SAYS_WHAT.search, side)):
+            if kind_of(" ".join(rest)) and not any(map(_SAYS_WHAT.search, side)):
                 return " ".join(side), " ".join(rest)
     return "", name
 
@@ -315,7 +256,7 @@ def _plain_number(cell: str, has_comma: bool) -> str:
     if not cell.lstrip("~≈")[:1].isdigit() or len(cell) > _LONGEST_NUMBER:
         return cell
     cell = cell.translate(_OTHER_WAY) if has_comma or _DECIMAL_COMMA.fullmatch(cell) else cell
-    return _without_signs(cell)
+    return without_signs(cell)
 
 
 def _tables(text: str) -> Iterator[list[tuple[int, list[str]]]]:
@@ -332,19 +273,19 @@ def _tables(text: str) -> Iterator[list[tuple[int, list[str]]]]:
         # gaps alone are in any text
         cells = _cells(line) if len(line) <= _LONGEST else []
         is_row = table or any(map(line.__contains__, _IN_ROWS)) or _COMMAS.search(line)
-        cells = cells if is_row or (len(cells) > _FEW and _is_head(_names(cells))) else []
+        cells = cells if is_row or (len(cells) > _FEW and _is_head(names_of(cells))) else []
         named = _NAMED.findall(line) if len(line) <= _LONGEST else []
         is_named = len({name for name, _ in named}) > _FEW or (
             len(named) == _FEW
             and _BARS.search(line) is None
             and all(value[0].isdigit() for name, value in named if "acc" in name.lower())
-            and _is_head(_names([name for name, _ in named]))
+            and _is_head(names_of([name for name, _ in named]))
         )
         if is_named:  # a row that names its cells
             names = ["", *(name for name, _ in named)]
             cells = [line[: line.find(named[0][0])].strip(), *(value for _, value in named)]
-            speeds = _SAID_SPEED.findall(line)
-            if len(speeds) == 1 and "speed" not in map(_kind, _names(names)):
+            speeds = SAID_SPEED.findall(line)
+            if len(speeds) == 1 and "speed" not in map(kind_of, names_of(names)):
                 names, cells = [*names, "t/s"], [*cells, *speeds]
             if table and table[0][1] != names:
                 yield table
@@ -369,7 +310,7 @@ def _cells(line: str) -> list[str]:
     return [one.strip(' \t*`"') for one in parts]
 
 
-def _names(cells: list[str]) -> list[str]:
+def names_of(cells: list[str]) -> list[str]:
     plain = (_CAMEL.sub(" ", _PATH.sub("", one)).lower().replace("_", " ") for one in cells)
     return [_COUNT_OF.sub("", _OF_ALL.sub("", one)) for one in plain]
 
@@ -377,24 +318,27 @@ def _names(cells: list[str]) -> list[str]:
 def _is_head(names: list[str]) -> bool:
     """Whether cells name what is accepted."""
     parts = [one for one in names if _ABOUT.search(one)]
-    kinds = [one for one in parts if _kind(one) in _ACCEPTED or _kind(_parts(one)[1]) in _ACCEPTED]
-    return bool(kinds) and not any(map(_NUMBER.fullmatch, names))
+    kinds = [one for one in parts if {kind_of(one), kind_of(_parts(one)[1])} & set(_ACCEPTED)]
+    return bool(kinds) and not any(_NUMBER.fullmatch(n) or _SEVERAL.fullmatch(n) for n in names)
 
 
 @lru_cache(1 << 12)
-def _kind(name: str) -> str:
+def kind_of(name: str) -> str:
     """What a column has, by its name; "" for what is not read."""
-    return next((kind for kind, known in _COLUMNS if re.fullmatch(known, name)), "")
+    for one in (name, _IN_NAME.sub("", name).strip()):
+        if found := next((kind for kind, known in _COLUMNS if re.fullmatch(known, one)), ""):
+            return found
+    return ""
 
 
-def _row(columns: list[str], cells: list[str], number: int, side: str) -> RecordedRequest | None:
+def row_of(columns: list[str], cells: list[str], number: int, side: str) -> RecordedRequest | None:
     """A row, None if it has none of the numbers. side: whose figures they are."""
     values: dict[str, str] = {}
     words: list[str] = []
     weak = ""  # may be how far a draft goes
     for name, cell in zip(columns, cells, strict=True):
         # what is a speed may be said by its unit
-        if not (kind := _kind(name) or ("speed" if _kind(f"{name} {cell}") == "speed" else "")):
+        if not (kind := kind_of(name) or ("speed" if kind_of(f"{name} {cell}") == "speed" else "")):
             shown = f"run {cell}" if name == "run" else cell
             is_more = not any(words) or re.search(r"[^\W\d]", shown)
             words += [shown] if is_more and not values else []
@@ -406,13 +350,17 @@ def _row(columns: list[str], cells: list[str], number: int, side: str) -> Record
     place = ", ".join(filter(None, [" ".join(words), side]))[:200] or f"line {number}"
     found = RecordedRequest(engine, place, stop=values.get("stop", "") or "end")
     found.record = dict(zip(columns, cells, strict=True))
-    numbers = {kind: one for kind, v in values.items() if (one := _NUMBER.match(v)) is not None}
+    numbers = {
+        kind: one
+        for kind, v in values.items()
+        if (one := _NUMBER.match(v)) is not None and not _SEVERAL.fullmatch(v)
+    }
     if (one := numbers.get("accepted")) is not None and (
         one[2] or ("." in one[1] and float(one[1]) <= 1)
     ):
         numbers.setdefault("rate", one)
     pair, drafts = _PAIR.match(values.get("accepted", "")), _DRAFTS.search(" ".join(cells))
-    made = _making_rates(values.get("rate", "")) if "accepted" not in values else ()
+    made = making_rates(values.get("rate", "")) if "accepted" not in values else ()
     try:
         for kind, field in _COUNTED:
             if kind in numbers and numbers[kind][1].isdigit() and not numbers[kind][2]:
@@ -447,7 +395,8 @@ def _row(columns: list[str], cells: list[str], number: int, side: str) -> Record
     counts = found.num_accepted_draft_tokens, found.timings.get("predicted_n")
     if counts == (None, None) and found.num_draft_tokens is None:
         found.num_spec_steps = None  # a setting as well
-    is_empty = counts == (None, None) and not found.given and "speed" not in numbers
+    has_shares = bool(found.given or found.rates)
+    is_empty = counts == (None, None) and not has_shares and "speed" not in numbers
     return None if is_empty else found
 
 
@@ -462,14 +411,18 @@ def _take_shares(
     has_counts = found.num_accepted_draft_tokens is not None
     if (rate := numbers.get("rate")) is not None and not (has_counts and found.num_draft_tokens):
         value = float(rate[1])
-        name = next((one for one in columns if _kind(one) == "rate"), "")
+        name = next((one for one in columns if kind_of(one) == "rate"), "")
         value /= 100 if rate[2] or "%" in name or value > 1 else 1
         if value <= 1:
             found.given["draft_acceptance_rate"] = value
     steps = found.num_spec_steps
+    if (more := numbers.get("per round")) is not None and "mean" not in numbers:
+        found.given["mean_acceptance_length"] = 1 + float(more[1])
     if (mean := numbers.get("mean")) is not None and not (has_counts and steps):
         found.given["mean_acceptance_length"] = float(mean[1])
     by = values.get("by", "") or _joined(columns, found.record)
+    if not by and len(_SHARES.findall(values.get("rate", ""))) > _FEW:
+        by = values["rate"]
     rates = [float(one) / (100 if "%" in by else 1) for one in _SHARES.findall(by)]
     is_even = steps is not None and found.num_draft_tokens == steps * len(rates)
     if rates and "..." not in by and is_even and max(rates) <= 1:

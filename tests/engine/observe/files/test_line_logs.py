@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -814,3 +815,81 @@ def test_a_damaged_row_of_a_table_is_told(damaged: str) -> None:
     store = read(f"{''.join(rows)}{damaged}\n")
     assert rules(store) == ["log-unread"]
     assert told(store, "predicted_n") == [(192,), (192,)]
+
+
+OMLX = (
+    "MTP[1] finish=length tokens=131 cycles=60 tok/cycle=2.26 accept=71/103 (68.9%) "
+    "depth[d1=45/58,d2=19/35,d3=7/10] d0=2 emits[init=2]\n"
+)
+FORK = (
+    "INFO MTP[a] finish=stop cycles=60 accepted=75/120 (62.5%) cycles_by_depth[d2=60]\n"
+    "INFO MTP[a] accept_by_depth[d1=46/60,d2=29/60,d3=0/0] forwards[mtp=122]\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "counts", "conditional"),
+    [(OMLX, (58, 103, 71), [45 / 58, 19 / 35, 7 / 10]), (FORK, (60, 120, 75), [46 / 60, 29 / 46])],
+)
+def test_depths_of_mlx_servers(
+    text: str, counts: tuple[int, ...], conditional: list[float], tmp_path: Path
+) -> None:
+    path = tmp_path / "server.log"
+    path.write_text(text)
+    store = TraceStore()
+    import_file(store, path)
+    (one,) = store.runs[0]["requests"]
+    names = "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens"
+    assert tuple(map(one["told"].get, names)) == counts
+    assert one["told"]["acceptance_per_position"]["conditional"] == pytest.approx(conditional)
+    assert not find(store)
+
+
+def _batches(means: list[float]) -> str:
+    line = (
+        "[2026-10-01 12:{}:{:02d} TP0] Decode batch, #running-req: 1, accept len: {:.2f}, "
+        "accept rate: {:.2f}, gen throughput (token/s): {:.2f}, #queue-req: 0\n"
+    )
+    rows = [(10 + i // 60, i % 60, one) for i, one in enumerate(means)]
+    return "".join(line.format(m, s, one, (one - 1) / 3, 50 * one) for m, s, one in rows)
+
+
+@pytest.mark.parametrize(
+    ("means", "rule", "words"),
+    [
+        ([1.01, 1.02] * 20, "acceptance-zero", "0.02 tokens of each of about 1,950 drafts"),
+        ([2.5] * 20 + [1.0] * 20, "acceptance-zero-from", "before it 1.50 tokens of each"),
+        ([1.35] * 40, "", ""),
+        ([1.01] * 3, "", ""),
+    ],
+)
+def test_averages_at_chance(means: list[float], rule: str, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "sglang.log"
+    path.write_text(_batches(means))
+    store = TraceStore()
+    record_findings(store, import_file(store, path))
+    found = find(store)
+    assert [one.rule for one in found] == ([rule] if rule else [])
+    assert all(words in one.message for one in found)
+
+
+def test_averages_without_times_are_not_judged(tmp_path: Path) -> None:
+    path = tmp_path / "sglang.log"
+    path.write_text(re.sub(r"\[.*?\] ", "", _batches([1.01] * 40)))
+    store = TraceStore()
+    import_file(store, path)
+    assert not find(store)
+
+
+@pytest.mark.parametrize("depths", ["d1=400/500,d2=0/300", "d1=450/500,d2=400/450,d3=8/300"])
+def test_depths_that_were_judged_are_those_that_count(depths: str, tmp_path: Path) -> None:
+    pairs = [tuple(map(int, one.split("=")[1].split("/"))) for one in depths.split(",")]
+    accepted, drafted = map(sum, zip(*pairs, strict=True))
+    path = tmp_path / "server.log"
+    line = f"MTP[1] finish=stop tokens=9999 cycles=500 accept={accepted}/{drafted} depth[{depths}]"
+    path.write_text(line + "\n")
+    store = TraceStore()
+    import_file(store, path)
+    (found,) = find(store)
+    assert f"{pairs[-2][0]} of {pairs[-2][1]}" in found.message
+    assert f"{pairs[-1][0]} of {pairs[-1][1]}" in found.message

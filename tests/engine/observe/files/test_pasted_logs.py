@@ -238,3 +238,13 @@ def test_a_long_log_with_colours_is_read_in_pieces(
     path = tmp_path / "server.log"
     path.write_text(f"\x1b[32mI\x1b[0m main: starting\n{LLAMA}" + "srv  idle: nothing\n" * 70_000)
     assert import_file(TraceStore(), path)
+
+
+def test_numbers_before_a_tab_count_lines(tmp_path: Path) -> None:
+    line = "slot update_slots: id  3 | task 0 | accepted {}/4 draft tokens, new n_tokens = {}"
+    path = tmp_path / "numbered.log"
+    lines = [line.format(n % 5, 50 + 5 * n) for n in range(9)]
+    path.write_text("".join(f"{100 + n:5d}\t{one}\n" for n, one in enumerate(lines)))
+    store = TraceStore()
+    (run,) = import_file(store, path)
+    assert store.runs[run]["summary"]["draft_n"] == 36

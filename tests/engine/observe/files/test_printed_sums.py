@@ -188,7 +188,79 @@ def test_lines_of_other_builds(tmp_path: Path, text: str, expected: tuple[Any, .
     assert not store.runs[0].get("server")
 
 
-@pytest.mark.parametrize("text", ["drafts are nice", "position 3: 4", "p = 3%"])
+BLOCK = """Number of drafts: 40
+Draft tokens proposed: 80
+Draft tokens accepted: 50
+Per-position acceptance rates:
+  Position 0: 0.7500
+  Position 1: 0.5000
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "expected", "told"),
+    [
+        (BLOCK, (None, 40, 80, 50), {"num_accepted_tokens_per_pos": [30, 20]}),
+        (("Total tokens generated: 210\nDraft tokens created: 40\nDraft tokens accepted: 12\n"
+         "Tokens per second: 50.0\n"), (210, None, 40, 12), {"predicted_per_second": 50.0}),
+        ("Rounds:    9\nDrafted:   27\nAccepted:  12 (44.4%)\nGenerated: 21 tokens in 1.5s\n",
+         (21, 9, 27, 12), {}),
+        ("#questions: 8, Throughput: 26.30 token/s, Acceptance length: 2.21",
+         (None,) * 4, {"mean_acceptance_length": 2.21, "predicted_per_second": 26.3}),
+        (("vanilla, input: 47.0 toks/s, output: 127.6 toks/s\n"
+         "k=2: input: 60.5 toks/s, output: 174.4 toks/s] **Accpt Len: 1.87**\n"),
+         (None,) * 4, {"mean_acceptance_length": 1.87, "predicted_per_second": 174.4}),
+    ],
+)  # fmt: skip
+def test_lines_of_a_name_and_a_number(
+    text: str, expected: tuple[Any, ...], told: dict[str, Any], tmp_path: Path
+) -> None:
+    store = imported(tmp_path, text)
+    assert sums(store) == [expected]
+    found = store.runs[0]["requests"][0]["told"]
+    assert {name: found[name] for name in told} == told and not rules(store)
+
+
+@pytest.mark.parametrize(
+    ("table", "rates"),
+    [
+        (("| a | acceptance (n=2 / n=4) | t/s (n=2 / n=4) |\n|---|---|---|\n"
+         "| code | 0.83 / 0.62 | 41.0 / 47.5 |\n"), [(0.83, 41.0), (0.62, 47.5)]),
+        ("| a | acceptance | t/s |\n|---|---|---|\n| code | 51% → 62.5% | 40.5 → 47.5 |\n",
+         [(0.51, 40.5), (0.625, 47.5)]),
+        ("| a | acceptance | t/s |\n|---|---|---|\n| code | 0.83 / 0.62 | 41.0 |\n",
+         [(None, 41.0)]),
+        ("| a | acceptance | plain t/s |\n|---|---|---|\n| code | 0.83 | 41.0 |\n", [(0.83, None)]),
+        (("| Metric | off | on | % Difference |\n|---|---|---|---|\n"
+         "| Output (tok/s) | 10.5 | 12.5 | +19% |\n| Accept rate | - | 0.63 | N/A |\n"),
+         [(None, 10.5), (0.63, 12.5)]),
+    ],
+)  # fmt: skip
+def test_cells_of_several_settings(
+    table: str, rates: list[tuple[float | None, ...]], tmp_path: Path
+) -> None:
+    told = [one["told"] for one in imported(tmp_path, table).runs[0]["requests"]]
+    names = "draft_acceptance_rate", "predicted_per_second"
+    assert [tuple(map(one.get, names)) for one in told] == rates
+
+
+def test_a_cell_of_three_rates_is_by_position(tmp_path: Path) -> None:
+    table = "| Metric | Value |\n| --- | ---: |\n| Accept ratio | 0.9201 0.6612 0.3310 |\n"
+    (one,) = imported(tmp_path, table).runs[0]["requests"]
+    rates = one["told"]["acceptance_per_position"]["unconditional"]
+    assert rates == [0.9201, 0.6612, 0.331] and one["told"]["draft_acceptance_rate"] is None
+
+
+def test_accepted_in_a_round_is_a_length(tmp_path: Path) -> None:
+    table = "| a | tokens | rounds | accept/round |\n|---|---|---|---|\n| b | 77 | 14 | 4.57 |\n"
+    (one,) = imported(tmp_path, table).runs[0]["requests"]
+    assert one["told"]["mean_acceptance_length"] == pytest.approx(5.57)
+    assert sums(imported(tmp_path, table)) == [(77, 14, None, None)]
+
+
+@pytest.mark.parametrize(
+    "text", ["drafts are nice", "position 3: 4", "p = 3%", "steps: 9\nmean length: 3\n"]
+)
 def test_other_texts_are_no_sums(text: str) -> None:
     assert recognise(text.encode()) is None
 
@@ -869,3 +941,35 @@ def test_what_has_no_counts_is_named_with_what_to_bring(
     with pytest.raises(TraceFileError, match="which has no counts of drafted tokens") as caught:
         _read(text, tmp_path)
     assert what in caught.value.message and remedy in caught.value.remedy
+
+
+def _counts(rows: list[tuple[int, int]]) -> str:
+    lines = [f"| prompt {i} | {drafted} | {n} |" for i, (drafted, n) in enumerate(rows)]
+    return "\n".join(["| a | drafted | accepted |", "|---|---|---|", *lines, ""])
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([(300, 200), (300, 2), (300, 190)], "In row 2 2 of 300 drafted tokens were accepted, in"),
+        ([(300, 200), (300, 30), (300, 190)], ""),
+        ([(300, 200), (60, 0), (300, 190)], ""),
+        ([(300, 200)] * 4 + [(300, 0)] * 4,
+         "From row 5 on 0 of 1,200 drafted tokens were accepted, before it 800 of 1,200 drafted"),
+    ],
+)  # fmt: skip
+def test_rows_far_below_others(rows: list[tuple[int, int]], message: str, tmp_path: Path) -> None:
+    found = find(imported(tmp_path, _counts(rows)))
+    assert len(found) == bool(message) and all(message in one.message for one in found)
+
+
+@pytest.mark.parametrize(
+    ("speed", "rate", "n"), [(20.0, "88%", 1), (20.0, "40%", 0), (26.0, "88%", 0), (20.0, "—", 0)]
+)
+def test_rows_slower_than_the_one_without_drafts(
+    speed: float, rate: str, n: int, tmp_path: Path
+) -> None:
+    rows = ("off", 26.7, "—"), ("on", speed, rate), ("on 2", 30.1, "61%")
+    table = "| a | tok/s | acceptance |\n|---|---|---|\n"
+    table += "".join(f"| {name} | {one} | {share} |\n" for name, one, share in rows)
+    assert rules(imported(tmp_path, table)) == ["slower-than-plain"] * n
