@@ -38,6 +38,7 @@ OF_EXTRAS = {
     "lower bound": "wrong-gate",
     "z": "wrong-term",
     "v first": "wrong-stride",
+    "far slots": "wrong-stride",
 }
 OF_ROWS = ("gate-of-other-row", "other-row")  # that more rows tell apart
 _LESS = ("state-not-committed", "other-sequence-written", "state-lost", "other-layer", *VAGUE)
@@ -125,7 +126,10 @@ class Player:
             self.bound = max(self.bound, 1e-2)
         self.blank, self.named, self.replaced, self.copies = blank, named, replaced, copies
         self.large = large
-        self.memory = Memory(device, blank)
+        self.memory = self._memory()
+
+    def _memory(self) -> Memory:
+        return Memory(self.device, self.blank, far="far slots" in self.shape.extras)
 
     def like(self, **changes: Any) -> Player:
         """A player that differs in these arguments."""
@@ -140,7 +144,7 @@ class Player:
             long=self.kernel.chunk > 0 or check in ("drift", "subsets"),
             large=check == "subsets" and self.large, replaced=self.replaced, copies=self.copies,
         )  # fmt: skip
-        self.memory = Memory(self.device, self.blank)
+        self.memory = self._memory()
         subject = self.kernel.make(self.shape, self.memory, self.package)
         first = [source.state() * (not empty) for _ in range(self.shape.n_sequences)]
         for sequence, state in enumerate(() if empty else first):

@@ -396,7 +396,8 @@ def _imports(name: str, place: str, kernel: Kernel, device: str) -> Iterator[Pac
     is installed. On the CPU its own empty tensors hold NaN."""
     import torch
 
-    torch.use_deterministic_algorithms(device == "cpu", warn_only=True)
+    # use_deterministic_algorithms imports a compiler, half of what a process takes to start
+    torch.set_deterministic_debug_mode("warn" if device == "cpu" else "default")
     table = adapters.engine(name) if name else None
     package = Package(table.package if table else "", Path(place or "."), "")
     foreign = table is not None and table.package != "kernels" and not kernel.compiled

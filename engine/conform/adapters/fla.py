@@ -77,7 +77,7 @@ class _ChannelGates:
     def __init__(self, shape: Shape, memory: Memory, package: Package) -> None:
         self.shape, self.memory, self.package = shape, memory, package
         n, t = shape.n_sequences, shape.n_tokens
-        self.pool = memory.empty(1 + n * t, *_stored(shape), dtype=shape.dtype)
+        self.pool = memory.pool(1, 1 + n * t, *_stored(shape), dtype=shape.dtype)[0]
         self.table = memory.whole(range(1, 1 + n * t)).view(n, t)
         self.accepted = memory.whole([1] * n)
 
@@ -187,7 +187,12 @@ ENGINE = Engine(
             dtypes=("float32",),
             extras=(_V_FIRST,),
         ),
-        Kernel("fused_recurrent_kda", ("kda",), _ChannelGates, extras=(_V_FIRST, "lower bound")),
+        Kernel(
+            "fused_recurrent_kda",
+            ("kda",),
+            _ChannelGates,
+            extras=(_V_FIRST, "lower bound", "far slots"),
+        ),
         Kernel(
             "chunk_gated_delta_rule",
             ("gdn",),

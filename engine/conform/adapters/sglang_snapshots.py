@@ -91,7 +91,7 @@ class Snapshots:
         heads, d_k, d_v = shape.state
         slots, n, state = 1 + shape.n_sequences, Layers(shape, memory).n, (heads, d_v, d_k)
         self.layers, self.tracks = Layers(shape, memory), Tracks(shape, memory)
-        self.pools = memory.empty(n, slots + self.tracks.slots, *state, dtype=shape.dtype)
+        self.pools = memory.pool(n, slots + self.tracks.slots, *state, dtype=shape.dtype)
         self.buffers = memory.empty(n, slots, shape.n_tokens, *state, dtype=shape.dtype)
         self.pool, self.buffer = self.pools[-1], self.buffers[-1]
         for words, kept in (("slot 0", self.pool), ("slot 0 of the drafts", self.buffer)):

@@ -36,7 +36,7 @@ class Paged:
         self.aligned, self.size = "aligned blocks" in shape.extras, shape.n_tokens + 1
         n, t = shape.n_sequences, (self.kept or shape.n_tokens) + self.aligned
         self.layers = Layers(shape, memory)
-        self.pools = memory.empty(self.layers.n, 1 + n * t, *self._block(), dtype=shape.dtype)
+        self.pools = memory.pool(self.layers.n, 1 + n * t, *self._block(), dtype=shape.dtype)
         self.pool = self.pools[-1]
         memory.keep("null-slot-written", "block 0", self.pool[:1])
         # the last row is that of sequence -1, padding
@@ -379,7 +379,8 @@ class _Conv:
     def __init__(self, shape: Shape, memory: Memory, package: Package) -> None:
         self.shape, self.memory, self.package = shape, memory, package
         width = shape.d_k - 1 + shape.n_tokens - 1
-        self.windows = memory.empty(1 + shape.n_sequences, shape.n_heads, width, dtype=shape.dtype)
+        slots = 1, 1 + shape.n_sequences
+        self.windows = memory.pool(*slots, shape.n_heads, width, dtype=shape.dtype)[0]
         memory.keep("null-slot-written", "window 0", self.windows[:1])
         self.accepted = memory.whole([1] * (shape.n_sequences + 1))
 
@@ -464,26 +465,31 @@ ENGINE = Engine(
     kernels=(
         Kernel(
             "fused_recurrent_gated_delta_rule", ("gdn",), _Delta, padding=True,
-            extras=("aligned blocks",),
+            extras=("aligned blocks", "far slots"),
         ),
         Kernel(
             "fused_sigmoid_gating_delta_rule_update", ("gdn",), _DeltaGates, padding=True,
-            extras=("aligned blocks",),
+            extras=("aligned blocks", "far slots"),
         ),
         Kernel(  # it reads gates without a mask: of a head of 48, those of the next one too
             "fused_recurrent_kda", ("kda",), _ChannelGates, grouped=False, square=True,
-            padding=True, powers=True,
+            padding=True, powers=True, extras=("far slots",),
         ),
         Kernel(
             "kimi_k3.fused_recurrent_kda", ("kda",), _K3Gates, grouped=False, square=True,
-            padding=True, extras=("aligned blocks", "lower bound"),
+            padding=True, extras=("aligned blocks", "lower bound", "far slots"),
         ),
         Kernel(
             "kimi_k3.kda_recoverssm", ("kda",), _Recovered, grouped=False, log=True, padding=True,
-            extras=("aligned blocks", "layers", "lower bound"),
+            extras=("aligned blocks", "layers", "lower bound", "far slots"),
         ),
-        Kernel("selective_state_update", ("mamba2",), _Mamba2, padding=True, extras=("z",)),
-        Kernel("causal_conv1d_update", ("conv",), _Conv, padding=True),
+        Kernel(
+            "selective_state_update", ("mamba2",), _Mamba2, padding=True,
+            extras=("z", "far slots"),
+        ),
+        Kernel(
+            "causal_conv1d_update", ("conv",), _Conv, padding=True, extras=("far slots",)
+        ),
         Kernel("chunk_gated_delta_rule", ("gdn",), _Chunked, dtypes=_F32, chunk=64),
         Kernel(
             "chunk_kda", ("kda",), _Chunked, grouped=False, square=True, dtypes=_F32, chunk=64,
