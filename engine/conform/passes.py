@@ -180,7 +180,8 @@ def shapes(kernel: Kernel, recurrence: Recurrence, device: str) -> list[Shape]:
             # with a gate for each channel, 256 of them take minutes in the interpreter
             large = 128 if recurrence == "kda" and device == "cpu" else 256
             sizes = [
-                (4 if kernel.grouped else 2, 2, 32, 16, 2 * kernel.chunk + 1, 2),
+                # 48: a product in blocks of 32 or 64 ends with a part of one
+                (4 if kernel.grouped else 2, 2, 48, 16, 2 * kernel.chunk + 1, 2),
                 (1, 1, large, 16, 2 * kernel.chunk + 1, 1),
             ]
         elif device == "cuda":

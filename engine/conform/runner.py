@@ -46,6 +46,7 @@ _RECURRENCES: tuple[Recurrence, ...] = ("gdn", "kda", "mamba2", "conv")
 _ROUNDS = {"rounds": 6, "drift": 12}
 _ROUNDS_ON_DEVICE = {"rounds": 60, "drift": 1000}
 _MOST_SHRINK = 12000  # Player.work
+_MANY = 50  # sequences: above 48, from which some kernels take other blocks
 _ROWS = 6  # of a pass that tells which of its rows are wrong
 _MOST_START_S, _MOST_END_S = 300.0, 10.0
 _MOST_ASLEEP = 5  # times a check's limit that it may take where others use the processor
@@ -418,11 +419,10 @@ def _checked(
     shape = sizes[(CHECKS.index(name) + seed) % len(sizes)]
     if name in ("no-drafts", "rounds"):  # few other checks have steps without drafts
         shape = with_extras(kernel, shape)
+    least = kernel.d or max(16, kernel.least_d)
+    little = replace(sizes[0], n_heads=1, n_groups=1, d_k=least, d_v=least)
     if name == "drift":  # many rounds, so the smallest state
-        least = kernel.d or max(16, kernel.least_d)
-        shape = replace(sizes[0], n_heads=1, n_groups=1, d_k=least, d_v=least)
-        if recurrence == "conv":
-            shape = sizes[0]
+        shape = sizes[0] if recurrence == "conv" else little
     if kernel.chunk and name != "prompts":  # bits, for which two heads, a whole chunk and a row do
         shape, shared = sizes[0], sizes[0].n_heads // sizes[0].n_groups
         shape = replace(shape, n_heads=2, n_groups=2 // shared, n_tokens=kernel.chunk + 1)
@@ -431,10 +431,12 @@ def _checked(
         shape = replace(shape, n_tokens=max(4, shape.n_tokens))
     rounds, tried = _rounds(name, device), set()
     faults: list[Fault] = []
-    # prompts have other code for large heads, of which a pass is enough
-    for one, times in (
-        [(sizes[0], rounds), (sizes[1], 1)] if name == "prompts" else [(shape, rounds)]
-    ):
+    plays = [(shape, rounds)]
+    if name == "prompts":  # they have other code for large heads, of which a pass is enough
+        plays = [(sizes[0], rounds), (sizes[1], 1)]
+    if name == "depths" and recurrence != "conv":  # of many sequences launches may differ
+        plays.append((replace(little, n_tokens=2, n_sequences=_MANY), 1))
+    for one, times in plays:
         faults = faults or check(kernel, package, one, name, seed, device, times)
         tried.add(one)
     if faults:

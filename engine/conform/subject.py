@@ -27,7 +27,7 @@ class Memory:
     pools lie far apart."""
 
     MARGIN = 1024
-    FAR = 2**32  # values of a layer's slots that are far apart: half begin where 32 bits overflow
+    FAR = 2**30  # values from a slot to the next that is far: 32 bits count to the second
 
     def __init__(self, device: str, blank: bool = False, far: bool = False) -> None:
         self.device, self.blank, self.far = device, blank, far
@@ -47,11 +47,11 @@ class Memory:
     ) -> torch.Tensor:
         """The slots of some layers, [layers, slots, …], of which the last two strides may be any:
         where `far` is set and the system maps as much, as in one tensor that others share."""
-        pitch = self.FAR // slots
-        if not self.far or not (held := _mapped(layers * slots * pitch * dtype.itemsize)):
+        n_bytes = layers * slots * self.FAR * dtype.itemsize
+        if not self.far or not (held := _mapped(n_bytes)):
             return self.empty(layers, slots, *sizes, dtype=dtype)
         inner = torch.empty(sizes, device="meta").stride()
-        strides = slots * pitch, pitch, *inner
+        strides = slots * self.FAR, self.FAR, *inner
         made = torch.frombuffer(held, dtype=dtype).as_strided((layers, slots, *sizes), strides)
         self._fill(made)
         return made

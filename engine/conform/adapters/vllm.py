@@ -24,6 +24,11 @@ _WINDOW = 3  # inputs that a convolution's window keeps
 _K3_KDA = f"{_K3}.third_party.kda.fused_recurrent"
 
 
+def _views(rows: Rows, *names: str) -> list[torch.Tensor]:
+    """Inputs [1, tokens, …] of a batch of sequences, side by side."""
+    return [t.unsqueeze(0) for t in rows.beside(*names)]
+
+
 class Paged:
     """Pool, block table and accepted counts; block 0 is vLLM's null block. Of aligned blocks, each
     of `size` tokens, a pass starts at the column that its last token is in (`begin`); `kept` states
@@ -99,10 +104,10 @@ class Paged:
 
 
 class _Delta(Paged):
-    """fused_recurrent_gated_delta_rule_fwd, one gate per head; blocks and counts of a pass are
+    """fused_recurrent_gated_delta_rule, one gate per head; blocks and counts of a pass are
     those of vLLM's GDNAttentionMetadataBuilder."""
 
-    call = f"{_FLA}.fused_recurrent", "fused_recurrent_gated_delta_rule_fwd"
+    call = f"{_FLA}.fused_recurrent", "fused_recurrent_gated_delta_rule"
 
     def __init__(self, shape: Shape, memory: Memory, package: Package) -> None:
         super().__init__(shape, memory, package)
@@ -165,12 +170,16 @@ class _Delta(Paged):
 
     def gates(self, rows: Rows) -> dict[str, Any]:
         """The decay and beta of rows, as the kernel takes them."""
-        return {"g": rows.g.unsqueeze(0), "beta": rows.beta.unsqueeze(0)}
+        return dict(zip(("g", "beta"), self.views(rows, "g", "beta"), strict=True))
+
+    def views(self, rows: Rows, *names: str) -> list[torch.Tensor]:
+        """Inputs as the call takes them."""
+        return _views(rows, *names)
 
     def run(self, rows: Rows, table: torch.Tensor, accepted: torch.Tensor | None) -> torch.Tensor:
         module, name = self.call
         o, _ = getattr(self.package.module(module), name)(
-            *(t.unsqueeze(0) for t in (rows.q, rows.k, rows.v)),
+            *self.views(rows, "q", "k", "v"),
             **self.gates(rows),
             scale=self.shape.d_k**-0.5,
             initial_state=self.pool,
@@ -200,10 +209,9 @@ class _DeltaGates(_Delta):
         module = self.package.module(f"{_FLA}.fused_sigmoid_gating")
         o, _ = module.fused_sigmoid_gating_delta_rule_update(
             A_log=rows.A_log,
-            a=rows.a,
-            b=rows.b,
+            **dict(zip("ab", rows.beside("a", "b"), strict=True)),
             dt_bias=rows.dt_bias,
-            **dict(zip("qkv", (t.unsqueeze(0) for t in rows.beside("q", "k", "v")), strict=True)),
+            **dict(zip("qkv", _views(rows, "q", "k", "v"), strict=True)),
             initial_state=self.pool,
             inplace_final_state=True,
             cu_seqlens=rows.starts,
@@ -215,9 +223,12 @@ class _DeltaGates(_Delta):
 
 
 class _ChannelGates(_Delta):
-    """fused_recurrent_kda_fwd, one gate per channel."""
+    """fused_recurrent_kda_fwd, one gate per channel: the function around it takes no counts."""
 
     call = f"{_FLA}.kda", "fused_recurrent_kda_fwd"
+
+    def views(self, rows: Rows, *names: str) -> list[torch.Tensor]:
+        return [rows.tensors[name].unsqueeze(0) for name in names]
 
 
 class _K3Gates(_Delta):
@@ -226,7 +237,7 @@ class _K3Gates(_Delta):
     call = _K3_KDA, "fused_recurrent_kda_fwd"
 
     def gates(self, rows: Rows) -> dict[str, Any]:
-        given = {"g": rows.a.unsqueeze(0), "beta": rows.b.unsqueeze(0)}
+        given = dict(zip(("g", "beta"), _views(rows, "a", "b"), strict=True))
         weights = {"A_log": rows.A_log, "dt_bias": rows.dt_bias, "lower_bound": rows.bound}
         return {**given, **weights, "use_gate_in_kernel": True, "use_beta_sigmoid_in_kernel": True}
 
@@ -275,7 +286,7 @@ class _Recovered(_K3Gates):
         self.rows = rows
         records = self.module.KDARecoverSSMRecords(*(log[-1] for log in self.logs))
         o = self.module.kda_recoverssm_verify(
-            *(t.unsqueeze(0) for t in (*rows.beside("q", "k", "v"), *rows.beside("a", "b"))),
+            *(*_views(rows, "q", "k", "v"), *_views(rows, "a", "b")),
             *(rows.A_log, rows.dt_bias, rows.bound, self.pool, records, rows.starts),
             *(table, self.shape.n_tokens),
         )
