@@ -40,6 +40,11 @@ OF_EXTRAS = {
     "v first": "wrong-stride",
     "far slots": "wrong-stride",
 }
+# Extras that tell the cause whatever else was found, and what they are
+WORDS_OF_EXTRAS = {
+    "layers": ", the other of which has its heads turned",
+    "far slots": ", whose places 32 bits do not count to",
+}
 OF_ROWS = ("gate-of-other-row", "other-row")  # that more rows tell apart
 _LESS = ("state-not-committed", "other-sequence-written", "state-lost", "other-layer", *VAGUE)
 _GUARD = "interpreter_with_triton"
@@ -218,7 +223,11 @@ class Player:
                 faults.append(replace(found, row_errors=each))
         parts = zip(one.sequences, rows.slices(), strict=False)
         none = [(s, ~seen[part].flatten(1).isfinite().all(1)) for s, part in parts]
-        words = ", ".join(f"{spans(off)} of sequence {s}" for s, off in none if off.any())
+        of_rows: dict[str, torch.Tensor] = {}
+        for s, off in none:
+            if off.any():
+                of_rows.setdefault(spans(off), torch.zeros(self.shape.n_sequences) > 0)[s] = True
+        words = "; ".join(f"{rows} in sequences {spans(at)}" for rows, at in of_rows.items())
         if words and any(fault.cause == "unused-memory" for fault in faults):
             words += f" {axes(['in columns'], (~seen.isfinite()).flatten(0, -2).any(0))}"
             words = f"no number in the output of rows {words}".rstrip()

@@ -247,7 +247,7 @@ def elsewhere(player: Player, fault: Fault) -> Fault:
             "there is one head", same, replace(shape, n_heads=1, n_groups=1),
         ),
         (
-            ("wrong-tile", vague and replace(shape, **whole) != shape),
+            ("wrong-tile", (vague or c > 0) and replace(shape, **whole) != shape),
             "the size of a head is a power of two", same, replace(shape, **whole),
         ),
     )  # fmt: skip
@@ -265,6 +265,7 @@ def elsewhere(player: Player, fault: Fault) -> Fault:
                 if _wrong(player, fault, stored, other, 1):
                     cause, words = fault.cause, f"the pass that reads it has {t} rows"
             kept = fault.cause in ("stale-column", "window-not-rolled-back", "state-lost")
+            kept = kept or "no output is written" in fault.detail
             if cause == "other-sequence" and kept and "all" not in words:
                 cause = fault.cause
             return replace(fault, cause=cause, detail=joined(fault.detail, f"right where {words}"))

@@ -27,6 +27,7 @@ from engine.conform.checks import (
     OF_EXTRAS,
     OF_ROWS,
     VAGUE,
+    WORDS_OF_EXTRAS,
     Fault,
     Player,
     check,
@@ -474,9 +475,9 @@ def _checked(
         fault = replace(small, cause=fault.cause, detail=fault.detail)
         fault = placed(Player(kernel, package, fault.shape, seed, device), fault)
         for extra in needed:
-            cause = OF_EXTRAS[extra] if extra == "layers" or fault.cause in VAGUE else fault.cause
-            turned = ", the other of which has its heads turned" * (extra == "layers")
-            words = joined(fault.detail, f"right without {extra}{turned}")
+            sure = fault.cause in VAGUE or extra in WORDS_OF_EXTRAS
+            cause = OF_EXTRAS[extra] if sure else fault.cause
+            words = joined(fault.detail, f"right without {extra}{WORDS_OF_EXTRAS.get(extra, '')}")
             fault = replace(fault, cause=cause, detail=words)
         faults = [fault]
     yield True, faults
