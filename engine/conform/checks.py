@@ -224,9 +224,9 @@ class Player:
         parts = zip(one.sequences, rows.slices(), strict=False)
         none = [(s, ~seen[part].flatten(1).isfinite().all(1)) for s, part in parts]
         of_rows: dict[str, torch.Tensor] = {}
-        for s, off in none:
-            if off.any():
-                of_rows.setdefault(spans(off), torch.zeros(self.shape.n_sequences) > 0)[s] = True
+        for s, nan in none:
+            if nan.any():
+                of_rows.setdefault(spans(nan), torch.zeros(self.shape.n_sequences) > 0)[s] = True
         words = "; ".join(f"{rows} in sequences {spans(at)}" for rows, at in of_rows.items())
         if words and any(fault.cause == "unused-memory" for fault in faults):
             words += f" {axes(['in columns'], (~seen.isfinite()).flatten(0, -2).any(0))}"
