@@ -23,12 +23,6 @@ from engine.conform.subject import Kernel
 _MOST_COMMITS, _MOST_ROWS = 12, 8
 
 
-def _blocks(d_k: int) -> set[tuple[int, int]]:
-    """Ranges of key channels that code of their own may have."""
-    ends = {(n, d_k) for n in (16, 32, 64)}
-    return ends | {(a, a + n) for n in (16, 32, 64) for a in range(n, d_k, n)}
-
-
 class Situation:
     """One sequence of one pass, with all that a wrong kernel might have used for it.
 
@@ -86,7 +80,7 @@ class Situation:
             after = self._played(self.start, self.chunk_rows)[1][-1]
             yield "wrong-chunk", "the state after the chunk, not the one before it", after
         for cause, sentence, state in self._carries() if self.earlier else ():
-            for a, b in _blocks(self.shape.d_k):
+            for a, b in mistakes.tiles(self.shape.d_k):
                 part = torch.cat([self.start[:, :a], state[:, a:b], self.start[:, b:]], 1)
                 if a < b <= self.shape.d_k and not same(part, [self.start], bound / 4):
                     yield cause, f"{sentence}, in key channels {a} to {b - 1} alone", part

@@ -313,6 +313,12 @@ def heads_of(shape: Shape) -> list[tuple[str, torch.Tensor]]:
     ]
 
 
+def tiles(d_k: int) -> set[tuple[int, int]]:
+    """Ranges of key channels, after the first ones, that code of their own may have."""
+    ends = {(n, d_k) for n in (16, 32, 64)}
+    return ends | {(a, a + n) for n in (16, 32, 64) for a in range(n, d_k, n)}
+
+
 def blocks_of(n: int) -> Iterator[tuple[str, torch.Tensor]]:
     """Channels, of n, that those of a block may be taken for, with words."""
     for size in (size for size in (16, 32, 64, 128) if size < n <= 8 * size and not n % size):

@@ -82,6 +82,9 @@ def _filled(player: Player, fault: Fault) -> Fault:
         if found.cause == "state-lost" and found.row_errors:
             cause = "wrong-chunk" if player.kernel.chunk else "stale-column"
             return replace(fault, cause=cause, detail=words)
+        if found.cause == "lost-fold" and player.kernel.ring and fault.round:
+            # rows of the passes before were found: this one lies at another place
+            return replace(fault, cause="wrong-wrap", detail=words)
         if found.cause not in (*VAGUE[:3], "state-lost", "null-slot-written"):
             return replace(fault, cause=found.cause, detail=words)
         if found.error == math.inf:

@@ -24,11 +24,6 @@ _WINDOW = 3  # inputs that a convolution's window keeps
 _K3_KDA = f"{_K3}.third_party.kda.fused_recurrent"
 
 
-def _views(rows: Rows, *names: str) -> list[torch.Tensor]:
-    """Inputs [1, tokens, …] of a batch of sequences, side by side."""
-    return [t.unsqueeze(0) for t in rows.beside(*names)]
-
-
 class Paged:
     """Pool, block table and accepted counts; block 0 is vLLM's null block. Of aligned blocks, each
     of `size` tokens, a pass starts at the column that its last token is in (`begin`); `kept` states
@@ -107,7 +102,7 @@ class _Delta(Paged):
     """fused_recurrent_gated_delta_rule, one gate per head; blocks and counts of a pass are
     those of vLLM's GDNAttentionMetadataBuilder."""
 
-    call = f"{_FLA}.fused_recurrent", "fused_recurrent_gated_delta_rule"
+    call, split = (f"{_FLA}.fused_recurrent", "fused_recurrent_gated_delta_rule"), True
 
     def __init__(self, shape: Shape, memory: Memory, package: Package) -> None:
         super().__init__(shape, memory, package)
@@ -173,8 +168,9 @@ class _Delta(Paged):
         return dict(zip(("g", "beta"), self.views(rows, "g", "beta"), strict=True))
 
     def views(self, rows: Rows, *names: str) -> list[torch.Tensor]:
-        """Inputs as the call takes them."""
-        return _views(rows, *names)
+        """Inputs [1, tokens, …], side by side where the call takes them so."""
+        each = rows.beside(*names) if self.split else (rows.tensors[name] for name in names)
+        return [t.unsqueeze(0) for t in each]
 
     def run(self, rows: Rows, table: torch.Tensor, accepted: torch.Tensor | None) -> torch.Tensor:
         module, name = self.call
@@ -211,7 +207,7 @@ class _DeltaGates(_Delta):
             A_log=rows.A_log,
             **dict(zip("ab", rows.beside("a", "b"), strict=True)),
             dt_bias=rows.dt_bias,
-            **dict(zip("qkv", _views(rows, "q", "k", "v"), strict=True)),
+            **dict(zip("qkv", self.views(rows, "q", "k", "v"), strict=True)),
             initial_state=self.pool,
             inplace_final_state=True,
             cu_seqlens=rows.starts,
@@ -225,10 +221,7 @@ class _DeltaGates(_Delta):
 class _ChannelGates(_Delta):
     """fused_recurrent_kda_fwd, one gate per channel: the function around it takes no counts."""
 
-    call = f"{_FLA}.kda", "fused_recurrent_kda_fwd"
-
-    def views(self, rows: Rows, *names: str) -> list[torch.Tensor]:
-        return [rows.tensors[name].unsqueeze(0) for name in names]
+    call, split = (f"{_FLA}.kda", "fused_recurrent_kda_fwd"), False
 
 
 class _K3Gates(_Delta):
@@ -237,7 +230,7 @@ class _K3Gates(_Delta):
     call = _K3_KDA, "fused_recurrent_kda_fwd"
 
     def gates(self, rows: Rows) -> dict[str, Any]:
-        given = dict(zip(("g", "beta"), _views(rows, "a", "b"), strict=True))
+        given = dict(zip(("g", "beta"), self.views(rows, "a", "b"), strict=True))
         weights = {"A_log": rows.A_log, "dt_bias": rows.dt_bias, "lower_bound": rows.bound}
         return {**given, **weights, "use_gate_in_kernel": True, "use_beta_sigmoid_in_kernel": True}
 
@@ -286,7 +279,7 @@ class _Recovered(_K3Gates):
         self.rows = rows
         records = self.module.KDARecoverSSMRecords(*(log[-1] for log in self.logs))
         o = self.module.kda_recoverssm_verify(
-            *(*_views(rows, "q", "k", "v"), *_views(rows, "a", "b")),
+            *(*self.views(rows, "q", "k", "v"), *self.views(rows, "a", "b")),
             *(rows.A_log, rows.dt_bias, rows.bound, self.pool, records, rows.starts),
             *(table, self.shape.n_tokens),
         )
@@ -390,8 +383,8 @@ class _Conv:
     def __init__(self, shape: Shape, memory: Memory, package: Package) -> None:
         self.shape, self.memory, self.package = shape, memory, package
         width = shape.d_k - 1 + shape.n_tokens - 1
-        slots = 1, 1 + shape.n_sequences
-        self.windows = memory.pool(*slots, shape.n_heads, width, dtype=shape.dtype)[0]
+        sizes = 1 + shape.n_sequences, shape.n_heads, width
+        self.windows = memory.pool(1, *sizes, dtype=shape.dtype)[0]
         memory.keep("null-slot-written", "window 0", self.windows[:1])
         self.accepted = memory.whole([1] * (shape.n_sequences + 1))
 
@@ -453,7 +446,7 @@ class _Chunked(Prompts):
         return o[0], last.transpose(-1, -2)
 
 
-_F32 = ("float32",)
+_F32, _FAR = ("float32",), "far slots"
 ENGINE = Engine(
     package="vllm",
     versions=("0.33.0",),
@@ -476,31 +469,26 @@ ENGINE = Engine(
     kernels=(
         Kernel(
             "fused_recurrent_gated_delta_rule", ("gdn",), _Delta, padding=True,
-            extras=("aligned blocks", "far slots"),
+            extras=("aligned blocks", _FAR),
         ),
         Kernel(
             "fused_sigmoid_gating_delta_rule_update", ("gdn",), _DeltaGates, padding=True,
-            extras=("aligned blocks", "far slots"),
+            extras=("aligned blocks", _FAR),
         ),
         Kernel(  # it reads gates without a mask: of a head of 48, those of the next one too
             "fused_recurrent_kda", ("kda",), _ChannelGates, grouped=False, square=True,
-            padding=True, powers=True, extras=("far slots",),
+            padding=True, powers=True, extras=(_FAR,),
         ),
         Kernel(
             "kimi_k3.fused_recurrent_kda", ("kda",), _K3Gates, grouped=False, square=True,
-            padding=True, extras=("aligned blocks", "lower bound", "far slots"),
+            padding=True, extras=("aligned blocks", "lower bound", _FAR),
         ),
         Kernel(
             "kimi_k3.kda_recoverssm", ("kda",), _Recovered, grouped=False, log=True, padding=True,
-            extras=("aligned blocks", "layers", "lower bound", "far slots"),
+            extras=("aligned blocks", "layers", "lower bound", _FAR),
         ),
-        Kernel(
-            "selective_state_update", ("mamba2",), _Mamba2, padding=True,
-            extras=("z", "far slots"),
-        ),
-        Kernel(
-            "causal_conv1d_update", ("conv",), _Conv, padding=True, extras=("far slots",)
-        ),
+        Kernel("selective_state_update", ("mamba2",), _Mamba2, padding=True, extras=("z", _FAR)),
+        Kernel("causal_conv1d_update", ("conv",), _Conv, padding=True, extras=(_FAR,)),
         Kernel("chunk_gated_delta_rule", ("gdn",), _Chunked, dtypes=_F32, chunk=64),
         Kernel(
             "chunk_kda", ("kda",), _Chunked, grouped=False, square=True, dtypes=_F32, chunk=64,
