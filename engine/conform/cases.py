@@ -169,6 +169,7 @@ class Source:
         self.rows_dtype = getattr(torch, rows_dtype)
         self.random = torch.Generator().manual_seed(seed)
         self.replaced, self.large, self.copies = replaced or {}, large, copies
+        self.sizes = {"a": 20 * _LARGE} if long else {}  # where rates are small, to lose all
         self.weights = self._filled(self._weights())
         if long and "A_log" in self.weights:
             self.weights["A_log"] -= 3.0
@@ -187,7 +188,7 @@ class Source:
         for name in sorted(drawn.keys() & {"a", "b", "dt"}) if self.large else ():
             x = drawn[name]
             rare = torch.rand(x.shape, generator=self.random) < _RARE
-            drawn[name] = torch.where(rare, _LARGE * x.sign(), x)
+            drawn[name] = torch.where(rare, self.sizes.get(name, _LARGE) * x.sign(), x)
         for name in sorted(drawn.keys() & {"q", "k"}) if self.large else ():
             drawn[name][torch.rand(n, generator=self.random) < _RARE] = 0.0
         return self._filled(drawn)

@@ -80,7 +80,7 @@ class Situation:
             after = self._played(self.start, self.chunk_rows)[1][-1]
             yield "wrong-chunk", "the state after the chunk, not the one before it", after
         for cause, sentence, state in self._carries() if self.earlier else ():
-            for a, b in {(n, b) for n in (16, 32, 64) for b in (2 * n, self.shape.d_k)}:
+            for a, b in mistakes.tiles(self.shape.d_k):
                 part = torch.cat([self.start[:, :a], state[:, a:b], self.start[:, b:]], 1)
                 if a < b <= self.shape.d_k and not same(part, [self.start], bound / 4):
                     yield cause, f"{sentence}, in key channels {a} to {b - 1} alone", part

@@ -38,6 +38,12 @@ OF_EXTRAS = {
     "lower bound": "wrong-gate",
     "z": "wrong-term",
     "v first": "wrong-stride",
+    "far slots": "wrong-stride",
+}
+# Extras that tell the cause whatever else was found, and what they are
+WORDS_OF_EXTRAS = {
+    "layers": ", the other of which has its heads turned",
+    "far slots": ", whose places 32 bits do not count to",
 }
 OF_ROWS = ("gate-of-other-row", "other-row")  # that more rows tell apart
 _LESS = ("state-not-committed", "other-sequence-written", "state-lost", "other-layer", *VAGUE)
@@ -125,7 +131,10 @@ class Player:
             self.bound = max(self.bound, 1e-2)
         self.blank, self.named, self.replaced, self.copies = blank, named, replaced, copies
         self.large = large
-        self.memory = Memory(device, blank)
+        self.memory = self._memory()
+
+    def _memory(self) -> Memory:
+        return Memory(self.device, self.blank, far="far slots" in self.shape.extras)
 
     def like(self, **changes: Any) -> Player:
         """A player that differs in these arguments."""
@@ -140,7 +149,7 @@ class Player:
             long=self.kernel.chunk > 0 or check in ("drift", "subsets"),
             large=check == "subsets" and self.large, replaced=self.replaced, copies=self.copies,
         )  # fmt: skip
-        self.memory = Memory(self.device, self.blank)
+        self.memory = self._memory()
         subject = self.kernel.make(self.shape, self.memory, self.package)
         first = [source.state() * (not empty) for _ in range(self.shape.n_sequences)]
         for sequence, state in enumerate(() if empty else first):
@@ -214,7 +223,11 @@ class Player:
                 faults.append(replace(found, row_errors=each))
         parts = zip(one.sequences, rows.slices(), strict=False)
         none = [(s, ~seen[part].flatten(1).isfinite().all(1)) for s, part in parts]
-        words = ", ".join(f"{spans(off)} of sequence {s}" for s, off in none if off.any())
+        of_rows: dict[str, torch.Tensor] = {}
+        for s, nan in none:
+            if nan.any():
+                of_rows.setdefault(spans(nan), torch.zeros(self.shape.n_sequences) > 0)[s] = True
+        words = "; ".join(f"{rows} in sequences {spans(at)}" for rows, at in of_rows.items())
         if words and any(fault.cause == "unused-memory" for fault in faults):
             words += f" {axes(['in columns'], (~seen.isfinite()).flatten(0, -2).any(0))}"
             words = f"no number in the output of rows {words}".rstrip()

@@ -77,7 +77,9 @@ class _Bounds:
         return f"{place - end} bytes after the end of {words}"
 
     def value(self, place: int) -> str:
-        """Which value of which tensor is at a place."""
+        """Which value of which tensor is at a place, or what is near it."""
+        if self.outside(np.array([place]), np.array([True]), 1) is not None:
+            return f"what lies {self.nearest(place)}"
         name, one = self.tensors[self.firsts[bisect_right(self.firsts, place) - 1]]
         at = (place - one.data_ptr()) // one.element_size()
         if one.is_contiguous() and 0 <= at < one.numel():

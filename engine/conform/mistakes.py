@@ -23,6 +23,8 @@ _ADVANCED += (("a", "decay"), ("b", "beta"), ("q", "read"), ("k", "key"))
 
 # What corrections take of a row, apart from what is kept and written
 _VIEWS = {"look": "key", "off": "beta", "fade": "decay"}
+_OWN_DECAY = ("the decay is applied twice", "k is taken times the decay")
+_LEAST_LOGS = (-1, -2, -3, -4, -5, -8, -10)
 
 
 def in_parts(
@@ -42,6 +44,8 @@ def in_parts(
             if not all(torch.equal(row[of], other[of]) for row, other in pairs)
         }
         if changed:
+            if words.startswith(_OWN_DECAY):
+                cause = "gate-order"  # a part sees the row's own decay too
             taken = [row | {x: other[of] for x, of in changed.items()} for row, other in pairs]
             yield cause, f"{words}, in what is taken off v", taken
             kept = [
@@ -119,6 +123,10 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
         ("wrong-gate", "the decay is a power of 2, not of e", decay(g * math.log(2))),
         ("wrong-gate", "the decay's logarithm is taken as one to base 2", decay(g / math.log(2))),
         ("wrong-gate", "the decay is applied twice", decay(2 * g)),
+        *(
+            ("wrong-gate", f"the decay's logarithm ends at {x}", decay(g.clamp(min=x)))
+            for x in _LEAST_LOGS
+        ),
         ("wrong-gate", "the decay's exp is left out", right | {"decay": g.view(heads, -1, 1)}),
     ]
     if shape.recurrence == "kda" and shape.d_k == shape.d_v:
@@ -303,6 +311,12 @@ def heads_of(shape: Shape) -> list[tuple[str, torch.Tensor]]:
         ("the group before", heads.roll(shape.n_heads // shape.n_groups)),
         ("the group after", heads.roll(-shape.n_heads // shape.n_groups)),
     ]
+
+
+def tiles(d_k: int) -> set[tuple[int, int]]:
+    """Ranges of key channels, after the first ones, that code of their own may have."""
+    ends = {(n, d_k) for n in (16, 32, 64)}
+    return ends | {(a, a + n) for n in (16, 32, 64) for a in range(n, d_k, n)}
 
 
 def blocks_of(n: int) -> Iterator[tuple[str, torch.Tensor]]:

@@ -61,8 +61,10 @@ def _all(shape: Shape, drafts: int, accepted: Sequence[int]) -> Pass:
 
 def _depths(shape: Shape, dice: random.Random, kernel: Kernel) -> Iterator[Pass]:
     t, n = shape.n_tokens, shape.n_sequences
-    for first in range(0, max(t, n + 1), n):  # each number is accepted, and read after it
-        yield _all(shape, t, [1 + (i + first) % t for i in range(n)])
+    # each number is accepted, and read after it; a sequence has more rows and fewer in turn
+    for first in range(0, max(t, n + 1), n):
+        counts = [1 + (i + first) % t for i in range(n)]
+        yield _all(shape, t, counts if first // n % 2 else counts[::-1])
     # a log is filled, folded and wrapped
     for _ in range(1 + 2 * kernel.ring // t):
         yield _all(shape, t, [t - dice.randint(0, 1) for _ in range(shape.n_sequences)])
@@ -178,7 +180,8 @@ def shapes(kernel: Kernel, recurrence: Recurrence, device: str) -> list[Shape]:
             # with a gate for each channel, 256 of them take minutes in the interpreter
             large = 128 if recurrence == "kda" and device == "cpu" else 256
             sizes = [
-                (4 if kernel.grouped else 2, 2, 32, 16, 2 * kernel.chunk + 1, 2),
+                # 48: a product in blocks of 32 or 64 ends with a part of one
+                (4 if kernel.grouped else 2, 2, 48, 16, 2 * kernel.chunk + 1, 2),
                 (1, 1, large, 16, 2 * kernel.chunk + 1, 1),
             ]
         elif device == "cuda":

@@ -82,6 +82,9 @@ def _filled(player: Player, fault: Fault) -> Fault:
         if found.cause == "state-lost" and found.row_errors:
             cause = "wrong-chunk" if player.kernel.chunk else "stale-column"
             return replace(fault, cause=cause, detail=words)
+        if found.cause == "lost-fold" and player.kernel.ring and fault.round:
+            # rows of the passes before were found: this one lies at another place
+            return replace(fault, cause="wrong-wrap", detail=words)
         if found.cause not in (*VAGUE[:3], "state-lost", "null-slot-written"):
             return replace(fault, cause=found.cause, detail=words)
         if found.error == math.inf:
@@ -247,7 +250,7 @@ def elsewhere(player: Player, fault: Fault) -> Fault:
             "there is one head", same, replace(shape, n_heads=1, n_groups=1),
         ),
         (
-            ("wrong-tile", vague and replace(shape, **whole) != shape),
+            ("wrong-tile", (vague or c > 0) and replace(shape, **whole) != shape),
             "the size of a head is a power of two", same, replace(shape, **whole),
         ),
     )  # fmt: skip
@@ -265,6 +268,7 @@ def elsewhere(player: Player, fault: Fault) -> Fault:
                 if _wrong(player, fault, stored, other, 1):
                     cause, words = fault.cause, f"the pass that reads it has {t} rows"
             kept = fault.cause in ("stale-column", "window-not-rolled-back", "state-lost")
+            kept = kept or "no output is written" in fault.detail
             if cause == "other-sequence" and kept and "all" not in words:
                 cause = fault.cause
             return replace(fault, cause=cause, detail=joined(fault.detail, f"right where {words}"))

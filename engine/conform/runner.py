@@ -27,6 +27,7 @@ from engine.conform.checks import (
     OF_EXTRAS,
     OF_ROWS,
     VAGUE,
+    WORDS_OF_EXTRAS,
     Fault,
     Player,
     check,
@@ -46,6 +47,7 @@ _RECURRENCES: tuple[Recurrence, ...] = ("gdn", "kda", "mamba2", "conv")
 _ROUNDS = {"rounds": 6, "drift": 12}
 _ROUNDS_ON_DEVICE = {"rounds": 60, "drift": 1000}
 _MOST_SHRINK = 12000  # Player.work
+_MANY = 50  # sequences: above 48, from which some kernels take other blocks
 _ROWS = 6  # of a pass that tells which of its rows are wrong
 _MOST_START_S, _MOST_END_S = 300.0, 10.0
 _MOST_ASLEEP = 5  # times a check's limit that it may take where others use the processor
@@ -396,7 +398,8 @@ def _imports(name: str, place: str, kernel: Kernel, device: str) -> Iterator[Pac
     is installed. On the CPU its own empty tensors hold NaN."""
     import torch
 
-    torch.use_deterministic_algorithms(device == "cpu", warn_only=True)
+    # use_deterministic_algorithms imports a compiler, half of what a process takes to start
+    torch.set_deterministic_debug_mode("warn" if device == "cpu" else "default")
     table = adapters.engine(name) if name else None
     package = Package(table.package if table else "", Path(place or "."), "")
     foreign = table is not None and table.package != "kernels" and not kernel.compiled
@@ -417,11 +420,10 @@ def _checked(
     shape = sizes[(CHECKS.index(name) + seed) % len(sizes)]
     if name in ("no-drafts", "rounds"):  # few other checks have steps without drafts
         shape = with_extras(kernel, shape)
+    least = kernel.d or max(16, kernel.least_d)
+    little = replace(sizes[0], n_heads=1, n_groups=1, d_k=least, d_v=least)
     if name == "drift":  # many rounds, so the smallest state
-        least = kernel.d or max(16, kernel.least_d)
-        shape = replace(sizes[0], n_heads=1, n_groups=1, d_k=least, d_v=least)
-        if recurrence == "conv":
-            shape = sizes[0]
+        shape = sizes[0] if recurrence == "conv" else little
     if kernel.chunk and name != "prompts":  # bits, for which two heads, a whole chunk and a row do
         shape, shared = sizes[0], sizes[0].n_heads // sizes[0].n_groups
         shape = replace(shape, n_heads=2, n_groups=2 // shared, n_tokens=kernel.chunk + 1)
@@ -430,10 +432,12 @@ def _checked(
         shape = replace(shape, n_tokens=max(4, shape.n_tokens))
     rounds, tried = _rounds(name, device), set()
     faults: list[Fault] = []
-    # prompts have other code for large heads, of which a pass is enough
-    for one, times in (
-        [(sizes[0], rounds), (sizes[1], 1)] if name == "prompts" else [(shape, rounds)]
-    ):
+    plays = [(shape, rounds)]
+    if name == "prompts":  # they have other code for large heads, of which a pass is enough
+        plays = [(sizes[0], rounds), (sizes[1], 1)]
+    if name == "depths" and recurrence != "conv":  # of many sequences launches may differ
+        plays.append((replace(little, n_tokens=2, n_sequences=_MANY), 1))
+    for one, times in plays:
         faults = faults or check(kernel, package, one, name, seed, device, times)
         tried.add(one)
     if faults:
@@ -471,9 +475,9 @@ def _checked(
         fault = replace(small, cause=fault.cause, detail=fault.detail)
         fault = placed(Player(kernel, package, fault.shape, seed, device), fault)
         for extra in needed:
-            cause = OF_EXTRAS[extra] if extra == "layers" or fault.cause in VAGUE else fault.cause
-            turned = ", the other of which has its heads turned" * (extra == "layers")
-            words = joined(fault.detail, f"right without {extra}{turned}")
+            sure = fault.cause in VAGUE or extra in WORDS_OF_EXTRAS
+            cause = OF_EXTRAS[extra] if sure else fault.cause
+            words = joined(fault.detail, f"right without {extra}{WORDS_OF_EXTRAS.get(extra, '')}")
             fault = replace(fault, cause=cause, detail=words)
         faults = [fault]
     yield True, faults

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import mmap
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -16,27 +18,47 @@ _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 # NaN that any calculation changes to another (its quiet bit is 0), so that one which is read and
 # written back is seen
 _NAN = {torch.float32: 0x7FA00001, torch.bfloat16: 0x7FA1, torch.float16: 0x7D01}
+_NO_RESERVE = 0x4000 if sys.platform == "linux" else 0  # mmap has its name from Python 3.13 on
 
 
 class Memory:
     """Tensors filled with NaN, so that a kernel which reads what was never written is seen, with
-    the same before and after them, so that one which writes there is seen too."""
+    the same before and after them, so that one which writes there is seen too. far: the slots of
+    pools lie far apart."""
 
     MARGIN = 1024
+    FAR = 2**30  # values from a slot to the next that is far: 32 bits count to the second
 
-    def __init__(self, device: str, blank: bool = False) -> None:
-        self.device, self.blank = device, blank
+    def __init__(self, device: str, blank: bool = False, far: bool = False) -> None:
+        self.device, self.blank, self.far = device, blank, far
         self._kept: dict[tuple[str, str, int], tuple[torch.Tensor, dict[str, torch.Tensor]]] = {}
 
     def empty(self, *sizes: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """A tensor of NaN, or of -1 for whole numbers; of zeros where `blank` is set."""
-        bits = _BITS[dtype.itemsize]
         n, m = math.prod(sizes), max(self.MARGIN, math.prod(sizes[1:]))  # slot -1 too
-        fill = 0 if self.blank else _NAN.get(dtype, -1)
-        whole = torch.full((n + 2 * m,), fill, dtype=bits, device=self.device).view(dtype)
+        whole = torch.empty(n + 2 * m, dtype=dtype, device=self.device)
+        self._fill(whole)
         for words, part in (("before", whole[:m]), ("after", whole[m + n :])):
             self.keep("padding-written", f"{words} a tensor of {list(sizes)}", part)
         return whole[m : m + n].view(sizes)
+
+    def pool(
+        self, layers: int, slots: int, *sizes: int, dtype: torch.dtype = torch.float32
+    ) -> torch.Tensor:
+        """The slots of some layers, [layers, slots, …], of which the last two strides may be any:
+        where `far` is set and the system maps as much, as in one tensor that others share."""
+        n_bytes = layers * slots * self.FAR * dtype.itemsize
+        if not self.far or not (held := _mapped(n_bytes)):
+            return self.empty(layers, slots, *sizes, dtype=dtype)
+        inner = torch.empty(sizes, device="meta").stride()
+        strides = slots * self.FAR, self.FAR, *inner
+        made = torch.frombuffer(held, dtype=dtype).as_strided((layers, slots, *sizes), strides)
+        self._fill(made)
+        return made
+
+    def _fill(self, part: torch.Tensor) -> None:
+        """Give a tensor the values of memory that was never written."""
+        part.view(_BITS[part.itemsize]).fill_(0 if self.blank else _NAN.get(part.dtype, -1))
 
     def keep(
         self,
@@ -72,6 +94,14 @@ class Memory:
     ) -> torch.Tensor:
         """Whole numbers as a tensor: indices, counts."""
         return torch.tensor(values, dtype=dtype, device=self.device)
+
+
+def _mapped(n_bytes: int) -> mmap.mmap | None:
+    """Memory of which the system gives pages only where they are used; None: it cannot."""
+    try:
+        return mmap.mmap(-1, n_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
+    except (AttributeError, OSError, ValueError, OverflowError):
+        return None
 
 
 class Subject(Protocol):
@@ -210,7 +240,8 @@ class Kernel:
     engine adds to fill a batch; `chunk`: rows of a chunk of a kernel for prompts, which knows
     the last state alone (0: it is none); `extras`: what some shapes add: "layers" (commits of
     two), "lower bound" (of KDA's gate), "z" (Mamba-2's gate of outputs), "track slots" (states
-    after fewer rows, kept elsewhere), "aligned blocks" and "v first" (states are transposed);
+    after fewer rows, kept elsewhere), "aligned blocks", "v first" (states are transposed) and "far
+    slots" (Memory.pool);
     `bf16_products`: it rounds factors of its products to bfloat16, whatever its tensors are;
     `rows_dtype`: what rows are rounded to before the kernel and the reference take them;
     `d`: the only size of its heads (0: any),

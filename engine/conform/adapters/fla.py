@@ -28,7 +28,7 @@ def _stored(shape: Shape) -> tuple[int, ...]:
 
 
 class LastState:
-    """fused_recurrent_gated_delta_rule_fwd: a rollback runs the accepted rows again."""
+    """fused_recurrent_gated_delta_rule: a rollback runs the accepted rows again."""
 
     def __init__(self, shape: Shape, memory: Memory, package: Package) -> None:
         self.shape, self.memory, self.package = shape, memory, package
@@ -40,9 +40,12 @@ class LastState:
 
     def run(self, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
         module = self.package.module("fla.ops.gated_delta_rule.fused_recurrent")
-        o, states = module.fused_recurrent_gated_delta_rule_fwd(
-            *(t.unsqueeze(0) for t in (rows.q, rows.k, rows.v, rows.a)),
-            beta=rows.b.unsqueeze(0),
+        g, beta = (t.unsqueeze(0) for t in rows.beside("a", "b"))
+        o, states = module.fused_recurrent_gated_delta_rule(
+            *(t.unsqueeze(0) for t in rows.beside("q", "k", "v")),
+            g=g,
+            beta=beta,
+            use_gate_in_kernel=True,
             **{name: rows.tensors[name] for name in ("A_log", "dt_bias")},
             scale=self.shape.d_k**-0.5,
             initial_state=self.states[rows.sequences],
@@ -77,7 +80,7 @@ class _ChannelGates:
     def __init__(self, shape: Shape, memory: Memory, package: Package) -> None:
         self.shape, self.memory, self.package = shape, memory, package
         n, t = shape.n_sequences, shape.n_tokens
-        self.pool = memory.empty(1 + n * t, *_stored(shape), dtype=shape.dtype)
+        self.pool = memory.pool(1, 1 + n * t, *_stored(shape), dtype=shape.dtype)[0]
         self.table = memory.whole(range(1, 1 + n * t)).view(n, t)
         self.accepted = memory.whole([1] * n)
 
@@ -187,7 +190,12 @@ ENGINE = Engine(
             dtypes=("float32",),
             extras=(_V_FIRST,),
         ),
-        Kernel("fused_recurrent_kda", ("kda",), _ChannelGates, extras=(_V_FIRST, "lower bound")),
+        Kernel(
+            "fused_recurrent_kda",
+            ("kda",),
+            _ChannelGates,
+            extras=(_V_FIRST, "lower bound", "far slots"),
+        ),
         Kernel(
             "chunk_gated_delta_rule",
             ("gdn",),

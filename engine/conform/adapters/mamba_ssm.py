@@ -21,7 +21,7 @@ class _Update(RowByRow):
     def __init__(self, shape: Shape, memory: Memory, package: Package) -> None:
         super().__init__(shape, memory, package)
         size = (shape.n_heads, shape.d_v, shape.d_k)
-        self.slots = memory.empty(1 + shape.n_sequences, *size, dtype=shape.dtype)
+        self.slots = memory.pool(1, 1 + shape.n_sequences, *size, dtype=shape.dtype)[0]
         self.held = (self.slots,)
 
     def load(self, sequence: int, state: torch.Tensor) -> None:
@@ -85,7 +85,7 @@ ENGINE = Engine(
     kept=("mamba_ssm.ops.triton", "mamba_ssm.utils.determinism"),
     values={},
     kernels=(
-        Kernel("selective_state_update", ("mamba2",), _Update, extras=("z",)),
+        Kernel("selective_state_update", ("mamba2",), _Update, extras=("z", "far slots")),
         Kernel(
             "mamba_chunk_scan_combined", ("mamba2",), _Chunked, dtypes=("float32",), chunk=_CHUNK
         ),

@@ -58,8 +58,8 @@ class _Slots:
     def __init__(self, shape: Shape, memory: Memory, package: Package, backend: str = "") -> None:
         self.shape, self.memory, self.backend = shape, memory, backend
         n, t = shape.n_sequences, shape.n_tokens
-        if n % 2:
-            self.pool = memory.empty(n * t, *self._plane(), dtype=shape.dtype)
+        if n % 2 or memory.far:
+            self.pool = memory.pool(1, n * t, *self._plane(), dtype=shape.dtype)[0]
         else:  # one layer of planes that hold three
             layers = memory.empty(n * t, 3, *self._plane(), dtype=shape.dtype)
             self.pool = layers[:, 1]
@@ -294,6 +294,7 @@ ENGINE = Engine(
             log=issubclass(make, _Log),
             dtypes=("float32",),
             host=backend == "llvm",
+            extras=("far slots",) * issubclass(make, _Slots),
             chunk=(16 if backend == "triton" else 32) if make is _Chunked else 0,
         )
         for name, make, recurrences in _KERNELS

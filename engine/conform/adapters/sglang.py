@@ -34,7 +34,7 @@ class _Conv:
         slots, size = 1 + shape.n_sequences, (shape.n_heads, shape.d_k - 1)
         self.layers = Layers(shape, memory)
         layers = self.layers.n, slots
-        self.of_layers = memory.empty(*layers, *size, dtype=shape.dtype)
+        self.of_layers = memory.pool(*layers, *size, dtype=shape.dtype)
         self.buffers = memory.empty(*layers, shape.n_tokens, *size, dtype=shape.dtype)
         self.windows, self.buffer = self.of_layers[-1], self.buffers[-1]
         for words, kept in (("window 0", self.windows), ("window 0 of the drafts", self.buffer)):
@@ -168,7 +168,7 @@ ENGINE = Engine(
             Delta,
             trees=True,
             padding=True,
-            extras=("layers", "track slots", "lower bound"),
+            extras=("layers", "track slots", "lower bound", "far slots"),
         ),
         Kernel(
             "fused_recurrent_gated_delta_rule_update",
@@ -176,10 +176,16 @@ ENGINE = Engine(
             DeltaUpdate,
             trees=True,
             padding=True,
-            extras=("layers", "track slots"),
+            extras=("layers", "track slots", "far slots"),
         ),
         Kernel(
-            "gdn_replayssm_spec_decode", ("gdn",), Replay, ring=Replay.ROWS, least_d=32, dtypes=_F32
+            "gdn_replayssm_spec_decode",
+            ("gdn",),
+            Replay,
+            ring=Replay.ROWS,
+            least_d=32,
+            dtypes=_F32,
+            extras=("far slots",),
         ),
         Kernel(
             "gdn_replayssm_circular",
@@ -189,7 +195,7 @@ ENGINE = Engine(
             least_d=32,
             powers=True,
             dtypes=_F32,
-            extras=("layers", "track slots"),
+            extras=("layers", "track slots", "far slots"),
         ),
         Kernel(
             "replayssm_fold",
@@ -197,7 +203,7 @@ ENGINE = Engine(
             Fold,
             log=True,
             padding=True,
-            extras=("layers", "track slots", "lower bound"),
+            extras=("layers", "track slots", "lower bound", "far slots"),
         ),
         Kernel(
             "fused_recurrent_linear_replayssm",
@@ -206,6 +212,7 @@ ENGINE = Engine(
             ring=Ring.ROWS,
             least_d=32,
             dtypes=_F32,
+            extras=("far slots",),
         ),
         Kernel(
             "selective_state_update",
@@ -214,7 +221,7 @@ ENGINE = Engine(
             equal_lengths=True,
             trees=True,
             padding=True,
-            extras=("layers", "track slots", "z"),
+            extras=("layers", "track slots", "z", "far slots"),
         ),
         Kernel(
             "causal_conv1d_update",
@@ -223,7 +230,7 @@ ENGINE = Engine(
             equal_lengths=True,
             trees=True,
             padding=True,
-            extras=("layers",),
+            extras=("layers", "far slots"),
         ),
         Kernel("chunk_gated_delta_rule", ("gdn",), _Chunked, dtypes=_F32, chunk=64),
         Kernel(

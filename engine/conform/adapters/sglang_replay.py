@@ -24,7 +24,7 @@ class Replay:
         s, slots, n = shape, 1 + shape.n_sequences, self.ROWS
         self.layers, self.tracks = Layers(shape, memory), Tracks(shape, memory)
         m = self.layers.n
-        self.checkpoints = memory.empty(m, slots + self.tracks.slots, s.n_heads, s.d_v, s.d_k)
+        self.checkpoints = memory.pool(m, slots + self.tracks.slots, s.n_heads, s.d_v, s.d_k)
         # the fold of CompactReplay reads rows that were never written
         new = memory.empty if self.raw else memory.zeros
         self.logs = {
@@ -158,7 +158,7 @@ class Ring(RowByRow):
         super().__init__(shape, memory, package)
         s, slots, n = shape, 1 + shape.n_sequences, self.ROWS
         gates = (s.d_k,) if s.recurrence == "kda" else ()
-        self.pool = memory.empty(slots, s.n_heads, s.d_v, s.d_k)
+        self.pool = memory.pool(1, slots, s.n_heads, s.d_v, s.d_k)[0]
         self.logs = (
             memory.empty(slots, s.n_heads, n, s.d_v),
             memory.empty(slots, s.n_groups, n, s.d_k),

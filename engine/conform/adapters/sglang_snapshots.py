@@ -91,7 +91,7 @@ class Snapshots:
         heads, d_k, d_v = shape.state
         slots, n, state = 1 + shape.n_sequences, Layers(shape, memory).n, (heads, d_v, d_k)
         self.layers, self.tracks = Layers(shape, memory), Tracks(shape, memory)
-        self.pools = memory.empty(n, slots + self.tracks.slots, *state, dtype=shape.dtype)
+        self.pools = memory.pool(n, slots + self.tracks.slots, *state, dtype=shape.dtype)
         self.buffers = memory.empty(n, slots, shape.n_tokens, *state, dtype=shape.dtype)
         self.pool, self.buffer = self.pools[-1], self.buffers[-1]
         for words, kept in (("slot 0", self.pool), ("slot 0 of the drafts", self.buffer)):
@@ -185,13 +185,19 @@ class Delta(Snapshots):
 
 
 class DeltaUpdate(Snapshots):
-    """fused_recurrent_gated_delta_rule_update_fwd: gates computed before."""
+    """fused_recurrent_gated_delta_rule_update, which copies a pool with far slots: of these what it
+    calls with one that may have any; gates computed before."""
 
     def run(self, rows: Rows, keep: bool) -> torch.Tensor:
         module = self.package.module(RECURRENT)
         slots = self.slots(rows.sequences)
-        o: torch.Tensor = module.fused_recurrent_gated_delta_rule_update_fwd(
-            *(t.unsqueeze(0) for t in (rows.q, rows.k, rows.v, rows.g, rows.beta)),
+        update, inputs = module.fused_recurrent_gated_delta_rule_update, rows.beside("q", "k", "v")
+        inputs += rows.beside("g", "beta")
+        if self.memory.far:
+            update = module.fused_recurrent_gated_delta_rule_update_fwd
+            inputs = [x.contiguous() for x in inputs]
+        o: torch.Tensor = update(
+            *(x.unsqueeze(0) for x in inputs),
             scale=self.shape.d_k**-0.5,
             initial_state_source=self.pool,
             initial_state_indices=slots,

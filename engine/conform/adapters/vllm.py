@@ -36,7 +36,7 @@ class Paged:
         self.aligned, self.size = "aligned blocks" in shape.extras, shape.n_tokens + 1
         n, t = shape.n_sequences, (self.kept or shape.n_tokens) + self.aligned
         self.layers = Layers(shape, memory)
-        self.pools = memory.empty(self.layers.n, 1 + n * t, *self._block(), dtype=shape.dtype)
+        self.pools = memory.pool(self.layers.n, 1 + n * t, *self._block(), dtype=shape.dtype)
         self.pool = self.pools[-1]
         memory.keep("null-slot-written", "block 0", self.pool[:1])
         # the last row is that of sequence -1, padding
@@ -99,10 +99,10 @@ class Paged:
 
 
 class _Delta(Paged):
-    """fused_recurrent_gated_delta_rule_fwd, one gate per head; blocks and counts of a pass are
+    """fused_recurrent_gated_delta_rule, one gate per head; blocks and counts of a pass are
     those of vLLM's GDNAttentionMetadataBuilder."""
 
-    call = f"{_FLA}.fused_recurrent", "fused_recurrent_gated_delta_rule_fwd"
+    call, split = (f"{_FLA}.fused_recurrent", "fused_recurrent_gated_delta_rule"), True
 
     def __init__(self, shape: Shape, memory: Memory, package: Package) -> None:
         super().__init__(shape, memory, package)
@@ -165,12 +165,17 @@ class _Delta(Paged):
 
     def gates(self, rows: Rows) -> dict[str, Any]:
         """The decay and beta of rows, as the kernel takes them."""
-        return {"g": rows.g.unsqueeze(0), "beta": rows.beta.unsqueeze(0)}
+        return dict(zip(("g", "beta"), self.views(rows, "g", "beta"), strict=True))
+
+    def views(self, rows: Rows, *names: str) -> list[torch.Tensor]:
+        """Inputs [1, tokens, …], side by side where the call takes them so."""
+        each = rows.beside(*names) if self.split else (rows.tensors[name] for name in names)
+        return [t.unsqueeze(0) for t in each]
 
     def run(self, rows: Rows, table: torch.Tensor, accepted: torch.Tensor | None) -> torch.Tensor:
         module, name = self.call
         o, _ = getattr(self.package.module(module), name)(
-            *(t.unsqueeze(0) for t in (rows.q, rows.k, rows.v)),
+            *self.views(rows, "q", "k", "v"),
             **self.gates(rows),
             scale=self.shape.d_k**-0.5,
             initial_state=self.pool,
@@ -200,10 +205,9 @@ class _DeltaGates(_Delta):
         module = self.package.module(f"{_FLA}.fused_sigmoid_gating")
         o, _ = module.fused_sigmoid_gating_delta_rule_update(
             A_log=rows.A_log,
-            a=rows.a,
-            b=rows.b,
+            **dict(zip("ab", rows.beside("a", "b"), strict=True)),
             dt_bias=rows.dt_bias,
-            **dict(zip("qkv", (t.unsqueeze(0) for t in rows.beside("q", "k", "v")), strict=True)),
+            **dict(zip("qkv", self.views(rows, "q", "k", "v"), strict=True)),
             initial_state=self.pool,
             inplace_final_state=True,
             cu_seqlens=rows.starts,
@@ -215,9 +219,9 @@ class _DeltaGates(_Delta):
 
 
 class _ChannelGates(_Delta):
-    """fused_recurrent_kda_fwd, one gate per channel."""
+    """fused_recurrent_kda_fwd, one gate per channel: the function around it takes no counts."""
 
-    call = f"{_FLA}.kda", "fused_recurrent_kda_fwd"
+    call, split = (f"{_FLA}.kda", "fused_recurrent_kda_fwd"), False
 
 
 class _K3Gates(_Delta):
@@ -226,7 +230,7 @@ class _K3Gates(_Delta):
     call = _K3_KDA, "fused_recurrent_kda_fwd"
 
     def gates(self, rows: Rows) -> dict[str, Any]:
-        given = {"g": rows.a.unsqueeze(0), "beta": rows.b.unsqueeze(0)}
+        given = dict(zip(("g", "beta"), self.views(rows, "a", "b"), strict=True))
         weights = {"A_log": rows.A_log, "dt_bias": rows.dt_bias, "lower_bound": rows.bound}
         return {**given, **weights, "use_gate_in_kernel": True, "use_beta_sigmoid_in_kernel": True}
 
@@ -275,7 +279,7 @@ class _Recovered(_K3Gates):
         self.rows = rows
         records = self.module.KDARecoverSSMRecords(*(log[-1] for log in self.logs))
         o = self.module.kda_recoverssm_verify(
-            *(t.unsqueeze(0) for t in (*rows.beside("q", "k", "v"), *rows.beside("a", "b"))),
+            *(*self.views(rows, "q", "k", "v"), *self.views(rows, "a", "b")),
             *(rows.A_log, rows.dt_bias, rows.bound, self.pool, records, rows.starts),
             *(table, self.shape.n_tokens),
         )
@@ -379,7 +383,8 @@ class _Conv:
     def __init__(self, shape: Shape, memory: Memory, package: Package) -> None:
         self.shape, self.memory, self.package = shape, memory, package
         width = shape.d_k - 1 + shape.n_tokens - 1
-        self.windows = memory.empty(1 + shape.n_sequences, shape.n_heads, width, dtype=shape.dtype)
+        sizes = 1 + shape.n_sequences, shape.n_heads, width
+        self.windows = memory.pool(1, *sizes, dtype=shape.dtype)[0]
         memory.keep("null-slot-written", "window 0", self.windows[:1])
         self.accepted = memory.whole([1] * (shape.n_sequences + 1))
 
@@ -441,7 +446,7 @@ class _Chunked(Prompts):
         return o[0], last.transpose(-1, -2)
 
 
-_F32 = ("float32",)
+_F32, _FAR = ("float32",), "far slots"
 ENGINE = Engine(
     package="vllm",
     versions=("0.33.0",),
@@ -464,26 +469,26 @@ ENGINE = Engine(
     kernels=(
         Kernel(
             "fused_recurrent_gated_delta_rule", ("gdn",), _Delta, padding=True,
-            extras=("aligned blocks",),
+            extras=("aligned blocks", _FAR),
         ),
         Kernel(
             "fused_sigmoid_gating_delta_rule_update", ("gdn",), _DeltaGates, padding=True,
-            extras=("aligned blocks",),
+            extras=("aligned blocks", _FAR),
         ),
         Kernel(  # it reads gates without a mask: of a head of 48, those of the next one too
             "fused_recurrent_kda", ("kda",), _ChannelGates, grouped=False, square=True,
-            padding=True, powers=True,
+            padding=True, powers=True, extras=(_FAR,),
         ),
         Kernel(
             "kimi_k3.fused_recurrent_kda", ("kda",), _K3Gates, grouped=False, square=True,
-            padding=True, extras=("aligned blocks", "lower bound"),
+            padding=True, extras=("aligned blocks", "lower bound", _FAR),
         ),
         Kernel(
             "kimi_k3.kda_recoverssm", ("kda",), _Recovered, grouped=False, log=True, padding=True,
-            extras=("aligned blocks", "layers", "lower bound"),
+            extras=("aligned blocks", "layers", "lower bound", _FAR),
         ),
-        Kernel("selective_state_update", ("mamba2",), _Mamba2, padding=True, extras=("z",)),
-        Kernel("causal_conv1d_update", ("conv",), _Conv, padding=True),
+        Kernel("selective_state_update", ("mamba2",), _Mamba2, padding=True, extras=("z", _FAR)),
+        Kernel("causal_conv1d_update", ("conv",), _Conv, padding=True, extras=(_FAR,)),
         Kernel("chunk_gated_delta_rule", ("gdn",), _Chunked, dtypes=_F32, chunk=64),
         Kernel(
             "chunk_kda", ("kda",), _Chunked, grouped=False, square=True, dtypes=_F32, chunk=64,

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from engine.conform import runner
 from engine.conform.adapters import own
 from engine.conform.cases import Rows, Shape
 from engine.conform.checks import CHECKS, Fault, Player, check, has_check
 from engine.conform.packages import Package
+from engine.conform.passes import SCRIPTS
 from engine.conform.replays import elsewhere, smallest
 from engine.conform.report import MEANINGS, paragraph
 from engine.conform.subject import Kernel, Prompts
@@ -38,6 +41,24 @@ class FirstColumn(own._Slots):
         for sequence in rows.sequences:
             self.live[sequence] = 0
         return super().decode(rows)
+
+
+class In32Bits(own._Slots):
+    """Nothing is written where a slot's place has more than 32 bits."""
+
+    def verify(self, rows):
+        last = self.pool.stride(0) * (len(self.pool) - 1)
+        return super().verify(rows) * (last < 2**31)
+
+
+class FewSequences(own._Slots):
+    """Outputs of sequences from the 49th on are not written."""
+
+    def verify(self, rows):
+        out = super().verify(rows)
+        for part in rows.slices()[48:]:
+            out[part] = 0
+        return out
 
 
 class NewestColumn(own._Slots):
@@ -547,3 +568,28 @@ def test_every_cause_has_a_meaning_that_the_page_of_help_has_too():
         assert f"\n| {cause} | {meaning}" in page, cause
         fault = Fault("kernel", "depths", cause, "", SHAPES["gdn"], 1, 0, 0, 0, 1.0)
         assert next(paragraph(fault)).endswith(f"depths: {cause} ({meaning})")
+
+
+@pytest.mark.parametrize(
+    ("adapter", "cause", "words", "n_sequences"),
+    [
+        (In32Bits, "wrong-stride", "right without far slots, whose places 32 bits do not", 2),
+        (FewSequences, "unused-memory", "no output is written for rows all of 2", 50),
+    ],
+)
+def test_what_is_wrong_in_large_pools_and_batches_alone_is_found(
+    adapter, cause, words, n_sequences
+):
+    kernel = Kernel("planted", ("gdn",), adapter, extras=("far slots",), dtypes=("float32",))
+    *_, (named, (fault,)) = runner._checked(kernel, PACKAGE, "gdn", "depths", 1, "cpu")
+    assert named
+    assert (fault.cause, words in fault.detail) == (cause, True), fault.detail
+    assert fault.shape.n_sequences == n_sequences
+
+
+def test_counts_rise_and_fall_and_each_is_accepted():
+    kernel = Kernel("kernel", ("gdn",), None)
+    passes = SCRIPTS["depths"](Shape("gdn", 1, 1, 8, 8, 3, 3), random.Random(1), kernel)
+    first, second, *_ = (one.accepted for one in passes)
+    assert sorted(first) == sorted(second) == [1, 2, 3]
+    assert {a < b for a, b in zip(first, second, strict=True) if a != b} == {True, False}

@@ -28,6 +28,21 @@ def test_what_a_part_holds_in_place_of_the_right_is_said():
     assert not list(memory.changed())
 
 
+def test_the_second_far_slot_is_where_32_bits_do_not_count_to():
+    pool = Memory("cpu", far=True).pool(2, 3, 4, 5, dtype=torch.bfloat16)
+    assert pool.shape == (2, 3, 4, 5)
+    assert 2 * pool.stride(1) >= 2**31 > pool.stride(1)
+    assert pool.isnan().all()
+    pool[1, 2] = 1.0
+    assert pool.isnan().sum() == 5 * 4 * 5
+    assert Memory("cpu").pool(2, 3, 4, 5).is_contiguous()
+
+
+def test_slots_are_near_where_the_system_does_not_map_as_much(monkeypatch):
+    monkeypatch.setattr(Memory, "FAR", 2**70)
+    assert Memory("cpu", far=True).pool(1, 3, 4).is_contiguous()
+
+
 @pytest.mark.parametrize(("groups", "turn"), [(2, 2), (1, 1)])
 def test_the_first_layer_has_the_second_with_its_heads_turned(groups, turn):
     memory = Memory("cpu")

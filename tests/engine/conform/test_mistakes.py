@@ -75,6 +75,11 @@ class RawBeta(Altered):
         p.tensors["beta"] = p.b
 
 
+class EndingDecay(Altered):
+    def change(self, p):
+        p.tensors["g"] = p.g.clamp(min=-1)
+
+
 class TwiceSigmoid(Altered):
     def change(self, p):
         p.tensors["beta"] = torch.sigmoid(p.beta)
@@ -609,8 +614,9 @@ def first(adapter, recurrence, name="depths", **kernel) -> Fault:
         (KeysForQueries, "gdn", "wrong-term", "q is read at 16 of a row, not 0"),
         (WideWindow, "conv", "window-not-rolled-back", "the window holds inputs -3, -1, 0"),
         (SharedUndecayed, "gdn", "head-mapping", "2 to 3 of 4; right where no heads share a key"),
-        (OutputWindow, "conv", "wrong-term", "the window holds the output of row 0, not its input"),
+        (OutputWindow, "conv", "wrong-term", "the window holds the output of row 2, not its input"),
         (TurnedWindow, "conv", "wrong-stride", "the transposed window is written"),
+        (EndingDecay, "kda", "wrong-gate", "the decay's logarithm ends at -1"),
         (TwiceSigmoid, "gdn", "wrong-gate", "the sigmoid of beta is taken twice"),
         (Undecayed, "gdn", "gate-order", "outputs see what earlier rows wrote without its decay"),
         (SecondRawFold, "gdn", "wrong-norm", "k is not normalized, in row 1 alone"),
@@ -649,6 +655,24 @@ def test_a_formula_a_decay_or_a_count_is_named_with_its_place(adapter, recurrenc
 def test_an_index_rule_is_named_by_another_play(adapter, name, cause, words):
     fault = first(adapter, "gdn", name)
     assert (fault.cause, words in fault.detail) == (cause, True), fault.detail
+
+
+def test_the_rows_own_decay_in_one_part_alone_is_its_order():
+    rows = [token(Source(SHAPES["kda"], 1).rows([0], [1]), 0)]
+    ways = in_parts(SHAPES["kda"], rows, formulas(SHAPES["kda"], rows))
+    causes = {words: cause for cause, words, _ in ways}
+    twice = "the decay is applied twice"
+    assert (causes[twice], causes[f"{twice}, in what is taken off v"]) == (
+        "wrong-gate",
+        "gate-order",
+    )
+    assert causes["dt_bias is left out, in what is taken off v"] == "wrong-gate"
+
+
+def test_strong_decays_lose_all_where_rates_are_small():
+    g = Source(SHAPES["kda"], 1, long=True, large=True).rows(range(3), [8] * 3).g
+    assert g.min() < -10
+    assert (g == 0).any()
 
 
 def test_a_mistake_of_some_rows_is_told_by_them():

@@ -45,7 +45,7 @@ KERNEL = """
 import torch
 from torch.nn.functional import normalize
 
-def fused_recurrent_gated_delta_rule_fwd(
+def fused_recurrent_gated_delta_rule(
     q, k, v, g, beta, scale, initial_state, inplace_final_state, cu_seqlens, ssm_state_indices,
     num_accepted_tokens, use_qk_l2norm_in_kernel,
 ):
