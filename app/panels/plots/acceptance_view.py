@@ -39,12 +39,12 @@ class AcceptanceView(OverlaidView):
 
     name, y_label = "Acceptance", "rate"
     about = "Shows how many drafted tokens are accepted. Press Run (F5) with a drafter chosen."
-    widest_label = "last 16 steps: 0.999"
+    widest_label = "lifetime: 0.999"
 
     def __init__(self, theme: Theme) -> None:
         windowed = f"Accepted / drafted over the last {WINDOW} steps; each sequence takes one a round"
         swatches = (
-            Swatch(f"last {WINDOW} steps", "accepted.line", windowed, draw_bar),
+            Swatch(f"last {WINDOW}", "accepted.line", windowed, draw_bar),
             Swatch("lifetime", "plot.text", "Accepted / drafted so far", draw_dashes),
         )
         super().__init__(theme, swatches)
@@ -102,7 +102,7 @@ class AcceptanceView(OverlaidView):
                 axis = one.axis(self.plot.run_axis.unit)
                 self._draw_curves(self._read_over(one), axis, (line,))
         for label, name, values in (
-            (_WINDOWED, f"last {WINDOW} steps", curves.windowed),
+            (_WINDOWED, f"last {WINDOW}", curves.windowed),
             (_LIFETIME, "lifetime", curves.lifetime),
         ):
             n = len(curves)
@@ -153,7 +153,7 @@ class AcceptanceView(OverlaidView):
     def _overlay_swatches(self, overlay: RunOverlay) -> list[Swatch]:
         found = [
             Swatch(
-                f"{one.name}, last {WINDOW} steps",
+                f"{one.name}, last {WINDOW}",
                 role,
                 f"Accepted / drafted over the last {WINDOW} steps of {one.name}",
                 overlay_sample(dashes),
