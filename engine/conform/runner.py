@@ -89,8 +89,7 @@ def open_target(target: str) -> tuple[str, str, str]:
     if name is None:
         if Path(target).name != target and not Path(target).exists():
             raise KernelPackageError(
-                f"{target} does not exist.",
-                "Give a package's wheel, source archive or folder.",
+                f"{target} does not exist.", "Give a package's wheel, source archive or folder."
             )
         raise KernelPackageError(
             f"{target} is not a package with an adapter.",

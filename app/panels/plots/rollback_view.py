@@ -197,7 +197,9 @@ class RollbackView(BarView):
             ticks = list(zip(middles, names, strict=True))
             if self.plot.box.height() >= 2 * n * self.plot.line_height:  # and one depth for each
                 deep = top - strip / 2
-                pairs = (((at + deep - strip / 2, name), (at + deep, str(top))) for at, name in ticks)
+                pairs = (
+                    ((at + deep - strip / 2, name), (at + deep, str(top))) for at, name in ticks
+                )
                 ticks = [one for pair in pairs for one in pair]
             self.plot.set_rows(ticks)
         else:

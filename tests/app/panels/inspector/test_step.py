@@ -64,7 +64,8 @@ def test_facts_and_outcome() -> None:
     assert facts["KV cells / duplicates"] == "18 / –"
     assert facts["all phases"] == "3.50 ms"
     assert outcome(step) == (
-        "2 drafted, 0 accepted, 1 emitted (rule rejection): the draft said “middle”, the target “right”."
+        "2 drafted, 0 accepted, 1 emitted (rule rejection): "
+        "the draft said “middle”, the target “right”."
     )
 
 
