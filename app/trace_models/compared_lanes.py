@@ -11,8 +11,9 @@ from app.trace_models.shown_text import error_text
 from engine.analysis.findings.run_rows import lane_kind
 from engine.analysis.run_cost import RunCost
 from engine.analysis.verdict import IDLE_FAULT, SUSPECT, LaneVerdict, judge_lanes, noise_of
+from engine.report.text import counted
 from engine.trace.records import EMITTED_KINDS, MISSING, NOISE, PEER, PEER_NOISE, POLICY, REFERENCE
-from engine.trace.run_ref import RunRef
+from engine.trace.run_ref import RunColumns, RunRef
 from engine.trace.store import TraceStore
 from engine.trace.token_text import line_text
 
@@ -206,8 +207,20 @@ class ComparedLanes:
 
     def sentence(self, run_id: int) -> str:
         """The verdict on a lane in words, after its name."""
-        said = _in_words(self.verdicts[run_id], self.bounds[run_id])
+        verdict = self.verdicts[run_id]
+        said = _in_words(verdict, self.bounds[run_id], self._undone(verdict))
         return f"{self.names[run_id]}: {said[:1].lower()}{said[1:]}"
+
+    def _undone(self, verdict: LaneVerdict) -> str:
+        """The last rollback before the first divergence, in words."""
+        if verdict.after_round is None:
+            return "no rollback before it"
+        rounds = RunColumns(self.store, "rounds", verdict.run_id)
+        mine = rounds["seq_id"] == verdict.first_seq
+        row = np.flatnonzero(mine & (rounds["round"] == verdict.after_round))[:1]
+        (path,) = rounds.texts("rollback_path", row)
+        undone = counted(int(rounds["rollback_depth"][row[0]]), "token")
+        return f"after the rollback of {undone} by {path} in round {verdict.after_round}"
 
     def _token_row(self, run_id: int, pos: int) -> int | None:
         """The row of the tokens table that holds what a lane thought of a chosen token."""
@@ -223,17 +236,16 @@ class ComparedLanes:
         return index.get(pos)
 
 
-def _in_words(verdict: LaneVerdict, bound: float) -> str:
-    """The verdict in words; bound: largest NMSE that counts as the same."""
+def _in_words(verdict: LaneVerdict, bound: float, undone: str) -> str:
+    """The verdict in words; bound: largest NMSE that counts as the same; undone: the rollback
+    before the first divergence."""
     if verdict.verdict == "failed":
         return f"The lane had to stop: {verdict.error}"
     if not verdict.n_positions:
         return "Nothing is compared yet."
     if verdict.verdict == SUSPECT:
         where = f"position {verdict.first_pos}, round {verdict.first_round}"
-        after = verdict.after_round
-        why = "no rollback before it" if after is None else f"after the rollback of round {after}"
-        return f"Diverges first at {where}, {why}."
+        return f"Diverges first at {where}, {undone}."
     if f := verdict.fork:
         return (
             f"Free-running; chose another token first at position {f.pos}, round {f.round}, where "

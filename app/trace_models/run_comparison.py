@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from app.trace_models.run_facts import run_names
+from app.trace_models.run_facts import other_options, run_names
 from app.trace_models.shown_text import NOT_OBSERVED, significant
 from engine.analysis.run_cost import RunCost
 from engine.plain_text import size_text
@@ -100,6 +100,22 @@ def _figures(run: RunRef) -> dict[str, Any]:
         "prompt": known["prompt_ms"] or None,
         "phase_ms": known["phase_ms"],
     }
+
+
+def setting_difference(first: RunRef, second: RunRef) -> str:
+    """The options that two runs have otherwise, in one sentence; empty where they have the same
+    or theirs are not known."""
+    one, two = first.facts.options, second.facts.options
+    said = [
+        f"{name} {', '.join(options)}"
+        for name, options in zip(
+            run_names(first, second),
+            (other_options(two, one), other_options(one, two)),
+            strict=True,
+        )
+        if options
+    ]
+    return f"Settings: {'; '.join(said)}." if said else ""
 
 
 def text_difference(first: RunRef, second: RunRef) -> str:

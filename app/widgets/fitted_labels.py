@@ -151,6 +151,11 @@ class ScrollPage(QScrollArea):
         bar = self.verticalScrollBar().sizeHint().width()
         return QSize(self._page.minimumSizeHint().width() + bar, least)
 
+    def viewportEvent(self, event: QEvent) -> bool:
+        if event.type() == QEvent.Type.LayoutRequest:  # the page may need another width
+            self.updateGeometry()
+        return super().viewportEvent(event)
+
 
 class _Page(QWidget):
     """For a page with text that wraps, Qt would begin to scroll at the height it likes best."""

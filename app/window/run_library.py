@@ -318,11 +318,10 @@ class RunPairs(QObject):
             return
         if found is None:
             return
-        worst = next((pair for pair in found.pairs if pair.verdict == found.verdict), None)
         parting = [pair for pair in found.pairs if pair.pos is not None]
-        self._parting = worst if worst in parting else next(iter(parting), None)
-        reason = "They have no prompt in common." if worst is None else worst.reason
-        self._panels.show_triage(found.verdict if found.pairs else "other prompts", reason)
+        self._parting = found.worst if found.worst in parting else next(iter(parting), None)
+        verdict = found.verdict if found.pairs else "other prompts"
+        self._panels.show_triage(verdict, found.reason)
         self.changed.emit()
 
 

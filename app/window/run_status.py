@@ -177,7 +177,7 @@ def progress_text(run: RunRef, numbers: LiveNumbers) -> str:
             left = max(wanted - numbers.tokens, 0) / speed
             parts.append(f"about {duration_text(left)} left")
     if audit_goes_on(run.facts):
-        parts.append("compared with plain decoding; Stop or a new run ends that")
+        parts.append("comparing with plain decoding (Stop or a new run ends it)")
     return " · ".join(parts)
 
 

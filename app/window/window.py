@@ -329,7 +329,12 @@ class MainWindow(QMainWindow):
         job = CheckKernels(target, view.add)
         view.begin(target)
         view.stop_asked.connect(job.cancelled.set)
-        self.bridge.ask(job, lambda ended: view.end(ended.failed.message if ended.failed else ""))
+        self.bridge.ask(
+            job,
+            lambda ended: view.end(
+                ended.failed.message if ended.failed else "", stopped=ended.cancelled.is_set()
+            ),
+        )
 
     def _commands(self) -> list[Command]:
         """What the palette offers: every action but the palette itself, scenarios, and views that

@@ -89,6 +89,10 @@ def open_target(target: str) -> tuple[str, str, str]:
     if name is None and Path(target).is_dir():
         name = next((n for n in adapters.NAMES if (Path(target) / n).is_dir()), None)
     if name is None:
+        if Path(target).name != target and not Path(target).exists():
+            raise KernelPackageError(
+                f"{target} does not exist.", "Give a package's wheel, source archive or folder."
+            )
         raise KernelPackageError(
             f"{target} is not a package with an adapter.",
             f"Known: {', '.join(adapters.NAMES)}; their wheels, source archives and folders; for "

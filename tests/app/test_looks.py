@@ -88,6 +88,12 @@ def test_text_can_be_read(name: str) -> None:
         assert ratio >= 4.5, f"{text} on {ground}: {ratio:.2f}"
 
 
+@pytest.mark.parametrize("name", THEME_NAMES)
+def test_free_and_spent_slots_look_different(name: str) -> None:
+    theme = Theme(name)
+    assert contrast(theme.color("slot.free"), theme.color("slot.spent")) >= 1.25
+
+
 def test_an_unknown_role_is_an_error() -> None:
     with pytest.raises(KeyError, match=r"no\.such"):
         Theme("light").color("no.such")

@@ -243,6 +243,11 @@ def server_error(pieces: Sequence[bytes], n_events: int, message: str) -> list[b
     return [*pieces[:n_events], *events({"error": {"code": 500, "message": message}})]
 
 
+_TURNS = 4
+"""Of the event loop, in which a connection that was accepted becomes one of the server: asyncio
+leaves the socket open where its server is closed before."""
+
+
 class ScriptedServer:
     """A server on a port of its own. received: all requests, in order of arrival.
 
@@ -339,7 +344,10 @@ class ScriptedServer:
         asyncio.run(serve())
 
     def _stop(self) -> None:
-        def break_off() -> None:
+        async def break_off() -> None:
+            self._loop.remove_reader(self._socket)
+            for _ in range(_TURNS):
+                await asyncio.sleep(0)
             for listening in self._server.servers:
                 listening.close()
             for connection in list(self._server.server_state.connections):
@@ -349,7 +357,7 @@ class ScriptedServer:
             self._server.should_exit = self._server.force_exit = True
 
         with suppress(RuntimeError):  # it has ended before
-            self._loop.call_soon_threadsafe(break_off)
+            self._loop.call_soon_threadsafe(lambda: self._loop.create_task(break_off()))
         self._thread.join(60)
         self._socket.close()
 

@@ -103,6 +103,8 @@ class ComparisonHeader(QWidget):
     def set_lanes(self, lanes: ComparedLanes | None) -> None:
         """Show the lanes of another comparison, or none; the editor is open where there is none."""
         self.cards.set_lanes(lanes)
+        self._costs_shown = None
+        self.cost_model.show_costs([])
         self.set_editing(lanes is None)
 
     def tell(self, lanes: ComparedLanes | None, run_id: int) -> None:
@@ -111,7 +113,6 @@ class ComparisonHeader(QWidget):
         self.progress.setVisible(lanes is not None and not lanes.is_over)
         if lanes is None:
             self.cost.hide()
-            self.costs.hide()
             return
         self.cards.set_verdicts(lanes.verdicts)
         self._show_costs(lanes, run_id)

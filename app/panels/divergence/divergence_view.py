@@ -30,9 +30,9 @@ _ABOUT = (
     "Runs the prompt once without drafting and once in every lane, and shows where their logits "
     "and states come apart."
 )
-_LOW_LINES = 36
-"""Lines that the view is high below which plots and tables make do with less, so that as little
-as may be of it scrolls."""
+_LOW_HEAD_LINES, _LOW_LINES = 46, 36
+"""Lines that the view is high below which the header, and then plots and tables, make do with
+less, so that the logits of the lanes are in sight and as little as may be scrolls."""
 FindPosition = Callable[[int, list[int]], int | None]
 """(position of the cursor or -1, positions beyond the bound) -> the one to go to."""
 
@@ -312,9 +312,10 @@ class DivergenceView(QWidget):
             plot.place_items()
 
     def _set_low(self) -> None:
-        low = self.height() < _LOW_LINES * self.fontMetrics().height()
-        for part in (self.header, *self._parts):
-            part.set_low(low)
+        lines = self.height() / self.fontMetrics().height()
+        self.header.set_low(lines < _LOW_HEAD_LINES)
+        for part in self._parts:
+            part.set_low(lines < _LOW_LINES)
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)

@@ -317,18 +317,17 @@ _QUOTED = ("token", "target")
 
 
 def step_line(step: Step, token: TraceRow, names: Sequence[str]) -> str:
-    """These columns of `StepTable` in one line, those that mean nothing for the token left out.
+    """These columns of `StepTable` in one line, those without a figure for the token left out.
 
     A figure stays with its word where the line breaks; the argmax and its p are one part.
     """
     parts: list[str] = []
     for name, title, _ in _told(step, token, names):
         text = cell_text(step, token, name)
-        if name in _QUOTED and text != NOT_OBSERVED:
+        if name in _QUOTED:
             text = f"“{text}”"
         if name == "target_best" and "target" in names:
-            if text != NOT_OBSERVED:
-                parts[-1] += f" p{_HOLD}{text}"
+            parts[-1] += f" p{_HOLD}{text}"
             continue
         parts.append(_HOLD.join((title.replace(" ", _HOLD), _with_unit(name, text))))
     return " · ".join(parts)
@@ -348,13 +347,12 @@ def _told(step: Step, token: TraceRow, names: Sequence[str]) -> list[tuple[str, 
     return [
         (name, _WORDS.get(name, title), tip)
         for name, title, tip, _ in COLUMNS
-        if name in names and cell_text(step, token, name)
+        if name in names and cell_text(step, token, name) not in ("", NOT_OBSERVED)
     ]
 
 
 def _with_unit(name: str, text: str) -> str:
-    has_unit = name in _UNITS and text != NOT_OBSERVED
-    return f"{text}{_HOLD}{_UNITS[name]}" if has_unit else text
+    return f"{text}{_HOLD}{_UNITS[name]}" if name in _UNITS else text
 
 
 _ESCAPED = str.maketrans({"|": "\\|", "`": "\\`", "\\": "\\\\", "*": "\\*", "<": "&lt;"})

@@ -72,7 +72,7 @@ def step_facts(step: Step) -> list[FactLine]:
 
 
 def outcome(step: Step) -> str:
-    """The round's result in one sentence: tokens drafted, accepted and put out."""
+    """The round's result in one sentence: tokens drafted, accepted and emitted."""
     row = step.row
     if step.n_prompt:
         chosen = "then the first token" if step.tokens else "nothing chosen yet"
@@ -82,8 +82,8 @@ def outcome(step: Step) -> str:
         reasons = ", ".join(sorted({one["reason"] for one in step.drafts if one["reason"]}))
         return f"Nothing drafted{f' ({reasons})' if reasons else ''}, one plain token."
     emitted = whole_text(row["num_emitted"])
-    counts = f"{drafted} drafted, {whole_text(accepted)} accepted, {emitted} out"
-    judge = f" by {row['accept_rule']}" if row["accept_rule"] else ""
+    counts = f"{drafted} drafted, {whole_text(accepted)} accepted, {emitted} emitted"
+    judge = f" (rule {row['accept_rule']})" if row["accept_rule"] else ""
     rejected = next((one for one in step.tokens if one["kind"] == "rejected"), None)
     own = next((one for one in step.tokens if one["kind"] == "replacement"), None)
     if own is None:

@@ -163,9 +163,12 @@ ones, and whether the grammar forbids it here."""
 
 
 def alternatives(token: TraceRow) -> list[Alternative]:
-    """The union of both sides: the target's tokens by p, then the drafter's others by q."""
+    """The union of both sides: the target's tokens by p, then the drafter's others by q. The token
+    itself has the p that it was judged by, also where others were recorded as more probable."""
     p = _tops(token, "target")
     q = _tops(token, "draft")
+    if token["target_p"] is not None:
+        p.setdefault(token["token_id"], token["target_p"])
     others = sorted((i for i in q if i not in p), key=lambda i: -q[i])
     forbidden = _forbidden(token, "target") | _forbidden(token, "draft")
     return [

@@ -27,7 +27,7 @@ from app.looks import Theme, figures_font
 from app.widgets.build import hbox, made, vbox, words
 from app.widgets.fitted_labels import ElidedLabel
 from app.widgets.plot_surface import PlotSurface
-from engine.report.text import visible
+from engine.report.text import counted, visible
 
 if TYPE_CHECKING:
     from engine.conform.runner import Outcome
@@ -118,15 +118,22 @@ class ConformView(QWidget):
         item.setTextAlignment(Qt.AlignmentFlag.AlignCenter)
         self.grid.setItem(*at, item)
         self._colour(at)
-        n_failed = sum(not one.passed for one in self._outcomes.values())
-        n_checks = sum(not one.needs for one in self._outcomes.values())
-        self.headline.setText(f"{self._target}: {n_checks} checks so far, {n_failed} failed")
-        if not outcome.passed and n_failed == 1:
+        self.headline.setText(self._counts("so far"))
+        if not outcome.passed and self._n_failed == 1:
             self.grid.setCurrentCell(*at)
         self._show_chosen()
 
-    def end(self, error: str = "") -> None:
-        """The checks have ended, or could not be played because of `error`."""
+    @property
+    def _n_failed(self) -> int:
+        return sum(not one.passed for one in self._outcomes.values())
+
+    def _counts(self, when: str) -> str:
+        n_checks = sum(not one.needs for one in self._outcomes.values())
+        checks = f"{counted(n_checks, 'check')} {when}".rstrip()
+        return f"{self._target}: {checks}, {self._n_failed} failed"
+
+    def end(self, error: str = "", *, stopped: bool = False) -> None:
+        """The checks have ended, were stopped, or could not be played because of `error`."""
         self._runs = False
         for at in product(range(self.grid.rowCount()), range(self.grid.columnCount())):
             if self.grid.item(*at) is None:
@@ -134,7 +141,7 @@ class ConformView(QWidget):
                 item.setTextAlignment(Qt.AlignmentFlag.AlignCenter)
                 item.setToolTip("Does not apply to this kernel, or was not played")
                 self.grid.setItem(*at, item)
-        self.headline.setText(error or self.headline.text().replace(" so far", ""))
+        self.headline.setText(error or self._counts("before it was stopped" if stopped else ""))
         self._enable()
 
     def show_all(self, target: str, outcomes: Sequence[Outcome]) -> bool:

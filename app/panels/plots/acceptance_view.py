@@ -42,7 +42,9 @@ class AcceptanceView(OverlaidView):
     widest_label = "lifetime: 0.999"
 
     def __init__(self, theme: Theme) -> None:
-        windowed = f"Accepted / drafted over the last {WINDOW} steps"
+        windowed = (
+            f"Accepted / drafted over the last {WINDOW} steps; each sequence takes one a round"
+        )
         swatches = (
             Swatch(f"last {WINDOW}", "accepted.line", windowed, draw_bar),
             Swatch("lifetime", "plot.text", "Accepted / drafted so far", draw_dashes),

@@ -194,7 +194,14 @@ class RollbackView(BarView):
             if n > n_seqs:
                 names.append("other" if self.overlay is None else self.overlay.name)
             middles = [strip * (n - 0.5 - at) for at in range(n)]
-            self.plot.set_rows(list(zip(middles, names, strict=True)))
+            ticks = list(zip(middles, names, strict=True))
+            if self.plot.box.height() >= 2 * n * self.plot.line_height:  # and one depth for each
+                deep = top - strip / 2
+                pairs = (
+                    ((at + deep - strip / 2, name), (at + deep, str(top))) for at, name in ticks
+                )
+                ticks = [one for pair in pairs for one in pair]
+            self.plot.set_rows(ticks)
         else:
             depths = range(0, top + 1, -(-top // 4))
             self.plot.set_rows([(value, str(value)) for value in depths])

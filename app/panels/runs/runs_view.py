@@ -31,7 +31,7 @@ from PySide6.QtWidgets import (
 from app.actions import Actions
 from app.looks import Theme
 from app.panels.runs.run_table import RunPairTable, RunTable
-from app.trace_models.run_comparison import compare_runs, text_difference
+from app.trace_models.run_comparison import compare_runs, setting_difference, text_difference
 from app.trace_models.run_facts import ModelRuns, effective, run_names
 from app.trace_models.run_notes import count_runs, notes_of
 from app.trace_models.run_rows import Position, RunOverlay
@@ -437,9 +437,8 @@ class RunPair(QWidget):
     def say(self, sentence: str) -> None:
         """What came of comparing the texts of both, once they have ended."""
         self._verdict = sentence
-        if sentence:
-            self.text.setText(sentence)
-            self._fit()
+        if sentence and self._overlay is not None:
+            self._say(self._overlay.over, self._overlay.run)
 
     def refresh(self) -> None:
         """Bring the figures up to date, if somebody looks and there is something new."""
@@ -453,7 +452,12 @@ class RunPair(QWidget):
             return
         self._size_shown = size
         self.model.show_pairs(run_names(*runs), compare_runs(*runs))
-        self.text.setText(self._verdict or text_difference(*runs))
+        self._say(*runs)
+
+    def _say(self, shown: RunRef, overlaid: RunRef) -> None:
+        texts = self._verdict or text_difference(shown, overlaid)
+        settings = setting_difference(shown, overlaid)
+        self.text.setText("\n".join(filter(None, (texts, settings))))
         self._fit()
 
     def _fit(self) -> None:

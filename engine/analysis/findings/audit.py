@@ -66,9 +66,11 @@ def _judged(audit: AuditFacts) -> str:
     n, n_text, n_rounds = audit.n_tokens or 0, audit.n_text or 0, audit.n_rounds_sampled or 0
     if not n:
         return "every token is drawn by the rule; there was no time to decode the text again"
-    text = f"{n:,} of {n_text:,} tokens" if n < n_text else "text"
+    sampled = n < n_text
+    text = f"{n:,} tokens" if sampled else "text"
     rounds = f" and {n_rounds:,} round{'s' if n_rounds > 1 else ''}" if n_rounds else ""
-    return f"{text}{rounds} equal to plain decoding"
+    of = f" (a sample of {n_text:,} tokens)" if sampled else ""
+    return f"{text}{rounds} equal to plain decoding{of}"
 
 
 def _first(what: str) -> Callable[[ExaminedRun], Iterator[tuple[dict[str, Any], dict[str, Any]]]]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from engine.analysis.findings.run_rows import POLICY, Check, ExaminedRun
 from engine.gguf.part_file import WRITTEN
+from engine.plain_text import size_text
 from engine.trace.facts import FileChangeFacts, Finding
 
 _MIN_ROUNDS = 8
@@ -55,7 +56,7 @@ def _checkpoint_dominates(run: ExaminedRun) -> Iterator[Finding]:
             f"Checkpoints take {share:.0%} of the target's time.",
             ", ".join(f"{name} {ms[name]:.1f} ms" for name in _OF_CHECKPOINTS)
             + f", verify {ms['verify']:.1f} ms; {int((saved > 0).sum())} saved with up to "
-            f"{saved.max()} bytes, {int(restored.sum())} rounds restored",
+            f"{size_text(saved.max())}, {int(restored.sum())} rounds restored",
             round=int(rounds["round"][np.argmax(restored)]),
         )
 
@@ -65,8 +66,8 @@ def _planes_exceed_weights(run: ExaminedRun) -> Iterator[Finding]:
     if planes and weights and planes > weights:
         yield Finding(
             f"Snapshots take {planes / weights:.1f} times the memory of the weights.",
-            f"{planes} bytes of snapshots for n_rs_seq {run.facts.n_rs_seq} and "
-            f"{run.option('parallel')} sequences, {weights} bytes of weights",
+            f"{size_text(planes)} of snapshots for n_rs_seq {run.facts.n_rs_seq} and "
+            f"{run.option('parallel')} sequences, {size_text(weights)} of weights",
         )
 
 

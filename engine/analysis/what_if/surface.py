@@ -360,12 +360,12 @@ _PARTS, _LEAST_ROUNDS = 4, 32
 
 def gain(rounds: RecordedRounds, best: Setting, now: Setting) -> tuple[float, float] | None:
     """The lowest and the highest speed of one setting over that of another, when the rounds cost
-    what those of a quarter of the run did, the first to the last; None without times, or with too
-    few rounds to say."""
+    what those of a quarter of the run did, the first to the last; None with too few rounds to say,
+    or where a quarter has no times, or none of the widest passes that the first setting needs."""
     part, found = np.arange(len(rounds)) * _PARTS // max(len(rounds), 1), []
     for i in range(_PARTS if len(rounds) >= _LEAST_ROUNDS else 0):
         costs = RoundCosts.measured(rounds.where(part == i))
-        if costs is None:
+        if costs is None or costs.unmeasured([int(best["n_max"]) + 1]):
             return None
         speeds = simulate(rounds, costs, FIXED, [best, now]).tokens_per_second()
         found.append(float(speeds[0] / speeds[1]))

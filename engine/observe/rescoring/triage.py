@@ -83,6 +83,23 @@ class Triage:
         found = {pair.verdict for pair in self.pairs}
         return next((verdict for verdict in order if verdict in found), UNKNOWN)
 
+    @property
+    def worst(self) -> TextPair | None:
+        """The first pair of that verdict."""
+        return next((pair for pair in self.pairs if pair.verdict == self.verdict), None)
+
+    @property
+    def reason(self) -> str:
+        """The verdict as a sentence, with the sequence that it is of where there are several."""
+        worst = self.worst
+        if worst is None:
+            return "They have no prompt in common."
+        if len(self.pairs) == 1:
+            return worst.reason
+        if worst.verdict == SAME:
+            return f"What both have of {len(self.pairs)} sequences is equal."
+        return f"Sequence {worst.seq_a}: {worst.reason[:1].lower()}{worst.reason[1:]}"
+
 
 def triage(a: RunRef, b: RunRef) -> Triage:
     """Compare two runs, of one trace or of two. What re-scoring has written into them is used

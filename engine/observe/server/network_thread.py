@@ -66,6 +66,9 @@ def serve(started: Future[asyncio.AbstractEventLoop]) -> None:
         return
     started.set_result(loop)
     loop.run_forever()
+    for task in asyncio.all_tasks(loop):  # asked for while the client was closed
+        task.cancel()
+    loop.run_until_complete(asyncio.sleep(0))
     loop.close()
 
 

@@ -225,6 +225,8 @@ def test_a_small_multiple_is_not_rounded_to_nothing(first: float, second: float,
 def test_what_came_of_two_texts_is_read_whole(qtbot: QtBot) -> None:
     pair = RunPair()
     qtbot.addWidget(pair)
+    store, plain, drafted = timed_trace(8)
+    pair.set_overlay(RunOverlay(RunRef(store, plain), RunRef(store, drafted)))
     pair.say(
         "Verdict: unknown. " + "The two logits lie 0.017 apart, and rounding is not known. " * 3
     )
@@ -234,3 +236,22 @@ def test_what_came_of_two_texts_is_read_whole(qtbot: QtBot) -> None:
     label = pair.text
     qtbot.waitUntil(lambda: label.height() >= label.heightForWidth(label.width()) > 0)
     assert label.height() > 3 * label.fontMetrics().height()
+
+
+def test_the_settings_in_which_two_runs_differ_are_named(qtbot: QtBot) -> None:
+    store = TraceStore()
+    options = {"rollback": "replay", "spec": {"types": ["draft-mtp"], "n_max": 8}}
+    one, two = (
+        RunRef(store, store.begin_run({"options": options | {"rollback": rollback}}))
+        for rollback in ("planes", "replay")
+    )
+    said = "Settings: run 1 rollback replay; run 0 rollback planes."
+    assert run_comparison.setting_difference(two, one) == said
+    assert run_comparison.setting_difference(two, two) == ""
+    unknown = RunRef(store, store.begin_run({}))
+    assert run_comparison.setting_difference(one, unknown) == ""
+    pair = RunPair()
+    qtbot.addWidget(pair)
+    pair.set_overlay(RunOverlay(one, two))
+    pair.say("Verdict: same.")
+    assert pair.text.text() == f"Verdict: same.\n{said}"

@@ -28,6 +28,7 @@ from app.panels.tune.tune_view import TuneView
 from app.panels.tune.what_if_view import WhatIfView
 from app.trace_models.results import read
 from app.trace_models.run_rows import RunOverlay
+from app.widgets.build import vbox
 from app.widgets.fitted_labels import LowPanel, ScrollPage
 from app.window.window import MainWindow
 from engine.trace.run_ref import RunRef
@@ -230,6 +231,16 @@ def test_without_lanes_nothing_scrolls(qtbot: QtBot, theme: Theme) -> None:
     show(qtbot, view, 850, 245)
     (area,) = [a for a in view.findChildren(ScrollPage) if a.isVisible()]
     assert not area.verticalScrollBar().isVisible()
+
+
+def test_a_page_that_becomes_wider_asks_for_the_width(qtbot: QtBot) -> None:
+    part, host = QWidget(), QWidget()
+    part.setMinimumWidth(100)
+    vbox(ScrollPage(vbox(part)), of=host)
+    show(qtbot, host, 150, 100)
+    assert host.minimumSizeHint().width() < 200
+    part.setMinimumWidth(400)
+    qtbot.waitUntil(lambda: host.minimumSizeHint().width() > 400)
 
 
 def test_a_legend_below_leaves_half_the_height_to_its_plot(qtbot: QtBot, theme: Theme) -> None:

@@ -81,7 +81,7 @@ def test_four_questions_are_answered_within_the_clicks_allowed(tmp_path: Path) -
     tmp_path.chmod(0o700)
     with x_display(*SCREEN) as display:
         seen = start(display, tmp_path, "stopwatch", "--demo")
-    assert seen["audit"].endswith("equal to plain decoding"), "without a click"
+    assert "equal to plain decoding" in seen["audit"], "without a click"
     clicks, sentence = seen["right"]
     assert clicks <= 1 and "exact" in sentence
     clicks, sentence = seen["cost"]

@@ -146,7 +146,7 @@ def test_how_far_a_run_is() -> None:
         ),
         (
             {"verdict": "agrees", "n_tokens": 8, "n_text": 1200, "n_rounds_sampled": 1},
-            "Audit: 8 of 1,200 tokens and 1 round equal to plain decoding",
+            "Audit: 8 tokens and 1 round equal to plain decoding (a sample of 1,200 tokens)",
         ),
         (
             {"verdict": "differs", "wrong": [{"round": 12}], "sampler": [{"round": 14}]},

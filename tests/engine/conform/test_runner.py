@@ -170,6 +170,7 @@ def test_the_adapter_of_the_help_page_passes(tmp_path):
         ("def adapter(): pass\nadapter.recurrences = ('rwkv',)", "my_kernel.py:adapter", "rwkv"),
         ("", "elsewhere.py:adapter", "is not a file"),
         ("", "unknown-engine", "not a package with an adapter"),
+        ("", "no/such/place", "no/such/place does not exist"),
     ],
 )
 def test_bad_targets_are_errors(tmp_path, monkeypatch, text, target, words):

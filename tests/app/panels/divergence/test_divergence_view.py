@@ -111,7 +111,7 @@ def test_one_verdict_for_each_lane(faulty: DivergenceView) -> None:
     assert "worst NMSE 0.25 at position 15" in faulty.header.cards.cards[3].toolTip()
     assert faulty.header.sentence.text() == (
         "ring,fault=no-conv-rollback: diverges first at position 14, round 2, after the rollback "
-        "of round 1."
+        "of 1 token by seq_rm in round 1."
     )
     assert not faulty.header.progress.isVisible()
 
@@ -440,6 +440,7 @@ def test_an_open_editor_leaves_plots_and_tables_readable(
 ) -> None:
     page = faulty.findChildren(ScrollPage)[0]
     line = faulty.fontMetrics().height()
+    show_costs(faulty)
     faulty.resize(1280, 40 * line)  # what a window of 1280 × 800 has for it with a common font
     for editing in (False, True):
         faulty.header.set_editing(editing)
@@ -566,13 +567,27 @@ def test_of_a_long_comparison_that_is_opened_every_position_is_in_sight(
         assert left <= positions[0] and right >= positions[-1] == 1299
 
 
+def show_costs(view: DivergenceView) -> None:
+    costs = [RunCost.of(lane(view, run_id)) for run_id in (2, 3)]
+    view.header.cost_model.show_costs(costs)
+    view.header.costs.show()
+
+
+def test_costs_go_with_their_comparison(faulty: DivergenceView) -> None:
+    faulty.resize(1280, 900)
+    show_costs(faulty)
+    store = TraceStore()
+    faulty.show_run(RunRef(store, store.begin_run({})))
+    faulty.header.set_editing(False)
+    faulty.refresh()
+    assert not faulty.header.costs.isVisible() and not faulty.header.cost_model.n_rows()
+
+
 def test_every_lane_has_its_costs_in_sight_where_columns_scroll(
     faulty: DivergenceView, qtbot: QtBot
 ) -> None:
     header = faulty.header
-    costs = [RunCost.of(lane(faulty, run_id)) for run_id in (2, 3)]
-    header.cost_model.show_costs(costs)
-    header.costs.show()
+    show_costs(faulty)
     bar = header.costs.horizontalScrollBar()
     for width in (640, 1800, 640):
         faulty.resize(width, 900)

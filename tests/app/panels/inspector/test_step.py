@@ -64,7 +64,8 @@ def test_facts_and_outcome() -> None:
     assert facts["KV cells / duplicates"] == "18 / –"
     assert facts["all phases"] == "3.50 ms"
     assert outcome(step) == (
-        "2 drafted, 0 accepted, 1 out by rejection: the draft said “middle”, the target “right”."
+        "2 drafted, 0 accepted, 1 emitted (rule rejection): "
+        "the draft said “middle”, the target “right”."
     )
 
 
@@ -82,6 +83,8 @@ def test_alternatives_are_the_union_of_both_sides() -> None:
     assert found[0][1] is None
     assert found[1][1:] == (pytest.approx(0.6), 0.25)
     assert found[3][2] is None
+    beyond = {**token, "token_id": 54, "target_p": 0.01}
+    assert (54, None, 0.01, False) in alternatives(beyond), "its p is known although others lead"
 
 
 def test_what_the_grammar_forbids_is_marked() -> None:
@@ -115,7 +118,7 @@ def test_the_line_below_the_table_in_words() -> None:
         "argmax p 0.500 · entropy 1.50 nats"
     )
     rest = NAMES[NAMES.index("target") :]
-    assert breakable(step_line(step, ignored, rest)) == "argmax – · entropy – · rule p – · rule q –"
+    assert step_line(step, ignored, rest) == "", "the target did not judge it"
     own = breakable(step_line(step, replacement, NAMES))
     assert "draft q" not in own, "the target's own token was not drafted"
     assert "rule q" not in own
@@ -134,7 +137,6 @@ def test_the_tip_of_the_line_has_a_meaning_and_all_digits_for_each_part() -> Non
         f"argmax: {tips['target']}",
         f"argmax p 0.333333333: {tips['target_best']}",
         f"entropy 1.5 nats: {tips['target_entropy']}",
-        f"rule p: {tips['rule_p']}",
         f"rule q {step.tokens[0]['rule_q']:.9g}: {tips['rule_q']}",
     ]
 

@@ -74,6 +74,7 @@ def test_stop_ends_the_checks_and_an_error_is_shown(
     qtbot.waitUntil(lambda: view.button.text() == "Stop")
     qtbot.mouseClick(view.button, Qt.MouseButton.LeftButton)
     qtbot.waitUntil(lambda: view.button.text() != "Stop", timeout=60_000)
+    assert view.headline.text().endswith(" before it was stopped, 0 failed")
     view.target.setText("nothing.whl")
     qtbot.mouseClick(view.button, Qt.MouseButton.LeftButton)
     qtbot.waitUntil(lambda: view.button.text() != "Stop")

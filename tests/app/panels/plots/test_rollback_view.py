@@ -90,7 +90,12 @@ def test_every_sequence_has_a_strip(view: RollbackView) -> None:
     assert view.plot.box.viewRange()[1] == [0, 2 * strip]
     assert [line.value() for line in view._limits] == [strip + 3, 3]
     labels = view.plot._ticks["left"]
-    assert labels == [(1.5 * strip, "seq 0"), (0.5 * strip, "seq 1")]
+    assert [text for _, text in labels] == ["seq 0", "3", "seq 1", "3"]
+    assert [at for at, text in labels if text == "3"] == pytest.approx([strip + 3, 3])
+    view.resize(800, 70)
+    view.grab()
+    labels = view.plot._ticks["left"]
+    assert labels == [(1.5 * strip, "seq 0"), (0.5 * strip, "seq 1")], "no room for more"
     assert "sequence 1" in view.plot.tip(1.0, 0.5)
     assert "sequence 0" in view.plot.tip(1.0, strip + 0.5)
 

@@ -267,7 +267,7 @@ def test_checkpoints_that_dominate(store: TraceStore, replay_ms: float, fires: b
     assert [f.rule for f in findings] == ["checkpoint-dominates"] * fires
     if fires:
         assert "38%" in findings[0].message and findings[0].round == 1
-        assert "11 saved with up to 512 bytes" in findings[0].evidence
+        assert "11 saved with up to 512 B" in findings[0].evidence
 
 
 def test_snapshots_larger_than_the_weights() -> None:

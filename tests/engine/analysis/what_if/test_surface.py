@@ -26,3 +26,4 @@ def test_the_range_of_a_gain_is_that_of_quarters_of_the_run() -> None:
     assert gain(rounds.where(np.arange(len(rounds)) < 20), long, short) is None
     untimed = {name: np.full(len(rounds), np.nan) for name in rounds.phases}
     assert gain(replace(rounds, phases=untimed), long, short) is None
+    assert gain(rounds, short, long) is None, "no pass of two tokens was timed"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from engine.observe.rescoring.rescore import rescore
-from engine.observe.rescoring.triage import Triage, triage
+from engine.observe.rescoring.triage import SAME, UNKNOWN, TextPair, Triage, triage
 from engine.options import RunOptions
 from engine.session import Session
 from engine.trace.run_ref import RunRef
@@ -47,6 +47,18 @@ def test_equal_texts_are_the_same_whatever_their_rounds() -> None:
     assert (found.verdict, pair.n_same, pair.pos) == ("same", len(IDS), None)
     shorter = triage(observed_run(PLAIN[:9]), observed_run())
     assert (shorter.verdict, shorter.pairs[0].n_same) == ("same", 9)
+
+
+def test_of_several_sequences_the_reason_names_the_one_that_it_is_of() -> None:
+    same, other = TextPair(0, 0, 4, SAME, "Equal."), TextPair(1, 1, 2, UNKNOWN, "One text ends.")
+
+    def reason(*pairs: TextPair) -> str:
+        return Triage(0, 1, pairs, (), ()).reason
+
+    assert reason(same) == "Equal."
+    assert reason(same, same) == "What both have of 2 sequences is equal."
+    assert reason(same, other) == "Sequence 1: one text ends."
+    assert reason() == "They have no prompt in common."
 
 
 def test_the_first_token_that_differs_is_named_with_both_rounds(session) -> None:
