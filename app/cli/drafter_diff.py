@@ -204,6 +204,9 @@ def _as(
             types = (drafter_for(session, side),)
         n_max = max((draft.n_drafted for draft in side.drafts), default=SpecOptions().n_max)
         spec = own.spec if own else SpecOptions(types=types, n_max=min(n_max, 64))
+        if own is None:  # as far as a log says it
+            said = {"n_min": int(side.limits.get("n_min", 0)), "p_min": side.limits.get("p_min", 0)}
+            spec = replace(spec, **said)
         options = replace(options, spec=replace(spec, types=types or spec.types))
     elif session is not None:
         types = types or session.drafters[-1:]

@@ -256,7 +256,9 @@ def _facts(server: ServerLog, file: str) -> dict[str, Any]:
         "synthetic": server.is_synthetic,
         "accept_rule": rule.text if (rule := server.rule) else None,
         "observed_findings": server.unread,
-    } | ({"server": {"address": server.stream}} if server.stream else {})
+    } | {
+        "server": {"launch": server.launch, **({"address": one} if (one := server.stream) else {})}
+    }
 
 
 def _about(request: LogRequest) -> dict[str, Any]:

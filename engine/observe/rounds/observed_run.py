@@ -187,6 +187,9 @@ class ObservedRun:
         if server.drafters:
             self._rows.drafters = server.drafters
         self._rows.log_pieces = server.pieces
+        if server.launch:
+            known = self._writer.facts.get("server") or {}
+            self._writer.set_facts(server=known | {"launch": server.launch})
         if server.is_synthetic:
             self._writer.set_facts(synthetic=True)
         self._learn_rule(server.rule)
