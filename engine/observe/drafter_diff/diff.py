@@ -12,13 +12,14 @@ from engine.analysis.acceptance.counts import fisher_less
 from engine.errors import OptionError, UnsupportedModelError
 from engine.gguf.binary import never
 from engine.observe.drafter_diff.outcome_causes import (
+    cell_causes,
     counting_cause,
     root_cause,
     rope_causes,
     rule_cause,
     sampler_cause,
-    start_causes,
     width_cause,
+    with_limits,
     withheld_cause,
 )
 from engine.observe.drafter_diff.records import (
@@ -217,9 +218,8 @@ def _pair(
                 others = [one for one in all_of if one is not side]
                 causes += filter(None, [LookedUp(side, options, cancelled, others).cause()])
     causes += stated.values()
-    if prompt is None:
-        differs = bool(causes) or n_common(a, b) < min(len(a.text), len(b.text))
-        causes += start_causes(a, b, differs=differs)
+    if prompt is None and (causes or n_common(a, b) < min(len(a.text), len(b.text))):
+        causes += cell_causes(a, b)  # which need not change anything
     causes += filter(None, [settings_cause(a, b)])
     root = root_cause(a, b, contexts)
     if not is_drafted:
@@ -229,10 +229,10 @@ def _pair(
         causes += [one for one in by_ids if not any(one.stage == known.stage for known in causes)]
     elif not a.looks_up and root is None:  # the lengths of look-ups are of what they find
         equal = [pair for pair in contexts if n_equal(*pair) is None and pair[0].tokens]
-        if not any(one.stage == CANDIDATES for one in causes):
-            causes += length_causes(a, b, equal)
+        causes += length_causes(a, b, equal)
     elif root is None:
         causes += filter(None, [width_cause(a, b, contexts)])
+    causes = with_limits(a, b, causes) if prompt is None else causes
     causes += filter(None, [rule_cause(a), rule_cause(b)])
     if not any(one.stage == RULE for one in causes):
         causes += filter(None, [withheld_cause(a, b, contexts)])

@@ -4,6 +4,7 @@ and the counts."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -140,29 +141,38 @@ def rope_causes(a: DraftSide, b: DraftSide) -> Iterator[Cause]:
                 yield Cause(POSITIONS, side.name, about, _START)
 
 
-def start_causes(a: DraftSide, b: DraftSide, *, differs: bool) -> Iterator[Cause]:
-    """What else the log of a server says of its start that the other has otherwise: types of cells
-    and limits of drafts. differs: drafts or texts do; other cells may change neither."""
+def cell_causes(a: DraftSide, b: DraftSide) -> Iterator[Cause]:
+    """Of a server whose log says so, keys and values of types that round more than the other's."""
     found = [_launch(side) for side in (a, b)]
     for side, mine, theirs in ((a, *found), (b, *found[::-1])):
         cells, other_cells = (
             {one for name in "kv" for one in said.get(name, ())} for said in (mine, theirs)
         )
         rounded = sorted(cells - other_cells - {*_FLOAT_CELLS})
-        if differs and rounded:
+        if rounded:
             about = (
                 f"Cells of its memory hold keys and values as {', '.join(rounded)}, the other's "
                 f"as {', '.join(sorted(other_cells)) or 'f32'} (-ctk, -ctv, -ctkd, -ctvd)."
             )
             yield Cause(STATE, side.name, about, _START)
-    limits = a.limits, b.limits
-    said = [
+
+
+def with_limits(a: DraftSide, b: DraftSide, causes: Sequence[Cause]) -> list[Cause]:
+    """Causes with the settings that make drafts of other lengths, where both are known: said with
+    the one that lengths show, else one more."""
+    limits, found = (a.limits, b.limits), [*causes]
+    said = "; ".join(
         f"{name} {limits[0][name]:g} in A, {limits[1][name]:g} in B"
         for name in limits[0]
         if name in limits[1] and abs(limits[0][name] - limits[1][name]) > _AS_LOGGED
-    ]
-    if said:
-        yield Cause(CANDIDATES, "", f"Drafts are limited otherwise: {'; '.join(said)}.", _START)
+    )
+    shown = [i for i, one in enumerate(found) if one.stage == CANDIDATES]
+    for i in shown if said else ():
+        if not found[i].side:
+            found[i] = replace(found[i], about=f"{found[i].about} Their settings: {said}.")
+    if said and not shown:
+        found.append(Cause(CANDIDATES, "", f"Drafts are limited otherwise: {said}."))
+    return found
 
 
 def _launch(side: DraftSide) -> Mapping[str, Sequence[str]]:

@@ -17,8 +17,11 @@ from engine.observe.drafter_diff.diff import drafter_diff
 from engine.observe.drafter_diff.outcome_causes import (
     _miscounted,
     _stricter,
+    cell_causes,
+    rope_causes,
     rule_cause,
     width_cause,
+    with_limits,
 )
 from engine.observe.drafter_diff.records import Cause
 from engine.observe.files.importing import import_file
@@ -94,6 +97,38 @@ def test_a_rejected_token_that_is_drawn_again_shows_no_residual() -> None:
     )
     cause = rule_cause(side)
     assert cause is not None and "not from the residual" in cause.about
+
+
+def _started(name: str, limits: dict[str, float] | None = None, **launch: list[str]) -> Any:
+    facts = SimpleNamespace(server=SimpleNamespace(launch=launch) if launch else None)
+    return SimpleNamespace(name=name, run=SimpleNamespace(facts=facts), limits=limits or {})
+
+
+def test_what_a_server_says_of_its_start_is_held_against_the_other() -> None:
+    ropes = {"freq_base_train": ["10000.0"], "freq_base": ["800.0"]}
+    ours, theirs = _started("A"), _started("B", k=["q4_0"], v=["f16"], **ropes)
+    (rope,) = rope_causes(ours, theirs)
+    assert (rope.stage, rope.side) == ("positions", "B")
+    assert "base 800.0, the model's file says 10000.0" in rope.about
+    (cells,) = cell_causes(ours, theirs)
+    assert (cells.stage, cells.side) == ("drafter state", "B")
+    assert "as q4_0, the other's as f32" in cells.about
+    alike = _started("A", k=["q4_0"], v=["q4_0"], **ropes)
+    assert not [*rope_causes(alike, theirs), *cell_causes(alike, theirs)]
+    as_trained = _started("B", k=["f16"], **ropes | {"freq_base": ["10000.0"]})
+    assert not [*rope_causes(ours, as_trained), *cell_causes(ours, as_trained)]
+
+
+def test_other_limits_of_drafts_are_said() -> None:
+    both = _started("A", {"n_max": 3, "p_min": 0.333}), _started("B", {"n_max": 5, "p_min": 0.33})
+    (cause,) = with_limits(*both, [])
+    assert (cause.stage, cause.side) == ("candidates", "")
+    assert cause.about == "Drafts are limited otherwise: n_max 3 in A, 5 in B."
+    (shown,) = with_limits(*both, [Cause("candidates", "", "Longer.")])
+    assert shown.about == "Longer. Their settings: n_max 3 in A, 5 in B."
+    own = [Cause("candidates", "B", "The second best.")]
+    assert with_limits(*both, own) == own
+    assert with_limits(both[0], both[0], []) == []
 
 
 # -- records of servers, without a model -------------------------------------------------------
