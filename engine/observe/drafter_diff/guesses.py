@@ -38,9 +38,10 @@ _MOST_SCOPED, _MOST_SHOWN, _MOST_PROBED, _STRETCH = 4000, 4, 8, 5
 """Drafts that are made again at most to try mistakes in scopes, wrong ones that have to show one,
 those of which the most wrong one is tried first, and drafts from the first wrong one on that a
 mistake has to give a part of before it is tried on all."""
-_SECONDS, _SECONDS_UNSURE = 24.0, 8.0
-"""Of the processor, within which mistakes in scopes and in parts are tried, and where so few drafts
-are wrong that only one that gives them counts. Drafts of a large model take long each."""
+_SECONDS, _SECONDS_UNSURE, _OF_SCOPES = 28.0, 10.0, 0.45
+"""Of the processor, within which mistakes in parts are tried, and where so few drafts are wrong
+that only one that gives them counts; the part of it within which those in scopes are. Drafts of a
+large model take long each."""
 _NOTHING, _LONGEST, _INSIDE = 1e-9, 64, 0.9
 _HALF = 0.7
 """Of the distance from right drafts, what one of two mistakes may leave."""
@@ -251,7 +252,7 @@ class Trials:
         until _MOST_SCOPED are made again, or the time is over. is_sure: so many drafts are wrong
         that there is a cause, whether it is found or not.
         """
-        until = thread_time() + (_SECONDS if is_sure else _SECONDS_UNSURE)
+        begun, seconds = thread_time(), _SECONDS if is_sure else _SECONDS_UNSURE
         best, left, clean, drafts = None, dict[int, float](), self.clean(window), self._text.drafts
         tried_all, half, half_left = list[Guess](), None, _HALF * clean
         at, most, n_made, is_idle = drafts.index(wrong[0]), clean, 0, False
@@ -277,7 +278,7 @@ class Trials:
 
         def is_over() -> bool:
             """Whether enough was tried in scopes."""
-            return n_made > _MOST_SCOPED or thread_time() > until
+            return n_made > _MOST_SCOPED or thread_time() - begun > _OF_SCOPES * seconds
 
         def is_exact(guess: Guess, limit: float) -> bool:
             """Whether nothing is left. It is the best one now if it leaves less than others."""
@@ -295,7 +296,7 @@ class Trials:
             return best is guess and total <= _NOTHING
 
         for guess, share, is_part in guesses:
-            if is_part and (most < _NEAR * clean or thread_time() > until):
+            if is_part and (most < _NEAR * clean or thread_time() - begun > seconds):
                 continue
             alone = guess.drafts_alone(self._text) and guess.model is self._model
             tried_all += [] if is_part else [guess]

@@ -366,6 +366,8 @@ def _ways(one: _Operation) -> Iterator[_Way]:
             factors += [one.result.shape[-1] ** by for by in (0.5, -0.5)]  # of what is looked up
         for factor in factors:
             yield f"gives {factor:.3g} times what it should", partial(_times, factor)
+        if one.weights:  # of a gate, that it is left out
+            yield "gives ones", lambda own, *args, **more: torch.ones_like(own(*args, **more))
         in_heads = {"gives zeros": partial(_times, 0.0)}
         names = [*signature(vars(one.module)[one.name]).parameters][: len(one.args)]
         angle_of: dict[str, Any] = {"cos": torch.ones_like, "sin": torch.zeros_like}
