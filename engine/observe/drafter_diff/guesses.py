@@ -38,10 +38,10 @@ _MOST_SCOPED, _MOST_SHOWN, _MOST_PROBED, _STRETCH = 4000, 4, 8, 5
 """Drafts that are made again at most to try mistakes in scopes, wrong ones that have to show one,
 those of which the most wrong one is tried first, and drafts from the first wrong one on that a
 mistake has to give a part of before it is tried on all."""
-_SECONDS, _SECONDS_UNSURE, _OF_SCOPES = 28.0, 10.0, 0.45
+_SECONDS, _SECONDS_UNSURE, _OF_SCOPES, _LEAST_OF_TWO = 26.0, 10.0, 0.45, 0.25
 """Of the processor, within which mistakes in parts are tried, and where so few drafts are wrong
-that only one that gives them counts; the part of it within which those in scopes are. Drafts of a
-large model take long each."""
+that only one that gives them counts; of it, the part within which those in scopes are, and what
+there is at least for two mistakes at once. Drafts of a large model take long each."""
 _NOTHING, _LONGEST, _INSIDE = 1e-9, 64, 0.9
 _HALF = 0.7
 """Of the distance from right drafts, what one of two mistakes may leave."""
@@ -330,7 +330,8 @@ class Trials:
                     if gives(one, shown) and is_exact(one, _EXPLAINS_SCOPED * clean):
                         return best, left
         if best is None and half is not None:
-            return self._with_another(half, half_left, tried_all, window, scopes)
+            left_s = max(begun + seconds - thread_time(), _LEAST_OF_TWO * seconds)
+            return self._with_another(half, half_left, tried_all, window, scopes, left_s)
         return best, left
 
     def _with_another(
@@ -340,9 +341,11 @@ class Trials:
         guesses: Sequence[Guess],
         window: _Drafts,
         scopes: Sequence[Scope],
+        seconds: float,
     ) -> tuple[Guess | None, dict[int, float]]:
         """A guess that gives a part of the drafts, with the one next to it that gives most of the
-        rest, None where none does. most: what the first leaves."""
+        rest, None where none does within the time. most: what the first leaves."""
+        until = thread_time() + seconds
         rows, best, left = dict[int, Sequence[Candidates]](), None, dict[int, float]()
         right = Guess("", "", CLEAN, self._text, self._model)
 
@@ -360,6 +363,8 @@ class Trials:
             for way, which in (("", {i}), (" and later", range(i, _LONGEST)))
         ]
         for guess in guesses:
+            if thread_time() > until:
+                break
             of_choice = guess.change is not None and not guess.changes
             ways = [("", None, None), *scopes, *steps] if of_choice else [("", None, None)]
             for scope in ways if guess.deviation is CLEAN or not of_choice else ():
