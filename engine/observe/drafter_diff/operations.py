@@ -203,7 +203,7 @@ _CHOOSE = (MarkovHead.__name__, Selector.__name__)
 
 def _operations(found: Sequence[Site], look: Callable[[], object]) -> Iterator[PartChange]:
     """Each call of a kernel in another way: in all layers, and in one of a few alone; in a loop it
-    reads what an earlier round read. Calls of one kernel exchange weights, the first thing tried."""
+    reads what an earlier round read. Calls of one kernel exchange weights, which is tried first."""
     places: dict[Any, list[_Operation]] = {}
     loops = set[tuple[CodeType, int]]()
     for one in _seen(found, look, loops):
