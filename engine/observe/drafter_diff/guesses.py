@@ -249,10 +249,10 @@ class Trials:
         and drafts after it. probe: the first wrong one, up to its first wrong token. scopes: where
         wrong drafts show that it may be. Each guess is tried everywhere, on a few drafts first, and
         then in each scope on `probe` alone, after right ones; those that give it are tried on more,
-        until _MOST_SCOPED are made again, or the time is over. is_sure: so many drafts are wrong
+        until _MOST_SCOPED are made again, or the time is over. is_sure: enough drafts are wrong
         that there is a cause, whether it is found or not.
         """
-        begun, seconds = thread_time(), _SECONDS if is_sure else _SECONDS_UNSURE
+        started, seconds = thread_time(), _SECONDS if is_sure else _SECONDS_UNSURE
         best, left, clean, drafts = None, dict[int, float](), self.clean(window), self._text.drafts
         tried_all, half, half_left = list[Guess](), None, _HALF * clean
         at, most, n_made, is_idle = drafts.index(wrong[0]), clean, 0, False
@@ -278,7 +278,7 @@ class Trials:
 
         def is_over() -> bool:
             """Whether enough was tried in scopes."""
-            return n_made > _MOST_SCOPED or thread_time() - begun > _OF_SCOPES * seconds
+            return n_made > _MOST_SCOPED or thread_time() - started > _OF_SCOPES * seconds
 
         def is_exact(guess: Guess, limit: float) -> bool:
             """Whether nothing is left. It is the best one now if it leaves less than others."""
@@ -296,7 +296,7 @@ class Trials:
             return best is guess and total <= _NOTHING
 
         for guess, share, is_part in guesses:
-            if is_part and (most < _NEAR * clean or thread_time() - begun > seconds):
+            if is_part and (most < _NEAR * clean or thread_time() - started > seconds):
                 continue
             alone = guess.drafts_alone(self._text) and guess.model is self._model
             tried_all += [] if is_part else [guess]
@@ -330,7 +330,7 @@ class Trials:
                     if gives(one, shown) and is_exact(one, _EXPLAINS_SCOPED * clean):
                         return best, left
         if best is None and half is not None:
-            left_s = max(begun + seconds - thread_time(), _LEAST_OF_TWO * seconds)
+            left_s = max(started + seconds - thread_time(), _LEAST_OF_TWO * seconds)
             return self._with_another(half, half_left, tried_all, window, scopes, left_s)
         return best, left
 
