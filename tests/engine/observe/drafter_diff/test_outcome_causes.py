@@ -23,7 +23,7 @@ from engine.observe.drafter_diff.outcome_causes import (
     width_cause,
     with_limits,
 )
-from engine.observe.drafter_diff.records import Cause
+from engine.observe.drafter_diff.records import Cause, _dropped
 from engine.observe.files.importing import import_file
 from engine.observe.rescoring.request_sampler import is_set_alike
 from engine.trace.run_ref import RunRef
@@ -117,6 +117,22 @@ def test_what_a_server_says_of_its_start_is_held_against_the_other() -> None:
     assert not [*rope_causes(alike, theirs), *cell_causes(alike, theirs)]
     as_trained = _started("B", k=["f16"], **ropes | {"freq_base": ["10000.0"]})
     assert not [*rope_causes(ours, as_trained), *cell_causes(ours, as_trained)]
+
+
+def test_rounds_in_which_none_was_accepted_may_be_left_out_of_what_is_counted() -> None:
+    lengths = [2, *[3] * 11]  # equal ones may be those that a record assumes of all rounds
+    all_of = [RecordedDraft(i, 4 * i, [], [], i % 3, 0, 0.0, n) for i, n in enumerate(lengths)]
+    text: dict[str, Any] = {"text": [5] * 60, "prompt": (5,), "n_prompt": 1, "looks_up": False}
+    text |= {"has_rejected": False, "is_non_finite": False}
+    other: Any = SimpleNamespace(name="A", drafts=all_of, plain=[], **text)
+    counted = [draft for draft in all_of if draft.n_accepted]
+    plain = [draft.pos0 for draft in all_of if not draft.n_accepted]
+    side: Any = SimpleNamespace(name="B", drafts=counted, plain=plain, counts=(12, 24), **text)
+    (cause,) = _dropped(other, side, 50)
+    assert (cause.stage, cause.side, cause.mended) == ("counting", "B", (12, 35))
+    side.plain, side.drafts = plain[:-1], [*counted, all_of[9]]
+    (cause,) = _dropped(other, side, 50)
+    assert cause.stage == "candidates"
 
 
 def test_other_limits_of_drafts_are_said() -> None:
