@@ -128,8 +128,8 @@ def _penalises(setting: Mapping[str, Any]) -> bool:
 
 def rope_causes(a: DraftSide, b: DraftSide) -> Iterator[Cause]:
     """Of a server whose log says so, RoPE set otherwise than in the model's file and the other."""
-    found = [_launch(side) for side in (a, b)]
-    for side, mine, theirs in ((a, *found), (b, *found[::-1])):
+    for side, other in ((a, b), (b, a)):
+        mine, theirs = _launch(side), _launch(other)
         for name, what in (("freq_base", "base"), ("freq_scale", "scale")):
             own, trained = (set(mine.get(key, ())) for key in (name, f"{name}_train"))
             others = sorted(own - trained)
@@ -143,8 +143,8 @@ def rope_causes(a: DraftSide, b: DraftSide) -> Iterator[Cause]:
 
 def cell_causes(a: DraftSide, b: DraftSide) -> Iterator[Cause]:
     """Of a server whose log says so, keys and values of types that round more than the other's."""
-    found = [_launch(side) for side in (a, b)]
-    for side, mine, theirs in ((a, *found), (b, *found[::-1])):
+    for side, other in ((a, b), (b, a)):
+        mine, theirs = _launch(side), _launch(other)
         cells, other_cells = (
             {one for name in "kv" for one in said.get(name, ())} for said in (mine, theirs)
         )
