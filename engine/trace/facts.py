@@ -1,8 +1,7 @@
 """Facts of a run: what its trace keeps of it next to the rows, each with its type.
 
-They stay the JSON object of session.json, so that what this program does not know is kept; the
-attributes of `RunFacts` read and write that object. A trace may come from anyone: `problems` says
-what is wrong in a file, and what cannot be read nevertheless is missing.
+They stay the JSON object of session.json, so that what this program does not know is kept, which
+`RunFacts` reads and writes. `problems` says what is wrong in a file; what cannot be read is lost.
 """
 
 from __future__ import annotations

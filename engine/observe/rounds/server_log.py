@@ -162,6 +162,11 @@ class ServerLog(ServerState):
         return self.said_rule or (AcceptRule(REJECTION) if self.draws else None)
 
     @property
+    def said(self) -> dict[str, Any]:
+        """Where it is and how it was started, as a run keeps it."""
+        return {"launch": self.launch} | ({"address": self.stream} if self.stream else {})
+
+    @property
     def unread(self) -> list[dict[str, Any]]:
         """The findings about lines that cannot be read or are missing, as a run keeps them."""
         found = []
