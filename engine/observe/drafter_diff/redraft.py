@@ -245,6 +245,9 @@ class Redrafter:
         if not about and guess is None and not (is_sure and n_wrong):
             return None  # rounding of another mode, or of passes of other widths, turns some
         recorded, mended = self._walk(window[0].pos0)
+        gains = mended[0] * recorded[1] > recorded[0] * mended[1]
+        if not (about or guess or exact or gains):
+            return None  # no draft that is known to be better: as of rows of hardly any certainty
         shape, token = shape_of(sampled, wrong, self._ranks), first_step([first], self._ranks)
         size = f"{len(wrong)} of {len(sampled)} drafts are not those of {self.drafter}{shape}"
         explains = bool(about or guess)
