@@ -67,9 +67,14 @@ def drafted_run(path: Path, run_id: int | None, option: str, *, or_sums: bool = 
     drafted = store.rounds.column("num_draft_tokens", 0, n) > 0
     known = sorted(set(store.rounds.column("run_id", 0, n)[drafted].tolist()))
     if not known and n and (store.rounds.column("num_draft_tokens", 0, n) == 0).any():
+        servers = [store.runs[one].server for one in store.runs]
+        why = [one for server in servers if server for one in server.launch.get("refusal", ())]
+        said = f": the server refused its drafter, {'; '.join(why)}" if why else ""
         raise OptionError(
-            f"{path} has no draft in any of its rounds.",
-            "Record it with a drafter (--spec-type); a longer text where that found nothing.",
+            f"{path} has no draft in any of its rounds{said}.",
+            "Record it with a drafter (--spec-type) that fits the model."
+            if why
+            else "Record it with a drafter (--spec-type); a longer text where that found nothing.",
         )
     if or_sums and not n and len(store.tokens):
         return RunRef(store, min(store.runs) if run_id is None else run_id)

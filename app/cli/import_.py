@@ -94,8 +94,9 @@ def _line(store: TraceStore, run_id: int) -> str:
     tokens, drafted = summary.get("predicted_n"), summary.get("draft_n")
     unit = UNITS.get(facts.record.shape if facts.record else "", "requests")
     n, n_rounds = len(figures["stops"]), figures["rounds"]
+    is_log = "log" in (facts.attachment or "")
     parts = [
-        *([facts.server.address] if facts.server and "log" in (facts.attachment or "") else []),
+        *filter(None, [facts.server.address if facts.server and is_log else ""]),
         counted(n, unit.removesuffix("s")),
         counted(n_rounds, "round") if n_rounds else "rounds not observed",
         "tokens not known" if tokens is None else counted(tokens, "token"),

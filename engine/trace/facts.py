@@ -1,8 +1,7 @@
 """Facts of a run: what its trace keeps of it next to the rows, each with its type.
 
-They stay the JSON object that session.json has, so that what this program does not know is kept
-and written back; the attributes of `RunFacts` read and write that object. A trace may come from
-anyone: `problems` says what is wrong in a file, and what cannot be read nevertheless is missing.
+They stay the JSON object of session.json, so that what this program does not know is kept, which
+`RunFacts` reads and writes. `problems` says what is wrong in a file; what cannot be read is lost.
 """
 
 from __future__ import annotations
@@ -28,15 +27,16 @@ Share = Annotated[float, Meta(ge=0)]
 
 
 class SourceFacts(Struct, frozen=True, omit_defaults=True):
-    """Where a run comes from, each fact its part of it. source: the engine that made it, which
-    early versions do not name where it is their own. record: the file that it was read from, and
-    whose records it has. server: the address of one that was observed."""
+    """Where a run comes from. source: the engine that made it, which early versions do not name
+    where it is their own. record: the file that it was read from, and whose records it has. server:
+    the address of one that was observed, and what its log says of its start, see launch_saying."""
 
     engine: str | None = None
     version: str = ""
     file: str = ""
     shape: str = ""
     address: str = ""
+    launch: dict[str, list[str]] = {}
 
 
 class FidelityFacts(Struct, frozen=True):

@@ -12,11 +12,14 @@ from engine.analysis.acceptance.counts import fisher_less
 from engine.errors import OptionError, UnsupportedModelError
 from engine.gguf.binary import never
 from engine.observe.drafter_diff.outcome_causes import (
+    cell_causes,
     counting_cause,
     root_cause,
+    rope_causes,
     rule_cause,
     sampler_cause,
     width_cause,
+    with_limits,
     withheld_cause,
 )
 from engine.observe.drafter_diff.records import (
@@ -29,6 +32,7 @@ from engine.observe.drafter_diff.records import (
     Missing,
     draft_causes,
     length_causes,
+    n_common,
     n_equal,
     prompt_cause,
     same_contexts,
@@ -114,7 +118,8 @@ def drafter_diff(
 
         known = tuple(identify(session, run.facts) for run in (a, b))
         for one in known:
-            check_same(one)
+            if not one.is_requantised:
+                check_same(one)
     sides = sides_of("A", a, session), sides_of("B", b, session)
     names = [side[0].drafters for side in sides]
     if any(names) and not all(names):  # records do not say which
@@ -153,6 +158,13 @@ def _pair(
     if (prompt := prompt_cause(a, b)) is not None:
         causes.append(prompt)
     causes += filter(None, [sampler_cause(a, b)])
+    stated = {
+        side.name: Cause(ROWS, side.name, f"{one.reason} {_REQUANTISED}")
+        for side, one in zip((a, b), known, strict=False)
+        if one.is_requantised
+    }
+    if prompt is None:
+        stated |= {one.side: one for one in rope_causes(a, b)}
     judged: list[str] = []
     missing = [Missing(*no_drafts(side.name)) for side in (a, b) if not side.drafts]
     is_drafted = not missing
@@ -165,7 +177,7 @@ def _pair(
             (a, b), handed, known, watched, sides, strict=True
         ):
             is_known = side.has_ids and side.prompt is not None and side.n_prompt < LONGEST_TEXT
-            if side.looks_up or not is_known:
+            if side.looks_up or not is_known or side.name in stated:
                 continue
             if side.draws:
                 missing.append(_DRAWN._replace(fact=_DRAWN.fact.format(side.name)))
@@ -205,11 +217,14 @@ def _pair(
                 judged.append(side.name)
                 others = [one for one in all_of if one is not side]
                 causes += filter(None, [LookedUp(side, options, cancelled, others).cause()])
+    causes += stated.values()
+    if prompt is None and (causes or n_common(a, b) < min(len(a.text), len(b.text))):
+        causes += cell_causes(a, b)  # which need not change anything
     causes += filter(None, [settings_cause(a, b)])
     root = root_cause(a, b, contexts)
     if not is_drafted:
         pass
-    elif len(judged) < 2 and not (a.draws or b.draws):  # drawn ones differ by chance
+    elif len(judged) < 2 and not (stated or a.draws or b.draws):  # drawn ones differ by chance
         by_ids = list(draft_causes(a, b, contexts)) if root is None else []
         causes += [one for one in by_ids if not any(one.stage == known.stage for known in causes)]
     elif not a.looks_up and root is None:  # the lengths of look-ups are of what they find
@@ -217,6 +232,7 @@ def _pair(
         causes += length_causes(a, b, equal)
     elif root is None:
         causes += filter(None, [width_cause(a, b, contexts)])
+    causes = with_limits(a, b, causes) if prompt is None else causes
     causes += filter(None, [rule_cause(a), rule_cause(b)])
     if not any(one.stage == RULE for one in causes):
         causes += filter(None, [withheld_cause(a, b, contexts)])
@@ -235,6 +251,7 @@ def _pair(
     return PairDiff(*head, chance, len(contexts), same, ordered, tuple(missing))
 
 
+_REQUANTISED = "As many parameters in other bytes: its target is quantised otherwise."
 _SETTINGS = Missing(
     "What the look-ups of {} are set to is not known, so its drafts are not made again.",
     "Compare it with a run of this engine that is set alike (`run` with its options).",

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
+from time import thread_time
 from typing import Any
 
 import torch
@@ -37,6 +38,10 @@ _MOST_SCOPED, _MOST_SHOWN, _MOST_PROBED, _STRETCH = 4000, 4, 8, 5
 """Drafts that are made again at most to try mistakes in scopes, wrong ones that have to show one,
 those of which the most wrong one is tried first, and drafts from the first wrong one on that a
 mistake has to give a part of before it is tried on all."""
+_SECONDS, _SECONDS_UNSURE, _OF_SCOPES, _LEAST_OF_TWO = 26.0, 10.0, 0.45, 0.25
+"""Of the processor, within which mistakes in parts are tried, and where so few drafts are wrong
+that only one that gives them counts; of it, the part within which those in scopes are, and what
+there is at least for two mistakes at once. Drafts of a large model take long each."""
 _NOTHING, _LONGEST, _INSIDE = 1e-9, 64, 0.9
 _HALF = 0.7
 """Of the distance from right drafts, what one of two mistakes may leave."""
@@ -235,6 +240,8 @@ class Trials:
         wrong: _Drafts,
         probe: RecordedDraft,
         scopes: Sequence[Scope],
+        *,
+        is_sure: bool = True,
     ) -> tuple[Guess | None, dict[int, float]]:
         """The guess that gives most of a window of drafts, and what it leaves.
 
@@ -242,8 +249,10 @@ class Trials:
         and drafts after it. probe: the first wrong one, up to its first wrong token. scopes: where
         wrong drafts show that it may be. Each guess is tried everywhere, on a few drafts first, and
         then in each scope on `probe` alone, after right ones; those that give it are tried on more,
-        until _MOST_SCOPED are made again.
+        until _MOST_SCOPED are made again, or the time is over. is_sure: enough drafts are wrong
+        that there is a cause, whether it is found or not.
         """
+        started, seconds = thread_time(), _SECONDS if is_sure else _SECONDS_UNSURE
         best, left, clean, drafts = None, dict[int, float](), self.clean(window), self._text.drafts
         tried_all, half, half_left = list[Guess](), None, _HALF * clean
         at, most, n_made, is_idle = drafts.index(wrong[0]), clean, 0, False
@@ -267,6 +276,10 @@ class Trials:
             is_idle = abs(total - whole) <= _NOTHING
             return total <= share * whole
 
+        def is_over() -> bool:
+            """Whether enough was tried in scopes."""
+            return n_made > _MOST_SCOPED or thread_time() - started > _OF_SCOPES * seconds
+
         def is_exact(guess: Guess, limit: float) -> bool:
             """Whether nothing is left. It is the best one now if it leaves less than others."""
             nonlocal best, left, most, half, half_left
@@ -283,7 +296,7 @@ class Trials:
             return best is guess and total <= _NOTHING
 
         for guess, share, is_part in guesses:
-            if is_part and most < _NEAR * clean:
+            if is_part and (most < _NEAR * clean or thread_time() - started > seconds):
                 continue
             alone = guess.drafts_alone(self._text) and guess.model is self._model
             tried_all += [] if is_part else [guess]
@@ -301,7 +314,7 @@ class Trials:
                 one = guess.within(alike[0], self._text)
                 kept = 0 if alike[0][1] and 0 in alike[0][1] else n_kept
                 some = leads[alone][-1:] if guess.deviation is CLEAN else leads[alone]
-                if one is None or n_made > _MOST_SCOPED or not gives(one, some, kept):
+                if one is None or is_over() or not gives(one, some, kept):
                     continue
                 tried = set[str]()
                 for scope in alike:
@@ -311,13 +324,14 @@ class Trials:
                     if alone and n_inside < _INSIDE * len(wrong):
                         continue  # all else would be right
                     key = repr(inside) if alone else scope[0]
-                    if one is None or key in tried or n_made > _MOST_SCOPED:
+                    if one is None or key in tried or is_over():
                         continue
                     tried.add(key)
                     if gives(one, shown) and is_exact(one, _EXPLAINS_SCOPED * clean):
                         return best, left
         if best is None and half is not None:
-            return self._with_another(half, half_left, tried_all, window, scopes)
+            left_s = max(started + seconds - thread_time(), _LEAST_OF_TWO * seconds)
+            return self._with_another(half, half_left, tried_all, window, scopes, left_s)
         return best, left
 
     def _with_another(
@@ -327,9 +341,11 @@ class Trials:
         guesses: Sequence[Guess],
         window: _Drafts,
         scopes: Sequence[Scope],
+        seconds: float,
     ) -> tuple[Guess | None, dict[int, float]]:
         """A guess that gives a part of the drafts, with the one next to it that gives most of the
-        rest, None where none does. most: what the first leaves."""
+        rest, None where none does within the time. most: what the first leaves."""
+        until = thread_time() + seconds
         rows, best, left = dict[int, Sequence[Candidates]](), None, dict[int, float]()
         right = Guess("", "", CLEAN, self._text, self._model)
 
@@ -347,6 +363,8 @@ class Trials:
             for way, which in (("", {i}), (" and later", range(i, _LONGEST)))
         ]
         for guess in guesses:
+            if thread_time() > until:
+                break
             of_choice = guess.change is not None and not guess.changes
             ways = [("", None, None), *scopes, *steps] if of_choice else [("", None, None)]
             for scope in ways if guess.deviation is CLEAN or not of_choice else ():

@@ -203,11 +203,23 @@ _CHOOSE = (MarkovHead.__name__, Selector.__name__)
 
 def _operations(found: Sequence[Site], look: Callable[[], object]) -> Iterator[PartChange]:
     """Each call of a kernel in another way: in all layers, and in one of a few alone; in a loop it
-    reads what an earlier round read. Calls of one kernel exchange weights."""
+    reads what an earlier round read. Calls of one kernel exchange weights, which is tried first."""
     places: dict[Any, list[_Operation]] = {}
     loops = set[tuple[CodeType, int]]()
     for one in _seen(found, look, loops):
         places.setdefault((one.code, one.at, one.part), []).append(one)
+    for two in combinations(places.values(), 2):
+        one, other = (each[0] for each in two)
+        both_of = one.name, len(two[0]), getattr(one.weight, "shape", 0)
+        if both_of == (other.name, len(two[1]), getattr(other.weight, "shape", 1)):
+            both = [
+                (own, [own.owner], partial(_changed, {key: partial(getattr, its, "weight")}))
+                for pair in zip(*two, strict=True)
+                for own, its in (pair, pair[::-1])
+                for key in own.weights
+            ]
+            about = f"{one.words} and {other.words} exchange their weights"
+            yield PartChange(one.stage, about, _elsewhere(one, both), [*PHASES])
     for alike in places.values():
         one, owners = alike[0], [each.owner for each in alike]
         alone = [([each.owner], each.layer) for each in alike]
@@ -223,18 +235,6 @@ def _operations(found: Sequence[Site], look: Callable[[], object]) -> Iterator[P
             about = f"{one.words} reads argument {key} as it was {when}"
             changes = _elsewhere(one, [(one, owners, change)])
             yield PartChange(one.stage, about, changes)
-    for two in combinations(places.values(), 2):
-        one, other = (each[0] for each in two)
-        both_of = one.name, len(two[0]), getattr(one.weight, "shape", 0)
-        if both_of == (other.name, len(two[1]), getattr(other.weight, "shape", 1)):
-            both = [
-                (own, [own.owner], partial(_changed, {key: partial(getattr, its, "weight")}))
-                for pair in zip(*two, strict=True)
-                for own, its in (pair, pair[::-1])
-                for key in own.weights
-            ]
-            about = f"{one.words} and {other.words} exchange their weights"
-            yield PartChange(one.stage, about, _elsewhere(one, both), [*PHASES])
 
 
 _AT_TIMES = "is left out", "gives 0 times", "zeros in its head", "counted from", "one too low"
@@ -366,6 +366,8 @@ def _ways(one: _Operation) -> Iterator[_Way]:
             factors += [one.result.shape[-1] ** by for by in (0.5, -0.5)]  # of what is looked up
         for factor in factors:
             yield f"gives {factor:.3g} times what it should", partial(_times, factor)
+        if one.weights:  # of a gate, that it is left out
+            yield "gives ones", lambda own, *args, **more: torch.ones_like(own(*args, **more))
         in_heads = {"gives zeros": partial(_times, 0.0)}
         names = [*signature(vars(one.module)[one.name]).parameters][: len(one.args)]
         angle_of: dict[str, Any] = {"cos": torch.ones_like, "sin": torch.zeros_like}

@@ -3,15 +3,19 @@ and the counts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 from engine.audit.recorded_drafts import RecordedDraft
 from engine.observe.drafter_diff.records import (
+    CANDIDATES,
     COUNTING,
     FEW,
+    POSITIONS,
     RULE,
+    STATE,
     Cause,
     Counts,
     miscounting,
@@ -26,6 +30,10 @@ from engine.observe.rescoring.request_sampler import SAMPLING, is_set_alike
 _SHARE = 0.05
 _SHOWS_RULE = 5
 """Rounds that show a rule where ids of rejected tokens do not."""
+_FLOAT_CELLS = "f32", "f16", "bf16"
+_START = "the start of the server, by its log"
+_AS_LOGGED = 0.005
+"""Of p_min, which a log rounds to two decimals."""
 _SPREAD = ("top_k", "top_p", "min_p", "top_n_sigma", "dynatemp_range", "samplers")
 """Settings that never take the best token away."""
 
@@ -116,6 +124,60 @@ def _short(value: Any) -> str:
 def _penalises(setting: Mapping[str, Any]) -> bool:
     off = {"repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
     return any(setting.get(name, value) != value for name, value in off.items())
+
+
+def rope_causes(a: DraftSide, b: DraftSide) -> Iterator[Cause]:
+    """Of a server whose log says so, RoPE set otherwise than in the model's file and the other."""
+    for side, other in ((a, b), (b, a)):
+        mine, theirs = _launch(side), _launch(other)
+        for name, what in (("freq_base", "base"), ("freq_scale", "scale")):
+            own, trained = (set(mine.get(key, ())) for key in (name, f"{name}_train"))
+            others = sorted(own - trained)
+            if trained and others and own != set(theirs.get(name, ())):
+                about = (
+                    f"Its ropes turn with {what} {others[0]}, the model's file says "
+                    f"{min(trained)} (--rope-{name.replace('_', '-')})."
+                )
+                yield Cause(POSITIONS, side.name, about, _START)
+
+
+def cell_causes(a: DraftSide, b: DraftSide) -> Iterator[Cause]:
+    """Of a server whose log says so, keys and values of types that round more than the other's."""
+    for side, other in ((a, b), (b, a)):
+        mine, theirs = _launch(side), _launch(other)
+        cells, other_cells = (
+            {one for name in "kv" for one in said.get(name, ())} for said in (mine, theirs)
+        )
+        rounded = sorted(cells - other_cells - {*_FLOAT_CELLS})
+        if rounded:
+            about = (
+                f"Cells of its memory hold keys and values as {', '.join(rounded)}, the other's "
+                f"as {', '.join(sorted(other_cells)) or 'f32'} (-ctk, -ctv, -ctkd, -ctvd)."
+            )
+            yield Cause(STATE, side.name, about, _START)
+
+
+def with_limits(a: DraftSide, b: DraftSide, causes: Sequence[Cause]) -> list[Cause]:
+    """Causes with the settings that make drafts of other lengths, where both are known: said with
+    the one that lengths show, else one more."""
+    limits, found = (a.limits, b.limits), [*causes]
+    said = "; ".join(
+        f"{name} {limits[0][name]:g} in A, {limits[1][name]:g} in B"
+        for name in limits[0]
+        if name in limits[1] and abs(limits[0][name] - limits[1][name]) > _AS_LOGGED
+    )
+    shown = [i for i, one in enumerate(found) if one.stage == CANDIDATES]
+    for i in shown if said else ():
+        if not found[i].side:
+            found[i] = replace(found[i], about=f"{found[i].about} Their settings: {said}.")
+    if said and not shown:
+        found.append(Cause(CANDIDATES, "", f"Drafts are limited otherwise: {said}."))
+    return found
+
+
+def _launch(side: DraftSide) -> Mapping[str, Sequence[str]]:
+    server = side.run.facts.server
+    return server.launch if server is not None else {}
 
 
 def counting_cause(side: DraftSide, other: DraftSide) -> Cause | None:

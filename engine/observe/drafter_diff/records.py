@@ -429,6 +429,13 @@ def _dropped(a: DraftSide, b: DraftSide, end: int) -> Iterator[Cause]:
         if side.looks_up or len(none) < FEW or not is_shown:
             continue
         lost, start = max(draft.n_drafted for draft in none), none[0].pos0
+        in_vain = [d for d in other.drafts if d.pos0 < stop and not d.n_accepted]
+        if none == in_vain and all(d.n_accepted for d in side.drafts) and not side.has_rejected:
+            about = "It counts no drafted tokens of rounds in which none was accepted."
+            counts = side.counts, (side.counts[0], side.counts[1] + sums(iter(none))[1])
+            size = f"{len(none)} rounds, all in which {other.name} drafted in vain"
+            yield Cause(COUNTING, side.name, about, f"position {start}", size, *counts)
+            continue
         about = f"{side.name} drafts nothing where {other.name} does"
         since = all(draft.pos0 < start for draft in side.drafts)
         if side.is_non_finite or (since and len(none) >= 2 * FEW):

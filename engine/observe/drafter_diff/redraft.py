@@ -239,12 +239,15 @@ class Redrafter:
             return self._other_shares(sampled, wrong, limit)
         one_token = "" if are_right else self._one_token(wrong)
         if not (about := one_token or ("" if are_right else self._sent_again(wrong))):
-            guess, left = self._best_guess(window, wrong, n_wrong, vague=is_many)
+            guess, left = self._best_guess(window, wrong, n_wrong, vague=is_many, sure=is_sure)
         if are_right and guess is None:
             return self._other_shares(sampled, wrong, limit)
         if not about and guess is None and not (is_sure and n_wrong):
             return None  # rounding of another mode, or of passes of other widths, turns some
         recorded, mended = self._walk(window[0].pos0)
+        gains = mended[0] * recorded[1] > recorded[0] * mended[1]
+        if not (about or guess or exact or gains):
+            return None  # no draft that is known to be better: as of rows of hardly any certainty
         shape, token = shape_of(sampled, wrong, self._ranks), first_step([first], self._ranks)
         size = f"{len(wrong)} of {len(sampled)} drafts are not those of {self.drafter}{shape}"
         explains = bool(about or guess)
@@ -418,16 +421,22 @@ class Redrafter:
         return recorded, (accepted, drafted)
 
     def _best_guess(
-        self, window: _Drafts, wrong: _Drafts, clean: float, *, vague: bool
+        self, window: _Drafts, wrong: _Drafts, clean: float, *, vague: bool, sure: bool
     ) -> tuple[Guess | None, dict[int, float]]:
         """The mistake that gives the recorded drafts, and what is left between. vague: many
-        drafts are wrong."""
+        drafts are wrong; sure: too many for rounding alone."""
         sampled = self._drafts[:_MOST_DRAFTS]
         at = sampled.index(window[0])
         more = sampled[at : at + _MOST_VERIFIED]
         scopes = scopes_of(sampled, wrong, self._ranks)[1:]
         best, left = self._trials.best(
-            self._guesses(window, more, wrong), window, more, wrong, self._probe(wrong[0]), scopes
+            self._guesses(window, more, wrong),
+            window,
+            more,
+            wrong,
+            self._probe(wrong[0]),
+            scopes,
+            is_sure=sure,
         )
         # a draw leaves the candidates as they are, and shows everywhere
         is_drawn = self._same is not False and vague and len(window) >= _SHOWS_DRAWN

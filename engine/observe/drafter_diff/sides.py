@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from engine.session import Session
 
 _SHOWN = 16
+_LIMITS = "n_max", "n_min", "p_min"
 _LONGEST_PROMPT = 1 << 20
 LONGEST_TEXT = 8192
 """Tokens that are decoded again."""
@@ -146,6 +147,18 @@ class DraftSide:
         temp = self.setting.get("temperature")
         is_greedy = isinstance(temp, int | float) and temp <= 0
         return self.rule is not None and self.rule.draws and not is_greedy
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """n_max, n_min and p_min of a drafter with a model, as far as options or a log say them."""
+        if not any(DRAFTERS[name].needs for name in self.drafters if name in DRAFTERS):
+            return {}
+        facts = self.run.facts
+        if facts.options is not None:
+            return {name: getattr(facts.options.spec, name) for name in _LIMITS}
+        launch = facts.server.launch if facts.server else {}
+        said = {name: launch.get(name, []) for name in _LIMITS}
+        return {name: float(values[0]) for name, values in said.items() if len(values) == 1}
 
     @property
     def setting(self) -> dict[str, Any]:

@@ -246,9 +246,8 @@ def _write_sums(
 
 
 def _facts(server: ServerLog, file: str) -> dict[str, Any]:
-    drafters = server.drafters or list(
-        dict.fromkeys(chain(server.totals, *(one.statistics for one in server.requests)))
-    )
+    named = chain(server.totals, *(one.statistics for one in server.requests))
+    drafters = server.drafters or list(dict.fromkeys(named))
     return {
         "file": file,
         "model": {"name": server.model} if server.model else None,
@@ -256,7 +255,8 @@ def _facts(server: ServerLog, file: str) -> dict[str, Any]:
         "synthetic": server.is_synthetic,
         "accept_rule": rule.text if (rule := server.rule) else None,
         "observed_findings": server.unread,
-    } | ({"server": {"address": server.stream}} if server.stream else {})
+        "server": server.said,
+    }
 
 
 def _about(request: LogRequest) -> dict[str, Any]:

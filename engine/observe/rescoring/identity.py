@@ -55,10 +55,12 @@ _ANY_TEXT = "def add(first, second):\n    return first + second\n"
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """verdict: SAME, LIKELY, DIFFERENT or UNKNOWN. reason: one sentence."""
+    """verdict: SAME, LIKELY, DIFFERENT or UNKNOWN. reason: one sentence. is_requantised: of a
+    DIFFERENT one, all figures but the bytes of its tensors agree."""
 
     verdict: str
     reason: str
+    is_requantised: bool = False
 
 
 Ask = Callable[[str, Mapping[str, Any] | None], Any]
@@ -206,9 +208,9 @@ def by_figures(theirs: Mapping[str, int], file: GgufFile) -> Identity:
     mine = figures_of(file)
     for name, about in _FIGURES.items():
         if name in theirs and theirs[name] != mine[name]:
-            return Identity(
-                DIFFERENT, f"It has {theirs[name]:,} {about}, {file.path.name} has {mine[name]:,}."
-            )
+            reason = f"It has {theirs[name]:,} {about}, {file.path.name} has {mine[name]:,}."
+            # the bytes of tensors come last: the same parameters in other types
+            return Identity(DIFFERENT, reason, name == "size" and "n_params" in theirs)
     if not theirs:
         return Identity(UNKNOWN, "Nothing is known of the server's model.")
     return Identity(UNKNOWN, "The figures of the server's model are those of this file.")

@@ -88,6 +88,14 @@ _RELEASED = re.compile(r"^stop processing(?:: n_tokens = (\d+), truncated = (\d)
 MODEL = re.compile(r"load_model: loading model '([^']{1,4096})'")
 BUILD = re.compile(r"build(?:_info)?\s*[:=]\s*(\S{1,200})")
 PLANES = re.compile(r"llama_context: n_rs_seq\s+= (\d+)")
+_LAUNCH = re.compile(
+    r"(?P<name>freq_(?:base|scale)(?:_train)?)\s{0,40}= (?P<value>[\d.e+-]{1,40})"
+    r"| K \((?P<k>\w{1,20})\): .{1,60} V \((?P<v>\w{1,20})\): "
+    r"|- n_max=(?P<n_max>\d{1,9}), n_min=(?P<n_min>\d{1,9}), p_min=(?P<p_min>[\d.]{1,20})"
+    r"|(?:must match target model to use speculation but|initialize speculative decoding context:)"
+    r" (?P<refusal>.{1,200})"
+)
+_OF_LAUNCH = "freq_", " K (", "- n_max=", "peculati"
 START = re.compile(r"llama_server: initializing|build: \d|main: server is listening")
 CHUNK = "http: streamed chunk: data: "
 """Comes before what a server sends to a client, in which nothing is read."""
@@ -108,6 +116,18 @@ _SIGNS = re.compile(
     r"|eval time {0,8}= {1,20}[\d.]{1,20} ms /|draft acceptance(?: rate)? {0,8}= "
     r"|statistics {1,40}\S{1,64}: #calls|- (?:seq_id \d{1,9}, )?draft candidate {1,9}\d"
 )
+
+
+def launch_saying(message: str) -> dict[str, str]:
+    """What a message says of how a server was started: RoPE, types of cache cells, limits of drafts
+    and why it does not draft, by name."""
+    if not any(map(message.__contains__, _OF_LAUNCH)):
+        return {}
+    found = _LAUNCH.search(message)
+    if found is None:
+        return {}
+    said = {name: value for name, value in found.groupdict().items() if value is not None}
+    return {said.pop("name"): said.pop("value")} if "name" in said else said
 
 
 def has_entries(text: str) -> bool:

@@ -114,12 +114,13 @@ class ObservedRun:
         self._log: LogReader | None = None
         self._moved: Movement | None = None
         self._in_log: set[int] = set()
+        self._server = server_of(server.address, server.props)
         self._writer = TraceWriter.begin(
             store,
             SourceFacts(server.engine, version),
             {
                 "attachment": attachment,
-                "server": server_of(server.address, server.props),
+                "server": self._server,
                 "model": model_of(server.props, server.models, server.model),
                 "requests": [],
                 "observed_findings": [],
@@ -189,6 +190,8 @@ class ObservedRun:
         if server.drafters:
             self._rows.drafters = server.drafters
         self._rows.log_pieces = server.pieces
+        if server.launch:
+            self._writer.set_facts(server=self._server | {"launch": server.launch})
         if server.is_synthetic:
             self._writer.set_facts(synthetic=True)
         self._learn_rule(server.rule)

@@ -35,6 +35,7 @@ from engine.observe.rounds.log_words import (
     file_name,
     free_slot_saying,
     is_open,
+    launch_saying,
     may_look_like,
     server_saying,
     slot_saying,
@@ -80,6 +81,8 @@ class ServerLog(ServerState):
         self.model = ""
         """The model's file, by its name."""
         self.build = ""
+        self.launch: dict[str, list[str]] = {}
+        """How it was started: what log_words.launch_saying names, each value once."""
         self.is_whole = False
         """Whether the log has the start of the process."""
         self.n_unread = 0
@@ -162,6 +165,11 @@ class ServerLog(ServerState):
         if self.is_synthetic:
             return AcceptRule(SYNTHETIC)
         return self.said_rule or (AcceptRule(REJECTION) if self.draws else None)
+
+    @property
+    def said(self) -> dict[str, Any]:
+        """Where it is and how it was started, as a run keeps it."""
+        return {"launch": self.launch} | ({"address": self.stream} if self.stream else {})
 
     @property
     def unread(self) -> list[dict[str, Any]]:
@@ -314,6 +322,11 @@ class ServerLog(ServerState):
             self.is_synthetic = True
         elif "sampling" in message and (rule := rule_said(message)) is not None:
             self.said_rule = rule
+        elif launched := launch_saying(message):
+            for name, value in launched.items():
+                known = self.launch.setdefault(name, [])
+                if value not in known and len(known) < MOST_DRAFTERS:
+                    known.append(value)
         elif (saying := server_saying(message)) is not None:
             if self._say(line, us, message, saying):
                 self.last_read = "server", (), 0, saying

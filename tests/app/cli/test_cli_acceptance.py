@@ -52,3 +52,8 @@ def test_what_cannot_be_compared_says_what_is_missing(cli: Cli, tmp_path: Path) 
         outcome = cli(*words)
         assert outcome.status == 2
         assert outcome.err.count("\n") <= 3
+    facts = tmp_path / "plain" / "session.json"
+    session = json.loads(facts.read_text())
+    session["runs"]["0"]["server"] = {"launch": {"refusal": ["token 3 differs"]}}
+    facts.write_text(json.dumps(session))
+    assert "refused its drafter, token 3 differs" in cli("acceptance", tmp_path / "plain").err

@@ -17,10 +17,13 @@ from engine.observe.drafter_diff.diff import drafter_diff
 from engine.observe.drafter_diff.outcome_causes import (
     _miscounted,
     _stricter,
+    cell_causes,
+    rope_causes,
     rule_cause,
     width_cause,
+    with_limits,
 )
-from engine.observe.drafter_diff.records import Cause
+from engine.observe.drafter_diff.records import Cause, _dropped
 from engine.observe.files.importing import import_file
 from engine.observe.rescoring.request_sampler import is_set_alike
 from engine.trace.run_ref import RunRef
@@ -94,6 +97,54 @@ def test_a_rejected_token_that_is_drawn_again_shows_no_residual() -> None:
     )
     cause = rule_cause(side)
     assert cause is not None and "not from the residual" in cause.about
+
+
+def _started(name: str, limits: dict[str, float] | None = None, **launch: list[str]) -> Any:
+    facts = SimpleNamespace(server=SimpleNamespace(launch=launch) if launch else None)
+    return SimpleNamespace(name=name, run=SimpleNamespace(facts=facts), limits=limits or {})
+
+
+def test_what_a_server_says_of_its_start_is_held_against_the_other() -> None:
+    ropes = {"freq_base_train": ["10000.0"], "freq_base": ["800.0"]}
+    ours, theirs = _started("A"), _started("B", k=["q4_0"], v=["f16"], **ropes)
+    (rope,) = rope_causes(ours, theirs)
+    assert (rope.stage, rope.side) == ("positions", "B")
+    assert "base 800.0, the model's file says 10000.0" in rope.about
+    (cells,) = cell_causes(ours, theirs)
+    assert (cells.stage, cells.side) == ("drafter state", "B")
+    assert "as q4_0, the other's as f32" in cells.about
+    alike = _started("A", k=["q4_0"], v=["q4_0"], **ropes)
+    assert not [*rope_causes(alike, theirs), *cell_causes(alike, theirs)]
+    as_trained = _started("B", k=["f16"], **ropes | {"freq_base": ["10000.0"]})
+    assert not [*rope_causes(ours, as_trained), *cell_causes(ours, as_trained)]
+
+
+def test_rounds_in_which_none_was_accepted_may_be_left_out_of_what_is_counted() -> None:
+    lengths = [2, *[3] * 11]  # equal ones may be those that a record assumes of all rounds
+    all_of = [RecordedDraft(i, 4 * i, [], [], i % 3, 0, 0.0, n) for i, n in enumerate(lengths)]
+    text: dict[str, Any] = {"text": [5] * 60, "prompt": (5,), "n_prompt": 1, "looks_up": False}
+    text |= {"has_rejected": False, "is_non_finite": False}
+    other: Any = SimpleNamespace(name="A", drafts=all_of, plain=[], **text)
+    counted = [draft for draft in all_of if draft.n_accepted]
+    plain = [draft.pos0 for draft in all_of if not draft.n_accepted]
+    side: Any = SimpleNamespace(name="B", drafts=counted, plain=plain, counts=(12, 24), **text)
+    (cause,) = _dropped(other, side, 50)
+    assert (cause.stage, cause.side, cause.mended) == ("counting", "B", (12, 35))
+    side.plain, side.drafts = plain[:-1], [*counted, all_of[9]]
+    (cause,) = _dropped(other, side, 50)
+    assert cause.stage == "candidates"
+
+
+def test_other_limits_of_drafts_are_said() -> None:
+    both = _started("A", {"n_max": 3, "p_min": 0.333}), _started("B", {"n_max": 5, "p_min": 0.33})
+    (cause,) = with_limits(*both, [])
+    assert (cause.stage, cause.side) == ("candidates", "")
+    assert cause.about == "Drafts are limited otherwise: n_max 3 in A, 5 in B."
+    (shown,) = with_limits(*both, [Cause("candidates", "", "Longer.")])
+    assert shown.about == "Longer. Their settings: n_max 3 in A, 5 in B."
+    own = [Cause("candidates", "B", "The second best.")]
+    assert with_limits(*both, own) == own
+    assert with_limits(both[0], both[0], []) == []
 
 
 # -- records of servers, without a model -------------------------------------------------------

@@ -75,6 +75,7 @@ def test_any_other_figure_is_another_model(name) -> None:
     with GgufFile.open(DEMO_TARGET) as file:
         found = by_figures(META | {name: 7}, file)
         assert found.verdict == DIFFERENT and "It has 7 " in found.reason
+        assert found.is_requantised == (name == "size")
         assert by_figures({}, file).verdict == by_figures(META, file).verdict == UNKNOWN
 
 

@@ -43,6 +43,27 @@ def test_a_log_may_be_cut_anywhere() -> None:
     assert server.model == "demo-target.gguf"
 
 
+def test_what_a_server_says_of_its_start_is_known() -> None:
+    lines = (
+        "print_info: freq_base_train       = 10000.0",
+        "llama_context: freq_base             = 800.0",
+        "llama_kv_cache: size = 0.56 MiB (2048 cells, 2 layers), K (q4_0): 1 MiB, V (f16): 1 MiB",
+        "spec common_specu: - n_max=3, n_min=0, p_min=0.60",
+        "srv    load_model: failed to initialize speculative decoding context: another vocabulary",
+    )
+    text = "".join(f"0.00.0{i}.000.000 I {line}\n" for i, line in enumerate(lines * 2))
+    assert read(text, len(text)).server.launch == {
+        "freq_base_train": ["10000.0"],
+        "freq_base": ["800.0"],
+        "k": ["q4_0"],
+        "v": ["f16"],
+        "n_max": ["3"],
+        "n_min": ["0"],
+        "p_min": ["0.60"],
+        "refusal": ["another vocabulary"],
+    }
+
+
 def test_both_forms_tell_the_same() -> None:
     text = load("mtp").log
     entries = []
