@@ -205,9 +205,8 @@ def _as(
         n_max = max((draft.n_drafted for draft in side.drafts), default=SpecOptions().n_max)
         spec = own.spec if own else SpecOptions(types=types, n_max=min(n_max, 64))
         if own is None:  # as far as a log says it
-            limits = side.limits
-            n_min, p_min = int(limits.get("n_min", 0)), limits.get("p_min", 0.0)
-            spec = replace(spec, n_min=n_min, p_min=p_min)
+            n_min = min(int(side.limits.get("n_min", 0)), spec.n_max)
+            spec = replace(spec, n_min=n_min, p_min=side.limits.get("p_min", 0.0))
         options = replace(options, spec=replace(spec, types=types or spec.types))
     elif session is not None:
         types = types or session.drafters[-1:]

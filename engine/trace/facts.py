@@ -1,7 +1,7 @@
 """Facts of a run: what its trace keeps of it next to the rows, each with its type.
 
-They stay the JSON object of session.json, so that what this program does not know is kept, which
-`RunFacts` reads and writes. `problems` says what is wrong in a file; what cannot be read is lost.
+They stay the JSON object of session.json, which `RunFacts` reads and writes, so that what this
+program does not know is kept. `problems` says what is wrong in a file; such a fact is missing.
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ Share = Annotated[float, Meta(ge=0)]
 
 
 class SourceFacts(Struct, frozen=True, omit_defaults=True):
-    """Where a run comes from. source: the engine that made it, which early versions do not name
-    where it is their own. record: the file that it was read from, and whose records it has. server:
-    the address of one that was observed, and what its log says of its start, see launch_saying."""
+    """Where a run comes from. source: the engine that made it, unnamed in early own ones. record:
+    the file, and whose records it has. server: its address, and what its log says of its start."""
 
     engine: str | None = None
     version: str = ""

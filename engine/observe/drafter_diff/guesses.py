@@ -38,7 +38,7 @@ _MOST_SCOPED, _MOST_SHOWN, _MOST_PROBED, _STRETCH = 4000, 4, 8, 5
 """Drafts that are made again at most to try mistakes in scopes, wrong ones that have to show one,
 those of which the most wrong one is tried first, and drafts from the first wrong one on that a
 mistake has to give a part of before it is tried on all."""
-_SECONDS, _SECONDS_UNSURE, _OF_SCOPES, _LEAST_OF_TWO = 26.0, 10.0, 0.45, 0.25
+_SECONDS, _SECONDS_UNSURE, _OF_SCOPES, _LEAST_OF_TWO = 40.0, 15.0, 0.45, 0.25
 """Of the processor, within which mistakes in parts are tried, and where so few drafts are wrong
 that only one that gives them counts; of it, the part within which those in scopes are, and what
 there is at least for two mistakes at once. Drafts of a large model take long each."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Hashable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from engine.analysis.acceptance.accept_rules import AcceptRule, rule_of
 from engine.audit.recorded_drafts import RecordedDraft, RecordedDrafts
 from engine.draft.registry import DRAFTERS
 from engine.errors import OptionError
+from engine.foreign import LONGEST_DRAFT, OutOfRangeError, real
 from engine.observe.rescoring.request_sampler import SAMPLING
 from engine.observe.rescoring.texts import asked_of
 from engine.trace.facts import RequestFacts
@@ -22,7 +24,8 @@ if TYPE_CHECKING:
     from engine.session import Session
 
 _SHOWN = 16
-_LIMITS = "n_max", "n_min", "p_min"
+_LIMITS = {"n_max": LONGEST_DRAFT, "n_min": LONGEST_DRAFT, "p_min": 1.0}
+"""Settings of how long drafts are, with the most that each may be."""
 _LONGEST_PROMPT = 1 << 20
 LONGEST_TEXT = 8192
 """Tokens that are decoded again."""
@@ -157,8 +160,13 @@ class DraftSide:
         if facts.options is not None:
             return {name: getattr(facts.options.spec, name) for name in _LIMITS}
         launch = facts.server.launch if facts.server else {}
-        said = {name: launch.get(name, []) for name in _LIMITS}
-        return {name: float(values[0]) for name, values in said.items() if len(values) == 1}
+        found = dict[str, float]()
+        for name, most in _LIMITS.items():
+            values = launch.get(name, ())
+            if len(values) == 1:
+                with suppress(OutOfRangeError):
+                    found[name] = real(values[0], most)
+        return found
 
     @property
     def setting(self) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from engine.observe.drafter_diff.outcome_causes import (
     with_limits,
 )
 from engine.observe.drafter_diff.records import Cause, _dropped
+from engine.observe.drafter_diff.sides import DraftSide
 from engine.observe.files.importing import import_file
 from engine.observe.rescoring.request_sampler import is_set_alike
 from engine.trace.run_ref import RunRef
@@ -145,6 +146,14 @@ def test_other_limits_of_drafts_are_said() -> None:
     own = [Cause("candidates", "B", "The second best.")]
     assert with_limits(*both, own) == own
     assert with_limits(both[0], both[0], []) == []
+
+
+def test_limits_that_a_log_says_are_numbers() -> None:
+    said = {"n_max": ["5"], "n_min": ["999999999"], "p_min": ["1.2.3"]}
+    facts = SimpleNamespace(options=None, server=SimpleNamespace(launch=said))
+    side: Any = SimpleNamespace(drafters=("draft-mtp",), run=SimpleNamespace(facts=facts))
+    limits: Any = DraftSide.limits
+    assert limits.fget(side) == {"n_max": 5}
 
 
 # -- records of servers, without a model -------------------------------------------------------
