@@ -46,9 +46,10 @@ class Memory:
         self, layers: int, slots: int, *sizes: int, dtype: torch.dtype = torch.float32
     ) -> torch.Tensor:
         """The slots of some layers, [layers, slots, …], of which the last two strides may be any:
-        where `far` is set and the system maps as much, as in one tensor that others share."""
+        where `far` is set, on a CPU whose system maps as much, as in one tensor that others share.
+        """
         n_bytes = layers * slots * self.FAR * dtype.itemsize
-        if not self.far or not (held := _mapped(n_bytes)):
+        if not self.far or self.device != "cpu" or not (held := _mapped(n_bytes)):
             return self.empty(layers, slots, *sizes, dtype=dtype)
         inner = torch.empty(sizes, device="meta").stride()
         strides = slots * self.FAR, self.FAR, *inner

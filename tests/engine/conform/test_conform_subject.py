@@ -36,6 +36,7 @@ def test_the_second_far_slot_is_where_32_bits_do_not_count_to():
     pool[1, 2] = 1.0
     assert pool.isnan().sum() == 5 * 4 * 5
     assert Memory("cpu").pool(2, 3, 4, 5).is_contiguous()
+    assert Memory("meta", far=True).pool(2, 3, 4, 5).is_meta
 
 
 def test_slots_are_near_where_the_system_does_not_map_as_much(monkeypatch):
