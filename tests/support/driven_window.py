@@ -174,7 +174,7 @@ def stopwatch(driver: Driver) -> Story:
     yield "the lanes", lambda: window.bridge.live is not None and window.bridge.live.facts.lane
     yield "their end", lambda: window.bridge.state is State.READY
     header = window.divergence.header
-    shown = header.sentence, header.cost, header.costs
+    shown = header.sentence, header.cost, header.cards
     yield "what came of it", lambda: all(one.isVisible() for one in shown)
     yield "all of it", lambda: all(not one.visibleRegion().isEmpty() for one in shown)
     seen["right"] = driver.clicks, header.sentence.text()

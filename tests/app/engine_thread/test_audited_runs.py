@@ -47,7 +47,7 @@ def test_the_status_says_that_a_run_is_audited(qtbot: QtBot) -> None:
     numbers = LiveNumbers(tokens=N, rounds=N)
     assert "plain decoding" not in progress_text(run, numbers)
     run.facts["audit"] = {"verdict": "going on"}
-    assert "compared with plain decoding" in progress_text(run, numbers)
+    assert "comparing with plain decoding" in progress_text(run, numbers)
 
 
 @pytest.fixture
