@@ -24,6 +24,7 @@ from engine.observe.drafter_diff.outcome_causes import (
 )
 from engine.observe.drafter_diff.records import (
     CANDIDATES,
+    NEAR_CHOICE,
     ROWS,
     RULE,
     STAGES,
@@ -206,6 +207,10 @@ def _pair(
             rules = [special] if special else [choices.lossy_rule(), choices.stale_choice()]
             rules += [None if any(rules) else choices.threshold_rule()]
             causes += filter(None, (seen, found, *rules))
+    near = [one for one in causes if one.about == NEAR_CHOICE]
+    if len(near) == len((a, b)):  # so it is not a setting of one
+        missing.append(_CLOSE)
+        causes = [one for one in causes if one not in near]
     for side, partner, all_of in ((a, b, sides[0]), (b, a, sides[1])) if is_drafted else ():
         if side.looks_up and side.prompt is not None:
             from engine.observe.drafter_diff.looked_up import LookedUp
@@ -255,6 +260,11 @@ _REQUANTISED = "As many parameters in other bytes: its target is quantised other
 _SETTINGS = Missing(
     "What the look-ups of {} are set to is not known, so its drafts are not made again.",
     "Compare it with a run of this engine that is set alike (`run` with its options).",
+)
+_CLOSE = Missing(
+    "The target's own tokens are often not its choice, in A as in B: its best logits are closer "
+    "together than the two round.",
+    "Compare runs of one compute mode, or of a model with trained weights.",
 )
 _AFTER_OTHERS = Missing(
     "As the prompts differ, drafts were not made again.",

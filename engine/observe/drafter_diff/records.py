@@ -32,6 +32,10 @@ from engine.observe.drafter_diff.sides import DraftSide
 )
 """Where drafts or their acceptance can part, in the order in which one follows from the other."""
 
+NEAR_CHOICE = (
+    "The target's own tokens are often not its choice, but another of its best: its sampler is set "
+    "otherwise than is recorded."
+)
 FEW = 3
 """Drafts, or rounds, that have to show a cause."""
 _SHARE = 0.05

@@ -13,7 +13,7 @@ import torch
 
 from engine.audit.draft_models import candidates
 from engine.draft.model_drafter import N_CANDIDATES
-from engine.observe.drafter_diff.records import FEW, RULE, Cause, Missing, place_of
+from engine.observe.drafter_diff.records import FEW, NEAR_CHOICE, RULE, Cause, Missing, place_of
 from engine.observe.drafter_diff.sides import DraftSide
 from engine.observe.drafter_diff.target_rows import PASS
 from engine.observe.drafter_diff.wrong_drafts import SHARES_TIE, TIE, gap, least
@@ -115,13 +115,9 @@ class TargetChoices:
         wrong = [place for place, chosen in after.items() if not chosen]
         n_else = len(others) - others.count(True)
         if n_else >= max(FEW, self._share * len(others)) and self._is_near:
-            about = (
-                "The target's own tokens are often not its choice, but another of its best: its "
-                "sampler is set otherwise than is recorded."
-            )
             place = f"position {self._side.n_prompt + self._chosen.index(False)}"
             size = f"{n_else} of {len(others)} tokens, neither drafted nor after a rejection"
-            return Cause(RULE, self._side.name, about, place, size)
+            return Cause(RULE, self._side.name, NEAR_CHOICE, place, size)
         if len(others) < _FEW_OWN or len(wrong) < max(FEW, _SHARE_AFTER * len(after)):
             return None
         about = (

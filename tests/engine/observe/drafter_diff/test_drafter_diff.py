@@ -20,8 +20,9 @@ from engine.draft import ngram_cache
 from engine.draft.model_drafter import ModelDrafter
 from engine.errors import OptionError, UnsupportedModelError
 from engine.observe.drafter_diff.diff import DrafterDiff, PairDiff, drafter_diff
-from engine.observe.drafter_diff.records import Cause, _dropped
+from engine.observe.drafter_diff.records import NEAR_CHOICE, RULE, Cause, _dropped
 from engine.observe.drafter_diff.sides import sides_of
+from engine.observe.drafter_diff.target_choices import TargetChoices
 from engine.observe.files.importing import import_file
 from engine.options import Prompt, SamplerOptions
 from engine.session import Session
@@ -87,6 +88,20 @@ def test_runs_without_a_mistake_are_not_accused(blind: bool) -> None:
     played = play_clean(2, blind=blind)
     assert played.right, str(played)
     assert all(pair.n_contexts > 5 for pair in played.found.pairs)
+
+
+@pytest.mark.parametrize("sides", ["AB", "B"])
+def test_what_the_texts_of_both_have_is_rounding(
+    sides: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stale_choice(self: TargetChoices) -> Cause | None:
+        name = self._side.name
+        return Cause(RULE, name, NEAR_CHOICE, "position 9") if name in sides else None
+
+    monkeypatch.setattr(TargetChoices, "stale_choice", stale_choice)
+    for pair in play_clean(2).found.pairs:
+        assert [one.side for one in pair.causes] == (["B"] if sides == "B" else [])
+        assert any("closer together" in one.fact for one in pair.missing) == (sides == "AB")
 
 
 def about_look_ups(name: str, values: Iterable[Any]) -> str:
