@@ -39,10 +39,10 @@ from kernels.processor import halves_512_bits, reads_ahead_into_second_cache, vn
 ROWS = 8
 """More rows of x are multiplied in parts, weight row by weight row: what is read from memory once
 is taken apart again for each."""
-MOST = 24
-"""Up to how many rows that is faster than panels: weights that are in no cache took 1.02 to 1.7
-times less for 9 to 16, 1.02 to 1.5 times less for 17, and 0.98 to 1.2 times less for 24 (nine
-types, Intel Xeon, with AVX2 alone and with VNNI; Q5_0 with VNNI 0.8 times for 24)."""
+MOST, MOST_OF = 16, {"Q8_0": 24}
+"""Up to how many rows, by type where it is another number, that is faster than panels: weights that
+are in no cache took 1.02 to 1.7 times less for 9 to 16, Q8_0 0.98 to 1.26 times less for 17 to 24
+(Intel Xeon, with AVX2 alone and with VNNI)."""
 # weight rows that a thread takes at a time
 CHUNK = 256
 # bytes, in the nearest cache; the CPU's own prefetching starts anew with every row

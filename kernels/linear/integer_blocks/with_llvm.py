@@ -17,7 +17,7 @@ from kernels.linear.integer_blocks.panel_products_with_llvm import (
     write_starts,
 )
 from kernels.linear.integer_blocks.panel_weights_with_llvm import WeightRows, pack, write_panel
-from kernels.linear.integer_blocks.rows_with_llvm import MOST, multiply_rows
+from kernels.linear.integer_blocks.rows_with_llvm import MOST, MOST_OF, multiply_rows
 from kernels.llvm import F32, Code, Value, kernel, vector
 from kernels.llvm.values import I8
 from kernels.processor import vnni_bits
@@ -29,7 +29,7 @@ def integer_linear(x: Tensor, blocks: Tensor, type: str) -> Tensor:
     n_rows = rows.shape[0]
     y = torch.empty(*x.shape[:-1], n_out)
     to = y.view(n_rows, n_out)
-    if n_rows > MOST:
+    if n_rows > MOST_OF.get(type, MOST):
         multiply_panels(rows, blocks, type, to)
     elif n_rows:
         multiply_rows(rows, blocks, type, to)
