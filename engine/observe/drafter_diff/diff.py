@@ -166,7 +166,7 @@ def _pair(
     }
     if prompt is None:
         stated |= {one.side: one for one in rope_causes(a, b)}
-    judged: list[str] = []
+    judged, n_else = list[str](), list[tuple[int, int]]()
     missing = [Missing(*no_drafts(side.name)) for side in (a, b) if not side.drafts]
     is_drafted = not missing
     if session is not None and is_drafted and prompt is not None:
@@ -207,8 +207,9 @@ def _pair(
             rules = [special] if special else [choices.lossy_rule(), choices.stale_choice()]
             rules += [None if any(rules) else choices.threshold_rule()]
             causes += filter(None, (seen, found, *rules))
+            n_else.append(choices.n_else)
     near = [one for one in causes if one.about == NEAR_CHOICE]
-    if len(near) == len((a, b)):  # so it is not a setting of one
+    if near and len(n_else) == len((a, b)) and _is_alike(*n_else):  # no setting of one
         missing.append(_CLOSE)
         causes = [one for one in causes if one not in near]
     for side, partner, all_of in ((a, b, sides[0]), (b, a, sides[1])) if is_drafted else ():
@@ -249,13 +250,23 @@ def _pair(
         raise OptionError(f"A and B cannot be compared: {fact.fact}", fact.remedy)
     counts = a.counts, b.counts
     shares = [(min(n, drafted), drafted) for n, drafted in counts]
-    chances = [fisher_less(*one, *other) for one, other in (shares, shares[::-1])]
-    chance, same = min(1.0, 2 * min(chances)), sum(n_equal(*pair) is None for pair in contexts)
+    chance, same = _chance(*shares), sum(n_equal(*pair) is None for pair in contexts)
     ordered = tuple(sorted(causes, key=lambda cause: cause.rank))
     head = a.seq_id, b.seq_id, *counts
     return PairDiff(*head, chance, len(contexts), same, ordered, tuple(missing))
 
 
+def _chance(one: Counts, other: Counts) -> float:
+    """Probability that shares as unequal come by chance."""
+    return min(1.0, 2 * min(fisher_less(*one, *other), fisher_less(*other, *one)))
+
+
+def _is_alike(one: Counts, other: Counts) -> bool:
+    """Whether both have some, and one no more than by chance."""
+    return bool(one[0] and other[0]) and _chance(one, other) > _UNLIKELY
+
+
+_UNLIKELY = 0.05
 _REQUANTISED = "As many parameters in other bytes: its target is quantised otherwise."
 _SETTINGS = Missing(
     "What the look-ups of {} are set to is not known, so its drafts are not made again.",

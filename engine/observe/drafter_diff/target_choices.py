@@ -109,14 +109,20 @@ class TargetChoices:
             "Give the file that it was made with.",
         )
 
+    @property
+    def n_else(self) -> tuple[int, int]:
+        """Tokens, neither drafted nor after a rejection, that are not the target's choice; all."""
+        _, others = self._own_tokens()
+        return len(others) - others.count(True), len(others)
+
     def stale_choice(self) -> Cause | None:
         """Whether the target's tokens after a rejection, or all of its own, are not its choice."""
         after, others = self._own_tokens()
         wrong = [place for place, chosen in after.items() if not chosen]
-        n_else = len(others) - others.count(True)
-        if n_else >= max(FEW, self._share * len(others)) and self._is_near:
+        n_else, n_others = self.n_else
+        if n_else >= max(FEW, self._share * n_others) and self._is_near:
             place = f"position {self._side.n_prompt + self._chosen.index(False)}"
-            size = f"{n_else} of {len(others)} tokens, neither drafted nor after a rejection"
+            size = f"{n_else} of {n_others} tokens, neither drafted nor after a rejection"
             return Cause(RULE, self._side.name, NEAR_CHOICE, place, size)
         if len(others) < _FEW_OWN or len(wrong) < max(FEW, _SHARE_AFTER * len(after)):
             return None

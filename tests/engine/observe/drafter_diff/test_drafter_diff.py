@@ -90,18 +90,24 @@ def test_runs_without_a_mistake_are_not_accused(blind: bool) -> None:
     assert all(pair.n_contexts > 5 for pair in played.found.pairs)
 
 
-@pytest.mark.parametrize("sides", ["AB", "B"])
+@pytest.mark.parametrize(
+    ("n_else", "accused"), [((7, 4), ""), ((8, 3), ""), ((9, 1), "B"), ((5, 0), "B")]
+)
 def test_what_the_texts_of_both_have_is_rounding(
-    sides: str, monkeypatch: pytest.MonkeyPatch
+    n_else: tuple[int, int], accused: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    by_side = dict(zip("BA", n_else, strict=True))
+
     def stale_choice(self: TargetChoices) -> Cause | None:
         name = self._side.name
-        return Cause(RULE, name, NEAR_CHOICE, "position 9") if name in sides else None
+        return Cause(RULE, name, NEAR_CHOICE, "position 9") if name == "B" else None
 
     monkeypatch.setattr(TargetChoices, "stale_choice", stale_choice)
+    of_side = property(lambda self: (by_side[self._side.name], 24))
+    monkeypatch.setattr(TargetChoices, "n_else", of_side)
     for pair in play_clean(2).found.pairs:
-        assert [one.side for one in pair.causes] == (["B"] if sides == "B" else [])
-        assert any("closer together" in one.fact for one in pair.missing) == (sides == "AB")
+        assert [one.side for one in pair.causes] == [*accused]
+        assert any("closer together" in one.fact for one in pair.missing) == (not accused)
 
 
 def about_look_ups(name: str, values: Iterable[Any]) -> str:
