@@ -3,6 +3,7 @@
 import ctypes
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -40,10 +41,20 @@ def huge_kib(address: int) -> int:
     return 0
 
 
-def joins(address: int, size: int) -> bool:
-    """Whether the system joins the pages of `size` bytes, when this test asks for them itself."""
-    collapse = ctypes.CDLL(None).madvise
-    return collapse(ctypes.c_void_p(address), ctypes.c_size_t(size), MADV_COLLAPSE) == 0
+class Asked:
+    """The system's `madvise`, with what was asked of it: address, bytes, advice and its answer."""
+
+    def __init__(self) -> None:
+        self._library = ctypes.CDLL(None)
+        self.asked: list[tuple[int, int, int, int]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._library, name)
+
+    def madvise(self, at: ctypes.c_void_p, size: ctypes.c_size_t, advice: int) -> int:
+        answer = self._library.madvise(at, size, advice)
+        self.asked.append((at.value or 0, size.value, advice, answer))
+        return answer
 
 
 def test_only_whole_pages_of_private_memory_are_taken() -> None:
@@ -52,24 +63,28 @@ def test_only_whole_pages_of_private_memory_are_taken() -> None:
     assert found == [(0x55E0C0C00000, 0x55E0C4E00000), (0x7F0000200000, 0x7F0000A00000)]
 
 
-def test_contents_and_addresses_stay() -> None:
+def test_contents_and_addresses_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     size_file = Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
     if not size_file.exists():
         pytest.skip("this system has no huge pages")
-    size = int(size_file.read_text())
+    size, system = int(size_file.read_text()), Asked()
+    monkeypatch.setattr(huge_pages.ctypes, "CDLL", lambda _: system)
     x = torch.arange(16 << 20, dtype=torch.int32)
     address, end = x.data_ptr(), x.data_ptr() + x.nbytes
-    for _ in range(3):  # it has none to give for a while where others take all
-        use_huge_pages()
-        if huge_kib(address) >= 60 << 10:
-            break
-    joined = huge_kib(address) >= 60 << 10
+    use_huge_pages()
     assert x.data_ptr() == address
     assert torch.equal(x, torch.arange(16 << 20, dtype=torch.int32))
-    first = -(-address // size) * size
-    if not joined and not joins(first, end // size * size - first):
-        pytest.skip("this system has no huge pages to give now, or is older than Linux 6.1")
-    assert joined
+    of_x = [
+        answer
+        for start, n_bytes, advice, answer in system.asked
+        if advice == MADV_COLLAPSE
+        and start <= -(-address // size) * size
+        and end // size * size <= start + n_bytes
+    ]
+    assert of_x
+    if 0 not in of_x:
+        pytest.skip("this system has none to give now, or is older than Linux 6.1")
+    assert huge_kib(address) >= 60 << 10
 
 
 def test_it_begins_later_but_at_once_when_somebody_waits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -164,7 +164,7 @@ def test_a_lane_that_stopped_says_why(view: DivergenceView) -> None:
 
 
 def test_sequences_that_come_later_are_named_whole(
-    faulty: DivergenceView, monkeypatch: pytest.MonkeyPatch
+    faulty: DivergenceView, monkeypatch: pytest.MonkeyPatch, qtbot: QtBot
 ) -> None:
     box, run = faulty.bar.seq, RunRef(faulty_comparison().store, 3)
     assert box.isHidden() and box.count() == 1
@@ -172,11 +172,15 @@ def test_sequences_that_come_later_are_named_whole(
     faulty.show_run(run)
     QApplication.processEvents()
     assert box.isVisible() and box.count() == 3
-    option = QStyleOptionComboBox()
-    box.initStyleOption(option)
     part = QStyle.SubControl.SC_ComboBoxEditField
-    room = box.style().subControlRect(QStyle.ComplexControl.CC_ComboBox, option, part, box)
-    assert room.width() >= box.fontMetrics().horizontalAdvance(box.itemText(2))
+
+    def is_whole() -> bool:
+        option = QStyleOptionComboBox()
+        box.initStyleOption(option)
+        room = box.style().subControlRect(QStyle.ComplexControl.CC_ComboBox, option, part, box)
+        return room.width() >= box.fontMetrics().horizontalAdvance(box.itemText(2))
+
+    qtbot.waitUntil(is_whole)
 
 
 def test_a_plain_run_has_no_lanes(faulty: DivergenceView) -> None:
