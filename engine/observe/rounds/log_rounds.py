@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from functools import lru_cache
 from itertools import pairwise, zip_longest
@@ -265,7 +266,7 @@ class LogClock:
         one.phases["sample"] = one.phases.get("sample", 0.0) + max(us - kept, 0) / 1e3 / n
 
 
-class _LineRows:
+class _LineRows(ABC):
     """Lines of a block that say the same: whole numbers, the last of them the time in microseconds
     or -1, int64 [n, m], by line."""
 
@@ -292,6 +293,11 @@ class _LineRows:
         self._names += [one for one in names if one not in self._names]
         numbers = np.array([1 + self._names.index(one) for one in names])
         self._server[rows[is_good]] = numbers[of[is_good]]
+        self._keep(rows, columns, is_good)
+
+    @abstractmethod
+    def _keep(self, rows: np.ndarray, columns: list[Any], is_good: np.ndarray) -> None:
+        """What lines of this kind have more, of the values after the time."""
 
     def row(self, line: int) -> tuple[Any, ...] | None:
         """A line by itself: server, time and values; None where it is not among them."""
@@ -308,15 +314,7 @@ class LightRows(_LineRows):
         super().__init__(n_lines)
         self._is_usual = np.zeros(n_lines, bool)
 
-    def add(
-        self,
-        rows: np.ndarray,
-        columns: list[Any],
-        is_good: np.ndarray,
-        streams: tuple[list[str], np.ndarray],
-    ) -> None:
-        """Lines of a shape."""
-        super().add(rows, columns, is_good, streams)
+    def _keep(self, rows: np.ndarray, columns: list[Any], is_good: np.ndarray) -> None:
         *_, accepted, drafted = columns
         self._is_usual[rows] = is_good & (accepted <= drafted) & (drafted > 0)
 
@@ -343,15 +341,7 @@ class LookedAt(_LineRows):
         self._p = np.zeros(n_lines)
         self._texts: LogTexts | None = None
 
-    def add(
-        self,
-        rows: np.ndarray,
-        columns: list[Any],
-        is_good: np.ndarray,
-        streams: tuple[list[str], np.ndarray],
-    ) -> None:
-        """Lines of a shape."""
-        super().add(rows, columns, is_good, streams)
+    def _keep(self, rows: np.ndarray, columns: list[Any], is_good: np.ndarray) -> None:
         *_, self._p[rows], texts = columns
         if self._texts is None:
             self._texts = texts.blank(len(self._server))
