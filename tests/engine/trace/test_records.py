@@ -17,7 +17,7 @@ def test_names_are_unique_snake_case_and_kinds_are_known() -> None:
 
 
 def test_tables_hold_the_columns_of_the_design() -> None:
-    rounds = [column.name for column in records.ROUNDS]
+    rounds = [column.name for column in records.TABLES["rounds"]]
     for name in (
         "t_ms",
         "pos0",
