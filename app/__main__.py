@@ -27,7 +27,7 @@ try:
 
     from app.cli import output
     from app.cli.output import Interrupted, interrupt, on_signal
-    from app.cli.parser import module_of, new_parser, split_command
+    from app.cli.parser import module_of, parser_of, split_command
     from engine.errors import DraftscopeError, OptionError
     from engine.long_work import collections_wait
 except KeyboardInterrupt:
@@ -168,8 +168,7 @@ def _dispatch(argv: list[str]) -> int:
     name, words = split_command(argv)
     with collections_wait():
         module = import_module(module_of(name))
-    parser = new_parser(name)
-    module.add_arguments(parser)
+    parser = parser_of(name)
     # intermixed: options may stand between the positionals, some of which may be left out; it
     # cannot be interrupted half-way, where it fails to put its parser back
     came: list[int] = []

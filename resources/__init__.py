@@ -17,6 +17,7 @@ SCENARIOS = ROOT / "scenarios"
 MEMORY_SCRIPTS = SCENARIOS / "memory"
 ROLLBACK_SCRIPTS = SCENARIOS / "rollback"
 HELP = ROOT / "help"
+COMMANDS = ROOT / "commands"
 SESSION_PAGE = ROOT / "session_page"
 DEMO_SWEEP = ROOT / "sweeps" / "demo.toml"
 

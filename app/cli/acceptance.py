@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from app.cli.option_lines import OptionLines
 from app.cli.output import print_report
 from app.cli.rescore import opened_trace
 from engine.analysis.acceptance.breakdown import (
@@ -23,30 +22,6 @@ from engine.analysis.acceptance.breakdown import (
 from engine.analysis.acceptance.counts import Logistic
 from engine.errors import OptionError
 from engine.trace.run_ref import RunRef
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "draftscope acceptance TRACE [TRACE] [--run-a N] [--run-b N] [--json]"
-    parser.add_argument_group(
-        "what is counted",
-        "Drafted tokens that were judged: the accepted ones and the first rejected one of every\n"
-        "draft. Shares have Wilson's 95 % bounds; of two runs each row has the probability that\n"
-        "they differ so by chance (Fisher's exact test, times the rows of the table).",
-    )
-    parser.epilog = (
-        "exit status: 0, or 2 where a file has no drafts\n\n"
-        "example:\n"
-        "  draftscope acceptance before/ after/"
-    )
-    OptionLines(parser).add("""
-        first=TRACE  trace, capture, log or record
-        second=[TRACE]  another one
-        runs
-          --run-a N:int  run of the first (default: the first with drafts)
-          --run-b N:int  run of the second (default: the first with drafts)
-        output
-          --json  print one JSON object
-    """)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -9,11 +9,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from app.cli.bench_requests import add_decoding, progress, prompt_set
-from app.cli.common import add_compute, add_model, open_session, target_path
-from app.cli.option_lines import OptionLines
+from app.cli.bench_requests import declare_requests, progress, prompt_set
+from app.cli.common import open_session, target_path
 from app.cli.output import print_report
-from app.cli.recorded import add_markdown
 from app.cli.run_arguments import run_options
 from engine.environment import environment
 from engine.errors import OptionError
@@ -35,27 +33,8 @@ _BUSY = 0.1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "draftscope bench against (MODEL | --demo) [--llama-cpp FOLDER] [options]"
-    parser.epilog = (
-        "example:\n  draftscope bench against model.gguf --llama-cpp ~/llama.cpp/build/bin"
-    )
-    model = add_model(parser)
-    OptionLines(model).add("""
-        against=--llama-cpp FOLDER  folder with llama-bench and llama-server (default: those of
-            $PATH), which run in alternation with this engine, on the same file and threads
-    """)
-    model.set_defaults(against="")
-    add_compute(model)
-    add_decoding(parser)
-    output = OptionLines(parser).add(f"""
-        against
-          --pairs N  measurements of each side, in alternation (default {_N_PAIRS})
-          --depth N  tokens in front of every forward pass (default: one here, none there)
-        results
-          --json  print one JSON object
-    """)
-    parser.set_defaults(depth=0)
-    add_markdown(output)
+    declare_requests(parser, __name__, pairs=_N_PAIRS)
+    parser.set_defaults(against="", depth=0)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -7,22 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from app.cli.bench_suite import number
-from app.cli.option_lines import OptionLines
 from app.cli.output import print_report
 from engine.experiments.bench.suite import compare_results, read_result
 
 _DIFF = "{:<21} {:>10} {:>10} {:>7} {:>7} {:>7}"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "draftscope bench compare A B [--json]"
-    OptionLines(parser).add(
-        """
-        compare=RESULTS:FILE  what `bench suite --out` wrote
-        --json  print one JSON object
-        """,
-        compare={"nargs": 2},
-    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -6,11 +6,10 @@ import argparse
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from app.cli.bench_requests import REPEAT, add_results
-from app.cli.common import add_compute, add_model, check_files, loading_line, target_path
-from app.cli.option_lines import OptionLines
+from app.cli.bench_requests import REPEAT, REPEATED
+from app.cli.common import check_files, loading_line, target_path
+from app.cli.option_lines import declare
 from app.cli.output import print_report
-from app.cli.run_arguments import add_batch_invariant
 from engine.errors import OptionError
 from engine.gguf.file import GgufFile
 from engine.gguf.part_file import ModelFiles
@@ -28,29 +27,8 @@ _STEP = "{:>5} {:>9} {:>9} {:>11} {:>9}"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "draftscope bench forward (MODEL | --demo) [--steps N[,N] | --splits] [options]"
-    parser.epilog = (
-        "examples:\n"
-        "  draftscope bench forward random.gguf --steps 1,2,4,8,16,128,512\n"
-        "  draftscope bench forward random.gguf --splits"
-    )
-    add_compute(add_model(parser))
-    what = parser.add_argument_group("what to measure")
-    one = what.add_mutually_exclusive_group()
-    OptionLines(one).add(f"""
-        --steps N[,N]  steps of these numbers of tokens (default {",".join(map(str, _USUAL))})
-        --splits  several sequences in one forward pass against one sequence per pass
-    """)
-    one.set_defaults(steps=None)
-    OptionLines(parser).add("""
-        forward: splits and steps
-          --sequences N  splits: sequences side by side (default 5)
-          --draft N  splits: drafted tokens per sequence, verified with one more (default 3)
-          --outputs {last,all}  steps: rows whose logits are computed (default last)
-    """)
-    output = parser.add_argument_group("repetitions and results")
-    add_batch_invariant(output)
-    add_results(output, "repeat", "json")
+    declare(parser, __name__, usual=",".join(map(str, _USUAL)), **REPEATED)
+    parser.set_defaults(steps=None)
 
 
 def run(args: argparse.Namespace) -> int:

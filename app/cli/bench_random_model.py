@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from app.cli.common import check_output
-from app.cli.option_lines import OptionLines
+from app.cli.option_lines import declare
 from app.cli.output import print_report
 from engine.experiments.random_models.quant_mixes import QUANTS
 from engine.experiments.random_models.random_families import RANDOM_FAMILIES
@@ -15,31 +15,14 @@ from engine.plain_text import size_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "draftscope bench random-model FILE [options]"
-    parser.epilog = (
-        "examples:\n"
-        "  draftscope bench random-model random.gguf\n"
-        "  draftscope bench random-model dflash.gguf --drafter dflash"
+    declare(
+        parser,
+        __name__,
+        architectures=tuple(RANDOM_FAMILIES),
+        families={arch: tuple(sizes) for arch, sizes in RANDOM_FAMILIES.items()},
+        drafters=tuple(RANDOM_DRAFTERS),
+        types=QUANTS,
     )
-    group = OptionLines(parser).add(
-        """
-        write_random_model=FILE:output  GGUF file
-        random-model: what is written
-          --arch  architecture (default qwen35)
-        """,
-        arch={"choices": tuple(RANDOM_FAMILIES)},
-    )
-    sizes = "; ".join(f"{arch}: {', '.join(named)}" for arch, named in RANDOM_FAMILIES.items())
-    OptionLines(group).add(
-        f"""
-        --size NAME  parameters, by default the first ({sizes})
-        --drafter  write a drafter for a model of this architecture and size instead, for -md
-        --quant  types of the matrices (default q8_0)
-        """,
-        drafter={"choices": tuple(RANDOM_DRAFTERS)},
-        quant={"choices": QUANTS},
-    )
-    OptionLines(parser).add("--json  print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -10,8 +10,7 @@ from typing import Any
 
 from app.cli.bench_requests import (
     REPEAT,
-    add_requests,
-    add_results,
+    declare_requests,
     deliver,
     open_bench,
     progress,
@@ -24,14 +23,7 @@ _LINE = "{:<{width}} {:>6} {:>7} {:>9} {:>12} {:>8}"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "draftscope bench recording (MODEL | --demo) [options]"
-    parser.epilog = (
-        "The first prompt over and over, -n tokens whatever they are.\n\n"
-        "example:\n  draftscope bench recording --demo -n 60 --spec-type draft-mtp"
-    )
-    add_requests(parser)
-    output = parser.add_argument_group("repetitions and results")
-    add_results(output, "rollback", "repeat", "json")
+    declare_requests(parser, __name__)
 
 
 def run(args: argparse.Namespace) -> int:

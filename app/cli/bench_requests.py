@@ -7,27 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.cli.common import (
-    add_compute,
-    add_model,
-    check_output,
-    draft_paths,
-    open_session,
-    target_path,
-)
-from app.cli.option_lines import OptionLines, names_of, positive
+from app.cli.common import check_output, draft_paths, open_session, target_path
+from app.cli.option_lines import declare, names_of, positive
 from app.cli.output import print_json, print_lines, tell, write_json
 from app.cli.run import draft_files
-from app.cli.run_arguments import (
-    add_chat,
-    add_draft_model,
-    add_memory_details,
-    add_sampling,
-    add_sizes,
-    add_speculation,
-    add_synthetic,
-    run_options,
-)
+from app.cli.run_arguments import run_options
 from engine.environment import environment
 from engine.experiments.bench.prompts import NamedPrompt, default_set, read_prompts
 from engine.experiments.bench.request import Configuration
@@ -49,51 +33,6 @@ REPEAT = 7
 _MOST_REPEATS = 1000
 
 
-def add_requests(parser: argparse.ArgumentParser) -> None:
-    """The model, -md, what it is computed with, and all of add_decoding."""
-    model = add_model(parser)
-    add_draft_model(model)
-    add_compute(model)
-    add_decoding(parser)
-
-
-def add_decoding(parser: argparse.ArgumentParser) -> None:
-    """The prompts and everything that decides how they are decoded."""
-    group = parser.add_argument_group("prompts")
-    add_prompt_set(group)
-    add_chat(group)
-    add_sampling(parser)
-    add_speculation(
-        parser, default="each that the model makes possible, none among them", repeatable=True
-    )
-    add_synthetic(parser)
-    memory = parser.add_argument_group("memory and batches")
-    add_sizes(memory)
-    add_memory_details(memory)
-    parser.set_defaults(n_predict=N_PREDICT, parallel=1, out=None, repeat=None)
-
-
-_RESULTS = {
-    "rollback": f"--rollback A[,B]  policies to compare: all, or {', '.join(ROLLBACK_POLICIES)}",
-    "repeat": f"--repeat, --rounds N  repetitions; medians count (default {REPEAT}; 1 in the suite "
-    "and with slots)",
-    "out": "--out FILE:output  write the results as JSON",
-    "json": "--json  print one JSON object",
-}
-
-
-def add_results(group: argparse._ArgumentGroup, *names: str) -> None:
-    """Options of what is repeated and written, by name."""
-    types: dict[str, Any] = {
-        "rollback": names_of(ROLLBACK_POLICIES, or_all=True),
-        "rounds": _repeat,
-    }
-    for name in names:
-        own = "rounds" if name == "repeat" else name
-        more = {own: {"type": types[own]}} if own in types else {}
-        OptionLines(group).add(_RESULTS[name], **more)
-
-
 def _repeat(text: str) -> int:
     number = positive(text)
     if number > _MOST_REPEATS:
@@ -101,11 +40,20 @@ def _repeat(text: str) -> int:
     return number
 
 
-def add_prompt_set(group: argparse._ArgumentGroup) -> None:
-    OptionLines(group).add("""
-        --prompts SET  general, python, in the suite also demo, or a JSON file of names and texts
-            (default general; with --demo demo or else python, and --ignore-eos for all but demo)
-    """)
+REPEATED: dict[str, Any] = {
+    "policies": names_of(ROLLBACK_POLICIES, or_all=True),
+    "all_policies": tuple(ROLLBACK_POLICIES),
+    "repetitions": _repeat,
+    "repeat": REPEAT,
+}
+"""What the pages of measurements name."""
+
+
+def declare_requests(parser: argparse.ArgumentParser, module: str, **given: Any) -> None:
+    """The page of a measurement that decodes prompts; see `declare`."""
+    parser.set_defaults(out=None, repeat=None)  # for pages without these
+    declare(parser, module, **REPEATED, **given)
+    parser.set_defaults(n_predict=N_PREDICT, parallel=1)
 
 
 def prompt_set(args: argparse.Namespace, sets: Mapping[str, Path]) -> tuple[str, list[NamedPrompt]]:

@@ -6,14 +6,12 @@ import argparse
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from app.cli.bench_requests import REPEAT, add_results
-from app.cli.common import add_threads, loading_line
-from app.cli.option_lines import OptionLines
+from app.cli.bench_requests import REPEAT, REPEATED
+from app.cli.common import loading_line
+from app.cli.option_lines import declare
 from app.cli.output import print_json, print_line
-from app.cli.run_arguments import add_options
 from engine.errors import OptionError
-from engine.option_fields import options_in
-from engine.options import ROLLBACK_POLICIES, RunOptions
+from engine.options import ROLLBACK_POLICIES
 from engine.plain_text import size_text
 
 _MOST_STATES = 64
@@ -26,23 +24,7 @@ _PHASES = ("save", "verify", "rollback", "restore", "replay", "total")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "draftscope bench rollback [--rollback A[,B]] [options]"
-    parser.epilog = "example:\n  draftscope bench rollback --widths 1,4,8 --threads 1"
-    what = parser.add_argument_group("what to measure")
-    add_results(what, "rollback")
-    add_options(what, [one for one in options_in(RunOptions) if one.field == "n_rs_seq"])
-    OptionLines(parser).add("""
-        rollback: made-up states
-          --heads N  value heads of a layer (default 16)
-          --dim N  dimension of a head; a state is dim x dim (default 128)
-          --layers N  recurrent layers (default 18)
-          --conv-dim N  channels of the convolution: queries, keys and values (default 6144)
-          --widths N[,N]  tokens verified in one round (default 1,4,8,16,64)
-          --keep N  how many of them are accepted (default: half, at least one)
-    """)
-    output = parser.add_argument_group("repetitions and results")
-    add_threads(output)
-    add_results(output, "repeat", "json")
+    declare(parser, __name__, **REPEATED)
     parser.set_defaults(rollback=tuple(ROLLBACK_POLICIES))
 
 

@@ -7,15 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from app.cli.bench_requests import (
-    add_requests,
-    add_results,
-    deliver,
-    open_bench,
-    progress,
-    report_of,
-)
-from app.cli.option_lines import OptionLines
+from app.cli.bench_requests import declare_requests, deliver, open_bench, progress, report_of
 from engine.errors import OptionError
 from engine.experiments.bench.request import bench_slots
 from resources import SUITES
@@ -26,15 +18,7 @@ _LINE = "{:<14} {:>5} {:>7} {:>8} {:>9} {:>8} {:>6}"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "draftscope bench slots (MODEL | --demo) [--slots N[,N]] [options]"
-    parser.epilog = "example:\n  draftscope bench slots --demo --slots 1,5 --spec-type draft-mtp"
-    add_requests(parser)
-    output = OptionLines(parser).add(f"""
-        repetitions and results
-          --slots N[,N]  requests side by side: aggregate speed, and its ratio to the first number
-              (default {",".join(map(str, _USUAL))})
-    """)
-    add_results(output, "rollback", "repeat", "out", "json")
+    declare_requests(parser, __name__, usual=",".join(map(str, _USUAL)))
 
 
 def run(args: argparse.Namespace) -> int:

@@ -9,11 +9,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from app.cli.bench_requests import add_requests, add_results, deliver, facts, open_bench, progress
-from app.cli.option_lines import OptionLines
+from app.cli.bench_requests import declare_requests, deliver, facts, open_bench, progress
 from app.cli.output import tell
 from app.cli.parser import KINDS
-from app.cli.recorded import add_report, check_report, deliver_report
+from app.cli.recorded import check_report, deliver_report
 from app.cli.run import make_prompt
 from engine.experiments.bench.request import PLAIN
 from engine.experiments.bench.suite import PromptSuite, SuiteWriter, suite_result
@@ -30,28 +29,8 @@ _OVERVIEW = "{:<{width}}  {:>8}  {:>8}  {:>6}  {:>12}  {:>7}  {:>7}"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "draftscope bench [KIND] (MODEL | --demo) [options]"
     kinds = "\n".join(f"  {kind:<14} {about}" for kind, about in KINDS["bench"].items())
-    parser.epilog = (
-        "kinds of measurement, the suite without any (draftscope bench KIND --help):\n"
-        f"{kinds}\n\n"
-        "examples:\n"
-        "  draftscope bench suite --demo\n"
-        "  draftscope bench suite model.gguf --spec-type draft-mtp --out a\n"
-        "  draftscope bench suite model.gguf --spec-type draft-mtp --rollback all\n"
-        "  draftscope bench w1 --demo --spec-type draft-mtp\n"
-        "  draftscope bench forward model.gguf --steps 1,2,4,8,16,128,512"
-    )
-    add_requests(parser)
-    output = parser.add_argument_group("repetitions and results")
-    add_results(output, "rollback", "repeat")
-    OptionLines(output).add("""
-        --out DIR  folder of the results, which the window and `bench compare` read; the same
-            command goes on where an earlier one stopped. A name that ends in .json: JSON, at the
-            end
-        --json  print one JSON object
-    """)
-    add_report(output)
+    declare_requests(parser, __name__, kinds=kinds)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -7,15 +7,8 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from app.cli.bench_requests import (
-    add_requests,
-    add_results,
-    deliver,
-    open_bench,
-    progress,
-    report_of,
-)
-from app.cli.run_arguments import add_cache, cache_options
+from app.cli.bench_requests import declare_requests, deliver, open_bench, progress, report_of
+from app.cli.run_arguments import cache_options
 from engine.errors import OptionError
 from engine.experiments.bench.request import Workload, turn_counters, turn_totals
 from resources import CONVERSATIONS
@@ -25,11 +18,7 @@ _HEADS = "turn prompt cached processed tokens drafts drafted accepted rejected r
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "draftscope bench w1 (MODEL | --demo) [options]"
-    parser.epilog = "example:\n  draftscope bench w1 --demo --spec-type draft-mtp"
-    add_requests(parser)
-    add_cache(parser, "on by default")
-    add_results(parser.add_argument_group("results"), "rollback", "out", "json")
+    declare_requests(parser, __name__)
 
 
 def run(args: argparse.Namespace) -> int:

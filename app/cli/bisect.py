@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.cli.common import add_model, target_path
-from app.cli.option_lines import OptionLines
+from app.cli.common import target_path
+from app.cli.option_lines import declare
 from app.cli.output import is_terminal, print_report, show_progress, tell
 from engine.errors import DraftscopeError, OptionError
 from engine.experiments.bisect import progress_file
@@ -26,51 +26,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = (
-        "draftscope bisect (MODEL | --demo) (--good REV --bad REV --repo DIR | --builds DIR DIR …) "
-        "[options]"
-    )
-    parser.epilog = (
-        "Commits are checked out into a work tree of their own and built with CMake and Ninja,\n"
-        "only the library. `draftscope check-rollback` judges a build, both ends first; every\n"
-        "check that the good end passes and the bad one fails gets the commit that broke it. What\n"
-        "does not build or cannot be judged is skipped. The same command goes on where it was\n"
-        "stopped.\n\n"
-        "exit status: 0 every fault has its commit, 1 one has not, or the ends cannot be used,\n"
-        "2 wrong usage\n\n"
-        "examples:\n"
-        "  draftscope bisect model.gguf --repo ~/llama.cpp --good b6000 --bad master\n"
-        "  draftscope bisect --demo --builds old/bin newer/bin newest/bin\n"
-        "  draftscope bisect --demo --repo ~/llama.cpp --good b6000 --bad master \\\n"
-        "    --judge-command './my_test {}/lib'"
-    )
-    add_model(parser)
-    OptionLines(parser).add("""
-        history
-          --repo DIR  clone of llama.cpp
-          --good REV  commit that is right
-          --bad REV  later commit that is wrong
-          --builds DIR [DIR ...]  builds from the oldest to the newest in place of a repository
-          --skip REV*  leave out a commit, or those of A..B; repeatable
-        builds
-          --cmake-args WORDS  options of CMake in addition to ours
-          --target NAME  what is built (default llama)
-          -j, --jobs N  compilers at once (default: all cores)
-          --build-limit S  seconds for one build (default 3600)
-        judge
-          --judge WORDS  check-rollback or compare with options, as "check-rollback --depths 3"
-              (default: check-rollback)
-          --request FILE[:N]  judge by the N-th request of a capture (observe --capture; default 1)
-          --judge-command COMMAND  judge by a command's exit status: 0 right, 125 skip, others
-              wrong; {} is the build
-          --judge-limit S  seconds for judging one build (default 600)
-        search
-          --work DIR  folder of the work tree, the builds and the verdicts (default: in the cache
-              folder)
-          --retry-skipped  try again what could not be judged before
-          --json  print one JSON object
-          --markdown FILE:output  write a report as Markdown
-    """)
+    declare(parser, __name__)
     parser.set_defaults(cmake_args="", judge="check-rollback")
 
 

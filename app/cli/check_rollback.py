@@ -8,11 +8,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.cli.common import add_lane_output, add_model, add_threads, check_files, target_path
-from app.cli.option_lines import OptionLines
+from app.cli.common import check_files, target_path
+from app.cli.option_lines import declare
 from app.cli.output import print_json, print_line, print_lines, signals_wait
 from app.cli.recorded import check_trace_folder, export
-from app.cli.run_arguments import add_llama_library, add_options, options_from
+from app.cli.run_arguments import options_from
 from engine.files import check_writable, write_text
 from engine.option_fields import grouped, words_of
 from engine.options.llama_cpp import GateOptions
@@ -39,39 +39,9 @@ _HEADS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "draftscope check-rollback (MODEL | --demo) [--llama-cpp BUILD] [options]"
-    parser.epilog = (
-        "llama.cpp decodes, drafts by script, and undoes what is rejected by its planes\n"
-        "(llama_memory_seq_rm) or by saving and restoring the sequence. It is measured against\n"
-        "itself token by token; more than three times what the width of a batch does is WRONG.\n"
-        "Two removals beyond what it guarantees it accepts all the same: of a whole batch, and of\n"
-        "more than the last batch had. They are known defects; a build that refuses them or gets\n"
-        "them right has mended them. S: worst relative error of a recurrent state.\n"
-        "Then scripts of reported failures are played on its memory (draftscope memory plays each\n"
-        "by its name). All is measured at the settings that are given, and so is the noise.\n\n"
-        "exit status: 0 right but for known defects (--strict: right), or with --baseline nothing\n"
-        "new; 1 something wrong or the library failed, 2 wrong usage\n\n"
-        "examples:\n"
-        "  draftscope check-rollback model.gguf --llama-cpp ~/llama.cpp/build\n"
-        "  draftscope check-rollback model.gguf --llama-cpp build -ngl 99 -fa on -ctk q8_0 \\\n"
-        "    --baseline before.json --junit gate.xml --markdown gate.md"
-    )
-    model = add_model(parser)
-    add_llama_library(model)
-    own = {one.field: one for one in grouped(GateOptions, "gate")}
-    add_options(model, [own.pop(name) for name in ("n_batch", "n_ubatch", "n_slots", "mtp")])
-    add_threads(model)
-    test = parser.add_argument_group("test")
-    add_options(test, own.values())
-    OptionLines(test).add("""
-        --only NAME*  play this scenario or script alone; repeat it for several
-        --strict  fail for known defects too
-    """)
-    output = add_lane_output(parser, "the trace of all lanes")
-    OptionLines(output).add("""
-        --junit FILE  write the checks as JUnit XML
-        --markdown FILE  write a summary of five lines
-    """)
+    of_test = {one.field: one for one in grouped(GateOptions, "gate")}
+    of_model = [of_test.pop(name) for name in ("n_batch", "n_ubatch", "n_slots", "mtp")]
+    declare(parser, __name__, of_model=of_model, of_test=of_test.values())
 
 
 def run(args: argparse.Namespace) -> int:

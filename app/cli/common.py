@@ -1,4 +1,4 @@
-"""Arguments that several subcommands take, model files loaded, and servers that are named."""
+"""What several subcommands do with their arguments: model files loaded, servers connected to."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from app.cli.option_lines import OptionLines
+from app.cli.option_lines import MOST_TEXT
 from app.cli.output import is_terminal, note, show_below, show_progress
 from engine.errors import ApiKeyError, OptionError
 from engine.files import check_writable, decoded, unreadable, unwritable, user_text
 from engine.long_work import ReportProgress, collections_wait
-from engine.model.compute_modes import COMPUTE_MODES, MMAP_ABOUT, MMAP_AUTO, copies_blocks
+from engine.model.compute_modes import copies_blocks
 from engine.plain_text import size_text
 from resources import DEMO_DRAFT, DEMO_EAGLE3, DEMO_TARGET
 
@@ -28,20 +28,6 @@ if TYPE_CHECKING:
     from engine.observe.server.reply import TimeLimits
     from engine.options import RunOptions
     from engine.session import Session
-
-
-_MOST_TEXT = 16 << 20
-"""Bytes of a prompt."""
-
-
-def add_model(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
-    """Positional MODEL, -m and --demo. Returns their group for further options."""
-    return OptionLines(parser).add("""
-        model
-          model=[MODEL]  GGUF file
-          model_option=-m, --model FILE  the same as MODEL
-          --demo  use the bundled demo model
-    """)
 
 
 def target_path(args: argparse.Namespace) -> Path:
@@ -74,45 +60,17 @@ def draft_paths(args: argparse.Namespace) -> dict[str, Path]:
     return drafters_of(args.spec_draft_model or [])
 
 
-def add_compute(group: argparse._ArgumentGroup) -> None:
-    OptionLines(group).add(f"""
-        --compute MODE  arithmetic of the weights (default auto); states are always f32.
-            {"; ".join(f"{name}: {about}" for name, about in COMPUTE_MODES.items())}
-        --[no-]mmap  {MMAP_ABOUT} (default: {MMAP_AUTO})
-        -dev, --device NAME  where models run: auto, cpu, cuda, cuda:N or a part of a CUDA device's
-            name (default auto: a CUDA device if there is one)
-    """)
-    add_threads(group)
-
-
-def add_threads(group: argparse._ArgumentGroup) -> None:
-    OptionLines(group).add("""
-        -t, --threads N:threads  CPU threads (default: all cores; for a small model what was fastest
-            in a short trial when it was first opened)
-    """)
-
-
-def add_lane_output(parser: argparse.ArgumentParser, what: str) -> argparse._ArgumentGroup:
-    """--json and --trace of a command that makes lanes. what: the trace that is written. Returns
-    their group for further options."""
-    return OptionLines(parser).add(f"""
-        output
-          --json  print one JSON object
-          --trace DIR  write {what} as CSV files; replaces an earlier export
-    """)
-
-
 def read_text(source: Path | None) -> str:
     """The text of a file, or of standard input for None. Raises OptionError."""
     if source is not None:
-        return user_text(source, _MOST_TEXT)
+        return user_text(source, MOST_TEXT)
     name = "Standard input"
     try:
-        raw = sys.stdin.buffer.read(_MOST_TEXT + 1)
+        raw = sys.stdin.buffer.read(MOST_TEXT + 1)
     except OSError as error:
         raise unreadable(Path(name), error) from error
-    if len(raw) > _MOST_TEXT:
-        raise OptionError(f"{name} gives more than {size_text(_MOST_TEXT)}.", "Give less text.")
+    if len(raw) > MOST_TEXT:
+        raise OptionError(f"{name} gives more than {size_text(MOST_TEXT)}.", "Give less text.")
     return decoded(raw, name)
 
 
@@ -218,13 +176,6 @@ def open_session(
 
 _FIRST_LINE_S = 4.0
 """When a wait is first shown where no line can be replaced, then at twice the time, seconds."""
-
-
-def add_key(group: argparse._ArgumentGroup) -> None:
-    OptionLines(group).add("""
-        --api-key-env NAME  environment variable that holds the API key (default: the key that the
-            system's keyring has for this address, if the server asks for one)
-    """)
 
 
 def connect(

@@ -7,18 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
-from app.cli.common import (
-    add_compute,
-    add_lane_output,
-    add_model,
-    draft_paths,
-    open_session,
-    target_path,
-)
-from app.cli.option_lines import OptionLines
+from app.cli.common import draft_paths, open_session, target_path
+from app.cli.option_lines import declare
 from app.cli.output import in_columns, print_json, print_lines, tell
 from app.cli.recorded import (
-    add_report,
     check_report,
     check_trace_folder,
     deliver_report,
@@ -27,17 +19,7 @@ from app.cli.recorded import (
     record,
 )
 from app.cli.run import draft_files, make_prompt
-from app.cli.run_arguments import (
-    add_batch_invariant,
-    add_draft_model,
-    add_llama_library,
-    add_prompts,
-    add_sampling,
-    add_sizes,
-    add_speculation,
-    options_from,
-    run_options,
-)
+from app.cli.run_arguments import options_from, run_options
 from engine.analysis.findings.check import recorded
 from engine.analysis.run_cost import COST_HEADS, COST_NOTE, RunCost, cost_cells, cost_notes
 from engine.analysis.verdict import LaneVerdict, state_drift
@@ -72,60 +54,7 @@ _LINE = "{:<{width}}  {:<9} {:<10} {:>9} {:>9} {:>9} {:>4} {:>6} {:>6} {:>6} {:>
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = (
-        "draftscope compare (MODEL | --demo) (-p TEXT | -f FILE | --tokens IDS | "
-        "--scenario NAME) … [options]"
-    )
-    parser.epilog = (
-        "The reference lane decodes token by token; every lane gets the same drafts and the\n"
-        "reference's tokens. The noise lane decodes batches of the same widths from the exact\n"
-        "state: a lane is suspect beyond ten times its worst error, and the noise lane itself is\n"
-        "beyond what rounding does in this compute mode. The band names the size of\n"
-        "the error, the verdict judges it: exact, within (the bound), suspect, failed; forked (a\n"
-        "free lane, at a near tie), mode (another compute mode's or llama.cpp's distance),\n"
-        "agrees (the peer).\n\n"
-        "exit status: 0 every lane within its bound, 1 a lane beyond it, 2 wrong usage\n\n"
-        "example:\n"
-        '  draftscope compare --demo -p "def f(x):" -n 60 --lane ring --lane planes,split=seq'
-    )
-    model = add_model(parser)
-    add_draft_model(model)
-    add_compute(model)
-    lanes = OptionLines(parser).add("""
-        lanes
-          lanes=--lane SPEC*  POLICY[,key=value…] with keys n_rs_seq, split, kv, fault, replay,
-              ubatch, checkpoint_device, compute (f32, bf16, …: the weights are loaded again), and
-              the words batch-invariant, free (drafts and accepts on its own until it forks) and
-              forks (copies of each sequence go on in turns with it, in batches of changing order);
-              `llama.cpp` (or `peer`) for llama.cpp on the same file, with three lanes that round as
-              it does and show what that explains;
-              `llama.cpp,rollback=planes[,n_rs_seq=K][,step=N][,undo=batch][,show-planes]`,
-              `llama.cpp,rollback=checkpoint[,device]` and `llama.cpp,rollback=noise` for its own
-              rollback, measured against llama.cpp token by token; `noise,key=value…` for further
-              batch shapes. Repeatable (default: checkpoint, planes and carry,forks). The reference
-              and noise lanes are always there
-    """)
-    add_llama_library(lanes)
-    OptionLines(lanes).add(
-        """
-        --bound NMSE:number  error of the logits that a lane may reach (default: what the noise lane
-            explains)
-        --draft-accept K[,K…]  draft by script: tokens that are right in the first, second, … draft,
-            over and over; drafts have --spec-draft-n-max tokens
-        """,
-        draft_accept={"type": _counts},
-    )
-    add_scenarios(parser)
-    add_prompts(parser)
-    add_sampling(parser)
-    add_speculation(parser)
-    memory = OptionLines(parser).add("""
-        memory and batches
-          --parallel N  sequences decoded side by side; further prompts wait (default: all)
-    """)
-    add_sizes(memory)
-    add_batch_invariant(memory)
-    add_report(add_lane_output(parser, "the trace of all lanes"))
+    declare(parser, __name__, counts=_counts)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -273,15 +202,6 @@ def _counts(text: str) -> tuple[int, ...]:
 def _loaded(session: Session) -> dict[str, str]:
     """What is in effect of the options that belong to loading."""
     return {"compute": session.compute, "device": str(session.device)}
-
-
-def add_scenarios(parser: argparse.ArgumentParser) -> None:
-    OptionLines(parser).add("""
-        scenarios
-          --scenario NAME  prompt, options and lanes that provoke a known failure on the demo model;
-              lanes of llama.cpp (--lane) may join
-          --list-scenarios  name them and leave
-    """)
 
 
 def list_scenarios() -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from app.cli.option_lines import OptionLines
+from app.cli.option_lines import declare
 from app.cli.output import is_terminal, print_report, show_progress, tell
 from engine.errors import OptionError
 from engine.files import write_text
@@ -17,36 +17,7 @@ _CHECKS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "draftscope conform TARGET [--only KERNEL] [--checks A,B] [options]"
-    parser.epilog = (
-        "TARGET is vllm, sglang, fla, flashinfer, causal_conv1d, mamba_ssm or draftscope, a\n"
-        "wheel, source archive (.tar.gz) or folder of such a package, or FILE.py:FUNCTION with an\n"
-        "adapter of your own. Kernels run on CUDA where there is a device, else in Triton's\n"
-        "interpreter; nothing of the engine around them is imported.\n"
-        "`draftscope help conform` explains the checks, the causes, and adapters.\n\n"
-        "exit status: 0 all checks pass, 1 a check found an error, 2 wrong usage\n\n"
-        "examples:\n"
-        "  draftscope conform vllm-0.33.0-cp38-abi3-manylinux_2_28_x86_64.whl\n"
-        "  draftscope conform my_kernel.py:Adapter --junit conform.xml"
-    )
-    OptionLines(parser).add(
-        f"""
-        target=TARGET  package, wheel, source archive, folder or adapter
-        --only KERNEL*  check this kernel alone; repeat it for several
-        --checks A[,B]  of {", ".join(_CHECKS)} (default: all)
-        --seed N  draws shapes, inputs and rounds (default 1)
-        --device {{auto,cpu,cuda}}  cpu is Triton's interpreter (default: cuda where there is one)
-        --limit S  seconds of the processor's time for a check of a kernel (default 120)
-        --force  play a version that has not been tried
-        --json  print one JSON object, which the window's File → Open Results shows
-        --markdown FILE  write the table as Markdown
-        --html FILE  write a report as one HTML page
-        --script FILE.pyz:FILE  write a script that plays the first fault again with torch and
-            triton alone
-        --junit FILE  write the checks as JUnit XML
-        """,
-        checks={"type": _checks},
-    )
+    declare(parser, __name__, checks=_checks, all_checks=_CHECKS)
     parser.set_defaults(checks=_CHECKS, device="auto")
 
 

@@ -4,17 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from app.cli.option_lines import OptionLines
 from app.cli.output import print_report
 from engine.errors import DraftscopeError
 from resources import DEMO_DRAFT, DEMO_EAGLE3, DEMO_TARGET
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    OptionLines(parser).add("""
-        --demo  no effect: always the demo models
-        --json  print one JSON object
-    """)
 
 
 def run(args: argparse.Namespace) -> int:

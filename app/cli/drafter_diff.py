@@ -10,14 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.cli.acceptance import drafted_run
-from app.cli.common import add_compute, add_key, connect, draft_paths, open_session
-from app.cli.option_lines import OptionLines
+from app.cli.common import connect, draft_paths, open_session
 from app.cli.output import print_report
 from app.cli.recorded import record
-from app.cli.run_arguments import add_options, options_from
+from app.cli.run_arguments import options_from
 from engine.errors import OptionError
 from engine.observe.server.reply import TimeLimits
-from engine.option_fields import options_in
 from engine.options import Prompt, RunOptions, SamplerOptions, SpecOptions
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
@@ -37,53 +35,6 @@ _LLAMA = "llama.cpp"
 """Another: a build of llama.cpp as a library, with the same files."""
 _URLS = ("http://", "https://")
 _N_PREDICT = 128
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "draftscope drafter-diff A B [--model MODEL [-md DRAFT]] [options]"
-    parser.add_argument_group(
-        "what is compared",
-        "A and B are each a trace, a capture, a log or a record with token ids, the address of a\n"
-        f"llama-server, `{_OURS}` for this engine, `{_OURS}=FOLDER` for another copy of it (every\n"
-        "value that its drafters compute is held against this engine's), or\n"
-        f"`{_LLAMA}[=BUILD]` for llama.cpp as a library (a build, or an installed package; two of\n"
-        "them compare two builds). Prompts,\n"
-        "tokens and special tokens are held against each other first, then drafts after the\n"
-        "same text, the rule that accepts them and counts. With the model and drafter,\n"
-        "every draft is made again, and where drafts are not the drafter's own, one stage after\n"
-        "the other is changed until one gives them, or most of them.",
-    )
-    parser.epilog = (
-        "exit status: 0 no cause, 1 one was found, 2 wrong usage, or a fact that is missing\n\n"
-        "examples:\n"
-        "  draftscope drafter-diff ours/ server.log --model model.gguf -md eagle3.gguf\n"
-        f"  draftscope drafter-diff {_OURS} http://127.0.0.1:8080 -p 'def f(' --model model.gguf"
-    )
-    model = OptionLines(parser).add(
-        f"""
-        source_a=A  trace, file, address, `{_OURS}` or `{_LLAMA}`
-        source_b=B  trace, file, address, `{_OURS}` or `{_LLAMA}`
-        model and drafter
-          -m, --model FILE  GGUF file of the target
-          --demo  use the bundled models
-          -md, --spec-draft-model FILE  GGUF file of the drafter; an MTP head of the model needs
-              none
-        """,
-        spec_draft_model={"action": "append"},
-    )
-    add_compute(model)
-    runs = OptionLines(parser).add("""
-        runs
-          --run-a N:int  run of trace A (default: the first with drafts)
-          --run-b N:int  run of trace B (default: the first with drafts)
-          -p, --prompt TEXT  prompt of what is decoded now (default: that of the recorded one, A or
-              B)
-    """)
-    (types,) = (one for one in options_in(RunOptions) if one.path == ("spec", "types"))
-    add_options(runs, [types])
-    add_key(runs)
-    add_options(runs, options_in(TimeLimits))
-    OptionLines(parser).add("output\n  --json  print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from app.cli.common import check_output
-from app.cli.option_lines import OptionLines
 from app.cli.output import tell
 from engine.errors import OptionError, TraceFileError
 from engine.files import write_text
@@ -19,23 +18,6 @@ if TYPE_CHECKING:
     from engine.trace.store import TraceStore
 
 _FORMATS = ("html", "perfetto", "aiperf")
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The trace and what to write of it."""
-    OptionLines(parser).add("""
-        trace=TRACE  folder of an exported trace, of any engine's run
-        what to write, one at least
-          --html FILE:output  text, plots, findings and every round as one page that any browser
-              opens, without a network
-          --perfetto FILE:output  phases, counters and drafts over time, for ui.perfetto.dev and
-              chrome://tracing
-          --aiperf FILE:output  acceptance records as AIPerf has them: a line of JSON for each
-              sequence of each run
-    """)
-    OptionLines(parser).add("""
-        runs=--run N:int*  a run of the trace by its number; repeat for several (default: all)
-    """)
 
 
 def run(args: argparse.Namespace) -> int:

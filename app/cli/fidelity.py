@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from msgspec import to_builtins
 
-from app.cli.common import add_model, add_threads, check_files, loading_line, read_text, target_path
-from app.cli.option_lines import OptionLines, names_of
+from app.cli.common import check_files, loading_line, read_text, target_path
+from app.cli.option_lines import declare, names_of
 from app.cli.output import note, print_report
 from engine.errors import OptionError
 from engine.options import COMPUTE_MODES
@@ -25,33 +25,10 @@ _LINE = "{:<8}{:>12}{:>12}{:>12}{:>14}"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "draftscope fidelity (MODEL | --demo) [--modes bf16,int8] [options]"
-    parser.epilog = (
-        "The model continues a text greedily in f32; then every mode computes the logits of all\n"
-        "its tokens. NMSE, KL and top-1 are means over the tokens, the difference is the largest\n"
-        "of any logit.\n\n"
-        "example:\n"
-        "  draftscope fidelity --demo -n 500"
+    modes = names_of([mode for mode in COMPUTE_MODES if mode != "auto"])
+    declare(
+        parser, __name__, modes=modes, usual=",".join(_MODES), most=_MOST_TOKENS, n_tokens=_N_TOKENS
     )
-    group = add_model(parser)
-    add_threads(group)
-    group = OptionLines(parser).add(
-        f"""
-        measurement
-          --modes A[,B]  compute modes, each loaded in turn (default {",".join(_MODES)})
-        """,
-        modes={"type": names_of([mode for mode in COMPUTE_MODES if mode != "auto"])},
-    )
-    text = group.add_mutually_exclusive_group()
-    OptionLines(text).add("""
-        -p, --prompt TEXT  text to continue (default: bundled)
-        -f, --file FILE  file with the text
-    """)
-    OptionLines(group).add(f"""
-        -n, --n-predict N  tokens to continue it with, at most {_MOST_TOKENS} and what the context
-            holds (default {_N_TOKENS})
-        --json  print one JSON object
-    """)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 
-from app.cli.option_lines import OptionLines
+from app.cli.option_lines import declare
 from app.cli.output import print_lines, print_pages
 from engine.errors import OptionError
 from resources import help_page, help_topics
@@ -19,8 +19,7 @@ _WIDEST = 100
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = "topics:\n" + "\n".join(_titles())
-    OptionLines(parser).add("topic=[TOPIC]  the page to print; without it, what there is")
+    declare(parser, __name__, titles="\n".join(_titles()))
 
 
 def run(args: argparse.Namespace) -> int:

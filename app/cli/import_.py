@@ -6,7 +6,6 @@ import argparse
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from app.cli.option_lines import OptionLines
 from app.cli.output import print_json, print_line, tell
 from engine.errors import OptionError
 from engine.report.text import counted
@@ -18,22 +17,6 @@ if TYPE_CHECKING:
 
 _MOST_SHOWN = 1000
 """Requests of a run that --json lists."""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The files and where the trace goes."""
-    from engine.observe.files.importing import NAMES
-
-    OptionLines(parser).add(f"""
-        files=FILE [FILE ...]  captures, logs of llama-server, records of other engines; each
-            becomes a run, two scrapes of /metrics in a row become one
-        --log FILE  log of the server, joined to the rounds of the one capture that is named
-        --model GGUF  the server's model, for ids of prompts and of chats, which captures have as
-            text
-        name=--as {{{",".join(NAMES)}}}  what the files are, where it cannot be recognised
-        --trace DIR  folder that the trace is written to
-        --json  print the figures as JSON
-    """)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from app.cli.common import add_model, draft_paths, target_path
-from app.cli.option_lines import OptionLines
+from app.cli.common import draft_paths, target_path
+from app.cli.option_lines import declare
 from app.cli.output import print_json, print_lines
-from app.cli.run_arguments import add_draft_model, add_options, reader
 from engine.draft.draft_files import check_draft
 from engine.errors import DraftscopeError
 from engine.gguf.binary import StringArray
@@ -24,7 +23,7 @@ from engine.gguf.tokenizer import Tokenizer
 from engine.machine.host_memory import available_memory
 from engine.memory.options import CacheOptions
 from engine.memory.policies import POLICIES, memory_sizes
-from engine.memory_need import CACHE_TYPES, MemoryEstimate, estimate, fits_text, server_estimate
+from engine.memory_need import MemoryEstimate, estimate, fits_text, server_estimate
 from engine.model.drafters.config import (
     DRAFT_SIMPLE,
     KINDS,
@@ -37,7 +36,6 @@ from engine.model.families.common import is_mtp_file
 from engine.model.info import LayerInfo, ModelInfo, describe
 from engine.model.loaded_size import is_expanded
 from engine.model.tensors import DRAFT_MTP
-from engine.option_fields import options_in
 from engine.options import COMPUTE_MODES, RunOptions, SpecOptions
 from engine.plain_text import size_text
 
@@ -46,40 +44,9 @@ _SERVER = "llama-server"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_draft_model(add_model(parser))
-    group = OptionLines(parser).add(
-        """
-        memory estimate
-          -np, --parallel N  sequences decoded side by side (default 1)
-          --spec-draft-n-max N  longest draft, which decides how many snapshots are kept (default 3)
-          -c, --ctx-size N  cells per sequence here, of all slots together in llama-server (default:
-              the trained context, here at most 4096)
-          -ctk, --cache-type-k  type of llama-server's K cells (default f16); here they are f32
-          -ctv, --cache-type-v  type of llama-server's V cells (default f16); here they are f32
-        """,
-        cache_type_k={"choices": CACHE_TYPES},
-        cache_type_v={"choices": CACHE_TYPES},
-    )
-    named = {one.option.name: one for one in options_in(RunOptions)}
-    spec_type = named["--spec-type"]
-    group.add_argument(
-        *spec_type.option.flags,
-        type=reader(spec_type),
-        metavar=spec_type.option.metavar,
-        help="drafters (default: the model's MTP head and those of -md)",
-    )
-    add_options(group, [named["--rollback"]])
-    OptionLines(group).add(
-        f"""
-        -ctxcp, --ctx-checkpoints N:int  context checkpoints of a slot (default
-            {CacheOptions().ctx_checkpoints})
-        --compute  weights as loaded in this mode (default: as stored in the file)
-        """,
-        ctx_checkpoints={"choices": range(10_001)},
-        compute={"choices": [mode for mode in COMPUTE_MODES if mode != "auto"]},
-    )
-    group.set_defaults(compute="")
-    OptionLines(parser).add("--json  print one JSON object")
+    modes = [mode for mode in COMPUTE_MODES if mode != "auto"]
+    declare(parser, __name__, modes=modes, n_checkpoints=CacheOptions().ctx_checkpoints)
+    parser.set_defaults(compute="")
 
 
 def run(args: argparse.Namespace) -> int:

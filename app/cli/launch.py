@@ -15,7 +15,7 @@ from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
-from app.cli.option_lines import OptionLines
+from app.cli.option_lines import declare
 from app.cli.output import print_line
 from app.cli.parser import SUBCOMMANDS, unknown_command
 from engine.errors import DraftscopeError, OptionError
@@ -26,39 +26,11 @@ from resources import DESKTOP
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The window's options, and the list of subcommands for --help."""
     parser.description = (
         "Watch speculative decoding on hybrid recurrent models. Without a subcommand: the window."
     )
-    parser.usage = (
-        "draftscope [MODEL.gguf] [-md DRAFT.gguf …] [--demo]\n"
-        "       draftscope TRACE_DIR\n       draftscope SUBCOMMAND …"
-    )
-    parser.epilog = "\n".join(
-        [
-            "subcommands (draftscope SUBCOMMAND --help; pages: draftscope help):",
-            *(f"  {name:<14} {summary}" for name, summary in SUBCOMMANDS.items()),
-        ]
-    )
-    OptionLines(parser).add(
-        """
-        models=MODEL.gguf|TRACE_DIR:FILE  model to open, of a multi-part model the first part; or
-            the folder of an exported trace, or a capture, log or record of another engine, which
-            take no model
-        model_option=-m, --model FILE  the same as MODEL.gguf
-        -md, --spec-draft-model FILE  model that drafts for it, or a drafter that reads its layers;
-            repeatable
-        --demo  open the bundled models with a prompt ready
-        """,
-        models={"nargs": "*"},
-        spec_draft_model={"action": "append"},
-    )
-    entry = parser.add_mutually_exclusive_group()
-    OptionLines(entry).add("""
-        --install-desktop  put Draftscope into the applications of this desktop, for .gguf files
-            too, and end
-        --remove-desktop  take it out of them again, and end
-    """)
+    subcommands = "\n".join(f"  {name:<14} {summary}" for name, summary in SUBCOMMANDS.items())
+    declare(parser, __name__, subcommands=subcommands)
 
 
 def run(args: argparse.Namespace) -> int:

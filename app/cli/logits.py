@@ -6,25 +6,9 @@ import argparse
 
 import numpy as np
 
-from app.cli.common import add_compute, add_model, check_output, open_session, target_path
-from app.cli.option_lines import OptionLines
+from app.cli.common import check_output, open_session, target_path
 from app.cli.output import print_report
 from engine.files import written_whole
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    group = add_model(parser)
-    add_compute(group)
-    OptionLines(parser).add(
-        """
-        --tokens IDS  token ids, for example 1,2,3
-        --out FILE:output  file to write: array `logits`, float32 [n, n_vocab]
-        -ub, --ubatch N  most tokens in one forward pass (default 512)
-        --json  print the shape as a JSON object
-        """,
-        tokens={"required": True},
-        out={"required": True},
-    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -7,19 +7,12 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from app.cli.bench_requests import add_prompt_set, facts, prompt_set
-from app.cli.common import add_compute, add_model, draft_paths, open_session, target_path
-from app.cli.option_lines import OptionLines
+from app.cli.bench_requests import facts, prompt_set
+from app.cli.common import draft_paths, open_session, target_path
+from app.cli.option_lines import declare
 from app.cli.output import print_report, tell
 from app.cli.run import draft_files, make_prompt
-from app.cli.run_arguments import (
-    add_chat,
-    add_draft_model,
-    add_memory,
-    add_sampling,
-    add_speculation,
-    run_options,
-)
+from app.cli.run_arguments import run_options
 from resources import MATCHES
 
 if TYPE_CHECKING:
@@ -31,30 +24,7 @@ _SLOTS = 4
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "draftscope match (MODEL | --demo) [--steps seq,seq,par] [options]"
-    parser.epilog = (
-        "Every step runs without speculation (the control) and with it; the control's first step\n"
-        "is what all others are compared with, token by token. Of a difference it is measured\n"
-        "whether the width of a batch alone, without speculation, can make it: a near tie.\n\n"
-        "exit status: 0 all texts match but for near ties (--exact and --batch-invariant: all\n"
-        "match), 1 one differs (of the control with --spec-type none), 2 wrong usage\n\n"
-        "example:\n"
-        "  draftscope match --demo --spec-type draft-mtp --rollback ring --compute int8"
-    )
-    model = add_model(parser)
-    add_draft_model(model)
-    add_compute(model)
-    test = OptionLines(parser).add("""
-        test
-          --steps A[,B]  seq: one prompt after another, par: side by side in --parallel slots
-              (default seq,seq,par)
-    """)
-    add_prompt_set(test)
-    add_chat(test)
-    OptionLines(test).add("--exact  fail at near ties too\n--json  print one JSON object")
-    add_sampling(parser)
-    add_speculation(parser, default="what -md is for, else draft-mtp")
-    add_memory(parser)
+    declare(parser, __name__)
     parser.set_defaults(n_predict=_N_PREDICT, parallel=_SLOTS)
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from app.cli.common import add_compute, add_lane_output, add_model, open_session, target_path
-from app.cli.option_lines import OptionLines, names_of
+from app.cli.common import open_session, target_path
+from app.cli.option_lines import declare, names_of
 from app.cli.output import print_line, print_report, signals_wait
 from app.cli.recorded import check_trace_folder, export
-from app.cli.run_arguments import add_llama_library, options_from
+from app.cli.run_arguments import options_from
 from engine.compare.lane_spec import LLAMA, LLAMA_POLICIES
 from engine.compare.memory_script import MemoryScript
 from engine.compare.memory_script_parser import FORMAT, memory_scripts, read_script
@@ -33,46 +33,14 @@ _LINE = "{:<{width}}  {:<10}  {:<7}  {:>6}  {:>9}  {:>7}"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "draftscope memory (SCRIPT … | --all | --list) (-m MODEL | --demo) [options]"
-    parser.add_argument_group(
-        "a script",
-        f"{FORMAT}\n\n"
-        "In compute modes other than f32 the kernels run in the forms whose bits do not depend on\n"
-        "the shape of a batch.",
+    declare(
+        parser,
+        __name__,
+        policies=names_of(ROLLBACK_POLICIES, or_all=True),
+        all_policies=tuple(ROLLBACK_POLICIES),
+        format=FORMAT,
     )
-    parser.epilog = (
-        "exit status: 0 every script passed, 1 one failed, 2 wrong usage\n\n"
-        "examples:\n"
-        "  draftscope memory --all --demo\n"
-        "  draftscope memory mine.toml model.gguf --rollback ring\n"
-        "  draftscope memory --all --demo --engine llama.cpp"
-    )
-    OptionLines(parser).add(
-        f"""
-        scripts=SCRIPT  script file, or the name of a bundled one; the last may be the MODEL, a
-            .gguf file
-        scripts
-          --all  play every bundled script
-          --list  name the bundled scripts and leave
-          --rollback POLICY[,POLICY…]  play under these policies: {", ".join(ROLLBACK_POLICIES)},
-              or all (default)
-          --engine  whose memory is played on (default {OURS}). llama.cpp has planes and checkpoint;
-              it tells the last position and the recurrent states, so that other facts are not
-              judged, and keep, split, faults and --fill cannot be asked of it
-          --fill  byte that memory is filled with beforehand, so that a read of what was never
-              written shows (default nan)
-        """,
-        scripts={"nargs": "*"},
-        rollback={"type": names_of(ROLLBACK_POLICIES, or_all=True)},
-        engine={"choices": (OURS, LLAMA)},
-        fill={"choices": _FILLS},
-    )
-    parser.set_defaults(rollback=tuple(ROLLBACK_POLICIES))
-    model = add_model(parser)
-    add_llama_library(model)
-    add_compute(model)
-    parser.set_defaults(compute="f32")
-    add_lane_output(parser, "all contexts as lanes,")
+    parser.set_defaults(rollback=tuple(ROLLBACK_POLICIES), compute="f32")
 
 
 def run(args: argparse.Namespace) -> int:

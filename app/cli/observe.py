@@ -11,8 +11,8 @@ from dataclasses import asdict
 from pathlib import Path, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
-from app.cli.common import add_key, check_files, check_output, connect, loading_line
-from app.cli.option_lines import OptionLines
+from app.cli.common import check_files, check_output, connect, loading_line
+from app.cli.option_lines import declare
 from app.cli.output import (
     Interrupted,
     end_text,
@@ -37,7 +37,7 @@ from app.cli.recorded import (
     record,
 )
 from app.cli.rescore import lines
-from app.cli.run_arguments import LEGEND, add_options, add_prompts, options_from, styled
+from app.cli.run_arguments import options_from, styled
 from engine.errors import ApiKeyError, DraftscopeError, OptionError, ServerError, ServerModelError
 from engine.observe.server.reply import TimeLimits
 from engine.observe.server.request_options import PER_REQUEST, RequestOptions, why_not_sent
@@ -66,44 +66,10 @@ _PATH_WORDS = {"none": "nothing undone", "": "path not known"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = (
-        "draftscope observe URL (-p TEXT | -f FILE | --tokens IDS) … [options]\n"
-        "       draftscope observe URL --listen HOST:PORT [options]"
-    )
-    parser.epilog = (
-        "What a request cannot set, such as drafters, the server decides when it is started.\n"
-        f"{LEGEND}\n\n"
-        "exit status: 0 all replies complete, 1 the server failed or, with --rescore, a token is\n"
-        "not the model's choice, 2 wrong usage\n\n"
-        "example:\n"
-        '  draftscope observe http://127.0.0.1:8080 -p "def quicksort(arr):" -n 200 --trace out'
-    )
-    server = OptionLines(parser).add("""
-        server
-          url=URL  address of a llama-server, or of another server of its API
-          --model-name NAME  which of a router's or another server's models (default: the only one,
-              or the only one that is loaded)
-    """)
+    options = options_in(RunOptions)
+    declare(parser, __name__, per_request=[one for one in options if one.path in PER_REQUEST])
     parser.set_defaults(model_name="")
-    add_key(server)
-    OptionLines(server).add("""
-        --log FILE  log file of the server (started with -lv 5 and LLAMA_TRACE=1), joined to the
-            rounds
-    """)
-    add_options(server, options_in(TimeLimits))
-    add_listening(parser)
-    OptionLines(server).add("""
-        --rescore MODEL  judge every token by the server's own model, decoded here in f32:
-            probabilities and ranks, and whether speculation changed the text
-        --assume-same  take MODEL for the server's where nothing tells
-    """)
-    add_prompts(parser)
-    taken = [one for one in options_in(RunOptions) if one.path in PER_REQUEST]
-    add_options(parser.add_argument_group("decoding"), taken)
-    more = parser.add_argument_group("requests")
-    add_options(more, [one for one in options_in(RunOptions) if one.path == ("parallel",)])
-    add_options(more, options_in(RequestOptions))
-    for one in options_in(RunOptions):  # known, so that a note can say it has no effect
+    for one in options:  # known, so that a note can say it has no effect
         if why_not_sent(one):
             parser.add_argument(
                 *one.option.flags,
@@ -112,13 +78,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                 dest=f"unsent_{one.option.dest}",
                 help=argparse.SUPPRESS,
             )
-    OptionLines(parser).add("""
-        output
-          --json  print one JSON object: sequences, totals, counters
-          --trace DIR  write the trace as CSV files; replaces an earlier export
-          --capture FILE:output  write what was sent and what came back, as `draftscope import`
-              reads it; gzipped for a name that ends with .gz
-    """)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -394,16 +353,6 @@ def _slots(client: ServerClient) -> list[dict[str, Any]] | None:
 
 def _lowered(sentence: str) -> str:
     return sentence[:1].lower() + sentence[1:]
-
-
-def add_listening(parser: argparse.ArgumentParser) -> None:
-    OptionLines(parser).add("""
-        listening
-          --listen HOST:PORT  let other programs talk to the server through this address, and record
-              what they ask until Ctrl-C; port 0 is any free one, without HOST only this machine can
-          --pass-unchanged  do not ask for timings per token where a client does not: then only
-              clients that ask for them show rounds
-    """)
 
 
 def listen(args: argparse.Namespace, server: ServerFacts) -> int:

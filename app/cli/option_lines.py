@@ -1,67 +1,207 @@
-"""Options declared by the lines that a command's help shows of them, and the types of values."""
+"""A command's options, declared by its page in resources/commands, and the types of values.
+
+A page has parts with `---` between them: the usage, which a line `first: --demo -n …` may go before
+or after with the options that --help is limited to; the options; the epilog, which may lack. The
+options are in groups of lines as the help shows them:
+
+- any line that is none of the following is the heading of a group, the same heading again goes on
+  with it, and `options` are those of the command itself;
+- `> text` is a line of the group's description;
+- `-j, --jobs N  help` is an option, whose help may go on in lines indented by six spaces. In the
+  place of N: nothing for a switch; `N*`, repeatable, `N?*` too, with None where not given; `N!`, to
+  be given; `N x2`; `N [N ...]`, `[N ...]` and `[N]` as in argparse; `{a,b}` for a choice; `N:int`,
+  another type than the usual one of that name, see _TYPES. `--[no-]mmap` can be negated. `jobs=N`
+  is a positional argument, `jobs=-j N` an option under another name. The default is the one that
+  the help names as `(default 3)`;
+- `| --option` excludes others next to it that start so;
+- `@decoding` has the options of a group of RunOptions, `@--seed` one of them, `@module.Class` all
+  of a class. `?`: one that is not given is None, `?seed`: of them this one; `*`: repeatable. A help
+  after it takes the place of theirs, where {about} is theirs;
+- `+model text` has the lines of [model] in shared.txt, with the text in the place of {}.
+
+{name} is what the command gives under that name, {module.NAME} a constant of a module: a text, a
+number, names with commas between them, or names with what they mean; choices in the place of N.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from inspect import cleandoc
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from engine.errors import OptionError
+from engine.files import user_text
+from engine.option_fields import PlacedOption, grouped, options_in
+from resources import COMMANDS
+
+MOST_TEXT = 16 << 20
+"""Bytes of a prompt."""
 _OPTION = re.compile(r"(?P<dest>\w+)=(?=\S)|-")
 _DEFAULT = re.compile(r"\(default ([^\s;:)]+?)(?:[:)]|, )")
+_ENGINE_OPTIONS = re.compile(
+    r"@(?P<name>[\w.+-]+)(?P<unset>\?(?P<field>\w*))?(?P<many>\*)?(?:  (?P<about>.*))?"
+)
+_SHARED = re.compile(r"^ *\+([\w-]+) ?(.*)\n", re.MULTILINE)
+_VALUE = re.compile(r"(?P<value>.*?)(?P<must>!)?(?P<unset>\?)?(?P<many>\*)?(?P<twice> x2)?")
+_NAME = re.compile(r"\{([\w.]+)\}")
 
 
-class OptionLines:
-    """A parser or a group whose options are declared by lines of text.
+@cache
+def page(command: str) -> tuple[str, str, str, list[str]]:
+    """Usage, options and epilog of a command's page, named like its module, and the options that
+    --help is limited to."""
+    text = (COMMANDS / f"{command}.txt").read_text(encoding="utf-8")
+    head, options, epilog = (*text.split("---\n", 2), "")[:3]
+    first = re.search(r"^first: (.*)\n", head, re.MULTILINE)
+    usage = (head.replace(first[0], "") if first else head).removeprefix("usage: ")
+    epilog = _with_shared(epilog).removesuffix("\n")
+    named = first[1].split() if first else []
+    return usage.removesuffix("\n"), _with_shared(options), epilog, named
 
-    A line is `-j, --jobs N  help`, where the help may go on in lines indented by four spaces or
-    more. In the place of N: nothing for a switch; `N*`, repeatable; `N [N ...]` and `[N]` as in
-    argparse; `{a,b}` for a choice; `N:int`, another type than the usual one of that name, see
-    _TYPES. `--[no-]mmap` can be negated. `jobs=N` is a positional argument, `jobs=-j N` an option
-    under another name. The default is the one that the help names as `(default 3)`. Any other
-    line is the heading of a new group.
+
+def _with_shared(text: str) -> str:
+    """A text with the lines of shared.txt that it names."""
+    return _SHARED.sub(
+        lambda found: _with_shared(_shared()[found[1]]).replace("{}", found[2] or "{}"), text
+    )
+
+
+@cache
+def _shared() -> dict[str, str]:
+    text = (COMMANDS / "shared.txt").read_text(encoding="utf-8")
+    parts = re.split(r"^\[([\w-]+)\]\n", text.replace("\n\n", "\n"), flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def declare(parser: argparse.ArgumentParser, module: str, **given: Any) -> None:
+    """Give a parser the usage, options and epilog of the page of a command's module.
+
+    given: what the page names: texts, choices, types of values, and options of the engine.
     """
+    usage, options, epilog, _ = page(module.rpartition(".")[2])
+    if usage:
+        parser.usage = usage
+    _Declaration(parser, given).add(options)
+    if epilog:
+        parser.epilog = _filled(epilog, given)
 
-    def __init__(self, group: argparse._ActionsContainer) -> None:
-        self._group = group
 
-    def add(self, text: str, **more: Mapping[str, Any]) -> argparse._ArgumentGroup:
-        """Add what the lines say; returns the group of the last one. more: by option, further
-        keywords of add_argument."""
-        group: Any = self._group
-        for line in _whole_lines(cleandoc(text)):
-            if (found := _OPTION.match(line)) is None:
-                group = self._group.add_argument_group(line)
+class _Declaration:
+    def __init__(self, parser: argparse.ArgumentParser, given: Mapping[str, Any]) -> None:
+        self._given, self._types = given, {**_TYPES, **given}
+        self._parser, self._group = parser, parser
+        self._groups: dict[str, Any] = {"options": parser}
+        self._excluding: argparse._MutuallyExclusiveGroup | None = None
+
+    def add(self, text: str) -> None:
+        """Add what the lines say, one after the other."""
+        for line in _whole_lines(text):
+            if line.startswith("| "):
+                if self._excluding is None:
+                    self._excluding = self._group.add_mutually_exclusive_group()
+                self._add_option(self._excluding, line[2:])
                 continue
-            names, _, about = line[len(found[0]) if found["dest"] else 0 :].partition("  ")
-            *flags, last = names.split(", ")
-            name, _, value = last.partition(" ")
-            if not name.startswith("-"):
-                name, value = found["dest"], last
-            keywords = {"help": about.strip(), **_of_value(value)}
-            if value != last and found["dest"]:
-                keywords["dest"] = found["dest"]
-            long = name.replace("[no-]", "")
-            keywords |= more.pop(long.lstrip("-").replace("-", "_"), {})
-            if not value and not keywords.keys() & {"choices", "action"}:
-                negates = long != name
-                keywords["action"] = argparse.BooleanOptionalAction if negates else "store_true"
-            elif default := _DEFAULT.search(about):
-                keywords.setdefault("default", default[1])
-            group.add_argument(*flags, long, **keywords)
-        assert not more, more
-        return group
+            self._excluding = None
+            if line.startswith("@"):
+                self._add_engine_options(line)
+            elif line.startswith(">"):
+                said = _filled(line[2:], self._given)
+                before = self._group.description
+                self._group.description = said if before is None else f"{before}\n{said}"
+            elif _OPTION.match(line):
+                self._add_option(self._group, line)
+            else:
+                if line not in self._groups:
+                    self._groups[line] = self._parser.add_argument_group(line)
+                self._group = self._groups[line]
+
+    def _add_option(self, group: argparse._ActionsContainer, line: str) -> None:
+        found = _OPTION.match(line)
+        assert found is not None
+        names, _, about = line[len(found[0]) if found["dest"] else 0 :].partition("  ")
+        about = _filled(about.strip(), self._given)
+        *flags, last = names.split(", ")
+        name, _, value = last.partition(" ")
+        if not name.startswith("-"):
+            name, value = found["dest"], last
+        keywords = {"help": about, **self._of_value(value)}
+        if value != last and found["dest"]:
+            keywords["dest"] = found["dest"]
+        long = name.replace("[no-]", "")
+        if not value:
+            negates = long != name
+            keywords["action"] = argparse.BooleanOptionalAction if negates else "store_true"
+        elif default := _DEFAULT.search(about):
+            keywords.setdefault("default", default[1])
+        group.add_argument(*flags, long, **keywords)
+
+    def _of_value(self, value: str) -> dict[str, Any]:
+        """Keywords of add_argument for a value as the page shows it."""
+        if not value:
+            return {}
+        if name := _NAME.fullmatch(value):
+            return {"choices": self._given.get(name[1]) or _named(name[1])}
+        if value.startswith("{"):
+            return {"choices": tuple(value[1:-1].split(","))}
+        found: dict[str, Any] = {}
+        if value.startswith("["):
+            value = value[1:-1]
+            found = {"nargs": "*" if value.endswith(" ...") else "?"}
+            value = value.removesuffix(" ...")
+        elif value.endswith(" ...]"):
+            value, found = value.partition(" ")[0], {"nargs": "+"}
+        elif parts := _VALUE.fullmatch(value):
+            value = parts["value"]
+            if parts["many"]:
+                found = {"action": "append", "default": None if parts["unset"] else []}
+            elif parts["twice"]:
+                found = {"nargs": 2}
+            elif parts["must"]:
+                found = {"required": True}
+        metavar, colon, kind = value.rpartition(":")
+        if not colon or kind not in self._types:
+            metavar = kind = value
+        kinds = {"type": self._types[kind]} if kind in self._types else {}
+        empty: dict[str, Any] = {"default": {}} if kind == "JSON" else {}
+        return {"metavar": metavar, **empty, **found, **kinds}
+
+    def _add_engine_options(self, line: str) -> None:
+        found = _ENGINE_OPTIONS.fullmatch(line)
+        assert found is not None, line
+        for one in self._engine_options(found["name"]):
+            is_set = found["unset"] is None or found["field"] not in ("", one.field)
+            about = _filled(found["about"] or "", {**self._given, "about": one.option.about})
+            add_option(self._group, one, is_set=is_set, about=about, repeats=bool(found["many"]))
+
+    def _engine_options(self, name: str) -> Iterable[PlacedOption]:
+        if name in self._given:
+            given: Iterable[PlacedOption] = self._given[name]
+            return given
+        if "." in name:
+            return options_in(_named(name))
+        from engine.options import RunOptions
+
+        if name.startswith("-"):
+            return [one for one in options_in(RunOptions) if name in one.option.flags]
+        # a drafter's own options come before those that it shares with others
+        return sorted(
+            grouped(RunOptions, *name.split("+")),
+            key=lambda one: name == "ngram" and len(one.path) < 3,
+        )
 
 
 def _whole_lines(text: str) -> Iterator[str]:
-    """Headings and options, each with the lines that go on with it."""
+    """Lines of a page, each with those that go on with it."""
     whole = ""
     for line in text.splitlines():
-        if line.startswith("    "):
+        if line.startswith("      "):
             whole += f" {line.strip()}"
         else:
             if whole:
@@ -70,23 +210,73 @@ def _whole_lines(text: str) -> Iterator[str]:
     yield whole
 
 
-def _of_value(value: str) -> dict[str, Any]:
-    """Keywords of add_argument for a value as the help shows it."""
-    if not value:
-        return {}
-    if value.startswith("{"):
-        return {"choices": tuple(value[1:-1].split(","))}
-    found: dict[str, Any] = {}
-    if value.startswith("["):
-        value, found = value[1:-1], {"nargs": "?"}
-    elif value.endswith(" ...]"):
-        value, found = value.partition(" ")[0], {"nargs": "+"}
-    elif value.endswith("*"):
-        value, found = value[:-1], {"action": "append", "default": []}
-    metavar, colon, kind = value.rpartition(":")
-    if not colon or kind not in _TYPES:
-        metavar = kind = value
-    return {"metavar": metavar, **found} | ({"type": _TYPES[kind]} if kind in _TYPES else {})
+def _filled(text: str, given: Mapping[str, Any]) -> str:
+    """A text with what is given in the place of names in braces; others stay."""
+
+    def value(found: re.Match[str]) -> str:
+        name = found[1]
+        if name in given:
+            return _as_text(given[name])
+        return _as_text(_named(name)) if "." in name else found[0]
+
+    return _NAME.sub(value, text)
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "; ".join(f"{name}: {_as_text(about)}" for name, about in value.items())
+    return str(value) if isinstance(value, str | int) else ", ".join(map(str, value))
+
+
+def _named(path: str) -> Any:
+    """What a module has under a name."""
+    module, _, name = path.rpartition(".")
+    return getattr(import_module(module), name)
+
+
+def add_option(
+    group: argparse._ActionsContainer,
+    one: PlacedOption,
+    *,
+    is_set: bool = True,
+    about: str = "",
+    repeats: bool = False,
+) -> None:
+    """Add an option of the engine. is_set: without it, its value where it is not given is None, not
+    its default; the help is the same. about: a help in place of its own. repeats: it makes a
+    list."""
+    option = one.option
+    if one.kind is bool:
+        group.add_argument(*option.flags, action="store_true", help=option.about)
+        return
+    repeats = repeats or option.repeats
+    start: Any = [] if repeats else one.default
+    shown = "%(default)s" if is_set else one.default
+    has_default = one.default not in (None, "") and one.kind is not tuple
+    own = option.about.replace("%", "%%") + (f" (default {shown})" if has_default else "")
+    group.add_argument(
+        *option.flags,
+        action="append" if repeats else "store",
+        type=reader(one),
+        default=start if is_set else None,
+        metavar=option.metavar,
+        help=about or own,
+    )
+
+
+def reader(one: PlacedOption) -> Callable[[str], Any]:
+    """The argparse type of the text of an engine's option."""
+    parse = one.option.parse
+    if parse is None:
+        return int if one.kind is int else finite_number if one.kind is float else str
+
+    def read(text: str) -> Any:
+        try:
+            return parse(text)
+        except OptionError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return read
 
 
 def positive(text: str) -> int:
@@ -157,15 +347,31 @@ def output_file(text: str) -> Path:
     return Path(text)
 
 
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object")
+    return value
+
+
+def _prompt_file(name: str) -> str:
+    return user_text(Path(name), MOST_TEXT).removesuffix("\n")
+
+
 _TYPES: dict[str, Callable[[str], Any]] = {
     **dict.fromkeys(("N", "S"), positive),
     **dict.fromkeys(("FILE", "DIR", "OUT", "TRACE", "MODEL", "GGUF", "BUILD"), Path),
     "N[,N]": numbers,
     "IDS": token_ids,
+    "JSON": _json_object,
     "int": int,
     "threads": thread_count,
     "number": finite_number,
     "output": output_file,
+    "prompt_file": _prompt_file,
     "text": str,
 }
 """The types of values by their names in the help; any other is a text."""

@@ -11,77 +11,30 @@ import functools
 import sys
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
+from importlib import import_module
 from itertools import pairwise
 from keyword import iskeyword
 from typing import Any, NoReturn
 
+from app.cli.option_lines import declare, page
 from app.cli.output import print_line, tell
 from engine.environment import version
+from resources import COMMANDS
 
-SUBCOMMANDS = {
-    "info": "metadata, layer map, quantisation mix, rollback capability and memory of a model",
-    "tokenize": "token ids and pieces of a text",
-    "logits": "logits at every position of a token sequence, as an .npz file",
-    "run": "decode prompts, speculatively if asked; print text and figures",
-    "observe": "prompts sent to a llama-server, or its clients watched: rounds, acceptance, memory",
-    "compare": "rollback policies side by side against plain decoding: where logits diverge",
-    "memory": "scripts of memory operations over rollback policies: what is refused, what is exact",
-    "check-rollback": "llama.cpp's own rollback, every depth and policy against itself, for CI",
-    "bisect": "which commit or build of llama.cpp broke its rollback",
-    "conform": "rollback kernels of vLLM, SGLang, FLA or your own against the recurrences in f64",
-    "bench": "the prompt suite with and without speculation; other measurements",
-    "sweep": "the jobs of a plan, one after another or on a Ray cluster; resumable",
-    "tune": "which drafter, n_max and p_min, and is it worth it: recorded, simulated, confirmed",
-    "match": "the same prompts one by one and side by side: is every text the same",
-    "fidelity": "how far each compute mode's logits are from those of f32",
-    "import": "captures, logs and records of other engines, as a trace",
-    "export": "a trace as a page that any browser opens, for Perfetto, or as AIPerf records",
-    "rescore": "the tokens of any engine's run judged again by this one on the same file",
-    "triage": "two runs of the same prompts: where their texts part, and whether a tie explains it",
-    "acceptance": "drafted tokens accepted by position, depth, token class; of one run or two",
-    "drafter-diff": "one drafter in two engines: the first cause of other drafts or acceptance",
-    "demo-path": "where the bundled demo models are",
-    "help": "pages on drafting, rollback, the window, other engines, and what words mean",
-}
-
+_LISTED = dict(
+    line.split("  ", 1)
+    for line in (COMMANDS / "index.txt").read_text(encoding="utf-8").splitlines()
+)
+SUBCOMMANDS = {name: about for name, about in _LISTED.items() if " " not in name}
 KINDS = {
-    "bench": {
-        "suite": "a set of prompts, each alone, with and without speculation",
-        "w1": "a conversation of four turns with a growing history, counters per turn",
-        "slots": "requests side by side: aggregate speed by number of slots",
-        "recording": "the share of a run's time that recording its trace takes",
-        "forward": "forward passes alone, by number of tokens or by how sequences are split",
-        "against": "llama-bench and llama-server of a build of llama.cpp against this engine",
-        "rollback": "rollback policies on rounds of made-up states, without a model",
-        "compare": "two result files of the suite, side by side",
-        "random-model": "write a model with random weights to measure with",
+    command: {
+        name.removeprefix(f"{command} "): about
+        for name, about in _LISTED.items()
+        if name.startswith(f"{command} ")
     }
+    for command in ("bench",)
 }
 """Subcommands of subcommands: a module of its own each."""
-
-FIRST_OPTIONS = {
-    "run": "--demo -md -p -n --temp --spec-type --spec-draft-n-max --rollback --trace --json",
-    "compare": "--demo -p -n --lane --scenario --list-scenarios --spec-type --draft-accept "
-    "--trace --json",
-    "observe": "-p -n --temp --parallel --listen --log --rescore --capture --trace --json",
-    "bench": "--demo -md --prompts -n --spec-type --rollback --repeat --out --json --report",
-    "bench suite": "--demo -md --prompts -n --spec-type --rollback --repeat --out --json --report",
-    "bench w1": "--demo -md --prompts -n --spec-type --rollback --cache-prompt --chat --out --json",
-    "bench slots": "--demo -md --slots --prompts -n --spec-type --rollback --repeat --out --json",
-    "bench recording": "--demo -md --compute --prompts -n --temp --spec-type --rollback --repeat "
-    "--json",
-    "bench against": "--demo --llama-cpp --pairs --depth --prompts -n --spec-synth-rates -t --json "
-    "--markdown",
-    "memory": "--demo --all --list --rollback --engine --fill --llama-cpp --compute --json --trace",
-    "sweep": "--demo --out --list --retry-failed --no-traces --ray --ship --json --report "
-    "--markdown",
-    "rescore": "-m --demo --run --assume-same --server --probe --compute -t --json --trace",
-    "triage": "--run-a --run-b --rescore --demo --assume-same --server --probe --compute -t --json",
-    "tune": "--demo -md --prompts --limit -n --spec-type --rollback --out --report --json",
-    "match": "--demo --steps --prompts --parallel -n --spec-type --spec-draft-n-max --rollback "
-    "--exact --json",
-}
-"""The ten options of each long command that people use first; --help shows these alone."""
 
 
 def module_of(subcommand: str) -> str:
@@ -90,6 +43,11 @@ def module_of(subcommand: str) -> str:
     kind = f" {next(iter(KINDS[subcommand]))}" if subcommand in KINDS else ""
     name = f"{subcommand}{kind}".replace("-", "_").replace(" ", "_") or "launch"
     return f"app.cli.{name}_" if iskeyword(name) else f"app.cli.{name}"
+
+
+def first_options(subcommand: str) -> list[str]:
+    """The ten options of a long command that people use first; --help shows these alone."""
+    return page(module_of(subcommand).rpartition(".")[2])[-1]
 
 
 _FLASH = [("-fa", value) for value in ("on", "off", "auto", "0", "1")]
@@ -192,8 +150,18 @@ class _Parser(argparse.ArgumentParser):
         return message
 
 
-def new_parser(subcommand: str) -> argparse.ArgumentParser:
-    """The parser of a subcommand, or of the window for the empty name."""
+def parser_of(subcommand: str) -> argparse.ArgumentParser:
+    """The parser of a subcommand, or of the window for the empty name, with all its options."""
+    parser = _new_parser(subcommand)
+    module = import_module(module_of(subcommand))
+    if hasattr(module, "add_arguments"):
+        module.add_arguments(parser)
+    else:
+        declare(parser, module.__name__)
+    return parser
+
+
+def _new_parser(subcommand: str) -> argparse.ArgumentParser:
     parser = _Parser(
         prog=f"draftscope {subcommand}".rstrip(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -204,8 +172,8 @@ def new_parser(subcommand: str) -> argparse.ArgumentParser:
         summary = KINDS[name][kind] if kind else SUBCOMMANDS[name]
         parser.description = f"{summary[0].upper()}{summary[1:]}."
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and leave")
-    if subcommand in FIRST_OPTIONS:
-        parser.first = FIRST_OPTIONS[subcommand].split()
+    parser.first = first_options(subcommand)
+    if parser.first:
         parser.add_argument(
             "--help-all", action=_FullHelp, nargs=0, help="show all options, and exit"
         )

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.cli.common import check_output
-from app.cli.option_lines import OptionLines
 from app.cli.output import Interrupted, on_signal, print_lines, tell
 from engine.analysis.findings.check import recorded, with_consequences
 from engine.errors import OptionError, TraceFileError
@@ -140,17 +139,6 @@ def _place(trace: TraceStore, finding: Finding) -> Iterator[str]:
         yield f"round {finding.round}"
     if finding.seq_id:
         yield f"sequence {finding.seq_id}"
-
-
-def add_report(group: argparse._ArgumentGroup) -> None:
-    OptionLines(group).add("""
-        --report FILE:output  write what was measured as one HTML page that needs nothing else
-    """)
-    add_markdown(group)
-
-
-def add_markdown(group: argparse._ArgumentGroup) -> None:
-    OptionLines(group).add("--markdown  print Markdown, for a comment")
 
 
 def check_report(args: argparse.Namespace) -> None:

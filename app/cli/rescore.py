@@ -9,25 +9,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.cli.common import (
-    add_compute,
-    add_key,
-    add_model,
-    connect,
-    loading_line,
-    open_session,
-    target_path,
-)
-from app.cli.option_lines import OptionLines
+from app.cli.common import connect, loading_line, open_session, target_path
+from app.cli.option_lines import declare
 from app.cli.output import note, print_json, print_line, print_lines
 from app.cli.recorded import check_trace_folder, export
-from app.cli.run_arguments import add_options, options_from
+from app.cli.run_arguments import options_from
 from engine.analysis.acceptance.accept_rules import ABOUT, BLOCK, AcceptRule
 from engine.analysis.findings.check import recorded
 from engine.analysis.findings.observed import TEXT_CHANGED
 from engine.errors import OptionError, TraceFileError
 from engine.observe.server.reply import TimeLimits
-from engine.option_fields import options_in
 from engine.report.text import counted
 from engine.trace.records import EMITTED_KINDS
 from engine.trace.run_ref import rows_by_sequence
@@ -44,40 +35,7 @@ _SAME = 0.0005
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "draftscope rescore TRACE (MODEL | --demo) [--run N] [--trace OUT] [options]"
-    parser.add_argument_group(
-        "how tokens are judged",
-        "Prompt and emitted tokens of a run are decoded once with the model that made them. Each\n"
-        "gets the target's probability, rank, entropy and most probable tokens, and is judged: at\n"
-        "temperature 0 it has to be the most probable one or a near tie, else one that the\n"
-        "request's sampler can draw. What rounding moves is measured on the same text. A lossy\n"
-        "rule of acceptance allows accepted tokens what it allows. By place in the draft, the\n"
-        "accepted share is followed by the one that the rule is expected to accept: for rejection\n"
-        "sampling the sum of min(p, q) over the vocabulary.",
-    )
-    parser.epilog = (
-        "exit status: 0 every token is the target's choice, 1 one is not, or the run is of\n"
-        "another model, 2 wrong usage, or it is unknown whether the model is the same\n\n"
-        "example:\n"
-        "  draftscope rescore trace/ model.gguf --trace rescored/"
-    )
-    OptionLines(parser).add("source=TRACE  folder of a trace, or a capture of a server")
-    add_compute(add_model(parser))
-    runs = OptionLines(parser).add(
-        f"""
-        runs
-          --run N:int  re-score this run alone (default: all with tokens)
-          --accept-rule RULE  how the server accepts drafted tokens, where its log and arguments do
-              not say it: {"; ".join(f"{name}: {about}" for name, about in ABOUT.items())}
-        """,
-        accept_rule={"type": _rule},
-    )
-    add_identity(runs)
-    OptionLines(parser).add("""
-        output
-          --json  print one JSON object
-          --trace OUT  write the trace with what was found; replaces an earlier export
-    """)
+    declare(parser, __name__, rule=_rule, rules=ABOUT)
 
 
 def _rule(text: str) -> AcceptRule:
@@ -85,19 +43,6 @@ def _rule(text: str) -> AcceptRule:
         return AcceptRule.read(text)
     except OptionError as error:
         raise argparse.ArgumentTypeError(f"{error}") from error
-
-
-def add_identity(group: argparse._ArgumentGroup) -> None:
-    """Options about whether the model is that of the run."""
-    OptionLines(group).add("""
-        --assume-same  take the model for that of the run where nothing tells
-        --server URL  ask the server that still runs the run's model
-    """)
-    add_key(group)
-    add_options(group, options_in(TimeLimits))
-    OptionLines(group).add("""
-        --probe  allow three requests to that server, in an idle slot whose cache they replace
-    """)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -34,7 +34,6 @@ from app.cli.recorded import (
 )
 from app.cli.run_arguments import (
     PromptSource,
-    add_arguments,
     cache_options,
     given_options,
     print_notes,
@@ -63,9 +62,6 @@ if TYPE_CHECKING:
     from engine.conversation.conversation import Conversation
     from engine.run import Run
     from engine.session import Session
-
-
-__all__ = ["add_arguments", "run"]
 
 
 def run(args: argparse.Namespace) -> int:

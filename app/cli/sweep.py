@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from app.cli.option_lines import OptionLines
+from app.cli.option_lines import declare
 from app.cli.output import in_columns, print_json, print_line, print_report, tell
-from app.cli.recorded import add_report, check_report, deliver_report
+from app.cli.recorded import check_report, deliver_report
 from engine.errors import DraftscopeError, OptionError
 from engine.experiments.results.reader import read_results
 from engine.experiments.results.table import ExperimentResults, number, result_table, setting_text
@@ -22,36 +22,8 @@ from resources import DEMO_DRAFT, DEMO_SWEEP, DEMO_TARGET, SUITES
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "draftscope sweep (PLAN | --demo) [--out DIR] [options]"
     about = "\n".join(f"  {key:<17} {about}" for key, (about, *_) in JOB_KEYS.items())
-    parser.add_argument_group(
-        "a plan",
-        "A TOML file: [settings] for every job, [[grid]] for every combination of the values in\n"
-        "lists, [[jobs]] for single ones. Keys are the long options of `draftscope run` without\n"
-        f"dashes, and these:\n{about}",
-    )
-    parser.epilog = (
-        "The same command goes on where an earlier one stopped: finished jobs are rows of\n"
-        "results.sqlite in the folder of --out, their traces are next to it.\n\n"
-        "examples:\n"
-        "  draftscope sweep --demo\n"
-        "  draftscope sweep lengths.toml --out lengths\n"
-        "  draftscope sweep lengths.toml --ray auto"
-    )
-    output = OptionLines(parser).add("""
-        plan=[PLAN:FILE]  TOML file
-        --demo  jobs without a model take the demo models; without PLAN, a bundled plan
-        --out DIR  folder of the results (default: PLAN-sweep)
-        --retry-failed  run jobs again that failed before
-        --no-traces  keep the figures alone
-        --list  run nothing: list the jobs, and which have results
-        on an existing Ray cluster (needs draftscope[sweep])
-          --ray ADDRESS  address of the cluster, or auto: one job at a time on each of its nodes
-          --ship  send model files through Ray; without it every node finds them at the same path
-        output
-          --json  print one JSON object
-    """)
-    add_report(output)
+    declare(parser, __name__, job_keys=about)
 
 
 def run(args: argparse.Namespace) -> int:

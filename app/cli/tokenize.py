@@ -4,21 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-from app.cli.common import add_model, read_text, target_path
-from app.cli.option_lines import OptionLines
+from app.cli.common import read_text, target_path
 from app.cli.output import print_json, print_line, print_lines
 from engine.gguf.file import GgufFile
 from engine.gguf.tokenizer import Tokenizer
 from engine.trace.csv_fields import escape_piece
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_model(parser)
-    OptionLines(parser).add("""
-        text=TEXT  text to tokenise, - = standard input
-        --no-special  read control tokens such as <|im_end|> as plain text
-        --json  print one JSON object
-    """)
 
 
 def run(args: argparse.Namespace) -> int:

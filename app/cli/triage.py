@@ -8,45 +8,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.cli.common import add_compute, open_session
-from app.cli.option_lines import OptionLines
+from app.cli.common import open_session
 from app.cli.output import print_report
-from app.cli.rescore import add_identity, opened_trace, rescored, runs_with_text
+from app.cli.rescore import opened_trace, rescored, runs_with_text
 from engine.errors import OptionError
 from engine.trace.run_ref import RunRef
 from resources import DEMO_TARGET
 
 if TYPE_CHECKING:
     from engine.observe.rescoring.triage import PartingToken, TextPair, Triage
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "draftscope triage TRACE_A TRACE_B [--rescore MODEL] [options]"
-    parser.add_argument_group(
-        "what is compared",
-        "With and without speculation, two builds, two servers: sequences of the same prompt are\n"
-        "compared token by token. With the model, both runs are re-scored first: the two tokens\n"
-        "at the first mismatch are a near tie if rounding turns them, else one is wrong.",
-    )
-    parser.epilog = (
-        "exit status: 0 the same texts, or parted by near ties or by drawing; 1 parted\n"
-        "otherwise, or for unknown reasons; 2 wrong usage\n\n"
-        "example:\n"
-        "  draftscope triage plain/ speculative/ --rescore model.gguf"
-    )
-    judge = OptionLines(parser).add("""
-        first=TRACE_A:FILE  folder of a trace
-        second=TRACE_B:FILE  folder of another, or the same
-        runs
-          --run-a N:int  run of the first trace (default: the first one)
-          --run-b N:int  run of the second trace (default: the first one)
-        re-scoring
-          --rescore MODEL  GGUF file that made both, to judge them by
-          --demo  the same with the bundled model
-    """)
-    add_identity(judge)
-    add_compute(judge)
-    OptionLines(parser).add("output\n  --json  print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -11,32 +11,17 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from app.cli.bench_requests import set_name
-from app.cli.common import (
-    add_compute,
-    add_model,
-    check_output,
-    draft_paths,
-    open_session,
-    target_path,
-)
-from app.cli.option_lines import OptionLines
+from app.cli.common import check_output, draft_paths, open_session, target_path
+from app.cli.option_lines import declare
 from app.cli.output import in_columns, print_lines, tell, write_json
-from app.cli.recorded import add_report, deliver_report
+from app.cli.recorded import deliver_report
 from app.cli.run import make_prompt
-from app.cli.run_arguments import (
-    add_chat,
-    add_draft_model,
-    add_options,
-    add_sizes,
-    options_from,
-    reader,
-)
+from app.cli.run_arguments import options_from
 from engine.draft.registry import DRAFTERS
 from engine.environment import environment
 from engine.errors import OptionError
 from engine.experiments.bench.prompts import NamedPrompt, choose, read_prompts
 from engine.experiments.tune.lengths import LOOK_UPS, has_floor, has_length
-from engine.option_fields import grouped, options_in
 from engine.options import Prompt, RunOptions
 from engine.report.parts import CODE, Remark, Report, ReportTable
 from resources import SUITES
@@ -57,75 +42,9 @@ PAIRS = 6
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "draftscope tune (MODEL | --demo) [-md DRAFT …] [--prompts FILE] [options]"
-    parser.epilog = (
-        "Every drafter is recorded once with long drafts; every n_max, p_min and rule is played\n"
-        "on the recording; the best three and plain decoding are then run in alternation.\n\n"
-        "examples:\n"
-        "  draftscope tune --demo\n"
-        "  draftscope tune model.gguf --prompts HumanEval.jsonl.gz --limit 12 --seed 1\n"
-        "  draftscope tune model.gguf -md draft.gguf --prompts turns.jsonl --chat --json t.json\n"
-        "  draftscope tune --server 'llama-server -m m.gguf -ngl 99 {flags}' --spec-type draft-mtp"
-    )
-    model = add_model(parser)
-    add_draft_model(model)
-    add_compute(model)
-    _add_prompts(parser)
-    group = parser.add_argument_group("what is tried")
-    (types,) = (one for one in options_in(RunOptions) if one.path == ("spec", "types"))
-    group.add_argument(
-        *types.option.flags,
-        type=reader(types),
-        metavar="A[,B]",
-        help="drafters, each by itself (default: those that the files make possible, and "
-        f"{', '.join(LOOK_UPS)})",
-    )
-    rates = next(one for one in options_in(RunOptions) if one.path == ("spec", "synth_rates"))
-    add_options(group, [rates])
-    OptionLines(group).add(f"""
-        --pairs N  real runs of each (default {PAIRS}, the least that can show a difference)
-        --trials N  then search threads, rollback policy and split by this many real runs (needs
-            draftscope[tune])
-    """)
-    _add_server(parser)
-    decoding = parser.add_argument_group("decoding")
-    for one in grouped(RunOptions, "decoding"):
-        add_options(decoding, [one], is_set=one.field != "seed")  # without it, the first prompts
-    OptionLines(group).add("""
-        --check-simulator  tune nothing: twelve settings of each drafter with a model, simulated and
-            run (--pairs times): how far apart they are
-        --check-grid  run a whole grid of settings as well: how far the recommended one is from its
-            best
-    """)
-    parser.set_defaults(n_predict=N_PREDICT)
-    memory = parser.add_argument_group("memory and batches")
-    add_sizes(memory)
-    add_options(memory, grouped(RunOptions, "rollback"))
-    output = OptionLines(parser).add("""
-        output
-          --json FILE:output  write everything as JSON
-          --out DIR  folder of a result file that the window opens, like that of a sweep
-    """)
-    add_report(output)
-
-
-def _add_server(parser: argparse.ArgumentParser) -> None:
-    OptionLines(parser).add(
-        """
-        a server of yours, in place of MODEL
-          --server CMD  command of llama-server, vLLM or SGLang: it is started with each setting,
-              whose flags replace {flags}; {port} is its port; both are added at the end where
-              missing
-          --running plain=URL,NAME=URL  OpenAI-compatible servers that run already, each with a
-              setting of its own
-          --lengths N[,N]  n_max to try, the shortest first (default 1,2,3,4,6,8)
-          --budget S  seconds that all of it may take: answers become shorter (default 300)
-          --keep FILE  keep what was measured; the same command goes on from it
-        """,
-        running={"type": _running},
-        lengths={"type": _lengths},
-    )
-    parser.set_defaults(server="", running={})
+    declare(parser, __name__, look_ups=LOOK_UPS, pairs=PAIRS, running=_running, lengths=_lengths)
+    fields = dict.fromkeys(("prompt_field", "name_field", "category_field"), "")
+    parser.set_defaults(n_predict=N_PREDICT, server="", running={}, **fields)
 
 
 def _lengths(text: str) -> tuple[int, ...]:
@@ -199,21 +118,6 @@ def _server_lines(found: ServerTuned, with_texts: bool) -> Iterator[str]:
         engine, flags, missing = found.flags
         yield f"flags for {engine}: {flags or 'none'}"
         yield from (f"  {words}" for words in missing)
-
-
-def _add_prompts(parser: argparse.ArgumentParser) -> None:
-    group = OptionLines(parser).add("""
-        prompts
-          --prompts SET  general, python, demo, or a file: a JSON list or JSON lines of texts or
-              objects, also gzipped, such as HumanEval, GSM8K, MT-Bench, Spec-Bench, SPEED-Bench
-              (default general; with --demo demo, and --ignore-eos for all but demo)
-          --prompt-field NAME  field that holds the text of a prompt, or the list of its turns
-          --name-field NAME  field that holds the name of a prompt
-          --category-field NAME  field that holds the category of a prompt
-          --limit N  this many prompts, of each category in turn: the first ones, or with --seed any
-    """)
-    parser.set_defaults(prompt_field="", name_field="", category_field="")
-    add_chat(group)
 
 
 def run(args: argparse.Namespace) -> int:

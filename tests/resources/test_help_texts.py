@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 import shlex
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from app.cli.parser import KINDS, SUBCOMMANDS, module_of, new_parser, split_command
+from app.cli.parser import KINDS, SUBCOMMANDS, parser_of, split_command
 from resources import HELP, help_topics
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,13 +27,6 @@ FOREIGN_OPTIONS = {
     *("-mno-amx-tile", "-e", "--no-binary", "--no-deps", "-v"),
 }
 """Options on these pages that are not the program's."""
-
-
-@cache
-def parser_of(name: str) -> argparse.ArgumentParser:
-    parser = new_parser(name)
-    import_module(module_of(name)).add_arguments(parser)
-    return parser
 
 
 @cache

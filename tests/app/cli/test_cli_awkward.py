@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from argparse import Action, ArgumentParser
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from app.cli.parser import SUBCOMMANDS, module_of, new_parser
+from app.cli.parser import SUBCOMMANDS, parser_of
 from engine.errors import DraftscopeError
 from tests.app.cli.conftest import Outcome
 from tests.support.hostile_words import IN_A_NAME, left_of
@@ -39,8 +38,7 @@ NAMES = ("", *SUBCOMMANDS)
 
 def options(name: str) -> list[Action]:
     """Every option of a subcommand, or of the window, that takes a value."""
-    parser: ArgumentParser = new_parser(name)
-    import_module(module_of(name)).add_arguments(parser)
+    parser: ArgumentParser = parser_of(name)
     return [a for a in parser._actions if a.option_strings and a.nargs != 0]
 
 

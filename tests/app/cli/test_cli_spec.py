@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.cli.parser import new_parser
-from app.cli.run_arguments import add_arguments, run_options
+from app.cli.parser import parser_of
+from app.cli.run_arguments import run_options
 from engine.draft.spec import MTP_HEAD
 from engine.options import DRAFTERS, RunOptions, SpecOptions
 from tests.app.cli.conftest import ROOT, Outcome
@@ -23,8 +23,7 @@ RUN = ("run", MTP, "--tokens", ALL_IDS, "-n", 12, "--compute", "f32", "--threads
 
 
 def options(*words: object) -> RunOptions:
-    parser = new_parser("run")
-    add_arguments(parser)
+    parser = parser_of("run")
     return run_options(parser.parse_args([str(word) for word in words]))
 
 

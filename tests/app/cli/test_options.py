@@ -9,7 +9,9 @@ from typing import ClassVar
 
 import pytest
 
-from app.cli.run_arguments import add_arguments, add_options, options_from
+from app.cli.option_lines import add_option
+from app.cli.parser import parser_of
+from app.cli.run_arguments import options_from
 from engine.draft.registry import DRAFTERS
 from engine.errors import OptionError
 from engine.option_fields import (
@@ -49,7 +51,8 @@ class Toy:
 
 def parsed(*words: str) -> Toy:
     parser = argparse.ArgumentParser(exit_on_error=False)
-    add_options(parser.add_argument_group("all"), options_in(Toy))
+    for one in options_in(Toy):
+        add_option(parser, one)
     return options_from(parser.parse_args(words), Toy)
 
 
@@ -137,8 +140,7 @@ def test_every_field_is_an_option_with_flags_of_its_own(kind: type) -> None:
 
 
 def test_run_has_every_option_once() -> None:
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
+    parser = parser_of("run")
     known = parser._option_string_actions
     for one in options_in(RunOptions):
         assert all(known[flag].dest == one.option.dest for flag in one.option.flags)

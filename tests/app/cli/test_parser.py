@@ -5,21 +5,15 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable
-from importlib import import_module
 
 import pytest
 
-from app.cli.parser import FIRST_OPTIONS, KINDS, SUBCOMMANDS, elsewhere, module_of, new_parser
+from app.cli.parser import KINDS, SUBCOMMANDS, elsewhere, first_options, parser_of
 from tests.app.cli.conftest import Outcome
 
 Cli = Callable[..., Outcome]
 ALL_KINDS = tuple(f"{name} {kind}" for name, kinds in KINDS.items() for kind in kinds)
-
-
-def parser_of(name: str) -> argparse.ArgumentParser:
-    parser = new_parser(name)
-    import_module(module_of(name)).add_arguments(parser)
-    return parser
+LONG = tuple(name for name in (*SUBCOMMANDS, *ALL_KINDS) if first_options(name))
 
 
 def options_of(name: str) -> set[str]:
@@ -30,7 +24,7 @@ def options_of(name: str) -> set[str]:
 def test_the_whole_help_has_every_option(cli: Cli, name: str) -> None:
     parser = parser_of(name)
     words = name.split()
-    flag = "--help-all" if name in FIRST_OPTIONS else "--help"
+    flag = "--help-all" if name in LONG else "--help"
     outcome = cli(*words, flag)
     assert outcome.status == 0
     named = set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", outcome.out))
@@ -38,9 +32,9 @@ def test_the_whole_help_has_every_option(cli: Cli, name: str) -> None:
     assert {flags[-1] for a in shown if (flags := a.option_strings)} <= named
 
 
-@pytest.mark.parametrize("name", FIRST_OPTIONS)
+@pytest.mark.parametrize("name", LONG)
 def test_the_short_help_has_ten_options(cli: Cli, name: str) -> None:
-    first = FIRST_OPTIONS[name].split()
+    first = first_options(name)
     assert len(first) == 10 and set(first) <= options_of(name)
     out = cli(*name.split(), "--help").out
     listed = re.findall(r"^  (--?[\w-]+)", out.partition("All ")[0], re.MULTILINE)

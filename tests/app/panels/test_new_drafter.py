@@ -8,8 +8,8 @@ import pytest
 from pytestqt.qtbot import QtBot
 
 from app.__main__ import main
-from app.cli.parser import new_parser
-from app.cli.run_arguments import add_arguments, run_options
+from app.cli.parser import parser_of
+from app.cli.run_arguments import run_options
 from app.panels.run_panel import RunPanel
 from app.window.why_not_strip import why_not
 from engine.draft.drafter import Draft
@@ -54,8 +54,7 @@ def _one_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def parse(*words: str) -> Any:
-    parser = new_parser("run")
-    add_arguments(parser)
+    parser = parser_of("run")
     return run_options(parser.parse_args(words)), parser.format_help()
 
 

@@ -15,7 +15,6 @@ import threading
 from argparse import Action, ArgumentParser
 from collections.abc import Iterator
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -23,7 +22,7 @@ from unittest.mock import patch
 import numpy as np
 
 from app.__main__ import main
-from app.cli.parser import SUBCOMMANDS, module_of, new_parser
+from app.cli.parser import SUBCOMMANDS, parser_of
 from engine.run import Run
 from tests.support.golden_files import DATA
 from tests.torture.campaign import Campaign, Case, Figures
@@ -42,8 +41,7 @@ _NEVER = ("--ray", "--llama-cpp-lib", "--llama-cpp")
 
 @cache
 def _options(name: str) -> list[Action]:
-    parser: ArgumentParser = new_parser(name)
-    import_module(module_of(name)).add_arguments(parser)
+    parser: ArgumentParser = parser_of(name)
     return [a for a in parser._actions if a.option_strings and a.option_strings[-1] not in _NEVER]
 
 
