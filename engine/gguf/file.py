@@ -77,11 +77,6 @@ class GgufFile(TypedMetadata):
             _close(files, error)
             raise
 
-    @property
-    def architecture(self) -> str:
-        """`general.architecture`, or "" where it is absent."""
-        return self.str_("general.architecture", "")
-
     def raw(self, name: str, part: slice = slice(None)) -> np.ndarray:
         """Bytes of a tensor, uint8 [n_bytes], in memory of their own. part: which of them.
 

@@ -21,13 +21,31 @@ REQUIRED: Any = object()  # default of a key that must be there
 class TypedMetadata:
     """`metadata` holds str, int, float, bool, StringArray or a one-dimensional numpy array.
 
-    Each method returns the value of `key` in its type, or `default` where the key is absent.
-    Raises ModelFileError for a wrong type, and for an absent key without a default.
+    Each method returns the value of `key` in its type, or `default` where the key is absent. A key
+    that begins with a dot is one of the model's architecture. Raises ModelFileError for a wrong
+    type, and for an absent key without a default.
     """
 
     def __init__(self, path: Path, metadata: dict[str, Any]) -> None:
         self.path = path
         self.metadata = metadata
+
+    @property
+    def architecture(self) -> str:
+        """`general.architecture`, or "" where it is absent."""
+        return self.str_("general.architecture", "")
+
+    def full(self, key: str) -> str:
+        """The key as it is in the file."""
+        return f"{self.architecture}{key}" if key.startswith(".") else key
+
+    def wrong(self, key: str, what: str) -> ModelFileError:
+        """The error of a value that cannot be."""
+        return ModelFileError(self.path, f"key {self.full(key)}", what, REMEDY)
+
+    def get(self, key: str) -> Any:
+        """The value of any type, None where the key is absent."""
+        return self.metadata.get(self.full(key))
 
     def int_(self, key: str, default: D = REQUIRED) -> int | D:
         """An integer of any width."""
@@ -56,18 +74,14 @@ class TypedMetadata:
         return self._get(key, default, _as_strs, "an array of strings")
 
     def _get(self, key: str, default: D, convert: Callable[[Any], V | None], wanted: str) -> V | D:
-        if key not in self.metadata:
+        found = self.get(key)
+        if found is None:
             if default is not REQUIRED:
                 return default
-            raise ModelFileError(self.path, f"key {key}", "missing from the metadata", REMEDY)
-        value = convert(self.metadata[key])
+            raise self.wrong(key, "missing from the metadata")
+        value = convert(found)
         if value is None:
-            raise ModelFileError(
-                self.path,
-                f"key {key}",
-                f"must be {wanted}, but is {_describe(self.metadata[key])}",
-                REMEDY,
-            )
+            raise self.wrong(key, f"must be {wanted}, but is {_describe(found)}")
         return value
 
 

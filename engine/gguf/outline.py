@@ -64,8 +64,8 @@ def other_kind(file: GgufFile) -> tuple[str, str] | None:
         return _LORA
     if arch == "controlvector":
         return _CONTROL
-    if file.metadata.get(f"{arch}.attention.causal") is False:
-        return _EMBEDDING if f"{arch}.pooling_type" in file.metadata else _DIFFUSION
+    if file.get(".attention.causal") is False:
+        return _EMBEDDING if file.get(".pooling_type") is not None else _DIFFUSION
     has_tokens = "tokenizer.ggml.tokens" in file.metadata or "token_embd.weight" in file.tensors
     is_part = "split.no" in file.metadata
     if file.tensors and not (has_tokens or is_part or any(map(_BLOCK.match, file.tensors))):

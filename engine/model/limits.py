@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from engine.errors import ModelFileError, UnsupportedModelError
+from engine.errors import UnsupportedModelError
 from engine.gguf.file import GgufFile
 from engine.gguf.metadata import REMEDY as REMEDY
 
@@ -31,7 +31,7 @@ def count(
     """An integer within low..high; without a default the key is required."""
     value = file.int_(key) if default is None else file.int_(key, default)
     if not low <= value <= high:
-        raise ModelFileError(file.path, f"key {key}", f"{value} is outside {low}..{high}", REMEDY)
+        raise file.wrong(key, f"{value} is outside {low}..{high}")
     return value
 
 
@@ -41,9 +41,7 @@ def real(
     """A finite positive number up to `high`; without a default the key is required."""
     value = file.float_(key) if default is None else file.float_(key, default)
     if not math.isfinite(value) or not 0.0 < value <= high:
-        raise ModelFileError(
-            file.path, f"key {key}", f"{value} is not a usable positive number", REMEDY
-        )
+        raise file.wrong(key, f"{value} is not a usable positive number")
     return value
 
 
@@ -57,20 +55,20 @@ def uniform(
     high: int = MAX_WIDTH,
 ) -> int:
     """A count given once, or per block with one value over the blocks that use it."""
-    values = file.metadata.get(key)
+    values = file.get(key)
     if not isinstance(values, np.ndarray):
         return count(file, key, default, high=high)
     if values.dtype.kind not in "iu" or len(values) != blocks:
-        raise ModelFileError(file.path, f"key {key}", f"not {blocks} whole numbers", REMEDY)
+        raise file.wrong(key, f"not {blocks} whole numbers")
     found = {int(values[index]) for index in (used or range(blocks))}
     if len(found) != 1:
         raise UnsupportedModelError(
-            f"{file.path.name}: {key} differs between layers.",
+            f"{file.path.name}: {file.full(key)} differs between layers.",
             "Open a model whose layers share one size.",
         )
     value = found.pop()
     if not 1 <= value <= high:
-        raise ModelFileError(file.path, f"key {key}", f"{value} is outside 1..{high}", REMEDY)
+        raise file.wrong(key, f"{value} is outside 1..{high}")
     return value
 
 
@@ -84,14 +82,13 @@ def each(
     high: int = MAX_WIDTH,
 ) -> list[int]:
     """A count for each block, given once or as an array; without a default the key is required."""
-    values = file.metadata.get(key)
+    values = file.get(key)
     if not isinstance(values, np.ndarray):
         return [count(file, key, default, low=low, high=high)] * blocks
     if values.dtype.kind not in "iu" or len(values) != blocks:
-        raise ModelFileError(file.path, f"key {key}", f"not {blocks} whole numbers", REMEDY)
+        raise file.wrong(key, f"not {blocks} whole numbers")
     found = [int(value) for value in values]
     outside = [value for value in found if not low <= value <= high]
     if outside:
-        what = f"{outside[0]} is outside {low}..{high}"
-        raise ModelFileError(file.path, f"key {key}", what, REMEDY)
+        raise file.wrong(key, f"{outside[0]} is outside {low}..{high}")
     return found

@@ -51,30 +51,29 @@ class RopeConfig:
         Raises UnsupportedModelError for an unknown scaling, ModelFileError for bad values.
         """
         arch = file.architecture
-        key = f"{arch}.rope.dimension_count"
+        key = ".rope.dimension_count"
         n_rot = count(file, key, head_dim)
         if n_rot % 2 or n_rot > head_dim or (arch == "qwen3" and n_rot != head_dim):
-            what = f"{n_rot} rotated dimensions do not fit heads of {head_dim}"
-            raise ModelFileError(file.path, f"key {key}", what, REMEDY)
-        key = f"{arch}.rope.freq_base"
+            raise file.wrong(key, f"{n_rot} rotated dimensions do not fit heads of {head_dim}")
+        key = ".rope.freq_base"
         theta = real(file, key, 10000.0)
         if theta <= 1.0:
-            raise ModelFileError(file.path, f"key {key}", f"{theta} is not above 1", REMEDY)
-        scaling, factor = _scaling(file, arch)
+            raise file.wrong(key, f"{theta} is not above 1")
+        scaling, factor = _scaling(file)
         return cls(
             n_rot=n_rot,
             freq_base=theta,
-            sections=_sections(file, arch, head_dim) if arch in _M_ROPE else None,
+            sections=_sections(file, head_dim) if arch in _M_ROPE else None,
             scaling=scaling,
             factor=factor,
             n_ctx_orig=count(
                 file,
-                f"{arch}.rope.scaling.original_context_length",
-                count(file, f"{arch}.context_length", high=MAX_CONTEXT),
+                ".rope.scaling.original_context_length",
+                count(file, ".context_length", high=MAX_CONTEXT),
                 high=MAX_CONTEXT,
             ),
-            beta_fast=real(file, f"{arch}.rope.scaling.yarn_beta_fast", 32.0),
-            beta_slow=real(file, f"{arch}.rope.scaling.yarn_beta_slow", 1.0),
+            beta_fast=real(file, ".rope.scaling.yarn_beta_fast", 32.0),
+            beta_slow=real(file, ".rope.scaling.yarn_beta_slow", 1.0),
             factors=_factors(file, n_rot // 2) if arch in _WITH_FACTORS else (),
         )
 
@@ -124,11 +123,10 @@ class RopeConfig:
         return sector < 3 * self.sections[sector % 3]
 
 
-def _scaling(file: GgufFile, arch: str) -> tuple[str, float]:
+def _scaling(file: GgufFile) -> tuple[str, float]:
     """The scaling in force and its factor; a factor without a type means linear."""
-    key = f"{arch}.rope.scaling"
-    factor = real(file, f"{key}.factor", 1.0)
-    kind = file.str_(f"{key}.type", "linear")
+    factor = real(file, ".rope.scaling.factor", 1.0)
+    kind = file.str_(".rope.scaling.type", "linear")
     if kind not in ("none", "linear", "yarn"):
         raise UnsupportedModelError(
             f"{file.path.name}: the rope scaling {shorten(kind)!r} is not supported.",
@@ -153,11 +151,10 @@ def _factors(file: GgufFile, n_pairs: int) -> tuple[float, ...]:
     return tuple(factors.tolist())
 
 
-def _sections(file: GgufFile, arch: str, head_dim: int) -> tuple[int, int, int, int]:
-    key = f"{arch}.rope.dimension_sections"
+def _sections(file: GgufFile, head_dim: int) -> tuple[int, int, int, int]:
+    key = ".rope.dimension_sections"
     values = file.ints(key)
     if len(values) != 4 or min(values) < 0 or not 0 < sum(values) <= head_dim:
-        what = f"{values[:8]} are not four sections within a head of {head_dim}"
-        raise ModelFileError(file.path, f"key {key}", what, REMEDY)
+        raise file.wrong(key, f"{values[:8]} are not four sections within a head of {head_dim}")
     first, second, third, fourth = values
     return first, second, third, fourth

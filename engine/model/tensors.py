@@ -139,15 +139,14 @@ DRAFT_MTP = "draft-mtp"
 
 def has_mtp_block(file: GgufFile) -> bool:
     """Whether a model, or an MTP file, has a block that predicts tokens after the next."""
-    return file.int_(f"{file.architecture}.nextn_predict_layers", 0) > 0
+    return file.int_(".nextn_predict_layers", 0) > 0
 
 
 def leave_block(file: GgufFile) -> None:
     """Leave of a whole model what an MTP file has, so that it is one: given as a draft for
     draft-mtp, llama.cpp uses no more of it."""
-    arch = file.architecture
-    n_mtp = file.int_(f"{arch}.nextn_predict_layers", 0)
-    trunk = {f"blk.{i}" for i in range(min(file.int_(f"{arch}.block_count", 0), 1 << 16) - n_mtp)}
+    n_mtp = file.int_(".nextn_predict_layers", 0)
+    trunk = {f"blk.{i}" for i in range(min(file.int_(".block_count", 0), 1 << 16) - n_mtp)}
     file.tensors = {
         name: one
         for name, one in file.tensors.items()

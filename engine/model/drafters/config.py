@@ -101,33 +101,32 @@ def read_eagle3(file: GgufFile) -> Eagle3Config:
     """Raises UnsupportedModelError for forms that do not run here, ModelFileError for missing,
     mistyped or impossible values."""
     arch = ARCHITECTURE
-    if (n_blocks := count(file, f"{arch}.block_count")) != 1:
+    if (n_blocks := count(file, ".block_count")) != 1:
         raise UnsupportedModelError(
             f"{file.path.name}: {arch}.block_count is {n_blocks}, and EAGLE-3 drafters have one "
             "block.",
             "Choose an EAGLE-3 drafter of one block.",
         )
-    n_embd = count(file, f"{arch}.embedding_length")
+    n_embd = count(file, ".embedding_length")
     n_head, n_head_kv, head_dim = heads(file, n_embd, 1, range(1))
-    key = f"{arch}.target_layers"
+    key = ".target_layers"
     taps = read_taps(file, key, N_TAPS)
     if len(taps) != N_TAPS:
-        what = f"{len(taps)} layers where {N_TAPS} are needed"
-        raise ModelFileError(file.path, f"key {key}", what, REMEDY)
+        raise file.wrong(key, f"{len(taps)} layers where {N_TAPS} are needed")
     return Eagle3Config(
         name=file.str_("general.name", "") or file.path.stem,
         n_embd=n_embd,
-        n_target=count(file, f"{arch}.target_hidden_size"),
-        n_ff=count(file, f"{arch}.feed_forward_length"),
-        n_ctx_train=count(file, f"{arch}.context_length", high=MAX_CONTEXT),
+        n_target=count(file, ".target_hidden_size"),
+        n_ff=count(file, ".feed_forward_length"),
+        n_ctx_train=count(file, ".context_length", high=MAX_CONTEXT),
         eps=rms_eps(file),
         attention=AttentionPart(
             n_head, n_head_kv, head_dim, gated=False, normed=False, rope="pairs"
         ),
         rope=RopeConfig.from_gguf(file, head_dim),
         taps=taps,
-        norm_before_residual=file.bool_(f"{arch}.norm_before_residual", False),
-        norm_before_fc=file.bool_(f"{arch}.norm_before_fc", False),
+        norm_before_residual=file.bool_(".norm_before_residual", False),
+        norm_before_fc=file.bool_(".norm_before_fc", False),
     )
 
 

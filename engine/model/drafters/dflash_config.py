@@ -185,9 +185,9 @@ class DFlashConfig:
 def _read_streams(file: GgufFile, n_layer: int, n_embd: int) -> ModelConfig | None:
     """The layers of DeepSeek-V4, which the number of streams announces."""
     arch = ARCHITECTURE
-    if not count(file, f"{arch}.hyper_connection.count", 0, low=0):
+    if not count(file, ".hyper_connection.count", 0, low=0):
         return None
-    if any(file.ints(f"{arch}.attention.compress_ratios", [])):
+    if any(file.ints(".attention.compress_ratios", [])):
         raise UnsupportedModelError(
             f"{file.path.name}: {arch}.attention.compress_ratios has a ratio, and drafters keep no "
             "blocks of tokens, here and in llama.cpp.",
@@ -199,7 +199,7 @@ def _read_streams(file: GgufFile, n_layer: int, n_embd: int) -> ModelConfig | No
         name="",
         n_embd=n_embd,
         n_vocab=0,  # no layer goes by tokens
-        n_ctx_train=count(file, f"{arch}.context_length", high=MAX_CONTEXT),
+        n_ctx_train=count(file, ".context_length", high=MAX_CONTEXT),
         eps=rms_eps(file),
         blocks=tuple(
             BlockParts((attention,), mixture, ffn_norm="ffn_norm.weight")
@@ -213,11 +213,11 @@ def _read_streams(file: GgufFile, n_layer: int, n_embd: int) -> ModelConfig | No
 def read_dflash(file: GgufFile) -> DFlashConfig:
     """Raises UnsupportedModelError for forms that do not run here, ModelFileError for missing,
     mistyped or impossible values."""
-    arch, present = ARCHITECTURE, file.tensors
-    n_layer = count(file, f"{arch}.block_count", high=MAX_LAYERS)
-    n_embd = count(file, f"{arch}.embedding_length")
+    present = file.tensors
+    n_layer = count(file, ".block_count", high=MAX_LAYERS)
+    n_embd = count(file, ".embedding_length")
     n_heads, n_heads_kv, head_dim = heads(file, n_embd, n_layer, range(n_layer))
-    block_size = count(file, f"{arch}.block_size", 16, low=2, high=MAX_BLOCK)
+    block_size = count(file, ".block_size", 16, low=2, high=MAX_BLOCK)
     markov = _columns(file, MARKOV) if MARKOV in present else 0
     selector = SELECTOR in present
     if selector and markov:
@@ -225,7 +225,7 @@ def read_dflash(file: GgufFile) -> DFlashConfig:
             f"{file.path.name}: a selector and a Markov head in one file are not known.",
             "Choose a DFlash drafter with one of the two.",
         )
-    confident = bool(markov) and file.bool_(f"{arch}.has_confidence_head", True)
+    confident = bool(markov) and file.bool_(".has_confidence_head", True)
     streams = _read_streams(file, n_layer, n_embd)
     if streams and selector:
         raise UnsupportedModelError(
@@ -233,26 +233,26 @@ def read_dflash(file: GgufFile) -> DFlashConfig:
             "Choose a DFlash2 drafter without hyper-connections.",
         )
     # sections, as of targets with M-RoPE, name the text position alone: then factors do not count
-    divided = not file.ints(f"{arch}.rope.dimension_sections", []) and ROPE_FACTORS in present
+    divided = not file.ints(".rope.dimension_sections", []) and ROPE_FACTORS in present
     return DFlashConfig(
         name=file.str_("general.name", "") or file.path.stem,
         n_embd=n_embd,
-        n_ff=0 if streams else count(file, f"{arch}.feed_forward_length"),
+        n_ff=0 if streams else count(file, ".feed_forward_length"),
         n_heads=n_heads,
         n_heads_kv=n_heads_kv,
         head_dim=head_dim,
         eps=rms_eps(file),
         rope=streams.rope if streams and streams.rope else RopeConfig.from_gguf(file, head_dim),
-        taps=read_taps(file, f"{arch}.target_layers", MAX_TAPS),
-        n_ctx_train=count(file, f"{arch}.context_length", high=MAX_CONTEXT),
+        taps=read_taps(file, ".target_layers", MAX_TAPS),
+        n_ctx_train=count(file, ".context_length", high=MAX_CONTEXT),
         block_size=block_size,
         mask_token=count(file, "tokenizer.ggml.mask_token_id", low=0, high=MAX_WIDTH),
-        causal=file.bool_(f"{arch}.attention.causal", False),
+        causal=file.bool_(".attention.causal", False),
         windows=(None,) * n_layer if streams else _windows(file, n_layer),
-        scale=real(file, f"{arch}.attention.scale", head_dim**-0.5),
-        value_scale=real(file, f"{arch}.attention.value_scale", 1.0),
-        embedding_scale=1.0 if streams else real(file, f"{arch}.embedding_scale", 1.0),
-        anchor=bool(markov) and file.bool_(f"{arch}.sample_from_anchor", True),
+        scale=real(file, ".attention.scale", head_dim**-0.5),
+        value_scale=real(file, ".attention.value_scale", 1.0),
+        embedding_scale=1.0 if streams else real(file, ".embedding_scale", 1.0),
+        anchor=bool(markov) and file.bool_(".sample_from_anchor", True),
         markov=markov,
         confident=confident,
         conv=_conv(file, n_embd) if selector else None,
@@ -264,41 +264,39 @@ def read_dflash(file: GgufFile) -> DFlashConfig:
 
 
 def _windows(file: GgufFile, n_layer: int) -> tuple[int | None, ...]:
-    key = f"{ARCHITECTURE}.attention.sliding_window"
-    if key not in file.metadata:
+    key = ".attention.sliding_window"
+    if file.get(key) is None:
         return (None,) * n_layer
     window = count(file, key, high=MAX_CONTEXT)
     which = file.ints(f"{key}_pattern", [])
     if len(which) != n_layer:
-        what = f"{len(which)} values for {n_layer} layers"
-        raise ModelFileError(file.path, f"key {key}_pattern", what, REMEDY)
+        raise file.wrong(f"{key}_pattern", f"{len(which)} values for {n_layer} layers")
     return tuple(window if windowed else None for windowed in which)
 
 
 def _conv(file: GgufFile, n_embd: int) -> tuple[int, int]:
     """Rows of the block that are met, and parts of a row that share a weight."""
-    key = f"{ARCHITECTURE}.conv_group_size"
+    key = ".conv_group_size"
     group = count(file, key, high=n_embd)
     if n_embd % group:
-        what = f"{group} channels of {n_embd} are no whole number of groups"
-        raise ModelFileError(file.path, f"key {key}", what, REMEDY)
-    return (count(file, f"{ARCHITECTURE}.conv_kernel_size", high=MAX_TAPS), n_embd // group)
+        raise file.wrong(key, f"{group} channels of {n_embd} are no whole number of groups")
+    return (count(file, ".conv_kernel_size", high=MAX_TAPS), n_embd // group)
 
 
 def _selector(file: GgufFile) -> tuple[int, int, float, float]:
     return (
-        count(file, f"{ARCHITECTURE}.selector_rank"),
-        count(file, f"{ARCHITECTURE}.selector_top_k", high=256),
-        real(file, f"{ARCHITECTURE}.logit_scale", 1.0),
+        count(file, ".selector_rank"),
+        count(file, ".selector_top_k", high=256),
+        real(file, ".logit_scale", 1.0),
         _softcap(file),
     )
 
 
 def _softcap(file: GgufFile) -> float:
-    key = f"{ARCHITECTURE}.final_logit_softcapping"
+    key = ".final_logit_softcapping"
     value = file.float_(key, 0.0)
     if not (math.isfinite(value) and value >= 0):
-        raise ModelFileError(file.path, f"key {key}", f"{value} is not a bound", REMEDY)
+        raise file.wrong(key, f"{value} is not a bound")
     return value
 
 
@@ -311,7 +309,7 @@ def _columns(file: GgufFile, name: str) -> int:
 
 
 def _is_gelu(file: GgufFile) -> bool:
-    activation = file.str_(f"{ARCHITECTURE}.hidden_activation", "silu")
+    activation = file.str_(".hidden_activation", "silu")
     if activation not in ("silu", *_GELU):
         raise UnsupportedModelError(
             f"{file.path.name}: its feed-forward part uses {shorten(activation)!r}; silu and gelu "

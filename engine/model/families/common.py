@@ -43,10 +43,9 @@ class CommonSizes(NamedTuple):
 
 def common_sizes(file: GgufFile, *, runs_mtp: bool = False) -> CommonSizes:
     """Counts and widths. runs_mtp: whether the family's MTP blocks run here."""
-    arch = file.architecture
-    blocks = count(file, f"{arch}.block_count", high=MAX_LAYERS)
-    n_mtp = _mtp_blocks(file, arch, blocks)
-    n_embd = count(file, f"{arch}.embedding_length")
+    blocks = count(file, ".block_count", high=MAX_LAYERS)
+    n_mtp = _mtp_blocks(file, blocks)
+    n_embd = count(file, ".embedding_length")
     return CommonSizes(
         blocks,
         n_mtp,
@@ -54,7 +53,7 @@ def common_sizes(file: GgufFile, *, runs_mtp: bool = False) -> CommonSizes:
         file.str_("general.name", "") or file.path.stem,
         n_embd,
         _vocabulary(file, n_embd),
-        count(file, f"{arch}.context_length", high=MAX_CONTEXT),
+        count(file, ".context_length", high=MAX_CONTEXT),
     )
 
 
@@ -103,10 +102,7 @@ def hold_to_own_head(file: GgufFile) -> None:
 def is_mtp_file(file: GgufFile) -> bool:
     """Whether a file holds the MTP block of a model without its trunk, as the converter's --mtp
     writes it (llama.cpp's convert_hf_to_gguf.py)."""
-    arch = file.architecture
-    blocks, n_mtp = (
-        file.int_(f"{arch}.{key}", 0) for key in ("block_count", "nextn_predict_layers")
-    )
+    blocks, n_mtp = (file.int_(f".{key}", 0) for key in ("block_count", "nextn_predict_layers"))
     has_head = f"blk.{blocks - n_mtp}.nextn.eh_proj.weight" in file.tensors
     return blocks > n_mtp and has_head and not has_block(file, 0)
 
@@ -118,23 +114,21 @@ def has_block(file: GgufFile, index: int) -> bool:
 
 def rms_eps(file: GgufFile) -> float:
     """What RMS norms add to the mean square."""
-    return real(file, f"{file.architecture}.attention.layer_norm_rms_epsilon", high=1.0)
+    return real(file, ".attention.layer_norm_rms_epsilon", high=1.0)
 
 
 def heads(
     file: GgufFile, n_embd: int, blocks: int, attention: Sequence[int]
 ) -> tuple[int, int, int]:
     """Query heads, key-value heads and their dimension. attention: blocks that attend."""
-    arch = file.architecture
-    key = f"{arch}.attention"
-    n_head = uniform(file, f"{key}.head_count", blocks, attention, high=MAX_HEADS)
-    n_head_kv = uniform(file, f"{key}.head_count_kv", blocks, attention, n_head, high=MAX_HEADS)
+    n_head = uniform(file, ".attention.head_count", blocks, attention, high=MAX_HEADS)
+    n_head_kv = uniform(file, ".attention.head_count_kv", blocks, attention, n_head, high=MAX_HEADS)
     if n_head % n_head_kv:
         what = f"{n_head} heads cannot share {n_head_kv} key-value heads"
-        raise ModelFileError(file.path, f"key {key}.head_count_kv", what, REMEDY)
+        raise file.wrong(".attention.head_count_kv", what)
     default = n_embd // n_head or None
-    head_dim = count(file, f"{key}.key_length", default, high=MAX_HEAD_DIM)
-    if count(file, f"{key}.value_length", head_dim, high=MAX_HEAD_DIM) != head_dim:
+    head_dim = count(file, ".attention.key_length", default, high=MAX_HEAD_DIM)
+    if count(file, ".attention.value_length", head_dim, high=MAX_HEAD_DIM) != head_dim:
         raise UnsupportedModelError(
             f"{file.path.name}: attention keys and values differ in length.",
             "Open a model whose key_length and value_length are equal.",
@@ -142,11 +136,10 @@ def heads(
     return n_head, n_head_kv, head_dim
 
 
-def _mtp_blocks(file: GgufFile, arch: str, blocks: int) -> int:
-    key = f"{arch}.nextn_predict_layers"
-    n_mtp = count(file, key, 0, low=0)
+def _mtp_blocks(file: GgufFile, blocks: int) -> int:
+    n_mtp = count(file, ".nextn_predict_layers", 0, low=0)
     if blocks <= n_mtp:
-        raise ModelFileError(file.path, f"key {arch}.block_count", "no trunk layer is left", REMEDY)
+        raise file.wrong(".block_count", "no trunk layer is left")
     return n_mtp
 
 
@@ -174,6 +167,5 @@ def read_taps(file: GgufFile, key: str, most: int) -> tuple[int, ...]:
     """Layers of a target, 1..most of them; the target is not known yet. Raises ModelFileError."""
     layers = file.ints(key)
     if not 1 <= len(layers) <= most or not all(0 <= i <= MAX_LAYERS for i in layers):
-        what = f"{layers[:8]} are not {most} layers of a target"
-        raise ModelFileError(file.path, f"key {key}", what, REMEDY)
+        raise file.wrong(key, f"{layers[:8]} are not {most} layers of a target")
     return tuple(layers)

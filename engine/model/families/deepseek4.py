@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.errors import ModelFileError, UnsupportedModelError
+from engine.errors import UnsupportedModelError
 from engine.gguf.file import GgufFile
 from engine.model.config import ModelConfig
 from engine.model.families.common import common_sizes, heads, hold_to_own_head, model_config
@@ -24,7 +24,7 @@ from engine.model.families.kda import (
     read_mixture,
 )
 from engine.model.families.mamba import attending_layers
-from engine.model.limits import MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, MAX_TAPS, REMEDY, count, real
+from engine.model.limits import MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, MAX_TAPS, count, real
 from engine.model.parts import BlockParts, FeedForwardPart, MixerPart, MtpParts
 from engine.model.parts.attention import RINGS, CompressedAttentionPart, SparseLatentAttentionPart
 from engine.model.parts.feed_forward import DensePart, MixturePart
@@ -60,7 +60,7 @@ def read_glm5_next(file: GgufFile) -> ModelConfig:
             f"Set {arch}.rope.dimension_count to 0, if the model is one of these; llama.cpp does "
             "not take another number either.",
         )
-    n_latent, rank = latent.n_latent, count(file, f"{arch}.attention.q_lora_rank")
+    n_latent, rank = latent.n_latent, count(file, ".attention.q_lora_rank")
     attention = SparseLatentAttentionPart(
         latent.n_head, n_latent, latent.n_nope, 0, latent.v_dim, rank, **_indexer(file)
     )
@@ -71,14 +71,14 @@ def read_glm5_next(file: GgufFile) -> ModelConfig:
             f"layer {attending_first}, the first that attends, has no indexer, and there is none "
             "before it to go by (llama.cpp aborts)"
         )
-        raise ModelFileError(file.path, f"key {arch}.attention.indexer.types", what, REMEDY)
+        raise file.wrong(".attention.indexer.types", what)
     if sizes.has_mtp and sizes.n_layer not in attending:
         what = f"block {sizes.n_layer}, the MTP block, does not attend"
-        raise ModelFileError(file.path, f"key {arch}.attention.head_count_kv", what, REMEDY)
+        raise file.wrong(".attention.head_count_kv", what)
 
-    routed = read_clamps(file, f"{arch}.swiglu_clamp_exp", n, before=True) or [None] * n
-    shared = read_clamps(file, f"{arch}.swiglu_clamp_shexp", n, before=True) or routed
-    normalised = file.bool_(f"{arch}.expert_weights_norm", False)
+    routed = read_clamps(file, ".swiglu_clamp_exp", n, before=True) or [None] * n
+    shared = read_clamps(file, ".swiglu_clamp_shexp", n, before=True) or routed
+    normalised = file.bool_(".expert_weights_norm", False)
     mixture = read_mixture(file, n, normalised=normalised, scores=_SIGMOID)
     dense, leading = DensePart(dense_width(file, n)), n_dense(file)
 
@@ -114,7 +114,7 @@ def glm5_next_notes(config: ModelConfig) -> list[str]:
 
 def read_sinkhorn(file: GgufFile, *, has_head: bool = False) -> SinkhornConnections:
     """The `hyper_connection` keys. has_head: see SinkhornConnections."""
-    key = f"{file.architecture}.hyper_connection"
+    key = file.full(".hyper_connection")
     n_streams = count(file, f"{key}.count")
     if n_streams != SinkhornConnections.n_streams:
         raise UnsupportedModelError(
@@ -124,15 +124,14 @@ def read_sinkhorn(file: GgufFile, *, has_head: bool = False) -> SinkhornConnecti
         )
     eps = file.float_(f"{key}.epsilon")
     if not 0.0 <= eps < 1.0:
-        raise ModelFileError(file.path, f"key {key}.epsilon", f"{eps} is not an epsilon", REMEDY)
+        raise file.wrong(f"{key}.epsilon", f"{eps} is not an epsilon")
     n_rounds = count(file, f"{key}.sinkhorn_iterations", high=_MOST_ROUNDS)
     return SinkhornConnections(n_rounds, eps, has_head)
 
 
 def _indexer(file: GgufFile) -> dict[str, Any]:
     """The fields of SparseLatentAttentionPart that an indexer has."""
-    arch = file.architecture
-    key = f"{arch}.attention.indexer"
+    key = file.full(".attention.indexer")
     if not file.bool_(f"{key}.kpool_select_tail", True):
         raise UnsupportedModelError(
             f"{file.path.name}: {key}.kpool_select_tail is false, so that the first tokens of a "
@@ -142,12 +141,10 @@ def _indexer(file: GgufFile) -> dict[str, Any]:
     ratio = count(file, f"{key}.kpool", low=2, high=MAX_TAPS)
     budget = count(file, f"{key}.top_k", high=(1 << 31) - 1)
     if budget % ratio:
-        what = f"{budget} tokens are no whole number of pools of {ratio}"
-        raise ModelFileError(file.path, f"key {key}.top_k", what, REMEDY)
-    eps = file.float_(f"{arch}.attention.layer_norm_epsilon", 0.0)
+        raise file.wrong(f"{key}.top_k", f"{budget} tokens are no whole number of pools of {ratio}")
+    eps = file.float_(".attention.layer_norm_epsilon", 0.0)
     if not 0.0 <= eps < 1.0:
-        place = f"key {arch}.attention.layer_norm_epsilon"
-        raise ModelFileError(file.path, place, f"{eps} is not an epsilon", REMEDY)
+        raise file.wrong(".attention.layer_norm_epsilon", f"{eps} is not an epsilon")
     return {
         "n_index_head": count(file, f"{key}.head_count", high=MAX_HEADS),
         "index_dim": count(file, f"{key}.key_length", high=MAX_HEAD_DIM),
@@ -159,16 +156,16 @@ def _indexer(file: GgufFile) -> dict[str, Any]:
 
 def _own_indexers(file: GgufFile, n_layer: int) -> list[bool]:
     """Which layers of the trunk choose for themselves, if they attend."""
-    key = f"{file.architecture}.attention.indexer.types"
-    values = file.metadata.get(key, True)
-    if isinstance(values, bool):
-        return [values] * n_layer
+    key = ".attention.indexer.types"
+    values = file.get(key)
+    if values is None or isinstance(values, bool):
+        return [values is not False] * n_layer
     if (
         not isinstance(values, np.ndarray)
         or values.dtype.kind not in "biu"
         or len(values) < n_layer
     ):
-        raise ModelFileError(file.path, f"key {key}", f"not {n_layer} flags", REMEDY)
+        raise file.wrong(key, f"not {n_layer} flags")
     return [bool(value) for value in values[:n_layer]]
 
 
@@ -179,33 +176,31 @@ _MOST = (1 << 31) - 1
 
 def read_deepseek4(file: GgufFile) -> ModelConfig:
     """DeepSeek-V4, perhaps with an MTP block."""
-    arch = file.architecture
     sizes = common_sizes(file, runs_mtp=True)
     n = sizes.n_blocks
     hold_to_own_head(file)
     attention, rope = read_window_attention(file, n, sizes.n_embd)
     ratios = _ratios(file, sizes.n_blocks, sizes.n_layer)
-    index_dim = count(file, f"{arch}.attention.indexer.key_length", high=MAX_HEAD_DIM)
+    index_dim = count(file, ".attention.indexer.key_length", high=MAX_HEAD_DIM)
     if index_dim < rope.n_rot:
         what = f"{index_dim} numbers are fewer than the {rope.n_rot} that rope turns"
-        raise ModelFileError(file.path, f"key {arch}.attention.indexer.key_length", what, REMEDY)
+        raise file.wrong(".attention.indexer.key_length", what)
     attention = replace(
         attention,
-        n_index_head=count(file, f"{arch}.attention.indexer.head_count", high=MAX_HEADS),
+        n_index_head=count(file, ".attention.indexer.head_count", high=MAX_HEADS),
         index_dim=index_dim,
-        n_blocks=count(file, f"{arch}.attention.indexer.top_k", high=_MOST),
+        n_blocks=count(file, ".attention.indexer.top_k", high=_MOST),
     )
-    n_by_token = count(file, f"{arch}.hash_layer_count", 0, low=0, high=MAX_LAYERS)
+    n_by_token = count(file, ".hash_layer_count", 0, low=0, high=MAX_LAYERS)
     by_token = [i < min(n_by_token, sizes.n_layer) for i in range(n)]
     mixtures = read_mixtures(file, by_token, sizes.n_vocab)
     blocks = [
         BlockParts((replace(attention, ratio=ratio),), mixture, ffn_norm="ffn_norm.weight")
         for ratio, mixture in zip(ratios, mixtures, strict=True)
     ]
-    theta = real(file, f"{arch}.attention.compress_rope_freq_base", rope.freq_base)
+    theta = real(file, ".attention.compress_rope_freq_base", rope.freq_base)
     if theta <= 1.0:
-        place = f"key {arch}.attention.compress_rope_freq_base"
-        raise ModelFileError(file.path, place, f"{theta} is not above 1", REMEDY)
+        raise file.wrong(".attention.compress_rope_freq_base", f"{theta} is not above 1")
     return model_config(
         file,
         sizes,
@@ -222,15 +217,15 @@ def read_window_attention(
     file: GgufFile, n_blocks: int, n_embd: int
 ) -> tuple[CompressedAttentionPart, RopeConfig]:
     """The attention of a layer without blocks of tokens, and the rotation that the file names."""
-    key = f"{file.architecture}.attention"
+    key = ".attention"
     n_head, n_head_kv, head_dim = heads(file, n_embd, n_blocks, range(n_blocks))
     if n_head_kv != 1:
         what = f"{n_head_kv} key-value heads, where all heads share one row"
-        raise ModelFileError(file.path, f"key {key}.head_count_kv", what, REMEDY)
+        raise file.wrong(f"{key}.head_count_kv", what)
     n_groups = count(file, f"{key}.output_group_count", high=n_head)
     if n_head % n_groups:
         what = f"{n_head} heads do not make {n_groups} groups"
-        raise ModelFileError(file.path, f"key {key}.output_group_count", what, REMEDY)
+        raise file.wrong(f"{key}.output_group_count", what)
     rope = RopeConfig.from_gguf(file, head_dim)
     part = CompressedAttentionPart(
         n_head,
@@ -268,11 +263,10 @@ def deepseek4_notes(config: ModelConfig) -> list[str]:
 
 def _ratios(file: GgufFile, n_blocks: int, n_layer: int) -> list[int]:
     """Tokens of a block in each layer, 0 where none are compressed."""
-    key = f"{file.architecture}.attention.compress_ratios"
+    key = file.full(".attention.compress_ratios")
     values = file.ints(key)
     if len(values) < n_blocks:
-        what = f"{len(values)} numbers for {n_blocks} blocks"
-        raise ModelFileError(file.path, f"key {key}", what, REMEDY)
+        raise file.wrong(key, f"{len(values)} numbers for {n_blocks} blocks")
     ratios = [int(value) for value in values[:n_blocks]]
     if other := next((ratio for ratio in ratios if ratio and ratio not in RINGS), None):
         raise UnsupportedModelError(
@@ -292,19 +286,18 @@ def _ratios(file: GgufFile, n_blocks: int, n_layer: int) -> list[int]:
 def read_mixtures(file: GgufFile, by_token: list[bool], n_vocab: int) -> list[MixturePart]:
     """The experts of each block. by_token: whether the token chooses them, of n_vocab."""
     arch, n_blocks = file.architecture, len(by_token)
-    key = f"{arch}.expert_gating_func"
+    key = file.full(".expert_gating_func")
     if (number := count(file, key, low=0)) != _SOFTPLUS:
         raise UnsupportedModelError(
             f"{file.path.name}: {key} is {number}, a router that {arch} does not have.",
             f"Open a model whose experts are weighed by the root of softplus ({_SOFTPLUS}).",
         )
-    normalised = file.bool_(f"{arch}.expert_weights_norm", False)
+    normalised = file.bool_(".expert_weights_norm", False)
     mixture = read_mixture(file, n_blocks, normalised=normalised, scores=_SOFTPLUS)
-    routed = read_clamps(file, f"{arch}.swiglu_clamp_exp", n_blocks, before=True)
+    routed = read_clamps(file, ".swiglu_clamp_exp", n_blocks, before=True)
     if routed is None:
-        place = f"key {arch}.swiglu_clamp_exp"
-        raise ModelFileError(file.path, place, "the key is missing", REMEDY)
-    shared = read_clamps(file, f"{arch}.swiglu_clamp_shexp", n_blocks, before=True) or routed
+        raise file.wrong(".swiglu_clamp_exp", "the key is missing")
+    shared = read_clamps(file, ".swiglu_clamp_shexp", n_blocks, before=True) or routed
     by_choice = mixture.router
     assert by_choice is not None
     of_token = replace(by_choice, biased=False, by_token=n_vocab)

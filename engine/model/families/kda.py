@@ -9,23 +9,14 @@ from typing import Literal
 
 import numpy as np
 
-from engine.errors import ModelFileError, UnsupportedModelError
+from engine.errors import UnsupportedModelError
 from engine.gguf.file import GgufFile
 from engine.model.config import ModelConfig
 from engine.model.families.common import CommonSizes, common_sizes, hold_to_own_head, model_config
 from engine.model.families.lfm2 import expert_scores
 from engine.model.families.mamba import attending_layers
 from engine.model.families.nemotron import expert_scale
-from engine.model.limits import (
-    MAX_HEAD_DIM,
-    MAX_HEADS,
-    MAX_LAYERS,
-    MAX_TAPS,
-    REMEDY,
-    count,
-    real,
-    uniform,
-)
+from engine.model.limits import MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, MAX_TAPS, count, real, uniform
 from engine.model.parts import BlockParts, FeedForwardPart, MixerPart, MtpParts, TrunkPart
 from engine.model.parts.attention import LatentAttentionPart
 from engine.model.parts.feed_forward import DensePart, Gating, LatentPart, MixturePart, RouterPart
@@ -39,12 +30,12 @@ _LEAST_LIMIT = 1e-6
 
 def lower_bound(file: GgufFile, *, required: bool) -> float | None:
     """Of the log decay; None where there is none."""
-    key = f"{file.architecture}.kda.gate_lower_bound"
-    if key not in file.metadata and not required:
+    key = ".kda.gate_lower_bound"
+    if file.get(key) is None and not required:
         return None
     bound = file.float_(key)
     if not -1e4 <= bound < 0.0:
-        raise ModelFileError(file.path, f"key {key}", f"{bound} is not a bound of a decay", REMEDY)
+        raise file.wrong(key, f"{bound} is not a bound of a decay")
     return bound
 
 
@@ -60,11 +51,10 @@ def read_kda(
     l2_eps: float | None = None,
 ) -> KdaPart:
     """The `kda` keys; queries, keys and values have the heads of attention."""
-    arch = file.architecture
     return KdaPart(
         n_heads=_n_heads(file, n_blocks),
-        head_dim=count(file, f"{arch}.kda.head_dim", high=MAX_HEAD_DIM),
-        d_conv=count(file, f"{arch}.ssm.conv_kernel", low=2, high=MAX_TAPS),
+        head_dim=count(file, ".kda.head_dim", high=MAX_HEAD_DIM),
+        d_conv=count(file, ".ssm.conv_kernel", low=2, high=MAX_TAPS),
         decay=decay,
         gate=gate,
         positive_a=positive_a,
@@ -82,26 +72,25 @@ def read_latent_attention(
     gate: Literal["heads", "numbers"] | None = None,
 ) -> LatentAttentionPart:
     """The keys of latent attention, whose matrices have to be apart."""
-    arch = file.architecture
     if any(name.endswith(".attn_kv_b.weight") for name in file.tensors):
         raise UnsupportedModelError(
             f"{file.path.name}: attn_kv_b holds keys and values of latent attention in one matrix.",
             "Convert the original again: llama.cpp's converter writes attn_k_b and attn_v_b.",
         )
-    n_latent = count(file, f"{arch}.attention.kv_lora_rank", high=MAX_HEAD_DIM)
-    n_rope = count(file, f"{arch}.rope.dimension_count", low=0, high=MAX_HEAD_DIM)
-    key = f"{arch}.attention.key_length_mla"
+    n_latent = count(file, ".attention.kv_lora_rank", high=MAX_HEAD_DIM)
+    n_rope = count(file, ".rope.dimension_count", low=0, high=MAX_HEAD_DIM)
+    key = ".attention.key_length_mla"
     n_nope = count(file, key, high=2 * MAX_HEAD_DIM) - n_rope
     if n_nope < 1 or n_rope % 2:
         what = f"{n_nope + n_rope} is not a sum of {n_rope} rotated dimensions and others"
-        raise ModelFileError(file.path, f"key {key}", what, REMEDY)
-    rank = count(file, f"{arch}.attention.q_lora_rank", 0, low=0)
+        raise file.wrong(key, what)
+    rank = count(file, ".attention.q_lora_rank", 0, low=0)
     return LatentAttentionPart(
         n_head=_n_heads(file, n_blocks),
         n_latent=n_latent,
         n_nope=n_nope,
         n_rope=n_rope,
-        v_dim=count(file, f"{arch}.attention.value_length_mla", high=MAX_HEAD_DIM),
+        v_dim=count(file, ".attention.value_length_mla", high=MAX_HEAD_DIM),
         q_rank=rank or None,
         pairs=pairs,
         gate=gate,
@@ -129,31 +118,28 @@ def read_clamps(
     file: GgufFile, key: str, n_blocks: int, *, before: bool = False
 ) -> list[Gating | None] | None:
     """The limit of each block, given once or as an array; None where there is none, and for all
-    without the key. before: whether gates are
-    cut off before silu."""
-    if key not in file.metadata:
+    without the key. before: whether gates are cut off before silu."""
+    values = file.get(key)
+    if values is None:
         return None
-    values = file.metadata[key]
     if not isinstance(values, np.ndarray):
         values = np.full(n_blocks, file.float_(key))
     if values.dtype.kind != "f" or len(values) != n_blocks:
-        raise ModelFileError(file.path, f"key {key}", f"not {n_blocks} numbers", REMEDY)
+        raise file.wrong(key, f"not {n_blocks} numbers")
     if not np.isfinite(values).all() or values.min() < 0:
-        raise ModelFileError(file.path, f"key {key}", "a limit is not a positive number", REMEDY)
+        raise file.wrong(key, "a limit is not a positive number")
     name = "clamped_swiglu" if before else "swiglu"
     return [(name, (float(value),)) if value > _LEAST_LIMIT else None for value in values]
 
 
 def n_dense(file: GgufFile) -> int:
     """How many of the first blocks have no experts."""
-    key = f"{file.architecture}.leading_dense_block_count"
-    return count(file, key, 0, low=0, high=MAX_LAYERS)
+    return count(file, ".leading_dense_block_count", 0, low=0, high=MAX_LAYERS)
 
 
 def dense_width(file: GgufFile, n_blocks: int) -> int:
     """Width of the dense feed-forward parts."""
-    key = f"{file.architecture}.feed_forward_length"
-    return uniform(file, key, n_blocks, range(n_blocks))
+    return uniform(file, ".feed_forward_length", n_blocks, range(n_blocks))
 
 
 def read_mixture(
@@ -167,24 +153,21 @@ def read_mixture(
 ) -> MixturePart:
     """The `expert` keys. shared_width: None for a multiple of the width of the others. scores: the
     gating function where the file names none."""
-    arch = file.architecture
-    n_experts = count(file, f"{arch}.expert_count", high=MAX_HEADS)
-    key = f"{arch}.expert_feed_forward_length"
-    width = uniform(file, key, n_blocks, range(n_blocks))
+    n_experts = count(file, ".expert_count", high=MAX_HEADS)
+    width = uniform(file, ".expert_feed_forward_length", n_blocks, range(n_blocks))
     if shared_width is None:
-        shared_width = width * count(file, f"{arch}.expert_shared_count", 1, high=MAX_HEADS)
-    n_groups = count(file, f"{arch}.expert_group_count", 1, low=0, high=MAX_HEADS) or 1
+        shared_width = width * count(file, ".expert_shared_count", 1, high=MAX_HEADS)
+    n_groups = count(file, ".expert_group_count", 1, low=0, high=MAX_HEADS) or 1
     n_groups_used = 1
     if n_groups > 1:
-        key = f"{arch}.expert_group_used_count"
-        n_groups_used = count(file, key, high=n_groups)
+        n_groups_used = count(file, ".expert_group_used_count", high=n_groups)
         if n_experts % n_groups or n_experts // n_groups < 2:
             what = f"{n_experts} experts do not make {n_groups} groups"
-            raise ModelFileError(file.path, f"key {arch}.expert_group_count", what, REMEDY)
+            raise file.wrong(".expert_group_count", what)
     candidates = n_experts // n_groups * n_groups_used if n_groups > 1 else n_experts
     return MixturePart(
         n_experts=n_experts,
-        n_used=count(file, f"{arch}.expert_used_count", high=candidates),
+        n_used=count(file, ".expert_used_count", high=candidates),
         n_ff=width,
         n_ff_shared=shared_width,
         shared_gate=False,
@@ -200,8 +183,7 @@ def read_mixture(
 
 
 def _n_heads(file: GgufFile, n_blocks: int) -> int:
-    key = f"{file.architecture}.attention.head_count"
-    return uniform(file, key, n_blocks, range(n_blocks), high=MAX_HEADS)
+    return uniform(file, ".attention.head_count", n_blocks, range(n_blocks), high=MAX_HEADS)
 
 
 _DECAY = "ssm_f_a.weight", "ssm_f_b.weight"
@@ -221,35 +203,31 @@ def read_kimi_linear(file: GgufFile) -> ModelConfig:
 
 def read_kimi_k3(file: GgufFile) -> ModelConfig:
     """Kimi K3: SiTU in place of SwiGLU, experts on a latent row, residuals across layers."""
-    arch = file.architecture
     sizes = common_sizes(file)
     n = sizes.n_blocks
     bound = lower_bound(file, required=False)
     kda = read_kda(file, n, decay=_DECAY, gate=("ssm_g.weight",), flat_a=True, bound=bound)
     gated = any(name.endswith(".attn_gate.weight") for name in file.tensors)
     attention = read_latent_attention(file, n, gate="numbers" if gated else None)
-    beta = real(file, f"{arch}.activation.situ_beta")
+    beta = real(file, ".activation.situ_beta")
     # 0 or less: the other half passes as it is
-    situ = "situ", (beta, max(file.float_(f"{arch}.activation.situ_linear_beta"), 0.0))
+    situ = "situ", (beta, max(file.float_(".activation.situ_linear_beta"), 0.0))
     dense = DensePart(dense_width(file, n), situ)
     mixture = replace(
         read_mixture(
-            file,
-            n,
-            normalised=file.bool_(f"{arch}.expert_weights_norm", False),
-            latent=_latent(file),
+            file, n, normalised=file.bool_(".expert_weights_norm", False), latent=_latent(file)
         ),
         gating=situ,
         shared_gating=situ,
     )
     leading = n_dense(file)
     blocks = read_blocks(file, n, kda, attention, lambda i: dense if i < leading else mixture)
-    group = count(file, f"{arch}.attn_res.block_size", low=0, high=MAX_LAYERS)
+    group = count(file, ".attn_res.block_size", low=0, high=MAX_LAYERS)
     return _config(file, sizes, blocks, CrossLayerResidual(group) if group else TrunkPart())
 
 
 def _latent(file: GgufFile) -> LatentPart | None:
-    width = count(file, f"{file.architecture}.expert_latent_length", 0, low=0)
+    width = count(file, ".expert_latent_length", 0, low=0)
     if not width:
         return None
     normed = any(name.endswith(".ffn_routed_norm.weight") for name in file.tensors)
@@ -269,7 +247,7 @@ def read_bailingmoe3(file: GgufFile) -> ModelConfig:
     arch = file.architecture
     sizes = common_sizes(file, runs_mtp=True)
     n = sizes.n_blocks
-    if not file.bool_(f"{arch}.kda.safe_gate", True):
+    if not file.bool_(".kda.safe_gate", True):
         raise UnsupportedModelError(
             f"{file.path.name}: its decay has no lower bound ({arch}.kda.safe_gate is false).",
             "Open a model whose gates are safe gates.",
@@ -282,16 +260,16 @@ def read_bailingmoe3(file: GgufFile) -> ModelConfig:
         positive_a=True,
         bound=lower_bound(file, required=True),
     )
-    sections = file.metadata.get(f"{arch}.rope.dimension_sections")
+    sections = file.get(".rope.dimension_sections")
     multimodal = isinstance(sections, np.ndarray) and len(sections) > 1 and min(sections[:2]) > 0
     attention = read_latent_attention(
         file, n, pairs="halves" if multimodal else "neighbours", gate="heads"
     )
-    width = count(file, f"{arch}.expert_shared_feed_forward_length", 0, low=0)
-    normalised = file.bool_(f"{arch}.expert_weights_norm", False)
+    width = count(file, ".expert_shared_feed_forward_length", 0, low=0)
+    normalised = file.bool_(".expert_weights_norm", False)
     mixture = read_mixture(file, n, normalised=normalised, shared_width=width)
     dense, leading = DensePart(dense_width(file, n)), n_dense(file)
-    keys = (f"{arch}.swiglu_clamp_{name}" for name in ("exp", "shexp"))
+    keys = (f".swiglu_clamp_{name}" for name in ("exp", "shexp"))
     routed, shared = (read_clamps(file, key, n) or [None] * n for key in keys)
 
     def feed_forward(index: int) -> FeedForwardPart:

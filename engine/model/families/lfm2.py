@@ -27,12 +27,11 @@ def read_lfm2(file: GgufFile) -> ModelConfig:
 
 def read_lfm2moe(file: GgufFile) -> ModelConfig:
     """Mixtures of experts after some leading dense blocks."""
-    arch = file.architecture
-    n_experts = count(file, f"{arch}.expert_count", high=MAX_HEADS)
+    n_experts = count(file, ".expert_count", high=MAX_HEADS)
     mixture = MixturePart(
         n_experts,
-        count(file, f"{arch}.expert_used_count", high=n_experts),
-        count(file, f"{arch}.expert_feed_forward_length"),
+        count(file, ".expert_used_count", high=n_experts),
+        count(file, ".expert_feed_forward_length"),
         n_ff_shared=0,
         shared_gate=False,
         router=RouterPart(expert_scores(file), scale=expert_scale(file)),
@@ -41,7 +40,6 @@ def read_lfm2moe(file: GgufFile) -> ModelConfig:
 
 
 def _read(file: GgufFile, window: int | None, mixture: MixturePart | None) -> ModelConfig:
-    arch = file.architecture
     sizes = common_sizes(file)
     n = sizes.n_blocks
     attending = attending_layers(file, n)
@@ -49,11 +47,11 @@ def _read(file: GgufFile, window: int | None, mixture: MixturePart | None) -> Mo
     if attending:
         n_head, n_head_kv, head_dim = heads(file, sizes.n_embd, n, attending)
         attention = AttentionPart(n_head, n_head_kv, head_dim, gated=False, window=window)
-    taps = count(file, f"{arch}.shortconv.l_cache", low=2, high=MAX_TAPS)
+    taps = count(file, ".shortconv.l_cache", low=2, high=MAX_TAPS)
     conv = ShortConvPart(taps, sizes.n_embd)
-    n_dense = count(file, f"{arch}.leading_dense_block_count", 0, low=0, high=n) if mixture else n
+    n_dense = count(file, ".leading_dense_block_count", 0, low=0, high=n) if mixture else n
     # without a dense block the key may say anything
-    key, leading = f"{arch}.feed_forward_length", range(n_dense)
+    key, leading = ".feed_forward_length", range(n_dense)
     dense = DensePart(uniform(file, key, n, leading)) if n_dense else None
 
     def block(index: int) -> BlockParts:
@@ -73,7 +71,7 @@ def _read(file: GgufFile, window: int | None, mixture: MixturePart | None) -> Mo
 def expert_scores(file: GgufFile, default: int | None = None) -> str:
     """What a router makes of its logits: "softmax" or "sigmoid". default: the number without the
     key; None where it is required."""
-    key = f"{file.architecture}.expert_gating_func"
+    key = file.full(".expert_gating_func")
     number = count(file, key, default, low=0)
     if number not in _SCORES:
         raise UnsupportedModelError(

@@ -4,7 +4,7 @@ with Mamba-2; mamba and jamba with the first Mamba.
 
 from __future__ import annotations
 
-from engine.errors import ModelFileError, UnsupportedModelError
+from engine.errors import UnsupportedModelError
 from engine.gguf.file import GgufFile
 from engine.model.config import ModelConfig
 from engine.model.families.common import common_sizes, heads, model_config
@@ -13,7 +13,6 @@ from engine.model.limits import (
     MAX_HEADS,
     MAX_TAPS,
     MAX_WIDTH,
-    REMEDY,
     count,
     each,
     real,
@@ -28,20 +27,17 @@ from engine.model.rope import RopeConfig
 
 def read_mamba2(file: GgufFile, *, normed: bool = True) -> Mamba2Part:
     """The `ssm` keys. normed: whether the block's norm is there."""
-    arch = file.architecture
-    inner = count(file, f"{arch}.ssm.inner_size")
-    n_heads = count(file, f"{arch}.ssm.time_step_rank", high=MAX_HEADS)
-    n_groups = count(file, f"{arch}.ssm.group_count", high=MAX_HEADS)
+    inner = count(file, ".ssm.inner_size")
+    n_heads = count(file, ".ssm.time_step_rank", high=MAX_HEADS)
+    n_groups = count(file, ".ssm.group_count", high=MAX_HEADS)
     for key, n in (("time_step_rank", n_heads), ("group_count", n_groups)):
         if inner % n:
-            what = f"{inner} channels cannot be divided by {n}"
-            raise ModelFileError(file.path, f"key {arch}.ssm.{key}", what, REMEDY)
+            raise file.wrong(f".ssm.{key}", f"{inner} channels cannot be divided by {n}")
     if n_heads % n_groups:
-        what = f"{n_heads} heads cannot share {n_groups} groups"
-        raise ModelFileError(file.path, f"key {arch}.ssm.group_count", what, REMEDY)
+        raise file.wrong(".ssm.group_count", f"{n_heads} heads cannot share {n_groups} groups")
     return Mamba2Part(
-        d_conv=count(file, f"{arch}.ssm.conv_kernel", low=2, high=MAX_TAPS),
-        d_state=count(file, f"{arch}.ssm.state_size", high=MAX_HEAD_DIM),
+        d_conv=count(file, ".ssm.conv_kernel", low=2, high=MAX_TAPS),
+        d_state=count(file, ".ssm.state_size", high=MAX_HEAD_DIM),
         n_heads=n_heads,
         head_dim=inner // n_heads,
         n_groups=n_groups,
@@ -51,8 +47,9 @@ def read_mamba2(file: GgufFile, *, normed: bool = True) -> Mamba2Part:
 
 def attending_layers(file: GgufFile, blocks: int) -> list[int]:
     """The blocks that attend: those whose number of key-value heads is not 0."""
-    key = f"{file.architecture}.attention.head_count_kv"
-    return [i for i, n in enumerate(each(file, key, blocks, high=MAX_HEADS)) if n]
+    return [
+        i for i, n in enumerate(each(file, ".attention.head_count_kv", blocks, high=MAX_HEADS)) if n
+    ]
 
 
 def read_mamba2_alone(file: GgufFile) -> ModelConfig:
@@ -88,24 +85,23 @@ def read_falcon_h1(file: GgufFile) -> ModelConfig:
 
 def read_granite_hybrid(file: GgufFile) -> ModelConfig:
     """Granite 4: Mamba-2 or attention, dense or a mixture, everything scaled."""
-    arch = file.architecture
     sizes = common_sizes(file)
     attending = attending_layers(file, sizes.n_blocks)
     mamba, attention = read_mamba2(file), None
     if mamba.d_inner != 2 * sizes.n_embd:
         what = f"{mamba.d_inner} is not twice the embedding length {sizes.n_embd}"
-        raise ModelFileError(file.path, f"key {arch}.ssm.inner_size", what, REMEDY)
+        raise file.wrong(".ssm.inner_size", what)
     if attending:
         attention = AttentionPart(
             *heads(file, sizes.n_embd, sizes.n_blocks, attending),
             gated=False,
             normed=False,
             # the key means that rope was kept when the model was made
-            rope="pairs" if file.bool_(f"{arch}.rope.scaling.finetuned", True) else "none",
-            scale=_scale(file, f"{arch}.attention.scale"),
+            rope="pairs" if file.bool_(".rope.scaling.finetuned", True) else "none",
+            scale=_scale(file, ".attention.scale"),
             output_bias=True,
         )
-    residual_scale = _scale(file, f"{arch}.residual_scale") or 1.0
+    residual_scale = _scale(file, ".residual_scale") or 1.0
     ffn = _granite_ffn(file, sizes.n_blocks)
     rotated = attention if attention and attention.rope != "none" else None
     return model_config(
@@ -121,19 +117,18 @@ def read_granite_hybrid(file: GgufFile) -> ModelConfig:
             for i in range(sizes.n_blocks)
         ),
         rope=RopeConfig.from_gguf(file, rotated.head_dim) if rotated else None,
-        embedding_scale=_scale(file, f"{arch}.embedding_scale") or 1.0,
-        logit_scale=_scale(file, f"{arch}.logit_scale") or 1.0,
+        embedding_scale=_scale(file, ".embedding_scale") or 1.0,
+        logit_scale=_scale(file, ".logit_scale") or 1.0,
     )
 
 
 def _granite_ffn(file: GgufFile, blocks: int) -> FeedForwardPart:
-    arch = file.architecture
-    width = uniform(file, f"{arch}.feed_forward_length", blocks, range(blocks))
-    n_experts = count(file, f"{arch}.expert_count", 0, low=0, high=MAX_HEADS)
+    width = uniform(file, ".feed_forward_length", blocks, range(blocks))
+    n_experts = count(file, ".expert_count", 0, low=0, high=MAX_HEADS)
     if not n_experts:
         return DensePart(width)
-    shared = count(file, f"{arch}.expert_shared_feed_forward_length", 0, low=0, high=MAX_WIDTH)
-    n_used = count(file, f"{arch}.expert_used_count", high=n_experts)
+    shared = count(file, ".expert_shared_feed_forward_length", 0, low=0, high=MAX_WIDTH)
+    n_used = count(file, ".expert_used_count", high=n_experts)
     return MixturePart(n_experts, n_used, width, shared, shared_gate=False)
 
 
@@ -182,12 +177,11 @@ def read_jamba(file: GgufFile) -> ModelConfig:
 
 
 def _read_part(file: GgufFile, *, normed: bool) -> MambaPart:
-    key = f"{file.architecture}.ssm"
     return MambaPart(
-        d_conv=count(file, f"{key}.conv_kernel", low=2, high=MAX_TAPS),
-        d_state=count(file, f"{key}.state_size", high=MAX_HEAD_DIM),
-        d_inner=count(file, f"{key}.inner_size"),
-        step_rank=count(file, f"{key}.time_step_rank"),
+        d_conv=count(file, ".ssm.conv_kernel", low=2, high=MAX_TAPS),
+        d_state=count(file, ".ssm.state_size", high=MAX_HEAD_DIM),
+        d_inner=count(file, ".ssm.inner_size"),
+        step_rank=count(file, ".ssm.time_step_rank"),
         normed=normed,
     )
 
@@ -232,7 +226,7 @@ def _read_plamo2_part(file: GgufFile, n_embd: int) -> LowRankMamba2Part:
     n_heads = count(file, "plamo2.ssm.time_step_rank", high=MAX_HEADS)
     if inner % n_heads:
         what = f"{inner} channels cannot be divided by {n_heads}"
-        raise ModelFileError(file.path, "key plamo2.ssm.time_step_rank", what, REMEDY)
+        raise file.wrong("plamo2.ssm.time_step_rank", what)
     if count(file, "plamo2.ssm.group_count", low=0, high=MAX_HEADS):
         raise UnsupportedModelError(
             f"{file.path.name}: plamo2.ssm.group_count is not 0, and B and C of PLaMo 2 are the "

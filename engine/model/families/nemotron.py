@@ -4,12 +4,11 @@ them in each block.
 
 from __future__ import annotations
 
-from engine.errors import ModelFileError
 from engine.gguf.file import GgufFile
 from engine.model.config import ModelConfig
 from engine.model.families.common import common_sizes, heads, model_config
 from engine.model.families.mamba import read_mamba2
-from engine.model.limits import MAX_HEADS, MAX_WIDTH, REMEDY, count, each, real
+from engine.model.limits import MAX_HEADS, MAX_WIDTH, count, each, real
 from engine.model.parts import BlockParts, FeedForwardPart, MtpParts
 from engine.model.parts.attention import AttentionPart
 from engine.model.parts.feed_forward import DensePart, LatentPart, MixturePart, RouterPart
@@ -26,11 +25,10 @@ def read_nemotron_h_moe(file: GgufFile) -> ModelConfig:
 
 
 def _read(file: GgufFile, *, runs_mtp: bool) -> ModelConfig:
-    arch = file.architecture
     sizes = common_sizes(file, runs_mtp=runs_mtp)
     n, n_layer = sizes.n_blocks, sizes.n_layer
-    kv = each(file, f"{arch}.attention.head_count_kv", n, high=MAX_HEADS)
-    widths = each(file, f"{arch}.feed_forward_length", n)
+    kv = each(file, ".attention.head_count_kv", n, high=MAX_HEADS)
+    widths = each(file, ".feed_forward_length", n)
     recurrent = [not kv[i] and not widths[i] for i in range(n_layer)]
     attending = [i for i in range(n_layer) if not widths[i] and kv[i]]
     attention = mamba = None
@@ -45,7 +43,7 @@ def _read(file: GgufFile, *, runs_mtp: bool) -> ModelConfig:
             rope="none",
             output_bias=True,
         )
-    centred_eps = real(file, f"{arch}.attention.layer_norm_epsilon", high=1.0)
+    centred_eps = real(file, ".attention.layer_norm_epsilon", high=1.0)
     blocks = []
     for i in range(n_layer):
         mixer = mamba if recurrent[i] else attention if not widths[i] else None
@@ -62,7 +60,7 @@ def _read(file: GgufFile, *, runs_mtp: bool) -> ModelConfig:
     return model_config(
         file,
         sizes,
-        eps=real(file, f"{arch}.attention.layer_norm_rms_epsilon", centred_eps, high=1.0),
+        eps=real(file, ".attention.layer_norm_rms_epsilon", centred_eps, high=1.0),
         blocks=tuple(blocks),
         mtp=mtp,
     )
@@ -70,31 +68,28 @@ def _read(file: GgufFile, *, runs_mtp: bool) -> ModelConfig:
 
 def _feed_forward(file: GgufFile, index: int, blocks: int, widths: list[int]) -> FeedForwardPart:
     """The feed-forward part of a block; its sizes may be its own."""
-    arch = file.architecture
-    n_experts = count(file, f"{arch}.expert_count", 0, low=0, high=MAX_HEADS)
+    n_experts = count(file, ".expert_count", 0, low=0, high=MAX_HEADS)
     if not n_experts:
         return DensePart(widths[index], activation="relu2")
     # the MTP block routes as the trunk's first block does
-    n_used = each(file, f"{arch}.expert_used_count", blocks, high=n_experts)
+    n_used = each(file, ".expert_used_count", blocks, high=n_experts)
     used = n_used[index] or next((n for n in n_used if n), 0)
     if not used:
-        what = "no block uses an expert"
-        raise ModelFileError(file.path, f"key {arch}.expert_used_count", what, REMEDY)
-    key = f"{arch}.expert_feed_forward_length"
+        raise file.wrong(".expert_used_count", "no block uses an expert")
+    key = ".expert_feed_forward_length"
     width = each(file, key, blocks, 0)[index] or widths[index] // used
     if not width:
-        what = f"experts of block {index} have no width"
-        raise ModelFileError(file.path, f"key {key}", what, REMEDY)
-    latent = count(file, f"{arch}.moe_latent_size", 0, low=0, high=MAX_WIDTH)
+        raise file.wrong(key, f"experts of block {index} have no width")
+    latent = count(file, ".moe_latent_size", 0, low=0, high=MAX_WIDTH)
     within = f"blk.{index}.ffn_latent_down.weight" in file.tensors
     return MixturePart(
         n_experts,
         used,
         width,
-        count(file, f"{arch}.expert_shared_feed_forward_length", 0, low=0, high=MAX_WIDTH),
+        count(file, ".expert_shared_feed_forward_length", 0, low=0, high=MAX_WIDTH),
         shared_gate=False,
         router=RouterPart(
-            normalised=file.bool_(f"{arch}.expert_weights_norm", False), scale=expert_scale(file)
+            normalised=file.bool_(".expert_weights_norm", False), scale=expert_scale(file)
         ),
         activation="relu2",
         latent=LatentPart(latent, "ffn_latent_down.weight", "ffn_latent_up.weight")
@@ -105,5 +100,5 @@ def _feed_forward(file: GgufFile, index: int, blocks: int, widths: list[int]) ->
 
 def expert_scale(file: GgufFile) -> float:
     """What the weights of chosen experts are multiplied by; 0 and nothing stand for 1."""
-    key = f"{file.architecture}.expert_weights_scale"
+    key = ".expert_weights_scale"
     return real(file, key) if file.float_(key, 0.0) else 1.0

@@ -68,7 +68,6 @@ def read_qwen3(file: GgufFile) -> ModelConfig:
 
 
 def _hybrid(file: GgufFile, *, mixture: bool, legacy: bool) -> ModelConfig:
-    arch = file.architecture
     sizes = common_sizes(file, runs_mtp=True)
     recurrent = recurrent_schedule(file, sizes.n_blocks)
     attending = [i for i, flag in enumerate(recurrent) if not flag]
@@ -82,7 +81,7 @@ def _hybrid(file: GgufFile, *, mixture: bool, legacy: bool) -> ModelConfig:
         ffn = read_mixture(file)
     else:
         blocks = range(sizes.n_blocks)
-        ffn = DensePart(uniform(file, f"{arch}.feed_forward_length", sizes.n_blocks, blocks))
+        ffn = DensePart(uniform(file, ".feed_forward_length", sizes.n_blocks, blocks))
     return model_config(
         file,
         sizes,
@@ -97,51 +96,46 @@ def _hybrid(file: GgufFile, *, mixture: bool, legacy: bool) -> ModelConfig:
 
 def recurrent_schedule(file: GgufFile, blocks: int) -> list[bool]:
     """Per block: recurrent or not. The explicit array beats the interval; MTP blocks attend."""
-    arch = file.architecture
-    key = f"{arch}.attention.recurrent_layers"
-    if key in file.metadata:
-        values = file.metadata[key]
+    key = ".attention.recurrent_layers"
+    if (values := file.get(key)) is not None:
         if not isinstance(values, np.ndarray) or values.dtype.kind not in "biu":
-            raise ModelFileError(file.path, f"key {key}", "not an array of flags", REMEDY)
+            raise file.wrong(key, "not an array of flags")
         if len(values) != blocks:
-            what = f"{len(values)} entries for {blocks} blocks"
-            raise ModelFileError(file.path, f"key {key}", what, REMEDY)
+            raise file.wrong(key, f"{len(values)} entries for {blocks} blocks")
         return [bool(value) for value in values]
-    interval = count(file, f"{arch}.full_attention_interval", 4)
+    interval = count(file, ".full_attention_interval", 4)
     return [(index + 1) % interval != 0 for index in range(blocks)]
 
 
 def read_delta_net(file: GgufFile, *, legacy: bool, sigmoid_gate: bool = False) -> DeltaNetPart:
     """The `ssm` keys of a Gated DeltaNet. legacy: as Qwen3-Next has it."""
-    arch = file.architecture
     part = DeltaNetPart(
-        d_conv=count(file, f"{arch}.ssm.conv_kernel", low=2, high=MAX_TAPS),
-        d_state=count(file, f"{arch}.ssm.state_size", high=MAX_HEAD_DIM),
-        n_k_heads=count(file, f"{arch}.ssm.group_count", high=MAX_HEADS),
-        n_v_heads=count(file, f"{arch}.ssm.time_step_rank", high=MAX_HEADS),
+        d_conv=count(file, ".ssm.conv_kernel", low=2, high=MAX_TAPS),
+        d_state=count(file, ".ssm.state_size", high=MAX_HEAD_DIM),
+        n_k_heads=count(file, ".ssm.group_count", high=MAX_HEADS),
+        n_v_heads=count(file, ".ssm.time_step_rank", high=MAX_HEADS),
         grouped=legacy,
         joint_gates=legacy,
         sigmoid_gate=sigmoid_gate,
     )
     if part.n_v_heads % part.n_k_heads:
         what = f"{part.n_v_heads} value heads are no multiple of {part.n_k_heads} key heads"
-        raise ModelFileError(file.path, f"key {arch}.ssm.time_step_rank", what, REMEDY)
-    inner = count(file, f"{arch}.ssm.inner_size")
+        raise file.wrong(".ssm.time_step_rank", what)
+    inner = count(file, ".ssm.inner_size")
     if inner != part.value_dim:
         what = f"{inner} is not {part.n_v_heads} value heads of {part.d_state}"
-        raise ModelFileError(file.path, f"key {arch}.ssm.inner_size", what, REMEDY)
+        raise file.wrong(".ssm.inner_size", what)
     return part
 
 
 def read_mixture(file: GgufFile) -> MixturePart:
     """The `expert` keys of a mixture with one shared expert."""
-    arch = file.architecture
-    n_experts = count(file, f"{arch}.expert_count", high=MAX_HEADS)
+    n_experts = count(file, ".expert_count", high=MAX_HEADS)
     return MixturePart(
         n_experts=n_experts,
-        n_used=count(file, f"{arch}.expert_used_count", high=n_experts),
-        n_ff=count(file, f"{arch}.expert_feed_forward_length"),
-        n_ff_shared=count(file, f"{arch}.expert_shared_feed_forward_length"),
+        n_used=count(file, ".expert_used_count", high=n_experts),
+        n_ff=count(file, ".expert_feed_forward_length"),
+        n_ff_shared=count(file, ".expert_shared_feed_forward_length"),
     )
 
 
@@ -154,7 +148,6 @@ _MOST_TOKENS = 1 << 24
 
 def read_qwen4exp(file: GgufFile) -> ModelConfig:
     """Qwen3.8-Flash-Next."""
-    arch = file.architecture
     sizes = common_sizes(file, runs_mtp=True)
     if has_fork_mtp(file) and not has_block(file, 0):
         raise UnsupportedModelError(
@@ -168,19 +161,19 @@ def read_qwen4exp(file: GgufFile) -> ModelConfig:
     attending = [i for i, flag in enumerate(recurrent) if not flag]
     n_head, n_head_kv, head_dim = heads(file, sizes.n_embd, n, attending)
     rope = RopeConfig.from_gguf(file, head_dim)
-    index_dim = count(file, f"{arch}.attention.indexer.key_length", high=MAX_HEAD_DIM)
+    index_dim = count(file, ".attention.indexer.key_length", high=MAX_HEAD_DIM)
     if index_dim < max(rope.n_rot, sum(rope.sections or ())):
         what = f"{index_dim} numbers are fewer than rope turns"
-        raise ModelFileError(file.path, f"key {arch}.attention.indexer.key_length", what, REMEDY)
-    n_index_head = count(file, f"{arch}.attention.indexer.head_count", high=MAX_HEADS)
-    budget = count(file, f"{arch}.attention.indexer.top_k", high=(1 << 31) - 1)
-    ratios = each(file, f"{arch}.attention.compress_ratios", n, 0)
+        raise file.wrong(".attention.indexer.key_length", what)
+    n_index_head = count(file, ".attention.indexer.head_count", high=MAX_HEADS)
+    budget = count(file, ".attention.indexer.top_k", high=(1 << 31) - 1)
+    ratios = each(file, ".attention.compress_ratios", n, 0)
     delta_net = read_delta_net(file, legacy=False, sigmoid_gate=True) if any(recurrent) else None
-    n_streams = count(file, f"{arch}.hyper_connection.count", low=2, high=_MOST_STREAMS)
-    rank = count(file, f"{arch}.hyper_connection.low_rank")
+    n_streams = count(file, ".hyper_connection.count", low=2, high=_MOST_STREAMS)
+    rank = count(file, ".hyper_connection.low_rank")
     if sizes.has_mtp and recurrent[sizes.n_layer]:
         what = f"block {sizes.n_layer}, the MTP block, does not attend"
-        raise ModelFileError(file.path, f"key {arch}.attention.recurrent_layers", what, REMEDY)
+        raise file.wrong(".attention.recurrent_layers", what)
     # the table of n-grams is the trunk's, and not in the file of an MTP block
     layer, ngrams = (-1, None) if is_mtp_file(file) else _ngrams(file, sizes, recurrent, n_streams)
     mixture = read_mixture(file)
@@ -225,8 +218,7 @@ def _ngrams(
     file: GgufFile, sizes: CommonSizes, recurrent: list[bool], n_streams: int
 ) -> tuple[int, NgramEmbeddingPart | None]:
     """The `ple` keys: the layer that the n-gram embedding comes before, and its sizes."""
-    arch = file.architecture
-    key = f"{arch}.ple"
+    key = file.full(".ple")
     layers = file.ints(f"{key}.layers", [])
     if not layers:
         return -1, None
@@ -237,19 +229,17 @@ def _ngrams(
         )
     layer = layers[0]
     if not 0 <= layer < len(recurrent) or not recurrent[layer]:
-        what = f"{layer} is not a recurrent layer"
-        raise ModelFileError(file.path, f"key {key}.layers", what, REMEDY)
+        raise file.wrong(f"{key}.layers", f"{layer} is not a recurrent layer")
     if sizes.n_vocab >= _MOST_TOKENS:
         what = f"{sizes.n_vocab} tokens, of which an n-gram hash takes {_MOST_TOKENS - 1} at most"
         raise ModelFileError(file.path, "tensor token_embd.weight", what, REMEDY)
     n_gram = count(file, f"{key}.ngram_size", low=2, high=_MOST_NGRAM)
     per_order = count(file, f"{key}.heads_per_ngram", high=_MOST_HASHES // (n_gram - 1))
     n_heads = (n_gram - 1) * per_order
-    width = count(file, f"{arch}.embedding_length_per_layer_input")
+    width = count(file, ".embedding_length_per_layer_input")
     if width * n_heads != sizes.n_embd:
         what = f"{n_heads} rows of {width} are no embedding of {sizes.n_embd}"
-        place = f"key {arch}.embedding_length_per_layer_input"
-        raise ModelFileError(file.path, place, what, REMEDY)
+        raise file.wrong(".embedding_length_per_layer_input", what)
     part = NgramEmbeddingPart(
         n_gram=n_gram,
         d_conv=count(file, f"{key}.conv_kernel", low=2, high=MAX_TAPS // n_gram),
@@ -267,7 +257,7 @@ def _ngrams(
         raise ModelFileError(file.path, f"tensor {TABLE}", what, REMEDY)
     if part.n_taps > MAX_TAPS or part.n_channels > MAX_WIDTH:
         what = f"a convolution of {part.n_taps} taps over {part.n_channels} channels is too large"
-        raise ModelFileError(file.path, f"key {key}.conv_kernel", what, REMEDY)
+        raise file.wrong(f"{key}.conv_kernel", what)
     return layer, part
 
 
@@ -275,12 +265,10 @@ def _whole(file: GgufFile, key: str, n: int, low: int, high: int) -> tuple[int, 
     """The first n numbers of an array, within low..high."""
     values = file.ints(key)
     if len(values) < n:
-        what = f"{len(values)} numbers, where {n} are needed"
-        raise ModelFileError(file.path, f"key {key}", what, REMEDY)
+        raise file.wrong(key, f"{len(values)} numbers, where {n} are needed")
     outside = [value for value in values[:n] if not low <= value <= high]
     if outside:
-        what = f"{outside[0]} is outside {low}..{high}"
-        raise ModelFileError(file.path, f"key {key}", what, REMEDY)
+        raise file.wrong(key, f"{outside[0]} is outside {low}..{high}")
     return tuple(values[:n])
 
 
