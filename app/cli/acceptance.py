@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from app.cli.option_lines import OptionLines
+from app.cli.option_lines import OptionLines, refuse_given
 from app.cli.output import print_report
 from app.cli.rescore import opened_trace
 from engine.analysis.acceptance.breakdown import (
@@ -50,6 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.second is None:
+        refuse_given(args, "a second TRACE", "--run-b")
     a = drafted_run(args.first, args.run_a, "--run-a")
     b = drafted_run(args.second, args.run_b, "--run-b") if args.second else None
     found = breakdown(a, b)

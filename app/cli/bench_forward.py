@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.cli.bench_requests import REPEAT, add_results
 from app.cli.common import add_compute, add_model, check_files, loading_line, target_path
-from app.cli.option_lines import OptionLines
+from app.cli.option_lines import OptionLines, refuse_given
 from app.cli.output import print_report
 from app.cli.run_arguments import add_batch_invariant
 from engine.errors import OptionError
@@ -57,7 +57,9 @@ def run(args: argparse.Namespace) -> int:
     """Measure and print. Raises OptionError."""
     args.repeat = args.repeat or REPEAT
     if args.splits:
+        refuse_given(args, "--steps", "--outputs", add_batch_invariant)
         return _splits(args)
+    refuse_given(args, "--splits", "--sequences", "--draft")
     args.steps = args.steps or _USUAL
     return _steps(args)
 

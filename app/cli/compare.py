@@ -15,7 +15,7 @@ from app.cli.common import (
     open_session,
     target_path,
 )
-from app.cli.option_lines import OptionLines
+from app.cli.option_lines import OptionLines, refuse_given
 from app.cli.output import in_columns, print_json, print_lines, tell
 from app.cli.recorded import (
     add_report,
@@ -148,6 +148,8 @@ def run(args: argparse.Namespace) -> int:
         lanes = (NOISE_LANE, *map(LaneSpec.parse, args.lanes))
     n_draft = None if options.spec.types else options.spec.n_max
     lanes = scenario.lanes if scenario else lanes
+    if not any(lane.llama or lane.kind == PEER for lane in lanes):
+        refuse_given(args, "a lane of llama.cpp", add_llama_library)
     for lane in lanes:
         for note in notes_on(lane.options(options), n_draft, is_led=not lane.free):
             tell(f"note: {lane.name}: {note}")

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.cli.acceptance import drafted_run
-from app.cli.common import add_compute, add_key, connect, draft_paths, open_session
-from app.cli.option_lines import OptionLines
+from app.cli.common import add_compute, connect, draft_paths, open_session
+from app.cli.option_lines import OptionLines, refuse_given
 from app.cli.output import print_report
 from app.cli.recorded import record
+from app.cli.rescore import add_connection
 from app.cli.run_arguments import add_options, options_from
 from engine.errors import OptionError
 from engine.observe.server.reply import TimeLimits
@@ -81,8 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """)
     (types,) = (one for one in options_in(RunOptions) if one.path == ("spec", "types"))
     add_options(runs, [types])
-    add_key(runs)
-    add_options(runs, options_in(TimeLimits))
+    add_connection(runs)
     OptionLines(parser).add("output\n  --json  print one JSON object")
 
 
@@ -96,6 +96,15 @@ def run(args: argparse.Namespace) -> int:
         )
     if args.demo and args.model is None:
         args.model = DEMO_TARGET
+    for is_live, option in zip(live, ("--run-a", "--run-b"), strict=True):
+        if is_live:
+            refuse_given(args, "a recorded run", option)
+    if not any(live):
+        refuse_given(args, "a run that is decoded now", "-p", "--prompt")
+    if not any(source.startswith(_URLS) for source in sources):
+        refuse_given(args, "the address of a server", add_connection)
+    if args.model is None:
+        refuse_given(args, "--model", add_compute, *(() if any(live) else ("--spec-type",)))
     recorded = {
         i: drafted_run(Path(source), number, option, or_sums=True)
         for i, (source, number, option) in enumerate(

@@ -10,7 +10,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from app.cli.common import add_compute, add_lane_output, add_model, open_session, target_path
-from app.cli.option_lines import OptionLines, names_of
+from app.cli.option_lines import OptionLines, names_of, refuse_given
 from app.cli.output import print_line, print_report, signals_wait
 from app.cli.recorded import check_trace_folder, export
 from app.cli.run_arguments import add_llama_library, options_from
@@ -99,6 +99,8 @@ def run(args: argparse.Namespace) -> int:
                 "llama.cpp has no such policy, or is asked for --trace or --fill.",
                 f"Leave them out and choose from {', '.join(LLAMA_POLICIES)}.",
             )
+    else:
+        refuse_given(args, f"--engine {LLAMA}", add_llama_library)
     check_trace_folder(args.trace)
     session = open_session(args, target)
     trace = TraceStore()

@@ -12,7 +12,7 @@ from pathlib import Path, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
 from app.cli.common import add_key, check_files, check_output, connect, loading_line
-from app.cli.option_lines import OptionLines
+from app.cli.option_lines import OptionLines, refuse_given
 from app.cli.output import (
     Interrupted,
     end_text,
@@ -98,11 +98,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         --assume-same  take MODEL for the server's where nothing tells
     """)
     add_prompts(parser)
-    taken = [one for one in options_in(RunOptions) if one.path in PER_REQUEST]
-    add_options(parser.add_argument_group("decoding"), taken)
-    more = parser.add_argument_group("requests")
-    add_options(more, [one for one in options_in(RunOptions) if one.path == ("parallel",)])
-    add_options(more, options_in(RequestOptions))
+    _add_requests(parser)
     for one in options_in(RunOptions):  # known, so that a note can say it has no effect
         if why_not_sent(one):
             parser.add_argument(
@@ -121,6 +117,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """)
 
 
+def _add_requests(parser: argparse.ArgumentParser) -> None:
+    taken = [one for one in options_in(RunOptions) if one.path in PER_REQUEST]
+    add_options(parser.add_argument_group("decoding"), taken)
+    more = parser.add_argument_group("requests")
+    add_options(more, [one for one in options_in(RunOptions) if one.path == ("parallel",)])
+    add_options(more, options_in(RequestOptions))
+
+
 def run(args: argparse.Namespace) -> int:
     """Send the prompts; whatever arrived is exported, also after an error or a signal."""
     options = options_from(args, RunOptions)
@@ -130,6 +134,12 @@ def run(args: argparse.Namespace) -> int:
         check_output(args.capture, "--capture")
     if args.rescore is not None:
         check_files(args.rescore)
+    else:
+        refuse_given(args, "--rescore", "--assume-same")
+    if args.listen is None:
+        refuse_given(args, "--listen", "--pass-unchanged")
+    else:
+        refuse_given(args, "prompts", _add_requests)
     if args.listen is None and not args.sources:
         raise OptionError("There is no prompt.", "Give one with -p, -f or --tokens.")
     for one in options_in(RunOptions):

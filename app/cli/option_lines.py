@@ -11,6 +11,8 @@ from inspect import cleandoc
 from pathlib import Path
 from typing import Any
 
+from engine.errors import OptionError
+
 _OPTION = re.compile(r"(?P<dest>\w+)=(?=\S)|-")
 _DEFAULT = re.compile(r"\(default ([^\s;:)]+?)(?:[:)]|, )")
 
@@ -89,6 +91,41 @@ def _of_value(value: str) -> dict[str, Any]:
     return {"metavar": metavar, **found} | ({"type": _TYPES[kind]} if kind in _TYPES else {})
 
 
+def is_given(words: Sequence[object], flag: str) -> bool:
+    """Whether one of the words of a command line is a flag, alone or with its value."""
+    is_short = len(flag) == 2
+    return any(
+        word == flag
+        or word.startswith(f"{flag}=")
+        or (is_short and word.startswith(flag) and word[2:3].isdigit())
+        for word in map(str, words)
+    )
+
+
+def refuse_given(
+    args: argparse.Namespace, needed: str, *options: str | Callable[[Any], object]
+) -> None:
+    """Refuse options that are given without what they have an effect with.
+
+    options: flags, or functions that add the options to a parser. Raises OptionError.
+    """
+    parser = argparse.ArgumentParser(add_help=False)
+    for add in filter(callable, options):
+        add(parser)
+    added = (flag for action in parser._actions for flag in action.option_strings)
+    for flag in (*(one for one in options if isinstance(one, str)), *added):
+        if is_given(args.words, flag):
+            raise OptionError(f"{flag} goes only with {needed}.", "Leave it out.")
+
+
+def whole_number(text: str) -> int:
+    """A whole number, as an argparse type."""
+    try:
+        return int(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from error
+
+
 def positive(text: str) -> int:
     """A whole number from 1, as an argparse type."""
     number = int(text) if text.isascii() and text.isdigit() else 0
@@ -162,7 +199,7 @@ _TYPES: dict[str, Callable[[str], Any]] = {
     **dict.fromkeys(("FILE", "DIR", "OUT", "TRACE", "MODEL", "GGUF", "BUILD"), Path),
     "N[,N]": numbers,
     "IDS": token_ids,
-    "int": int,
+    "int": whole_number,
     "threads": thread_count,
     "number": finite_number,
     "output": output_file,

@@ -42,12 +42,17 @@ def check_trace_folder(folder: Path | None) -> None:
 
     Raises OptionError for one that holds something else too.
     """
+    check_folder(folder, "--trace", check_export)
+
+
+def check_folder(folder: Path | None, option: str, check: Callable[[Path], None]) -> None:
+    """The same for the folder of any option, by what raises OSError or TraceFileError for it."""
     if folder is None:
         return
     try:
-        check_export(folder)
+        check(folder)
     except (OSError, ValueError) as error:
-        shown = f"--trace {str(folder)[:80]}"
+        shown = f"{option} {str(folder)[:80]}"
         raise unwritable(shown, error, "Name another folder.") from error
     except TraceFileError as error:  # an argument that cannot be, like any other
         raise OptionError(error.message, error.remedy) from error

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from app.cli.common import (
     add_compute,
@@ -18,7 +18,7 @@ from app.cli.common import (
     open_session,
     target_path,
 )
-from app.cli.option_lines import OptionLines
+from app.cli.option_lines import OptionLines, refuse_given
 from app.cli.output import note, print_json, print_line, print_lines
 from app.cli.recorded import check_trace_folder, export
 from app.cli.run_arguments import add_options, options_from
@@ -93,17 +93,27 @@ def add_identity(group: argparse._ArgumentGroup) -> None:
         --assume-same  take the model for that of the run where nothing tells
         --server URL  ask the server that still runs the run's model
     """)
-    add_key(group)
-    add_options(group, options_in(TimeLimits))
+    add_connection(group)
     OptionLines(group).add("""
         --probe  allow three requests to that server, in an idle slot whose cache they replace
     """)
 
 
+def add_connection(group: Any) -> None:
+    """The key of a server, and how long it may take."""
+    add_key(group)
+    add_options(group, options_in(TimeLimits))
+
+
+def check_identity(args: argparse.Namespace) -> None:
+    """Refuse what only a server can be asked with. Raises OptionError."""
+    if args.server is None:
+        refuse_given(args, "--server URL", "--probe", add_connection)
+
+
 def run(args: argparse.Namespace) -> int:
     target = target_path(args)
-    if args.probe and args.server is None:
-        raise OptionError("--probe needs a server.", "Name it with --server URL.")
+    check_identity(args)
     check_trace_folder(args.trace)
     store = opened_trace(args.source)
     run_ids = [args.run] if args.run is not None else runs_with_text(store, args.source)

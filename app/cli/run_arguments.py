@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
 from app.cli.common import add_compute, add_model, read_text
-from app.cli.option_lines import OptionLines, finite_number
+from app.cli.option_lines import OptionLines, finite_number, is_given, whole_number
 from app.cli.output import note
 from app.cli.recorded import add_report
 from engine.draft.registry import DRAFTERS
 from engine.errors import OptionError
-from engine.option_fields import PlacedOption, build, grouped, options_in
+from engine.option_fields import PlacedOption, build, differing, grouped, options_in
 from engine.options import CacheOptions, RunOptions
 from engine.options.faults import notes_on
 from engine.options.llama_cpp import LlamaSettings
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_speculation(parser)
     add_synthetic(parser)
     add_memory(parser)
-    add_cache(parser, "--turns")
+    add_cache(parser)
     output = OptionLines(parser).add("""
         output
           --[no-]audit  at its end, decode the text of the run plainly and compare tokens, logits
@@ -117,28 +117,18 @@ def add_fork(parser: argparse.ArgumentParser) -> None:
 def given_options(args: argparse.Namespace, start: RunOptions) -> RunOptions:
     """Options of a run with those in place of its own that the command line names. Raises
     OptionError for a value out of range."""
-    words, values = list(map(str, args.words)), {}
+    values = {}
     for one in options_in(RunOptions):
         value: Any = start
         for name in one.path:
             value = getattr(value, name)
-        if hasattr(args, one.option.dest) and any(_names(words, flag) for flag in one.option.flags):
+        flags = one.option.flags if hasattr(args, one.option.dest) else ()
+        if any(is_given(args.words, flag) for flag in flags):
             value = getattr(args, one.option.dest)
         values[one.path] = tuple(value) if isinstance(value, list) else value
     if args.spec_default:
         values["spec", "types"] = tuple(dict.fromkeys((*values["spec", "types"], "ngram-mod")))
     return build(RunOptions, values)
-
-
-def _names(words: Sequence[str], flag: str) -> bool:
-    """Whether one of the words is a flag, alone or with its value."""
-    is_short = len(flag) == 2
-    return any(
-        word == flag
-        or word.startswith(f"{flag}=")
-        or (is_short and word.startswith(flag) and word[2:3].isdigit())
-        for word in words
-    )
 
 
 def add_chat(group: argparse._ArgumentGroup) -> None:
@@ -227,7 +217,7 @@ def add_llama_library(group: argparse._ArgumentGroup) -> None:
     add_options(group, options_in(LlamaSettings))
 
 
-def add_cache(parser: argparse.ArgumentParser, option: str) -> None:
+def add_cache(parser: argparse.ArgumentParser, option: str = "--turns") -> None:
     """--cache-prompt and what the prompt cache is set by. option: with which they make sense."""
     group = parser.add_argument_group(f"prompt cache ({option})")
     OptionLines(group).add("""
@@ -249,17 +239,6 @@ def cache_options(args: argparse.Namespace) -> CacheOptions | None:
     return options_from(args, CacheOptions)
 
 
-def refuse_cache(args: argparse.Namespace, option: str) -> None:
-    """Raises OptionError if any of the options is given without the one that they go with."""
-    named = "--no-cache-prompt" if args.cache_prompt is False else "--cache-prompt"
-    given = {named: args.cache_prompt} | {
-        one.option.name: getattr(args, one.option.dest) for one in options_in(CacheOptions)
-    }
-    for name, value in given.items():
-        if value is not None:
-            raise OptionError(f"{name} goes with {option} only.", "Leave it out.")
-
-
 def _file_text(name: str) -> str:
     return read_text(Path(name)).removesuffix("\n")
 
@@ -279,10 +258,11 @@ def print_notes(options: RunOptions, *, has_cache: bool = False) -> None:
     spec = options.spec
     if spec.synthetic:
         note("acceptance is synthetic, the output is not the model's.")
-    if spec.adapt != "none" and not spec.types:
-        note(
-            f"--spec-draft-adapt {spec.adapt} has nothing to adapt; choose a drafter (--spec-type)."
-        )
+    for one, _ in differing(spec):
+        able = [name for name, drafter in DRAFTERS.items() if one.path in drafter.paths()]
+        if not set(spec.types) & set(able or DRAFTERS):
+            needed = ", ".join(able) or "a drafter"
+            note(f"{one.option.name} has no effect without {needed} (--spec-type).")
     for sentence in notes_on(options, has_cache=has_cache):
         note(sentence)
     for drafter in (DRAFTERS[name] for name in spec.types):
@@ -320,7 +300,7 @@ def reader(one: PlacedOption) -> Callable[[str], Any]:
     """The argparse type of an option's text."""
     parse = one.option.parse
     if parse is None:
-        return int if one.kind is int else finite_number if one.kind is float else str
+        return whole_number if one.kind is int else finite_number if one.kind is float else str
 
     def read(text: str) -> Any:
         try:

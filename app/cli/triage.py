@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.cli.common import add_compute, open_session
-from app.cli.option_lines import OptionLines
+from app.cli.option_lines import OptionLines, refuse_given
 from app.cli.output import print_report
-from app.cli.rescore import add_identity, opened_trace, rescored, runs_with_text
+from app.cli.rescore import add_identity, check_identity, opened_trace, rescored, runs_with_text
 from engine.errors import OptionError
 from engine.trace.run_ref import RunRef
 from resources import DEMO_TARGET
@@ -50,10 +50,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    a = _chosen(args.first, args.run_a, "--run-a")
-    b = _chosen(args.second, args.run_b, "--run-b")
     if args.demo:
         args.rescore = DEMO_TARGET
+    if args.rescore is None:
+        refuse_given(args, "--rescore", add_identity, add_compute)
+    else:
+        check_identity(args)
+    a = _chosen(args.first, args.run_a, "--run-a")
+    b = _chosen(args.second, args.run_b, "--run-b")
     if args.rescore is not None:
         session = open_session(args, args.rescore)
         for one in (a, b):

@@ -19,9 +19,9 @@ from app.cli.common import (
     open_session,
     target_path,
 )
-from app.cli.option_lines import OptionLines
+from app.cli.option_lines import OptionLines, refuse_given
 from app.cli.output import in_columns, print_lines, tell, write_json
-from app.cli.recorded import add_report, deliver_report
+from app.cli.recorded import add_report, check_folder, deliver_report
 from app.cli.run import make_prompt
 from app.cli.run_arguments import (
     add_chat,
@@ -35,10 +35,12 @@ from engine.draft.registry import DRAFTERS
 from engine.environment import environment
 from engine.errors import OptionError
 from engine.experiments.bench.prompts import NamedPrompt, choose, read_prompts
+from engine.experiments.results.table import RESULTS_FILE
 from engine.experiments.tune.lengths import LOOK_UPS, has_floor, has_length
 from engine.option_fields import grouped, options_in
 from engine.options import Prompt, RunOptions
 from engine.report.parts import CODE, Remark, Report, ReportTable
+from engine.trace.replacing import check_room
 from resources import SUITES
 
 if TYPE_CHECKING:
@@ -54,6 +56,8 @@ PLAIN = "plain"
 _SERVER_N = 512
 """Tokens of a server's answer at most, unless -n says otherwise."""
 PAIRS = 6
+_ASKED = ("n_predict", "seed", "ignore_eos")
+"""Options of decoding that a server is measured with, too."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -98,9 +102,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             best
     """)
     parser.set_defaults(n_predict=N_PREDICT)
-    memory = parser.add_argument_group("memory and batches")
-    add_sizes(memory)
-    add_options(memory, grouped(RunOptions, "rollback"))
+    _add_memory(parser)
     output = OptionLines(parser).add("""
         output
           --json FILE:output  write everything as JSON
@@ -128,6 +130,12 @@ def _add_server(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(server="", running={})
 
 
+def _add_memory(parser: argparse.ArgumentParser) -> None:
+    memory = parser.add_argument_group("memory and batches")
+    add_sizes(memory)
+    add_options(memory, grouped(RunOptions, "rollback"))
+
+
 def _lengths(text: str) -> tuple[int, ...]:
     try:
         lengths = tuple(sorted({int(word) for word in text.split(",")}))
@@ -145,12 +153,29 @@ def _running(text: str) -> dict[str, str]:
     return {name: url for name, _, url in pairs}
 
 
+def _add_decoding(parser: argparse.ArgumentParser) -> None:
+    """Those of a model of ours alone."""
+    group = parser.add_argument_group("decoding")
+    add_options(group, [one for one in grouped(RunOptions, "decoding") if one.field not in _ASKED])
+
+
+_OF_MODELS = (
+    *("--model", "-m", "--trials", "--check-simulator", "--check-grid", "--out"),
+    *(add_draft_model, add_compute, add_chat, _add_decoding, _add_memory, add_report),
+)
+"""Options that have no effect on a server."""
+
+
 def _tune_server(args: argparse.Namespace) -> int:
     """Measure a server's settings; print and write what was found."""
     from engine.experiments.tune.on_server import ServerPlan, tune_server
 
     if args.server and args.running:
         raise OptionError("--server and --running exclude each other.", "Leave one of them out.")
+    if args.model is not None:
+        raise OptionError("A model is given, and a server.", "Leave one of them out.")
+    refuse_given(args, "MODEL", *_OF_MODELS)
+    _check_files(args)
     if not args.running and not args.spec_type:
         raise OptionError(
             "It is not known what the server can draft with.",
@@ -223,10 +248,8 @@ def run(args: argparse.Namespace) -> int:
     target = target_path(args)
     prompts = _prompts(args)
     base = _base(args)
-    for option in ("json", "report"):
-        path = getattr(args, option)
-        if path is not None:
-            check_output(path, f"--{option}")
+    refuse_given(args, "--server or --running", "--lengths", "--budget", "--keep")
+    _check_files(args)
     drafts = draft_paths(args)
     _check_drafters(args)
     if args.trials:
@@ -257,6 +280,15 @@ def run(args: argparse.Namespace) -> int:
         print_lines(("", *grid_lines(grid)))
     _write(args, data)
     return 0
+
+
+def _check_files(args: argparse.Namespace) -> None:
+    """Refuse what cannot be written, before anything is measured. Raises OptionError."""
+    for option in ("json", "report"):
+        path = getattr(args, option)
+        if path is not None:
+            check_output(path, f"--{option}")
+    check_folder(args.out, "--out", lambda folder: check_room(folder, (RESULTS_FILE,)))
 
 
 def text_lines(report: Report) -> Iterator[str]:
