@@ -13,7 +13,7 @@ from app.cli.option_lines import OptionLines
 from app.cli.output import print_json, print_line, print_lines, signals_wait
 from app.cli.recorded import check_trace_folder, export
 from app.cli.run_arguments import add_llama_library, add_options, options_from
-from engine.files import check_writable, write_text
+from engine.files import write_text
 from engine.option_fields import grouped, words_of
 from engine.options.llama_cpp import GateOptions
 from engine.trace.store import TraceStore
@@ -69,8 +69,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """)
     output = add_lane_output(parser, "the trace of all lanes")
     OptionLines(output).add("""
-        --junit FILE  write the checks as JUnit XML
-        --markdown FILE  write a summary of five lines
+        --junit FILE:output  write the checks as JUnit XML
+        --markdown FILE:output  write a summary of five lines
     """)
 
 
@@ -80,8 +80,6 @@ def run(args: argparse.Namespace) -> int:
     check_trace_folder(args.trace)
     check_files(target)
     options = options_from(args, GateOptions)
-    for path in filter(None, (args.junit, args.markdown)):
-        check_writable(path)
     from engine.compare.memory_script_parser import memory_scripts
     from engine.compare.rollback_check import check_rollback
     from engine.compare.rollback_outcomes import KNOWN, read_baseline

@@ -39,11 +39,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         --limit S  seconds of the processor's time for a check of a kernel (default 120)
         --force  play a version that has not been tried
         --json  print one JSON object, which the window's File → Open Results shows
-        --markdown FILE  write the table as Markdown
-        --html FILE  write a report as one HTML page
-        --script FILE.pyz:FILE  write a script that plays the first fault again with torch and
+        --markdown FILE:output  write the table as Markdown
+        --html FILE:output  write a report as one HTML page
+        --script FILE.pyz:output  write a script that plays the first fault again with torch and
             triton alone
-        --junit FILE  write the checks as JUnit XML
+        --junit FILE:output  write the checks as JUnit XML
         """,
         checks={"type": _checks},
     )

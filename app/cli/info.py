@@ -52,8 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         memory estimate
           -np, --parallel N  sequences decoded side by side (default 1)
           --spec-draft-n-max N  longest draft, which decides how many snapshots are kept (default 3)
-          -c, --ctx-size N  cells per sequence here, of all slots together in llama-server (default:
-              the trained context, here at most 4096)
+          -c, --ctx-size N:int  cells per sequence here, of all slots together in llama-server, 0 =
+              the trained context, here at most 4096 (default 0)
           -ctk, --cache-type-k  type of llama-server's K cells (default f16); here they are f32
           -ctv, --cache-type-v  type of llama-server's V cells (default f16); here they are f32
         """,
@@ -75,7 +75,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             {CacheOptions().ctx_checkpoints})
         --compute  weights as loaded in this mode (default: as stored in the file)
         """,
-        ctx_checkpoints={"choices": range(10_001)},
         compute={"choices": [mode for mode in COMPUTE_MODES if mode != "auto"]},
     )
     group.set_defaults(compute="")
@@ -110,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
         _show(args, found, identity, metadata, _outline_lines(found, error), _why(error))
         return 0
     if isinstance(info, DrafterInfo):
-        n_ctx = args.ctx_size or RunOptions().n_batch * 2
+        n_ctx = RunOptions(n_ctx=args.ctx_size).n_ctx or RunOptions().n_batch * 2
         n_bytes = info.n_bytes(args.parallel, n_ctx, args.compute)
         memory = {"n_seqs": args.parallel, "n_ctx": n_ctx, "compute": args.compute}
         own = {**asdict(info), "memory": {**memory, "total": n_bytes}}
@@ -181,7 +180,7 @@ def _memory(
         types = args.spec_type
     options = RunOptions(
         parallel=args.parallel,
-        n_ctx=args.ctx_size or 0,
+        n_ctx=args.ctx_size,
         spec=SpecOptions(types=types, n_max=args.spec_draft_n_max),
         rollback=args.rollback or RunOptions().rollback,
     )

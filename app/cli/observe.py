@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
-from app.cli.common import add_key, check_files, check_output, connect, loading_line
+from app.cli.common import add_key, check_files, connect, loading_line
 from app.cli.option_lines import OptionLines, refuse_given
 from app.cli.output import (
     Interrupted,
@@ -130,8 +130,6 @@ def run(args: argparse.Namespace) -> int:
     options = options_from(args, RunOptions)
     more = options_from(args, RequestOptions)
     check_trace_folder(args.trace)
-    if args.capture is not None:
-        check_output(args.capture, "--capture")
     if args.rescore is not None:
         check_files(args.rescore)
     else:

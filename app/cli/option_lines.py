@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import OptionError
+from engine.files import check_writable, unwritable
 
 _OPTION = re.compile(r"(?P<dest>\w+)=(?=\S)|-")
 _DEFAULT = re.compile(r"\(default ([^\s;:)]+?)(?:[:)]|, )")
@@ -192,6 +193,29 @@ def output_file(text: str) -> Path:
     if text.endswith(("/", "/.", "/..", os.sep)):
         raise argparse.ArgumentTypeError(f"{text[:80]!r} is a folder")
     return Path(text)
+
+
+def check_output(path: Path, option: str) -> None:
+    """Refuse a file that cannot be written, before anything is computed for it.
+
+    Raises OptionError for a folder, a name that the file system does not take, a folder that does
+    not exist or takes no file.
+    """
+    shown = f"{option} {str(path)[:80]}"
+    try:
+        check_writable(path)
+    except IsADirectoryError as error:
+        raise OptionError(f"{shown} is a folder.", f"Name a file with {option}.") from error
+    except (OSError, ValueError) as error:  # a name with a null character
+        remedy = "Name a file in an existing folder, or change that folder's rights."
+        raise unwritable(shown, error, remedy) from error
+
+
+def check_outputs(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """The same for all that a command is to write. Raises OptionError."""
+    for action in parser._actions:
+        if action.type is output_file and (path := getattr(args, action.dest)) is not None:
+            check_output(path, action.option_strings[-1] if action.option_strings else "the file")
 
 
 _TYPES: dict[str, Callable[[str], Any]] = {

@@ -9,7 +9,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.cli.common import check_output
 from app.cli.option_lines import OptionLines
 from app.cli.output import Interrupted, on_signal, print_lines, tell
 from engine.analysis.findings.check import recorded, with_consequences
@@ -159,11 +158,9 @@ def add_markdown(group: argparse._ArgumentGroup) -> None:
 
 
 def check_report(args: argparse.Namespace) -> None:
-    """Refuse a file that cannot be written, before anything is computed. Raises OptionError."""
+    """Refuse two ways to print. Raises OptionError."""
     if args.markdown and args.json:
         raise OptionError("--markdown and --json are both given.", "Leave one of them out.")
-    if args.report is not None:
-        check_output(args.report, "--report")
 
 
 def deliver_report(args: argparse.Namespace, make: Callable[[list[str]], Report]) -> bool:

@@ -11,14 +11,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from app.cli.bench_requests import set_name
-from app.cli.common import (
-    add_compute,
-    add_model,
-    check_output,
-    draft_paths,
-    open_session,
-    target_path,
-)
+from app.cli.common import add_compute, add_model, draft_paths, open_session, target_path
 from app.cli.option_lines import OptionLines, refuse_given
 from app.cli.output import in_columns, print_lines, tell, write_json
 from app.cli.recorded import add_report, check_folder, deliver_report
@@ -175,7 +168,6 @@ def _tune_server(args: argparse.Namespace) -> int:
     if args.model is not None:
         raise OptionError("A model is given, and a server.", "Leave one of them out.")
     refuse_given(args, "MODEL", *_OF_MODELS)
-    _check_files(args)
     if not args.running and not args.spec_type:
         raise OptionError(
             "It is not known what the server can draft with.",
@@ -249,7 +241,7 @@ def run(args: argparse.Namespace) -> int:
     prompts = _prompts(args)
     base = _base(args)
     refuse_given(args, "--server or --running", "--lengths", "--budget", "--keep")
-    _check_files(args)
+    check_folder(args.out, "--out", lambda folder: check_room(folder, (RESULTS_FILE,)))
     drafts = draft_paths(args)
     _check_drafters(args)
     if args.trials:
@@ -280,15 +272,6 @@ def run(args: argparse.Namespace) -> int:
         print_lines(("", *grid_lines(grid)))
     _write(args, data)
     return 0
-
-
-def _check_files(args: argparse.Namespace) -> None:
-    """Refuse what cannot be written, before anything is measured. Raises OptionError."""
-    for option in ("json", "report"):
-        path = getattr(args, option)
-        if path is not None:
-            check_output(path, f"--{option}")
-    check_folder(args.out, "--out", lambda folder: check_room(folder, (RESULTS_FILE,)))
 
 
 def text_lines(report: Report) -> Iterator[str]:
