@@ -26,6 +26,7 @@ try:
     from types import ModuleType
 
     from app.cli import output
+    from app.cli.option_lines import check_outputs
     from app.cli.output import Interrupted, interrupt, on_signal
     from app.cli.parser import module_of, parser_of, split_command
     from engine.errors import DraftscopeError, OptionError
@@ -177,6 +178,7 @@ def _dispatch(argv: list[str]) -> int:
     if came:
         interrupt(came[0])
     args.words = argv
+    check_outputs(parser, args)
     if not name:  # the window has its own way to end
         return int(module.run(args))
     stdout = output.LastingStream.in_place_of("stdout") if _writes_files(args) else None

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from app.cli.option_lines import refuse_given
 from app.cli.output import print_report
 from app.cli.rescore import opened_trace
 from engine.analysis.acceptance.breakdown import (
@@ -25,6 +26,8 @@ from engine.trace.run_ref import RunRef
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.second is None:
+        refuse_given(args, "a second TRACE", "--run-b")
     a = drafted_run(args.first, args.run_a, "--run-a")
     b = drafted_run(args.second, args.run_b, "--run-b") if args.second else None
     found = breakdown(a, b)

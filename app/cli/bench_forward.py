@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.cli.bench_requests import REPEAT, REPEATED
 from app.cli.common import check_files, loading_line, target_path
-from app.cli.option_lines import declare
+from app.cli.option_lines import declare, refuse_given
 from app.cli.output import print_report
 from engine.errors import OptionError
 from engine.gguf.file import GgufFile
@@ -35,7 +35,9 @@ def run(args: argparse.Namespace) -> int:
     """Measure and print. Raises OptionError."""
     args.repeat = args.repeat or REPEAT
     if args.splits:
+        refuse_given(args, "--steps", "--outputs", "--batch-invariant")
         return _splits(args)
+    refuse_given(args, "--splits", "--sequences", "--draft")
     args.steps = args.steps or _USUAL
     return _steps(args)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 
-from app.cli.common import check_output
 from app.cli.option_lines import declare
 from app.cli.output import print_report
 from engine.experiments.random_models.quant_mixes import QUANTS
@@ -27,7 +26,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     path = args.write_random_model
-    check_output(path, "the model")
     size = args.size or next(iter(RANDOM_FAMILIES[args.arch]))
     if args.drafter is None:
         write_random_model(path, arch=args.arch, size=size, quant=args.quant)

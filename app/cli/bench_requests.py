@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.cli.common import check_output, draft_paths, open_session, target_path
+from app.cli.common import draft_paths, open_session, target_path
 from app.cli.option_lines import declare, names_of, positive
 from app.cli.output import print_json, print_lines, tell, write_json
 from app.cli.run import draft_files
@@ -92,8 +92,6 @@ def open_bench(
         drafts = list(draft_paths(args).values())
     else:
         drafts = draft_files(args, all_options)
-    if args.out is not None:
-        check_output(args.out, "--out")
     session = open_session(args, target, drafts)
     wait_for_huge_pages()
     policies = args.rollback or (RunOptions().rollback,)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from app.cli.bench_requests import declare_requests, deliver, facts, open_bench, progress
+from app.cli.option_lines import check_output
 from app.cli.output import tell
 from app.cli.parser import KINDS
 from app.cli.recorded import check_report, deliver_report
@@ -64,8 +65,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _folder_and_file(out: Path | None) -> tuple[Path | None, Path | None]:
     """The folder of a results file, or the JSON file, that --out names."""
-    is_json = out is not None and out.suffix.lower() == ".json"
-    return (None, out) if is_json else (out, None)
+    if out is None or out.suffix.lower() != ".json":
+        return out, None
+    check_output(out, "--out")
+    return None, out
 
 
 def _measure(suite: PromptSuite, writer: SuiteWriter | None) -> None:

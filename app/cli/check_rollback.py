@@ -13,7 +13,7 @@ from app.cli.option_lines import declare
 from app.cli.output import print_json, print_line, print_lines, signals_wait
 from app.cli.recorded import check_trace_folder, export
 from app.cli.run_arguments import options_from
-from engine.files import check_writable, write_text
+from engine.files import write_text
 from engine.option_fields import grouped, words_of
 from engine.options.llama_cpp import GateOptions
 from engine.trace.store import TraceStore
@@ -50,8 +50,6 @@ def run(args: argparse.Namespace) -> int:
     check_trace_folder(args.trace)
     check_files(target)
     options = options_from(args, GateOptions)
-    for path in filter(None, (args.junit, args.markdown)):
-        check_writable(path)
     from engine.compare.memory_script_parser import memory_scripts
     from engine.compare.rollback_check import check_rollback
     from engine.compare.rollback_outcomes import KNOWN, read_baseline

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from app.cli.option_lines import MOST_TEXT
 from app.cli.output import is_terminal, note, show_below, show_progress
 from engine.errors import ApiKeyError, OptionError
-from engine.files import check_writable, decoded, unreadable, unwritable, user_text
+from engine.files import decoded, unreadable, user_text
 from engine.long_work import ReportProgress, collections_wait
 from engine.model.compute_modes import copies_blocks
 from engine.plain_text import size_text
@@ -72,22 +72,6 @@ def read_text(source: Path | None) -> str:
     if len(raw) > MOST_TEXT:
         raise OptionError(f"{name} gives more than {size_text(MOST_TEXT)}.", "Give less text.")
     return decoded(raw, name)
-
-
-def check_output(path: Path, option: str) -> None:
-    """Refuse a file that cannot be written, before anything is computed for it.
-
-    Raises OptionError for a folder, a name that the file system does not take, a folder that does
-    not exist or takes no file.
-    """
-    shown = f"{option} {str(path)[:80]}"
-    try:
-        check_writable(path)
-    except IsADirectoryError as error:
-        raise OptionError(f"{shown} is a folder.", f"Name a file with {option}.") from error
-    except (OSError, ValueError) as error:  # a name with a null character
-        remedy = "Name a file in an existing folder, or change that folder's rights."
-        raise unwritable(shown, error, remedy) from error
 
 
 def loading_line() -> ReportProgress | None:

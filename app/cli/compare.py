@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from app.cli.common import draft_paths, open_session, target_path
-from app.cli.option_lines import declare
+from app.cli.option_lines import declare, refuse_given
 from app.cli.output import in_columns, print_json, print_lines, tell
 from app.cli.recorded import (
     check_report,
@@ -77,6 +77,8 @@ def run(args: argparse.Namespace) -> int:
         lanes = (NOISE_LANE, *map(LaneSpec.parse, args.lanes))
     n_draft = None if options.spec.types else options.spec.n_max
     lanes = scenario.lanes if scenario else lanes
+    if not any(lane.llama or lane.kind == PEER for lane in lanes):
+        refuse_given(args, "a lane of llama.cpp", "+llama-library")
     for lane in lanes:
         for note in notes_on(lane.options(options), n_draft, is_led=not lane.free):
             tell(f"note: {lane.name}: {note}")

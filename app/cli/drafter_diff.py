@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from app.cli.acceptance import drafted_run
 from app.cli.common import connect, draft_paths, open_session
+from app.cli.option_lines import refuse_given
 from app.cli.output import print_report
 from app.cli.recorded import record
 from app.cli.run_arguments import options_from
@@ -47,6 +48,15 @@ def run(args: argparse.Namespace) -> int:
         )
     if args.demo and args.model is None:
         args.model = DEMO_TARGET
+    for is_live, option in zip(live, ("--run-a", "--run-b"), strict=True):
+        if is_live:
+            refuse_given(args, "a recorded run", option)
+    if not any(live):
+        refuse_given(args, "a run that is decoded now", "-p", "--prompt")
+    if not any(source.startswith(_URLS) for source in sources):
+        refuse_given(args, "the address of a server", "+connection")
+    if args.model is None:
+        refuse_given(args, "--model", "+compute", *(() if any(live) else ("--spec-type",)))
     recorded = {
         i: drafted_run(Path(source), number, option, or_sums=True)
         for i, (source, number, option) in enumerate(

@@ -7,7 +7,6 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from app.cli.common import check_output
 from app.cli.output import tell
 from engine.errors import OptionError, TraceFileError
 from engine.files import write_text
@@ -29,8 +28,6 @@ def run(args: argparse.Namespace) -> int:
         raise OptionError(
             "No format is given.", "Give --html FILE, --perfetto FILE or --aiperf FILE."
         )
-    for name in wanted:
-        check_output(getattr(args, name), f"--{name}")
     store = open_trace(args.trace)
     runs = list(chosen_runs(store, args.runs))
     if args.html is not None:

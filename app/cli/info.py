@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
         _show(args, found, identity, metadata, _outline_lines(found, error), _why(error))
         return 0
     if isinstance(info, DrafterInfo):
-        n_ctx = args.ctx_size or RunOptions().n_batch * 2
+        n_ctx = RunOptions(n_ctx=args.ctx_size).n_ctx or RunOptions().n_batch * 2
         n_bytes = info.n_bytes(args.parallel, n_ctx, args.compute)
         memory = {"n_seqs": args.parallel, "n_ctx": n_ctx, "compute": args.compute}
         own = {**asdict(info), "memory": {**memory, "total": n_bytes}}
@@ -148,7 +148,7 @@ def _memory(
         types = args.spec_type
     options = RunOptions(
         parallel=args.parallel,
-        n_ctx=args.ctx_size or 0,
+        n_ctx=args.ctx_size,
         spec=SpecOptions(types=types, n_max=args.spec_draft_n_max),
         rollback=args.rollback or RunOptions().rollback,
     )

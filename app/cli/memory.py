@@ -10,7 +10,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from app.cli.common import open_session, target_path
-from app.cli.option_lines import declare, names_of
+from app.cli.option_lines import declare, names_of, refuse_given
 from app.cli.output import print_line, print_report, signals_wait
 from app.cli.recorded import check_trace_folder, export
 from app.cli.run_arguments import options_from
@@ -67,6 +67,8 @@ def run(args: argparse.Namespace) -> int:
                 "llama.cpp has no such policy, or is asked for --trace or --fill.",
                 f"Leave them out and choose from {', '.join(LLAMA_POLICIES)}.",
             )
+    else:
+        refuse_given(args, f"--engine {LLAMA}", "+llama-library")
     check_trace_folder(args.trace)
     session = open_session(args, target)
     trace = TraceStore()

@@ -11,8 +11,8 @@ from dataclasses import asdict
 from pathlib import Path, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
-from app.cli.common import check_files, check_output, connect, loading_line
-from app.cli.option_lines import declare
+from app.cli.common import check_files, connect, loading_line
+from app.cli.option_lines import declare, refuse_given
 from app.cli.output import (
     Interrupted,
     end_text,
@@ -41,7 +41,7 @@ from app.cli.run_arguments import options_from, styled
 from engine.errors import ApiKeyError, DraftscopeError, OptionError, ServerError, ServerModelError
 from engine.observe.server.reply import TimeLimits
 from engine.observe.server.request_options import PER_REQUEST, RequestOptions, why_not_sent
-from engine.option_fields import options_in
+from engine.option_fields import PlacedOption, options_in
 from engine.options import RunOptions
 from engine.report.run import figure_lines, headline
 from engine.report.text import counted
@@ -66,10 +66,9 @@ _PATH_WORDS = {"none": "nothing undone", "": "path not known"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    options = options_in(RunOptions)
-    declare(parser, __name__, per_request=[one for one in options if one.path in PER_REQUEST])
+    declare(parser, __name__, per_request=_per_request())
     parser.set_defaults(model_name="")
-    for one in options:  # known, so that a note can say it has no effect
+    for one in options_in(RunOptions):  # known, so that a note can say it has no effect
         if why_not_sent(one):
             parser.add_argument(
                 *one.option.flags,
@@ -80,15 +79,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             )
 
 
+def _per_request() -> list[PlacedOption]:
+    return [one for one in options_in(RunOptions) if one.path in PER_REQUEST]
+
+
 def run(args: argparse.Namespace) -> int:
     """Send the prompts; whatever arrived is exported, also after an error or a signal."""
     options = options_from(args, RunOptions)
     more = options_from(args, RequestOptions)
     check_trace_folder(args.trace)
-    if args.capture is not None:
-        check_output(args.capture, "--capture")
     if args.rescore is not None:
         check_files(args.rescore)
+    else:
+        refuse_given(args, "--rescore", "--assume-same")
+    if args.listen is None:
+        refuse_given(args, "--listen", "--pass-unchanged")
+    else:
+        words = "@per_request", "@--parallel", f"@{RequestOptions.__module__}.RequestOptions"
+        refuse_given(args, "prompts", *words, per_request=_per_request())
     if args.listen is None and not args.sources:
         raise OptionError("There is no prompt.", "Give one with -p, -f or --tokens.")
     for one in options_in(RunOptions):

@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import OptionError
-from engine.files import user_text
+from engine.files import check_writable, unwritable, user_text
 from engine.option_fields import PlacedOption, grouped, options_in
 from resources import COMMANDS
 
@@ -268,7 +268,7 @@ def reader(one: PlacedOption) -> Callable[[str], Any]:
     """The argparse type of the text of an engine's option."""
     parse = one.option.parse
     if parse is None:
-        return int if one.kind is int else finite_number if one.kind is float else str
+        return whole_number if one.kind is int else finite_number if one.kind is float else str
 
     def read(text: str) -> Any:
         try:
@@ -277,6 +277,37 @@ def reader(one: PlacedOption) -> Callable[[str], Any]:
             raise argparse.ArgumentTypeError(str(error)) from error
 
     return read
+
+
+def is_given(words: Sequence[object], flag: str) -> bool:
+    """Whether one of the words of a command line is a flag, alone or with its value."""
+    is_short = len(flag) == 2
+    return any(
+        word == flag
+        or word.startswith(f"{flag}=")
+        or (is_short and word.startswith(flag) and word[2:3].isdigit())
+        for word in map(str, words)
+    )
+
+
+def refuse_given(args: argparse.Namespace, needed: str, *lines: str, **given: Any) -> None:
+    """Refuse options that are given without what they have an effect with.
+
+    lines: of a page, such as flags; given: what they name. Raises OptionError.
+    """
+    parser = argparse.ArgumentParser(add_help=False)
+    _Declaration(parser, given).add(_with_shared("".join(f"{line}\n" for line in lines)))
+    for flag in (flag for action in parser._actions for flag in action.option_strings):
+        if is_given(args.words, flag):
+            raise OptionError(f"{flag} goes only with {needed}.", "Leave it out.")
+
+
+def whole_number(text: str) -> int:
+    """A whole number, as an argparse type."""
+    try:
+        return int(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from error
 
 
 def positive(text: str) -> int:
@@ -347,6 +378,29 @@ def output_file(text: str) -> Path:
     return Path(text)
 
 
+def check_output(path: Path, option: str) -> None:
+    """Refuse a file that cannot be written, before anything is computed for it.
+
+    Raises OptionError for a folder, a name that the file system does not take, a folder that does
+    not exist or takes no file.
+    """
+    shown = f"{option} {str(path)[:80]}"
+    try:
+        check_writable(path)
+    except IsADirectoryError as error:
+        raise OptionError(f"{shown} is a folder.", f"Name a file with {option}.") from error
+    except (OSError, ValueError) as error:  # a name with a null character
+        remedy = "Name a file in an existing folder, or change that folder's rights."
+        raise unwritable(shown, error, remedy) from error
+
+
+def check_outputs(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """The same for all that a command is to write. Raises OptionError."""
+    for action in parser._actions:
+        if action.type is output_file and (path := getattr(args, action.dest)) is not None:
+            check_output(path, action.option_strings[-1] if action.option_strings else "the file")
+
+
 def _json_object(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
@@ -367,7 +421,7 @@ _TYPES: dict[str, Callable[[str], Any]] = {
     "N[,N]": numbers,
     "IDS": token_ids,
     "JSON": _json_object,
-    "int": int,
+    "int": whole_number,
     "threads": thread_count,
     "number": finite_number,
     "output": output_file,

@@ -77,6 +77,8 @@ class _Parser(argparse.ArgumentParser):
     _words: Sequence[str] = ()
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        if action.type is not None and "" in arg_strings:  # an empty path is the folder in use
+            raise argparse.ArgumentError(action, "its value is empty")
         if action.option_strings and action.nargs is None and arg_strings == ["--"]:
             value = self._get_value(action, "--")
             self._check_value(action, value)
@@ -173,10 +175,8 @@ def _new_parser(subcommand: str) -> argparse.ArgumentParser:
         parser.description = f"{summary[0].upper()}{summary[1:]}."
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and leave")
     parser.first = first_options(subcommand)
-    if parser.first:
-        parser.add_argument(
-            "--help-all", action=_FullHelp, nargs=0, help="show all options, and exit"
-        )
+    about = "show all options, and exit" if parser.first else argparse.SUPPRESS
+    parser.add_argument("--help-all", action=_FullHelp, nargs=0, help=about)
     return parser
 
 

@@ -9,7 +9,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.cli.common import check_output
 from app.cli.output import Interrupted, on_signal, print_lines, tell
 from engine.analysis.findings.check import recorded, with_consequences
 from engine.errors import OptionError, TraceFileError
@@ -41,12 +40,17 @@ def check_trace_folder(folder: Path | None) -> None:
 
     Raises OptionError for one that holds something else too.
     """
+    check_folder(folder, "--trace", check_export)
+
+
+def check_folder(folder: Path | None, option: str, check: Callable[[Path], None]) -> None:
+    """The same for the folder of any option, by what raises OSError or TraceFileError for it."""
     if folder is None:
         return
     try:
-        check_export(folder)
+        check(folder)
     except (OSError, ValueError) as error:
-        shown = f"--trace {str(folder)[:80]}"
+        shown = f"{option} {str(folder)[:80]}"
         raise unwritable(shown, error, "Name another folder.") from error
     except TraceFileError as error:  # an argument that cannot be, like any other
         raise OptionError(error.message, error.remedy) from error
@@ -142,11 +146,9 @@ def _place(trace: TraceStore, finding: Finding) -> Iterator[str]:
 
 
 def check_report(args: argparse.Namespace) -> None:
-    """Refuse a file that cannot be written, before anything is computed. Raises OptionError."""
+    """Refuse two ways to print. Raises OptionError."""
     if args.markdown and args.json:
         raise OptionError("--markdown and --json are both given.", "Leave one of them out.")
-    if args.report is not None:
-        check_output(args.report, "--report")
 
 
 def deliver_report(args: argparse.Namespace, make: Callable[[list[str]], Report]) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.cli.common import connect, loading_line, open_session, target_path
-from app.cli.option_lines import declare
+from app.cli.option_lines import declare, refuse_given
 from app.cli.output import note, print_json, print_line, print_lines
 from app.cli.recorded import check_trace_folder, export
 from app.cli.run_arguments import options_from
@@ -45,10 +45,15 @@ def _rule(text: str) -> AcceptRule:
         raise argparse.ArgumentTypeError(f"{error}") from error
 
 
+def check_identity(args: argparse.Namespace) -> None:
+    """Refuse what only a server can be asked with. Raises OptionError."""
+    if args.server is None:
+        refuse_given(args, "--server URL", "--probe", "+connection")
+
+
 def run(args: argparse.Namespace) -> int:
     target = target_path(args)
-    if args.probe and args.server is None:
-        raise OptionError("--probe needs a server.", "Name it with --server URL.")
+    check_identity(args)
     check_trace_folder(args.trace)
     store = opened_trace(args.source)
     run_ids = [args.run] if args.run is not None else runs_with_text(store, args.source)

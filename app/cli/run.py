@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.cli.common import draft_paths, drafts_by_mtp, open_session, target_path
+from app.cli.option_lines import refuse_given
 from app.cli.output import (
     end_text,
     is_coloured,
@@ -37,7 +38,6 @@ from app.cli.run_arguments import (
     cache_options,
     given_options,
     print_notes,
-    refuse_cache,
     run_options,
     styled,
 )
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     check_report(args)
     if args.turns is not None:
         return run_turns(args, options, target, drafts)
-    refuse_turns(args)
+    refuse_given(args, "--turns", "--turns-answers", "+cache")
     trace, fork = TraceStore(), None
     if args.fork_from is not None:
         fork = _fork(args)
@@ -83,10 +83,10 @@ def run(args: argparse.Namespace) -> int:
         types = (*fork.options.spec.types, *options.spec.types)
         both = replace(options, spec=replace(options.spec, types=tuple(dict.fromkeys(types))))
         drafts = draft_files(args, both)
-    elif any(one is not None for one in (args.round, args.position, args.force, args.from_run)):
-        raise OptionError("There is nothing to go on from.", "Name a trace with --from.")
-    elif not args.sources:
-        raise OptionError("There is no prompt.", "Give one with -p, -f, --tokens or --turns.")
+    else:
+        refuse_given(args, "--from TRACE", "+forks")
+        if not args.sources:
+            raise OptionError("There is no prompt.", "Give one with -p, -f, --tokens or --turns.")
     print_notes(options)
     session = open_session(args, target, drafts, options)
     if fork:
@@ -255,13 +255,6 @@ def _report(
 
 
 _LONGEST_TITLE = 60
-
-
-def refuse_turns(args: argparse.Namespace) -> None:
-    """Raises OptionError for what goes with --turns only."""
-    refuse_cache(args, "--turns")
-    if args.turns_answers is not None:
-        raise OptionError("--turns-answers goes with --turns only.", "Leave it out.")
 
 
 def run_turns(

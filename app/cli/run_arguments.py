@@ -7,13 +7,13 @@ defaults are llama.cpp's wherever it has them. app.cli.option_lines makes argume
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from typing import Any, TypeVar
 
+from app.cli.option_lines import is_given
 from app.cli.output import note
 from engine.draft.registry import DRAFTERS
 from engine.errors import OptionError
-from engine.option_fields import build, options_in
+from engine.option_fields import build, differing, options_in
 from engine.options import CacheOptions, RunOptions
 from engine.options.faults import notes_on
 from engine.trace.records import GHOST_KINDS
@@ -25,28 +25,18 @@ PromptSource = str | tuple[int, ...]
 def given_options(args: argparse.Namespace, start: RunOptions) -> RunOptions:
     """Options of a run with those in place of its own that the command line names. Raises
     OptionError for a value out of range."""
-    words, values = list(map(str, args.words)), {}
+    values = {}
     for one in options_in(RunOptions):
         value: Any = start
         for name in one.path:
             value = getattr(value, name)
-        if hasattr(args, one.option.dest) and any(_names(words, flag) for flag in one.option.flags):
+        flags = one.option.flags if hasattr(args, one.option.dest) else ()
+        if any(is_given(args.words, flag) for flag in flags):
             value = getattr(args, one.option.dest)
         values[one.path] = tuple(value) if isinstance(value, list) else value
     if args.spec_default:
         values["spec", "types"] = tuple(dict.fromkeys((*values["spec", "types"], "ngram-mod")))
     return build(RunOptions, values)
-
-
-def _names(words: Sequence[str], flag: str) -> bool:
-    """Whether one of the words is a flag, alone or with its value."""
-    is_short = len(flag) == 2
-    return any(
-        word == flag
-        or word.startswith(f"{flag}=")
-        or (is_short and word.startswith(flag) and word[2:3].isdigit())
-        for word in words
-    )
 
 
 def run_options(args: argparse.Namespace) -> RunOptions:
@@ -70,26 +60,16 @@ def cache_options(args: argparse.Namespace) -> CacheOptions | None:
     return options_from(args, CacheOptions)
 
 
-def refuse_cache(args: argparse.Namespace, option: str) -> None:
-    """Raises OptionError if any of the options is given without the one that they go with."""
-    named = "--no-cache-prompt" if args.cache_prompt is False else "--cache-prompt"
-    given = {named: args.cache_prompt} | {
-        one.option.name: getattr(args, one.option.dest) for one in options_in(CacheOptions)
-    }
-    for name, value in given.items():
-        if value is not None:
-            raise OptionError(f"{name} goes with {option} only.", "Leave it out.")
-
-
 def print_notes(options: RunOptions, *, has_cache: bool = False) -> None:
     """A line for each note. has_cache: see notes_on."""
     spec = options.spec
     if spec.synthetic:
         note("acceptance is synthetic, the output is not the model's.")
-    if spec.adapt != "none" and not spec.types:
-        note(
-            f"--spec-draft-adapt {spec.adapt} has nothing to adapt; choose a drafter (--spec-type)."
-        )
+    for one, _ in differing(spec):
+        able = [name for name, drafter in DRAFTERS.items() if one.path in drafter.paths()]
+        if not set(spec.types) & set(able or DRAFTERS):
+            needed = ", ".join(able) or "a drafter"
+            note(f"{one.option.name} has no effect without {needed} (--spec-type).")
     for sentence in notes_on(options, has_cache=has_cache):
         note(sentence)
     for drafter in (DRAFTERS[name] for name in spec.types):

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from app.cli.option_lines import declare
+from app.cli.option_lines import declare, refuse_given
 from app.cli.output import in_columns, print_json, print_line, print_report, tell
 from app.cli.recorded import check_report, deliver_report
 from engine.errors import DraftscopeError, OptionError
@@ -30,8 +30,8 @@ def run(args: argparse.Namespace) -> int:
     """Do what is left to do; exit status 1 when a job failed."""
     check_report(args)
     plan = _plan(args)
-    if args.ship and args.ray is None:
-        raise OptionError("--ship goes with --ray only.", "Leave it out.")
+    if args.ray is None:
+        refuse_given(args, "--ray", "--ship")
     if plan.n_equal:
         tell(f"{plan.n_equal} jobs equal another one and are left out")
     folder = args.out or Path(f"{plan.path.stem}-sweep")

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.cli.common import open_session
+from app.cli.option_lines import refuse_given
 from app.cli.output import print_report
-from app.cli.rescore import opened_trace, rescored, runs_with_text
+from app.cli.rescore import check_identity, opened_trace, rescored, runs_with_text
 from engine.errors import OptionError
 from engine.trace.run_ref import RunRef
 from resources import DEMO_TARGET
@@ -20,10 +21,14 @@ if TYPE_CHECKING:
 
 
 def run(args: argparse.Namespace) -> int:
-    a = _chosen(args.first, args.run_a, "--run-a")
-    b = _chosen(args.second, args.run_b, "--run-b")
     if args.demo:
         args.rescore = DEMO_TARGET
+    if args.rescore is None:
+        refuse_given(args, "--rescore", "+identity", "+compute")
+    else:
+        check_identity(args)
+    a = _chosen(args.first, args.run_a, "--run-a")
+    b = _chosen(args.second, args.run_b, "--run-b")
     if args.rescore is not None:
         session = open_session(args, args.rescore)
         for one in (a, b):

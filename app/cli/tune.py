@@ -11,19 +11,22 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from app.cli.bench_requests import set_name
-from app.cli.common import check_output, draft_paths, open_session, target_path
-from app.cli.option_lines import declare
+from app.cli.common import draft_paths, open_session, target_path
+from app.cli.option_lines import declare, refuse_given
 from app.cli.output import in_columns, print_lines, tell, write_json
-from app.cli.recorded import deliver_report
+from app.cli.recorded import check_folder, deliver_report
 from app.cli.run import make_prompt
 from app.cli.run_arguments import options_from
 from engine.draft.registry import DRAFTERS
 from engine.environment import environment
 from engine.errors import OptionError
 from engine.experiments.bench.prompts import NamedPrompt, choose, read_prompts
+from engine.experiments.results.table import RESULTS_FILE
 from engine.experiments.tune.lengths import LOOK_UPS, has_floor, has_length
+from engine.option_fields import grouped
 from engine.options import Prompt, RunOptions
 from engine.report.parts import CODE, Remark, Report, ReportTable
+from engine.trace.replacing import check_room
 from resources import SUITES
 
 if TYPE_CHECKING:
@@ -39,6 +42,8 @@ PLAIN = "plain"
 _SERVER_N = 512
 """Tokens of a server's answer at most, unless -n says otherwise."""
 PAIRS = 6
+_ASKED = ("n_predict", "seed", "ignore_eos")
+"""Options of decoding that a server is measured with, too."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,12 +69,23 @@ def _running(text: str) -> dict[str, str]:
     return {name: url for name, _, url in pairs}
 
 
+_OF_MODELS = (
+    *("--model", "-m", "--trials", "--check-simulator", "--check-grid", "--out"),
+    *("+draft-model", "+compute", "+chat", "@unasked", "@sizes", "@rollback", "+report"),
+)
+"""Options that have no effect on a server."""
+
+
 def _tune_server(args: argparse.Namespace) -> int:
     """Measure a server's settings; print and write what was found."""
     from engine.experiments.tune.on_server import ServerPlan, tune_server
 
     if args.server and args.running:
         raise OptionError("--server and --running exclude each other.", "Leave one of them out.")
+    if args.model is not None:
+        raise OptionError("A model is given, and a server.", "Leave one of them out.")
+    unasked = [one for one in grouped(RunOptions, "decoding") if one.field not in _ASKED]
+    refuse_given(args, "MODEL", *_OF_MODELS, unasked=unasked)
     if not args.running and not args.spec_type:
         raise OptionError(
             "It is not known what the server can draft with.",
@@ -127,10 +143,8 @@ def run(args: argparse.Namespace) -> int:
     target = target_path(args)
     prompts = _prompts(args)
     base = _base(args)
-    for option in ("json", "report"):
-        path = getattr(args, option)
-        if path is not None:
-            check_output(path, f"--{option}")
+    refuse_given(args, "--server or --running", "--lengths", "--budget", "--keep")
+    check_folder(args.out, "--out", lambda folder: check_room(folder, (RESULTS_FILE,)))
     drafts = draft_paths(args)
     _check_drafters(args)
     if args.trials:

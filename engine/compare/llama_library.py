@@ -75,7 +75,7 @@ def find_build(named: Path | None) -> LlamaBuild:
     if named.is_file() and named.suffix == ".whl":
         named = _unpacked(named)
     names = _NAMES.get(sys.platform, _DEFAULT_NAMES)
-    library = None
+    library, places = None, [named.parent]
     if named.is_file():
         if re.match(r"(lib)?llama\.|xllamacpp\.", named.name):
             library = named
@@ -85,9 +85,8 @@ def find_build(named: Path | None) -> LlamaBuild:
         found = (place / name for place in places for name in names)
         library = next((path for path in found if path.is_file()), None)
     if library is None:
-        folder = named if named.is_dir() else named.parent
-        static = next(iter(folder.rglob("libllama.a")), None) if folder.is_dir() else None
-        why = "only a static one: build with -DBUILD_SHARED_LIBS=ON" if static else "none"
+        is_static = any((place / "libllama.a").is_file() for place in places)
+        why = "only a static one: build with -DBUILD_SHARED_LIBS=ON" if is_static else "none"
         raise OptionError(
             f"There is no llama.cpp library at {str(named)[:80]} ({names[0]}: {why}).",
             "Name a build tree, an install prefix, a wheel, or the folder with that file.",

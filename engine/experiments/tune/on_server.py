@@ -105,6 +105,11 @@ def tune_server(plan: ServerPlan, report: Callable[[str], None] = lambda what: N
     """Do all of it. Raises OptionError for a command that cannot be started and for fewer rates
     than the longest draft has tokens, PeerLibraryError where a server ends, ServerError where one
     does not answer."""
+    if plan.running and PLAIN not in plan.running:
+        raise OptionError(
+            f"None of the servers is called {PLAIN}.",
+            f"Give the one that does not speculate as {PLAIN}=URL.",
+        )
     longest = max(plan.lengths, default=0)
     if plan.rates and len(plan.rates) < longest:
         raise OptionError(
@@ -142,11 +147,6 @@ class _Tuner:
         others = [*drafting[:1], *near]
         finalists = [PLAIN, *others] if PLAIN in ranked else ranked[: _N_FINALISTS + 1]
         confirmed = self._confirm(finalists)
-        if not any(one.name == PLAIN for one in confirmed):
-            raise OptionError(
-                f"None of the servers is called {PLAIN}.",
-                f"Give the one that does not speculate as {PLAIN}=URL.",
-            )
         judged = verdict(confirmed)
         return ServerTuned(
             self.n_predict, self.screened, confirmed, judged, self._flags(judged.chosen)
@@ -284,7 +284,8 @@ class _Tuner:
                     speeds[name].append(speed)
                     self.kept.add({"pair": number, "name": name, "speed": speed})
                 took_s = time.monotonic() - began
-                self.report(f"real runs: {number + 1} of {self.plan.pairs} pairs")
+                planned = max(number + 1, self.plan.pairs)
+                self.report(f"real runs: {number + 1} of {planned} pairs")
         plain = texts.get(PLAIN, {})
         found = []
         for name in names:

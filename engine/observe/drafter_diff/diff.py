@@ -300,7 +300,7 @@ def _missing(
     """Each fact that would have shown more."""
     for side in (a, b):
         source = side.run.facts.source
-        remedy = f"{_TOLD} has them: join it (--log)."
+        remedy = f"{_TOLD} has them: join it (--log of observe or import)."
         if source and source.engine != "llama-server":
             remedy = f"{source.engine} does not tell them; a{_TOLD[1:]} would."
         name = side.name

@@ -108,7 +108,7 @@ def test_synthetic_output_is_marked(cli: Cli) -> None:
 
 def test_a_rule_of_adaptive_depth_without_a_drafter_is_noted(cli: Cli) -> None:
     words = (*RUN, "--spec-draft-adapt", "step")
-    assert "note: --spec-draft-adapt step has nothing to adapt" in cli(*words).err
+    assert "note: --spec-draft-adapt has no effect without a drafter" in cli(*words).err
     assert "nothing to adapt" not in cli(*words, "--spec-type", "suffix").err
 
 

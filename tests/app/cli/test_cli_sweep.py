@@ -70,7 +70,7 @@ def test_jobs_of_the_demo_model(cli: Cli, tmp_path: Path) -> None:
     [
         ([], "No plan is given"),
         (["none.toml"], "none.toml cannot be read"),
-        (["--demo", "--ship"], "--ship goes with --ray only"),
+        (["--demo", "--ship"], "--ship goes only with --ray"),
     ],
 )
 def test_wrong_usage(cli: Cli, words: list[str], message: str) -> None:
