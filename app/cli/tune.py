@@ -14,6 +14,7 @@ from app.cli.bench_requests import set_name
 from app.cli.common import (
     add_compute,
     add_model,
+    api_key,
     check_output,
     draft_paths,
     open_session,
@@ -90,14 +91,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_server(parser)
     decoding = parser.add_argument_group("decoding")
     for one in grouped(RunOptions, "decoding"):
-        add_options(decoding, [one], is_set=one.field != "seed")  # without it, the first prompts
+        # without a seed the first prompts; how many tokens, a server is asked for more of
+        own = replace(one, default=N_PREDICT) if one.field == "n_predict" else one
+        add_options(decoding, [own], is_set=one.field not in ("seed", "n_predict"))
     OptionLines(group).add("""
         --check-simulator  tune nothing: twelve settings of each drafter with a model, simulated and
             run (--pairs times): how far apart they are
         --check-grid  run a whole grid of settings as well: how far the recommended one is from its
             best
     """)
-    parser.set_defaults(n_predict=N_PREDICT)
     memory = parser.add_argument_group("memory and batches")
     add_sizes(memory)
     add_options(memory, grouped(RunOptions, "rollback"))
@@ -121,6 +123,8 @@ def _add_server(parser: argparse.ArgumentParser) -> None:
           --lengths N[,N]  n_max to try, the shortest first (default 1,2,3,4,6,8)
           --budget S  seconds that all of it may take: answers become shorter (default 300)
           --keep FILE  keep what was measured; the same command goes on from it
+          --api-key-env NAME  environment variable that holds the API key (default: that of
+              --api-key in the command)
         """,
         running={"type": _running},
         lengths={"type": _lengths},
@@ -164,8 +168,10 @@ def _tune_server(args: argparse.Namespace) -> int:
         args.running,
         args.spec_type or (),
         args.lengths,
+        files={name: str(path) for name, path in draft_paths(args).items()},
+        key=api_key(args.api_key_env),
         rates=args.spec_synth_rates or (),
-        n_predict=_SERVER_N if args.n_predict == N_PREDICT else args.n_predict,
+        n_predict=args.n_predict or _SERVER_N,
         pairs=max(args.pairs, PAIRS),
         most_s=args.budget,
         ignore_eos=bool(args.ignore_eos),
@@ -287,7 +293,7 @@ def _prompts(args: argparse.Namespace) -> list[NamedPrompt]:
 
 def _base(args: argparse.Namespace) -> RunOptions:
     """The options but for speculation."""
-    plain = {"spec_type": (), "spec_synth_rates": ()}
+    plain = {"spec_type": (), "spec_synth_rates": (), "n_predict": args.n_predict or N_PREDICT}
     return options_from(argparse.Namespace(**{**vars(args), **plain}), RunOptions)
 
 
