@@ -162,6 +162,15 @@ _FIRST_LINE_S = 4.0
 """When a wait is first shown where no line can be replaced, then at twice the time, seconds."""
 
 
+def api_key(variable: str | None) -> str:
+    """What a variable of the environment holds, empty for none. Raises OptionError."""
+    if variable is None:
+        return ""
+    if not (key := os.environ.get(variable)):
+        raise OptionError(f"The environment has no {variable[:80]}.", "Set it to the API key.")
+    return key
+
+
 def connect(
     url: str, key_env: str | None, limits: TimeLimits, model: str = ""
 ) -> tuple[ServerClient, ServerFacts]:
@@ -171,11 +180,7 @@ def connect(
     from engine.observe.server.address import stored_key
     from engine.observe.server.client import ServerClient
 
-    key = None
-    if key_env is not None:
-        key = os.environ.get(key_env)
-        if not key:
-            raise OptionError(f"The environment has no {key_env[:80]}.", "Set it to the API key.")
+    key = api_key(key_env) or None
     line = _WaitingLine()
     client = ServerClient(url, key, limits, line.show, model)
     try:

@@ -15,8 +15,8 @@ options are in groups of lines as the help shows them:
   the help names as `(default 3)`;
 - `| --option` excludes others next to it that start so;
 - `@decoding` has the options of a group of RunOptions, `@--seed` one of them, `@module.Class` all
-  of a class. `?`: one that is not given is None, `?seed`: of them this one; `*`: repeatable. A help
-  after it takes the place of theirs, where {about} is theirs;
+  of a class. `?`: one that is not given is None, `?seed,temp`: of them these; `*`: repeatable. A
+  help after it takes the place of theirs, where {about} is theirs;
 - `+model text` has the lines of [model] in shared.txt, with the text in the place of {}.
 
 {name} is what the command gives under that name, {module.NAME} a constant of a module: a text, a
@@ -46,7 +46,7 @@ MOST_TEXT = 16 << 20
 _OPTION = re.compile(r"(?P<dest>\w+)=(?=\S)|-")
 _DEFAULT = re.compile(r"\(default ([^\s;:)]+?)(?:[:)]|, )")
 _ENGINE_OPTIONS = re.compile(
-    r"@(?P<name>[\w.+-]+)(?P<unset>\?(?P<field>\w*))?(?P<many>\*)?(?:  (?P<about>.*))?"
+    r"@(?P<name>[\w.+-]+)(?P<unset>\?(?P<fields>[\w,]*))?(?P<many>\*)?(?:  (?P<about>.*))?"
 )
 _SHARED = re.compile(r"^ *\+([\w-]+) ?(.*)\n", re.MULTILINE)
 _VALUE = re.compile(r"(?P<value>.*?)(?P<must>!)?(?P<unset>\?)?(?P<many>\*)?(?P<twice> x2)?")
@@ -176,7 +176,8 @@ class _Declaration:
         found = _ENGINE_OPTIONS.fullmatch(line)
         assert found is not None, line
         for one in self._engine_options(found["name"]):
-            is_set = found["unset"] is None or found["field"] not in ("", one.field)
+            unset = found["fields"] or one.field
+            is_set = found["unset"] is None or one.field not in unset.split(",")
             about = _filled(found["about"] or "", {**self._given, "about": one.option.about})
             add_option(self._group, one, is_set=is_set, about=about, repeats=bool(found["many"]))
 

@@ -11,7 +11,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from app.cli.bench_requests import set_name
-from app.cli.common import draft_paths, open_session, target_path
+from app.cli.common import api_key, draft_paths, open_session, target_path
 from app.cli.option_lines import declare, refuse_given
 from app.cli.output import in_columns, print_lines, tell, write_json
 from app.cli.recorded import check_folder, deliver_report
@@ -47,9 +47,22 @@ _ASKED = ("n_predict", "seed", "ignore_eos")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    declare(parser, __name__, look_ups=LOOK_UPS, pairs=PAIRS, running=_running, lengths=_lengths)
+    # without a seed the first prompts; how many tokens, a server is asked for more of
+    decoding = [
+        replace(one, default=N_PREDICT) if one.field == "n_predict" else one
+        for one in grouped(RunOptions, "decoding")
+    ]
+    declare(
+        parser,
+        __name__,
+        look_ups=LOOK_UPS,
+        pairs=PAIRS,
+        running=_running,
+        lengths=_lengths,
+        decoding=decoding,
+    )
     fields = dict.fromkeys(("prompt_field", "name_field", "category_field"), "")
-    parser.set_defaults(n_predict=N_PREDICT, server="", running={}, **fields)
+    parser.set_defaults(server="", running={}, **fields)
 
 
 def _lengths(text: str) -> tuple[int, ...]:
@@ -71,7 +84,7 @@ def _running(text: str) -> dict[str, str]:
 
 _OF_MODELS = (
     *("--model", "-m", "--trials", "--check-simulator", "--check-grid", "--out"),
-    *("+draft-model", "+compute", "+chat", "@unasked", "@sizes", "@rollback", "+report"),
+    *("+compute", "+chat", "@unasked", "@sizes", "@rollback", "+report"),
 )
 """Options that have no effect on a server."""
 
@@ -99,8 +112,10 @@ def _tune_server(args: argparse.Namespace) -> int:
         args.running,
         args.spec_type or (),
         args.lengths,
+        files={name: str(path) for name, path in draft_paths(args).items()},
+        key=api_key(args.api_key_env),
         rates=args.spec_synth_rates or (),
-        n_predict=_SERVER_N if args.n_predict == N_PREDICT else args.n_predict,
+        n_predict=args.n_predict or _SERVER_N,
         pairs=max(args.pairs, PAIRS),
         most_s=args.budget,
         ignore_eos=bool(args.ignore_eos),
@@ -143,7 +158,7 @@ def run(args: argparse.Namespace) -> int:
     target = target_path(args)
     prompts = _prompts(args)
     base = _base(args)
-    refuse_given(args, "--server or --running", "--lengths", "--budget", "--keep")
+    refuse_given(args, "--server or --running", "--lengths", "--budget", "--keep", "--api-key-env")
     check_folder(args.out, "--out", lambda folder: check_room(folder, (RESULTS_FILE,)))
     drafts = draft_paths(args)
     _check_drafters(args)
@@ -205,7 +220,7 @@ def _prompts(args: argparse.Namespace) -> list[NamedPrompt]:
 
 def _base(args: argparse.Namespace) -> RunOptions:
     """The options but for speculation."""
-    plain = {"spec_type": (), "spec_synth_rates": ()}
+    plain = {"spec_type": (), "spec_synth_rates": (), "n_predict": args.n_predict or N_PREDICT}
     return options_from(argparse.Namespace(**{**vars(args), **plain}), RunOptions)
 
 

@@ -203,15 +203,17 @@ class RopeTables:
         base: float = 1.0,
         stretch: float = 1.0,
         share: float = 1.0,
+        slow: float = 0.0,
         place: Callable[[Tensor], Tensor] | None = None,
     ) -> RopeTables:
-        """Others whose frequency base, and whose angles, are this many times these; of the pairs
-        only this share turns. place: what positions int64 [n] are taken for."""
+        """Others whose frequency base, and whose angles, are this many times these; of pairs after
+        this share the angles are `slow` times as large, too. place: what positions int64 [n] are
+        taken for."""
         made = RopeTables(None, self._device)
         made._n_rot, made._scale, made._place = self._n_rot, self._scale, place
         power = torch.arange(len(self._inv_freq), dtype=torch.float64) * (-2 / max(1, self._n_rot))
         made._inv_freq = self._inv_freq * stretch * base**power
-        made._inv_freq[round(share * len(power)) :] = 0
+        made._inv_freq[round(share * len(power)) :] *= slow
         return made
 
     def reach(self, highest: int) -> int:

@@ -51,11 +51,16 @@ def main() -> None:
     parser.add_argument("--spec-draft-p-min", type=float, default=0.0)
     parser.add_argument("--spec-synth-rates")
     parser.add_argument("--text", default="one two three")
+    parser.add_argument("--api-key")
+    parser.add_argument("--n-params", type=int, default=0)
+    parser.add_argument("-md", default="")
     args = parser.parse_args()
     n_max = 0 if args.spec_type == "none" else args.spec_draft_n_max
     if args.started:
         with args.started.open("a") as file:
-            file.write(f"{args.spec_type} {n_max} {args.spec_draft_p_min:g}\n")
+            file.write(
+                f"{args.spec_type} {n_max} {args.spec_draft_p_min:g} {args.md}".strip() + "\n"
+            )
     # the floor costs a little here
     takes_ms = round_ms(n_max, args.width_ms, args.jump_at, args.jump_ms) + args.spec_draft_p_min
     ms = takes_ms / tokens_per_round(args.rate, n_max, args.fade)
@@ -63,10 +68,13 @@ def main() -> None:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            body = b'{"data": [{"id": "fake"}]}' if self.path == "/v1/models" else b"{}"
-            self.send_response(200)
+            is_known = (
+                args.api_key is None or self.headers["Authorization"] == f"Bearer {args.api_key}"
+            )
+            listed = {"data": [{"id": "fake", "meta": {"n_params": args.n_params}}]}
+            self.send_response(200 if is_known else 401)
             self.end_headers()
-            self.wfile.write(body)
+            self.wfile.write(json.dumps(listed if self.path == "/v1/models" else {}).encode())
 
         def do_POST(self) -> None:
             asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

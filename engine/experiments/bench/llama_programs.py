@@ -58,16 +58,16 @@ def llama_server(
 
 @contextmanager
 def served(
-    program: Path, words: Sequence[object], port: int, most_s: float, remedy: str
+    program: Path, words: Sequence[object], port: int, most_s: float, remedy: str, key: str = ""
 ) -> Iterator[TimedServer]:
     """The server that a program with these arguments is at a port of this machine, once it answers;
     gone after the body.
 
-    most_s, remedy: see TimedServer.wait. Raises PeerLibraryError where it does not come up, also
-    where the body fails because it has ended.
+    most_s, remedy: see TimedServer.wait; key: see TimedServer. Raises PeerLibraryError where it
+    does not come up, also where the body fails because it has ended.
     """
     with started(program, words, subprocess.DEVNULL) as running:
-        server = TimedServer(f"http://{_HOST}:{port}")
+        server = TimedServer(f"http://{_HOST}:{port}", key)
         server.pid = running.process.pid
 
         def check() -> None:

@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any
 from urllib.parse import urlsplit
 
-from engine.errors import PeerLibraryError, ServerError
+from engine.errors import ApiKeyError, PeerLibraryError, ServerError
 from engine.foreign import COUNT
 
 Prompt = str | Sequence[int]
@@ -71,13 +71,19 @@ class ServerPass:
 
 
 class TimedServer:
-    """An OpenAI-compatible server at an address such as http://127.0.0.1:8080."""
+    """An OpenAI-compatible server at an address such as http://127.0.0.1:8080. key: that it asks
+    for, sent as a bearer token; empty for none."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, key: str = "") -> None:
         self._parts = urlsplit(url if "//" in url else f"http://{url}")
         if self._parts.scheme not in ("http", "https") or not self._parts.hostname:
             raise ServerError(f"{url} is not the address of a server.", "Write http://HOST:PORT.")
+        self._heads = {"Content-Type": "application/json", "Connection": "close"}
+        if key:
+            self._heads["Authorization"] = f"Bearer {key}"
         self._model = ""
+        self.n_params = 0
+        """Parameters of its model, 0 where it does not say."""
         self.pid: int | None = None
         """Of the process that runs it, where this one has started it."""
         self.until = math.inf
@@ -89,13 +95,19 @@ class TimedServer:
 
     def is_ready(self) -> bool:
         """Whether it lists its models, of which the first is used; a server that loads its model
-        does not."""
+        does not. Raises ApiKeyError."""
         try:
             status, reply = self._request("GET", "/v1/models", None)
             raw = reply.read(_LONGEST_LINE)
             reply.close()
+            if status in (401, 403):
+                raise ApiKeyError(
+                    f"{self.url} does not accept the API key.",
+                    "Name the variable that holds it with --api-key-env.",
+                )
             listed = json.loads(raw)["data"]
             self._model = str(listed[0]["id"]) if status == 200 else ""
+            self.n_params = int((listed[0].get("meta") or {}).get("n_params", 0))
         except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError):
             return False
         # a llama-server that loads lists models, too
@@ -169,9 +181,8 @@ class TimedServer:
         left = max(_AGAIN_S, min(_LONGEST_S, self.until - time.monotonic()))
         connection = kind(self._parts.netloc, timeout=left)
         text = None if body is None else json.dumps(body)
-        heads = {"Content-Type": "application/json", "Connection": "close"}
         try:
-            connection.request(method, f"{self._parts.path.rstrip('/')}{path}", text, heads)
+            connection.request(method, f"{self._parts.path.rstrip('/')}{path}", text, self._heads)
             reply = connection.getresponse()
         except (OSError, http.client.HTTPException):
             connection.close()

@@ -8,6 +8,7 @@ speculative decoding. A drafter that an engine lacks has no flags there.
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -255,14 +256,14 @@ def engine_flags(
     setting: DraftSetting | None, files: Mapping[str, str] | None = None
 ) -> list[EngineFlags]:
     """The flags for each engine. setting: None = plain decoding. files: names of the files that
-    draft, by drafter."""
+    draft, by drafter; for one without a name the command has it already."""
     if setting is None:
         return [
             ("llama-server", "--spec-type none", ()),
             ("vLLM", "", ("decodes plainly without --speculative-config",)),
             ("SGLang", "", ("decodes plainly without --speculative-algorithm",)),
         ]
-    file = (files or {}).get(setting.drafter, _FILE)
+    file = _FILE if files is None else files.get(setting.drafter, "")
     return [_llama_server(setting, file), _vllm(setting, file), _sglang(setting, file)]
 
 
@@ -275,8 +276,8 @@ def _llama_server(setting: DraftSetting, file: str) -> EngineFlags:
         return (name, "", (f"it has no {drafter}",))
     words = [f"--spec-type {drafter}", f"--spec-draft-n-max {setting.n_max}"]
     words.append(f"--spec-draft-p-min {setting.p_min:g}")
-    if drafter in _DRAFTS_WITH_FILE:
-        words.append(f"-md {_quoted(file)}")
+    if drafter in _DRAFTS_WITH_FILE and file:
+        words.append(f"-md {shlex.quote(file) if file.isprintable() else _FILE}")
     return (name, " ".join(words), ())
 
 
@@ -315,7 +316,3 @@ def _sglang(setting: DraftSetting, file: str) -> EngineFlags:
 
 def _no_floor(setting: DraftSetting) -> str:
     return f"it has no floor on the drafter's confidence: p_min {setting.p_min:g} is left out"
-
-
-def _quoted(file: str) -> str:
-    return file if file.replace(".", "").replace("-", "").replace("_", "").isalnum() else _FILE

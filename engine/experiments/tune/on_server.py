@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shlex
 import shutil
 import statistics
@@ -20,6 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -66,14 +68,16 @@ often than a probability says."""
 _MARGIN = 1.2
 """Of the time of a pair, what has to be left for one more."""
 _FAMILIES = ("vllm", "sglang")
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 
 
 @dataclass(frozen=True, slots=True)
 class ServerPlan:
     """command: of a server, with {flags} where those of a setting go and {port}; both are added
-    where they are missing. running: addresses of servers that run, by name, instead. lengths and
-    floors: of drafts, for each drafter. rates: of synthetic acceptance, as many as the longest
-    draft has. most_s: seconds in all. kept: file of measurements."""
+    where they are missing. running: addresses of servers that run, by name, instead. files: of
+    drafters, where the command does not name them. key: that the servers ask for; else that of
+    the command. lengths and floors: of drafts, for each drafter. rates: of synthetic acceptance, as
+    many as the longest draft has. most_s: seconds in all. kept: file of measurements."""
 
     prompts: Sequence[str]
     command: str = ""
@@ -87,6 +91,8 @@ class ServerPlan:
     most_s: float = 300.0
     ignore_eos: bool = False
     kept: Path | None = None
+    files: Mapping[str, str] = field(default_factory=dict)
+    key: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +136,7 @@ class _Tuner:
         self.kept = _SavedMeasurements(plan)
         self.start_s = self.prompt_s = 0.0
         self.settings: dict[str, DraftSetting] = {}
+        self.models: dict[int, str] = {}  # parameters, 0 where not known, and one that has them
         self.n_predict = self.kept.n_predict or plan.n_predict
         self.screened: dict[str, tuple[float, float | None]] = {}
 
@@ -311,14 +318,23 @@ class _Tuner:
         """A server with this setting that answers; one that was started here is gone afterwards."""
         left = min(self.plan.most_s, self.given_up - time.monotonic())
         if self.plan.running:
-            server = TimedServer(self.plan.running[name])
+            server = TimedServer(self.plan.running[name], self.plan.key)
             server.wait(lambda: None, left, _WAIT_LONGER)
+            self.models.setdefault(server.n_params, name)
+            if len(models := [one for one in self.models.items() if one[0]]) > 1:
+                (n, one), (other_n, other) = models
+                raise OptionError(
+                    f"{one} and {other} have two models, of {n:,} and {other_n:,} parameters.",
+                    "Name servers of one model.",
+                )
             self._warm(server)
             yield server
             return
         port = free_port()
         program, words = self._command(name, port)
-        with served(program, words, port, left, _WAIT_LONGER) as server:
+        after = dict(pairwise(words))
+        key = self.plan.key or after.get("--api-key", "").partition(",")[0]
+        with served(program, words, port, left, _WAIT_LONGER, key) as server:
             self._warm(server)
             yield server
 
@@ -341,21 +357,29 @@ class _Tuner:
             raise OptionError(
                 f"--server cannot be read: {error}.", "Close its quotation marks."
             ) from error
+        if words and _ASSIGNMENT.match(words[0]):
+            words.insert(0, "env")
         found = shutil.which(words[0]) if words else None
         if found is None:
             raise OptionError(
                 f"There is no program {(words or [''])[0][:80]!r} for --server.",
                 "Begin the command with a program on $PATH, or with its path.",
             )
-        if "{flags}" not in words:
+        flags = self._words(name)
+        both = {*flags} & {*self.plan.command.split()}
+        if given := [word for word in flags if word in both and word.startswith("-")]:
+            raise OptionError(
+                f"The command of --server has {given[0]} itself, which settings change.",
+                "Leave it out there.",
+            )
+        if not any("{flags}" in word for word in words):
             words.append("{flags}")
         if not any("{port}" in word for word in words):
             words += ["--port", "{port}"]
         expanded: list[str] = []
         for word in words[1:]:
-            expanded += (
-                self._words(name) if word == "{flags}" else [word.replace("{port}", str(port))]
-            )
+            inside = word.replace("{port}", str(port)).replace("{flags}", shlex.join(flags))
+            expanded += flags if word == "{flags}" else [inside]
         return Path(found), expanded
 
     def _words(self, name: str) -> list[str]:
@@ -370,10 +394,13 @@ class _Tuner:
 
     @property
     def _family(self) -> str:
-        return next((name for name in _FAMILIES if name in self.plan.command), "llama-server")
+        words = self.plan.command.split()
+        named = [name for name in _FAMILIES if any(name in word for word in words)]
+        is_llama = any(Path(word).name.startswith("llama-server") for word in words)
+        return "llama-server" if is_llama or not named else named[0]
 
     def _engine_flags(self, setting: DraftSetting | None) -> EngineFlags:
-        known = {one[0].lower(): one for one in engine_flags(setting)}
+        known = {one[0].lower(): one for one in engine_flags(setting, self.plan.files)}
         return known[self._family]
 
     def _flags(self, chosen: str) -> EngineFlags | None:

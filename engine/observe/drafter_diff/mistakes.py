@@ -179,6 +179,7 @@ class Mistakes:
         for size in _SIZES:
             if size < n:
                 found[f"the prompt but its last {size} tokens"] = range(n - size)
+                found[f"the first {size} tokens"] = range(size)
         found[""] = range(len(self._text.tokens))
         return {where: places for where, places in found.items() if places}
 

@@ -37,6 +37,7 @@ _ROPES: tuple[tuple[str, tuple[float, ...], str], ...] = (
     ("stretch", (0.0, 0.5, 2.0, 0.25, 4.0, 0.125, 8.0, -1.0), "turns by {:g} times the angles"),
     ("share", (0.5, 0.25, 0.75), "turns the first {:g} of its pairs alone (partial dimensions)"),
 )
+_SLOW = (0.125, 0.25, 0.5, 2.0, 4.0, 8.0)
 _ROPES_AT_TIMES = ("by 0 times", "turns a position")
 OF_ROWS = ("fuse", "context", "feature", "hnorm")
 
@@ -119,6 +120,9 @@ def _ropes(found: Sequence[Site], places: Sequence[int]) -> Iterator[PartChange]
             continue
         ways: list[tuple[str, dict[str, Any]]]
         ways = [(about.format(x), {name: x}) for name, xs, about in _ROPES for x in xs]
+        for slow, share in product(_SLOW, (0.25, 0.5, 0.75)):
+            about = f"turns its slow pairs, after {share:g} of them, by {slow:g} times the angles"
+            ways.append((f"{about} (rope scaling)", {"share": share, "slow": slow}))
         for at in places:
             about, place = f"turns positions from {at} on as", partial(torch.remainder, other=at)
             ways.append((f"{about} {at}", {"place": partial(torch.clamp, max=at)}))
@@ -235,6 +239,47 @@ def _operations(found: Sequence[Site], look: Callable[[], object]) -> Iterator[P
             about = f"{one.words} reads argument {key} as it was {when}"
             changes = _elsewhere(one, [(one, owners, change)])
             yield PartChange(one.stage, about, changes)
+    yield from _of_others([*places.values()])
+
+
+def _of_others(places: Sequence[list[_Operation]]) -> Iterator[PartChange]:
+    """Each call reads, in place of an argument, what one before it gives, or reads itself."""
+    values = dict[int, tuple[list[_Operation], int | str | None, Any]]()
+    for alike in places:
+        one = alike[0]
+        given = _arguments(one.args, one.options)
+        rows = {key: x for key, x in given.items() if is_floats(x) and key not in one.weights}
+        owners = [each.owner for each in alike]
+        for key, x in rows.items():
+            for origin, (source, its_key, value) in values.items():
+                if origin == x.data_ptr() or value.shape[-1] != x.shape[-1]:
+                    continue
+                what = "gives" if its_key is None else f"reads as argument {its_key}"
+                about = f"{one.words} reads, as argument {key}, what {source[0].words} {what}"
+                latest: list[Any] = []
+                reads = one, owners, partial(_changed, {key: partial(_in_place_of, latest)})
+                notes = source[0], [each.owner for each in source], partial(_note, its_key, latest)
+                is_same = (source[0].module, source[0].name) == (one.module, one.name)
+                changes = _elsewhere(one, [notes, reads] if is_same else [reads])
+                changes += () if is_same else _elsewhere(source[0], [notes])
+                yield PartChange(one.stage, about, changes)
+        for its_key, x in [*rows.items(), (None, one.result)]:
+            if is_floats(x):
+                values.setdefault(x.data_ptr(), (alike, its_key, x))
+
+
+def _note(
+    key: int | str | None, latest: list[Any], own: Callable[..., Any], *args: Any, **options: Any
+) -> Any:
+    result = own(*args, **options)
+    latest[:] = [result if key is None else _arguments(args, options)[key]]
+    return result
+
+
+def _in_place_of(latest: Sequence[torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    """The last rows of another value, as many as this one has."""
+    rows = latest[0].flatten(0, -2)[-x[..., 0].numel() :] if latest else x
+    return rows.reshape(x.shape) if rows.numel() == x.numel() else x
 
 
 _AT_TIMES = "is left out", "gives 0 times", "zeros in its head", "counted from", "one too low"

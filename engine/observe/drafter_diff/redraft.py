@@ -238,8 +238,11 @@ class Redrafter:
         if are_right and (not exact or logits_scale(sampled, self._rows, limit) is not None):
             return self._other_shares(sampled, wrong, limit)
         one_token = "" if are_right else self._one_token(wrong)
-        if not (about := one_token or ("" if are_right else self._sent_again(wrong))):
-            guess, left = self._best_guess(window, wrong, n_wrong, vague=is_many, sure=is_sure)
+        if not (about := "" if are_right else self._sent_again(wrong)):
+            sure = is_sure and not one_token
+            guess, left = self._best_guess(window, wrong, n_wrong, vague=is_many, sure=sure)
+        if one_token and (guess is None or guess.change or n_right(left) < len(window)):
+            about, guess = one_token, None
         if are_right and guess is None:
             return self._other_shares(sampled, wrong, limit)
         if not about and guess is None and not (is_sure and n_wrong):

@@ -8,12 +8,13 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from app.__main__ import main
-from engine.errors import OptionError, PeerLibraryError, ServerError
+from engine.errors import ApiKeyError, OptionError, PeerLibraryError, ServerError
 from engine.experiments.bench.llama_programs import free_port, served, started
 from engine.experiments.bench.request import PLAIN
 from engine.experiments.bench.server_speed import TimedServer
@@ -97,10 +98,11 @@ def test_where_drafts_do_not_pay_it_says_so(capsys: pytest.CaptureFixture[str]) 
     status = main(
         [
             *("tune", "--server", command("--rate", 0.1, "--width-ms", 8)),
-            *("--spec-type", "draft-mtp", "--lengths", "1,2", "-n", "16", "--limit", "2"),
+            *("--spec-type", "draft-mtp", "--lengths", "1,2", "-n", "64", "--limit", "2"),
         ]
     )
-    out = capsys.readouterr().out
+    out, said = capsys.readouterr()
+    assert "2 prompts, 64 tokens each" in said
     assert status == 0
     assert "do not speculate" in out
     assert "flags for llama-server: --spec-type none" in out
@@ -162,6 +164,50 @@ def test_what_goes_wrong_is_said(tmp_path: Path) -> None:
     with pytest.raises(ServerError, match="not the address"):
         TimedServer("ftp://x")
     assert main(["tune", "--server", "x", "--running", "plain=http://x"]) == 2
+
+
+@pytest.mark.parametrize("written", ["W=1 {}", "sh -c 'exec {} {{flags}} --port {{port}}'", "{}"])
+def test_commands_with_variables_and_quotes_are_started_with_the_flags(
+    tmp_path: Path, written: str
+) -> None:
+    starts = tmp_path / "starts"
+    known = {"drafters": ("draft-simple",), "lengths": (2,), "floors": (), "n_predict": 16}
+    asked = written.format(command("--started", starts))
+    files = {"draft-simple": "a b.gguf"} if written == "{}" else {}
+    tune_server(ServerPlan(["a"], asked, pairs=1, files=files, **known))  # type: ignore[arg-type]
+    drafting = "draft-simple 2 0 a b.gguf" if files else "draft-simple 2 0"
+    assert {*starts.read_text().splitlines()} == {"none 0 0", drafting}
+
+
+def test_a_command_has_no_flags_that_settings_change() -> None:
+    with pytest.raises(OptionError, match="has --spec-draft-n-max itself"):
+        tune_server(plan("--spec-draft-n-max", 5))
+
+
+def test_servers_get_the_key_that_they_ask_for() -> None:
+    few = {"lengths": (1,), "floors": (), "pairs": 1}
+    assert tune_server(plan("--api-key", "abc", **few)).confirmed
+    with pytest.raises(ApiKeyError, match="does not accept the API key"):
+        tune_server(plan("--api-key", "abc", key="other", **few))
+
+
+def test_two_models_are_not_compared() -> None:
+    ports = free_port(), free_port()
+    program, words = Path(sys.executable), [PROGRAM, "--n-params"]
+    with (
+        started(program, [*words, 27 * 10**9, "--port", ports[0]], subprocess.DEVNULL),
+        started(program, [*words, 10**9, "--port", ports[1]], subprocess.DEVNULL),
+    ):
+        names = dict(zip((PLAIN, "small"), ports, strict=True))
+        running = {name: f"http://127.0.0.1:{port}" for name, port in names.items()}
+        with pytest.raises(OptionError, match="of 27,000,000,000 and 1,000,000,000 parameters"):
+            tune_server(ServerPlan(["a"], running=running, n_predict=16))
+
+
+def test_a_model_called_after_an_engine_is_none() -> None:
+    asked = plan("--text", "/models/vllm/x.gguf", lengths=(1,), floors=(), pairs=1)
+    started_as = replace(asked, command=f"env {asked.command} --text llama-server")
+    assert tune_server(started_as).flags == ("llama-server", "--spec-type none", ())
 
 
 @pytest.mark.parametrize("slow", [("--wait-s", 60), ("--event-s", 0.1)])

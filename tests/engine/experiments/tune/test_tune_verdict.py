@@ -101,5 +101,5 @@ def test_flags_say_what_an_engine_has_not() -> None:
     (named, *_) = engine_flags(DraftSetting("draft-simple", 4), {"draft-simple": "small.gguf"})
     assert named[1].endswith("-md small.gguf")
     (hostile, *_) = engine_flags(DraftSetting("draft-simple", 4), {"draft-simple": "a;rm b"})
-    assert hostile[1].endswith("-md FILE")
+    assert hostile[1].endswith("-md 'a;rm b'")
     assert engine_flags(None)[0][1] == "--spec-type none"
