@@ -18,7 +18,16 @@ PAGES = {"README": README, **{topic: HELP / f"{topic}.md" for topic in help_topi
 _OPTION = re.compile(r"(?<![\w`/-])(--?[a-z][\w-]*\w|-[a-z])(?![\w…-])")
 FOREIGN_OPTIONS = {
     # llama-server, llama-bench, llama-spec-bench, vLLM
-    *("--metrics", "-lv", "--log-file", "--log-jsonl", "-embd", "--output-format", "-r"),
+    *(
+        "--metrics",
+        "-lv",
+        "--log-file",
+        "--log-jsonl",
+        "-embd",
+        "--output-format",
+        "-r",
+        "--api-key",
+    ),
     *("--per-request-spec-decode-metrics", "--spec-draft-sampling"),
     # pytest, bench of the window and of kernels, campaigns
     *("--only", "--pairs", "--readme", "--seconds", "--seed", "--starts", "--minutes", "--clean"),
