@@ -1,6 +1,7 @@
 """llama.cpp's C interface through ctypes: its functions, and layouts of its parameter structures.
 
-A layout is chosen by the size that the library writes and by the defaults that it gives.
+llama_api.txt declares both; `?` marks what a library may lack. A layout is chosen by the size that
+the library writes and by the defaults that it gives.
 
 Frames go between Draftscope and a process that drives llama.cpp (llama_driver.cpp). A frame is its
 length (u64) and values; a value is `i` and an int64, or `b`, a length (u64) and bytes, all little
@@ -19,6 +20,7 @@ import hashlib
 import itertools
 import os
 import platform
+import re
 import struct
 import sys
 from collections.abc import Sequence
@@ -53,35 +55,6 @@ class CommandError(Exception):
         self.kind = kind
 
 
-def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
-    return [(name, kind) for name in names.split()]
-
-
-_MODEL_HEAD = [
-    *_fields(c_void_p, "devices tensor_buft_overrides"),
-    *_fields(c_int32, "n_gpu_layers split_mode"),
-]
-_MODEL_TAIL = [
-    *_fields(c_void_p, "tensor_split progress progress_data kv_overrides"),
-    *_fields(c_bool, "vocab_only check_tensors use_extra_bufts no_host no_alloc load_mtp"),
-]
-_CONTEXT_HEAD = [
-    *_fields(c_uint32, "n_ctx n_batch n_ubatch n_seq_max n_rs_seq n_outputs_max n_outputs_per_seq"),
-    *_fields(c_int32, "n_threads n_threads_batch ctx_type"),
-    *_fields(c_int32, "rope_scaling_type pooling_type attention_type flash_attn_type"),
-    *_fields(c_float, "rope_base rope_scale yarn_ext yarn_attn yarn_beta_fast yarn_beta_slow"),
-    *_fields(c_uint32, "yarn_orig_ctx"),
-    *_fields(c_float, "defrag_thold"),
-    *_fields(c_void_p, "cb_eval cb_eval_user_data"),
-    *_fields(c_int32, "type_k type_v"),
-    *_fields(c_void_p, "abort abort_data"),
-]
-_CONTEXT_TAIL = [
-    *_fields(c_bool, "embeddings offload_kqv no_perf op_offload swa_full kv_unified"),
-    *_fields(c_void_p, "samplers"),
-    *_fields(c_size_t, "n_samplers"),
-    *_fields(c_void_p, "ctx_other"),
-]
 _MODEL_DEFAULTS = {"n_gpu_layers": -1, "split_mode": 1, "use_extra_bufts": True, "no_host": False}
 _CONTEXT_DEFAULTS = {
     "n_seq_max": 1,
@@ -95,24 +68,6 @@ _CONTEXT_DEFAULTS = {
     "op_offload": True,
     "kv_unified": False,
 }
-LAYOUTS: dict[str, tuple[dict[str, Any], tuple[list[tuple[str, Any]], ...]]] = {
-    "llama_model_default_params": (
-        _MODEL_DEFAULTS,
-        (
-            [*_MODEL_HEAD, ("load_mode", c_int32), ("main_gpu", c_int32), *_MODEL_TAIL],
-            [*_MODEL_HEAD, *_fields(c_int32, "load_mode lazy_mode main_gpu"), *_MODEL_TAIL],
-        ),
-    ),
-    "llama_context_default_params": (
-        _CONTEXT_DEFAULTS,
-        (
-            [*_CONTEXT_HEAD, *_CONTEXT_TAIL],
-            [*_CONTEXT_HEAD, ("moe_cache_size", c_uint64), *_CONTEXT_TAIL],
-        ),
-    ),
-}
-"""Defaults that every layout has, and the fields of each layout, of llama.cpp from August 2026: the
-model's of 72 and 80 bytes, the context's of 160 and 168."""
 
 
 class _LlamaBatch(Structure):
@@ -135,69 +90,64 @@ class _Tensor(Structure):
 
 _LogCallback = ctypes.CFUNCTYPE(None, c_int32, c_char_p, c_void_p)
 EvalCallback = ctypes.CFUNCTYPE(c_bool, POINTER(_Tensor), c_bool, c_void_p)
-_FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
-    "llama_backend_init": (None, []),
-    "llama_log_set": (None, [_LogCallback, c_void_p]),
-    "llama_print_system_info": (c_char_p, []),
-    "llama_model_free": (None, [c_void_p]),
-    "llama_model_get_vocab": (c_void_p, [c_void_p]),
-    "llama_vocab_n_tokens": (c_int32, [c_void_p]),
-    "llama_model_n_layer": (c_int32, [c_void_p]),
-    "llama_model_n_embd": (c_int32, [c_void_p]),
-    "llama_model_size": (c_uint64, [c_void_p]),
-    "llama_free": (None, [c_void_p]),
-    "llama_n_batch": (c_uint32, [c_void_p]),
-    "llama_n_ctx": (c_uint32, [c_void_p]),
-    "llama_n_seq_max": (c_uint32, [c_void_p]),
-    "llama_n_rs_seq": (c_uint32, [c_void_p]),
-    "llama_get_memory": (c_void_p, [c_void_p]),
-    "llama_batch_init": (_LlamaBatch, [c_int32, c_int32, c_int32]),
-    "llama_batch_free": (None, [_LlamaBatch]),
-    "llama_decode": (c_int32, [c_void_p, _LlamaBatch]),
-    "llama_get_logits_ith": (POINTER(c_float), [c_void_p, c_int32]),
-    "llama_memory_seq_rm": (c_bool, [c_void_p, c_int32, c_int32, c_int32]),
-    "llama_memory_seq_cp": (None, [c_void_p, c_int32, c_int32, c_int32, c_int32]),
-    "llama_memory_seq_keep": (None, [c_void_p, c_int32]),
-    "llama_memory_seq_add": (None, [c_void_p, c_int32, c_int32, c_int32, c_int32]),
-    "llama_memory_seq_pos_min": (c_int32, [c_void_p, c_int32]),
-    "llama_memory_seq_pos_max": (c_int32, [c_void_p, c_int32]),
-    "llama_state_seq_get_size_ext": (c_size_t, [c_void_p, c_int32, c_uint32]),
-    "llama_state_seq_get_data_ext": (
-        c_size_t,
-        [c_void_p, POINTER(c_uint8), c_size_t, c_int32, c_uint32],
-    ),
-    "llama_state_seq_set_data_ext": (
-        c_size_t,
-        [c_void_p, POINTER(c_uint8), c_size_t, c_int32, c_uint32],
-    ),
-    "llama_state_seq_save_file": (
-        c_size_t,
-        [c_void_p, c_char_p, c_int32, POINTER(c_int32), c_size_t],
-    ),
-    "llama_state_seq_load_file": (
-        c_size_t,
-        [c_void_p, c_char_p, c_int32, POINTER(c_int32), c_size_t, POINTER(c_size_t)],
-    ),
-    "ggml_backend_dev_count": (c_size_t, []),
-    "ggml_backend_dev_get": (c_void_p, [c_size_t]),
-    "ggml_backend_dev_name": (c_char_p, [c_void_p]),
-    "ggml_backend_dev_description": (c_char_p, [c_void_p]),
-    "ggml_backend_dev_by_name": (c_void_p, [c_char_p]),
-    "ggml_backend_load_all": (None, []),
-    "ggml_backend_tensor_get": (None, [POINTER(_Tensor), c_void_p, c_size_t, c_size_t]),
-    "ggml_get_name": (c_char_p, [POINTER(_Tensor)]),
-    "ggml_op_desc": (c_char_p, [POINTER(_Tensor)]),
-    "ggml_nbytes": (c_size_t, [POINTER(_Tensor)]),
+_KINDS: dict[str, Any] = {
+    "void": None,
+    "void*": c_void_p,
+    "char*": c_char_p,
+    "bool": c_bool,
+    "float": c_float,
+    "float*": POINTER(c_float),
+    "int32": c_int32,
+    "int32*": POINTER(c_int32),
+    "uint8*": POINTER(c_uint8),
+    "uint32": c_uint32,
+    "uint64": c_uint64,
+    "size_t": c_size_t,
+    "size_t*": POINTER(c_size_t),
+    "batch": _LlamaBatch,
+    "tensor*": POINTER(_Tensor),
+    "log_callback": _LogCallback,
 }
+"""The types in llama_api.txt."""
+_FUNCTION = re.compile(r"(\? )?(\S+) (\w+)\((.*)\)")
 SET_NEXTN = "_Z26llama_set_embeddings_nextnP13llama_contextbb"
 GET_NEXTN = "_Z26llama_get_embeddings_nextnP13llama_context"
-_OPTIONAL: dict[str, tuple[Any, list[Any]]] = {
-    "llama_version": (c_char_p, []),
-    "ggml_commit": (c_char_p, []),
-    # the rows that an MTP block reads, which are of a staging interface in C++
-    SET_NEXTN: (None, [c_void_p, c_bool, c_bool]),
-    GET_NEXTN: (POINTER(c_float), [c_void_p]),
+"""The rows that an MTP block reads, which are of a staging interface in C++."""
+
+
+def _declared() -> tuple[list[list[str]], list[tuple[Any, ...]]]:
+    """Lines of the structures in llama_api.txt, after the function that gives their defaults; and
+    the functions: what marks that it may be missing, result, name, arguments."""
+    text = Path(__file__).with_name("llama_api.txt").read_text(encoding="utf-8")
+    *structures, (_, *lines) = (block.splitlines() for block in text.split("\n\n"))
+    found = (_FUNCTION.fullmatch(line.strip()) for line in lines)
+    return structures, [one.groups() for one in found if one]
+
+
+def _fields(lines: Sequence[str], *, newer: bool) -> list[tuple[str, Any]]:
+    """newer: with those that came later."""
+    words = (line.split() for line in lines if newer or "?" not in line)
+    return [
+        (name, _KINDS[kind])
+        for kind, *names in (line[1:] if line[0] == "?" else line for line in words)
+        for name in names
+    ]
+
+
+_STRUCTURES, _DECLARED = _declared()
+_FUNCTIONS = {
+    name: (_KINDS[result], [_KINDS[one] for one in arguments.split(", ") if one])
+    for _, result, name, arguments in _DECLARED
 }
+_OPTIONAL = {name for may_lack, _, name, _ in _DECLARED if may_lack}
+LAYOUTS: dict[str, tuple[dict[str, Any], tuple[list[tuple[str, Any]], ...]]] = {
+    name: (defaults, (_fields(lines, newer=False), _fields(lines, newer=True)))
+    for (name, *lines), defaults in zip(
+        _STRUCTURES, (_MODEL_DEFAULTS, _CONTEXT_DEFAULTS), strict=True
+    )
+}
+"""Defaults that every layout has, and the fields of each layout, of llama.cpp from August 2026: the
+model's of 72 and 80 bytes, the context's of 160 and 168."""
 
 
 class LlamaApi:
@@ -212,7 +162,7 @@ class LlamaApi:
                 for stem in ("libggml", "libggml-base")
                 for path in sorted(library.parent.glob(f"{stem}.*"))[:1]
             ]
-            for name, (result, arguments) in (_FUNCTIONS | _OPTIONAL).items():
+            for name, (result, arguments) in _FUNCTIONS.items():
                 self._declare(name, result, arguments)
             self._model_params, self._context_params = map(self._layout, LAYOUTS)
         except (AttributeError, OSError) as error:
