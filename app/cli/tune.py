@@ -159,7 +159,7 @@ def run(args: argparse.Namespace) -> int:
     prompts = _prompts(args)
     base = _base(args)
     refuse_given(args, "--server or --running", "--lengths", "--budget", "--keep", "--api-key-env")
-    check_folder(args.out, "--out", lambda folder: check_room(folder, (RESULTS_FILE,)))
+    check_folder(args.out, "--out", lambda out: check_room(out / RESULTS_FILE, (RESULTS_FILE,)))
     drafts = draft_paths(args)
     _check_drafters(args)
     if args.trials:
