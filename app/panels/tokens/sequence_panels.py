@@ -15,6 +15,7 @@ from app.panels.tokens.token_area import TokenArea
 from app.trace_models.run_notes import run_name
 from app.trace_models.token_stream import TokenStream
 from app.widgets.build import made, vbox
+from app.widgets.fitted_labels import LowPanel
 from engine.report.text import counted
 
 _PER_ROW = 3
@@ -33,8 +34,14 @@ class SequencePanels(QStackedWidget):
         self._tabs = made(QTabWidget, documentMode=True)
         mark_front_tab(self._tabs.tabBar())
         self._tabs.setAccessibleName("Sequences")
-        self.addWidget(self._rows)
+        self._page = LowPanel(self._rows)
+        self.addWidget(self._page)
         self.addWidget(self._tabs)
+
+    @property
+    def n_rows(self) -> int:
+        """How many sequences are one below the other."""
+        return 1 if self.as_tabs else self._rows.count()
 
     @property
     def as_tabs(self) -> bool:
@@ -59,10 +66,12 @@ class SequencePanels(QStackedWidget):
             self._place()
 
     def reveal(self, seq_id: int) -> None:
-        """Bring the tab of a sequence to the front."""
+        """Bring a sequence into sight."""
         panel = self._panels.get(seq_id)
         if panel is not None and self.as_tabs:
             self._tabs.setCurrentWidget(panel)
+        elif panel is not None:
+            self._page.ensureWidgetVisible(panel)
 
     def _place(self) -> None:
         focus = QApplication.focusWidget()
@@ -86,7 +95,7 @@ class SequencePanels(QStackedWidget):
             old.hide()
             old.setParent(None)
             old.deleteLater()
-        self.setCurrentWidget(self._tabs if tabs else self._rows)
+        self.setCurrentWidget(self._tabs if tabs else self._page)
         if focus is not None and self.isAncestorOf(focus):
             focus.setFocus()
 
