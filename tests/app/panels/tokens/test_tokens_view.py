@@ -106,6 +106,18 @@ def test_one_sequence_needs_no_title(view: TokensView) -> None:
     assert words(view) == ""
 
 
+def test_what_another_engine_was_sent_is_shown_over_its_text(view: TokensView) -> None:
+    builder = TraceBuilder()
+    builder.draft(["a"], "b")
+    builder.draft(["c"], "d", seq_id=1)
+    told = {"messages": [{"role": "user", "content": "and this"}]}
+    builder.run.facts["requests"] = [{"prompt": "def f(\n  x):"}, told]
+    view.show_run(builder.run)
+    assert "Prompt: def f( x):" in words(view) and "Prompt: and this" in words(view)
+    view.show_run(sample_trace(rounds=5).run)
+    assert "Prompt" not in words(view)
+
+
 def test_tokens_arrive(view: TokensView) -> None:
     builder = TraceBuilder()
     builder.prompt(["def"])
