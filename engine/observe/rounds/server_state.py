@@ -213,9 +213,9 @@ class ServerState:
 
     def on_added(self, slot: Slot, said: Said, n: int, drafted: int) -> bool:
         """Tokens of a round join the answer: all that newer servers say of it if one ends this."""
-        if n and slot.round is not None and not slot.round.is_complete:
-            return self.on_accepted(slot, said, n - 1, drafted)
-        return True
+        if not n or slot.round is None or slot.round.is_complete or self.is_light:
+            return True
+        return self.on_accepted(slot, said, n - 1, drafted)
 
     def _take_early(self, slot: Slot, one: LogRound, drafted: int) -> None:
         """Give a round that is named after its tokens these, and each token before its draft a

@@ -53,7 +53,7 @@ def test_a_round_whose_tokens_end_the_answer_is_known_from_what_joins_it() -> No
         "draft acceptance = 0.5 (    2 accepted /     4 generated)",
         "stop processing: n_tokens",
     )
-    first = [lines[0], lines[1].format(1), lines[2].format(2)]
+    first = [lines[2].format(1), lines[0], lines[1].format(1), lines[2].format(2)]
     first.append("accepted 0/2 draft tokens, new n_tokens = 9")
     last = [lines[0], lines[1].format(3), lines[2].format(3), lines[3].format(4), *ends]
     text = "".join(says.format(i + 10, line) for i, line in enumerate([*first, *last]))
