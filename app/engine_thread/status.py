@@ -63,6 +63,8 @@ class EngineStatus(QObject):
         """The trace on show that was opened from disk, None for the model's own runs."""
         self.opened: dict[TraceStore, Path] = {}
         """All traces that were opened and not closed, the one on show among them."""
+        self.closed: tuple[Path, TraceStore] | None = None
+        """The trace that was closed last."""
         self.earlier: list[ModelRuns] = []
         """The runs that earlier sessions left."""
         self.files: OpenedFiles | None = None
@@ -229,8 +231,15 @@ class EngineStatus(QObject):
     def close_trace(self) -> None:
         """Show the session's runs again, and forget the trace on show."""
         if self.trace is not None:
-            del self.opened[self.trace]
+            self.closed = self.opened.pop(self.trace), self.trace
         self.hide_trace()
+
+    def reopen_trace(self) -> None:
+        """Show the trace that was closed last."""
+        if self.closed is not None:
+            closed, self.closed = self.closed, None
+            self.n_shown += 1
+            self.show_trace(*closed)
 
     def opened_from(self, store: TraceStore) -> Path | None:
         """Where a trace was opened from, None for one of the session."""

@@ -71,13 +71,15 @@ def prompt_text(run: RunRef) -> str:
     ids = tokens["token_id"][tokens.is_text("kind", "prompt") & (tokens["seq_id"] == 0)]
     pieces = (store.pieces.get(token, b"") for token in ids[:_LONGEST_PROMPT].tolist())
     text = b"".join(pieces).decode("utf-8", "replace")
-    return " ".join((text or _asked(run.facts)).split())[:_LONGEST_PROMPT]
+    return " ".join(text.split())[:_LONGEST_PROMPT] or sent_prompt(run.facts)
 
 
-def _asked(facts: RunFacts) -> str:
-    """The prompt of another engine's first request."""
-    prompts = [request.prompt for request in (facts.requests or [])[:1]]
-    return "".join(prompt[: 4 * _LONGEST_PROMPT] for prompt in prompts if prompt)
+def sent_prompt(facts: RunFacts, seq_id: int = 0) -> str:
+    """The same of what another engine was sent."""
+    for request in (facts.requests or [])[seq_id : seq_id + 1]:
+        said = request.prompt or "".join(map(content_of, request.messages[-1:]))
+        return " ".join(said[: 4 * _LONGEST_PROMPT].split())[:_LONGEST_PROMPT]
+    return ""
 
 
 def started_at(facts: RunFacts) -> datetime | None:

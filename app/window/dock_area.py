@@ -135,6 +135,8 @@ class DockShares(QObject):
         """Heights that were asked for, and those that Qt gave."""
         self._right_share, self._right_given = 0.0, -1
         self._dragged = self._skips = False
+        self._left_at: QSize | None = None
+        """Size of the window in which the docks were left, until they are laid out in this one."""
         window.installEventFilter(self)
 
     def placed(self, shares: Mapping[str, float]) -> None:
@@ -143,22 +145,32 @@ class DockShares(QObject):
         self._skips = False
         self._share_out()
 
-    def restored(self) -> None:
-        """The docks are where they were left. Qt itself brings their heights back once more when
-        it maximises a window that was closed so."""
-        self._shares, self._given = {}, {}
+    def restored(self, size: QSize) -> None:
+        """The docks are where they were left in a window of this size. Qt itself brings their
+        heights back once more when it maximises a window that was closed so."""
+        self._shares, self._given, self._left_at = {}, {}, size
         self._skips = self._window.isMaximized() and not self._window.isVisible()
+
+    def fit_restored(self) -> None:
+        """Restored docks are laid out, as large as they were left: their shares are kept."""
+        size, self._left_at = self._left_at, None
+        if size is not None:
+            self._skips = False
+            self._resize(size, self._window.size())
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         if event.type() == QEvent.Type.MouseButtonRelease:
             self._dragged = True  # a separator: nothing else of the window itself takes the mouse
         elif isinstance(event, QResizeEvent):
-            dock = self._on_widened(event.oldSize().width(), event.size().width())
-            self._on_resized(event.oldSize().height(), event.size().height())
-            if dock is not None:
-                self._lay_out()
-                self._right_given = dock.width()
+            self._resize(event.oldSize(), event.size())
         return super().eventFilter(watched, event)
+
+    def _resize(self, before: QSize, after: QSize) -> None:
+        dock = self._on_widened(before.width(), after.width())
+        self._on_resized(before.height(), after.height())
+        if dock is not None:
+            self._lay_out()
+            self._right_given = dock.width()
 
     def _on_widened(self, before: int, after: int) -> QDockWidget | None:
         """Docks at the right keep their share too: in a window made small, one from the time when

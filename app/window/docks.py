@@ -70,10 +70,6 @@ _LEFT, _RIGHT = Qt.DockWidgetArea.LeftDockWidgetArea, Qt.DockWidgetArea.RightDoc
 _BOTTOM = Qt.DockWidgetArea.BottomDockWidgetArea
 
 
-def _inside(panel: QWidget | None) -> QWidget | None:
-    return panel.widget() if isinstance(panel, LowPanel) else panel
-
-
 class _Shortcut(QObject):
     """The shortcut of a dock: it brings the keys into one that is in sight without them, if
     anything there takes them; else it does what the menu does."""
@@ -185,8 +181,10 @@ class Docks:
 
     def view(self, name: str) -> QWidget | None:
         """What `fill` put there, None before."""
-        pages = self._shared(name)
-        return _inside(self[name].widget()) if pages is None else pages.view(name)
+        pages, panel = self._shared(name), self[name].widget()
+        if pages is not None:
+            return pages.view(name)
+        return panel.widget() if isinstance(panel, LowPanel) else panel
 
     def front(self, name: str) -> QWidget | None:
         """The view that is in front in a dock, or in the dock of this view."""
@@ -280,10 +278,11 @@ class Docks:
             self.window.setCorner(corner, _BOTTOM if layout.wide else area)
         if saved is not None and not saved.isEmpty():
             self._floats.rests = True
-            restored = self.window.restoreState(saved, LAYOUT_VERSION)
+            size, _, places = saved.data().partition(b" ")
+            restored = self.window.restoreState(places, LAYOUT_VERSION)
             self._floats.rests = False
             if restored:
-                self._shares.restored()
+                self._shares.restored(QSize(*map(int, size.split(b"x"))))
                 return True
             self._take_down()
         self._place(layout)
@@ -448,6 +447,7 @@ class Docks:
         """Take back what of the window, frame and all, would be beyond its screen: the frame is
         known once the window is in sight."""
         window = self.window
+        self._shares.fit_restored()
         if not self._fits_screen():
             self._take(self.layout_name)
             self._lay_out()
@@ -464,6 +464,7 @@ class Docks:
 
     def _fit_restored(self, size: QSize) -> None:
         self._lay_out()
+        self._shares.fit_restored()
         if not self._fits_screen():
             self.fit_screen()
         else:
@@ -493,4 +494,6 @@ class Docks:
         return least.boundedTo(window.screen().availableGeometry().size()) == least
 
     def save(self) -> QByteArray:
-        return self.window.saveState(LAYOUT_VERSION)
+        """Where the docks are, and how large the window is; for `restore` and `apply`."""
+        size = f"{self.window.width()}x{self.window.height()} "
+        return QByteArray(size.encode()) + self.window.saveState(LAYOUT_VERSION)

@@ -199,6 +199,7 @@ class MainWindow(QMainWindow):
             "file.connect": control.ask_server,
             "file.disconnect": lambda: bridge.ask(DisconnectServer()),
             "file.close_trace": bridge.close_trace,
+            "file.reopen_trace": bridge.reopen_trace,
             "file.clear_recent": self.settings.clear_recent,
             "file.export": self._shown(lambda run: self.sessions.export(run.store)),
             "file.export_run": self._shown(self._export_run),
@@ -374,6 +375,7 @@ class MainWindow(QMainWindow):
             "run.measure_plain": self.run_ends.can_measure,
             "file.open_trace": not bridge.reading,
             "file.close_trace": bridge.trace_folder is not None,
+            "file.reopen_trace": bridge.closed is not None,
             "file.disconnect": served,
         }
         for action_id, enabled in allowed.items():

@@ -181,6 +181,7 @@ def _put_back(window: MainWindow, state: dict[str, Any]) -> None:
     for dialog in window.findChildren(QDialog):
         dialog.close()
     window.bridge.close_trace()
+    window.bridge.closed = None
     window.feed.clear()
     window.banners.clear()
     window.run_panel.put_entries(state["form"])

@@ -200,6 +200,15 @@ class EndCard(QFrame):
             self._next.insertWidget(1, self.step)
         self._fit()
 
+    @property
+    def spare(self) -> int:
+        """Height that it would give up for a single line, pixels."""
+        if self.isHidden() or self._low:
+            return 0
+        kept = max(self._head.minimumSize().height(), self.plain.minimumSizeHint().height())
+        rows = self._head, self._measured, self._next
+        return sum(row.minimumSize().height() for row in rows) - kept
+
     def minimumSizeHint(self) -> QSize:
         """On a single line there is room for one of the buttons."""
         least = super().minimumSizeHint()

@@ -7,14 +7,15 @@ from functools import partial
 
 import numpy as np
 from PySide6.QtCore import Qt
-from PySide6.QtGui import QResizeEvent
+from PySide6.QtGui import QPalette, QResizeEvent
 from PySide6.QtWidgets import QApplication, QLabel, QSplitter, QStackedWidget, QTabWidget, QWidget
 
 from app.looks import Theme, mark_front_tab
 from app.panels.tokens.token_area import TokenArea
-from app.trace_models.run_notes import run_name
-from app.trace_models.token_stream import TokenStream
+from app.trace_models.run_notes import run_name, sent_prompt
+from app.trace_models.token_stream import KIND, TokenStream
 from app.widgets.build import made, vbox
+from app.widgets.fitted_labels import ElidedLabel, LowPanel
 from engine.report.text import counted
 
 _PER_ROW = 3
@@ -33,8 +34,14 @@ class SequencePanels(QStackedWidget):
         self._tabs = made(QTabWidget, documentMode=True)
         mark_front_tab(self._tabs.tabBar())
         self._tabs.setAccessibleName("Sequences")
-        self.addWidget(self._rows)
+        self._page = LowPanel(self._rows)
+        self.addWidget(self._page)
         self.addWidget(self._tabs)
+
+    @property
+    def n_rows(self) -> int:
+        """How many sequences are one below the other."""
+        return 1 if self.as_tabs else self._rows.count()
 
     @property
     def as_tabs(self) -> bool:
@@ -59,10 +66,12 @@ class SequencePanels(QStackedWidget):
             self._place()
 
     def reveal(self, seq_id: int) -> None:
-        """Bring the tab of a sequence to the front."""
+        """Bring a sequence into sight."""
         panel = self._panels.get(seq_id)
         if panel is not None and self.as_tabs:
             self._tabs.setCurrentWidget(panel)
+        elif panel is not None:
+            self._page.ensureWidgetVisible(panel)
 
     def _place(self) -> None:
         focus = QApplication.focusWidget()
@@ -86,28 +95,34 @@ class SequencePanels(QStackedWidget):
             old.hide()
             old.setParent(None)
             old.deleteLater()
-        self.setCurrentWidget(self._tabs if tabs else self._rows)
+        self.setCurrentWidget(self._tabs if tabs else self._page)
         if focus is not None and self.isAncestorOf(focus):
             focus.setFocus()
 
 
 class SequencePanel(QWidget):
-    """One sequence: its title, shown when there are several, over its area; of a fork the text of
-    its parent next to it, or below it where it is narrow, with the round of the fork level."""
+    """One sequence: its title, shown when there are several, and the prompt that another engine was
+    sent, over its area; of a fork the text of its parent next to it, or below it where it is
+    narrow, with the round of the fork level."""
 
     def __init__(self, theme: Theme) -> None:
         super().__init__()
         self.area, self.before = TokenArea(theme), TokenArea(theme)
         self._titles = QLabel(), QLabel()
+        self._sent = ElidedLabel()
+        self._sent.setContentsMargins(10, 4, 10, 4)
+        self._sent.setForegroundRole(QPalette.ColorRole.PlaceholderText)
+        self._sent.hide()
         self._shows_title = self._moves = False
         self._sides = made(QSplitter, childrenCollapsible=False)
         for title, area in zip(self._titles, (self.area, self.before), strict=True):
             title.setTextFormat(Qt.TextFormat.PlainText)
             title.setContentsMargins(10, 4, 10, 4)
-            title.setForegroundRole(title.palette().ColorRole.PlaceholderText)
+            title.setForegroundRole(QPalette.ColorRole.PlaceholderText)
             title.hide()
             side = QWidget()
-            vbox(title, (area, 1), of=side, margins=(0, 0, 0, 0), spacing=0)
+            sent = [self._sent] if area is self.area else []
+            vbox(title, *sent, (area, 1), of=side, margins=(0, 0, 0, 0), spacing=0)
             self._sides.addWidget(side)
             self._side_of_before = side  # the second one's
             area.laid_out.connect(partial(self._line_up, self.area))
@@ -121,6 +136,11 @@ class SequencePanel(QWidget):
         self._side_of_before.hide()
         self.before.set_stream(None)
         self.area.set_stream(stream)
+        sent = ""
+        if stream is not None and KIND["prompt"] not in stream.kinds:
+            sent = sent_prompt(stream.run.facts, stream.seq_id)
+        self._sent.setText(f"Prompt: {sent}")
+        self._sent.setVisible(bool(sent))
         self._count()
 
     def show_before(self, stream: TokenStream | None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from PySide6.QtCore import QPoint, Qt, QTimer, Signal
+from PySide6.QtCore import QPoint, QSize, Qt, QTimer, Signal
 from PySide6.QtGui import QAction, QResizeEvent, QWheelEvent
 from PySide6.QtWidgets import QLabel, QMenu, QStackedWidget, QWidget
 
@@ -32,6 +32,8 @@ _WAIT_MS = 250
 _CARD_FROM, _NARROW_CARD_FROM = 16, 26
 """Lines from which on there is room for all of the card, for that of a NARROW view too, where its
 sentences take several lines."""
+_ROW_LINES = 5
+"""More of them for each further row of sequences."""
 _WHEEL_STEP = 120
 """In the eighths of a degree that Qt counts in."""
 _MOST_PANELS = 128
@@ -126,13 +128,21 @@ class TokensView(QStackedWidget):
             area.set_range(chosen)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """The legend and the card make room for the text where they would take much of it."""
         super().resizeEvent(event)
-        size = event.size()
+        self._make_room()
+
+    def minimumSizeHint(self) -> QSize:
+        """As with the card on a single line, which it takes where there is no room for more."""
+        return super().minimumSizeHint() - QSize(0, self.end_card.spare)
+
+    def _make_room(self) -> None:
+        """The legend and the card give way to the text where they would take much of its room."""
+        size = self.size()
         self._legend.setVisible(self._legend.heightForWidth(size.width()) * 5 <= size.height())
         metrics = self.fontMetrics()
         narrow = size.width() < NARROW * metrics.averageCharWidth()
         least = _NARROW_CARD_FROM if narrow else _CARD_FROM
+        least += _ROW_LINES * (self._places.n_rows - 1)
         self.end_card.set_low(size.height() < least * metrics.height())
 
     @property
@@ -238,6 +248,7 @@ class TokensView(QStackedWidget):
         if self._cursor is not None:
             self._places.reveal(self._cursor.seq_id)
         self._show_titles()
+        self._make_room()
 
     def open_find(self) -> None:
         self.find_bar.show()
@@ -315,6 +326,7 @@ class TokensView(QStackedWidget):
             if stream.seq_id in new:
                 self._begin(new[stream.seq_id], stream)
         self._show_titles()
+        self._make_room()
         n_more = len(self._run.by_seq) - len(self._panels) if self._run is not None else 0
         self._more.setVisible(n_more > 0)
         self._more.setText(f"{n_more:,} more sequences are not shown here.")

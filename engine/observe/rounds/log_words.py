@@ -41,6 +41,7 @@ _ACCEPTED = re.compile(
     r"accepted\s{1,40}+(\d+)/\s{0,40}+(\d+) draft tokens"
     r"(?:( \(restore checkpoint\))|(, new n_(?:tokens|past) = ))?"
 )
+_ADDED = re.compile(r"add accepted tokens: sampled=\d+, ids\.size=(\d+), n_draft=(\d+)")
 TOKEN = re.compile(r"(?:n_gen|n_decoded) = (\d+), n_remaining = -?\d+, next token:\s+(\d+) '")
 _PROMPT = re.compile(r"new prompt, .{0,200}?(?:task\.n_tokens|n_prompt_tokens) = (\d+)")
 _CACHED = re.compile(
@@ -230,6 +231,7 @@ def _values(found: re.Match[str], *mosts: float | None) -> tuple[Value, ...]:
 
 _OF_SLOT: tuple[tuple[str, str, re.Pattern[str], tuple[float | None, ...]], ...] = (
     ("generate_draft", "generated", _GENERATE, (COUNT, LONGEST_DRAFT, MOST_TOKENS)),
+    ("add accepted", "added", _ADDED, (LONGEST_DRAFT + 1, LONGEST_DRAFT)),
     ("slot decode", "decoded", _DECODE, (MOST_TOKENS,)),
     ("created spec", "saved", _CREATED, (float(LARGEST >> 20),)),
     ("restoring", "restoring", _RESTORING, (LARGEST,)),

@@ -211,6 +211,12 @@ class ServerState:
         slot.replay, one.is_complete = restores, not restores
         return True
 
+    def on_added(self, slot: Slot, said: Said, n: int, drafted: int) -> bool:
+        """Tokens of a round join the answer: all that newer servers say of it if one ends this."""
+        if not n or slot.round is None or slot.round.is_complete or self.is_light:
+            return True
+        return self.on_accepted(slot, said, n - 1, drafted)
+
     def _take_early(self, slot: Slot, one: LogRound, drafted: int) -> None:
         """Give a round that is named after its tokens these, and each token before its draft a
         round without one."""

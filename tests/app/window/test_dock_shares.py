@@ -122,3 +122,22 @@ def test_a_panel_at_the_right_keeps_its_share_of_the_width(
         assert window.width() == width
         assert dock.width() == pytest.approx(share * width, abs=2)
         assert window.docks["model"].width() == left
+
+
+def test_a_layout_left_in_a_large_window_keeps_its_shares_in_a_small_one(
+    window: MainWindow, qtbot: QtBot
+) -> None:
+    grow(window, qtbot, (1920, 1080))
+    window.docks.reveal("inspector")
+    settle(qtbot)
+    docks = [window.docks[name] for name in ("inspector", "rollback")]
+    before = docks[0].width() / 1920, docks[1].height() / 1080
+    left = window.docks["run"].width()
+    window.actions_by_id["view.layout_tune"].trigger()
+    settle(qtbot)
+    grow(window, qtbot, (1280, 800))
+    window.actions_by_id["view.layout_stream"].trigger()
+    settle(qtbot)
+    after = docks[0].width() / 1280, docks[1].height() / 800
+    assert after == pytest.approx(before, abs=0.02)
+    assert window.docks["run"].width() == left

@@ -79,6 +79,10 @@ def test_a_trace_opens_without_a_model(window: MainWindow, qtbot: QtBot, folder:
     assert window.windowTitle() == "Draftscope"
     assert window.tokens.copy_text() == ""
     assert "file.close_trace" not in enabled(window)
+    window.actions_by_id["file.reopen_trace"].trigger()
+    assert window.windowTitle() == "mine — Draftscope"
+    assert window.tokens.copy_text() == " was once upon a|`b time"
+    assert "file.reopen_trace" not in enabled(window)
 
 
 def typed(monkeypatch: pytest.MonkeyPatch, name: str) -> None:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 
 import pytest
-from PySide6.QtCore import Qt
+from PySide6.QtCore import QByteArray, Qt
 from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import (
     QAbstractButton,
@@ -136,10 +136,6 @@ def test_layout_is_kept_and_reset(
 def test_spoilt_layout_gives_the_first_one(
     make_window: Callable[[Bridge], MainWindow], engine: FakeEngine
 ) -> None:
-    from PySide6.QtCore import QByteArray
-
-    from app.saved.settings import Settings
-
     Settings().geometry = QByteArray(b"junk")
     Settings().set_layout("stream", QByteArray(b"junk"))
     window = make_window(Bridge(engine))
@@ -158,7 +154,8 @@ def test_a_layout_of_other_docks_gives_the_first_one(
         dock.setObjectName(f"dock.{name}")
         before.addDockWidget(Qt.DockWidgetArea.LeftDockWidgetArea, dock)
     for version in (LAYOUT_VERSION - 1, LAYOUT_VERSION):
-        Settings().set_layout("stream", before.saveState(version))
+        places = QByteArray(b"640x480 ") + before.saveState(version)
+        Settings().set_layout("stream", places)
         window = make_window(Bridge(engine))
         if version != LAYOUT_VERSION:
             shown = {name for name in TITLES if window.docks[name].isVisible()}

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from PySide6.QtCore import QRect
+from PySide6.QtGui import QScreen
 from PySide6.QtWidgets import QApplication, QLabel
 from pytestqt.qtbot import QtBot
 
 from app.looks import Theme
+from app.panels.tokens.end_card import COMPARE, NextStep, RunEnd
 from app.panels.tokens.tokens_view import TokensView
 from app.trace_models.run_rows import Position
 from engine.trace.facts import ForkOrigin
@@ -73,10 +76,46 @@ def test_sequences_stand_side_by_side(view: TokensView) -> None:
     assert "Sequence 2 · " in words(view)
 
 
+def test_many_sequences_scroll_and_the_card_takes_a_line_in_a_low_view(
+    view: TokensView, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(QScreen, "availableGeometry", lambda _: QRect(0, 0, 960, 540))
+    line = view.fontMetrics().height()
+    end = RunEnd("It ended.", ("9 tokens",), None, False, NextStep(COMPARE, "See."), "Equal.")
+    view.show_run(sample_trace(rounds=20, n_seqs=8).run)
+    view.end_card.show_end(end, can_measure=True, can_compare=True)
+    QApplication.processEvents()
+    assert view.minimumSizeHint().height() <= 540 * 0.28 + 6 * line
+    view.resize(960, view.minimumSizeHint().height())
+    QApplication.processEvents()
+    assert view.end_card.height() <= 3 * line
+    assert view.areas[7].visibleRegion().isEmpty()
+    last = view.areas[7].stream
+    assert last is not None
+    view.set_cursor(Position(last.run, 7, 3, 0))
+    qtbot.waitUntil(lambda: view.areas[7].visibleRegion().boundingRect().height() > line)
+    view.resize(960, 60 * line)
+    QApplication.processEvents()
+    assert view.end_card.figures.isVisible()
+    assert all(area.height() > 5 * line for area in view.areas.values())
+
+
 def test_one_sequence_needs_no_title(view: TokensView) -> None:
     builder = sample_trace(rounds=5)
     view.show_run(builder.run)
     assert words(view) == ""
+
+
+def test_what_another_engine_was_sent_is_shown_over_its_text(view: TokensView) -> None:
+    builder = TraceBuilder()
+    builder.draft(["a"], "b")
+    builder.draft(["c"], "d", seq_id=1)
+    told = {"messages": [{"role": "user", "content": "and this"}]}
+    builder.run.facts["requests"] = [{"prompt": "def f(\n  x):"}, told]
+    view.show_run(builder.run)
+    assert "Prompt: def f( x):" in words(view) and "Prompt: and this" in words(view)
+    view.show_run(sample_trace(rounds=5).run)
+    assert "Prompt" not in words(view)
 
 
 def test_tokens_arrive(view: TokensView) -> None:

@@ -43,6 +43,25 @@ def test_a_log_may_be_cut_anywhere() -> None:
     assert server.model == "demo-target.gguf"
 
 
+def test_a_round_whose_tokens_end_the_answer_is_known_from_what_joins_it() -> None:
+    """Newer servers count what was accepted after the tokens, and not where these end the task."""
+    says = "0.00.0{}.000.000 D slot fn: id 0 | task 2 | {}\n"
+    lines = ("generate_draft: id=9, #tokens=8, #draft=2, pos_next=8",)
+    lines += ("add accepted tokens: sampled=9, ids.size={}, n_draft=2",)
+    lines += ("n_gen = {}, n_remaining = 9, next token:     5 'a'",) * 2
+    ends = (
+        "draft acceptance = 0.5 (    2 accepted /     4 generated)",
+        "stop processing: n_tokens",
+    )
+    first = [lines[2].format(1), lines[0], lines[1].format(1), lines[2].format(2)]
+    first.append("accepted 0/2 draft tokens, new n_tokens = 9")
+    last = [lines[0], lines[1].format(3), lines[2].format(3), lines[3].format(4), *ends]
+    text = "".join(says.format(i + 10, line) for i, line in enumerate([*first, *last]))
+    (request,) = read(text, len(text)).requests
+    found = [(one.drafted, one.accepted, one.is_complete) for one in request.rounds]
+    assert found == [(2, 0, True), (2, 2, True)]
+
+
 def test_what_a_server_says_of_its_start_is_known() -> None:
     lines = (
         "print_info: freq_base_train       = 10000.0",
