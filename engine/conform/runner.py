@@ -472,12 +472,14 @@ def _checked(
         if fault.cause in OF_ROWS and not (kernel.ring or kernel.chunk):
             other = replace(other, n_tokens=max(_ROWS, other.n_tokens))
         # where gates, q or k are large or zeros, mistakes that are unlike give the same
-        large = name != "subsets"
+        large = name not in ("subsets", "prompts")
+        late = False
         if other != fault.shape or not large:
             more = check(kernel, package, other, name, seed, device, min(rounds, 20), large=large)
             fault = next((f for f in more if f.cause not in (*VAGUE, "crash")), fault)
+            late = not more  # it needs the large inputs of prompts from no state on
         fault = replace(small, cause=fault.cause, detail=fault.detail)
-        fault = placed(Player(kernel, package, fault.shape, seed, device), fault)
+        fault = placed(Player(kernel, package, fault.shape, seed, device, late=late), fault)
         for extra in needed:
             sure = fault.cause in VAGUE or extra in WORDS_OF_EXTRAS
             cause = OF_EXTRAS[extra] if sure else fault.cause
