@@ -221,7 +221,7 @@ def elsewhere(player: Player, fault: Fault) -> Fault:
     shape, n, t = player.shape, player.shape.n_sequences, player.shape.n_tokens
     c, vague = player.kernel.chunk, fault.cause in VAGUE[:3]
     stale = fault.cause in ("stale-column", "window-not-rolled-back", "state-not-committed")
-    of_length = (*_WRITTEN, "other-sequence")
+    of_length, unwritten = (*_WRITTEN, "other-sequence"), ("other-sequence", "wrong-stride")
     log = player.kernel.ring or player.kernel.log
     some_heads = "heads " in fault.detail and fault.cause != "head-mapping"
     whole = {k: 2 ** (getattr(shape, k) - 1).bit_length() for k in ("d_k", "d_v")}
@@ -274,9 +274,8 @@ def elsewhere(player: Player, fault: Fault) -> Fault:
                 if _wrong(player, fault, stored, other, 1):
                     cause, words = fault.cause, f"the pass that reads it has {t} rows"
             kept = fault.cause in ("stale-column", "window-not-rolled-back", "state-lost")
-            if cause == "other-sequence" and kept and "all" not in words:
-                cause = fault.cause
-            if "no output is written" in fault.detail and cause in ("other-sequence", "wrong-stride"):
+            kept = kept and cause == "other-sequence" and "all" not in words
+            if kept or ("no output is written" in fault.detail and cause in unwritten):
                 cause = fault.cause
             return replace(fault, cause=cause, detail=joined(fault.detail, f"right where {words}"))
     if fault.cause == "other-sequence" and n > 1:  # it is wrong alone too: named by chance
