@@ -129,7 +129,7 @@ class Rows:
         """The rows of the index-th sequence alone."""
         return self._part(self.slices()[index], [self.sequences[index]])
 
-    def at(self, tokens: torch.Tensor, starts: torch.Tensor) -> Rows:
+    def at(self, tokens: torch.Tensor | slice, starts: torch.Tensor) -> Rows:
         """These rows, as those of sequences that start there; starts: [sequences + 1]."""
         tensors = {k: t if k in WEIGHTS else t[tokens] for k, t in self.tensors.items()}
         return Rows(range(len(starts) - 1), starts.diff().tolist(), tensors)

@@ -343,6 +343,8 @@ class Situation:
             known = [*self.start.unbind(-1), *(row["x"] for row in self.tokens)]
             if words := fits.tapped(known, self.tokens, seen, bound):
                 return "other-row", words
+            if found := fits.summed(known, self.tokens, seen, bound):
+                return found
         if words := fits.exchanged(seen, wanted, bound):
             return "other-row", f"row {words}"
         of_heads = [x.transpose(0, 1) for x in (seen, wanted)] if seen.dim() > 2 else []

@@ -123,6 +123,7 @@ class Player:
         replaced: dict[str, float] | None = None,  # of cases.Source
         copies: bool = False,  # the same
         large: bool = True,  # the same, where a check has large inputs
+        late: bool = False,  # of a check that starts twice, only the second time is played
     ) -> None:
         self.kernel, self.package, self.shape = kernel, package, shape
         self.seed, self.device = seed, device
@@ -130,7 +131,7 @@ class Player:
         if kernel.bf16_products or (kernel.chunk and device == "cuda"):  # of tensor cores
             self.bound = max(self.bound, 1e-2)
         self.blank, self.named, self.replaced, self.copies = blank, named, replaced, copies
-        self.large = large
+        self.large, self.late = large, late
         self.memory = self._memory()
 
     def _memory(self) -> Memory:
@@ -138,8 +139,12 @@ class Player:
 
     def like(self, **changes: Any) -> Player:
         """A player that differs in these arguments."""
-        names = ("kernel", "package", "shape", "seed", "device")
+        names = ("kernel", "package", "shape", "seed", "device", "late")
         return Player(**({name: getattr(self, name) for name in names} | changes))
+
+    def starts(self, check: str) -> tuple[bool, ...]:
+        """Whether no states are given, for each time that a check starts."""
+        return (False, True)[self.late :] if check == "prompts" else (False,)
 
     def start(self, empty: bool = False, check: str = "") -> Started:
         """Inputs, an adapter with first states loaded, and the reference with the same; empty: no
@@ -147,7 +152,8 @@ class Player:
         source = Source(
             self.shape, self.seed, self.device, self.kernel.rows_dtype,
             long=self.kernel.chunk > 0 or check in ("drift", "subsets"),
-            large=check == "subsets" and self.large, replaced=self.replaced, copies=self.copies,
+            large=(check == "subsets" or empty) and self.large, replaced=self.replaced,
+            copies=self.copies,
         )  # fmt: skip
         self.memory = self._memory()
         subject = self.kernel.make(self.shape, self.memory, self.package)
@@ -163,7 +169,7 @@ class Player:
 
     def _script(self, check: str, rounds: int) -> list[Fault]:
         dice = random.Random(f"{check} {self.seed}")
-        for empty in (False, True) if check == "prompts" else (False,):
+        for empty in self.starts(check):
             started = self.start(empty, check)
             passes = SCRIPTS[check](self.shape, dice, self.kernel)
             for index, one in zip(range(1 if empty else rounds), passes, strict=False):
@@ -268,6 +274,12 @@ class Player:
                 detail = joined(detail, elsewhere, where)
                 found = fault(cause, detail, sequence, count - 1, error)
                 faults.append(replace(found, depth_errors=each))
+        right_ones = [s for s in one.sequences if s not in {fault.sequence for fault in faults}]
+        ends = tuple(f"of sequence {s}" for s in right_ones)
+        for i, found in enumerate(faults):  # what another holds too was not written for it
+            copies = found.detail.split(";")[0].endswith(ends)
+            if found.cause == "other-sequence-written" and copies:
+                faults[i] = replace(found, cause="other-sequence")
         faults += written  # a state tells more of what wrote there
         for sequence, first in still.items():
             after = copied(subject.state(sequence))

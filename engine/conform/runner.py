@@ -39,7 +39,7 @@ from engine.conform.fits import joined
 from engine.conform.packages import Package
 from engine.conform.passes import shapes, with_extras
 from engine.conform.replays import placed, smallest
-from engine.conform.subject import Kernel
+from engine.conform.subject import AsTensors, Kernel, Memory, Subject
 from engine.errors import KernelPackageError
 
 COST = "cost"
@@ -127,13 +127,18 @@ def own_kernel(target: str) -> Kernel:
         for field in Kernel.__dataclass_fields__
         if field not in ("name", "recurrences", "make") and hasattr(make, field)
     }
-    recurrences = tuple(getattr(make, "recurrences", ("gdn",)))
+    given = getattr(make, "recurrences", ("gdn",))
+    recurrences = (given,) if isinstance(given, str) else tuple(given)
     unknown = [r for r in recurrences if r not in _RECURRENCES]
     if unknown:
         raise KernelPackageError(
             f"{target}: unknown recurrence {unknown[0]!r}.", f"Known: {', '.join(_RECURRENCES)}."
         )
-    return Kernel(name, recurrences, lambda shape, memory, package: make(shape, memory), **fields)
+
+    def made(shape: Shape, memory: Memory, package: Package) -> Subject:
+        return AsTensors(make(shape, memory))
+
+    return Kernel(name, recurrences, made, **fields)
 
 
 def _imported(place: str) -> ModuleType:
@@ -472,12 +477,14 @@ def _checked(
         if fault.cause in OF_ROWS and not (kernel.ring or kernel.chunk):
             other = replace(other, n_tokens=max(_ROWS, other.n_tokens))
         # where gates, q or k are large or zeros, mistakes that are unlike give the same
-        large = name != "subsets"
+        large = name not in ("subsets", "prompts")
+        late = False
         if other != fault.shape or not large:
             more = check(kernel, package, other, name, seed, device, min(rounds, 20), large=large)
             fault = next((f for f in more if f.cause not in (*VAGUE, "crash")), fault)
+            late = not more  # it needs the large inputs of prompts from no state on
         fault = replace(small, cause=fault.cause, detail=fault.detail)
-        fault = placed(Player(kernel, package, fault.shape, seed, device), fault)
+        fault = placed(Player(kernel, package, fault.shape, seed, device, late=late), fault)
         for extra in needed:
             sure = fault.cause in VAGUE or extra in WORDS_OF_EXTRAS
             cause = OF_EXTRAS[extra] if sure else fault.cause

@@ -7,7 +7,7 @@ import mmap
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -122,6 +122,19 @@ class Subject(Protocol):
 
     def state(self, sequence: int) -> torch.Tensor | None:
         """The state after the accepted rows in the reference's layout; None: not readable."""
+
+
+class AsTensors:
+    """A Subject that may give arrays for tensors."""
+
+    def __init__(self, subject: Any) -> None:
+        self._subject = subject
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._subject, name)
+        if name not in ("verify", "decode", "state"):
+            return found
+        return lambda given: torch.as_tensor(x) if hasattr(x := found(given), "dtype") else x
 
 
 class Layers:

@@ -20,6 +20,7 @@ from engine.conform.adapters.sglang_snapshots import (
     DeltaUpdate,
     Mamba2,
     on_device,
+    requests,
 )
 from engine.conform.cases import Rows, Shape
 from engine.conform.packages import Package
@@ -60,7 +61,9 @@ class _Conv:
             "silu",
             conv_state_indices=slots,
             intermediate_conv_window=self.buffer if keep else None,
-            intermediate_state_indices=slots if keep else None,
+            intermediate_state_indices=requests(self.memory, rows.sequences, self.shape)
+            if keep
+            else None,
             retrieve_next_token=self.memory.whole(tree[0]) if tree else None,
             retrieve_next_sibling=self.memory.whole(tree[1]) if tree else None,
             retrieve_parent_token=parents if tree else None,
@@ -79,7 +82,7 @@ class _Conv:
         self.layers.fill(self.buffers, 3)
         self.package.module(SCATTER).fused_conv_window_scatter_with_mask(
             *map(on_device, (self.of_layers, self.buffers)),
-            *(slots, self.memory.whole(counts) - 1, slots),
+            *(slots, self.memory.whole(counts) - 1, requests(self.memory, sequences, self.shape)),
         )
         self.layers.check(self.of_layers, 2)
 

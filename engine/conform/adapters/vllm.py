@@ -147,15 +147,25 @@ class _Delta(Paged):
         )
         batch.replace = lambda **_: batch
         plan = self.builder.build(0, batch, accepted, drafts)
-        blocks, others = plan.spec_state_indices_tensor, plan.non_spec_state_indices_tensor
-        if blocks is None:
-            return self.run(rows, others.view(-1, 1), None)
-        if others is None:
-            return self.run(rows, blocks, plan.num_accepted_tokens)
-        o, a, b = torch.empty_like(rows.v), plan.spec_token_indx, plan.non_spec_token_indx
-        with_drafts = rows.at(a, plan.spec_query_start_loc)
-        o[a] = self.run(with_drafts, blocks, plan.num_accepted_tokens)
-        o[b] = self.run(rows.at(b, plan.non_spec_query_start_loc), others.view(-1, 1), None)
+        o = torch.empty_like(rows.v)
+        for at, starts, blocks, counts in (
+            (
+                plan.spec_token_indx,
+                plan.spec_query_start_loc,
+                plan.spec_state_indices_tensor,
+                plan.num_accepted_tokens,
+            ),
+            (
+                plan.non_spec_token_indx,
+                plan.non_spec_query_start_loc,
+                plan.non_spec_state_indices_tensor,
+                None,
+            ),
+        ):
+            if blocks is not None:  # those that fill a graph's batch have no rows
+                tokens = slice(None) if at is None else at
+                blocks = blocks.view(-1, 1) if counts is None else blocks
+                o[tokens] = self.run(rows.at(tokens, starts), blocks, counts)
         return o
 
     def decode(self, rows: Rows) -> torch.Tensor:
