@@ -312,7 +312,16 @@ class ServerState:
         self._prompt(slot).is_forced = True
         return True
 
-    def on_cached(self, slot: Slot, _said: Said, n: int | None, m: int | None) -> bool:
+    def on_cache(self, _said: Said, n_held: int, n_common: int) -> bool:
+        """What ik_llama.cpp says the newest prompt has in common with what its slot held."""
+        request = self._current
+        slot = None if request is None or request.is_over else self.slots.get(request.slot)
+        if slot is not None:
+            prompt = self._prompt(slot)
+            prompt.n_held, prompt.n_common = n_held, n_common
+        return True
+
+    def on_cached(self, slot: Slot, _said: Said, n: int | None, m: int | None = None) -> bool:
         """Tokens of the prompt that are there; later parts of it say it again."""
         request, prompt = slot.request, self._prompt(slot)
         known = m or 0 if n is None else n
@@ -321,24 +330,43 @@ class ServerState:
         return True
 
     def on_checkpoint(
-        self, slot: Slot, said: Said, last: int | None, n_tokens: int | None, mib: float | None
+        self,
+        slot: Slot,
+        said: Said,
+        last: int | None,
+        n_tokens: int | None,
+        n_swa: int | None,
+        mib: float | None,
     ) -> bool:
         """A context checkpoint is created, restored, erased or makes room ("erasing")."""
         _, _, kind = said
         n = n_tokens or (0 if last is None else last + 1)
-        self._prompts.checkpoint(self._prompt(slot), kind, n, round((mib or 0.0) * 2**20))
+        prompt = self._prompt(slot)
+        prompt.n_swa = prompt.n_swa if n_swa is None else n_swa
+        self._prompts.checkpoint(prompt, kind, n, round((mib or 0.0) * 2**20))
+        return True
+
+    def on_looked_back(self, slot: Slot, _said: Said, first: int, last: int, at: int) -> bool:
+        """A context checkpoint is compared with the place that the memory has to go back to."""
+        self._prompt(slot).look_back(first, last, at)
         return True
 
     def on_selected(
-        self, number: int, _said: Said, by: str, similarity: float | None, kept: float | None
+        self,
+        number: int,
+        _said: Said,
+        by: str,
+        similarity: float | None,
+        n_common: int | None,
+        kept: float | None,
     ) -> bool:
         """A slot was chosen for the next request."""
         shares = None if kept is None else (min(similarity or 0.0, 1.0), min(kept, 1.0))
-        self._prompts.selected(number, by, shares)
+        self._prompts.selected(number, by, shares, n_common)
         return True
 
     def on_released(
-        self, slot: Slot, _said: Said, n_tokens: int | None, truncated: int | None
+        self, slot: Slot, _said: Said, n_tokens: int | None, truncated: int | None = None
     ) -> bool:
         """A slot is done with its request."""
         slot.request.is_over = slot.request.is_released = True
@@ -360,15 +388,12 @@ class ServerState:
         is_other = before is not None and (said[1] is None or before != ms)
         if is_other and slot.request.predicted is not None:
             self._again(slot)
-        prompt = self._prompt(slot)
-        prompt.prompt_ms, prompt.processed = ms, n
-        if prompt.n_prompt is None and prompt.cached is not None:
-            prompt.n_prompt = prompt.cached + n
+        self._prompt(slot)
         return slot.request.on_prompt_sums(ms, n)
 
     def on_eval_time(self, slot: Slot, _said: Said, *sums: Any) -> bool:
         """The sums of an answer."""
-        self._prompt(slot).written = sums[1]
+        self._prompt(slot)
         return slot.request.on_answer_sums(*sums)
 
     def on_sums(self, slot: Slot, _said: Said, *sums: Any) -> bool:
