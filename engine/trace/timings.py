@@ -361,12 +361,14 @@ def summary(store: TraceStore, run_id: int, seq_id: int | None = None) -> dict[s
     facts = store.runs.get(run_id) if seq_id is None else None
     figures = {
         **timings_of(rows),
-        **(dict.fromkeys(_unobserved(rows)) if facts and not facts.told_timings else {}),
         **fared,
         "rollback_depth_histogram": np.bincount(depth[depth >= 0]).tolist(),
         "phase_ms": {phase: _sum_observed(rows[f"{phase}_ms"][later]) for phase in PHASES},
         "drafters": deepcopy((facts.drafters if facts else None) or {}),
     }
+    source = facts.source.engine if facts and facts.source else None
+    if facts and source not in (None, "draftscope") and not facts.told_timings:
+        figures |= dict.fromkeys(_unobserved(rows))
     return with_told(figures, store, run_id, seq_id)
 
 

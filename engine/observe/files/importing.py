@@ -63,16 +63,13 @@ _ENTRY = re.compile(
     r"|(?:prompt )?eval time|\((?:Engine|API|Worker)|(?:INFO|WARN|ERROR|DEBUG)\w{0,4} "
 )
 """How a line begins that no other one goes on in."""
-_BEGINS = tuple(
-    re.compile(rf"(?:^|(?<=[^|\s])(?<!prompt)\s{{1,20}})(?={one})")
-    for one in (
-        r"\d{1,9}\.\d\d\.\d{3}\.\d{3} [IWEDC] ",
-        r"\[?\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d",
-        r"(?:INFO|WARN\w{0,3}|ERROR|DEBUG) \d\d-\d\d \d\d:\d\d:\d\d ",
-        r"slot {1,9}\w{1,32}: id|srv {1,9}\w{1,32}: |statistics {1,40}\S{1,64}: #"
-        r"|draft acceptance|(?:prompt )?eval time|total time",
-    )
+_ENTRIES = (
+    r"\d{1,9}\.\d\d\.\d{3}\.\d{3} [IWEDC] ",
+    r"\[?\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d",
+    r"(?:INFO|WARN\w{0,3}|ERROR|DEBUG) \d\d-\d\d \d\d:\d\d:\d\d ",
+    r"(?:slot|srv) {1,9}\w{1,32}: |statistics |draft acceptance|(?:prompt )?eval time|total time",
 )
+_BEGINS = [re.compile(rf"(?:^|(?<=[^|\s])(?<!prompt)\s{{1,20}})(?={one})") for one in _ENTRIES]
 """Where entries begin, of which several lie in one line."""
 _LIKE = re.compile(r"(?i)\baccept.{0,40}?\d|\d.{0,40}?\baccept")
 _LIST = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:\[\s*[\[{\"]|\{\s*\n)")
@@ -108,8 +105,8 @@ def recognise(data: bytes) -> str | None:
 
 def as_written(data: bytes) -> bytes:
     """A text without what a mail (quoted-printable), a page (tags and entities of HTML), a chat
-    (other quotes) or a country (commas in numbers) puts into it, if more of it can be read then; the same otherwise: an answer may
-    have such words."""
+    (other quotes) or a language (commas in numbers) puts into it, if more of it can be read then;
+    the same otherwise: an answer may have such words."""
     has_signs = b"=3D" in data and data.lstrip()[:1] not in b"[{"
     is_mail = _PRINTABLE.search(data) is not None or _NOT_PRINTABLE.search(data) is None
     if is_mail and (has_signs or _BROKEN.search(data) is not None):
@@ -129,19 +126,22 @@ def as_written(data: bytes) -> bytes:
 def _kind(head: bytes) -> str | None:
     record = records.recognise(head)
     text = "".join(texts_of([head])).lstrip()
-    whole = rejoined(text) if record != METRICS else text
-    if record == METRICS or (record == PRINTED and whole == text):
+    if record == METRICS or (record == PRINTED and rejoined(text) == text):
         return record
     if text.startswith(("{", "[{", "data:")):  # a record may quote a log
         return LOG if is_log(_of_wrapped(text)) else record
     if is_log(text):
         return LOG
-    return record or (PRINTED if read_printed(whole) else None)
+    return record or (PRINTED if read_printed(rejoined(text)) else None)
 
 
 def is_log(text: str) -> bool:
     """Whether a text has lines of an engine's log."""
-    text = without_colours(rejoined(text))
+    text = without_colours(text)
+    return _has_lines(text) or _has_lines(rejoined(text))
+
+
+def _has_lines(text: str) -> bool:
     return has_entries(text) or SIGNS.search(text) is not None
 
 

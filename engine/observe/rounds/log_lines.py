@@ -143,9 +143,9 @@ def name_of(prefix: str, *, is_loose: bool = False) -> str:
     if is_loose:
         rest = _COUNT.sub(r"\1", kept)  # of `grep -n`
         kept = rest if rest != kept else re.sub(r"\d{1,20}", " ", kept)
-    found = _NO_NAME.sub(" ", kept).strip(" -")
+    found = _NO_NAME.sub(" ", kept).strip()
     is_text = found.count(" ") >= _MOST_WORDS  # that a server has written without an end
-    return found if not is_text and re.search(r"[^\W_]", found) else ""
+    return found.rstrip("- ") if not is_text and re.search(r"[^\W_]", found) else ""
 
 
 def time_of(prefix: str) -> str:

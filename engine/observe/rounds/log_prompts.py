@@ -115,10 +115,11 @@ class PromptLog:
         self._gone: dict[int, list[int]] = {}
 
     def selected(
-        self, slot: int, by: str, shares: tuple[float, float] | None, n_common: int | None = None
+        self, slot: int, by: str, of: float | None, n_common: int | None, kept: float | None
     ) -> None:
-        """A slot was chosen for the next request. shares: what is common, of the prompt and of what
-        the slot holds; n_common: the same as tokens."""
+        """A slot was chosen for the next request. of, kept: the shares that are common of the
+        prompt and of what the slot holds; n_common: the same as tokens."""
+        shares = None if kept is None else (min(of or 0.0, 1.0), min(kept, 1.0))
         self._chosen.pop(slot, None)
         self._chosen[slot] = by, shares, n_common
 
@@ -146,8 +147,19 @@ class PromptLog:
             prompt.n_prompt = max(n_tokens - prompt.written + 1, prompt.processed or 0)
         self._released[prompt.slot] = n_tokens, prompt.n_prompt
 
-    def checkpoint(self, prompt: LoggedPrompt, what: str, n: int, n_bytes: int) -> None:
-        """A checkpoint of n tokens is created, restored, erased or makes room ("erasing")."""
+    def checkpoint(
+        self,
+        prompt: LoggedPrompt,
+        what: str,
+        last: int | None,
+        n_tokens: int | None,
+        n_swa: int | None,
+        mib: float | None,
+    ) -> None:
+        """A checkpoint, by its last position or its tokens, is created, restored, erased or makes
+        room ("erasing")."""
+        n, n_bytes = n_tokens or (0 if last is None else last + 1), round((mib or 0.0) * 2**20)
+        prompt.n_swa = prompt.n_swa if n_swa is None else n_swa
         self._room -= 1
         if self._room < 0:
             return

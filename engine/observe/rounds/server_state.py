@@ -292,19 +292,11 @@ class ServerState:
         slot.request.n_prompt = self._prompt(slot).n_prompt = n
         return True
 
-    def on_common(
-        self,
-        slot: Slot,
-        _said: Said,
-        n_common: int,
-        n_held: int,
-        pos_min: int | None,
-        n_swa: int | None,
-    ) -> bool:
+    def on_common(self, slot: Slot, _said: Said, *counts: int | None) -> bool:
         """What a prompt has in common with what its slot held, which could not be kept as is."""
         prompt = self._prompt(slot)
-        prompt.n_common, prompt.n_held, prompt.n_swa = n_common, n_held, n_swa or 0
-        prompt.pos_min = -1 if pos_min is None else pos_min
+        prompt.n_common, prompt.n_held, pos_min, n_swa = counts
+        prompt.pos_min, prompt.n_swa = -1 if pos_min is None else pos_min, n_swa or 0
         return True
 
     def on_forced(self, slot: Slot, *_args: Any) -> bool:
@@ -329,40 +321,19 @@ class ServerState:
         prompt.cached = known if prompt.cached is None else prompt.cached
         return True
 
-    def on_checkpoint(
-        self,
-        slot: Slot,
-        said: Said,
-        last: int | None,
-        n_tokens: int | None,
-        n_swa: int | None,
-        mib: float | None,
-    ) -> bool:
+    def on_checkpoint(self, slot: Slot, said: Said, *figures: Any) -> bool:
         """A context checkpoint is created, restored, erased or makes room ("erasing")."""
-        _, _, kind = said
-        n = n_tokens or (0 if last is None else last + 1)
-        prompt = self._prompt(slot)
-        prompt.n_swa = prompt.n_swa if n_swa is None else n_swa
-        self._prompts.checkpoint(prompt, kind, n, round((mib or 0.0) * 2**20))
+        self._prompts.checkpoint(self._prompt(slot), said[2], *figures)
         return True
 
-    def on_looked_back(self, slot: Slot, _said: Said, first: int, last: int, at: int) -> bool:
+    def on_looked_back(self, slot: Slot, _said: Said, *places: int) -> bool:
         """A context checkpoint is compared with the place that the memory has to go back to."""
-        self._prompt(slot).look_back(first, last, at)
+        self._prompt(slot).look_back(*places)
         return True
 
-    def on_selected(
-        self,
-        number: int,
-        _said: Said,
-        by: str,
-        similarity: float | None,
-        n_common: int | None,
-        kept: float | None,
-    ) -> bool:
+    def on_selected(self, number: int, _said: Said, *chosen: Any) -> bool:
         """A slot was chosen for the next request."""
-        shares = None if kept is None else (min(similarity or 0.0, 1.0), min(kept, 1.0))
-        self._prompts.selected(number, by, shares, n_common)
+        self._prompts.selected(number, *chosen)
         return True
 
     def on_released(

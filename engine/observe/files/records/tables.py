@@ -42,7 +42,9 @@ _COUNT_OF = re.compile(
 """What a name has before what it counts."""
 _PATH = re.compile(r"^(?:\w{1,40}/){2,9}(?=\w{0,40}(?:acc|draft|spec))")
 """What metrics of a training run have before their names."""
-_AT_INDEX = re.compile(r"(?:acc(?:ept(?:ance)?)? )?(?:@ ?|at )?pos(?:ition)?[ .@#]?(\d{1,3})(?: ?%)?")
+_AT_INDEX = re.compile(
+    r"(?:acc(?:ept(?:ance)?)? )?(?:@ ?|at )?pos(?:ition)?[ .@#]?(\d{1,3})(?: ?%)?"
+)
 _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z][a-z])")
 _COUNTED = (
     ("rounds", "num_spec_steps"),
@@ -73,7 +75,10 @@ _COLUMNS = (
     ("seconds", r"time ?\(s\)"),
     ("stop", r"stop"),
     ("by", r"pos accept|.{0,24}per[- ]pos(?:ition)?.{0,24}"),
-    ("speed", rf"(?!{_NOT_SPEED}).{{0,40}}(?:t(?:ok(?:en)?s?|k)?(?:[/\\]| per )s|tok s\b|tps).{{0,40}}"),
+    (
+        "speed",
+        rf"(?!{_NOT_SPEED}).{{0,40}}(?:t(?:ok(?:en)?s?|k)?(?:[/\\]| per )s|tok s\b|tps).{{0,40}}",
+    ),
     ("speed", r"tg(?: \(\w{1,12}\))?"),
 )
 """Names of columns, in lower case and with spaces."""
