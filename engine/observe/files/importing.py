@@ -66,7 +66,7 @@ _ENTRY = re.compile(
 _ENTRIES = (
     r"\d{1,9}\.\d\d\.\d{3}\.\d{3} [IWEDC] ",
     r"\[?\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d",
-    r"(?:INFO|WARN\w{0,3}|ERROR|DEBUG) \d\d-\d\d \d\d:\d\d:\d\d ",
+    r"(?:\(\w{1,40} pid=\d{1,9}\) |(?<!\) ))(?:INFO|WARN\w{0,3}|ERROR|DEBUG) \d\d-\d\d \d\d:",
     r"(?:slot|srv) {1,9}\w{1,32}: |statistics |draft acceptance|(?:prompt )?eval time|total time",
 )
 _BEGINS = [re.compile(rf"(?:^|(?<=[^|\s])(?<!prompt)\s{{1,20}})(?={one})") for one in _ENTRIES]
