@@ -50,6 +50,7 @@ _WHOLE = re.compile(
     r"eval time {0,20}= {1,20}[\d.]{1,20} ms / {1,20}\d{1,20} (?:tokens|runs)"
     r"|\d accepted / {1,20}\d{1,20} generated\)"
     r"|statistics .{0,300}#acc tokens {0,9}= {1,20}\d{1,20}"
+    r"|\bmean (?:acceptance )?length = {1,20}\d|\bper position = \([\d., ]{1,999}\)"
     r"|accepted {1,9}\d{1,9}/ {0,9}\d{1,9} draft tokens"
     r"|metrics: .{0,300}?Accepted: \d{1,20} tokens, Drafted: \d{1,20} (?=tokens)"
     r"|tokens, Per-position acceptance rate: .{0,300}? Avg Draft acceptance rate: [\d.]{1,9}%"
@@ -81,7 +82,9 @@ _BROKEN = re.compile(rb"[^=]=\r?\n")
 _NOT_PRINTABLE = re.compile(rb"=(?![\dA-F]{2}|[\dA-F]?\Z|[ \t]{0,9}\r?(?:\n|\Z))")
 _ENTITY = re.compile(r"&(?:[lg]t|amp|quot|nbsp|apos|#x?[\da-fA-F]{1,6});")
 _BREAK = re.compile(r"(?i)<(?:br ?/?|/p|/div|/li)>\n?")
-_TAG = re.compile(r"(?i)</?(?:p|div|pre|code|span|li|ul|a|b|i|em|strong)(?: [^<>\n]{0,500})?>")
+_TAG = re.compile(
+    r"(?i)</?(?:p|div|pre|code|span|li|ul|a|b|i|em|strong)(?: [^<>\n]{0,500})?>|\[/?code\]"
+)
 _COMMA_TIME = re.compile(r"eval time {0,20}= {1,20}\d{1,20},\d\d ms")
 _COMMA = re.compile(r"(?<![\d,.])(\d{1,20}),(?=(?:\d\d|\d{5})(?![\d,]))")
 """Of numbers that a system has written with a comma for the point."""
