@@ -245,7 +245,7 @@ def parse_toml(text: str) -> dict[str, Any]:
 _LITERAL = re.compile(
     r"(?m)^(?:\w{1,60} ?[:=] ?)?[\s\[{]{0,40}\{\s{0,200}"
     r"(?:[A-Za-z_$][\w$]{0,60}|'[^'\n]{1,60}')\s{0,3}:"
-    r"|^\s{0,40}[A-Z]\w{0,60}\([a-z_]{1,60}=['\"\[{\w]"
+    r"|^\s{0,40}(?:Out\[\d{1,9}\]: )?[A-Z]\w{0,60}\([a-z_]{1,60}=['\"\[{\w]"
 )
 """How an object begins that JavaScript or Python has printed."""
 _MEMBER = re.compile(
@@ -253,6 +253,8 @@ _MEMBER = re.compile(
     r"(?=[\d.]{1,20}\r?$)"
 )
 """A member of timings by itself, as PowerShell shows it, or a file of YAML."""
+_HASH = re.compile(r"@\{((?:\w{1,60}=[^;{}\n]{0,400}(?:; |(?=\}))){1,100})\}")
+"""Members that PowerShell shows in one line."""
 _PARTS_OF_TEXT = re.compile(r"(['\"`]) \+\n\s{0,200}\1")
 _PRINTED = re.compile(
     r'("(?:[^"\\\n]|\\.)*+")|'
@@ -274,6 +276,7 @@ def as_json(text: str) -> str:
     """Objects as JavaScript, Python or PowerShell print them, Markdown quotes them or a log has
     them, a prefix before each line, as JSON; any other text as it is."""
     text = _MEMBER.sub(r'"\1": ', _unprefixed(text.replace("\xa0", " ")))
+    text = _HASH.sub(_of_hash, text)
     text = _QUOTE.sub("", text) if _QUOTED_OBJECT.search(text) is not None else text
     return _PRINTED.sub(_json_part, _PARTS_OF_TEXT.sub("", text)) if _LITERAL.search(text) else text
 
@@ -287,6 +290,15 @@ def _unprefixed(text: str) -> str:
         if lines.match(text, first.start()) is not None:
             return re.sub(rf"(?m)^{prefix}", "", text)
     return text
+
+
+def _of_hash(found: re.Match[str]) -> str:
+    members = (one.partition("=") for one in found[1].split("; "))
+    shown = (
+        f'"{name}": {value if re.fullmatch(r"[0-9]+(?:[.][0-9]+)?", value) else json.dumps(value)}'
+        for name, _, value in members
+    )
+    return "{" + ", ".join(shown) + "}"
 
 
 def _json_part(found: re.Match[str]) -> str:

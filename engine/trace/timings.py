@@ -17,7 +17,7 @@ StepSums grow row by row, for figures that follow a run.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from itertools import accumulate, zip_longest
 from typing import Any
@@ -366,11 +366,29 @@ def summary(store: TraceStore, run_id: int, seq_id: int | None = None) -> dict[s
         "phase_ms": {phase: _sum_observed(rows[f"{phase}_ms"][later]) for phase in PHASES},
         "drafters": deepcopy((facts.drafters if facts else None) or {}),
     }
+    source = facts.source.engine if facts and facts.source else None
+    if facts and source not in (None, "draftscope") and not facts.told_timings:
+        figures |= dict.fromkeys(_unobserved(rows))
     return with_told(figures, store, run_id, seq_id)
 
 
 def _total(values: np.ndarray) -> int:
     return int(values[values != MISSING].sum())
+
+
+def _unobserved(rows: RunColumns) -> Iterator[str]:
+    """The figures of `timings_of` for which rows of another engine have nothing."""
+    if not len(rows["seq_id"]):
+        return
+    prompts, (first, *_) = rows.is_prompt, rows.ends
+    has_width = (rows["verify_width"][prompts] != MISSING).any()
+    is_timed = has_width and not np.isnan(rows["verify_ms"][prompts]).all()
+    if (rows["pos0"][first] == MISSING).all():
+        yield "cache_n"
+    yield from () if has_width else ("prompt_n",)
+    yield from () if is_timed else ("prompt_ms", *speeds("prompt", 0.0, 0))
+    if not np.nan_to_num(rows["t_ms"]).any():
+        yield from ("predicted_ms", *answer_speeds(0.0, 0, 0))
 
 
 def _sum_observed(values: np.ndarray) -> float | None:

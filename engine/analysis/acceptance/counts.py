@@ -264,7 +264,11 @@ def _of_sums(
     for number, (told, seq, setting, longest) in enumerate(requests):
         if not (drafted := _count(told, *_DRAFTED)):
             continue
-        accepted = min(_count(told, *_ACCEPTED) or 0, drafted)
+        if (accepted := _count(told, *_ACCEPTED)) is None:
+            if (rate := told.get("draft_acceptance_rate")) is None:
+                continue
+            accepted = round(rate * drafted)
+        accepted = min(accepted, drafted)
         per_pos = _list(told, "num_accepted_tokens_per_pos")
         steps = _count(told, "num_spec_steps")
         has_first &= bool(steps and per_pos)

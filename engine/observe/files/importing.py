@@ -50,6 +50,7 @@ _WHOLE = re.compile(
     r"eval time {0,20}= {1,20}[\d.]{1,20} ms / {1,20}\d{1,20} (?:tokens|runs)"
     r"|\d accepted / {1,20}\d{1,20} generated\)"
     r"|statistics .{0,300}#acc tokens {0,9}= {1,20}\d{1,20}"
+    r"|\bmean (?:acceptance )?length = {1,20}\d|\bper position = \([\d., ]{1,999}\)"
     r"|accepted {1,9}\d{1,9}/ {0,9}\d{1,9} draft tokens"
     r"|metrics: .{0,300}?Accepted: \d{1,20} tokens, Drafted: \d{1,20} (?=tokens)"
     r"|tokens, Per-position acceptance rate: .{0,300}? Avg Draft acceptance rate: [\d.]{1,9}%"
@@ -63,6 +64,14 @@ _ENTRY = re.compile(
     r"|(?:prompt )?eval time|\((?:Engine|API|Worker)|(?:INFO|WARN|ERROR|DEBUG)\w{0,4} "
 )
 """How a line begins that no other one goes on in."""
+_ENTRIES = (
+    r"\d{1,9}\.\d\d\.\d{3}\.\d{3} [IWEDC] ",
+    r"\[?\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d",
+    r"(?:\(\w{1,40} pid=\d{1,9}\) |(?<!\) ))(?:INFO|WARN\w{0,3}|ERROR|DEBUG) \d\d-\d\d \d\d:",
+    r"(?:slot|srv) {1,9}\w{1,32}: |statistics |draft acceptance|(?:prompt )?eval time|total time",
+)
+_BEGINS = [re.compile(rf"(?:^|(?<=[^|\s])(?<!prompt)\s{{1,20}})(?={one})") for one in _ENTRIES]
+"""Where entries begin, of which several lie in one line."""
 _LIKE = re.compile(r"(?i)\baccept.{0,40}?\d|\d.{0,40}?\baccept")
 _LIST = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:\[\s*[\[{\"]|\{\s*\n)")
 """What a list of JSON begins with, or an object of several lines."""
@@ -73,7 +82,12 @@ _BROKEN = re.compile(rb"[^=]=\r?\n")
 _NOT_PRINTABLE = re.compile(rb"=(?![\dA-F]{2}|[\dA-F]?\Z|[ \t]{0,9}\r?(?:\n|\Z))")
 _ENTITY = re.compile(r"&(?:[lg]t|amp|quot|nbsp|apos|#x?[\da-fA-F]{1,6});")
 _BREAK = re.compile(r"(?i)<(?:br ?/?|/p|/div|/li)>\n?")
-_TAG = re.compile(r"(?i)</?(?:p|div|pre|code|span|li|ul|a|b|i|em|strong)(?: [^<>\n]{0,500})?>")
+_TAG = re.compile(
+    r"(?i)</?(?:p|div|pre|code|span|li|ul|a|b|i|em|strong)(?: [^<>\n]{0,500})?>|\[/?code\]"
+)
+_COMMA_TIME = re.compile(r"eval time {0,20}= {1,20}\d{1,20},\d\d ms")
+_COMMA = re.compile(r"(?<![\d,.])(\d{1,20}),(?=(?:\d\d|\d{5})(?![\d,]))")
+"""Of numbers that a system has written with a comma for the point."""
 _TYPED = {
     **dict.fromkeys(map(ord, "“”„‟″"), '"'),
     **dict.fromkeys(map(ord, "‘’‚"), "'"),
@@ -93,15 +107,16 @@ def recognise(data: bytes) -> str | None:
 
 
 def as_written(data: bytes) -> bytes:
-    """A text without what a mail (quoted-printable), a page (tags and entities of HTML) or a chat
-    (other quotes) puts into it, if more of it can be read then; the same otherwise: an answer may
-    have such words."""
+    """A text without what a mail (quoted-printable), a page (tags and entities of HTML), a chat
+    (other quotes) or a language (commas in numbers) puts into it, if more of it can be read then;
+    the same otherwise: an answer may have such words."""
     has_signs = b"=3D" in data and data.lstrip()[:1] not in b"[{"
     is_mail = _PRINTABLE.search(data) is not None or _NOT_PRINTABLE.search(data) is None
     if is_mail and (has_signs or _BROKEN.search(data) is not None):
         data = quopri.decodestring(data)
     text = data.decode("utf-8", "surrogateescape")
     found = text.translate(_TYPED) if not text.isascii() else text
+    found = _COMMA.sub(r"\1.", found) if _COMMA_TIME.search(found) is not None else found
     if _ENTITY.search(text) is not None or _BREAK.search(text) is not None:
         found = html.unescape(_TAG.sub("", _BREAK.sub("\n", found))).replace("\xa0", " ")
     if found == text:
@@ -120,26 +135,44 @@ def _kind(head: bytes) -> str | None:
         return LOG if is_log(_of_wrapped(text)) else record
     if is_log(text):
         return LOG
-    return record or (PRINTED if read_printed(text) else None)
+    return record or (PRINTED if read_printed(rejoined(text)) else None)
 
 
 def is_log(text: str) -> bool:
     """Whether a text has lines of an engine's log."""
     text = without_colours(text)
-    return has_entries(text) or SIGNS.search(text) is not None or rejoined(text) != text
+    return _has_lines(text) or _has_lines(rejoined(text))
+
+
+def _has_lines(text: str) -> bool:
+    return has_entries(text) or SIGNS.search(text) is not None
 
 
 def rejoined(text: str) -> str:
     """A text whose lines a terminal or a mail program has wrapped, with each of them whole again
-    and blank ones for its rest; any other text as it is."""
-    plain = _QUOTES.sub("", text) if len(text) <= _LONGEST_WRAPPED else ""
-    lines = plain.split("\n")
+    and blank ones for its rest, or one whose lines a page has joined, with each by itself; any
+    other text as it is."""
+    if len(text) > _LONGEST_WRAPPED:
+        return text
+    parted = "\n".join(map(_parted, text.split("\n")))
+    if parted != text:
+        return parted
+    lines = _QUOTES.sub("", text).split("\n")
     lengths = Counter(n for one in lines if (n := len(one.rstrip("\r"))) >= _NARROWEST)
     if not lengths:
         return text
     widths = {max(lengths), lengths.most_common(1)[0][0]}
     found = [_joined(lines, width, by) for width in widths for by in ("", " ")]
     return max([text, *found], key=lambda one: len(_WHOLE.findall(one)))
+
+
+def _parted(line: str) -> str:
+    """A line that several entries were joined to, each of which has figures, as these."""
+    begins = next((one for one in _BEGINS if one.match(line) is not None), None)
+    places = [one.end() for one in begins.finditer(line)] if begins is not None else []
+    parts = [line[a:b] for a, b in pairwise([*places, len(line)])] if len(places) > 1 else []
+    is_several = sum(1 for one in parts if _WHOLE.search(one) or _LIKE.search(one)) > 1
+    return "\n".join(parts) if is_several else line
 
 
 def _joined(lines: list[str], width: int, by: str) -> str:
@@ -271,6 +304,8 @@ def import_file(
     if later is not None:
         file = f"{file}, {_shown(later)}"
         return records.fill(store, data, file, kind, _content(later))
+    if kind == PRINTED:
+        data = rejoined("".join(texts_of([data]))).encode("utf-8", "surrogatepass")
     return records.fill(store, data, file, kind if name or kind == PRINTED else None)
 
 

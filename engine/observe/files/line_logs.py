@@ -50,7 +50,13 @@ _LONGEST = 1 << 14
 _TABLE_END = 40
 """Lines that the object after a table may have."""
 _SHAPES = {"vllm": VLLM, "speed": VLLM, "batch": SGLANG_LOG}
-_OF_ENGINE = {"omlx": "mtp-log", "koboldcpp": KOBOLD, "tabbyapi": "tabbyapi-log", "atom": ATOM}
+_OF_ENGINE = {
+    "omlx": "mtp-log",
+    "koboldcpp": KOBOLD,
+    "tabbyapi": "tabbyapi-log",
+    "xinfer": "mtp-log",
+    "atom": ATOM,
+}
 """Of which run the lines are that tell of a whole request."""
 _WORDS = (
     *("metrics: ", "Decode batch", "spec_verify_ct", "pred=", "throughput:", "Aggregate", "Draft"),

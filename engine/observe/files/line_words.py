@@ -20,7 +20,8 @@ SIGNS = re.compile(
     r"|Decode batch\.[^\n]{0,300}avg_accept_len: |Finish: [^\n]{0,8000}'spec_verify_ct':"
     r"|\bpred=\s{0,9}\d[^\n]{0,40} acc=\s{0,9}\d|\bMTP\[[^\]\s]{1,100}\] finish="
     r"|\bvlm_mtp stats: request=|\[MTP Stats Interval\] "
-    r"|CtxLimit: ?\d{1,10}/\d{1,10}, (?:Amt|Process):"
+    r"|CtxLimit: ?\d{1,10}/\d{1,10}, (?:Amt|Init|Process(?:ed)?):"
+    r"|: \[Seq \d{1,20}\] (?:MTP Speculation: |\S{1,9} (?:Prompt|Decoded): )"
     r"|Metrics \(ID: [\w-]{1,64}\): \d{1,20} tokens generated in "
 )
 """What a text has in which there are such lines."""
@@ -91,6 +92,8 @@ def printed_request(
         for name in ("n", "cached", "new", "steps", "drafted")
     )
     request.set_tokens(None if cached is None or new is None else cached + new, cached, n)
+    if new is not None:
+        request.timings["prompt_n"] = new
     for name, field in (("prompt_s", "prompt_ms"), ("s", "predicted_ms")):
         if name in printed:
             request.timings[field] = round(1e3 * real(printed[name], LONGEST_PART_MS / 1e3), 3)
@@ -106,7 +109,16 @@ def printed_request(
         _take_depths(request, printed["depth"])
     elif "shares" in printed:
         _take_lengths(request, printed["shares"])
-    return request
+    if before is None or "id" not in printed or before.place != place:
+        return request
+    has_drafts = None not in (before.num_draft_tokens, drafted)
+    if has_drafts or not before.timings.keys().isdisjoint(request.timings):
+        return request
+    before.timings |= request.timings
+    if drafted is not None:
+        before.num_spec_steps, before.num_draft_tokens = steps, drafted
+        before.num_accepted_draft_tokens = request.num_accepted_draft_tokens
+    return before
 
 
 def _take_depths(request: RecordedRequest, said: str) -> None:

@@ -110,7 +110,7 @@ _KEYS = re.compile(r'\b(?:time|ts|level|lvl|msg|message)="?')
 """Of programs in Go, before the text of a line."""
 _ZEROS = str.maketrans("123456789", "000000000")
 _ZERO_BYTES = bytes.maketrans(b"123456789", b"000000000")
-_COUNT = re.compile(r"^((?:[^\s:]{1,200}:)?)\d{1,9}(?=:)")
+_COUNT = re.compile(r"^((?:[^\s:]{1,200}?[:-])?)\d{1,9}(?=[:-])")
 _CSV = re.compile(rb'(?:[^\n"]{0,200}\n)?(?:"?[^\n",]{0,100}"?,){1,8}"[^\n]*"\n')
 """Lines of a table that has the text of each as its last, quoted cell."""
 _NO_NAME = re.compile(r"[^\w./@-]+")
@@ -145,7 +145,7 @@ def name_of(prefix: str, *, is_loose: bool = False) -> str:
         kept = rest if rest != kept else re.sub(r"\d{1,20}", " ", kept)
     found = _NO_NAME.sub(" ", kept).strip()
     is_text = found.count(" ") >= _MOST_WORDS  # that a server has written without an end
-    return found if not is_text and re.search(r"[^\W_]", found) else ""
+    return found.rstrip("- ") if not is_text and re.search(r"[^\W_]", found) else ""
 
 
 def time_of(prefix: str) -> str:

@@ -30,6 +30,8 @@ _MOST_ENTRIES = 1 << 16
 _MOST_FINDINGS = 8
 _DIGIT = 0.0005
 """By how much a share with three digits may be off."""
+_FEW = 2
+"""Of a sliding window, where the memory has none."""
 _LEAST_AGAIN = 32
 """Tokens that are not worth a word: a template's end, the last token."""
 
@@ -38,14 +40,15 @@ class LoggedPrompt(Struct):
     """One request. Checkpoints by the tokens they cover; None: not logged. by: how the slot was
     chosen. similarity: of the prompt and of the slot's text the shares that are common, with three
     digits. held: checkpoints of the slot when the prompt came. before: tokens of the prompt that
-    the slot had answered before."""
+    the slot had answered before. back_to: where the memory had to go back to, a window before what
+    is common; has_window: whether there is one."""
 
     slot: int
     by: str = ""
     similarity: tuple[float, float] | None = None
+    n_common: int | None = None
     n_prompt: int | None = None
     n_held: int | None = None
-    n_common: int | None = None
     pos_min: int | None = None
     n_swa: int = 0
     is_forced: bool = False
@@ -55,6 +58,8 @@ class LoggedPrompt(Struct):
     prompt_ms: float | None = None
     written: int | None = None
     before: int | None = None
+    back_to: int | None = None
+    has_window: bool = False
     held: list[int] = []
     gone: list[int] = []
     erased: list[int] = []
@@ -69,10 +74,20 @@ class LoggedPrompt(Struct):
         known = self.n_prompt is not None and self.processed is not None
         return max((self.n_prompt or 0) - (self.processed or 0), 0) if known else None
 
+    def look_back(self, first: int, last: int, at: int) -> None:
+        """A checkpoint of the slot, by its first and last position, is compared with a place."""
+        self.back_to, self.has_window = at, first != last
+        if last + 1 not in self.held and len(self.held) < _MOST_CHECKPOINTS:
+            self.held.append(last + 1)
+
     def common(self) -> tuple[int, int] | None:
         """The least and the most tokens that may be common with what the slot held."""
         if self.n_common is not None:
             return self.n_common, self.n_common
+        if self.back_to is not None and not (self.has_window and self.n_swa < _FEW):
+            return (self.back_to + self.n_swa,) * 2
+        if self.back_to is not None and self.n_prompt is not None:
+            return self.back_to, self.n_prompt
         if not self.n_held:
             return None if self.n_held is None else (0, 0)
         if self.n_reused == self.n_held:  # nothing had to be undone
@@ -89,7 +104,7 @@ class PromptLog:
     """What the slots of a server hold, and each prompt that comes to one."""
 
     def __init__(self) -> None:
-        self._chosen: dict[int, tuple[str, tuple[float, float] | None]] = {}
+        self._chosen: dict[int, tuple[str, tuple[float, float] | None, int | None]] = {}
         """By slot how it was chosen, the newest last."""
         self._released: dict[int, tuple[int | None, int | None]] = {}
         """By slot the tokens that it holds, and those of the last prompt."""
@@ -99,17 +114,21 @@ class PromptLog:
         self._kept: dict[int, list[int]] = {}
         self._gone: dict[int, list[int]] = {}
 
-    def selected(self, slot: int, by: str, shares: tuple[float, float] | None) -> None:
-        """A slot was chosen for the next request. shares: what is common, of the prompt and of what
-        the slot holds."""
+    def selected(
+        self, slot: int, by: str, of: float | None, n_common: int | None, kept: float | None
+    ) -> None:
+        """A slot was chosen for the next request. of, kept: the shares that are common of the
+        prompt and of what the slot holds; n_common: the same as tokens."""
+        shares = None if kept is None else (min(of or 0.0, 1.0), min(kept, 1.0))
         self._chosen.pop(slot, None)
-        self._chosen[slot] = by, shares
+        self._chosen[slot] = by, shares, n_common
 
     def server(self, said: str) -> None:
         """A message without a slot: the slot chosen last may get another text from the cache."""
         if "found better prompt" in said and self._chosen:
             slot = next(reversed(self._chosen))
             self._released[slot] = None, None
+            self._chosen[slot] = *self._chosen[slot][:2], None
             for known in (self._kept, self._gone):
                 known.pop(slot, None)
         elif "model loaded" in said:
@@ -118,7 +137,7 @@ class PromptLog:
     def begin(self, slot: int) -> LoggedPrompt:
         """The prompt that comes to a slot."""
         held, before = self._released.get(slot, (self._empty, None))
-        chosen = self._chosen.pop(slot, ("", None))
+        chosen = self._chosen.pop(slot, ("", None, None))
         kept, gone = self._kept.get(slot, [])[:], self._gone.get(slot, [])[:]
         return LoggedPrompt(slot, *chosen, n_held=held, before=before, held=kept, gone=gone)
 
@@ -128,8 +147,19 @@ class PromptLog:
             prompt.n_prompt = max(n_tokens - prompt.written + 1, prompt.processed or 0)
         self._released[prompt.slot] = n_tokens, prompt.n_prompt
 
-    def checkpoint(self, prompt: LoggedPrompt, what: str, n: int, n_bytes: int) -> None:
-        """A checkpoint of n tokens is created, restored, erased or makes room ("erasing")."""
+    def checkpoint(
+        self,
+        prompt: LoggedPrompt,
+        what: str,
+        last: int | None,
+        n_tokens: int | None,
+        n_swa: int | None,
+        mib: float | None,
+    ) -> None:
+        """A checkpoint, by its last position or its tokens, is created, restored, erased or makes
+        room ("erasing")."""
+        n, n_bytes = n_tokens or (0 if last is None else last + 1), round((mib or 0.0) * 2**20)
+        prompt.n_swa = prompt.n_swa if n_swa is None else n_swa
         self._room -= 1
         if self._room < 0:
             return
@@ -182,6 +212,8 @@ def reuse_record(prompt: LoggedPrompt, seq_id: int) -> PromptReuseRecord | None:
     common, reused, n = prompt.common(), prompt.n_reused, prompt.n_prompt
     if common is None or common[0] != common[1] or reused is None or n is None or reused > n:
         return None
+    if prompt.n_held is None:
+        return None
     n_common = min(common[0], n)
     until = max(min(n_common, n - 1), reused)
     usable = [at for at in prompt.erased if reused < at <= n_common]
@@ -195,19 +227,19 @@ def reuse_record(prompt: LoggedPrompt, seq_id: int) -> PromptReuseRecord | None:
         why = WhyProcessed.FIRST
     source = ReuseSource.NOTHING
     if reused:
-        source = ReuseSource.CELLS if n_common < (prompt.n_held or 0) else ReuseSource.LIVE
+        source = ReuseSource.CELLS if n_common < prompt.n_held else ReuseSource.LIVE
     if reused and prompt.restored is not None:
         source = ReuseSource.CHECKPOINT
     return PromptReuseRecord(
         seq_id,
         prompt.slot,
         n,
-        prompt.n_held or 0,
+        prompt.n_held,
         n_common,
         reused,
         source,
         [*parts, ProcessedPart(until, n, why)],
-        depth=max((prompt.n_held or 0) - until, 0),
+        depth=max(prompt.n_held - until, 0),
         checkpoint=prompt.restored if reused else None,
         created=prompt.created,
         evicted=prompt.evicted,
@@ -244,7 +276,8 @@ def reuse_finding(prompt: LoggedPrompt, seq_id: int) -> tuple[int, dict[str, Any
         f"slot {prompt.slot} held, and {reused:,} were reused: {processed:,} were processed{ms}, "
         f"{about}{again:,} of them again, {_because(prompt, n_common, reused)}."
     )
-    notes = [f"the slot held {prompt.n_held or 0:,} tokens", *_places(prompt, n_common)]
+    notes = [] if prompt.n_held is None else [f"the slot held {prompt.n_held:,} tokens"]
+    notes += _places(prompt, n_common)
     if prompt.by:
         notes.append(f"chosen by {prompt.by}")
     if prompt.pos_min is not None:

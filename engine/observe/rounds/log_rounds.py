@@ -106,12 +106,18 @@ class LogRequest(Struct):
         self.prompt_ms, self.n_processed = ms, n
         if self.n_prompt is None and self.n_cached is not None:
             self.n_prompt = self.n_cached + n
+        if (prompt := self.prompt) is not None:
+            prompt.prompt_ms, prompt.processed = ms, n
+            if prompt.n_prompt is None and prompt.cached is not None:
+                prompt.n_prompt = prompt.cached + n
         return True
 
     def on_answer_sums(self, ms: float, n: int, speed: float | None) -> bool:
         """Time and number of tokens of the answer, and tokens per second."""
         self.predicted_ms, self.predicted, self.is_over = ms, n, True
         self.n_timed = n_timed(ms, n, speed)
+        if self.prompt is not None:
+            self.prompt.written = n
         return True
 
     def on_draft_sums(

@@ -45,7 +45,7 @@ _ADDED = re.compile(r"add accepted tokens: sampled=\d+, ids\.size=(\d+), n_draft
 TOKEN = re.compile(r"(?:n_gen|n_decoded) = (\d+), n_remaining = -?\d+, next token:\s+(\d+) '")
 _PROMPT = re.compile(r"new prompt, .{0,200}?(?:task\.n_tokens|n_prompt_tokens) = (\d+)")
 _CACHED = re.compile(
-    r"^(?:cached )?n_tokens = (\d+)(?:, memory_seq_rm|\s*$)|^cached n_tokens = (\d+)"
+    r"^(?:cached )?n_(?:tokens|past) = (\d+)(?:, memory_seq_rm|\s*$)|^cached n_tokens = (\d+)"
 )
 _SPEED = re.compile(
     r"(?:n_gen|n_decoded) =\s{0,40}+(\d+), tg =\s{0,40}+([\d.]+) t/s"
@@ -70,22 +70,26 @@ _STATISTICS = re.compile(
     r"(?:.{0,60}?#acc rate/pos\s{0,40}+=\s{0,40}+\(([\d., ]{1,8192})\))?"
 )
 _SELECTED = re.compile(
-    r"selected slot by (LCP similarity|LRU)(?:, sim_best = ([\d.]+) .{0,40}?f_keep = ([\d.]+))?"
+    r"selected slot by (LCP similarity|LRU)(?:, (?:f_)?sim_best = ([\d.]+)"
+    r"(?: \((\d+)/\d+\))?(?:.{0,40}?f_keep = ([\d.]+))?)?"
 )
 _COMMON = re.compile(
-    r"^n_past = (\d+), slot\.prompt\.tokens\.size\(\) = (\d+), .{0,60}?pos_min = (?:-\d+|(\d+))"
+    r"^n_past = (\d+), [\w.]{1,40}\.size\(\) = (\d+), .{0,60}?pos_min = (?:-\d+|(\d+))"
     r"(?:, n_swa = (\d+))?"
 )
 _CHECKPOINT = re.compile(
     r"(created|restored|erased|erasing) .{0,200}?"
-    r"\(pos_min = -?\d+, pos_max = (?:-\d+|(\d+))(?:, n_tokens = (\d+))?"
+    r"\(pos_min = -?\d+, pos_max = (?:-\d+|(\d+))(?:.{0,30}? n_tokens = (\d+))?"
+    r"(?:, n_swa = (\d+))?"
 )
+_CACHE = re.compile(r"={3,20} Cache: cache_size = (\d+), n_past =\s{0,9}(\d+)")
+_LOOKED_AT = re.compile(r"[Cc]hecking checkpoint with \[(\d+), (\d+)\] against (\d+)")
 _ADAPTED = re.compile(
     r"adaptive (?!seq )[a-z][\w-]{0,20}(?: (?!seq )[a-z][\w-]{0,20}){0,2}"
     r"(?: seq (\d{1,9}))?\s{0,8}+[:=]?\s{0,8}+(\d{1,9}) -> (\d{1,9})"
 )
 _SIZE = re.compile(r"size = ([\d.]+) MiB")
-_RELEASED = re.compile(r"^stop processing(?:: n_tokens = (\d+), truncated = (\d))?")
+_RELEASED = re.compile(r"^stop processing(?:: n_(?:tokens|past) = (\d+), truncated = (\d))?")
 MODEL = re.compile(r"load_model: loading model '([^']{1,4096})'")
 BUILD = re.compile(r"build(?:_info)?\s*[:=]\s*(\S{1,200})")
 PLANES = re.compile(r"llama_context: n_rs_seq\s+= (\d+)")
@@ -177,7 +181,7 @@ def slot_saying(said: str) -> Saying | None:
         if found is None:
             return None
         n_bytes = NOTHING if size is None else (*size.span(1), float(1 << 30))
-        places = tuple((*found.span(i), MOST_TOKENS) for i in (2, 3))
+        places = tuple((*found.span(i), MOST_TOKENS) for i in (2, 3, 4))
         return "checkpoint", found[1], (*places, n_bytes)
     if (adapted := _adapted(said)) is not None:
         return adapted
@@ -189,7 +193,8 @@ def slot_saying(said: str) -> Saying | None:
 def free_slot_saying(said: str) -> Saying | None:
     """What a message of a slot without a task says."""
     if said.startswith("selected slot by") and (found := _SELECTED.match(said)) is not None:
-        return "selected", "", _values(found, None, LONGEST_PART_MS, LONGEST_PART_MS)
+        mosts = None, LONGEST_PART_MS, MOST_TOKENS, LONGEST_PART_MS
+        return "selected", "", _values(found, *mosts)
     return _mark(said)
 
 
@@ -212,6 +217,8 @@ def server_saying(message: str) -> Saying | None:
         return ("statistics", "", _values(found, *mosts)) if found else None
     if (adapted := _adapted(message)) is not None:
         return adapted
+    if message.startswith("====") and (found := _CACHE.match(message)) is not None:
+        return "cache", "", _values(found, MOST_TOKENS, MOST_TOKENS)
     if (saying := _sums(message)) is not None:
         return "bare", saying[0], saying[2]
     return _mark(message)
@@ -238,7 +245,11 @@ _OF_SLOT: tuple[tuple[str, str, re.Pattern[str], tuple[float | None, ...]], ...]
     ("new prompt", "prompt", _PROMPT, (MOST_PROMPT_TOKENS,)),
     ("n_past =", "common", _COMMON, (MOST_TOKENS, MOST_TOKENS, COUNT, COUNT)),
     ("n_tokens", "cached", _CACHED, (MOST_PROMPT_TOKENS, MOST_PROMPT_TOKENS)),
+    ("n_past =", "cached", _CACHED, (MOST_PROMPT_TOKENS, MOST_PROMPT_TOKENS)),
+    ("kv cache", "cached", re.compile(r"kv cache rm .{0,300} p0=(\d+)"), (MOST_PROMPT_TOKENS,)),
+    ("cking ch", "looked_back", _LOOKED_AT, (MOST_TOKENS, MOST_TOKENS, MOST_TOKENS)),
     ("stop processing", "released", _RELEASED, (MOST_TOKENS, 9)),
+    ("released |", "released", re.compile(r"slot released .{0,300}n_cache_tokens=(\d+)"), (COUNT,)),
 )
 
 

@@ -298,19 +298,11 @@ class ServerState:
         slot.request.n_prompt = self._prompt(slot).n_prompt = n
         return True
 
-    def on_common(
-        self,
-        slot: Slot,
-        _said: Said,
-        n_common: int,
-        n_held: int,
-        pos_min: int | None,
-        n_swa: int | None,
-    ) -> bool:
+    def on_common(self, slot: Slot, _said: Said, *counts: int | None) -> bool:
         """What a prompt has in common with what its slot held, which could not be kept as is."""
         prompt = self._prompt(slot)
-        prompt.n_common, prompt.n_held, prompt.n_swa = n_common, n_held, n_swa or 0
-        prompt.pos_min = -1 if pos_min is None else pos_min
+        prompt.n_common, prompt.n_held, pos_min, n_swa = counts
+        prompt.pos_min, prompt.n_swa = -1 if pos_min is None else pos_min, n_swa or 0
         return True
 
     def on_forced(self, slot: Slot, *_args: Any) -> bool:
@@ -318,7 +310,16 @@ class ServerState:
         self._prompt(slot).is_forced = True
         return True
 
-    def on_cached(self, slot: Slot, _said: Said, n: int | None, m: int | None) -> bool:
+    def on_cache(self, _said: Said, n_held: int, n_common: int) -> bool:
+        """What ik_llama.cpp says the newest prompt has in common with what its slot held."""
+        request = self._current
+        slot = None if request is None or request.is_over else self.slots.get(request.slot)
+        if slot is not None:
+            prompt = self._prompt(slot)
+            prompt.n_held, prompt.n_common = n_held, n_common
+        return True
+
+    def on_cached(self, slot: Slot, _said: Said, n: int | None, m: int | None = None) -> bool:
         """Tokens of the prompt that are there; later parts of it say it again."""
         request, prompt = slot.request, self._prompt(slot)
         known = m or 0 if n is None else n
@@ -326,25 +327,23 @@ class ServerState:
         prompt.cached = known if prompt.cached is None else prompt.cached
         return True
 
-    def on_checkpoint(
-        self, slot: Slot, said: Said, last: int | None, n_tokens: int | None, mib: float | None
-    ) -> bool:
+    def on_checkpoint(self, slot: Slot, said: Said, *figures: Any) -> bool:
         """A context checkpoint is created, restored, erased or makes room ("erasing")."""
-        _, _, kind = said
-        n = n_tokens or (0 if last is None else last + 1)
-        self._prompts.checkpoint(self._prompt(slot), kind, n, round((mib or 0.0) * 2**20))
+        self._prompts.checkpoint(self._prompt(slot), said[2], *figures)
         return True
 
-    def on_selected(
-        self, number: int, _said: Said, by: str, similarity: float | None, kept: float | None
-    ) -> bool:
+    def on_looked_back(self, slot: Slot, _said: Said, *places: int) -> bool:
+        """A context checkpoint is compared with the place that the memory has to go back to."""
+        self._prompt(slot).look_back(*places)
+        return True
+
+    def on_selected(self, number: int, _said: Said, *chosen: Any) -> bool:
         """A slot was chosen for the next request."""
-        shares = None if kept is None else (min(similarity or 0.0, 1.0), min(kept, 1.0))
-        self._prompts.selected(number, by, shares)
+        self._prompts.selected(number, *chosen)
         return True
 
     def on_released(
-        self, slot: Slot, _said: Said, n_tokens: int | None, truncated: int | None
+        self, slot: Slot, _said: Said, n_tokens: int | None, truncated: int | None = None
     ) -> bool:
         """A slot is done with its request."""
         slot.request.is_over = slot.request.is_released = True
@@ -366,15 +365,12 @@ class ServerState:
         is_other = before is not None and (said[1] is None or before != ms)
         if is_other and slot.request.predicted is not None:
             self._again(slot)
-        prompt = self._prompt(slot)
-        prompt.prompt_ms, prompt.processed = ms, n
-        if prompt.n_prompt is None and prompt.cached is not None:
-            prompt.n_prompt = prompt.cached + n
+        self._prompt(slot)
         return slot.request.on_prompt_sums(ms, n)
 
     def on_eval_time(self, slot: Slot, _said: Said, *sums: Any) -> bool:
         """The sums of an answer."""
-        self._prompt(slot).written = sums[1]
+        self._prompt(slot)
         return slot.request.on_answer_sums(*sums)
 
     def on_sums(self, slot: Slot, _said: Said, *sums: Any) -> bool:

@@ -44,7 +44,7 @@ def test_rows_without_times_have_no_speed() -> None:
     figures = summary(store_of(), 0)
     assert figures["predicted_n"] == 3
     for name in ("predicted_ms", "predicted_per_second", "predicted_per_second_n_gen"):
-        assert figures[name] == 0
+        assert figures[name] is None
 
 
 def test_what_was_told_goes_before_the_rows() -> None:

@@ -43,7 +43,7 @@ _LINE = re.compile(r"[^\r\n]*(?:\r\n|\n|\r)|[^\r\n]+")
 _FIELD = re.compile(r"(?:\S{1,60}\s+){0,3}?(data|event|id|retry|error|):(?:\s+|(?=[{\[])|$)")
 _EVENT = re.compile(r"\s*(?:\S{1,60}\s+){0,3}?(?:data: ?[{\[]|event: ?\w)")
 _KEY = re.compile(
-    r'"((?:[^"\\\r\n]|\\.){1,100})"\s*:\s*|(?m:^)([A-Za-z_]\w{0,60}) ?[:=] ?(?=\{|\[\{)'
+    r'"((?:[^"\\\r\n]|\\.){1,100})"\s*:\s*|(?m:^)([A-Za-z_][\w\[\]]{0,60}) {0,20}[:=] ?(?=\{|\[\{)'
 )
 """The name of a member, or of a value that a program has printed."""
 _BETWEEN = re.compile(r"[\s,}\]\x1e]*")

@@ -22,6 +22,7 @@ from engine.observe.files.records.tables import (
     kind_of,
     making_rates,
     names_of,
+    plain_number,
     read_tables,
     row_of,
     without_signs,
@@ -64,8 +65,10 @@ _OF_VLLM = re.compile(
 _SPACE = re.compile(r"[-_]")
 _BEFORE = r"(?:^|[,{\]] ?)[ \t|>*`\"-]{0,20}(?:spec_decode_)?"
 _LINE = re.compile(
-    _BEFORE + r"(?P<name>[A-Za-z#\[][\w#%()/ .\]-]{1,48}?)\"?[ \t]{0,60}[:=][ \t*\[]{0,60}"
-    r"(?P<value>\d{1,20}(?:\.\d{1,20})?)(?P<percent>[ \t]?%)?(?=[\s,|`*\]}]|$)"
+    _BEFORE + r"(?P<name>[A-Za-z#\[][\w#%()/ .\]-]{1,48}?)\"?[ \t]{0,60}(?:=>|[:=])[ \t*\[]{0,60}"
+    r"(?P<value>\d{1,3}(?:,\d{3})++(?:\.\d{1,9})?(?![\d,])|\d{1,9},\d{1,9}(?![\d.,])"
+    r"|\d{1,20}(?:\.\d{1,20})?)"
+    r"(?P<percent>[ \t]?%)?(?=[\s,|`*\]}]|$)"
     r"(?P<unit> ?t(?:ok(?:en)?s?)?/s\b)?",
     re.IGNORECASE | re.MULTILINE,
 )
@@ -117,13 +120,16 @@ def read_printed(text: str) -> list[RecordedRequest]:
     lines that say counts or rates. Numbers that cannot be are left out."""
     if is_printed(text):
         return _sums(text)
-    found = read_tables(text) or [
-        one
-        for one in _sums(text)
-        if one.num_accepted_draft_tokens is not None
-        and (one.num_spec_steps or one.num_draft_tokens)
-    ]
-    return found or list(_said(text)) or list(_said_rates(text))
+    found, sums = read_tables(text), _sums(text)
+    if all(one.num_accepted_draft_tokens is None for one in found):  # lines may say more
+        found = [
+            one
+            for one in sums
+            if one.num_accepted_draft_tokens is not None
+            and (one.num_spec_steps or one.num_draft_tokens)
+        ] or found
+    found = found or list(_said(text)) or [one for one in sums if one.given and one.timings]
+    return found or list(_said_rates(text))
 
 
 def _sums(text: str) -> list[RecordedRequest]:
@@ -131,7 +137,8 @@ def _sums(text: str) -> list[RecordedRequest]:
     values: dict[str, re.Match[str]] = {}
 
     def close() -> None:
-        if not values.keys().isdisjoint(_ABOUT):
+        has_rate = _RATE in values and "acc" in values[_RATE]["name"].lower()
+        if not values.keys().isdisjoint(_ABOUT) or (has_rate and _SPEED in values):
             found.append(_request(values, text))
         values.clear()
 
@@ -150,7 +157,13 @@ def _field_of(match: re.Match[str]) -> str:
     field = _named(match["name"], match["unit"] or "")
     if field in _COUNTS and match["percent"]:
         return _RATE if field == _ACCEPTED else ""
-    return "" if field in _COUNTS and "." in match["value"] else field
+    return "" if field in _COUNTS and "." in _value(match) else field
+
+
+def _value(match: re.Match[str]) -> str:
+    """The number of a line, with a point and without signs between thousands."""
+    value = match["value"]
+    return plain_number(value, has_comma=bool(match["percent"]) and "." not in value)
 
 
 @lru_cache(1 << 10)
@@ -178,7 +191,7 @@ def _request(values: dict[str, re.Match[str]], text: str) -> RecordedRequest:
     def take(name: str, read: Callable[[str], float]) -> float | None:
         match = values.get(name)
         try:
-            return None if match is None else read(match["value"])
+            return None if match is None else read(_value(match))
         except OutOfRangeError as error:
             found.check(False, (match["name"],), f"{match['name']}: {error}")  # type: ignore[index]
             return None
@@ -205,7 +218,7 @@ def _request(values: dict[str, re.Match[str]], text: str) -> RecordedRequest:
         (_RATE, rate, scale * (accepted or 0), drafted),
     ):
         if given is not None and accepted is not None and whole_:
-            half = 0.5001 * 10.0 ** -len(values[name]["value"].partition(".")[2])
+            half = 0.5001 * 10.0 ** -len(_value(values[name]).partition(".")[2])
             found.check(
                 abs(part / whole_ - given) <= half,
                 (values[name]["name"], values[_ACCEPTED]["name"]),
@@ -228,10 +241,10 @@ def _take_positions(found: RecordedRequest, values: dict[str, re.Match[str]], te
             break
         if not parts:  # of the first one it is said what all are
             said = text[max(match.start() - _LONGEST_HEAD, 0) : match.start()]
-            most = 100.0 if "(%)" in said or match["percent"] or float(match["value"]) > 1 else 1.0
-        if float(match["value"]) > most:
+            most = 100.0 if "(%)" in said or match["percent"] or float(_value(match)) > 1 else 1.0
+        if float(_value(match)) > most:
             break
-        parts.append((match["value"], most))
+        parts.append((_value(match), most))
     if not parts and _BY_INDEX in values:
         row = _SHARES.match(text, values[_BY_INDEX].start("value"))
         shares = [part.strip() for part in (row[0] if row else "").split(",") if part.strip()]
@@ -257,7 +270,7 @@ _LONGEST_SAID = 300
 _WORDED = re.compile(
     r"(?i)(\d{1,9}) accepted ?/ ?(\d{1,9}) (?:generated|draft|proposed)"
     r"|(\d{1,9}) (?:draft(?:ed)?|proposed) tokens?,? (?:and )?(\d{1,9}) (?:were )?accepted"
-    r"|(\d{1,9}) (?:of|out of) (\d{1,9}) (?:draft(?:ed)? )?(?:tokens )?(?:were )?accepted"
+    r"|(\d{1,9})(?: of | out of | ?/ ?)(\d{1,9}) (?:draft(?:ed)? )?(?:tokens )?(?:were )?accepted"
 )
 """Counts that are named."""
 _SAID_RATE = re.compile(
@@ -276,12 +289,14 @@ def _said(text: str) -> Iterator[RecordedRequest]:
             continue
         pairs = making_rates(line)
         if not pairs and not _SAID_RATE.search(line):
-            named = [found.groups("") for found in _WORDED.finditer(without_signs(line))]
+            plain = without_signs(line.replace("`", ""))
+            named = [found.groups("") for found in _WORDED.finditer(plain)]
             both = [(a + b + c, d + e + f) for a, d, e, b, c, f in named]
             pairs = {(int(n), int(of)) for n, of in both if len(both) == 1 and int(n) <= int(of)}
         if len(pairs) == 1:  # so it is sure what they are
             found = RecordedRequest("", f"line {number}", stop="end")
             found.num_accepted_draft_tokens, found.num_draft_tokens = pairs.pop()
+            _take_speed(found, line)
             yield found
 
 
@@ -295,9 +310,14 @@ def _said_rates(text: str) -> Iterator[RecordedRequest]:
         if share <= 1:
             found = RecordedRequest("", f"line {number}", stop="end")
             found.given["draft_acceptance_rate"] = share
-            if len(speeds := SAID_SPEED.findall(line)) == 1:
-                found.timings["predicted_per_second"] = float(speeds[0])
+            _take_speed(found, line)
             yield found
+
+
+def _take_speed(found: RecordedRequest, line: str) -> None:
+    """The only speed that a line says."""
+    if len(speeds := SAID_SPEED.findall(line)) == 1:
+        found.timings[_SPEED] = float(speeds[0])
 
 
 # -- the same as JSON -------------------------------------------------------------------------

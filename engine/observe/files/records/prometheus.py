@@ -112,10 +112,10 @@ _EXACT = {"llamacpp": 10**6}
 _REMEDY = "Save the reply of /metrics again, once before and once after."
 
 _SAMPLE = re.compile(
-    r"[`>*|\s]{0,9}([A-Za-z_]\w{0,80}[:_]\w{1,200}(?:\{.{0,4000}\})?)\s{0,9}\|?\s{0,9}"
-    r"(?<=[\s|}])([^\s|]{1,40}(?: \d{1,20})?)[\s|]{0,9}"
+    r"[`>*|\s]{0,9}([A-Za-z_]\w{0,80}[:_]\w{1,200}(?:\{.{0,4000}\})?)\s{0,9}(?:\||=>)?\s{0,9}"
+    r"(?<=[\s|}])([^\s|]{1,40}(?: \d{1,20})?)(?: @\[[\d.]{1,30}\])?[\s|]{0,9}"
 )
-"""A sample, also as a row of a table."""
+"""A sample, also as a row of a table or as promtool shows it."""
 _BEGIN = re.compile(r"[`>*|\s]{0,9}(?:(?:vllm|llamacpp|sglang|lmdeploy):|rapid_mlx_|trtllm_|tgi_)")
 
 _Counters = dict[str, dict[int, float]]

@@ -22,7 +22,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from engine.foreign import LONGEST_DRAFT
+from engine.foreign import LONGEST_DRAFT, is_real
 from engine.observe.files.records.document import Fields, Node, of_same_request
 from engine.observe.files.records.request import TIMINGS, RecordedRequest
 
@@ -110,9 +110,13 @@ def read_usage(node: Node, reply: dict[str, Any], into: RecordedRequest) -> None
     sum."""
     about = node.fields(reply)
     into.model = about.text("model") or ""
-    found = about.object("usage")
+    found = about.object("usage") if "usage" in reply else about
     if found is None:
         return
+    for name in ("prompt", "completion"):  # TabbyAPI's
+        speed = found.values.get(f"{name}_tokens_per_sec")
+        if is_real(speed):
+            into.timings[f"{name.replace('completion', 'predicted')}_per_second"] = speed
     prompt, completion, total = (
         found.count(key) for key in ("prompt_tokens", "completion_tokens", "total_tokens")
     )
@@ -467,7 +471,7 @@ def _read_prediction(node: Node) -> RecordedRequest:
         found.num_accepted_draft_tokens = one
         found.derived = ("num_draft_tokens", "draft_n")
     found.check_counts({"num_draft_tokens": names[0], "num_accepted_draft_tokens": names[1]})
-    read_usage(node, node.owner("usage"), found)
+    read_usage(node, node.owner("usage", "completion_tokens"), found)
     return found
 
 

@@ -42,7 +42,9 @@ _COUNT_OF = re.compile(
 """What a name has before what it counts."""
 _PATH = re.compile(r"^(?:\w{1,40}/){2,9}(?=\w{0,40}(?:acc|draft|spec))")
 """What metrics of a training run have before their names."""
-_AT_INDEX = re.compile(r"(?:acc(?:ept(?:ance)?)? )?(?:@ ?)?pos(?:ition)?[ .@#]?(\d{1,3})(?: ?%)?")
+_AT_INDEX = re.compile(
+    r"(?:acc(?:ept(?:ance)?)? )?(?:@ ?|at )?pos(?:ition)?[ .@#]?(\d{1,3})(?: ?%)?"
+)
 _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z][a-z])")
 _COUNTED = (
     ("rounds", "num_spec_steps"),
@@ -54,9 +56,11 @@ _COLUMNS = (
     ("rate", r"(?:.{0,24} )?acceptance(?: ?\(%\))?|.{0,9}接受率.{0,9}|akzeptanz(?:rate)?.{0,4}"),
     ("mean", rf"(?:.{{0,24}}/)?{_AVERAGE}(?:accept(?:ance|ed)?|accpt|acc|a)[ .]len(?:gth)?{_UNIT}"),
     ("mean", r"(?:mean )?al|.{0,9}接受长度|mean len(?:gth)?"),
-    ("mean", r"(?:\w{1,12} )?tok(?:en)?s?(?:/| per )(?:cycle|round|step|iter|fwd).{0,8}"),
-    ("per round", rf"{_AVERAGE}accept(?:ed|s)?(?: tokens)?(?:/| per )(?:round|step|cycle)"),
-    ("accepted", r"(?:draft )?accepted(?: (?:draft |prediction )?tokens?)?|draft n accepted"),
+    ("mean", r"(?:\w{1,12} )?tok(?:en)?s?(?:/| per )(?:cycle|round|step|iter|fwd|pass).{0,8}"),
+    ("mean", r"τ.{0,40}"),
+    ("per round", rf"{_AVERAGE}accept(?:ed|s)?(?: tokens)?(?:/| per )(?:round|step|cycle|pass)"),
+    ("accepted", r"(?:draft )?accepted(?: (?:(?:draft |prediction )?tokens?|drafts))?"),
+    ("accepted", r"draft n accepted"),
     ("accepted", r"(?:draft )?tokens accepted|accepts"),
     ("accepted", r"#?acc(?:ept)?(?: tokens)?"),
     ("rejected", r"(?:draft )?rejected(?: (?:draft |prediction )?tokens)?"),
@@ -71,7 +75,10 @@ _COLUMNS = (
     ("seconds", r"time ?\(s\)"),
     ("stop", r"stop"),
     ("by", r"pos accept|.{0,24}per[- ]pos(?:ition)?.{0,24}"),
-    ("speed", rf"(?!{_NOT_SPEED}).{{0,40}}(?:t(?:ok(?:en)?s?|k)?(?:[/\\]| per )s|tps).{{0,40}}"),
+    (
+        "speed",
+        rf"(?!{_NOT_SPEED}).{{0,40}}(?:t(?:ok(?:en)?s?|k)?(?:[/\\]| per )s|tok s\b|tps).{{0,40}}",
+    ),
     ("speed", r"tg(?: \(\w{1,12}\))?"),
 )
 """Names of columns, in lower case and with spaces."""
@@ -81,6 +88,7 @@ _COUNT = re.compile(r"(?<![\d.])\d{1,9}(?!\d|\.\d| ?%)")
 _FEWEST, _MOST_COUNTS = 20, 12
 """Drafted tokens, below which other numbers make a rate by chance; counts of a line."""
 _SHARES = re.compile(r"(?<![\d.])(\d{1,3}\.\d{1,6})(?![\d.])")
+_TWO_COUNTS = re.compile(r"\d[\d,.]{0,20} ?/ ?\d")
 _PAIR = re.compile(r"(\d{1,20}) ?/ ?(\d{1,20})(?: ?\([^)]{0,40}\))?$")
 _DRAFTS = re.compile(r"drafts \d{1,20}/(\d{1,20}), tokens (\d{1,20})/(\d{1,20})")
 """Drafts, tokens accepted and drafted, as ik_llama.cpp shows them in one cell."""
@@ -99,14 +107,16 @@ _SPREAD = re.compile(
 """Of several requests, but neither one of them nor all."""
 _NUMBERED = re.compile(r"(?i)p[02-46-9]:?")
 """A prompt by its number, no percentile."""
-SAID_SPEED = re.compile(r"(?<![\d.])(\d{1,6}(?:\.\d{1,6})?) ?t(?:ok(?:en)?s?)?/s\b")
+SAID_SPEED = re.compile(
+    r"(?<![\d.])(\d{1,6}(?:\.\d{1,6})?)(?: ?(?:±|\+/?-) ?[\d.]{1,9})? ?t(?:ok(?:en)?s?)?/s\b"
+)
 _ENGINES = (
     *(("a.len", "ik_llama.cpp"), ("pred t/s", "llama-server"), ("ik llama", "ik_llama.cpp")),
     *(("vllm", "vllm"), ("sglang", "sglang"), ("llama.cpp", "llama-server")),
     ("llama-server", "llama-server"),
 )
 """By parts of the names of columns."""
-_ABOUT = re.compile(r"acc|draft|接受|^al$|^a\.len$|angenommen|akzept")
+_ABOUT = re.compile(r"acc|draft|接受|^al$|^τ|^a\.len$|angenommen|akzept")
 _ACCEPTED = ("rate", "mean", "accepted", "per round")
 _COMPARES = re.compile(
     r"(?i)(?:.{0,80}, )?(?:% ?|rel\w{0,6} )?(?:difference|diff|delta|Δ|change)(?: ?\(?%\)?)?"
@@ -158,7 +168,7 @@ def _requests(text: str) -> Iterator[RecordedRequest]:
                     _BETWEEN.split(one)[0] if is_spread else one
                     for one, is_spread in zip(cells, spreads, strict=True)
                 ]
-                plain = [_plain_number(one, has_comma) for one in cells]
+                plain = [plain_number(one, has_comma) for one in cells]
                 for side, places, names in sides:
                     mine = [plain[i] for i in places]
                     for part, ones in _parted(names, mine):
@@ -197,7 +207,7 @@ def _only_grow(rows: list[tuple[int, list[str]]]) -> bool:
 
 def making_rates(line: str) -> set[tuple[int, int]]:
     """The counts of accepted and of drafted tokens that make a rate next to them."""
-    counts = {int(one) for one in _COUNT.findall(without_signs(line))}
+    counts = list(map(int, _COUNT.findall(without_signs(line))))
     return {
         (accepted, drafted)
         for share, percent in _SHARE.findall(line)
@@ -251,7 +261,7 @@ def _parts(name: str) -> tuple[str, str]:
     return "", name
 
 
-def _plain_number(cell: str, has_comma: bool) -> str:
+def plain_number(cell: str, has_comma: bool) -> str:
     """A cell whose numbers have neither signs between thousands nor a comma for a point."""
     if not cell.lstrip("~≈")[:1].isdigit() or len(cell) > _LONGEST_NUMBER:
         return cell
@@ -302,7 +312,7 @@ def _tables(text: str) -> Iterator[list[tuple[int, list[str]]]]:
 def _cells(line: str) -> list[str]:
     line = line.strip(" \t\r>")
     if _BARS.search(line) is not None:
-        parts = _BARS.split(line)
+        parts = _BARS.split(line.replace("||", "|") if line.startswith("||") else line)
         parts = parts[not parts[0].strip() :]
         parts = parts[: len(parts) - (not parts[-1:] or not parts[-1].strip())]
     else:
@@ -319,13 +329,14 @@ def _is_head(names: list[str]) -> bool:
     """Whether cells name what is accepted."""
     parts = [one for one in names if _ABOUT.search(one)]
     kinds = [one for one in parts if {kind_of(one), kind_of(_parts(one)[1])} & set(_ACCEPTED)]
-    return bool(kinds) and not any(_NUMBER.fullmatch(n) or _SEVERAL.fullmatch(n) for n in names)
+    figures = _NUMBER.fullmatch, _SEVERAL.fullmatch, _TWO_COUNTS.match
+    return bool(kinds) and not any(one(name) for one in figures for name in names)
 
 
 @lru_cache(1 << 12)
 def kind_of(name: str) -> str:
     """What a column has, by its name; "" for what is not read."""
-    for one in (name, _IN_NAME.sub("", name).strip()):
+    for one in (name, _IN_NAME.sub("", name).strip(), name.partition(", ")[0]):
         if found := next((kind for kind, known in _COLUMNS if re.fullmatch(known, one)), ""):
             return found
     return ""
@@ -396,7 +407,8 @@ def row_of(columns: list[str], cells: list[str], number: int, side: str) -> Reco
     if counts == (None, None) and found.num_draft_tokens is None:
         found.num_spec_steps = None  # a setting as well
     has_shares = bool(found.given or found.rates)
-    is_empty = counts == (None, None) and not has_shares and "speed" not in numbers
+    is_alone = numbers.keys() == {"accepted"} and pair is None  # of how many?
+    is_empty = (counts == (None, None) or is_alone) and not has_shares and "speed" not in numbers
     return None if is_empty else found
 
 

@@ -248,3 +248,33 @@ def test_numbers_before_a_tab_count_lines(tmp_path: Path) -> None:
     store = TraceStore()
     (run,) = import_file(store, path)
     assert store.runs[run]["summary"]["draft_n"] == 36
+
+
+def told(folder: Path, text: str) -> list[dict[str, Any]]:
+    path = folder / "pasted.txt"
+    path.write_text(text)
+    store = TraceStore()
+    (run,) = import_file(store, path)
+    return [one.told for one in store.runs[run].requests or ()]
+
+
+def test_lines_that_a_page_has_joined_are_apart_again(tmp_path: Path) -> None:
+    plain = "".join(f"{line[15:]}\n" for line in LLAMA.splitlines())
+    for text in (LLAMA, VLLM, plain):
+        assert told(tmp_path, text.replace("\n", " ")) == told(tmp_path, text)
+    twice = f"2026-10-02T10:11:12+0200 box app[1]: {LLAMA.splitlines()[2]}"
+    assert rejoined(twice) == twice
+
+
+def test_the_context_that_grep_shows_is_of_the_same_server(tmp_path: Path) -> None:
+    lines = [
+        f"a/server-1.log{':-'[n % 2]}{90 + n}{':-'[n % 2]}{line[15:]}"
+        for n, line in enumerate(LLAMA.splitlines())
+    ]
+    assert told(tmp_path, "\n".join([*lines, "--"]))[0]["num_spec_steps"] == 225
+
+
+def test_commas_for_points_are_read(tmp_path: Path) -> None:
+    german = LLAMA.translate(str.maketrans(".", ",")).replace("0,52,118,", "0.52.118.")
+    (found,) = told(tmp_path, german.split(", mean")[0] + "\n")
+    assert (found["prompt_ms"], found["predicted_n"], found["draft_n"]) == (3159.54, 539, 675)

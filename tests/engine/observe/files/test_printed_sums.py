@@ -11,6 +11,8 @@ import pytest
 from engine.analysis.findings.check import find, record_findings
 from engine.errors import TraceFileError
 from engine.observe.files.importing import import_file, recognise
+from engine.observe.files.line_words import REQUESTS
+from engine.observe.rounds.log_shapes import says_nothing, shape_of
 from engine.trace.store import TraceStore
 
 SUMS = ("predicted_n", "num_spec_steps", "draft_n", "draft_n_accepted")
@@ -973,3 +975,68 @@ def test_rows_slower_than_the_one_without_drafts(
     table = "| a | tok/s | acceptance |\n|---|---|---|\n"
     table += "".join(f"| {name} | {one} | {share} |\n" for name, one, share in rows)
     assert rules(imported(tmp_path, table)) == ["slower-than-plain"] * n
+
+
+RATED = "| n | drafted | acceptance | tok/s |\n|---|---|---|---|\n| 2 | 300 | 0.71 | 41.0 |\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (RATED, (300, None, 0.71, 41.0)),
+        (RATED.replace("| n", "|| n").replace("|---|---|---|---|\n", ""), (300, None, 0.71, 41.0)),
+        ("code: 168.4 ± 2.1 t/s, accept 71.2%\n", (None, None, 0.712, 168.4)),
+        ("| opener | acceptance |\n|--|--|\n| short | 100 % (42/42) |\n", (42, 42, 1.0, None)),
+        ("| | plain | MTP |\n|-|-|-|\n| acceptance, all | n/a | 3,971 / 5,840 = 68 % |\n",
+         (5840, 3971, 3971 / 5840, None)),
+        ("- drafted=41\n- accepted_drafts=33\n- accept_rate=80.5%\n- tok/s=35.1\n",
+         (41, 33, 33 / 41, 35.1)),
+        ("- fix, 512 gen: `18.0 tok/s`, `311/1010` draft tokens accepted.\n",
+         (1010, 311, 311 / 1010, 18.0)),
+        ("`attempts_total=1410`, `accepts_total=1180` → **83.7% acceptance**\n",
+         (1410, 1180, 1180 / 1410, None)),
+        ("runs:\n  - acceptance_rate: 0.8\n    tokens_per_second: 52.0\n", (None, None, 0.8, 52.0)),
+        ("n_predict = 1,290\nn_drafted = 1,320\nn_accept  = 470\naccept    = 35,606%\n",
+         (1320, 470, 470 / 1320, None)),
+        (("timings   : @{prompt_n=31; predicted_n=220; predicted_ms=4059.04; "
+         "predicted_per_second=54.2; draft_n=261; draft_n_accepted=140; id=a b}\n"),
+         (261, 140, 140 / 261, 54.2)),
+        (("Out[7]: CompletionUsage(completion_tokens=205, prompt_tokens=12, "
+         "completion_tokens_details=Details(accepted_prediction_tokens=88, audio_tokens=None, "
+         "rejected_prediction_tokens=32))\n"), (120, 88, 88 / 120, None)),
+        ("| Method | τ (mean accepted length) |\n|-|-|\n| EAGLE-2 | 3.94 |\n",
+         (None, None, None, None)),
+        (("[04:18:10] CtxLimit:2475/29214, Init:0.76s, Processed:2397 in 34.20s (70.09T/s), "
+         "Generated:78/300 in 27.00s (2.89T/s), Total:61.96s\n"
+         "(Draft Results - Success:41, Failure:20)\n"), (None, 41, None, None)),
+    ],
+)  # fmt: skip
+def test_what_people_write_of_acceptance(
+    tmp_path: Path, text: str, expected: tuple[Any, ...]
+) -> None:
+    store = imported(tmp_path, text)
+    told = store.runs[0]["requests"][-1]["told"]
+    pairs = ("num_draft_tokens", "draft_n"), ("num_accepted_draft_tokens", "draft_n_accepted")
+    counts = (told.get(name) or told.get(other) for name, other in pairs)
+    rates = (told.get(name) for name in ("draft_acceptance_rate", "predicted_per_second"))
+    assert (*counts, *rates) == pytest.approx(expected)
+    assert not [one for one in find(store) if one.rule != "log-unread"]
+
+
+def test_lines_of_one_request_are_together_and_no_sign_is_passed_over(tmp_path: Path) -> None:
+    head = "2026-10-02T08:11:02.1Z  INFO xinfer::server::server: [Seq {}] "
+    text = "".join(
+        head.format(n) + said + "\n"
+        for n in range(400)
+        for said in (
+            "⏱️ Prompt: 2048 tokens in 0.51s (4015.69 t/s)",
+            "⏱️ Decoded: 412 tokens in 5.15s (80.00 t/s)",
+            "MTP Speculation: steps=127 proposed=381 accepted=203 rate=53.3%",
+        )
+    )
+    found = [one["told"] for one in imported(tmp_path, text).runs[0]["requests"]]
+    names = ("prompt_n", "predicted_n", "num_spec_steps", "draft_n_accepted")
+    assert [tuple(map(one.get, names)) for one in found] == [(2048, 412, 127, 203)] * 400
+    for word, _ in REQUESTS:
+        head = {"]": "MTP[1", ",": "CtxLimit:"}.get(word[0], "x")
+        assert not says_nothing(shape_of(f"10:11:12 {head}{word}1"), 0), word

@@ -205,3 +205,64 @@ def test_numbers_that_cannot_be_are_counted(tmp_path: Path) -> None:
     log = Log().request(5000, 5000).request(5100, 5100, common(10**12, 10**13), FORCED)
     records, found = log.read(tmp_path)
     assert (len(records), found) == (1, [])
+
+
+NEWEST = "selected slot by LCP similarity, f_sim_best = 0.994 (1836/1848) > 0.100 thold"
+
+
+def test_newest_builds_say_what_is_common_by_counts_and_by_comparing(tmp_path: Path) -> None:
+    created = (checkpoint("created context checkpoint 1 of 32", n) for n in (825, 1844))
+    restored = checkpoint("restored context checkpoint", 825)
+    compared = [f"checking checkpoint with [{n}, {n}] against 1836..." for n in (1843, 824)]
+    for chosen in (NEWEST, ""):
+        log = Log().request(1846, 1846, *created, written=30)
+        log.request(1848, 1023, *compared, restored, chosen=chosen)
+        (_, second), (finding,) = log.read(tmp_path)
+        assert (second.n_common, second.n_reused, second.checkpoint) == (1836, 825, 825)
+        assert second.n_again == 1011 and "1,011 of them again" in finding.message
+
+
+def test_a_part_of_a_log_has_what_its_lines_compare(tmp_path: Path) -> None:
+    erased = (
+        "erased invalidated context checkpoint (pos_min = {}, pos_max = 8683, n_tokens = 8684, "
+        "n_swa = {}, pos_next = 0, size = 149.063 MiB)"
+    )
+    for first, n_swa, n_common in ((8683, 0, "6,859"), (7148, 512, "7,371")):
+        compared = f"checking checkpoint with [{first}, 8683] against 6859..."
+        log = Log().request(13_648, 13_648, compared, FORCED, erased.format(first, n_swa))
+        log.lines.pop(0)
+        records, (finding,) = log.read(tmp_path)
+        assert f"{n_common} of its 13,648 tokens" in finding.message
+        assert "nearest, of 8,684 tokens, at position 8,683, lies after it" in finding.message
+        assert "slot held" not in finding.evidence and records == []
+
+
+def test_ik_llama_cpp_says_what_is_common_before_the_slot(tmp_path: Path) -> None:
+    def said(what: str, task: int, more: str) -> str:
+        return f'INFO [ f] {what} | tid="1" timestamp=1 id_slot=0 id_task={task}{more}'
+
+    def request(task: int, held: int, common: int, reused: int, n: int, *more: str) -> list[str]:
+        return [
+            said("slot is processing task", task, ""),
+            f"======== Cache: cache_size = {held}, n_past =  {common}, n_past_prompt = {common}",
+            *(f"slot apply_checkp: id  0 | task {task} | {one}" for one in more),
+            said("kv cache rm [p0, end)", task, f" p0={reused}"),
+            f"slot print_timing: id  0 | task {task} | ",
+            f"prompt eval time =    1400.00 ms /  {n - reused} tokens (    0.74 ms per token)",
+            "       eval time =    1200.00 ms /    30 tokens (   40.00 ms per token)",
+            said(
+                "slot released", task, f" n_past={n + 29} n_cache_tokens={n + 29} truncated=false"
+            ),
+        ]
+
+    restored = "restored context checkpoint took  11.87 ms (pos_min = 999, pos_max = 999)"
+    lines = [*request(1, 0, 0, 0, 18_000), *request(2, 18_029, 17_990, 1000, 18_100, restored)]
+    path = tmp_path / "ik.log"
+    path.write_text("\n".join(lines) + "\n")
+    store = TraceStore()
+    (run_id,) = import_file(store, path)
+    _, second = store.runs[run_id].prompt_reuse or []
+    assert (second.n_prompt, second.n_held, second.n_common) == (18_100, 18_029, 17_990)
+    assert (second.n_reused, second.n_again, second.checkpoint) == (1000, 16_990, 1000)
+    (finding,) = [one for one in find(store) if one.rule == "prompt-processed-again"]
+    assert "17,100 were processed in 1,400 ms" in finding.message
