@@ -14,6 +14,7 @@ import re
 import tomllib
 from collections import Counter
 from collections.abc import Sequence
+from functools import cache
 from itertools import islice
 from typing import Annotated, Any, NoReturn, TypeGuard
 
@@ -64,9 +65,16 @@ def is_whole(value: Any, most: int = COUNT) -> TypeGuard[int]:
 
 def are_whole(values: Sequence[Any], most: int = COUNT) -> bool:
     """Whether all of several values are."""
-    return {int}.issuperset(map(type, values)) and (
-        not values or (min(values) >= 0 and max(values) <= most)
-    )
+    try:
+        msgspec.convert(values, _whole_numbers(most))
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+@cache
+def _whole_numbers(most: int) -> Any:
+    return list[Annotated[int, Meta(ge=0, le=most)]]
 
 
 def is_real(value: Any, most: float = LONGEST_PART_MS) -> TypeGuard[int | float]:

@@ -77,12 +77,13 @@ def fill(
     Raises TraceFileError, with nothing written, for a file that has no records, those of several
     engines, or values that cannot be.
     """
-    if name == METRICS or (name is None and is_metrics(data)):
+    known = name or recognise(data[:_HEAD]) or recognise(data[_HEAD:])
+    if known == METRICS:
         (data, left_out), (later, _) = only_samples(data), only_samples(later)
         if not (found := read_metrics(data, file, later)):
             raise _nothing(file, "Prometheus")
         return [write_requests(store, found, METRICS, file, left_out=left_out)]
-    if name == PRINTED or (name is None and recognise(data[:_HEAD]) == PRINTED):
+    if known == PRINTED:
         text = data.decode("utf-8-sig", "replace")
         if not (found := read_printed(text)):
             raise _nothing(file, "benchmarks")

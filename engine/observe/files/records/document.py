@@ -20,6 +20,7 @@ from engine.foreign import (
     LARGEST,
     LONGEST_DRAFT,
     JsonError,
+    are_whole,
     as_json,
     is_real,
     is_whole,
@@ -432,9 +433,9 @@ class Fields:
             raise self.wrong(key, value, "a list of whole numbers")
         if len(value) > MOST_STEPS:
             raise self.wrong(key, value[:9], f"a list of at most {MOST_STEPS:,} numbers")
-        for i, one in enumerate(value):
-            if not is_whole(one, most):
-                raise self.wrong(f"{key}.{i}", one, f"a whole number from 0 to {most:,}")
+        if not are_whole(value, most):
+            i, one = next((i, one) for i, one in enumerate(value) if not is_whole(one, most))
+            raise self.wrong(f"{key}.{i}", one, f"a whole number from 0 to {most:,}")
         return value
 
     def histogram(self, key: str) -> list[int] | None:

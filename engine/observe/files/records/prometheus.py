@@ -1,8 +1,8 @@
 """Counters of a server as Prometheus text: of vLLM, of llama-server and LMDeploy, which name them
 alike, of TensorRT-LLM, SGLang, rapid-mlx and TGI.
 
-Two scrapes in the order taken show what was done between them; one alone shows what was done since
-the server started.
+Scrapes in the order taken show what was done from each to the next; one alone shows what was done
+since the server started.
 """
 
 from __future__ import annotations
@@ -109,6 +109,11 @@ _BEFORE = re.compile(
 """What collectors of logs, quotes and `grep -n` put before a sample."""
 _EXACT = {"llamacpp": 10**6}
 """Up to where a server prints a counter with all its digits, if not all."""
+_OTHERS = re.compile(
+    rb"(?m)^(?![\w:]{0,200}?(?:spec|draft|token))[A-Za-z_][\w:]{0,200}(?:\{[^\n{}]{0,4000}\})?"
+    rb" [\d.e+]{1,40}\r?$"
+)
+"""Samples of other series, which most are."""
 _REMEDY = "Save the reply of /metrics again, once before and once after."
 
 _SAMPLE = re.compile(
@@ -133,7 +138,8 @@ def _has_points(data: bytes) -> bool:
 
 def _of_query(data: bytes) -> bytes:
     """The last values that Prometheus replies to a query, or of another export; other samples
-    without what is before."""
+    without what is before. Series of other things become blank lines."""
+    data = _OTHERS.sub(b"", data)
     found = [
         b"%s{%s} %s\n" % (name[1], _LABEL.sub(rb"\1=", labels.replace(name[0], b"")), values[-2])
         for labels, inside in _QUERIED.findall(data)
@@ -224,8 +230,8 @@ def only_samples(data: bytes) -> tuple[bytes, str]:
 
 
 def read_metrics(data: bytes, name: str, later: bytes = b"") -> list[RecordedRequest]:
-    """One sum for each set of labels: engines of a server, models. later: a scrape taken after
-    those in `data`. Raises TraceFileError."""
+    """One sum for each time between two scrapes and each set of labels: engines of a server,
+    models. later: a scrape taken after those in `data`. Raises TraceFileError."""
     if len(data) + len(later) > MOST_BYTES:
         raise TraceFileError(f"{name} has more than {MOST_BYTES:,} bytes.", _REMEDY)
     texts = [
@@ -233,15 +239,11 @@ def read_metrics(data: bytes, name: str, later: bytes = b"") -> list[RecordedReq
         for part in (data, later)
         for text in (_scrapes(part.decode("utf-8", errors="replace")) if part else ())
     ]
-    if len(texts) > 2:
-        raise TraceFileError(
-            f"{name} has {len(texts)} scrapes.", "Keep two, one before and one after."
-        )
     scrapes = [_read_scrape(text, name) for text in texts]
-    before = scrapes[0] if len(scrapes) == 2 else {}
     return [
         _difference(engine, labels, before.get((engine, labels)), last, name)
-        for (engine, labels), last in scrapes[-1].items()
+        for before, after in pairwise(scrapes if scrapes[1:] else [{}, *scrapes])
+        for (engine, labels), last in after.items()
     ]
 
 

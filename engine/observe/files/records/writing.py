@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -25,7 +24,7 @@ from engine.trace.store import TraceStore
 from engine.trace.writer import TraceWriter
 
 MOST_REQUESTS = 1 << 16
-_MOST_KEPT = 16 << 20
+_MOST_KEPT = 12 << 20
 _MOST_FACTS = 48 << 20
 """Bytes of JSON without spaces: session.json has four times as many, and has to open again."""
 _NO_STOP = "not reported"
@@ -149,7 +148,8 @@ def _facts(requests: Sequence[RecordedRequest]) -> list[dict[str, Any]]:
         if request.text:
             one["text"] = request.text
         if request.unknown:
-            n_kept += len(json.dumps(request.unknown))
+            if n_kept <= _MOST_KEPT:
+                n_kept += len(msgspec.json.encode(request.unknown))
             keep_all = n_kept <= _MOST_KEPT
             one["unknown"] = request.unknown if keep_all else sorted(request.unknown)
         found.append(one)

@@ -289,7 +289,7 @@ def test_a_stream_saved_as_text_is_read() -> None:
     assert len(store.rounds) == 13 and len(store.tokens) == 29
 
 
-def test_two_scrapes_tell_what_was_between_them() -> None:
+def test_scrapes_tell_what_was_between_them() -> None:
     after = (RECORDS / "vllm-metrics.prom").read_text()
     before = after
     for old, new in ((" 12.0", " 2.0"), (" 34.0", " 4.0"), (" 16.0", " 3.0")):
@@ -306,8 +306,8 @@ def test_two_scrapes_tell_what_was_between_them() -> None:
     restarted = filled("two", (after + before).encode())
     assert summary(restarted, 0)["num_spec_steps"] == 2
     assert "fell" in restarted.runs[0]["requests"][0]["record"]["restarted"]
-    with pytest.raises(TraceFileError, match="3 scrapes"):
-        filled("three", (before + after + after).encode())
+    more = filled("three", (before + after + after).encode())  # each as long as it took
+    assert [one.told["num_spec_steps"] for one in more.runs[0].requests or ()] == [10, 0]
 
 
 def test_positions_that_a_server_counts_later_begin_at_zero() -> None:
