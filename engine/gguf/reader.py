@@ -81,6 +81,12 @@ class TensorReader:
             tensor = tensor.reshape(len(scale), -1).mul_(scale.unsqueeze(1))
         return tensor.reshape(shape)
 
+    def take_halves(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """A tensor of F16 or BF16 as bfloat16 of `shape`, in memory of its own. Raises as `take`,
+        for no type."""
+        (tensor,) = self._pieces(name, shape, 1, "reading", self._in_bf16)
+        return tensor.reshape(shape)
+
     def take_ids(self, name: str, shape: tuple[int, ...], n: int) -> Tensor:
         """A tensor of I32 as int64 of `shape`, numbers from 0 to n - 1. Raises as `take`."""
         (data,) = self._pieces(name, shape, 1, "reading", partial(self._stored, False))
@@ -266,6 +272,10 @@ class TensorReader:
                 memory = copy.memory
             self._parts[key] = memory, _as_tensor(memory)
         return self._parts[key][1][info.offset : info.offset + info.n_bytes]
+
+    def _in_bf16(self, info: TensorInfo, part: slice, n_elements: int) -> Tensor:
+        dtype = torch.bfloat16 if info.type.name == "BF16" else torch.float16
+        return torch.from_numpy(self._file.raw(info.name, part)).view(dtype).to(torch.bfloat16)
 
     def _decode(self, info: TensorInfo, part: slice, n_elements: int) -> Tensor:
         try:

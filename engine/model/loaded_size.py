@@ -14,7 +14,8 @@ LEAST_VOCABULARY = 2**15
 LEAST_GAIN = 1.5
 """Bytes of a head for one of its copy, below which reading the copy does not pay."""
 _Q2_K = 256, 84
-_F32, _HALVES = 4, ("F16", "BF16")
+# and those of 16 bits without blocks, in rows of whole groups
+_F32, _HALVES, _GROUP = 4, ("F16", "BF16"), 32
 # types of which products with blocks exist (kernels.linear.block_linear, which would load torch)
 _BLOCKS = ("Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K")
 # and products of integers (kernels.linear.integer_blocks)
@@ -58,7 +59,7 @@ def loaded_bytes(tensors: Mapping[str, TensorInfo], *, shares_head: bool = False
 
 def is_expanded(type: str) -> bool:
     """Whether matrices of a GGML type are expanded to f32 for mode q8."""
-    return type not in (*_INTEGER_BLOCKS, "F32", "I32")
+    return type not in (*_INTEGER_BLOCKS, *_HALVES, "F32", "I32")
 
 
 def draft_head_bytes(tensors: Mapping[str, TensorInfo]) -> int:
@@ -67,7 +68,9 @@ def draft_head_bytes(tensors: Mapping[str, TensorInfo]) -> int:
     heads = [name for name in tensors if name.endswith("nextn.shared_head_head.weight")]
     names = [*heads, "output.weight", "token_embd.weight"]
     head = next((tensors[name] for name in names if name in tensors), None)
-    if head is None or not _stays(tensors, head, "q8") or len(head.shape) != 2:
+    if head is None or head.type.name in _HALVES or not _stays(tensors, head, "q8"):
+        return 0
+    if len(head.shape) != 2:
         return 0
     n_vocab, width = head.shape
     copy = n_vocab * width // _Q2_K[0] * _Q2_K[1]
@@ -88,8 +91,8 @@ def _bytes_in(tensors: Mapping[str, TensorInfo], mode: str, has_head: bool) -> i
             continue
         stays = _stays(tensors, tensor, mode) and not (name in experts and _block(name) in expanded)
         if name.endswith(_EMBEDDINGS):
-            stays |= tensor.type.name in _HALVES and mode in ("bf16", "int8", "int8x2")
-            total += tensor.n_bytes if mode != "f32" and stays else tensor.n_elements * _F32
+            stays = _stays(tensors, tensor, mode if mode in ("f32", "q8") else "blocks")
+            total += tensor.n_bytes if stays else tensor.n_elements * _F32
         elif len(tensor.shape) > 1 and not any(part in name for part in _KEPT):
             steps = _steps(tensors, name) if mode != "f32" else 0
             rows = tensor.n_elements // tensor.shape[-1]
@@ -100,7 +103,8 @@ def _bytes_in(tensors: Mapping[str, TensorInfo], mode: str, has_head: bool) -> i
     if not has_head:
         table = tensors["token_embd.weight"]
         # unpacked, the head is the embedding itself
-        if mode.startswith("int8") or (mode == "bf16" and not _stays(tensors, table, mode)):
+        is_packed = mode == "bf16" and not _stays(tensors, table, mode)
+        if mode.startswith("int8") or (is_packed and table.type.name != "BF16"):
             total += _packed(table, mode, False)
     return total
 
@@ -120,12 +124,15 @@ def _block(name: str) -> str:
 def _stays(tensors: Mapping[str, TensorInfo], tensor: TensorInfo, mode: str) -> bool:
     if tensor.name.removesuffix(".weight") + ".scale" in tensors:
         return False
-    return tensor.type.name in (_INTEGER_BLOCKS if mode == "q8" else _BLOCKS)
+    if tensor.type.name in _HALVES and len(tensor.shape) == 2:
+        return mode in ("f32", "blocks", "q8") and tensor.shape[1] % _GROUP == 0
+    types: dict[str, tuple[str, ...]] = {"f32": (), "q8": _INTEGER_BLOCKS}
+    return tensor.type.name in types.get(mode, _BLOCKS)
 
 
 def _packed(tensor: TensorInfo, mode: str, stays: bool) -> int:
     if mode.startswith("int8"):
         return tensor.n_elements + _F32 * (tensor.n_elements // tensor.shape[-1])  # and scales
-    if mode in ("bf16", "q8", "blocks") and stays:
+    if stays:
         return tensor.n_bytes
     return tensor.n_elements * (2 if mode == "bf16" else _F32)

@@ -180,10 +180,10 @@ class _Loading:
         embedding = weights.table("token_embd.weight")
         # the same matrix again is packed before others take memory
         is_tied = "output.weight" not in weights
-        projection = self._head_table(weights, embedding) if is_tied else None
+        projection = weights.head(embedding) if is_tied else None
         rope = RopeTables(config.rope, self._device)
         trunk = make_trunk(config, weights, partial(self._of_block, self._source))
-        projection = projection or self._head_table(weights, embedding)
+        projection = projection or weights.head(embedding)
         norm = weights.keep(config.output_norm) if config.output_norm else None
         reader = make_reader(config, weights)
         output = _output(config, norm, projection, reader)
@@ -207,18 +207,6 @@ class _Loading:
         shapes = block_shapes(source.config, index, source.file.tensors)
         return self._take(source, shapes, f"blk.{index}.")
 
-    def _head_table(self, weights: Weights, embedding: Embedding) -> Projection:
-        """The head's matrix: its own, or the embedding, in the same memory if nothing is packed."""
-        if "output.weight" in weights:
-            return weights.project("output.weight")
-        if embedding.rows.type is not None and not weights.in_blocks("token_embd.weight"):
-            return weights.project("token_embd.weight")
-        before = weights.n_bytes
-        projection = weights.stack([embedding.rows])
-        if projection.packed.mode == "f32" or embedding.rows.type is not None:
-            weights.n_bytes = before
-        return projection
-
     def _outside_block(
         self, embedding: Embedding, output: OutputHead, rope: RopeTables
     ) -> tuple[Embedding, OutputHead, RopeTables]:
@@ -228,7 +216,7 @@ class _Loading:
         norm, projection, reader = output.norm, output.projection, output.reader
         if "token_embd.weight" in weights:
             embedding = weights.table("token_embd.weight")
-            projection = self._head_table(weights, embedding)
+            projection = weights.head(embedding)
         elif "output.weight" in weights:
             projection = weights.project("output.weight")
         if config.output_norm and config.output_norm in weights:

@@ -13,22 +13,22 @@ from torch import Tensor
 from engine.gguf.reader import StoredRows, TensorReader
 from engine.machine.device import CPU
 from engine.model.parts import Shapes
-from kernels.linear import gated_linear, linear, linear_each, pack
+from kernels.linear import gated_linear, linear, linear_each, pack, panels_of
 from kernels.linear.block_parts import Residual, Rows, as_llama_cpp
-from kernels.linear.blocks import pack_blocks, stack_weights, stays_in_blocks
+from kernels.linear.blocks import pack_blocks, stack_weights, stays_in_blocks, stays_in_halves
 from kernels.linear.decode_with_llvm import HALVES
 from kernels.linear.dequant import dequantise
 from kernels.linear.packed import BlockData, PackedWeight
 from kernels.moe import pack_expert_blocks, pack_experts
 from kernels.moe.packed import SWIGLU, Activation, PackedExperts, put_together
 from kernels.pointwise import add
-from kernels.rows import take_rows
+from kernels.rows import take_columns, take_rows
 
 
 @dataclass(frozen=True, slots=True)
 class MatrixRows:
-    """Matrix rows f32 [out, in], or biases f32 [out]; with a `type` each row's GGUF blocks of that
-    type, uint8 [out, bytes], as they are stored. rounding: the GGML type whose
+    """Matrix rows f32 [out, in], bf16 in mode bf16, or biases f32 [out]; with a `type` each row's
+    GGUF blocks of that type, uint8 [out, bytes], as they are stored. rounding: the GGML type whose
     products are to round their other side as llama.cpp does, or None. name: of the tensor in the
     file that blocks are part of.
 
@@ -51,9 +51,14 @@ class Embedding:
     __slots__ = ("_width", "rows")
 
     def __init__(self, rows: MatrixRows, width: int) -> None:
-        """width: numbers in a row."""
+        """width: numbers in a row. The data may also be panels (kernels.linear.panels_of)."""
         self.rows = rows
         self._width = width
+
+    def __len__(self) -> int:
+        """How many rows there are."""
+        n, *_, width = self.rows.data.shape
+        return n if self.rows.data.dim() == 2 else n * width
 
     @property
     def device(self) -> torch.device:
@@ -64,7 +69,8 @@ class Embedding:
         table, type = self.rows.data, self.rows.type
         if type is None:
             return take_rows(table, tokens)
-        blocks = take_rows(table, tokens.flatten())
+        take = take_rows if table.dim() == 2 else take_columns
+        blocks = take(table, tokens.flatten()).view(torch.uint8)
         n_elements = tokens.numel() * self._width
         return dequantise(blocks.view(-1), type, n_elements).view(*tokens.shape, self._width)
 
@@ -172,8 +178,11 @@ class Weights:
 
     def _stays(self, full: str, mode: str) -> bool:
         """What is not in its blocks alone, but multiplied by a scale, becomes numbers."""
-        type = self._reader.type(full)
-        return not self._reader.is_scaled(full) and stays_in_blocks(type, mode, self.device)
+        type, shape = self._reader.type(full), self._shapes[full]
+        stays = stays_in_blocks(type, mode, self.device)
+        if len(shape) == 2:  # experts and biases become numbers
+            stays |= stays_in_halves(type, shape[1], mode, self.device)
+        return stays and not self._reader.is_scaled(full)
 
     def rows(self, name: str) -> MatrixRows:
         """A matrix or biases for rearranging, in blocks if they stay in them; not counted."""
@@ -181,10 +190,13 @@ class Weights:
 
     def _rows(self, name: str, mode: str) -> MatrixRows:
         full = self._prefix + name
+        shape, type = self._shapes[full], self._reader.type(full)
+        is_half = type in HALVES
         if self._stays(full, mode):
-            type = self._reader.type(full)
-            blocks = self._reader.take_blocks(full, self._shapes[full])
-            return MatrixRows(blocks, type, name=full)
+            blocks = self._reader.take_blocks(full, shape)
+            return MatrixRows(blocks, type, self._rounding(name) if is_half else None, full)
+        if is_half and mode == "bf16" and not self._reader.is_scaled(full):
+            return MatrixRows(self._reader.take_halves(full, shape))
         return self.numbers(name)
 
     def _rounding(self, name: str) -> str | None:
@@ -193,21 +205,32 @@ class Weights:
     def table(self, name: str) -> Embedding:
         """An embedding, whose rows are looked up: the numbers of the file in every mode.
 
-        It stays in its blocks where it can, but in f32: there the head may be the same matrix. So
-        do numbers of 16 bits on the processor, where the head is never f32.
+        It stays in its blocks where it can, but in f32: there the head may be the same matrix.
         """
-        full = self._prefix + name
-        width, type = self._shapes[full][1], self._reader.type(full)
-        if self.compute == "f32":
-            return Embedding(MatrixRows(self.keep(name), rounding=self._rounding(name)), width)
-        is_half = type in HALVES and not self._reader.is_scaled(full)
-        if is_half and self.device.type == "cpu" and self.compute not in ("q8", "blocks"):
-            rows = MatrixRows(self._reader.take_blocks(full, self._shapes[full]), type, name=full)
-        else:
-            rows = self._rows(name, "q8" if self.compute == "q8" else "blocks")
+        rows = self._rows(name, self.compute if self.compute in ("f32", "q8") else "blocks")
         rows = replace(rows, data=rows.data.to(self.device))
         self.n_bytes += rows.data.nbytes
-        return Embedding(rows, width)
+        return Embedding(rows, self._shapes[self._prefix + name][1])
+
+    def head(self, embedding: Embedding) -> Projection:
+        """The matrix of a head: its own, or else this table, in the same memory where both are as
+        stored, or where its packed rows can be read."""
+        name = "token_embd.weight"
+        if "output.weight" in self:
+            return self.project("output.weight")
+        rows, before = embedding.rows, self.n_bytes
+        if rows.type is None or self.in_blocks(name):
+            projection = self.stack([rows])
+            if projection.packed.mode == "f32" or rows.type is not None:
+                self.n_bytes = before
+            return projection
+        projection = self.project(name)
+        panels = panels_of(projection.packed, rows.data) if rows.type == "BF16" else None
+        if panels is not None:
+            embedding.rows = replace(rows, data=panels)
+            self._reader.release([rows.name])
+            self.n_bytes -= rows.data.nbytes
+        return projection
 
     def stored_rows(self, name: str) -> StoredRows:
         """A table of which rows are asked for, as it is stored; not counted on the processor, where

@@ -18,6 +18,7 @@ from kernels.rows import join
 
 _CPU = torch.device("cpu")
 
+panels_of = with_torch.panels_of
 _pack = pick(naive.pack, with_torch.pack)
 _linear = pick(naive.linear, with_torch.linear)
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from kernels.dispatch import uses_llvm
 from kernels.linear import integer_blocks
 from kernels.linear.block_linear import TYPES, block_linear
+from kernels.linear.decode_with_llvm import HALVES
 from kernels.linear.packed import BlockData, PackedWeight
 
 # plain numbers come in groups of this many
@@ -28,6 +29,13 @@ def stays_in_blocks(type: str, mode: str, device: torch.device) -> bool:
         return type in integer_blocks.TYPES
     here = mode == "blocks" or (mode == "bf16" and device.type == "cpu" and uses_llvm())
     return here and type in TYPES
+
+
+def stays_in_halves(type: str, width: int, mode: str, device: torch.device) -> bool:
+    """Whether a matrix of numbers of 16 bits, `width` in a row, is multiplied as it is stored where
+    it would become f32: the bits are those of f32 (`stays_plain`), half the memory is read."""
+    is_half = type in HALVES and width % GROUP == 0 and device.type == "cpu"
+    return is_half and mode in ("f32", "blocks", "q8") and uses_llvm()
 
 
 def stays_plain(weight: Tensor, mode: str) -> bool:
@@ -45,10 +53,11 @@ def pack_plain(weight: Tensor) -> PackedWeight:
 def pack_blocks(blocks: Tensor, type: str, mode: str = "blocks") -> PackedWeight:
     """A weight that stays in its blocks, uint8 [out, bytes per row], kept where they are.
 
-    type: one of kernels.linear.block_linear.TYPES, or F32; in mode "q8" of
-    kernels.linear.integer_blocks.TYPES.
-    mode: "blocks", "bf16" or "q8"; "f32" for F32.
+    type: one of kernels.linear.block_linear.TYPES, or F32, F16 and BF16, whose mode is "f32"
+    whatever is given; in mode "q8" of kernels.linear.integer_blocks.TYPES.
+    mode: "blocks", "bf16" or "q8".
     """
+    mode = "f32" if type in (*HALVES, "F32") else mode
     elements, n_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[type]]
     n_in = blocks.shape[1] // n_bytes * elements
     return PackedWeight(mode, (blocks.shape[0], n_in), blocks.numel(), BlockData(blocks, type))

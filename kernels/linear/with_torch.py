@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -24,6 +27,31 @@ def pack(weight: Tensor, mode: str) -> PackedWeight:
         # f32 multiplies the rounded numbers exactly
         return PackedWeight(mode, shape, 4 * n_elements, rounded.float())
     return integers.pack(weight, mode)
+
+
+def panels_of(packed: PackedWeight, rows: Tensor) -> Tensor | None:
+    """A packed matrix of bf16 as the panels of kernels.rows.take_columns, pairs of its numbers as
+    int32, in the same memory; None where it lies otherwise. rows: uint8 [out, 2 in], the same."""
+    (n_out, n_in), data = packed.shape, packed.data
+    if packed.mode != "bf16" or not data.is_mkldnn or n_in % 2:
+        return None
+    if torch.ops.mkldnn._nbytes(data) != rows.nbytes:
+        return None
+    place = int(torch.ops.mkldnn.data_ptr(data)), False
+    memory = {"version": 3, "typestr": "<i4", "shape": (n_out * n_in // 2,), "data": place}
+    array = np.asarray(SimpleNamespace(__array_interface__=memory, whole=data))
+    numbers, pairs = torch.from_numpy(array), rows.view(torch.int32)
+    for width in PANEL_WIDTHS:
+        if n_out % width == 0:
+            panels = numbers.view(-1, n_in // 2, width)
+            ends = (panels[0], pairs[:width]), (panels[-1], pairs[-width:])
+            if all(torch.equal(panel.t(), own) for panel, own in ends):
+                return panels
+    return None
+
+
+PANEL_WIDTHS = 64, 48, 32, 16
+"""Rows that oneDNN puts together, for the widest registers first."""
 
 
 def pack_bf16_on_gpu(weight: Tensor, device: torch.device) -> PackedWeight:

@@ -16,7 +16,7 @@ from kernels.dispatch import operation, runs_llvm
 from kernels.llvm import Code, Value, kernel
 from kernels.llvm.functions import RowPlaces, addresses, rows, start
 from kernels.llvm.functions import run as run_rows
-from kernels.llvm.values import I64
+from kernels.llvm.values import I32, I64
 
 
 @operation(llvm=__name__, any_type=True)
@@ -25,6 +25,15 @@ def take_rows(table: Tensor, numbers: Tensor) -> Tensor:
     any shape, 0 .. n - 1, not looked at. Returns [*numbers.shape, *row]."""
     rows = table.index_select(0, numbers.flatten())
     return rows.view(*numbers.shape, *table.shape[1:])
+
+
+@operation(llvm=__name__, any_type=True)
+def take_columns(panels: Tensor, numbers: Tensor) -> Tensor:
+    """Rows of a table that lie as columns of panels: row r as panels[r // width, :, r % width].
+    panels: int32 [n, d, width], contiguous; numbers: int64, any shape. Returns [*numbers.shape, d].
+    """
+    width = panels.shape[2]
+    return panels[numbers // width, :, numbers % width]
 
 
 @operation(llvm=__name__, any_type=True)
@@ -61,6 +70,10 @@ def take_rows_naive(table: Tensor, numbers: Tensor) -> Tensor:
     return rows.view(*numbers.shape, *table.shape[1:])
 
 
+def take_columns_naive(panels: Tensor, numbers: Tensor) -> Tensor:
+    return take_rows_naive(panels.transpose(1, 2).flatten(0, 1), numbers)
+
+
 def put_rows_naive(table: Tensor, numbers: Tensor, rows: Tensor) -> None:
     flat = rows.reshape(numbers.numel(), *table.shape[1:])
     for i, number in enumerate(numbers.flatten().tolist()):
@@ -93,6 +106,13 @@ def take_rows_with_llvm(table: Tensor, numbers: Tensor) -> Tensor:
     taken = table.new_empty(*numbers.shape, *table.shape[1:])
     table, numbers = _without_gaps(table), numbers.contiguous()
     _run(True, table, numbers, taken)
+    return taken
+
+
+def take_columns_with_llvm(panels: Tensor, numbers: Tensor) -> Tensor:
+    d, width = panels.shape[1:]
+    taken, numbers = panels.new_empty(*numbers.shape, d), numbers.contiguous()
+    run_rows(_column(), numbers.numel(), d, *addresses(panels, numbers, taken), d, width)
     return taken
 
 
@@ -153,6 +173,16 @@ def _by_number(code: Code, args: Sequence[Value], i: Value, take: bool) -> None:
     numbered = table + code.load(numbers + i * 8, I64) * step
     other = others + i * row_bytes
     code.copy(*((other, numbered) if take else (numbered, other)), row_bytes)
+
+
+@kernel(5)
+def _column(code: Code, args: Sequence[Value], i: Value) -> None:
+    """Arguments: the panels, numbers of rows, the rows, their length, rows in a panel."""
+    panels, numbers, taken, d, width = args
+    number = code.load(numbers + i * 8, I64)
+    column = panels + (number // width * d * width + number % width) * 4
+    with code.loop(0, d) as k:
+        code.store(code.load(column + k * width * 4, I32), taken + (i * d + k) * 4)
 
 
 @kernel(9)

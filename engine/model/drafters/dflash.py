@@ -245,7 +245,7 @@ class DFlash:
         head: Projection,
         ids: Tensor | None,
     ) -> None:
-        n_vocab = len(embedding.rows.data)
+        n_vocab = len(embedding)
         if config.mask_token >= n_vocab:
             raise UnsupportedModelError(
                 f"{config.name}: the mask token {config.mask_token} is outside the {n_vocab} "

@@ -52,7 +52,7 @@ class Eagle3:
         self._ffn_norm = block.keep("ffn_norm.weight")
         self._ffn = Swiglu(DensePart(config.n_ff), block)
         norm = weights.keep("output_norm.weight")
-        n_drafted = len(embedding.rows.data if ids is None else ids)
+        n_drafted = len(embedding if ids is None else ids)
         self._output = OutputHead(norm, head, n_drafted, config.eps)
 
     @inference_mode

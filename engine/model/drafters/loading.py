@@ -145,8 +145,6 @@ class _Parts:
         weights, target = self.weights(""), self._target
         own = "token_embd.weight" in weights
         embedding = weights.table("token_embd.weight") if own else target.embedding
-        if "output.weight" in weights:
-            return embedding, weights.project("output.weight")
-        if own and config.ties_head:
-            return embedding, weights.project("token_embd.weight")
+        if "output.weight" in weights or (own and config.ties_head):
+            return embedding, weights.head(embedding)
         return embedding, target.projection

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels.dispatch import pick
+from kernels.linear.decode_with_llvm import HALVES
 from kernels.linear.dequant import dequantise
 
 TYPES = ("Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K")
@@ -23,8 +24,8 @@ def block_linear(
     """x @ weight.T in f32, the weight expanded on the way to the same numbers as `dequantise`.
 
     x: f32 or bf16 [..., in]; blocks: uint8 [out, bytes per row], contiguous, each row whole
-    blocks of the GGML type named `type`, on an even address; on a CPU also F32, rows of
-    whole 32 numbers. Returns f32 [..., out]. On a GPU
+    blocks of the GGML type named `type`, on an even address; on a CPU also F32, F16 and BF16,
+    rows of whole 32 numbers. Returns f32 [..., out]. On a GPU
     meant for few rows (1 .. 16): every 16 rows read the weight once, nothing else is stored.
 
     rounded: x is rounded to bfloat16 first, and the weights where that is faster than leaving
@@ -41,7 +42,7 @@ def block_linear(
 
 @functools.cache
 def _check(type: str, n_in: int, n_bytes: int) -> None:
-    if type not in (*TYPES, "F32"):
+    if type not in (*TYPES, *HALVES, "F32"):
         raise ValueError(f"no product with blocks of {type}, only with {', '.join(TYPES)}")
     elements, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[type]]
     n_blocks, rest = divmod(n_in, elements)

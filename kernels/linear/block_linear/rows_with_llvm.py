@@ -20,6 +20,7 @@ from kernels.linear.block_linear.operands_with_llvm import (
     sizes,
     terms,
 )
+from kernels.linear.decode_with_llvm import HALVES
 from kernels.llvm import F32X16, Code, Program, Value, kernel
 from kernels.llvm.values import transposed
 from kernels.processor import has_feature
@@ -217,7 +218,7 @@ _LINE = 64
 # bytes; of a matrix that comes from memory four rows at once are slower than one
 _CACHED = 4 << 20
 # of other types a block alone fills the registers
-_TYPES = ("Q8_0", PLAIN)
+_TYPES = ("Q8_0", PLAIN, *HALVES)
 # sums of 16 numbers that leave registers for what is added to them
 _MOST_SUMS = {True: 16, False: 4}
 

@@ -8,10 +8,12 @@ from gguf import GGMLQuantizationType
 
 from engine.experiments.random_models.random_model import write_random_model
 from engine.gguf.file import GgufFile
+from engine.gguf.reader import TensorReader
 from engine.memory.policies import memory_sizes
 from engine.model.info import describe
 from engine.model.loaded_size import MODES, is_expanded
 from engine.model.loader import load_model
+from kernels.linear import linear, pack
 from kernels.linear.integer_blocks import TYPES
 from kernels.linear.integers import has_vnni
 from kernels.linear.with_torch import has_bf16
@@ -36,16 +38,25 @@ def test_so_it_is_of_random_models(arch, mode, tmp_path):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_table_of_16_bits_stays_so_unless_it_is_the_head_in_f32(mode, tmp_path):
+def test_a_table_of_16_bits_stays_so_and_is_the_head_where_it_can(mode, tmp_path):
     path = tmp_path / "tiny.gguf"
     write_random_model(path, size="tiny", quant="bf16")
     hold(path, mode)
     tokens = torch.tensor([[3, 1, 4]])
     with GgufFile.open(path) as file:
-        table = load_model(file, compute=mode).embedding
-        whole = load_model(file, compute="f32").embedding
-    assert table.rows.type == (None if mode in ("f32", "q8", "blocks") else "BF16")
-    assert torch.equal(table(tokens), whole(tokens))
+        model, table = load_model(file, compute=mode), file.tensors["token_embd.weight"]
+        numbers = TensorReader(file).take("token_embd.weight", table.shape)
+    embedding, packed = model.embedding, model.projection.packed
+    assert embedding.rows.type == "BF16" and len(embedding) == len(numbers)
+    assert torch.equal(embedding(tokens), numbers[tokens])
+    own = pack(numbers, mode if mode in ("bf16", "int8", "int8x2") else "f32")
+    x = torch.randn(3, numbers.shape[1])
+    assert torch.equal(linear(x, packed), linear(x, own))
+    if mode in ("f32", "q8", "blocks"):
+        assert packed.data.bytes.data_ptr() == embedding.rows.data.data_ptr()
+    if mode == "bf16" and has_bf16():
+        place = torch.ops.mkldnn.data_ptr(packed.data)
+        assert embedding.rows.data.data_ptr() == int(place), "read where it is packed"
 
 
 def hold(path, mode):
@@ -71,4 +82,10 @@ def test_memory_counts_the_mode(golden_path):
 
 def test_types_without_products_of_integers_are_told():
     names = {type.name for type in GGMLQuantizationType}
-    assert {name for name in names if not is_expanded(name)} == {*TYPES, "F32", "I32"}
+    assert {name for name in names if not is_expanded(name)} == {
+        *TYPES,
+        "F32",
+        "F16",
+        "BF16",
+        "I32",
+    }

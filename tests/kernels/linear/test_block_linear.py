@@ -63,6 +63,18 @@ def test_plain_numbers(run, n_rows, n_out):
     assert nmse(y, x.double() @ weight.double().T) < 1e-12
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("n_rows", [1, 3, 8, 9, 20])
+@pytest.mark.parametrize("n_out", [8, 70])
+def test_numbers_of_16_bits_have_the_bits_of_f32(dtype, n_rows, n_out):
+    weight, x = torch.randn(n_out, 96).to(dtype), torch.randn(n_rows, 96)
+    type_name = "F16" if dtype == torch.float16 else "BF16"
+    for invariant in (False, True):
+        y = op.block_linear(x, weight.view(torch.uint8), type_name, invariant=invariant)
+        plain = op.block_linear(x, weight.float().view(torch.uint8), "F32", invariant=invariant)
+        assert torch.equal(y, plain)
+
+
 # around the number of rows of a call, of a panel, of three panels; of a tile of weights
 @pytest.mark.parametrize("n_rows", [1, 7, 8, 9, 16, 17, 47, 48, 49, 100])
 @pytest.mark.parametrize("n_out", [1, 31, 32, 33, 100, 513])
@@ -131,7 +143,7 @@ def test_invariant_rows_have_the_same_bits_in_any_company(run, rounded, n_out):
     )
 
 
-@pytest.mark.parametrize("type_name", ["Q5_0", "F16", "IQ4_XS"])
+@pytest.mark.parametrize("type_name", ["Q5_0", "IQ4_XS"])
 def test_other_types_are_refused(type_name):
     with pytest.raises(ValueError, match=f"{type_name}, only with Q8_0, Q4_0"):
         op.block_linear(torch.ones(1, 32), torch.zeros(1, 22, dtype=torch.uint8), type_name)

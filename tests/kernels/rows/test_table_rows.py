@@ -33,6 +33,15 @@ def test_rows_are_taken_and_put(ops, shape, dtype):
 
 
 @ROWS
+@pytest.mark.parametrize("width", [1, 16, 48])
+def test_rows_are_taken_from_panels(ops, width):
+    table = torch.randint(-(2**31), 2**31 - 1, (96, 37), dtype=torch.int32)
+    panels = table.view(-1, width, 37).transpose(1, 2).contiguous()
+    numbers = torch.tensor([[95, 0], [17, 48]])
+    assert torch.equal(ops.take_columns(panels, numbers), table[numbers])
+
+
+@ROWS
 def test_no_row_at_all(ops):
     table = torch.randn(3, 5)
     assert ops.take_rows(table, torch.zeros(0, dtype=torch.int64)).shape == (0, 5)
