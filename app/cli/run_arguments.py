@@ -55,8 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         output
           --[no-]audit  at its end, decode the text of the run plainly and compare tokens, logits
               and recurrent states, and make sampled drafts again (default: as much of the text as 3
-              %% of the run's time allows, in runs of 2048 tokens at most that write more than they
-              read)
+              %% of the run's time allows, in runs of 2048 tokens at most, prompts and -n together,
+              that may write as much as they read)
           --json  print one JSON object: sequences, options in effect, totals
           --trace DIR  write the trace as CSV files; replaces an earlier export
     """)
