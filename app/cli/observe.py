@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
-from app.cli.common import add_key, check_files, connect, loading_line
+from app.cli.common import check_files, connect, loading_line
 from app.cli.option_lines import OptionLines, refuse_given
 from app.cli.output import (
     Interrupted,
@@ -36,7 +36,7 @@ from app.cli.recorded import (
     keep_capture,
     record,
 )
-from app.cli.rescore import lines
+from app.cli.rescore import add_connection, lines
 from app.cli.run_arguments import LEGEND, add_options, add_prompts, options_from, styled
 from engine.errors import ApiKeyError, DraftscopeError, OptionError, ServerError, ServerModelError
 from engine.observe.server.reply import TimeLimits
@@ -83,19 +83,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
           url=URL  address of a llama-server, or of another server of its API
           --model-name NAME  which of a router's or another server's models (default: the only one,
               or the only one that is loaded)
+          --log FILE  log file of the server (started with -lv 5 and LLAMA_TRACE=1), joined to the
+              rounds
+          --rescore MODEL  judge every token by the server's own model, decoded here in f32:
+              probabilities and ranks, and whether speculation changed the text
+          --assume-same  take MODEL for the server's where nothing tells
     """)
     parser.set_defaults(model_name="")
-    add_key(server)
-    OptionLines(server).add("""
-        --log FILE  log file of the server (started with -lv 5 and LLAMA_TRACE=1), joined to the
-            rounds
-    """)
-    add_options(server, options_in(TimeLimits))
-    add_listening(parser)
-    OptionLines(server).add("""
-        --rescore MODEL  judge every token by the server's own model, decoded here in f32:
-            probabilities and ranks, and whether speculation changed the text
-        --assume-same  take MODEL for the server's where nothing tells
+    add_connection(server)
+    OptionLines(parser).add("""
+        listening
+          --listen HOST:PORT  let other programs talk to the server through this address, and record
+              what they ask until Ctrl-C; port 0 is any free one, without HOST only this machine can
+          --pass-unchanged  do not ask for timings per token where a client does not: then only
+              clients that ask for them show rounds
     """)
     add_prompts(parser)
     _add_requests(parser)
@@ -134,17 +135,15 @@ def run(args: argparse.Namespace) -> int:
         check_files(args.rescore)
     else:
         refuse_given(args, "--rescore", "--assume-same")
-    if args.listen is None:
-        refuse_given(args, "--listen", "--pass-unchanged")
-    else:
-        refuse_given(args, "prompts", _add_requests)
     if args.listen is None and not args.sources:
         raise OptionError("There is no prompt.", "Give one with -p, -f or --tokens.")
     for one in options_in(RunOptions):
         if getattr(args, f"unsent_{one.option.dest}", None):
             note(f"{one.option.name} is not sent: {_lowered(why_not_sent(one))}")
     if args.listen is not None:
+        refuse_given(args, "prompts", _add_requests)
         return listen(args, _facts_for_listening(args))
+    refuse_given(args, "--listen", "--pass-unchanged")
     model = args.model_name or dict(more.fields).get("model", "")
     client, facts = connect(
         args.url, args.api_key_env, options_from(args, TimeLimits), str(model)[:1000]
@@ -402,16 +401,6 @@ def _slots(client: ServerClient) -> list[dict[str, Any]] | None:
 
 def _lowered(sentence: str) -> str:
     return sentence[:1].lower() + sentence[1:]
-
-
-def add_listening(parser: argparse.ArgumentParser) -> None:
-    OptionLines(parser).add("""
-        listening
-          --listen HOST:PORT  let other programs talk to the server through this address, and record
-              what they ask until Ctrl-C; port 0 is any free one, without HOST only this machine can
-          --pass-unchanged  do not ask for timings per token where a client does not: then only
-              clients that ask for them show rounds
-    """)
 
 
 def listen(args: argparse.Namespace, server: ServerFacts) -> int:

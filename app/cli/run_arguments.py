@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from app.cli.common import add_compute, add_model, read_text
-from app.cli.option_lines import OptionLines, finite_number, is_given, whole_number
+from app.cli.option_lines import OptionLines, finite_number, is_given, refuse_given, whole_number
 from app.cli.output import note
 from app.cli.recorded import add_report
 from engine.draft.registry import DRAFTERS
@@ -223,18 +223,17 @@ def add_cache(parser: argparse.ArgumentParser, option: str = "--turns") -> None:
     OptionLines(group).add("""
         --[no-]cache-prompt  process only what is new in a prompt (default yes)
     """)
-    add_options(group, options_in(CacheOptions), is_set=False)
+    _add_checkpoints(group)
+
+
+def _add_checkpoints(group: Any) -> None:
+    add_options(group, options_in(CacheOptions))
 
 
 def cache_options(args: argparse.Namespace) -> CacheOptions | None:
     """The options as the engine takes them, None without a cache. Raises OptionError."""
     if args.cache_prompt is False:
-        for one in options_in(CacheOptions):
-            if getattr(args, one.option.dest) is not None:
-                raise OptionError(
-                    f"{one.option.name} cannot be combined with --no-cache-prompt.",
-                    "Leave one of the two out.",
-                )
+        refuse_given(args, "a prompt cache", _add_checkpoints)
         return None
     return options_from(args, CacheOptions)
 

@@ -118,7 +118,6 @@ def _add_server(parser: argparse.ArgumentParser) -> None:
           --keep FILE  keep what was measured; the same command goes on from it
         """,
         running={"type": _running},
-        lengths={"type": _lengths},
     )
     parser.set_defaults(server="", running={})
 
@@ -127,16 +126,6 @@ def _add_memory(parser: argparse.ArgumentParser) -> None:
     memory = parser.add_argument_group("memory and batches")
     add_sizes(memory)
     add_options(memory, grouped(RunOptions, "rollback"))
-
-
-def _lengths(text: str) -> tuple[int, ...]:
-    try:
-        lengths = tuple(sorted({int(word) for word in text.split(",")}))
-    except ValueError:
-        lengths = ()
-    if not lengths or not 1 <= lengths[0] <= lengths[-1] <= 64:
-        raise argparse.ArgumentTypeError("write whole numbers from 1 to 64, such as 1,2,4,8")
-    return lengths
 
 
 def _running(text: str) -> dict[str, str]:
@@ -173,6 +162,8 @@ def _tune_server(args: argparse.Namespace) -> int:
             "It is not known what the server can draft with.",
             "Name it with --spec-type, such as draft-mtp or ngram-mod.",
         )
+    if max(args.lengths) > 64:
+        raise OptionError(f"--lengths has one above {64}.", "Leave it out.")
     _check_drafters(args)
     args.limit = args.limit or 4
     plan = ServerPlan(
@@ -180,7 +171,7 @@ def _tune_server(args: argparse.Namespace) -> int:
         args.server,
         args.running,
         args.spec_type or (),
-        args.lengths,
+        sorted(args.lengths),
         rates=args.spec_synth_rates or (),
         n_predict=_SERVER_N if args.n_predict == N_PREDICT else args.n_predict,
         pairs=max(args.pairs, PAIRS),
