@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from dataclasses import asdict, replace
+from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,10 +16,9 @@ from app.cli.option_lines import OptionLines, refuse_given
 from app.cli.output import print_report
 from app.cli.recorded import record
 from app.cli.rescore import add_connection
-from app.cli.run_arguments import add_options, options_from
+from app.cli.run_arguments import add_drafters, options_from
 from engine.errors import OptionError
 from engine.observe.server.reply import TimeLimits
-from engine.option_fields import options_in
 from engine.options import Prompt, RunOptions, SamplerOptions, SpecOptions
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
@@ -80,8 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
           -p, --prompt TEXT  prompt of what is decoded now (default: that of the recorded one, A or
               B)
     """)
-    (types,) = (one for one in options_in(RunOptions) if one.path == ("spec", "types"))
-    add_options(runs, [types])
+    add_drafters(runs, "{about}")
     add_connection(runs)
     OptionLines(parser).add("output\n  --json  print one JSON object")
 
@@ -96,9 +95,7 @@ def run(args: argparse.Namespace) -> int:
         )
     if args.demo and args.model is None:
         args.model = DEMO_TARGET
-    for is_live, option in zip(live, ("--run-a", "--run-b"), strict=True):
-        if is_live:
-            refuse_given(args, "a recorded run", option)
+    refuse_given(args, "a recorded run", *compress(("--run-a", "--run-b"), live))
     if not any(live):
         refuse_given(args, "a run that is decoded now", "-p", "--prompt")
     if not any(source.startswith(_URLS) for source in sources):

@@ -14,7 +14,7 @@ import numpy as np
 from app.cli.common import add_model, draft_paths, target_path
 from app.cli.option_lines import OptionLines
 from app.cli.output import print_json, print_lines
-from app.cli.run_arguments import add_draft_model, add_options, reader
+from app.cli.run_arguments import add_draft_model, add_drafters, add_options
 from engine.draft.draft_files import check_draft
 from engine.errors import DraftscopeError
 from engine.gguf.binary import StringArray
@@ -61,13 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         cache_type_v={"choices": CACHE_TYPES},
     )
     named = {one.option.name: one for one in options_in(RunOptions)}
-    spec_type = named["--spec-type"]
-    group.add_argument(
-        *spec_type.option.flags,
-        type=reader(spec_type),
-        metavar=spec_type.option.metavar,
-        help="drafters (default: the model's MTP head and those of -md)",
-    )
+    add_drafters(group, "drafters (default: the model's MTP head and those of -md)")
     add_options(group, [named["--rollback"]])
     OptionLines(group).add(
         f"""

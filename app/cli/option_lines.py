@@ -119,6 +119,18 @@ def refuse_given(
             raise OptionError(f"{flag} goes only with {needed}.", "Leave it out.")
 
 
+def as_type(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """What raises OptionError, as an argparse type."""
+
+    def read(text: str) -> Any:
+        try:
+            return parse(text)
+        except OptionError as error:
+            raise argparse.ArgumentTypeError(f"{error}") from error
+
+    return read
+
+
 def whole_number(text: str) -> int:
     """A whole number, as an argparse type."""
     try:

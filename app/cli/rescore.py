@@ -18,7 +18,7 @@ from app.cli.common import (
     open_session,
     target_path,
 )
-from app.cli.option_lines import OptionLines, refuse_given
+from app.cli.option_lines import OptionLines, as_type, refuse_given
 from app.cli.output import note, print_json, print_line, print_lines
 from app.cli.recorded import check_trace_folder, export
 from app.cli.run_arguments import add_options, options_from
@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
           --accept-rule RULE  how the server accepts drafted tokens, where its log and arguments do
               not say it: {"; ".join(f"{name}: {about}" for name, about in ABOUT.items())}
         """,
-        accept_rule={"type": _rule},
+        accept_rule={"type": as_type(AcceptRule.read)},
     )
     add_identity(runs)
     OptionLines(parser).add("""
@@ -78,13 +78,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
           --json  print one JSON object
           --trace OUT  write the trace with what was found; replaces an earlier export
     """)
-
-
-def _rule(text: str) -> AcceptRule:
-    try:
-        return AcceptRule.read(text)
-    except OptionError as error:
-        raise argparse.ArgumentTypeError(f"{error}") from error
 
 
 def add_identity(group: argparse._ArgumentGroup) -> None:

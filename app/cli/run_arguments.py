@@ -8,18 +8,23 @@ back; see engine.option_fields.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
 from app.cli.common import add_compute, add_model, read_text
-from app.cli.option_lines import OptionLines, finite_number, is_given, refuse_given, whole_number
+from app.cli.option_lines import (
+    OptionLines,
+    as_type,
+    finite_number,
+    is_given,
+    refuse_given,
+    whole_number,
+)
 from app.cli.output import note
 from app.cli.recorded import add_report
 from engine.draft.registry import DRAFTERS
-from engine.errors import OptionError
-from engine.option_fields import PlacedOption, build, differing, grouped, options_in
+from engine.option_fields import PlacedOption, build, differing, grouped, json_object, options_in
 from engine.options import CacheOptions, RunOptions
 from engine.options.faults import notes_on
 from engine.options.llama_cpp import LlamaSettings
@@ -138,13 +143,25 @@ def add_chat(group: argparse._ArgumentGroup) -> None:
         --chat-template-kwargs JSON  variables for the chat template, for example
             '{"enable_thinking": false}'
         """,
-        chat_template_kwargs={"type": _json_object},
+        chat_template_kwargs={"type": as_type(json_object)},
     )
     group.set_defaults(chat_template_kwargs={})
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:
     add_options(parser.add_argument_group("decoding"), grouped(RunOptions, "decoding"))
+
+
+def add_drafters(group: argparse._ArgumentGroup, about: str, *, repeatable: bool = False) -> None:
+    """--spec-type. about: its help, where {about} is that of a run."""
+    (types,) = (one for one in options_in(RunOptions) if one.path == ("spec", "types"))
+    group.add_argument(
+        *types.option.flags,
+        type=reader(types),
+        action="append" if repeatable else "store",
+        metavar=types.option.metavar,
+        help=about.format(about=types.option.about),
+    )
 
 
 def add_speculation(
@@ -155,15 +172,8 @@ def add_speculation(
     default: what the help says of it. repeatable: the option makes a list of drafter lists.
     """
     group = parser.add_argument_group("speculation")
-    (types,) = (one for one in options_in(RunOptions) if one.path == ("spec", "types"))
     more = "; repeatable, one configuration each" if repeatable else ""
-    group.add_argument(
-        *types.option.flags,
-        type=reader(types),
-        action="append" if repeatable else "store",
-        metavar=types.option.metavar,
-        help=f"{types.option.about} (default {default}){more}",
-    )
+    add_drafters(group, "{about} " + f"(default {default}){more}", repeatable=repeatable)
     OptionLines(group).add("--spec-default  add ngram-mod to the drafters")
     add_options(group, grouped(RunOptions, "speculation"))
     add_options(
@@ -242,16 +252,6 @@ def _file_text(name: str) -> str:
     return read_text(Path(name)).removesuffix("\n")
 
 
-def _json_object(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object")
-    return value
-
-
 def print_notes(options: RunOptions, *, has_cache: bool = False) -> None:
     """A line for each note. has_cache: see notes_on."""
     spec = options.spec
@@ -300,14 +300,7 @@ def reader(one: PlacedOption) -> Callable[[str], Any]:
     parse = one.option.parse
     if parse is None:
         return whole_number if one.kind is int else finite_number if one.kind is float else str
-
-    def read(text: str) -> Any:
-        try:
-            return parse(text)
-        except OptionError as error:
-            raise argparse.ArgumentTypeError(str(error)) from error
-
-    return read
+    return as_type(parse)
 
 
 def options_from(args: argparse.Namespace, kind: type[_T]) -> _T:

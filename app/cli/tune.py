@@ -19,19 +19,18 @@ from app.cli.run import make_prompt
 from app.cli.run_arguments import (
     add_chat,
     add_draft_model,
+    add_drafters,
     add_options,
     add_sizes,
     options_from,
-    reader,
 )
-from engine.draft.registry import DRAFTERS
 from engine.environment import environment
 from engine.errors import OptionError
 from engine.experiments.bench.prompts import NamedPrompt, choose, read_prompts
 from engine.experiments.results.table import RESULTS_FILE
 from engine.experiments.tune.lengths import LOOK_UPS, has_floor, has_length
 from engine.option_fields import grouped, options_in
-from engine.options import Prompt, RunOptions
+from engine.options import Prompt, RunOptions, SpecOptions
 from engine.report.parts import CODE, Remark, Report, ReportTable
 from engine.trace.replacing import check_room
 from resources import SUITES
@@ -69,16 +68,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_compute(model)
     _add_prompts(parser)
     group = parser.add_argument_group("what is tried")
-    (types,) = (one for one in options_in(RunOptions) if one.path == ("spec", "types"))
-    group.add_argument(
-        *types.option.flags,
-        type=reader(types),
-        metavar="A[,B]",
-        help="drafters, each by itself (default: those that the files make possible, and "
-        f"{', '.join(LOOK_UPS)})",
-    )
-    rates = next(one for one in options_in(RunOptions) if one.path == ("spec", "synth_rates"))
-    add_options(group, [rates])
+    tried = f"those that the files make possible, and {', '.join(LOOK_UPS)}"
+    add_drafters(group, f"drafters, each by itself (default: {tried})")
+    add_options(group, [one for one in options_in(RunOptions) if one.field == "synth_rates"])
     OptionLines(group).add(f"""
         --pairs N  real runs of each (default {PAIRS}, the least that can show a difference)
         --trials N  then search threads, rollback policy and split by this many real runs (needs
@@ -244,7 +236,7 @@ def run(args: argparse.Namespace) -> int:
     from engine.experiments.tune.report import findings, tune_report
     from engine.experiments.tune.tune import tune
 
-    texts = _texts(args, session, prompts)
+    texts = [make_prompt(session, args, one.text) for one in prompts]
     drafters = args.spec_type or (*session.drafters, *LOOK_UPS)
     files = {name: path.name for name, path in drafts.items()}
     pairs = PAIRS if args.check_simulator else args.pairs
@@ -298,19 +290,9 @@ def _base(args: argparse.Namespace) -> RunOptions:
 
 
 def _check_drafters(args: argparse.Namespace) -> None:
-    for name in args.spec_type or ():
-        if name not in DRAFTERS:
-            raise OptionError(
-                f"There is no drafter {name[:40]!r}.", f"Known are {', '.join(DRAFTERS)}."
-            )
+    for name in SpecOptions(types=args.spec_type or ()).types:
         if not has_length(name):
             raise OptionError(f"{name} has no length to tune.", "Leave it out.")
-
-
-def _texts(
-    args: argparse.Namespace, session: Session, prompts: Sequence[NamedPrompt]
-) -> list[Prompt]:
-    return [make_prompt(session, args, one.text) for one in prompts]
 
 
 def _trials(
