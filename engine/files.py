@@ -43,10 +43,11 @@ def unwritable(
     path: Path | str, error: Exception, remedy: str, kind: type[DraftscopeError] = OptionError
 ) -> DraftscopeError:
     """The error, of this kind, about what the system does not let us write. remedy: where room is
-    not what is missing."""
+    not what is missing, which no option is to blame for."""
     reason = error.strerror or error if isinstance(error, OSError) else error
     if isinstance(error, OSError) and error.errno in _FULL:
         remedy = "Free some space, or choose another disk."
+        kind = DraftscopeError if kind is OptionError else kind
     return kind(f"{path} cannot be written: {reason}.", remedy)
 
 

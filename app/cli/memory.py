@@ -98,6 +98,10 @@ def _script(name: str) -> MemoryScript:
         bundled = folder / f"{name}.toml"
         if bundled.parent == folder and bundled.is_file():
             return read_script(bundled)
+    if not Path(name).exists():
+        known = [one.name for one in memory_scripts(MEMORY_SCRIPTS)]
+        near = next((one for one in known if name in one), "") or ", ".join(known)
+        raise OptionError(f"There is no script {name[:80]!r}.", f"Name a file, or one of {near}.")
     return read_script(Path(name))
 
 

@@ -65,8 +65,9 @@ class PartFile:
                 raise ModelFileError(path, "", "not a regular file", "Choose a GGUF file.")
             self._file = path.open("rb", buffering=0)
         except FileNotFoundError:
+            where = "" if path.parent == Path() else f" in {str(path.parent)[-80:]}"
             raise ModelFileError(
-                path, "", "no such file", "Check the path, or choose the file again."
+                path, "", f"no such file{where}", "Check the path, or choose the file again."
             ) from None
         except PermissionError:
             raise ModelFileError(

@@ -83,7 +83,8 @@ def resolve_device(name: str) -> torch.device:
         are = "".join(f", {device} ({its})" for device, its in there.items())
         why = f"could be {' or '.join(meant)}" if meant else "is unknown"
         raise OptionError(
-            f"The device {name!r} {why}.", f"Choose from auto, cpu, cuda and cuda:N{are}."
+            f"The device {name!r} {why}.",
+            f"Choose from auto, cpu, cuda, cuda:N and a part of a CUDA device's name{are}.",
         )
     if not torch.cuda.is_available():
         why = "PyTorch finds none" if torch.version.cuda else "this PyTorch is built without CUDA"

@@ -16,7 +16,7 @@ import llguidance
 import numpy as np
 import torch
 
-from engine.errors import GrammarFileError, OptionError
+from engine.errors import GrammarFileError
 from engine.files import user_text
 from engine.foreign import JsonError, parse_json
 from engine.sampling.options import SamplerOptions
@@ -196,7 +196,7 @@ def _first_line(message: str) -> str:
 
 def read_grammar(options: SamplerOptions, tokens: GrammarTokens) -> Grammar | None:
     """The grammar that the options name, None if they name none: a JSON schema, or rules in Lark's
-    notation as llguidance reads it. Raises GrammarFileError."""
+    notation as llguidance reads it. Raises GrammarFileError; OptionError for an unreadable file."""
     if options.json_schema:
         return _schema(Path(options.json_schema), tokens)
     if options.grammar_file:
@@ -205,7 +205,7 @@ def read_grammar(options: SamplerOptions, tokens: GrammarTokens) -> Grammar | No
 
 
 def _schema(path: Path, tokens: GrammarTokens) -> Grammar:
-    text = _read(path)
+    text = user_text(path, MOST_BYTES)
     try:
         parse_json(text, unique=True)
     except JsonError as error:
@@ -220,21 +220,13 @@ def _schema(path: Path, tokens: GrammarTokens) -> Grammar:
 
 
 def _rules(path: Path, tokens: GrammarTokens) -> Grammar:
-    grammar = llguidance.LLMatcher.grammar_from_lark(_read(path))
+    grammar = llguidance.LLMatcher.grammar_from_lark(user_text(path, MOST_BYTES))
     if why := why_invalid(grammar, tokens):
         place, found = "grammar", _PLACE.match(why)
         if found:
             place, why = f"line {found[1]}, column {found[2]}", found[3]
         raise GrammarFileError(path, place, _sentence(why), _LARK_REMEDY)
     return Grammar(grammar, tokens)
-
-
-def _read(path: Path) -> str:
-    try:
-        return user_text(path, MOST_BYTES)
-    except OptionError as error:
-        what = error.message.removeprefix(f"{path}").lstrip(" :").rstrip(".")
-        raise GrammarFileError(path, "file", what, error.remedy) from error
 
 
 def _sentence(message: str) -> str:

@@ -58,7 +58,8 @@ def test_list_needs_no_model(capsys):
         (["-m", MODEL], "There is no script."),
         (["--all"], "No model is given."),
         (["--all", "tests"], "tests is not a regular file but a folder. Name a file in it."),
-        (["nothing-here", "-m", MODEL], "nothing-here cannot be read: No such file"),
+        (["nothing-here", "-m", MODEL], "no script 'nothing-here'. Name a file, or one of 1-save"),
+        (["idle-neigh", "-m", MODEL], "Name a file, or one of 12-idle-neighbours."),
         (["--all", "-m", MODEL, "--rollback", "spiral"], "'spiral' is not one of planes, carry"),
     ],
 )

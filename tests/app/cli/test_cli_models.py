@@ -107,7 +107,7 @@ def test_logits_are_llama_cpps(cli: Cli, tmp_path: Path, ubatch: int) -> None:
     golden = np.load(HYBRID.with_suffix(".npz"))
     ids = ",".join(map(str, golden["tokens"].tolist()))
     out = tmp_path / "logits.npz"
-    words = ["--tokens", ids, "--out", out, "--compute", "f32", "--ubatch", ubatch, "--threads", 1]
+    words = ["--tokens", ids, "--out", out, "--compute", "f32", "-ub", ubatch, "--threads", 1]
     outcome = cli("logits", HYBRID, *words, "--json")
     assert outcome.json["shape"] == [56, 384]
     with np.load(out) as file:

@@ -106,10 +106,12 @@ def test_synthetic_output_is_marked(cli: Cli) -> None:
     assert as_length["sequences"][0]["tokens"] == outcome.json["sequences"][0]["tokens"]
 
 
-def test_a_rule_of_adaptive_depth_without_a_drafter_is_noted(cli: Cli) -> None:
+def test_an_option_of_a_drafter_that_is_not_in_use_is_noted(cli: Cli) -> None:
     words = (*RUN, "--spec-draft-adapt", "step")
     assert "note: --spec-draft-adapt has no effect without a drafter" in cli(*words).err
-    assert "nothing to adapt" not in cli(*words, "--spec-type", "suffix").err
+    assert "no effect" not in cli(*words, "--spec-type", "suffix").err
+    sizes = cli(*RUN, "--spec-type", "draft-mtp", "--spec-suffix-n-max", 3).err
+    assert "note: --spec-suffix-n-max has no effect without suffix (--spec-type)." in sizes
 
 
 def test_a_short_match_of_ngram_mod_is_noted(cli: Cli) -> None:

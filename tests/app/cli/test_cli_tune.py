@@ -63,9 +63,13 @@ def test_a_model_is_tuned_and_the_window_opens_the_result(cli: Cli, tmp_path: Pa
     [
         (["--pairs", "5"], "--pairs is outside"),
         (["--prompts", "nowhere.json"], "nowhere.json cannot be read"),
-        (["--spec-type", "draft-moonshine"], "no drafter 'draft-moonshine'"),
+        (["--spec-type", "draft-moonshine"], "--spec-type draft-moonshine is unknown"),
         (["--spec-type", "ngram-cache"], "no length to tune"),
         (["--json", "."], "is a folder"),
+        (["--out", "/dev/null"], "--out /dev/null cannot be written"),
+        (["--budget", "9"], "--budget goes only with --server or --running."),
+        (["--running", "plain=http://127.0.0.1:9", "--out", "a"], "--out goes only with MODEL."),
+        (["--server", "a", "--temp", "1"], "--temp goes only with MODEL."),
         (["--limit", "0"], "--limit"),
     ],
 )

@@ -56,6 +56,54 @@ def test_names_elsewhere_are_none_of_ours_and_lead_to_ours() -> None:
             assert word in SUBCOMMANDS or word == "without", name
 
 
+def test_every_command_takes_help_all(cli: Cli) -> None:
+    for name in ("info", "bench forward", "help", "sweep"):
+        outcome = cli(*name.split(), "--help-all")
+        assert outcome.status == 0 and f"draftscope {name} " in outcome.out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["triage", ".", ".", "--compute", "q8"], "--compute goes only with --rescore."),
+        (["triage", ".", ".", "--demo", "--probe"], "--probe goes only with --server URL."),
+        (["rescore", ".", "--demo", "--timeout", "3"], "--timeout goes only with --server URL."),
+        (["acceptance", ".", "--run-b", "1"], "--run-b goes only with a second TRACE."),
+        (["drafter-diff", ".", ".", "-p", "a"], "-p goes only with a run that is decoded now."),
+        (["drafter-diff", ".", ".", "--compute", "q8"], "--compute goes only with --model."),
+        (["drafter-diff", ".", ".", "--spec-type", "none"], "--spec-type goes only with --model."),
+        (["run", "--demo", "-p", "a", "--from-seq=1"], "--from-seq goes only with --from TRACE."),
+        (["observe", "http://a", "-p", "a", "--assume-same"], "goes only with --rescore."),
+        (["observe", "http://a", "-p", "a", "--pass-unchanged"], "goes only with --listen."),
+        (["observe", "http://a", "--listen", "0", "-n9"], "-n goes only with prompts."),
+        (["bench", "forward", "--demo", "--draft", "1"], "--draft goes only with --splits."),
+        (["bench", "forward", "--demo", "--splits", "--outputs", "all"], "only with --steps."),
+        (["memory", "--demo", "--all", "-ngl", "1"], "-ngl goes only with --engine llama.cpp."),
+        (["compare", "--demo", "-p", "a", "-fa", "on"], "-fa goes only with a lane of llama.cpp."),
+    ],
+)
+def test_an_option_without_an_effect_is_refused(cli: Cli, words: list[str], said: str) -> None:
+    outcome = cli(*words)
+    assert outcome.status == 2 and said in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run", "--demo", "-p", "a", "--trace", ""], "--trace: its value is empty"),
+        (["run", "--demo", "-p", "a", "--spec-type="], "--spec-type: its value is empty"),
+        (["run", "--demo", "-p", "a", "-n", "x"], "'x' is not a whole number"),
+        (["info", "--demo", "-ctxcp", "-1"], "--ctx-checkpoints is negative."),
+        (["check-rollback", "--demo", "--junit", "."], "--junit . is a folder."),
+        (["bisect", "--demo", "--markdown", "no/such/x"], "--markdown no/such/x cannot be written"),
+        (["conform", "draftscope", "--html", "."], "--html . is a folder."),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused_at_once(cli: Cli, words: list[str], said: str) -> None:
+    outcome = cli(*words)
+    assert outcome.status == 2 and said in outcome.err and len(outcome.err) < 1500
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -136,6 +136,9 @@ def test_what_is_no_build_is_refused(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "libggml.so", tmp_path / "nothing"):
         with pytest.raises(OptionError, match=r"no llama\.cpp library at .*Name a build tree"):
             find_build(path)
+    touched(tmp_path / "other" / "libllama.a")
+    with pytest.raises(OptionError, match=": none"):  # what is not at the place is none of it
+        find_build(tmp_path / "nothing")
     touched(tmp_path / "src" / "libllama.a")
     with pytest.raises(OptionError, match="build with -DBUILD_SHARED_LIBS=ON"):
         find_build(tmp_path)

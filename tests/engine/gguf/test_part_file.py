@@ -381,7 +381,7 @@ def test_a_file_of_which_nothing_is_in_use_is_closed(path: Path) -> None:
 
 
 def test_a_file_as_a_whole_has_no_place(tmp_path: Path) -> None:
-    with pytest.raises(ModelFileError, match=r"^x\.gguf: no such file\. Check the path"):
+    with pytest.raises(ModelFileError, match=rf"^x\.gguf: no such file in {tmp_path}\. Check"):
         PartFile(tmp_path / "x.gguf")
     with pytest.raises(ModelFileError, match=f"^{tmp_path.name}: this is a folder\\."):
         PartFile(tmp_path)
