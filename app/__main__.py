@@ -12,7 +12,6 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 try:
-    import argparse
     import atexit
     import os
     import re
@@ -26,7 +25,7 @@ try:
     from types import ModuleType
 
     from app.cli import output
-    from app.cli.option_lines import check_outputs
+    from app.cli.option_lines import check_outputs, output_file
     from app.cli.output import Interrupted, interrupt, on_signal
     from app.cli.parser import module_of, parser_of, split_command
     from engine.errors import DraftscopeError, OptionError
@@ -34,7 +33,6 @@ try:
 except KeyboardInterrupt:
     sys.exit(EXIT_INTERRUPTED)
 
-_FILES = ("trace", "out", "json", "report", "capture")
 _REMEDY = "Check the path, its rights and the room on the disk."
 
 
@@ -181,19 +179,16 @@ def _dispatch(argv: list[str]) -> int:
     check_outputs(parser, args)
     if not name:  # the window has its own way to end
         return int(module.run(args))
-    stdout = output.LastingStream.in_place_of("stdout") if _writes_files(args) else None
+    # a command that has more to do than to print goes on where nothing can be printed
+    wanted = ("trace", "out", *(a.dest for a in parser._actions if a.type is output_file))
+    has_files = any(isinstance(getattr(args, name, None), Path) for name in wanted)
+    stdout = output.LastingStream.in_place_of("stdout") if has_files else None
     with on_signal(interrupt):
         status = int(module.run(args))
         output.flush()
     if stdout is not None and stdout.error is not None:
         raise stdout.error
     return status
-
-
-def _writes_files(args: argparse.Namespace) -> bool:
-    """Whether a command has more to do than to print."""
-    wanted = (getattr(args, name, None) for name in _FILES)
-    return any(isinstance(one, Path) for one in wanted)
 
 
 if __name__ == "__main__":

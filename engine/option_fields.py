@@ -6,6 +6,7 @@ are allowed and how a form shows it. Argparse arguments, form rows and checks ar
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -155,6 +156,17 @@ def option(
     for one in shown:
         others["within" if isinstance(one, NumberRange) else "row"] = one
     return field(default=default, metadata={"option": Option((*flags.split(),), help, **others)})
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """The value of an option that is JSON. Raises OptionError."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise OptionError(f"{text[:80]!r} is not a JSON object.", "Write it like '{\"n\": 4}'.")
+    return value
 
 
 def part(kind: type, *, without: Collection[str] = (), **words: str) -> Any:

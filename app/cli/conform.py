@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from app.cli.option_lines import declare
+from app.cli.option_lines import declare, names_of
 from app.cli.output import is_terminal, print_report, show_progress, tell
 from engine.errors import OptionError
 from engine.files import write_text
@@ -17,16 +17,8 @@ _CHECKS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    declare(parser, __name__, checks=_checks, all_checks=_CHECKS)
+    declare(parser, __name__, checks=names_of(_CHECKS), all_checks=_CHECKS)
     parser.set_defaults(checks=_CHECKS, device="auto")
-
-
-def _checks(text: str) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in text.split(","))
-    unknown = [name for name in names if name not in _CHECKS]
-    if unknown:
-        raise argparse.ArgumentTypeError(f"no check {unknown[0]!r}: {', '.join(_CHECKS)}")
-    return names
 
 
 def run(args: argparse.Namespace) -> int:

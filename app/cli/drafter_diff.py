@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from dataclasses import asdict, replace
+from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,9 +49,7 @@ def run(args: argparse.Namespace) -> int:
         )
     if args.demo and args.model is None:
         args.model = DEMO_TARGET
-    for is_live, option in zip(live, ("--run-a", "--run-b"), strict=True):
-        if is_live:
-            refuse_given(args, "a recorded run", option)
+    refuse_given(args, "a recorded run", *compress(("--run-a", "--run-b"), live))
     if not any(live):
         refuse_given(args, "a run that is decoded now", "-p", "--prompt")
     if not any(source.startswith(_URLS) for source in sources):

@@ -16,15 +16,12 @@ if TYPE_CHECKING:
     from engine.trace.run_ref import RunRef
     from engine.trace.store import TraceStore
 
-_FORMATS = ("html", "perfetto", "aiperf")
-
 
 def run(args: argparse.Namespace) -> int:
     from engine.report.session_data import chosen_runs
     from engine.trace.reopen import open_trace
 
-    wanted = [name for name in _FORMATS if getattr(args, name) is not None]
-    if not wanted:
+    if all(getattr(args, name) is None for name in ("html", "perfetto", "aiperf")):
         raise OptionError(
             "No format is given.", "Give --html FILE, --perfetto FILE or --aiperf FILE."
         )

@@ -92,18 +92,16 @@ def run(args: argparse.Namespace) -> int:
         check_files(args.rescore)
     else:
         refuse_given(args, "--rescore", "--assume-same")
-    if args.listen is None:
-        refuse_given(args, "--listen", "--pass-unchanged")
-    else:
-        words = "@per_request", "@--parallel", f"@{RequestOptions.__module__}.RequestOptions"
-        refuse_given(args, "prompts", *words, per_request=_per_request())
     if args.listen is None and not args.sources:
         raise OptionError("There is no prompt.", "Give one with -p, -f or --tokens.")
     for one in options_in(RunOptions):
         if getattr(args, f"unsent_{one.option.dest}", None):
             note(f"{one.option.name} is not sent: {_lowered(why_not_sent(one))}")
     if args.listen is not None:
+        words = "@per_request", "@--parallel", f"@{RequestOptions.__module__}.RequestOptions"
+        refuse_given(args, "prompts", *words, per_request=_per_request())
         return listen(args, _facts_for_listening(args))
+    refuse_given(args, "--listen", "--pass-unchanged")
     model = args.model_name or dict(more.fields).get("model", "")
     client, facts = connect(
         args.url, args.api_key_env, options_from(args, TimeLimits), str(model)[:1000]

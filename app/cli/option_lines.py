@@ -26,7 +26,6 @@ number, names with commas between them, or names with what they mean; choices in
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import re
@@ -38,7 +37,7 @@ from typing import Any
 
 from engine.errors import OptionError
 from engine.files import check_writable, unwritable, user_text
-from engine.option_fields import PlacedOption, grouped, options_in
+from engine.option_fields import PlacedOption, grouped, json_object, options_in
 from resources import COMMANDS
 
 MOST_TEXT = 16 << 20
@@ -270,14 +269,7 @@ def reader(one: PlacedOption) -> Callable[[str], Any]:
     parse = one.option.parse
     if parse is None:
         return whole_number if one.kind is int else finite_number if one.kind is float else str
-
-    def read(text: str) -> Any:
-        try:
-            return parse(text)
-        except OptionError as error:
-            raise argparse.ArgumentTypeError(str(error)) from error
-
-    return read
+    return as_type(parse)
 
 
 def is_given(words: Sequence[object], flag: str) -> bool:
@@ -301,6 +293,18 @@ def refuse_given(args: argparse.Namespace, needed: str, *lines: str, **given: An
     for flag in (flag for action in parser._actions for flag in action.option_strings):
         if is_given(args.words, flag):
             raise OptionError(f"{flag} goes only with {needed}.", "Leave it out.")
+
+
+def as_type(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """What raises OptionError, as an argparse type."""
+
+    def read(text: str) -> Any:
+        try:
+            return parse(text)
+        except OptionError as error:
+            raise argparse.ArgumentTypeError(f"{error}") from error
+
+    return read
 
 
 def whole_number(text: str) -> int:
@@ -402,16 +406,6 @@ def check_outputs(parser: argparse.ArgumentParser, args: argparse.Namespace) -> 
             check_output(path, action.option_strings[-1] if action.option_strings else "the file")
 
 
-def _json_object(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object")
-    return value
-
-
 def _prompt_file(name: str) -> str:
     return user_text(Path(name), MOST_TEXT).removesuffix("\n")
 
@@ -421,7 +415,7 @@ _TYPES: dict[str, Callable[[str], Any]] = {
     **dict.fromkeys(("FILE", "DIR", "OUT", "TRACE", "MODEL", "GGUF", "BUILD"), Path),
     "N[,N]": numbers,
     "IDS": token_ids,
-    "JSON": _json_object,
+    "JSON": as_type(json_object),
     "int": whole_number,
     "threads": thread_count,
     "number": finite_number,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.cli.common import connect, loading_line, open_session, target_path
-from app.cli.option_lines import declare, refuse_given
+from app.cli.option_lines import as_type, declare, refuse_given
 from app.cli.output import note, print_json, print_line, print_lines
 from app.cli.recorded import check_trace_folder, export
 from app.cli.run_arguments import options_from
@@ -35,14 +35,7 @@ _SAME = 0.0005
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    declare(parser, __name__, rule=_rule, rules=ABOUT)
-
-
-def _rule(text: str) -> AcceptRule:
-    try:
-        return AcceptRule.read(text)
-    except OptionError as error:
-        raise argparse.ArgumentTypeError(f"{error}") from error
+    declare(parser, __name__, rule=as_type(AcceptRule.read), rules=ABOUT)
 
 
 def check_identity(args: argparse.Namespace) -> None:

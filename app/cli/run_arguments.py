@@ -9,10 +9,9 @@ from __future__ import annotations
 import argparse
 from typing import Any, TypeVar
 
-from app.cli.option_lines import is_given
+from app.cli.option_lines import is_given, refuse_given
 from app.cli.output import note
 from engine.draft.registry import DRAFTERS
-from engine.errors import OptionError
 from engine.option_fields import build, differing, options_in
 from engine.options import CacheOptions, RunOptions
 from engine.options.faults import notes_on
@@ -50,12 +49,7 @@ def run_options(args: argparse.Namespace) -> RunOptions:
 def cache_options(args: argparse.Namespace) -> CacheOptions | None:
     """The options as the engine takes them, None without a cache. Raises OptionError."""
     if args.cache_prompt is False:
-        for one in options_in(CacheOptions):
-            if getattr(args, one.option.dest) is not None:
-                raise OptionError(
-                    f"{one.option.name} cannot be combined with --no-cache-prompt.",
-                    "Leave one of the two out.",
-                )
+        refuse_given(args, "a prompt cache", "@engine.options.CacheOptions")
         return None
     return options_from(args, CacheOptions)
 

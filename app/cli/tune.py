@@ -17,14 +17,13 @@ from app.cli.output import in_columns, print_lines, tell, write_json
 from app.cli.recorded import check_folder, deliver_report
 from app.cli.run import make_prompt
 from app.cli.run_arguments import options_from
-from engine.draft.registry import DRAFTERS
 from engine.environment import environment
 from engine.errors import OptionError
 from engine.experiments.bench.prompts import NamedPrompt, choose, read_prompts
 from engine.experiments.results.table import RESULTS_FILE
 from engine.experiments.tune.lengths import LOOK_UPS, has_floor, has_length
 from engine.option_fields import grouped
-from engine.options import Prompt, RunOptions
+from engine.options import Prompt, RunOptions, SpecOptions
 from engine.report.parts import CODE, Remark, Report, ReportTable
 from engine.trace.replacing import check_room
 from resources import SUITES
@@ -52,27 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         replace(one, default=N_PREDICT) if one.field == "n_predict" else one
         for one in grouped(RunOptions, "decoding")
     ]
-    declare(
-        parser,
-        __name__,
-        look_ups=LOOK_UPS,
-        pairs=PAIRS,
-        running=_running,
-        lengths=_lengths,
-        decoding=decoding,
-    )
+    declare(parser, __name__, look_ups=LOOK_UPS, pairs=PAIRS, running=_running, decoding=decoding)
     fields = dict.fromkeys(("prompt_field", "name_field", "category_field"), "")
     parser.set_defaults(server="", running={}, **fields)
-
-
-def _lengths(text: str) -> tuple[int, ...]:
-    try:
-        lengths = tuple(sorted({int(word) for word in text.split(",")}))
-    except ValueError:
-        lengths = ()
-    if not lengths or not 1 <= lengths[0] <= lengths[-1] <= 64:
-        raise argparse.ArgumentTypeError("write whole numbers from 1 to 64, such as 1,2,4,8")
-    return lengths
 
 
 def _running(text: str) -> dict[str, str]:
@@ -104,6 +85,8 @@ def _tune_server(args: argparse.Namespace) -> int:
             "It is not known what the server can draft with.",
             "Name it with --spec-type, such as draft-mtp or ngram-mod.",
         )
+    if max(args.lengths) > 64:
+        raise OptionError(f"--lengths has one above {64}.", "Leave it out.")
     _check_drafters(args)
     args.limit = args.limit or 4
     plan = ServerPlan(
@@ -171,7 +154,7 @@ def run(args: argparse.Namespace) -> int:
     from engine.experiments.tune.report import findings, tune_report
     from engine.experiments.tune.tune import tune
 
-    texts = _texts(args, session, prompts)
+    texts = [make_prompt(session, args, one.text) for one in prompts]
     drafters = args.spec_type or (*session.drafters, *LOOK_UPS)
     files = {name: path.name for name, path in drafts.items()}
     pairs = PAIRS if args.check_simulator else args.pairs
@@ -225,19 +208,9 @@ def _base(args: argparse.Namespace) -> RunOptions:
 
 
 def _check_drafters(args: argparse.Namespace) -> None:
-    for name in args.spec_type or ():
-        if name not in DRAFTERS:
-            raise OptionError(
-                f"There is no drafter {name[:40]!r}.", f"Known are {', '.join(DRAFTERS)}."
-            )
+    for name in SpecOptions(types=args.spec_type or ()).types:
         if not has_length(name):
             raise OptionError(f"{name} has no length to tune.", "Leave it out.")
-
-
-def _texts(
-    args: argparse.Namespace, session: Session, prompts: Sequence[NamedPrompt]
-) -> list[Prompt]:
-    return [make_prompt(session, args, one.text) for one in prompts]
 
 
 def _trials(

@@ -287,6 +287,27 @@ class _RowModel(StepwiseModel):
         out = self.core.forward(ubatch, rows, self._memory)
         return out.logits, out.hidden[:, -1]
 
+    def _draft(
+        self, newest: Entries, first: int, tokens: Sequence[int] | None, n: int, seq: int
+    ) -> list[Candidates]:
+        """See `draft`; where tokens are known the head, which is most of it, reads all rows at
+        once."""
+        if not n or tokens is None or self.hands is not None or self.lost:
+            return self.step_by_step(newest, first, tokens, n, seq)
+        given, rows = [newest], list[Tensor]()
+        for i in range(n):
+            positions, known, read = given[-1]
+            assert read is not None
+            ubatch = _ubatch(positions, known, seq)
+            out = self.core.forward(ubatch, read.unsqueeze(0), self._memory)
+            rows.append(out.hidden[:, -1])
+            place, row = first + i * self._stride, rows[0 if self._steady else -1]
+            given.append(Entries([place], [tokens[i]], row))
+        joined = torch.cat([one.rows for one in given[:n] if one.rows is not None])[1:]
+        self.left = Entries(range(first, first + n - 1), list(tokens[: n - 1]), joined)
+        invariant = self._memory.batch_invariant
+        return candidates(self.core.logits(torch.cat(rows), invariant=invariant), self.ids)
+
 
 class MtpModel(_RowModel):
     """An MTP head: position p pairs the token at p with the target's hidden row of p - 1."""

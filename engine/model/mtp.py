@@ -73,6 +73,11 @@ class MtpHead:
         memory.commit()
         return StepOutput(logits, own)
 
+    @inference_mode
+    def logits(self, hidden: Tensor, *, invariant: bool) -> Tensor:
+        """Logits f32 [n, n_vocab] of hidden rows [n, n_handed] that a pass gave."""
+        return self._output.logits(hidden, invariant=invariant)
+
     @cached_property
     @inference_mode
     def draft_head(self) -> DraftHead | None:

@@ -26,7 +26,8 @@ from engine.options import Prompt, RunOptions
 from engine.session import Session
 from engine.trace.run_ref import RunRef
 from kernels.norm import rms_norm
-from tests.support.drafter_bugs import Bug, Patch, alone, each, map_blocks, with_first
+from tests.support.drafter_bugs import Bug, with_first
+from tests.support.drafter_patches import Patch, alone, each, map_blocks
 
 _MODEL, _ROW = ("mtp", "simple", "eagle3"), ("mtp", "eagle3")
 _BLOCKS = ("dflash", "dspark", "dflash2")

@@ -14,7 +14,8 @@ from engine.draft.ngram_drafter import History
 from engine.model.drafters.dflash import Selector
 from engine.session import Session
 from engine.trace.run_ref import RunRef
-from tests.support.drafter_bugs import Bug, Patch
+from tests.support.drafter_bugs import Bug
+from tests.support.drafter_patches import Patch
 
 
 def _late(patch: Patch, session: Session) -> None:

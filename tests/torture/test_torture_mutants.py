@@ -7,7 +7,8 @@ import pytest
 from engine.analysis.findings.check import RULES
 from tests.support.mutations import MUTATIONS
 from tests.torture.campaigns.mutants import switch_on
-from tests.torture.mutants_list import MUTANTS, WEAK
+from tests.torture.mutant import WEAK
+from tests.torture.mutants_list import MUTANTS
 from tests.torture.mutants_table import PAGE, with_table
 
 

@@ -63,6 +63,11 @@ class Eagle3:
         return self._fuse(rows, invariant=invariant)
 
     @inference_mode
+    def logits(self, hidden: Tensor, *, invariant: bool) -> Tensor:
+        """Logits f32 [n, n_drafted] of hidden rows [n, n_embd] that a pass gave."""
+        return self._output.logits(self._output.hidden(hidden), invariant=invariant)
+
+    @inference_mode
     def forward(
         self, ubatch: UBatch, features: Tensor, memory: ModelMemory, tokens: Tensor | None = None
     ) -> StepOutput:

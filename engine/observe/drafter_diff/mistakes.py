@@ -199,8 +199,6 @@ class Mistakes:
         """The same, of each of its parts, and of rows that it makes of the target's with them; and
         any number of tokens that it has not seen. only: of one stage. wrong: the drafts that are,
         near which a part may begin to be."""
-        sizes = [n for n in range(1, self._text.starts[0]) if n not in _SIZES and not only]
-        yield from self._of_beginnings(sizes)
         draft = self._text.drafts[-1]
 
         def look() -> None:
@@ -211,7 +209,7 @@ class Mistakes:
         far = (size for size in _SIZES if 8 < size < len(self._text.tokens))
         found = part_changes(self._model.core, look, sorted({*near, *far}))
         parts = [one for one in found if only in ("", one.stage)]
-        parts.sort(key=lambda one: one.stage != CANDIDATES)  # of few parts
+        parts.sort(key=lambda one: (one.stage != POSITIONS, one.stage != CANDIDATES))  # few first
         for phase, words in PHASES.items():
             for one in (one for one in parts if phase in one.phases and one.changes):
                 guess = self._guess(one.stage, one.about + words, changes=one.changes, during=phase)
@@ -220,6 +218,8 @@ class Mistakes:
                         table = self._model.table(self._target.rows)
                     guess = replace(guess, text=replace(self._text, table=table))
                 yield guess
+        sizes = [n for n in range(1, self._text.starts[0]) if n not in _SIZES and not only]
+        yield from self._of_beginnings(sizes)
 
     def _with(self, stage: str, about: str, **core: Any) -> Guess:
         changes = tuple((self._model.core, name, value) for name, value in core.items())

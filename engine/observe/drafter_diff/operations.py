@@ -33,7 +33,11 @@ PHASES = {
 """When a change is in force, by the method of a DraftModel or by the rows of a pass, in words."""
 _MOST_HEADS, _MOST_ALONE, _NONE = 8, 4, object()
 _ROPES: tuple[tuple[str, tuple[float, ...], str], ...] = (
-    ("base", (10.0, 0.1, 100.0, 0.01, 50.0, 0.02), "has {:g} times the frequency base, or so"),
+    (
+        "base",
+        (10, 0.1, 100, 0.01, 50, 0.02, 20, 0.05, 5, 0.2, 2, 0.5, 1e3, 1e-3),
+        "has {:g} times the frequency base, or so",
+    ),
     ("stretch", (0.0, 0.5, 2.0, 0.25, 4.0, 0.125, 8.0, -1.0), "turns by {:g} times the angles"),
     ("share", (0.5, 0.25, 0.75), "turns the first {:g} of its pairs alone (partial dimensions)"),
 )
@@ -406,10 +410,10 @@ def _ways(one: _Operation) -> Iterator[_Way]:
             if x.shape == one.result.shape:
                 which = "" if len(rows) == 1 or key == 0 else f", and gives its argument {key}"
                 yield f"is left out{which}", partial(_given, key)
-        factors = [*FACTORS]
+        of_width: list[float] = []
         if any(torch.is_tensor(x) and not x.is_floating_point() for x in given.values()):
-            factors += [one.result.shape[-1] ** by for by in (0.5, -0.5)]  # of what is looked up
-        for factor in factors:
+            of_width = [one.result.shape[-1] ** by for by in (0.5, -0.5)]  # of what is looked up
+        for factor in dict.fromkeys((*of_width, *FACTORS)):
             yield f"gives {factor:.3g} times what it should", partial(_times, factor)
         if one.weights:  # of a gate, that it is left out
             yield "gives ones", lambda own, *args, **more: torch.ones_like(own(*args, **more))

@@ -34,7 +34,7 @@ _FLOAT_CELLS = "f32", "f16", "bf16"
 _START = "the start of the server, by its log"
 _AS_LOGGED = 0.005
 """Of p_min, which a log rounds to two decimals."""
-_SPREAD = ("top_k", "top_p", "min_p", "top_n_sigma", "dynatemp_range", "samplers")
+_SPREAD = ("top_k", "top_p", "min_p", "top_n_sigma", "dynatemp_range", "samplers", "seed")
 """Settings that never take the best token away."""
 
 
@@ -94,7 +94,9 @@ def sampler_cause(a: DraftSide, b: DraftSide) -> Cause | None:
     temps = [float(one.get("temperature", 0.0) or 0.0) for one in settings]
     parts = at < min(len(a.text), len(b.text))
     # what leaves the best token in its place shows in no greedy text
-    idle = set() if max(temps) > 0 else {*_SPREAD} if parts else {*SAMPLING}
+    idle = {*_SPREAD} if parts else {*SAMPLING}
+    if max(temps) > 0:
+        idle = set() if parts else {"seed"}
     if not any(_penalises(one) for one in settings):
         idle.add("repeat_last_n")
     names = [

@@ -401,7 +401,11 @@ class Redrafter:
         for draft in drafts:
             check_cancelled(self._cancelled)
             tokens = None if own else draft.tokens
-            found[draft.round], n = self._text.right(self._model, draft, n, tokens)
+            known = self._rows.get(draft.round, []) if own else []
+            if known and [next(iter(row), -1) for row in known] == draft.tokens:
+                found[draft.round] = known
+            else:
+                found[draft.round], n = self._text.right(self._model, draft, n, tokens)
         return found
 
     def _walk(self, pos0: int) -> tuple[Counts, Counts]:

@@ -45,7 +45,8 @@ _OFF: dict[str, tuple[Any, ...]] = {
 }
 """Settings that change what may be chosen and are not computed here, with the values that switch
 them off."""
-SAMPLING = (*_FIELDS, *_OFF, "top_n_sigma", "adaptive_target", "logit_bias", "ignore_eos")
+_OTHERS = "top_n_sigma", "adaptive_target", "logit_bias", "ignore_eos", "seed"
+SAMPLING = (*_FIELDS, *_OFF, *_OTHERS)
 """Settings of a request that decide which tokens its sampler chooses."""
 _ANY = 1 << 31
 _HALVINGS = 12

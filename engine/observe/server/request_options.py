@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from engine.errors import OptionError
 from engine.observe.rounds.observed_run import ServerFacts
 from engine.observe.server.client import ServerClient
-from engine.option_fields import NumberRange, PlacedOption, check, option
+from engine.option_fields import NumberRange, PlacedOption, check, json_object, option
 from engine.options import RunOptions
 
 PER_REQUEST: dict[tuple[str, ...], str] = {
@@ -34,18 +34,6 @@ _OURS = (("parallel",),)
 """Options that this side keeps to: how many requests are sent at once."""
 
 _FIXED = ("prompt", "stream", "timings_per_token")
-
-
-def _object(text: str) -> tuple[tuple[str, Any], ...]:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, dict):
-        raise OptionError(
-            f"{text[:80]!r} is not a JSON object.", "Write it like '{\"n_keep\": 4}'."
-        )
-    return tuple(value.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +72,7 @@ class RequestOptions:
         "--request",
         "further fields of the request, as a JSON object",
         metavar="JSON",
-        parse=_object,
+        parse=lambda text: tuple(json_object(text).items()),
     )
 
     def __post_init__(self) -> None:

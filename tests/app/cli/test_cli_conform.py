@@ -47,7 +47,7 @@ def test_a_wrong_kernel_fails_and_says_how_to_see_it_again(tmp_path, capsys):
     [
         (["nope"], "not a package with an adapter"),
         (["draftscope", "--only", "nope"], "Known: gated_delta_slots"),
-        (["draftscope", "--checks", "nope"], "no check 'nope'"),
+        (["draftscope", "--checks", "nope"], "'nope' is not one of depths, "),
     ],
 )
 def test_wrong_use_is_refused(arguments, words, capsys):

@@ -63,7 +63,7 @@ def test_a_model_is_tuned_and_the_window_opens_the_result(cli: Cli, tmp_path: Pa
     [
         (["--pairs", "5"], "--pairs is outside"),
         (["--prompts", "nowhere.json"], "nowhere.json cannot be read"),
-        (["--spec-type", "draft-moonshine"], "no drafter 'draft-moonshine'"),
+        (["--spec-type", "draft-moonshine"], "--spec-type draft-moonshine is unknown"),
         (["--spec-type", "ngram-cache"], "no length to tune"),
         (["--json", "."], "is a folder"),
         (["--out", "/dev/null"], "--out /dev/null cannot be written"),

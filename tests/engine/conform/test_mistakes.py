@@ -22,6 +22,63 @@ from engine.conform.passes import SCRIPTS
 from engine.conform.reference import Reference, play, step, terms, token
 from engine.conform.replays import placed
 from engine.conform.subject import Kernel
+from tests.engine.conform.wrong_formulas import (
+    Backwards,
+    BaseTwo,
+    EndingDecay,
+    Exchanged,
+    FirstSkip,
+    KeysForQueries,
+    LaterRows,
+    MeanSquares,
+    NoBias,
+    Offset,
+    OneHead,
+    OtherBias,
+    OtherKeys,
+    OutputWindow,
+    RawBeta,
+    RawKeys,
+    SameTap,
+    SharedUndecayed,
+    TurnedWindow,
+    TwiceBias,
+    TwiceSigmoid,
+    WideWindow,
+)
+from tests.engine.conform.wrong_states import (
+    AlongValues,
+    AsIfLongest,
+    ByPlace,
+    Clipped,
+    ExchangedBetas,
+    FirstDecay,
+    FoldsDrafts,
+    FoldsUndecayed,
+    ForgetsWithin,
+    GateStride,
+    HalfDecayed,
+    LastOnly,
+    LateWindow,
+    LogOfNegative,
+    LowGates,
+    NotReset,
+    NoZeros,
+    OddGates,
+    RawFold,
+    ReadBase,
+    Refilled,
+    RootOfNegative,
+    SecondRawFold,
+    Shifted,
+    ShortStride,
+    SomeRows,
+    SplitStride,
+    Twice,
+    Undecayed,
+    Unscaled,
+    ValueStride,
+)
 
 KERNEL = Kernel("kernel", ("gdn", "kda"), None)
 PACKAGE = Package("kernels", Path("."), "")
@@ -31,556 +88,6 @@ SHAPES = {
     "mamba2": Shape("mamba2", 4, 2, 8, 8, 3, 3),
     "conv": Shape("conv", 6, 1, 4, 1, 3, 3),
 }
-
-
-class Altered(own._Slots):
-    """Rows that are changed before the kernel takes them."""
-
-    def change(self, p):
-        raise NotImplementedError
-
-    def _run(self, parts, read, write):
-        for p in parts:
-            self.change(p)
-        return super()._run(parts, read, write)
-
-
-class NoBias(Altered):
-    times = 0
-
-    def change(self, p):
-        rate = torch.exp(p.A_log).view(-1, *[1] * (p.a.dim() - 2))
-        p.tensors["g"] = -rate * softplus(p.a + self.times * p.dt_bias)
-
-
-class TwiceBias(NoBias):
-    times = 2
-
-
-class BaseTwo(Altered):
-    def change(self, p):
-        p.tensors["g"] = p.g * 0.6931471805599453
-
-
-class OtherBias(Altered):
-    """All heads take the first one's dt_bias."""
-
-    def change(self, p):
-        rate = torch.exp(p.A_log).view(-1, *[1] * (p.a.dim() - 2))
-        p.tensors["g"] = -rate * softplus(p.a + p.dt_bias[:1])
-
-
-class RawBeta(Altered):
-    def change(self, p):
-        p.tensors["beta"] = p.b
-
-
-class EndingDecay(Altered):
-    def change(self, p):
-        p.tensors["g"] = p.g.clamp(min=-1)
-
-
-class TwiceSigmoid(Altered):
-    def change(self, p):
-        p.tensors["beta"] = torch.sigmoid(p.beta)
-
-
-class SharedUndecayed(Altered):
-    """The second half of the heads is not decayed where heads share keys."""
-
-    def change(self, p):
-        if self.shape.n_groups < self.shape.n_heads:
-            half = torch.arange(self.shape.n_heads) < self.shape.n_heads // 2
-            p.tensors["g"] = p.g * half
-
-
-class RawKeys(Altered):
-    def change(self, p):
-        p.tensors["k_normed"] = p.k
-
-
-class Exchanged(Altered):
-    def change(self, p):
-        p.tensors |= {"k_normed": p.q_normed, "q_normed": p.k_normed}
-
-
-class Offset(own._ConvSlots):
-    """Outputs are too large by one, which no known mistake gives."""
-
-    def verify(self, rows):
-        return super().verify(rows) + 1
-
-
-class OtherKeys(Altered):
-    """Heads have the keys of other heads."""
-
-    def change(self, p):
-        p.tensors["k_normed"] = p.k_normed.flip(1)
-
-
-class MeanSquares(Altered):
-    """Keys have a mean square of 1, not a length of 1."""
-
-    def change(self, p):
-        p.tensors["k_normed"] = p.k_normed * p.k.shape[-1] ** 0.5
-
-
-class OneHead(Altered):
-    """Head 2 alone has beta twice."""
-
-    def change(self, p):
-        p.tensors["beta"] = torch.where(torch.arange(4) == 2, p.beta**2, p.beta)
-
-
-class LaterRows(Altered):
-    """Rows after the first do not decay."""
-
-    def change(self, p):
-        p.tensors["g"] = torch.cat([p.g[:1], 0 * p.g[1:]])
-
-
-class KeysForQueries(Altered):
-    def change(self, p):
-        p.tensors["q_normed"] = p.k_normed
-
-
-class FirstSkip(own._SsdSlots):
-    """All heads take the first one's D."""
-
-    def _run(self, parts, read, write):
-        for p in parts:
-            p.tensors["D"] = p.D[:1].expand_as(p.D)
-        return super()._run(parts, read, write)
-
-
-class Backwards(own._ConvSlots):
-    """The taps are read from the other end."""
-
-    def _run(self, parts, read, write):
-        for p in parts:
-            p.tensors["weight"] = p.weight.flip(-1)
-        return super()._run(parts, read, write)
-
-
-class SameTap(own._ConvSlots):
-    """Tap 1 has the weight of tap 2."""
-
-    def _run(self, parts, read, write):
-        for p in parts:
-            p.tensors["weight"] = p.weight[:, [0, 2, 2, 3]]
-        return super()._run(parts, read, write)
-
-
-class WideWindow(own._ConvSlots):
-    """The oldest input of the kept window is that of one row earlier."""
-
-    def _run(self, parts, read, write):
-        out = super()._run(parts, read, write)
-        for i in range(len(write)):
-            for newer, older in zip(write[i, :-1], write[i, 1:], strict=True):
-                self.pool[newer, 0] = self.pool[older, 0]
-        return out
-
-
-class TurnedWindow(own._ConvSlots):
-    """Windows are stored transposed, in the place of those that are not."""
-
-    def _run(self, parts, read, write):
-        out = super()._run(parts, read, write)
-        for slot in write.flatten():
-            self.pool[slot] = self.pool[slot].T.reshape(self.pool[slot].shape)
-        return out
-
-
-class OutputWindow(own._ConvSlots):
-    """The newest input of a window is overwritten with its row's output."""
-
-    def _run(self, parts, read, write):
-        out = super()._run(parts, read, write)
-        for planes, one in zip(write.flip(1), out, strict=True):
-            for plane, output in zip(planes, one, strict=True):
-                self.pool[plane, -1] = output
-        return out
-
-
-class Undecayed(own._Slots):
-    """Outputs take what earlier rows of the pass wrote without its decay."""
-
-    def _run(self, parts, read, write):
-        out = super()._run(parts, read, write)
-        each = self.shape.n_heads // self.shape.n_groups
-        for i, p in enumerate(parts):
-            planes = self.pool[write[i].flip(0)]
-            state = self.pool[read[i]] if self.kept is None else self.kept[read[i]]
-            plain, total = state, torch.zeros_like(state)
-            for t in range(len(p.v)):
-                decay = p.g[t].exp().view(len(state), -1, 1)
-                before = planes[t - 1] if t else state
-                plain, total = decay * plain, total + planes[t] - decay * before
-                q = p.q_normed[t].repeat_interleave(each, 0)[:, :, None]
-                out[i, t] = (q * (plain + total)).sum(1) * self.shape.d_k**-0.5
-        return out
-
-    def verify(self, rows):
-        self.kept = self.pool.clone()
-        return super().verify(rows)
-
-
-class RawFold(own._Log):
-    """The fold takes keys that are not normalized."""
-
-    rows = slice(None)
-
-    def _run(self, parts, states):
-        out, log = super()._run(parts, states)
-        keys = log[0].clone()
-        keys[:, self.rows] = torch.stack([p.k for p in parts])[:, self.rows]
-        return out, type(log)(keys, *log[1:])
-
-
-class SecondRawFold(RawFold):
-    rows = slice(1, 2)
-
-
-class LastOnly(own._Slots):
-    """Only the state after the last row of a pass is stored."""
-
-    def _run(self, parts, read, write):
-        kept = self.pool[write[:, 1:]].clone()
-        out = super()._run(parts, read, write)
-        self.pool[write[:, 1:]] = kept
-        return out
-
-
-class ByPlace(own._Slots):
-    """Accepted counts are stored by place in the pass, not by sequence."""
-
-    def accept(self, sequences, counts):
-        super().accept(range(len(counts)), counts)
-
-
-class Twice(own._Log):
-    """After every fifth commit the rows of the one before are folded once more."""
-
-    again = True
-
-    def __init__(self, shape, memory, package):
-        super().__init__(shape, memory, package)
-        self.commits = 0
-
-    def accept(self, sequences, counts):
-        super().accept(sequences, counts)
-        self.commits += 1
-        if self.commits % 5 == 4:
-            super().accept(sequences, counts)
-
-    def state(self, sequence):
-        return None
-
-
-class ShortStride(own._Slots):
-    """A sequence's planes begin at its number times the rows of the pass."""
-
-    def __init__(self, shape, memory, package):
-        super().__init__(shape, memory, package)
-        self.planes = torch.arange(self.planes.numel()).view_as(self.planes)
-
-    def verify(self, rows):
-        out = []
-        for i, s in enumerate(rows.sequences):
-            n = rows.lengths[i]
-            read = self.planes[s, self.live[s]].view(1)
-            self.planes[s, :n] = torch.arange(s * n, s * n + n)
-            out.append(self._run([rows.one(i)], read, self.planes[s : s + 1, :n].flip(1))[0])
-        return torch.cat(out)
-
-
-class FoldsDrafts(own._Log):
-    """All rows of a pass are in the state before those that were accepted are folded."""
-
-    def verify(self, rows):
-        out = super().verify(rows)
-        super().accept(rows.sequences, rows.lengths)
-        return out
-
-
-class FoldsUndecayed(own._Log):
-    """Every third fold leaves out the last row's decay of what was there before."""
-
-    def __init__(self, shape, memory, package):
-        super().__init__(shape, memory, package)
-        self.commits, self.heads = 0, shape.n_heads
-
-    def verify(self, rows):
-        self.rows = rows
-        return super().verify(rows)
-
-    def accept(self, sequences, counts):
-        before = self.states.clone()
-        self.commits += 1
-        if self.commits % 3:
-            return super().accept(sequences, counts)
-        less = [(s, n - 1) for s, n in zip(sequences, counts, strict=True) if n > 1]
-        super().accept([s for s, _ in less], [n for _, n in less])
-        short = self.states.clone()
-        self.states.copy_(before)
-        super().accept(sequences, counts)
-        for s, n, part in zip(sequences, counts, self.rows.slices(), strict=True):
-            decay = self.rows.g[part][n - 1].exp().view(self.heads, -1, 1)
-            self.states[s] += (1 - decay) * short[s]
-
-    def state(self, sequence):
-        return None
-
-
-class ForgetsWithin(own._Log):
-    """Every seventh row a sequence goes on from the state that was loaded, be it in a pass."""
-
-    def __init__(self, shape, memory, package):
-        super().__init__(shape, memory, package)
-        self.taken, self.kept = dict.fromkeys(range(shape.n_sequences), 0), {}
-        self.first, self.after = {}, {}
-
-    def load(self, sequence, state):
-        super().load(sequence, state)
-        self.first[sequence] = state.clone()
-
-    def verify(self, rows):
-        outs = []
-        for i, s in enumerate(rows.sequences):
-            before, self.after[s] = self.states[s].clone(), []
-            for t in range(rows.lengths[i]):
-                outs.append(super().verify(rows.one(i).row(t)))
-                super().accept([s], [1])
-                if (self.taken[s] + t) % 7 == 6:
-                    self.states[s] = self.first[s]
-                self.after[s].append(self.states[s].clone())
-            self.states[s] = before
-        return torch.cat(outs)
-
-    def accept(self, sequences, counts):
-        for s, n in zip(sequences, counts, strict=True):
-            self.states[s], self.taken[s] = self.after[s][n - 1], self.taken[s] + n
-
-    def state(self, sequence):
-        return None
-
-
-class NotReset(own._Slots):
-    """A step without drafts leaves the count of the pass before it."""
-
-    def decode(self, rows):
-        return self.verify(rows)
-
-
-class Refilled(own._Slots):
-    """Counts of all sequences are set to 1 before those of a pass are."""
-
-    def accept(self, sequences, counts):
-        self.live = [0] * len(self.live)
-        super().accept(sequences, counts)
-
-
-class AsIfLongest(own._Slots):
-    """A pass that is shorter than the longest one stores its states where that would."""
-
-    def _run(self, parts, read, write):
-        late = [p for p in self.planes.tolist() if p[0] in write[:, -1]]
-        n = write.shape[1]
-        return super()._run(parts, read, torch.tensor([p[-n:][::-1] for p in late]))
-
-
-def strided(x, stride):
-    return torch.stack([x.flatten()[r * stride :][: x[0].numel()] for r in range(len(x))]).view_as(
-        x
-    )
-
-
-class GateStride(Altered):
-    """Gates of row r are read at r times the number of heads."""
-
-    def change(self, p):
-        p.tensors["g"] = strided(p.g, p.g.shape[1])
-
-
-class ValueStride(Altered):
-    """Values advance by the number of key heads."""
-
-    def change(self, p):
-        p.tensors["v"] = strided(p.v, p.k.shape[1] * p.v.shape[2])
-
-
-class SplitStride(Altered):
-    """Values that lie after q and k advance by their own size."""
-
-    def change(self, p):
-        whole = torch.cat([p.tensors[x].flatten(1) for x in "qkv"], 1).flatten()
-        n, size = p.q[0].numel() + p.k[0].numel(), p.v[0].numel()
-        rows = [whole[n + r * size :][:size] for r in range(len(p.v))]
-        p.tensors["v"] = torch.stack(rows).view_as(p.v)
-
-
-class ReadBase(own._Slots):
-    """Outputs read the state before the pass with e for 2 in its decay."""
-
-    def _run(self, parts, read, write):
-        before = self.pool[read].clone()
-        out = super()._run(parts, read, write)
-        each = self.shape.n_heads // self.shape.n_groups
-        for i, p in enumerate(parts):
-            for t, g in enumerate(p.g.cumsum(0)):
-                g = g.view(len(g), -1, 1)
-                more = ((g / 0.6931471805599453).exp() - g.exp()) * before[i]
-                q = p.q_normed[t].repeat_interleave(each, 0)[:, :, None]
-                out[i, t] += (q * more).sum(1) * self.shape.d_k**-0.5
-        return out
-
-
-class Unscaled(own._Slots):
-    """Outputs read what the pass wrote without the scale."""
-
-    def _run(self, parts, read, write):
-        before = self.pool[read].clone()
-        out = super()._run(parts, read, write)
-        each = self.shape.n_heads // self.shape.n_groups
-        for i, p in enumerate(parts):
-            for t, g in enumerate(p.g.cumsum(0)):
-                wrote = self.pool[write[i].flip(0)[t]] - g.exp().view(len(g), -1, 1) * before[i]
-                q = p.q_normed[t].repeat_interleave(each, 0)[:, :, None]
-                out[i, t] += (q * wrote).sum(1) * (1 - self.shape.d_k**-0.5)
-        return out
-
-
-class AlongValues(own._Slots):
-    """The decay of a channel is applied along v."""
-
-    def _run(self, parts, read, write):
-        out = super()._run(parts, read, write)
-        each = self.shape.n_heads // self.shape.n_groups
-        for i, p in enumerate(parts):
-            state = self.kept[read[i]]
-            for t, plane in enumerate(write[i].flip(0)):
-                q, k = (x[t].repeat_interleave(each, 0) for x in (p.q_normed, p.k_normed))
-                state = p.g[t].exp()[:, None] * state
-                value = p.beta[t][:, None] * (p.v[t] - (k[:, :, None] * state).sum(1))
-                state = state + k[:, :, None] * value[:, None]
-                self.pool[plane] = state
-                out[i, t] = (q[:, :, None] * state).sum(1) * self.shape.d_k**-0.5
-        return out
-
-    def verify(self, rows):
-        self.kept = self.pool.clone()
-        return super().verify(rows)
-
-
-class LogOfNegative(Altered):
-    """The exp within softplus is taken off, not added."""
-
-    def change(self, p):
-        rate = torch.exp(p.A_log).view(-1, *[1] * (p.a.dim() - 2))
-        p.tensors["g"] = -rate * torch.log(1 - torch.exp(p.a + p.dt_bias))
-
-
-class RootOfNegative(Altered):
-    """The square of k's length is too small by far."""
-
-    def change(self, p):
-        p.tensors["k_normed"] = p.k / (p.k.square().sum(-1, keepdim=True) - 40).sqrt()
-
-
-class HalfDecayed(own._Slots):
-    """Outputs, and no states, see a decay in one half of the key channels alone."""
-
-    def _run(self, parts, read, write):
-        before, out = self.pool[read].clone(), super()._run(parts, read, write)
-        each = self.shape.n_heads // self.shape.n_groups
-        half = torch.arange(self.shape.d_k) < self.shape.d_k // 2
-        for i, p in enumerate(parts):
-            q = p.q_normed[0].repeat_interleave(each, 0)[:, :, None]
-            more = (half * (1 - p.g[0].exp()))[:, :, None] * before[i]
-            out[i, 0] += (q * more).sum(1) * self.shape.d_k**-0.5
-        return out
-
-
-class SomeRows(own._Slots):
-    """The last row's output is not written."""
-
-    def verify(self, rows):
-        out = self.memory.empty(*rows.v.shape)
-        made = super().verify(rows)
-        for part in rows.slices():
-            out[part.start : part.stop - 1] = made[part.start : part.stop - 1]
-        return out
-
-
-class NoZeros(Altered):
-    """Keys are divided by their length, of whatever size."""
-
-    def change(self, p):
-        p.tensors["k_normed"] = p.k / p.k.norm(dim=-1, keepdim=True)
-
-
-class Clipped(Altered):
-    """Gates above 20 are 20."""
-
-    def change(self, p):
-        rate = torch.exp(p.A_log).view(-1, *[1] * (p.a.dim() - 2))
-        p.tensors["g"] = -rate * torch.minimum(softplus(p.a + p.dt_bias), 0 * p.a + 1.5)
-
-
-class FirstDecay(own._Slots):
-    """What is kept of the state before a pass has the decay of the first sequence's rows."""
-
-    def _run(self, parts, read, write):
-        before = self.pool[read].clone()
-        out = super()._run(parts, read, write)
-        first = parts[0].g.cumsum(0)
-        for i, p in enumerate(parts):
-            for plane, g, other in zip(write[i].flip(0), p.g.cumsum(0), first, strict=True):
-                g, other = (x.exp().view(len(x), -1, 1) for x in (g, other))
-                self.pool[plane] += (other - g) * before[i]
-        return out
-
-
-class LowGates(Altered):
-    """Gates below -1 have exp for softplus."""
-
-    def change(self, p):
-        rate = torch.exp(p.A_log).view(-1, *[1] * (p.a.dim() - 2))
-        x = p.a + p.dt_bias
-        p.tensors["g"] = -rate * torch.where(x < -1, torch.exp(x), softplus(x))
-
-
-class OddGates(Altered):
-    """Rows of odd number have the decay of the row before."""
-
-    def change(self, p):
-        rows = torch.arange(len(p.g))
-        p.tensors["g"] = p.g[rows - rows % 2]
-
-
-class ExchangedBetas(Altered):
-    """States, and no outputs, have the betas of the first two heads exchanged."""
-
-    def _run(self, parts, read, write):
-        before = self.pool.clone()
-        out = own._Slots._run(self, parts, read, write)
-        self.pool.copy_(before)
-        super()._run(parts, read, write)
-        return out
-
-    def change(self, p):
-        p.tensors["beta"] = p.beta[:, [1, 0, 2, 3]]
-
-
-class Shifted(own._Slots):
-    """Outputs are too large by one, which no known mistake gives; what was played is counted."""
-
-    played = 0
-
-    def verify(self, rows):
-        Shifted.played += sum(rows.lengths) * self.shape.n_heads
-        return super().verify(rows) + 1
 
 
 def first(adapter, recurrence, name="depths", **kernel) -> Fault:
@@ -711,19 +218,6 @@ def test_a_drift_without_rounding_is_named_by_further_plays():
     fault = placed(Player(kernel, PACKAGE, fault.shape, 3, "cpu"), fault)
     assert (fault.check, fault.cause) == ("drift", "state-not-committed")
     assert "leave the state after 0, none (NaN), 3" in fault.detail
-
-
-class LateWindow(own._Slots):
-    """One row less is kept than was accepted, and something else is written wrongly by that."""
-
-    def __init__(self, *args):
-        super().__init__(*args)
-        self.window = self.memory.zeros(4)
-        self.memory.keep("window-not-rolled-back", "a window", self.window)
-
-    def accept(self, sequences, counts):
-        super().accept(sequences, [max(1, count - 1) for count in counts])
-        self.window += 1
 
 
 def test_a_wrong_count_is_named_before_what_else_it_writes():

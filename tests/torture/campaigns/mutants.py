@@ -20,8 +20,9 @@ from engine.machine.graphs import VARIABLE
 from tests.support.golden_runs import session
 from tests.support.mutations import MODEL, MUTATIONS, mutate, outcome
 from tests.torture.campaign import Campaign, Case, Figures
+from tests.torture.mutant import Mutant
 from tests.torture.mutant_plays import TRUE, play
-from tests.torture.mutants_list import MUTANTS, Mutant
+from tests.torture.mutants_list import MUTANTS
 from tests.torture.reworded import reworded
 
 _CLEAN = "clean: "

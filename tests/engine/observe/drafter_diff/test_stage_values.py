@@ -22,8 +22,8 @@ from engine.observe.drafter_diff.stage_values import (
 )
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
-from tests.support.drafter_bugs import Patch
 from tests.support.drafter_diff_campaign import opened
+from tests.support.drafter_patches import Patch
 from tests.support.golden_runs import options_of
 
 

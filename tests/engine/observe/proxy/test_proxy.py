@@ -7,10 +7,6 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -18,97 +14,20 @@ import pytest
 from engine.errors import OptionError
 from engine.observe.proxy import proxy as proxy_module
 from engine.observe.proxy.exchange_queue import FELL_BEHIND, ExchangeQueue
-from engine.observe.proxy.proxy import ENDED, Proxy, listening_address
-from engine.observe.server.reply import ExchangeEvent
+from engine.observe.proxy.proxy import Proxy, listening_address
+from tests.engine.observe.proxy.conftest import Passing, chunk, chunks, eventually
 from tests.support.scripted_server import (
     STREAM,
     Cut,
     Hold,
     Reply,
     ScriptedServer,
-    cut,
-    events,
     halved,
     json_reply,
     stream,
 )
 
 pytestmark = pytest.mark.filterwarnings("error")
-
-
-def chunk(i: int, timings: bool = True) -> dict[str, Any]:
-    told = {"timings": {"predicted_n": i, "predicted_ms": i * 1.5}} if timings else {}
-    return {"index": 0, "content": f"wörd {i} ", "tokens": [i], "stop": False} | told
-
-
-def chunks(n: int, timings: bool = True) -> list[bytes]:
-    return events(*(chunk(i, timings) for i in range(1, n + 1)))
-
-
-@pytest.fixture(scope="module")
-def running() -> Iterator[ScriptedServer]:
-    empty = {"requests": [], "props": {}, "models": {}, "slots": [], "extra": {}}
-    with ScriptedServer(empty) as started:
-        yield started
-
-
-@pytest.fixture
-def server(running: ScriptedServer) -> ScriptedServer:
-    running.received.clear()
-    return running
-
-
-class Passing:
-    """A proxy with its queue, and a client of it."""
-
-    def __init__(self, server: str, limit: int = 2**26, **options: Any) -> None:
-        self.queue = ExchangeQueue(limit)
-        self.proxy = Proxy(server, self.queue, **options)
-        self.proxy.start()
-        # without certificates, which take 60 ms to read
-        self.client = httpx.Client(
-            base_url=self.proxy.url, timeout=60, trust_env=False, verify=False
-        )
-        self.notes: list[ExchangeEvent] = []
-
-    def stop(self) -> None:
-        self.client.close()
-        self.proxy.stop()
-
-    def until(self, what: str, n: int = 1) -> list[ExchangeEvent]:
-        """All notes, once `n` of a kind are among them."""
-        for _ in range(24_000):
-            self.notes += self.queue.take()
-            if sum(note.kind == what for note in self.notes) >= n:
-                return self.notes
-            time.sleep(0.01)
-        raise AssertionError(f"{what} never came: {[note.kind for note in self.notes]}")
-
-    def recorded(self, request: int = 0) -> bytes:
-        return b"".join(
-            note.data for note in self.notes if note.kind == "data" and note.request == request
-        )
-
-
-@pytest.fixture
-def passing(server: ScriptedServer) -> Iterator[Passing]:
-    made = Passing(server.url)
-    yield made
-    made.stop()
-
-
-def open_files() -> int:
-    """Files and sockets of this process; 0 where the system does not tell."""
-    told = Path("/proc/self/fd")
-    return len(list(told.iterdir())) if told.exists() else 0
-
-
-def eventually(holds: Callable[[], bool]) -> None:
-    for _ in range(24_000):
-        if holds():
-            return
-        time.sleep(0.005)
-    raise AssertionError("it never came true")
 
 
 def test_a_stream_passes_without_what_was_added_and_is_recorded_with_it(
@@ -279,108 +198,6 @@ def test_pieces_pass_at_once(server: ScriptedServer, passing: Passing) -> None:
         assert next(line for line in lines if line).endswith('"stop": false}')
 
 
-def test_a_client_that_leaves_is_gone_at_the_server(
-    server: ScriptedServer, passing: Passing
-) -> None:
-    hold = Hold()
-    server.script("/completion", Reply([*chunks(1), hold, *chunks(2)]))
-    body = {"prompt": "a", "stream": True}
-    with passing.client.stream("POST", "/completion", json=body) as reply:
-        next(reply.iter_lines())
-    passing.until("left")
-    assert server.received[0].left.wait(60)
-    hold.release()
-
-
-def test_a_client_that_leaves_within_its_request_is_gone_at_the_server(
-    server: ScriptedServer, passing: Passing
-) -> None:
-    host, port = passing.client.base_url.host, passing.client.base_url.port
-    for path in (b"/completion", b"/embedding"):
-        with socket.create_connection((host, port)) as client:
-            client.sendall(
-                b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{" % path
-            )
-    assert passing.client.get("/health").status_code == 200
-    assert [one.path for one in server.received] == ["/health"]
-
-
-def test_a_server_that_is_not_there_is_a_502(server: ScriptedServer, passing: Passing) -> None:
-    server.kill()
-    reply = passing.client.post("/completion", json={"prompt": "a"})
-    assert reply.status_code == 502
-    message = reply.json()["error"]["message"]
-    assert message == f"{server.url} cannot be reached: nothing listens there."
-    assert passing.until("broke")[-1].reason == message
-    assert passing.client.get("/props").status_code == 502
-    server.restart()
-
-
-def test_a_server_that_says_nothing_is_a_502() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def hang_up() -> None:
-            with listener.accept()[0] as connection:
-                connection.recv(100)
-
-        thread = threading.Thread(target=hang_up)
-        thread.start()
-        passing = Passing(f"http://127.0.0.1:{listener.getsockname()[1]}")
-        reply = passing.client.post("/completion", json={"prompt": "a"})
-        assert reply.status_code == 502
-        assert "cannot be reached" in reply.json()["error"]["message"]
-        thread.join()
-        passing.stop()
-
-
-def test_a_reply_that_breaks_off_breaks_off_for_the_client_too(
-    server: ScriptedServer, passing: Passing
-) -> None:
-    pieces = cut(chunks(5, timings=False), 2)
-    server.script("/completion", Reply(pieces))
-    got = b""
-    body = {"prompt": "a", "stream": True}
-    with passing.client.stream("POST", "/completion", json=body) as reply:
-        arriving = reply.iter_raw()
-        with suppress(httpx.RemoteProtocolError):
-            while True:
-                got += next(arriving)
-    assert got == b"".join(piece for piece in pieces if isinstance(piece, bytes))
-    assert "broke off" in passing.until("broke")[-1].reason
-    assert passing.recorded() == got
-    assert passing.client.get("/health").status_code == 200
-
-
-def test_a_failure_of_ours_is_told_and_ends_one_request_only(
-    server: ScriptedServer,
-    passing: Passing,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    def fails(*_: object) -> None:
-        raise RuntimeError("not foreseen")
-
-    with monkeypatch.context() as broken:
-        broken.setattr(proxy_module, "add_fields", fails)
-        reply = passing.client.post("/completion", json={"prompt": "a"})
-    assert reply.status_code == 500 and "not foreseen" in reply.json()["error"]["message"]
-    assert "the proxy failed" in caplog.text
-    assert passing.client.get("/health").status_code == 200
-
-
-def test_a_request_is_ended_by_hand(server: ScriptedServer, passing: Passing) -> None:
-    hold = Hold()
-    server.script("/completion", Reply([*chunks(1), hold]))
-    body = {"prompt": "a", "stream": True}
-    with passing.client.stream("POST", "/completion", json=body) as reply:
-        passing.proxy.abort(passing.until("data")[0].request)
-        with pytest.raises(httpx.RemoteProtocolError):
-            reply.read()
-    passing.until("left")
-    assert server.received[0].left.wait(60)
-    hold.release()
-
-
 def test_a_slow_client_holds_the_server_back_and_nothing_piles_up(server: ScriptedServer) -> None:
     piece = b"x" * 2**16
     server.script("/embedding", Reply([piece] * 800, 200, dict(STREAM)))  # 50 MiB
@@ -476,76 +293,6 @@ def test_a_server_below_a_path(server: ScriptedServer) -> None:
     passing.client.get("/health?a=1")
     assert (server.received[0].path, server.received[0].query) == ("/llama/health", {"a": "1"})
     passing.stop()
-
-
-def test_stopping_ends_what_is_open_and_leaves_nothing(server: ScriptedServer) -> None:
-    before, n_files = set(threading.enumerate()), open_files()
-    hold = Hold()
-    server.script("/completion", Reply([*chunks(1), hold]), Reply([hold]))
-    passing = Passing(server.url)
-    told: list[Any] = []
-
-    def ask() -> None:
-        try:
-            reply = httpx.post(
-                f"{passing.proxy.url}/completion",
-                json={"prompt": "a", "stream": True},
-                timeout=60,
-                trust_env=False,
-            )
-            told.append(reply.status_code)
-        except httpx.HTTPError as error:
-            told.append(error)
-
-    threads = [threading.Thread(target=ask) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    eventually(lambda: len(server.received) == 2)
-    assert len(passing.until("data")) > 0
-    passing.proxy.stop()
-    passing.proxy.stop()
-    for thread in threads:
-        thread.join(60)
-    assert len(told) == 2
-    passing.until("left", 2)
-    assert all(one.left.wait(60) for one in server.received)
-    hold.release()
-    with pytest.raises(httpx.ConnectError):
-        passing.client.get("/health")
-    passing.client.close()
-    assert set(threading.enumerate()) <= before
-    eventually(lambda: open_files() <= n_files)
-
-
-def test_stopping_tells_those_who_wait_for_a_reply() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        passing = Passing(f"http://127.0.0.1:{silent.getsockname()[1]}")
-        told: list[Any] = []
-        thread = threading.Thread(
-            target=lambda: told.append(passing.client.post("/completion", content=b"{}"))
-        )
-        thread.start()
-        passing.until("request")
-        passing.proxy.stop()
-        thread.join(60)
-        passing.client.close()
-    assert told[0].status_code == 503 and told[0].json()["error"]["message"] == ENDED
-
-
-def test_stopping_does_not_wait_for_a_client_that_does_not_read(server: ScriptedServer) -> None:
-    hold = Hold()
-    server.script("/embedding", Reply([*[b"x" * 2**16] * 800, hold], 200, dict(STREAM)))
-    passing = Passing(server.url)
-    url = passing.client.base_url
-    with socket.create_connection((url.host, url.port)) as client:
-        client.sendall(
-            b"POST /embedding HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{}"
-        )
-        eventually(lambda: len(server.received) == 1)
-        passing.stop()
-        assert not passing.proxy.is_running
-    assert server.received[0].left.wait(60)
-    hold.release()
 
 
 def test_addresses(server: ScriptedServer) -> None:
