@@ -222,7 +222,8 @@ def run(args: argparse.Namespace) -> int:
         return _tune_server(args)
     target = target_path(args)
     prompts = _prompts(args)
-    base = _base(args)
+    plain = {"spec_type": (), "spec_synth_rates": ()}
+    base = options_from(argparse.Namespace(**{**vars(args), **plain}), RunOptions)
     refuse_given(args, "--server or --running", "--lengths", "--budget", "--keep")
     check_folder(args.out, "--out", lambda out: check_room(out / RESULTS_FILE, (RESULTS_FILE,)))
     drafts = draft_paths(args)
@@ -281,12 +282,6 @@ def _prompts(args: argparse.Namespace) -> list[NamedPrompt]:
     path = SUITES.get(name) or Path(name)
     fields = (args.prompt_field, args.name_field, args.category_field)
     return choose(read_prompts(path, fields), args.limit, args.seed)
-
-
-def _base(args: argparse.Namespace) -> RunOptions:
-    """The options but for speculation."""
-    plain = {"spec_type": (), "spec_synth_rates": ()}
-    return options_from(argparse.Namespace(**{**vars(args), **plain}), RunOptions)
 
 
 def _check_drafters(args: argparse.Namespace) -> None:
