@@ -16,7 +16,7 @@ from app.cli.common import (
     target_path,
 )
 from app.cli.option_lines import OptionLines, refuse_given
-from app.cli.output import in_columns, print_json, print_lines, tell
+from app.cli.output import in_columns, print_json, print_lines, print_report, tell
 from app.cli.recorded import (
     add_report,
     check_report,
@@ -131,7 +131,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Compare; whatever was recorded is exported, also after an error or a signal."""
     if args.list_scenarios:
-        print_lines(list_scenarios())
+        known = [(one.name, one.title) for one in scenarios(SCENARIOS)]
+        print_report(args, dict(known), in_columns(known, (False, False)))
         return 0
     target = target_path(args)
     if args.parallel is None:
@@ -284,13 +285,6 @@ def add_scenarios(parser: argparse.ArgumentParser) -> None:
               lanes of llama.cpp (--lane) may join
           --list-scenarios  name them and leave
     """)
-
-
-def list_scenarios() -> Iterator[str]:
-    known = scenarios(SCENARIOS)
-    width = max(len(scenario.name) for scenario in known)
-    for scenario in known:
-        yield f"{scenario.name:<{width}}  {scenario.title}"
 
 
 def chosen_scenario(args: argparse.Namespace, options: RunOptions) -> Scenario | None:
