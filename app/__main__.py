@@ -32,6 +32,9 @@ try:
     from engine.long_work import collections_wait
 except KeyboardInterrupt:
     sys.exit(EXIT_INTERRUPTED)
+except ValueError as error:  # a variable of the environment, such as DRAFTSCOPE_CPU
+    sys.stderr.write(f"draftscope: error: {error}.\n")
+    sys.exit(EXIT_USAGE)
 
 _REMEDY = "Check the path, its rights and the room on the disk."
 
@@ -81,7 +84,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         named = f" ({str(error.filename)[:80]})" if error.filename else ""
         output.tell(f"error: The system refuses: {error.strerror or error}{named}. {_REMEDY}")
         return EXIT_FAILED
-    except Exception:  # a fault of ours; its words may be a file's
+    except Exception as error:  # a fault of ours; its words may be a file's
+        if str(error).startswith("DRAFTSCOPE_"):  # or a variable of the environment
+            output.tell(f"error: {error}.")
+            return EXIT_USAGE
         traceback.print_exc()
         return EXIT_FAILED
     finally:

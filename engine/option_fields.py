@@ -148,14 +148,17 @@ class PlacedOption:
         return self.option.row
 
 
-def option(
-    default: Any, flags: str, help: str, *shown: NumberRange | FormRow, **others: Any
-) -> Any:
-    """A field with this default that is an option. flags: separated by spaces. shown: the range
-    and the row, either of them. others: see Option."""
+def option(default: Any, line: str, *shown: NumberRange | FormRow, **others: Any) -> Any:
+    """A field with this default that is an option. line: its flags, a placeholder for its value and
+    its help, as the command line shows them: `-n, --number N  how many`; without a placeholder it
+    is N. shown: the range and the row, either of them. others: see Option."""
     for one in shown:
         others["within" if isinstance(one, NumberRange) else "row"] = one
-    return field(default=default, metadata={"option": Option((*flags.split(),), help, **others)})
+    names, _, about = line.partition("  ")
+    *flags, last = names.split(", ")
+    flag, _, metavar = last.partition(" ")
+    found = Option((*flags, flag), about, metavar=metavar or "N", **others)
+    return field(default=default, metadata={"option": found})
 
 
 def json_object(text: str) -> dict[str, Any]:

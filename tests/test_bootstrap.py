@@ -219,6 +219,7 @@ def test_help_names_goals_variables_and_sizes(bootstrap, word):
         assert part in done.stdout
 
 
-def test_an_unknown_goal_is_wrong_usage(bootstrap):
-    done = bootstrap("demos")
+@pytest.mark.parametrize("words", [("demos",), ("setup", "-q")])
+def test_an_unknown_goal_is_wrong_usage(bootstrap, words):
+    done = bootstrap(*words)
     assert done.returncode == 2 and "usage: sh bootstrap" in done.stderr

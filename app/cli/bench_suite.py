@@ -6,6 +6,7 @@ import argparse
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from app.cli.output import tell
 from app.cli.parser import KINDS
 from app.cli.recorded import check_report, deliver_report
 from app.cli.run import make_prompt
+from engine.errors import OptionError
 from engine.experiments.bench.request import PLAIN
 from engine.experiments.bench.suite import PromptSuite, SuiteWriter, suite_result
 from engine.experiments.bench.suite_report import (
@@ -38,6 +40,9 @@ def run(args: argparse.Namespace) -> int:
     """Measure, print and write; after an error or Ctrl-C, what was finished by then."""
     check_report(args)
     args.repeat = args.repeat or 1
+    if args.model is not None and not args.model.exists():
+        for kind in get_close_matches(args.model.name, KINDS["bench"], n=1):
+            raise OptionError(f"There is no bench {args.model}.", f"Did you mean bench {kind}?")
     args.folder, args.out = _folder_and_file(args.out)
     set_name, named, session, configurations = open_bench(args, SUITES)
     prompts = [(prompt.name, make_prompt(session, args, prompt.text)) for prompt in named]

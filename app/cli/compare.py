@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from app.cli.common import draft_paths, open_session, target_path
 from app.cli.option_lines import declare, refuse_given
-from app.cli.output import in_columns, print_json, print_lines, tell
+from app.cli.output import in_columns, print_json, print_lines, print_report, tell
 from app.cli.recorded import (
     check_report,
     check_trace_folder,
@@ -60,7 +60,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Compare; whatever was recorded is exported, also after an error or a signal."""
     if args.list_scenarios:
-        print_lines(list_scenarios())
+        known = [(one.name, one.title) for one in scenarios(SCENARIOS)]
+        print_report(args, dict(known), in_columns(known, (False, False)))
         return 0
     target = target_path(args)
     if args.parallel is None:
@@ -204,13 +205,6 @@ def _counts(text: str) -> tuple[int, ...]:
 def _loaded(session: Session) -> dict[str, str]:
     """What is in effect of the options that belong to loading."""
     return {"compute": session.compute, "device": str(session.device)}
-
-
-def list_scenarios() -> Iterator[str]:
-    known = scenarios(SCENARIOS)
-    width = max(len(scenario.name) for scenario in known)
-    for scenario in known:
-        yield f"{scenario.name:<{width}}  {scenario.title}"
 
 
 def chosen_scenario(args: argparse.Namespace, options: RunOptions) -> Scenario | None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.cli.common import open_session, target_path
 from app.cli.option_lines import declare, names_of, refuse_given
-from app.cli.output import print_line, print_report, signals_wait
+from app.cli.output import in_columns, print_line, print_report, signals_wait
 from app.cli.recorded import check_trace_folder, export
 from app.cli.run_arguments import options_from
 from engine.compare.lane_spec import LLAMA, LLAMA_POLICIES
@@ -46,10 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Play scripts; whatever was recorded is exported, also after an error or Ctrl-C."""
     if args.list:
-        known = memory_scripts(MEMORY_SCRIPTS)
-        width = max(len(script.name) for script in known)
-        for script in known:
-            print_line(f"{script.name:<{width}}  {script.title}")
+        known = [(one.name, one.title) for one in memory_scripts(MEMORY_SCRIPTS)]
+        print_report(args, dict(known), in_columns(known, (False, False)))
         return 0
     names = args.scripts
     if names and names[-1].endswith(".gguf") and args.model is None:

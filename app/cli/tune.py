@@ -94,7 +94,7 @@ def _tune_server(args: argparse.Namespace) -> int:
         args.server,
         args.running,
         args.spec_type or (),
-        args.lengths,
+        sorted(args.lengths),
         files={name: str(path) for name, path in draft_paths(args).items()},
         key=api_key(args.api_key_env),
         rates=args.spec_synth_rates or (),
@@ -140,7 +140,8 @@ def run(args: argparse.Namespace) -> int:
         return _tune_server(args)
     target = target_path(args)
     prompts = _prompts(args)
-    base = _base(args)
+    plain = {"spec_type": (), "spec_synth_rates": (), "n_predict": args.n_predict or N_PREDICT}
+    base = options_from(argparse.Namespace(**{**vars(args), **plain}), RunOptions)
     refuse_given(args, "--server or --running", "--lengths", "--budget", "--keep", "--api-key-env")
     check_folder(args.out, "--out", lambda out: check_room(out / RESULTS_FILE, (RESULTS_FILE,)))
     drafts = draft_paths(args)
@@ -199,12 +200,6 @@ def _prompts(args: argparse.Namespace) -> list[NamedPrompt]:
     path = SUITES.get(name) or Path(name)
     fields = (args.prompt_field, args.name_field, args.category_field)
     return choose(read_prompts(path, fields), args.limit, args.seed)
-
-
-def _base(args: argparse.Namespace) -> RunOptions:
-    """The options but for speculation."""
-    plain = {"spec_type": (), "spec_synth_rates": (), "n_predict": args.n_predict or N_PREDICT}
-    return options_from(argparse.Namespace(**{**vars(args), **plain}), RunOptions)
 
 
 def _check_drafters(args: argparse.Namespace) -> None:

@@ -161,7 +161,7 @@ def _wrong(path: Path, at: int, what: str) -> LookupCacheError:
     return LookupCacheError(f"{path.name}: byte {4 * at}: {what}.", _REMEDY)
 
 
-_HELP = "ngram-cache: {}, as llama-lookup-* writes them; never changed"
+_WRITTEN = "as llama-lookup-* writes them; never changed"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,19 +170,15 @@ class LookupCacheOptions:
 
     lookup_cache_static: str | None = option(
         None,
-        "-lcs --lookup-cache-static",
-        _HELP.format("2-grams of a large corpus"),
+        f"-lcs, --lookup-cache-static FILE  ngram-cache: 2-grams of a large corpus, {_WRITTEN}",
         FormRow("static cache", text="file"),
         group=GROUP,
-        metavar="FILE",
     )
     lookup_cache_dynamic: str | None = option(
         None,
-        "-lcd --lookup-cache-dynamic",
-        _HELP.format("n-grams of earlier output"),
+        f"-lcd, --lookup-cache-dynamic FILE  ngram-cache: n-grams of earlier output, {_WRITTEN}",
         FormRow("dynamic cache", text="file"),
         group=GROUP,
-        metavar="FILE",
     )
 
 

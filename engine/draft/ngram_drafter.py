@@ -29,13 +29,13 @@ class NgramSizes:
 
     GROUP: ClassVar[str] = GROUP
     size_n: int = option(
-        12, "--spec-{drafter}-size-n", "tokens looked up", SIZE, FormRow("", 1, 1024, short="n")
+        12, "--spec-{drafter}-size-n  tokens looked up", SIZE, FormRow("", 1, 1024, short="n")
     )
     size_m: int = option(
-        48, "--spec-{drafter}-size-m", "longest draft", SIZE, FormRow("", 1, 1024, short="m")
+        48, "--spec-{drafter}-size-m  longest draft", SIZE, FormRow("", 1, 1024, short="m")
     )
     min_hits: int = option(
-        1, "--spec-{drafter}-min-hits", "{hits}", SIZE, FormRow("", 1, 1024, short="hits")
+        1, "--spec-{drafter}-min-hits  {hits}", SIZE, FormRow("", 1, 1024, short="hits")
     )
 
 

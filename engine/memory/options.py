@@ -24,28 +24,24 @@ class StateTypes:
     GROUP: ClassVar[str] = "memory"
     s: str = option(
         "f32",
-        "--cache-type-s",
-        "recurrent states are rounded to this type whenever a pass stores them: {choices}",
+        "--cache-type-s TYPE  recurrent states are rounded to this type whenever a pass stores "
+        "them: {choices}",
         FormRow("state type"),
         choices=STATE_TYPES,
-        metavar="TYPE",
     )
     r: str = option(
         "f32",
-        "--cache-type-r",
-        "convolution windows are rounded to this type whenever a pass stores them: {choices}",
+        "--cache-type-r TYPE  convolution windows are rounded to this type whenever a pass "
+        "stores them: {choices}",
         FormRow("window type"),
         choices=STATE_TYPES,
-        metavar="TYPE",
     )
     gates: str = option(
         "f32",
-        "--gate-type",
-        "beta (or the step size) and the log decay are rounded to this type before the "
-        "recurrence reads them: {choices}",
+        "--gate-type TYPE  beta (or the step size) and the log decay are rounded to this type "
+        "before the recurrence reads them: {choices}",
         FormRow("gate type"),
         choices=STATE_TYPES,
-        metavar="TYPE",
     )
 
     def __post_init__(self) -> None:
@@ -60,16 +56,15 @@ class CacheOptions:
 
     ctx_checkpoints: int = option(
         32,
-        "-ctxcp --ctx-checkpoints",
-        "recurrent states kept along the text, to go on from its middle",
+        "-ctxcp, --ctx-checkpoints  recurrent states kept along the text, to go on from its middle",
         NumberRange(0, math.inf, "Use 0 for none."),
         FormRow("at most", 0, 10_000, special="none"),
         named="--ctx-checkpoints",
     )
     checkpoint_min_step: int = option(
         8192,
-        "-cms --checkpoint-min-step",
-        "tokens between two of them, but for those at the end of a prompt and at its last message",
+        "-cms, --checkpoint-min-step  tokens between two of them, but for those at the end of "
+        "a prompt and at its last message",
         NumberRange(0, math.inf, "Use 0 for any."),
         FormRow("least step", 0, 1_000_000, special="any"),
         named="--checkpoint-min-step",

@@ -61,39 +61,34 @@ class RunOptions:
     GROUP: ClassVar[str] = "memory"
     parallel: int = option(
         1,
-        "--parallel",
-        "sequences decoded side by side; further prompts wait",
+        "--parallel  sequences decoded side by side; further prompts wait",
         NumberRange(1, 64, "Use 1 to 64."),
         FormRow("parallel", 0, 64, special="all sequences", start=0),
         group="slots",
     )
     n_predict: int = option(
         256,
-        "-n --n-predict",
-        "tokens per sequence, -1 = no limit",
+        "-n, --n-predict  tokens per sequence, -1 = no limit",
         FormRow("tokens", -1, 100_000, special="no limit"),
         group="decoding",
     )
     n_ctx: int = option(
         0,
-        "-c --ctx-size",
-        "cells per sequence, 0 = the trained context, at most 4096",
+        "-c, --ctx-size  cells per sequence, 0 = the trained context, at most 4096",
         NumberRange(0, 2**20, "Use 0 for the model's own context."),
         FormRow("context", 0, 2**20, special="automatic"),
         group="sizes",
     )
     n_batch: int = option(
         2048,
-        "-b --batch-size",
-        "most prompt and verified tokens in one round",
+        "-b, --batch-size  most prompt and verified tokens in one round",
         NumberRange(1, math.inf, "Use a batch of at least one token."),
         FormRow("n_batch", 1, 1 << 16),
         group="sizes",
     )
     n_ubatch: int = option(
         512,
-        "-ub --ubatch-size",
-        "most tokens in one forward pass",
+        "-ub, --ubatch-size  most tokens in one forward pass",
         NumberRange(1, math.inf, "Use a batch of at least one token."),
         FormRow("n_ubatch", 1, 1 << 16),
         group="sizes",
@@ -102,86 +97,65 @@ class RunOptions:
     spec: SpecOptions = part(SpecOptions)
     rollback: str = option(
         "planes",
-        "--rollback",
-        "how rejected tokens leave the recurrent state: {choices}",
+        "--rollback POLICY  how rejected tokens leave the recurrent state: {choices}",
         FormRow("rollback"),
         group="rollback",
         choices=ROLLBACK_POLICIES,
-        metavar="POLICY",
     )
     n_rs_seq: int | None = option(
         None,
-        "--n-rs-seq",
-        "most tokens that can be undone without a checkpoint (default: --spec-draft-n-max "
-        "with a draft-* drafter, else 0)",
+        "--n-rs-seq  most tokens that can be undone without a checkpoint (default: "
+        "--spec-draft-n-max with a draft-* drafter, else 0)",
         NumberRange(0, 64, "Choose 0 to 64 snapshot planes."),
         FormRow("n_rs_seq", -1, 64, special="automatic"),
     )
     replay: str = option(
         "trust",
-        "--replay",
-        "accepted tokens after a restore: trust decodes them again, verify samples them "
-        "again with the sampler restored, as llama.cpp does; with --spec-accept rejection they "
-        "are always trusted",
+        "--replay HOW  accepted tokens after a restore: trust decodes them again, verify "
+        "samples them again with the sampler restored, as llama.cpp does; with --spec-accept "
+        "rejection they are always trusted",
         FormRow("replay"),
         choices=REPLAY_MODES,
-        metavar="HOW",
     )
     checkpoint_device: str = option(
         "host",
-        "--checkpoint-device",
-        "where checkpoints are kept: {either}",
+        "--checkpoint-device PLACE  where checkpoints are kept: {either}",
         FormRow("checkpoint"),
         choices=CHECKPOINT_DEVICES,
-        metavar="PLACE",
     )
     state_types: StateTypes = part(StateTypes)
     split: str = option(
-        "equal",
-        "--split",
-        "how a batch is split: {either}",
-        FormRow("split"),
-        choices=SPLITS,
-        metavar="RULE",
+        "equal", "--split RULE  how a batch is split: {either}", FormRow("split"), choices=SPLITS
     )
     kv: str = option(
-        "per-seq",
-        "--kv",
-        "attention cells: {either}",
-        FormRow("KV"),
-        choices=KV_MODES,
-        metavar="MODE",
+        "per-seq", "--kv MODE  attention cells: {either}", FormRow("KV"), choices=KV_MODES
     )
     faults: tuple[str, ...] = option(
         (),
-        "--fault",
-        "switch on a bug of the field to look at it; the output may be wrong. "
+        "--fault NAME  switch on a bug of the field to look at it; the output may be wrong. "
         "Repeatable: {choices}",
         FormRow("fault"),
         group="faults",
         choices=FAULTS,
-        metavar="NAME",
         repeats=True,
     )
     ignore_eos: bool = option(
         False,
-        "--ignore-eos",
-        "never choose an end-of-generation token",
+        "--ignore-eos  never choose an end-of-generation token",
         FormRow("ignore end of text"),
         group="decoding",
     )
     allow_non_finite: bool = option(
         False,
-        "--allow-non-finite",
-        "go on where the model's logits are NaN or infinite; else the run ends there",
+        "--allow-non-finite  go on where the model's logits are NaN or infinite; else the run "
+        "ends there",
         FormRow("go on after NaN"),
         group="decoding",
     )
     batch_invariant: bool = option(
         False,
-        "--batch-invariant",
-        "give the logits after a token the same bits whatever tokens and sequences are "
-        "decoded with it; slower",
+        "--batch-invariant  give the logits after a token the same bits whatever tokens and "
+        "sequences are decoded with it; slower",
         FormRow("batch-invariant"),
     )
 

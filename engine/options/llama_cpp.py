@@ -59,47 +59,37 @@ class LlamaSettings:
     GROUP: ClassVar[str] = "llama.cpp"
     n_gpu_layers: int = option(
         0,
-        "-ngl --n-gpu-layers",
-        "layers that llama.cpp puts on a GPU, or all",
+        "-ngl, --n-gpu-layers  layers that llama.cpp puts on a GPU, or all",
         FormRow("-ngl", -1, 99_999, special="all"),
         parse=_layers,
     )
     devices: str = option(
         "",
-        "--llama-device",
-        "llama.cpp's devices, as llama-cli --list-devices names them",
+        "--llama-device NAME[,NAME…]  llama.cpp's devices, as llama-cli --list-devices names them",
         FormRow("device", text="any"),
         parse=str.strip,
-        metavar="NAME[,NAME…]",
     )
     flash_attn: str = option(
         "off",
-        "-fa --flash-attn",
-        "llama.cpp's flash attention: {choices}",
+        "-fa, --flash-attn WHEN  llama.cpp's flash attention: {choices}",
         FormRow("-fa"),
         choices=FLASH_ATTENTION,
-        metavar="WHEN",
     )
     type_k: str = option(
         "f32",
-        "-ctk --cache-type-k",
-        "type of llama.cpp's K cells: {choices}",
+        "-ctk, --cache-type-k TYPE  type of llama.cpp's K cells: {choices}",
         FormRow("-ctk"),
         choices=tuple(CACHE_TYPES),
-        metavar="TYPE",
     )
     type_v: str = option(
         "f32",
-        "-ctv --cache-type-v",
-        "type of llama.cpp's V cells",
+        "-ctv, --cache-type-v TYPE  type of llama.cpp's V cells",
         FormRow("-ctv"),
         choices=tuple(CACHE_TYPES),
-        metavar="TYPE",
     )
     kv_unified: bool = option(
         False,
-        "-kvu --kv-unified",
-        "sequences of llama.cpp share one buffer of cells",
+        "-kvu, --kv-unified  sequences of llama.cpp share one buffer of cells",
         FormRow("-kvu"),
     )
     n_batch: int | None = None
@@ -120,59 +110,49 @@ class GateOptions:
     llama: LlamaSettings = part(LlamaSettings)
     n_batch: int | None = option(
         None,
-        "-b --batch-size",
-        "tokens of llama.cpp's batches (default: those of a ubatch)",
+        "-b, --batch-size  tokens of llama.cpp's batches (default: those of a ubatch)",
         NumberRange(1, math.inf, "Use a batch of at least one token."),
         FormRow("-b", 0, 1 << 16, special="as -ub"),
     )
     n_ubatch: int = option(
         512,
-        "-ub --ubatch-size",
-        "tokens of a ubatch",
+        "-ub, --ubatch-size  tokens of a ubatch",
         NumberRange(1, math.inf, "Use a batch of at least one token."),
         FormRow("-ub", 1, 1 << 16),
     )
     n_slots: int = option(
         2,
-        "-np --parallel",
-        "sequences of the scenario with several",
+        "-np, --parallel  sequences of the scenario with several",
         NumberRange(2, 64, "Give 2 to 64 sequences."),
         FormRow("-np", 2, 64),
     )
     n_rs_seq: int | None = option(
         None,
-        "--n-rs-seq",
-        "planes beyond the live state, never fewer than are drafted (default: as many)",
+        "--n-rs-seq  planes beyond the live state, never fewer than are drafted (default: as many)",
         NumberRange(1, 64, "Give 1 to 64 planes."),
         FormRow("n_rs_seq", 0, 64, special="drafted"),
     )
     depths: tuple[int, ...] = option(
         DEPTHS,
-        "--depths",
-        "drafted tokens (default 1,3,8)",
+        "--depths K[,K…]  drafted tokens (default 1,3,8)",
         FormRow("depths", text="1,3,8"),
         parse=_depths,
-        metavar="K[,K…]",
     )
     n_predict: int = option(
         32,
-        "-n --n-predict",
-        "tokens of each sequence",
+        "-n, --n-predict  tokens of each sequence",
         NumberRange(1, 200, "Give 1 to 200 tokens."),
         FormRow("-n", 1, 200),
     )
     mtp: bool = option(
         False,
-        "--mtp",
-        "load the MTP block too, and check a context with an MTP context at its side",
+        "--mtp  load the MTP block too, and check a context with an MTP context at its side",
         FormRow("--mtp"),
     )
     baseline: str | None = option(
         None,
-        "--baseline",
-        "what --json printed for an earlier build: only what is new fails",
+        "--baseline FILE  what --json printed for an earlier build: only what is new fails",
         FormRow("baseline", text="none"),
-        metavar="FILE",
     )
 
     def __post_init__(self) -> None:

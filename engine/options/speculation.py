@@ -60,50 +60,41 @@ class SpecOptions(LookupCacheOptions, ModelDraftOptions):
     GROUP: ClassVar[str] = "speculation"
     types: tuple[str, ...] = option(
         (),
-        "--spec-type",
-        "drafters: none, {choices}; several are asked in this order, whatever order they are "
-        "given in, until one has a draft",
+        "--spec-type A[,B]  drafters: none, {choices}; several are asked in this order, "
+        "whatever order they are given in, until one has a draft",
         FormRow("drafters"),
         choices=DRAFTERS,
-        metavar="A[,B]",
         parse=_names,
         group="drafters",
     )
     accept: str = option(
         "match",
-        "--spec-accept",
-        "how drafted tokens are accepted: {either}. match keeps the tokens of plain decoding, "
-        "rejection only their distribution: the drafter draws its tokens too, and p/q decides",
+        "--spec-accept RULE  how drafted tokens are accepted: {either}. match keeps the tokens "
+        "of plain decoding, rejection only their distribution: the drafter draws its tokens "
+        "too, and p/q decides",
         FormRow("accept"),
         choices=ACCEPT_RULES,
-        metavar="RULE",
     )
     adapt: str = option(
         "none",
-        "--spec-draft-adapt",
-        "how the longest draft, at most --spec-draft-n-max, changes with what is accepted: "
-        "{choices}",
+        "--spec-draft-adapt RULE  how the longest draft, at most --spec-draft-n-max, changes "
+        "with what is accepted: {choices}",
         FormRow("adapt"),
         choices=("none", *ADAPT_RULES),
-        metavar="RULE",
     )
     tree: tuple[int, ...] = option(
         (),
-        "--spec-tree",
-        "draft trees: most continuations of a token at the first, second, … level of a draft; "
-        "below these one (default: chains)",
+        "--spec-tree W1[,W2…]  draft trees: most continuations of a token at the first, "
+        "second, … level of a draft; below these one (default: chains)",
         FormRow("tree", text="3, 2"),
-        metavar="W1[,W2…]",
         parse=_widths,
     )
     verify_max: int | None = option(
         None,
-        "--spec-verify-max",
-        "most drafted tokens that are verified, for recording: longer drafts are written to the "
-        "trace whole, 0 = nothing is verified (default: all)",
+        "--spec-verify-max N  most drafted tokens that are verified, for recording: longer "
+        "drafts are written to the trace whole, 0 = nothing is verified (default: all)",
         NumberRange(0, 1024, "Leave it out to verify whole drafts."),
         FormRow("verify at most", -1, 1024, special="whole drafts"),
-        metavar="N",
     )
     ngram_simple: NgramSizes = part(
         NgramSizes, drafter="ngram-simple", hits=_NO_EFFECT, without=["min_hits"]
@@ -118,21 +109,18 @@ class SpecOptions(LookupCacheOptions, ModelDraftOptions):
     suffix: SuffixOptions = part(SuffixOptions)
     synth_rates: tuple[float, ...] = option(
         (),
-        "--spec-synth-rates",
-        "probability that the first 1, 2, … drafted tokens are accepted, one value per token "
-        "of the longest draft",
+        "--spec-synth-rates P0,P1,…  probability that the first 1, 2, … drafted tokens are "
+        "accepted, one value per token of the longest draft",
         FormRow("synth rates", text="0.8, 0.6, 0.4"),
         group="synthetic",
-        metavar="P0,P1,…",
         parse=_rates,
     )
     synth_len: float | None = option(
         None,
-        "--spec-synth-len",
-        "instead: mean number of tokens that a full draft brings, the target's own included",
+        "--spec-synth-len L  instead: mean number of tokens that a full draft brings, the "
+        "target's own included",
         FormRow("synth len", 0.0, 1025.0, special="off"),
         group="synthetic",
-        metavar="L",
     )
 
     def __post_init__(self) -> None:

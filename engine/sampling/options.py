@@ -44,101 +44,80 @@ class SamplerOptions:
     GROUP: ClassVar[str] = "decoding"
     temp: float = option(
         0.0,
-        "--temp",
-        "temperature, 0 = greedy",
+        "--temp T  temperature, 0 = greedy",
         FormRow("temperature", 0.0, 5.0, special="0 (greedy)"),
-        metavar="T",
     )
     top_k: int = option(
         40,
-        "--top-k",
-        "most probable tokens kept, 0 = all",
+        "--top-k  most probable tokens kept, 0 = all",
         NumberRange(0, math.inf, "Use 0 to switch it off."),
         FormRow("top_k", 0, 100_000, special="off"),
     )
     typical_p: float = option(
         1.0,
-        "--typical --typical-p",
-        "probability mass of locally typical tokens kept, 1 = all",
+        "--typical, --typical-p P  probability mass of locally typical tokens kept, 1 = all",
         NumberRange(0.0, 1.0, "Use 1 for off.", is_open=True),
         FormRow("typical_p", 0.01, 1.0),
-        metavar="P",
     )
     top_p: float = option(
         0.95,
-        "--top-p",
-        "probability mass kept, 1 = all",
+        "--top-p P  probability mass kept, 1 = all",
         NumberRange(0.0, 1.0, "Use 1 to switch it off.", is_open=True),
         FormRow("top_p", 0.01, 1.0),
-        metavar="P",
     )
     min_p: float = option(
         0.05,
-        "--min-p",
-        "least probability kept, relative to the largest, 0 = all",
+        "--min-p P  least probability kept, relative to the largest, 0 = all",
         NumberRange(0.0, 1.0, "Use 0 to switch it off."),
         FormRow("min_p", 0.0, 1.0),
-        metavar="P",
     )
     seed: Annotated[int, Meta(ge=0)] = option(
         42,
-        "--seed",
-        "seed of the sampler",
+        "--seed  seed of the sampler",
         NumberRange(0, math.inf, "Use a whole number from 0."),
         FormRow("seed", 0, 2**31 - 1),
     )
     repeat_penalty: float = option(
         1.0,
-        "--repeat-penalty",
-        "divides positive logits of recent tokens, 1 = off",
+        "--repeat-penalty R  divides positive logits of recent tokens, 1 = off",
         NumberRange(0.0, math.inf, "Use 1 for off.", is_open=True),
         FormRow("repeat", 0.01, 10.0),
-        metavar="R",
     )
     presence_penalty: float = option(
         0.0,
-        "--presence-penalty",
-        "taken off the logit of every recent token, 0 = off",
+        "--presence-penalty A  taken off the logit of every recent token, 0 = off",
         FormRow("presence", -10.0, 10.0),
-        metavar="A",
     )
     frequency_penalty: float = option(
         0.0,
-        "--frequency-penalty",
-        "the same for each time that it occurred, 0 = off",
+        "--frequency-penalty A  the same for each time that it occurred, 0 = off",
         FormRow("frequency", -10.0, 10.0),
-        metavar="A",
     )
     repeat_last_n: int = option(
         64,
-        "--repeat-last-n",
-        "tokens that the penalties call recent, 0 = none, -1 = all",
+        "--repeat-last-n  tokens that the penalties call recent, 0 = none, -1 = all",
         NumberRange(-1, math.inf, "Use 0 for off, -1 for the whole context."),
         FormRow("last_n", -1, 100_000, special="all"),
     )
     logit_bias: tuple[tuple[int, float], ...] = option(
         (),
-        "--logit-bias",
-        "add to the logit of a token, for example 302+1 or 302-1.5; repeatable",
+        "--logit-bias TOKEN_ID(+/-)BIAS  add to the logit of a token, for example 302+1 or "
+        "302-1.5; repeatable",
         FormRow("logit bias", text="302+1.5, 15-100"),
-        metavar="TOKEN_ID(+/-)BIAS",
         parse=parse_bias,
         repeats=True,
     )
 
     json_schema: str | None = option(
         None,
-        "--json-schema",
-        "a file: the output is JSON that fits this schema",
+        "--json-schema FILE  a file: the output is JSON that fits this schema",
         FormRow("JSON schema", text="file"),
-        metavar="FILE",
     )
     grammar_file: str | None = option(
         None,
-        "--grammar-file",
-        "a file: the output follows this grammar, in Lark's notation as llguidance reads it",
+        "--grammar-file FILE  a file: the output follows this grammar, in Lark's notation as "
+        "llguidance reads it",
         FormRow("grammar", text="file"),
-        metavar="FILE",
     )
 
     def __post_init__(self) -> None:

@@ -16,10 +16,11 @@ from engine.audit.draft_models import BlockModel, DraftModel, Entries, StepwiseM
 from engine.audit.recorded_drafts import DraftedText, RecordedDraft
 from engine.observe.drafter_diff.candidate_mistakes import any_of_ten, observed, of_choice, of_map
 from engine.observe.drafter_diff.guesses import GOES_ON, Guess
-from engine.observe.drafter_diff.operations import PHASES, in_place, other_windows, part_changes
+from engine.observe.drafter_diff.operations import PHASES, in_place, part_changes
 from engine.observe.drafter_diff.records import BLOCK, CANDIDATES, POSITIONS, ROWS, STATE
 from engine.observe.drafter_diff.sides import LONGEST_TEXT, DraftSide
 from engine.observe.drafter_diff.target_rows import FACTORS, MOVED, TextRows, mapped
+from engine.observe.drafter_diff.tensor_changes import other_windows
 from engine.session import Session
 
 _Drafts = Sequence[RecordedDraft]
@@ -185,13 +186,10 @@ class Mistakes:
 
     def _of_module(self) -> Iterator[Guess]:
         """What the drafter's own module reads and how it turns it."""
-        own, model = vars(self._model.core), self._model
-        config = own.get("config")
-        if (before := getattr(config, "norm_before_residual", None)) is not None:
-            about = f"its residual is taken {'before' if before else 'after'} the norm of its rows"
-            yield self._with(BLOCK, about, config=replace(config, norm_before_residual=not before))
-        if own.get("selector") is not None:
-            yield self._with(BLOCK, "its selector is left out", selector=None)
+        core, model = self._model.core, self._model
+        if vars(core).get("selector") is not None:
+            out = self._guess(BLOCK, "its selector is left out")
+            yield replace(out, changes=((core, "selector", None),))
             about = "its walk takes the best candidate for the one chosen before every row"
             yield replace(self._guess(CANDIDATES, about), changes=((model, "walks", False),))
 
@@ -220,10 +218,6 @@ class Mistakes:
                 yield guess
         sizes = [n for n in range(1, self._text.starts[0]) if n not in _SIZES and not only]
         yield from self._of_beginnings(sizes)
-
-    def _with(self, stage: str, about: str, **core: Any) -> Guess:
-        changes = tuple((self._model.core, name, value) for name, value in core.items())
-        return replace(self._guess(stage, about), changes=changes)
 
     def _of_steps(self) -> Iterator[Guess]:
         """What one step of a draft hands on to the next one: each part of it is another one."""

@@ -41,7 +41,6 @@ _ROPES: tuple[tuple[str, tuple[float, ...], str], ...] = (
     ("stretch", (0.0, 0.5, 2.0, 0.25, 4.0, 0.125, 8.0, -1.0), "turns by {:g} times the angles"),
     ("share", (0.5, 0.25, 0.75), "turns the first {:g} of its pairs alone (partial dimensions)"),
 )
-_SLOW = (0.125, 0.25, 0.5, 2.0, 4.0, 8.0)
 _ROPES_AT_TIMES = ("by 0 times", "turns a position")
 OF_ROWS = ("fuse", "context", "feature", "hnorm")
 
@@ -124,7 +123,7 @@ def _ropes(found: Sequence[Site], places: Sequence[int]) -> Iterator[PartChange]
             continue
         ways: list[tuple[str, dict[str, Any]]]
         ways = [(about.format(x), {name: x}) for name, xs, about in _ROPES for x in xs]
-        for slow, share in product(_SLOW, (0.25, 0.5, 0.75)):
+        for slow, share in product((0.125, 0.25, 0.5, 2.0, 4.0, 8.0), (0.25, 0.5, 0.75)):
             about = f"turns its slow pairs, after {share:g} of them, by {slow:g} times the angles"
             ways.append((f"{about} (rope scaling)", {"share": share, "slow": slow}))
         for at in places:
@@ -499,26 +498,3 @@ def _exchanging(
     given = _arguments(args, options)
     given[a], given[b] = given[b], given[a]
     return own(*(given[i] for i in range(len(args))), **{k: given[k] for k in options})
-
-
-_MOST_LAYERS = 5
-
-
-def other_windows(own: Sequence[int | None]) -> Iterator[tuple[str, Sequence[int | None]]]:
-    """Windows of layers that are not these, and what that is."""
-    sizes = dict.fromkeys(size for size in own if size)
-    if not sizes:
-        return
-    about = "its windows are left out: a block sees all of the context"
-    found: dict[str, list[int | None]] = {about: [None] * len(own)}
-    if len(own) <= _MOST_LAYERS:
-        for which in product((None, *sizes), repeat=len(own)):
-            found[f"windows of its layers are {_listed(which)}, not {_listed(own)}"] = [*which]
-    for by in (1, -1, max(sizes), -(max(sizes) // 2)):
-        moved = [size + by if size else None for size in own]
-        found[f"windows of its layers are {_listed(moved)}, not {_listed(own)}"] = moved
-    yield from ((about, windows) for about, windows in found.items() if windows != [*own])
-
-
-def _listed(windows: Sequence[int | None]) -> str:
-    return ", ".join(str(size or "none") for size in windows)

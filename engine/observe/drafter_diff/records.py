@@ -13,6 +13,7 @@ from unicodedata import normalize
 
 from engine.audit.recorded_drafts import RecordedDraft
 from engine.draft.registry import DRAFTERS
+from engine.draft.spec import OUT_OF_STEP
 from engine.observe.drafter_diff.sides import DraftSide
 
 (TEXT, TOKENS, SPECIAL, POSITIONS, ROWS, BLOCK, STATE, CANDIDATES, RULE, COUNTING, UNEXPLAINED) = (
@@ -442,11 +443,15 @@ def _dropped(a: DraftSide, b: DraftSide, end: int) -> Iterator[Cause]:
             continue
         about = f"{side.name} drafts nothing where {other.name} does"
         since = all(draft.pos0 < start for draft in side.drafts)
-        if side.is_non_finite or (since and len(none) >= 2 * FEW):
-            cause = "are not finite" if side.is_non_finite else "that are NaN, or a full context"
+        is_apart, is_non_finite = {*OUT_OF_STEP} & side.reasons, "non-finite" in side.reasons
+        if is_apart or is_non_finite or (since and len(none) >= 2 * FEW):
+            cause = "are not finite" if is_non_finite else "that are NaN, or a full context"
+            cause = f"rows that it reads or its logits {cause}"
+            if is_apart:
+                cause = f"its state is not that of the text ({min(is_apart)})"
             about = f"{about}, from position {start} on" * since or about
-            about = f"{about}: rows that it reads or its logits {cause}."
-            yield Cause(ROWS, side.name, about, f"position {start}", f"{len(none)} rounds")
+            stage, size = STATE if is_apart else ROWS, f"{len(none)} rounds"
+            yield Cause(stage, side.name, f"{about}: {cause}.", f"position {start}", size)
             continue
         sure = [[*top.values()][:1] for d in none for top in d.tops[:1]]
         if sure and max(map(sum, sure)) < _SURE:

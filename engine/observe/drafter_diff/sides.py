@@ -8,6 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from engine.analysis.acceptance.accept_rules import AcceptRule, rule_of
 from engine.audit.recorded_drafts import RecordedDraft, RecordedDrafts
 from engine.draft.registry import DRAFTERS
@@ -73,11 +75,10 @@ class DraftSide:
         return self.has_rejected and (source is None or source.engine == this_engine().engine)
 
     @property
-    def is_non_finite(self) -> bool:
-        """Whether any of its drafts is recorded to have ended before logits that are not finite."""
+    def reasons(self) -> set[str]:
+        """Why drafts of its end, or are not made, as far as that is recorded."""
         asked = RunColumns(self.run.store, "drafts", self.run.run_id)
-        mine = asked["seq_id"] == self.seq_id
-        return bool((mine & asked.is_text("reason", "non-finite")).any())
+        return {*asked.texts("reason", np.flatnonzero(asked["seq_id"] == self.seq_id))}
 
     @property
     def has_lengths(self) -> bool:

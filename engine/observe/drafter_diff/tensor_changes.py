@@ -1,11 +1,12 @@
-"""What a kernel may read in place of a tensor or a number: a sentence's part, and how it is made of
-the right one."""
+"""What a kernel may read in place of a tensor or a number, and layers in place of their windows: a
+sentence's part, and how it is made of the right one."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -113,3 +114,26 @@ def _seeing(which: str, mask: torch.Tensor) -> torch.Tensor:
         own[:, 0] |= which == "first"
         inside &= own
     return mask
+
+
+_MOST_LAYERS = 5
+
+
+def other_windows(own: Sequence[int | None]) -> Iterator[tuple[str, Sequence[int | None]]]:
+    """Windows of layers that are not these, and what that is."""
+    sizes = dict.fromkeys(size for size in own if size)
+    if not sizes:
+        return
+    about = "its windows are left out: a block sees all of the context"
+    found: dict[str, list[int | None]] = {about: [None] * len(own)}
+    if len(own) <= _MOST_LAYERS:
+        for which in product((None, *sizes), repeat=len(own)):
+            found[f"windows of its layers are {_listed(which)}, not {_listed(own)}"] = [*which]
+    for by in (1, -1, max(sizes), -(max(sizes) // 2)):
+        moved = [size + by if size else None for size in own]
+        found[f"windows of its layers are {_listed(moved)}, not {_listed(own)}"] = moved
+    yield from ((about, windows) for about, windows in found.items() if windows != [*own])
+
+
+def _listed(windows: Sequence[int | None]) -> str:
+    return ", ".join(str(size or "none") for size in windows)

@@ -45,19 +45,15 @@ class TimeLimits:
     GROUP: ClassVar[str] = "server"
     connect_timeout: float = option(
         10.0,
-        "--connect-timeout",
-        "seconds within which a connection, or a whole short reply such as that of /props, has to "
-        "come",
+        "--connect-timeout S  seconds within which a connection, or a whole short reply such "
+        "as that of /props, has to come",
         _SECONDS,
-        metavar="S",
     )
     timeout: float = option(
         600.0,
-        "--timeout",
-        "seconds that the server may let pass before the headers of a reply, before its first "
-        "event, and between two events; on a CPU a long prompt takes minutes",
+        "--timeout S  seconds that the server may let pass before the headers of a reply, "
+        "before its first event, and between two events; on a CPU a long prompt takes minutes",
         _SECONDS,
-        metavar="S",
     )
 
     def __post_init__(self) -> None:

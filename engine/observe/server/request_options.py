@@ -43,35 +43,26 @@ class RequestOptions:
 
     GROUP: ClassVar[str] = "request"
     stop: tuple[str, ...] = option(
-        (),
-        "--stop",
-        "text at which the server ends the reply; repeatable",
-        metavar="TEXT",
-        repeats=True,
+        (), "--stop TEXT  text at which the server ends the reply; repeatable", repeats=True
     )
     cache_prompt: bool = option(
         False,
-        "--cache-prompt",
-        "let the server reuse what its slot holds of the prompt; drafts then depend on what the "
-        "slot did before",
+        "--cache-prompt  let the server reuse what its slot holds of the prompt; drafts then "
+        "depend on what the slot did before",
     )
     id_slot: int | None = option(
         None,
-        "--id-slot",
-        "slot that the requests go to (default: any idle one)",
+        "--id-slot  slot that the requests go to (default: any idle one)",
         NumberRange(0, 2**16, "Name a slot from 0."),
     )
     n_probs: int = option(
         0,
-        "--n-probs",
-        "probabilities that the server sends with tokens outside a draft",
+        "--n-probs  probabilities that the server sends with tokens outside a draft",
         NumberRange(0, 1000, "Use 0 to 1000."),
     )
     fields: tuple[tuple[str, Any], ...] = option(
         (),
-        "--request",
-        "further fields of the request, as a JSON object",
-        metavar="JSON",
+        "--request JSON  further fields of the request, as a JSON object",
         parse=lambda text: tuple(json_object(text).items()),
     )
 

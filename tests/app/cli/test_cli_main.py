@@ -205,6 +205,14 @@ def test_the_name_of_a_file_tells_a_terminal_nothing(
     assert r"a\n\x1b[31mb\x9b\udcff" in said
 
 
+@pytest.mark.parametrize("variable", ["DRAFTSCOPE_CPU", "DRAFTSCOPE_KERNELS"])
+def test_a_variable_that_cannot_be_is_one_line(python: Python, variable: str) -> None:
+    code = "import runpy, sys; sys.argv[1:] = {}; runpy.run_module('app', run_name='__main__')"
+    done = python(code.format(["run", "--demo", "-p", "a", "-n", "1"]), **{variable: "none"})
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert f"error: {variable}=none is not one of " in done.stderr
+
+
 def test_memory_that_runs_out_is_one_line(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     def open_file(*_: object, **__: object) -> None:
         raise MemoryError

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,38 @@ def test_files_are_written_though_nothing_can_be_printed(tmp_path: Path) -> None
     status, told = with_reader_gone(f"run --demo -p a -n 4 --trace {folder} --report {report}")
     assert status == 1 and told.count("written to") == 2 and told.count("\n") == 2
     assert len(open_trace(folder).rounds) > 0 and report.stat().st_size
+
+
+PRINTS_FIRST = """
+import os, sys, types
+from collections.abc import Callable
+from pathlib import Path
+import app.__main__ as program
+from app.cli.option_lines import OptionLines
+
+def run(args):
+    print("a" * 100_000, flush=True)
+    args.junit.write_text("b")
+    return 0
+
+def add_arguments(parser):
+    OptionLines(parser).add("--junit FILE:output  a file")
+
+closed, writing = os.pipe()
+os.close(closed)
+os.dup2(writing, 1)
+program.import_module = lambda name: types.SimpleNamespace(add_arguments=add_arguments, run=run)
+sys.exit(program.main(["info", "--junit", PATH]))
+"""
+
+
+def test_any_file_of_a_command_outlasts_its_reader(
+    tmp_path: Path, python: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    path = tmp_path / "checks.xml"
+    done = python(PRINTS_FIRST.replace("PATH", repr(str(path))))
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert path.read_text() == "b"
 
 
 def test_files_are_written_though_no_stream_is_open(tmp_path: Path) -> None:

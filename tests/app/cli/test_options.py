@@ -29,19 +29,19 @@ from engine.options import CacheOptions, RunOptions, SpecOptions
 
 @dataclass(frozen=True)
 class Inner:
-    size: int = option(3, "--{who}-size", "size, {what}", NumberRange(1, 9, "Shrink it."))
-    way: str = option("a", "--{who}-way", "one of {choices}", choices=("a", "b"))
+    size: int = option(3, "--{who}-size  size, {what}", NumberRange(1, 9, "Shrink it."))
+    way: str = option("a", "--{who}-way  one of {choices}", choices=("a", "b"))
 
 
 @dataclass(frozen=True)
 class Toy:
     GROUP: ClassVar[str] = "toys"
-    n: int | None = option(None, "-n --number", "how many", NumberRange(0, math.inf, "Add some."))
+    n: int | None = option(None, "-n, --number  how many", NumberRange(0, math.inf, "Add some."))
     share: float = option(
-        0.5, "--share", "100 % is all", NumberRange(0.0, 1.0, "Halve it.", is_open=True)
+        0.5, "--share  100 % is all", NumberRange(0.0, 1.0, "Halve it.", is_open=True)
     )
-    names: tuple[str, ...] = option((), "--name", "{either}", choices=["x", "y"], repeats=True)
-    loud: bool = option(False, "--loud", "more noise", group="noise")
+    names: tuple[str, ...] = option((), "--name  {either}", choices=["x", "y"], repeats=True)
+    loud: bool = option(False, "--loud  more noise", group="noise")
     inner: Inner = part(Inner, who="dog", what="of it")
     other: int = field(default=7)
 

@@ -56,6 +56,14 @@ def test_names_elsewhere_are_none_of_ours_and_lead_to_ours() -> None:
             assert word in SUBCOMMANDS or word == "without", name
 
 
+@pytest.mark.parametrize("words", [["compare", "--list-scenarios"], ["memory", "--list"]])
+def test_lists_are_json_too(cli: Cli, words: list[str]) -> None:
+    found = cli(*words, "--json").json
+    assert [line.split(maxsplit=1) for line in cli(*words).out.splitlines()] == [
+        [name, title] for name, title in found.items()
+    ]
+
+
 def test_every_command_takes_help_all(cli: Cli) -> None:
     for name in ("info", "bench forward", "help", "sweep"):
         outcome = cli(*name.split(), "--help-all")
@@ -97,6 +105,7 @@ def test_an_option_without_an_effect_is_refused(cli: Cli, words: list[str], said
         (["check-rollback", "--demo", "--junit", "."], "--junit . is a folder."),
         (["bisect", "--demo", "--markdown", "no/such/x"], "--markdown no/such/x cannot be written"),
         (["conform", "draftscope", "--html", "."], "--html . is a folder."),
+        (["bench", "slot", "--demo"], "There is no bench slot. Did you mean bench slots?"),
     ],
 )
 def test_a_value_that_cannot_be_is_refused_at_once(cli: Cli, words: list[str], said: str) -> None:

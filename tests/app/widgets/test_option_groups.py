@@ -24,17 +24,17 @@ def _pair(text: str) -> tuple[str, int]:
 
 @dataclass(frozen=True)
 class Toy:
-    n: int = option(3, "--n", "how many", FormRow("n", 0, 9))
-    most: int | None = option(None, "--most", "at most", FormRow("most", -1, 9, special="all"))
-    share: float = option(0.5, "--share", "of it", FormRow("share", 0.0, 1.0))
-    way: str = option("a", "--way", "{either}", FormRow("way"), choices={"a": "the first", "b": ""})
+    n: int = option(3, "--n  how many", FormRow("n", 0, 9))
+    most: int | None = option(None, "--most  at most", FormRow("most", -1, 9, special="all"))
+    share: float = option(0.5, "--share  of it", FormRow("share", 0.0, 1.0))
+    way: str = option("a", "--way  {either}", FormRow("way"), choices={"a": "the first", "b": ""})
     names: tuple[str, ...] = option(
-        (), "--name", "any of {choices}", FormRow("names"), choices={"x": "an x", "y": "a y"}
+        (), "--name  any of {choices}", FormRow("names"), choices={"x": "an x", "y": "a y"}
     )
-    loud: bool = option(False, "--loud", "more noise", FormRow("loud"))
-    file: str | None = option(None, "--file", "to read", FormRow("file", text="a.bin"))
+    loud: bool = option(False, "--loud  more noise", FormRow("loud"))
+    file: str | None = option(None, "--file  to read", FormRow("file", text="a.bin"))
     pairs: tuple[tuple[str, int], ...] = option(
-        (), "--pair", "counts", FormRow("pairs"), parse=_pair, repeats=True
+        (), "--pair  counts", FormRow("pairs"), parse=_pair, repeats=True
     )
 
 

@@ -6,11 +6,15 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache
 
 import pytest
+import torch
 
 from engine.analysis.findings.check import find, recorded
+from engine.audit.deviations import CLEAN as RIGHT
 from engine.audit.deviations import JUDGED, NOT_JUDGED
+from engine.audit.draft_models import draft_model, taps_of
 from engine.audit.recorded_drafts import DraftAudit, DraftedText
 from engine.draft.ngram_drafter import NgramSizes
+from engine.observe.drafter_diff.target_rows import TextRows
 from engine.options import Prompt, RunOptions, SpecOptions
 from engine.run import Run
 from engine.session import Session
@@ -284,3 +288,24 @@ def test_rows_of_a_batch_come_late() -> None:
     assert text.others_of_batch(8, "late") == [0, 0, 1, 3, 3, 5, 5, 6]
     assert text.others_of_batch(8, "late", with_prompt=False) == [0, 1, 2, 3, 3, 5, 5, 6]
     assert text.others_of_batch(8, "rolled") == [2, 0, 1, 4, 3, 7, 5, 6]
+
+
+@pytest.mark.parametrize("kind", ["draft-mtp", "draft-eagle3"])
+def test_rows_of_known_tokens_are_those_of_one_step_after_the_other(kind: str) -> None:
+    session = opened(kind)
+    model = draft_model(session, options_for(kind), kind, 64)
+    taps = taps_of(session, options_for(kind))
+    tokens = session.prompt(TEXTS[1]).tokens
+    rows = TextRows(session.model, tokens, taps, lambda: False).rows
+    text = DraftedText(0, tokens, [4], model.table(rows), [])
+    model.write(text.entries(model, range(5), RIGHT, 6))
+    newest, known = text.entries(model, [5], RIGHT, 6), [*tokens[:3]]
+    at_once = model.draft(newest, 6, known, 3)
+    left = model.left
+    model.hands = lambda given, _: given[-1]
+    one_by_one = model.draft(newest, 6, known, 3)
+    assert [next(iter(row)) for row in at_once] == [next(iter(row)) for row in one_by_one]
+    for one, other in zip(at_once, one_by_one, strict=True):
+        assert max(abs(one[token] - other[token]) for token in one.keys() & other.keys()) < 1e-3
+    assert left.tokens == model.left.tokens
+    assert torch.allclose(left.rows, model.left.rows, atol=1e-4)

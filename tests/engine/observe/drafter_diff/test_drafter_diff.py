@@ -173,22 +173,27 @@ def _of_all_tokens(self: Any, requests: Any, logits: torch.Tensor, of: Any = Non
 _STEP = ModelDrafter._step
 
 
-@pytest.mark.parametrize(("is_non_finite", "words"), [(True, "not finite"), (False, "a full cont")])
-def test_a_drafter_that_stops_drafting_has_rows_or_logits_that_are_nan(
-    is_non_finite: bool, words: str
-) -> None:
+@pytest.mark.parametrize(
+    ("reasons", "words", "stage"),
+    [
+        ({"", "non-finite"}, "not finite", "target rows"),
+        ({""}, "a full cont", "target rows"),
+        ({"", "state-behind"}, "its state is not that of the text", "drafter state"),
+    ],
+)
+def test_why_a_drafter_stops_drafting_is_said(reasons: set[str], words: str, stage: str) -> None:
     drafts = [RecordedDraft(i, 2 * i, [5], [], 1, 0, 0.0, 1 + i % 2) for i in range(20)]
     a, b = (
         SimpleNamespace(name=name, drafts=own, plain=plain, n_prompt=0, prompt=(), text=[5] * 60)
         for name, own, plain in (("A", drafts, []), ("B", drafts[:9], range(18, 40, 2)))
     )
     for side in (a, b):
-        side.looks_up, side.is_non_finite = False, is_non_finite and side is b
+        side.looks_up, side.reasons = False, reasons if side is b else set()
     both: Any = a, b
     (cause,) = _dropped(*both, 50)
-    assert (cause.stage, cause.side, cause.place) == ("target rows", "B", "position 18")
+    assert (cause.stage, cause.side, cause.place) == (stage, "B", "position 18")
     assert words in cause.about
-    b.plain, b.is_non_finite = range(18, 22, 2), False
+    b.plain, b.reasons = range(18, 22, 2), set()
     assert not [*_dropped(*both, 50)]
     b.plain = range(18, 28, 2)
     assert [one.stage for one in _dropped(*both, 50)] == ["candidates"]

@@ -63,6 +63,8 @@ def test_each_change_acts_and_is_undone(eagle: Session) -> None:
     assert [a for a in said if "Projection.__call__ (`output` of Attention) gives 2 times" in a]
     assert [a for a in said if "`join` in Eagle3._layers reads argument 0 in reverse order" in a]
     assert [a for a in said if "in RopeTables.at" in a and "argument 1 one too low" in a]
+    added = "`add` in Eagle3._layers reads, as argument 0, what its `rms_norm` by `feature_norm`"
+    assert [a for a in said if added in a]
     names = {site.name for site in sites(core)}
     assert {"_rope", "_token_norm", "_input", "_embedding"} <= names
 
@@ -103,6 +105,11 @@ def test_a_rope_of_which_a_share_of_the_pairs_turns(eagle: Session) -> None:
     for own, other in zip(rope.at(at), half.at(at), strict=True):
         assert torch.equal(own[..., :n], other[..., :n])
     assert (half.at(at)[0][..., n:] == 1).all()
+    scaled = rope.turned(share=0.5, slow=0.5)
+    scaled.reach(14)
+    for own, other in zip(rope.at(at), scaled.at(2 * at), strict=True):
+        assert torch.allclose(own[..., n:], other[..., n:], atol=1e-6)
+    assert not torch.allclose(rope.at(at)[0][..., :n], scaled.at(2 * at)[0][..., :n], atol=1e-3)
 
 
 @pytest.mark.parametrize(("first", "read"), [(True, [1, 1, 1, 1]), (False, [1, 1, 2, 3])])

@@ -20,6 +20,7 @@ from engine.observe.drafter_diff.outcome_causes import (
     cell_causes,
     rope_causes,
     rule_cause,
+    sampler_cause,
     width_cause,
     with_limits,
 )
@@ -124,7 +125,7 @@ def test_rounds_in_which_none_was_accepted_may_be_left_out_of_what_is_counted() 
     lengths = [2, *[3] * 11]  # equal ones may be those that a record assumes of all rounds
     all_of = [RecordedDraft(i, 4 * i, [], [], i % 3, 0, 0.0, n) for i, n in enumerate(lengths)]
     text: dict[str, Any] = {"text": [5] * 60, "prompt": (5,), "n_prompt": 1, "looks_up": False}
-    text |= {"has_rejected": False, "is_non_finite": False}
+    text |= {"has_rejected": False, "reasons": set()}
     other: Any = SimpleNamespace(name="A", drafts=all_of, plain=[], **text)
     counted = [draft for draft in all_of if draft.n_accepted]
     plain = [draft.pos0 for draft in all_of if not draft.n_accepted]
@@ -276,3 +277,18 @@ def test_a_setting_is_the_same_in_the_forms_of_two_servers(
     name: str, one: Any, other: Any, alike: bool
 ) -> None:
     assert is_set_alike(name, one, other) == is_set_alike(name, other, one) == alike
+
+
+@pytest.mark.parametrize(
+    ("temp", "text", "said"), [(0.8, [1, 2, 4], True), (0.8, [1, 2, 3], False)]
+)
+def test_texts_that_part_by_their_seeds_are_named(temp: float, text: list[int], said: bool) -> None:
+    common: dict[str, Any] = {"n_prompt": 1, "prompt": [1], "rule": None}
+    a, b = (
+        SimpleNamespace(setting={"temperature": temp, "seed": seed}, text=own, **common)
+        for seed, own in ((3, [1, 2, 3]), (4, text))
+    )
+    found: Any = sampler_cause(a, b)  # type: ignore[arg-type]
+    assert (found is not None) == said
+    if said:
+        assert "seed 3 in A, 4 in B" in found.about
