@@ -278,7 +278,7 @@ class Docks:
             self.window.setCorner(corner, _BOTTOM if layout.wide else area)
         if saved is not None and not saved.isEmpty():
             self._floats.rests = True
-            size, _, places = saved.data().partition(b" ")
+            size, _, places = bytes(saved.data()).partition(b" ")
             restored = self.window.restoreState(places, LAYOUT_VERSION)
             self._floats.rests = False
             if restored:

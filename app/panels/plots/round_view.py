@@ -243,7 +243,9 @@ class RoundView(QStackedWidget):
         ours_to_tell = run.facts.error or run.facts.listens_at
         if ours_to_tell and run.ended and not has_rounds:
             self.empty.say("No rounds", why_it_ended(run))
-        elif is_ours(run.facts) or not (has_rounds or "stops" in run.facts):
+        elif not (has_rounds or run.ended):
+            self.empty.say_what()
+        elif is_ours(run.facts):
             self.empty.say()
         elif not has_rounds:
             numbers = LiveNumbers.told(run.facts.summary)
