@@ -184,7 +184,7 @@ class Docks:
         pages, panel = self._shared(name), self[name].widget()
         if pages is not None:
             return pages.view(name)
-        return panel.widget() if isinstance(panel, LowPanel) else panel
+        return panel.view if isinstance(panel, LowPanel) else panel
 
     def front(self, name: str) -> QWidget | None:
         """The view that is in front in a dock, or in the dock of this view."""
