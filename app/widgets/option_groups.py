@@ -48,7 +48,6 @@ class FormGroup(QWidget):
     top_k 20"; plain: the text there when nothing does.
     """
 
-
     def __init__(self, title: str, *, plain: str = "") -> None:
         super().__init__()
         self._title, self._plain = title, plain
