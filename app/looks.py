@@ -189,7 +189,10 @@ _BELOW = QTabBar.Shape.RoundedSouth, QTabBar.Shape.TriangularSouth
 
 
 def mark_front_tab(bar: QTabBar) -> None:
-    """Draw the line in a bar from now on; with none in front of it nothing changes."""
+    """Draw the line in a bar from now on; with none in front of it nothing changes. Whole titles
+    scroll where there are too many: of one cut by Qt there is a letter left."""
+    bar.setElideMode(Qt.TextElideMode.ElideNone)
+    bar.setUsesScrollButtons(True)
     style = _FrontTab("Fusion")
     style.setParent(bar)
     bar.setStyle(style)

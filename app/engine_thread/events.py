@@ -79,14 +79,18 @@ class ServerConnected:
 class ServerSeen:
     """How the server in use is now.
 
-    gone: one sentence once it does not answer any more, else empty. slots: its reply to /slots,
-    None where it has none. counters: what its speculative counters have grown by since the
-    connection, by the server's names, None where it has none.
+    gone: one sentence once it does not answer any more, or is ANOTHER, else empty. slots: its reply
+    to /slots, None where it has none. counters: what its speculative counters have grown by since
+    the connection, by the server's names, None where it has none.
     """
 
     gone: str = ""
     slots: tuple[Mapping[str, Any], ...] | None = None
     counters: Mapping[str, float] | None = None
+
+
+ANOTHER = "was started again, with another model or other settings."
+"""Follows the address of a server."""
 
 
 def mark_of(store: TraceStore) -> TraceMark:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
-from app.engine_thread.events import Decoding, RunRequest, ServerSeen, TurnRequest
+from app.engine_thread.events import ANOTHER, Decoding, RunRequest, ServerSeen, TurnRequest
 from engine.errors import Cancelled, OptionError, ServerError, ServerTimeoutError
 from engine.long_work import ReportProgress
 from engine.observe.server.address import server_address, store_key, stored_key
@@ -104,7 +104,7 @@ class ServedSession:
     ) -> None:
         self._client, self.facts, self.key_kept = client, facts, key_kept
         self._log, self._wait = log, wait
-        self._lookout = _Lookout(client, see, look_s)
+        self._lookout = _Lookout(client, facts, see, look_s)
 
     def start(self, request: RunRequest, trace: TraceStore) -> Decoding:
         """Send the prompts, as many at once as the options say; their replies are the run."""
@@ -161,10 +161,15 @@ class _Lookout(threading.Thread):
     """Looks at a server again and again, and reports when it is another than before."""
 
     def __init__(
-        self, client: ServerClient, see: Callable[[ServerSeen], None], period: float
+        self,
+        client: ServerClient,
+        facts: ServerFacts,
+        see: Callable[[ServerSeen], None],
+        period: float,
     ) -> None:
         super().__init__(name="server lookout", daemon=True)
-        self._client, self._see, self._period = client, see, period
+        self._client, self._facts, self._see, self._period = client, facts, see, period
+        self._was_gone = False
         self._over = threading.Event()
         self._first: tuple[str, Counters] | None = None
         self._last = ServerSeen()
@@ -179,7 +184,7 @@ class _Lookout(threading.Thread):
     def run(self) -> None:
         last: ServerSeen | None = None
         while not self._over.is_set():
-            with suppress(CancelledError):  # the client was closed
+            with suppress(CancelledError, Cancelled):  # the client was closed
                 seen = self._look()
                 if seen is not None and seen != last and not self._over.is_set():
                     last = seen
@@ -189,14 +194,29 @@ class _Lookout(threading.Thread):
     def _look(self) -> ServerSeen | None:
         """What the server says of slots and counters; None if it was too busy to answer."""
         try:
+            if self._was_gone and self._is_another():
+                return replace(self._last, gone=f"{self._client.address} {ANOTHER}")
             slots = self._client.slots()
             counters = self._counted()
         except ServerTimeoutError:
             return None
         except ServerError as error:
+            self._was_gone = True
             return replace(self._last, gone=error.message)
+        self._was_gone = False
         self._last = ServerSeen("", None if slots is None else tuple(slots), counters)
         return self._last
+
+    def _is_another(self) -> bool:
+        """Whether the server that answers again has another model or other settings."""
+        from engine.observe.rounds.kept_requests import model_of, server_of
+
+        now = self._client.facts(lambda _: None, self._over)
+        then_said, now_said = (
+            (server_of("", one.props), model_of(one.props, one.models, one.model))
+            for one in (self._facts, now)
+        )
+        return then_said != now_said
 
     def _counted(self) -> dict[str, float] | None:
         """By how much each counter grew since the first look, or since the server started anew."""

@@ -49,8 +49,6 @@ class RunPanel(QWidget):
     """
 
     options_changed = Signal()
-    folded = Signal()
-    """The user has folded a group or unfolded it."""
     loading_changed = Signal()
     """The user has chosen another compute mode or device, or whether files are mapped."""
 
@@ -261,7 +259,6 @@ class RunPanel(QWidget):
         self.prompts.changed.connect(self._judge)
         for group in (*self._groups.values(), *self.provoking):
             group.changed.connect(self._judge)
-            group.folded.connect(self.folded)
         self.drafter.chosen.connect(self._remember_drafters)
         self.compute.currentTextChanged.connect(self.loading_changed)
         self.device.currentTextChanged.connect(self.loading_changed)

@@ -207,7 +207,7 @@ def issue_text(run: RunRef, cursor: Position | None, environment: Mapping[str, s
         "### Environment",
         _bullets(machine),
         "### Model",
-        _bullets(_mapping(model)) if model else "not recorded",
+        _bullets(model) if model else "not recorded",
         "### Run",
         _bullets({k: v for k, v in facts.items() if k not in known}),
         "### Options in effect",
@@ -284,10 +284,6 @@ def _piece(store: TraceStore, row: dict[str, Any]) -> str:
     piece = row["text"].encode() or store.pieces.get(row["token_id"], b"")
     text = escape_piece(piece).replace("`", "\\x60").replace("|", "\\|")
     return f"`{text}`" if text else ""
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
 
 
 def _bullets(values: Mapping[str, Any]) -> str:

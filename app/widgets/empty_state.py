@@ -62,6 +62,10 @@ class EmptyState(QWidget):
         self._says_other = bool(title)
         self._fit()
 
+    def say_what(self) -> None:
+        """What the panel shows, without what to press for it: that has been done."""
+        self.say(text=self._first[1].partition(" Press ")[0])
+
     def change(self, title: str, text: str) -> None:
         """Have these as the first title and sentence, above the buttons."""
         is_first, self._first = self.words == self._first, (title, text)

@@ -19,6 +19,7 @@ from PySide6.QtWidgets import (
 
 from app.looks import Theme
 from app.trace_models.shown_text import plain_tip
+from app.widgets.build import vbox
 from engine.report.text import visible
 
 
@@ -169,41 +170,22 @@ class _Page(QWidget):
         return self._layout.minimumHeightForWidth(width)
 
 
-class LowPanel(QScrollArea):
+class LowPanel(ScrollPage):
     """Holds a view, and scrolls where the view asks for more height than a low screen has for it:
     with a tall font it may. Elsewhere it is as if the view stood there itself.
     """
 
     def __init__(self, view: QWidget) -> None:
-        super().__init__()
-        self.setFrameShape(QFrame.Shape.NoFrame)
-        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        self.setFocusPolicy(Qt.FocusPolicy.NoFocus)
-        self._view = view
-        self.setWidget(view)
+        super().__init__(vbox(view, margins=(0, 0, 0, 0)))
+        self.view = view
 
     def sizeHint(self) -> QSize:
-        return self._view.sizeHint()
+        return self.view.sizeHint()
 
     def minimumSizeHint(self) -> QSize:
-        least = self._view.minimumSizeHint()
+        least = self.view.minimumSizeHint()
         most = round(_MOST_OF_SCREEN * self.screen().availableGeometry().height())
         return QSize(least.width(), min(least.height(), most))
-
-    def resizeEvent(self, event: QResizeEvent) -> None:
-        super().resizeEvent(event)
-        self._fit()
-
-    def viewportEvent(self, event: QEvent) -> bool:
-        if event.type() == QEvent.Type.LayoutRequest:  # the view needs more room, or less
-            self.updateGeometry()
-            self._fit()
-        return super().viewportEvent(event)
-
-    def _fit(self) -> None:
-        least = self._view.minimumSizeHint().height()
-        room = self.viewport().size()
-        self._view.resize(room.width(), max(room.height(), least))
 
 
 class Chip(QAbstractButton):

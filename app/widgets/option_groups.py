@@ -48,9 +48,6 @@ class FormGroup(QWidget):
     top_k 20"; plain: the text there when nothing does.
     """
 
-    folded = Signal()
-    """The user has folded the rows away, or unfolded them."""
-
     def __init__(self, title: str, *, plain: str = "") -> None:
         super().__init__()
         self._title, self._plain = title, plain
@@ -118,7 +115,6 @@ class FormGroup(QWidget):
 
     def _toggle(self) -> None:
         self.set_open(not self.is_open)
-        self.folded.emit()
 
     def set_open(self, wanted: bool) -> None:
         self.header.setArrowType(Qt.ArrowType.DownArrow if wanted else Qt.ArrowType.RightArrow)

@@ -93,7 +93,9 @@ class WholeRunView(QStackedWidget):
             self._say_what_is_untold(self.run)
 
     def _say_what_is_untold(self, run: RunRef) -> None:
-        if is_ours(run.facts) or not run.ended:
+        if not run.ended:
+            self.empty.say_what()
+        elif is_ours(run.facts):
             self.empty.say()
         else:
             self.empty.say(

@@ -43,7 +43,6 @@ class Appearance(QObject):
         self._keeping.start(_KEEP_MS)
         panels.run_panel.set_open_groups(settings.open_groups)
         docks.turn_to(settings.pages)
-        panels.run_panel.folded.connect(self._keep_groups)
         QGuiApplication.styleHints().colorSchemeChanged.connect(self._follow_desktop)
         _application().focusChanged.connect(self._frame_focus)
 
@@ -66,6 +65,7 @@ class Appearance(QObject):
             self._settings.set_layout(*found)
         self._settings.geometry = window.saveGeometry()
         self._settings.pages = self._docks.pages
+        self._settings.open_groups = self._panels.run_panel.open_groups()
         self._settings.sync()
 
     def rest(self) -> None:
@@ -110,9 +110,6 @@ class Appearance(QObject):
     def _show_tabs(self, as_tabs: bool) -> None:
         self._settings.tabs = as_tabs
         self._panels.tokens.set_tabs(as_tabs)
-
-    def _keep_groups(self) -> None:
-        self._settings.open_groups = self._panels.run_panel.open_groups()
 
     def _take_theme(self, choice: str) -> None:
         self._theme.become(_theme_name(choice))

@@ -245,8 +245,7 @@ class DockShares(QObject):
 
 
 class DockTabs(QObject):
-    """Tabs of docks: that in front is marked, and their whole titles scroll where there are too
-    many: of a title cut by Qt there is one letter left."""
+    """Marks the front one of the tabs of docks, which Qt makes."""
 
     def __init__(self, window: QMainWindow) -> None:
         super().__init__(window)
@@ -257,8 +256,6 @@ class DockTabs(QObject):
             bar = event.child()
             if isinstance(bar, QTabBar):
                 mark_front_tab(bar)
-                bar.setElideMode(Qt.TextElideMode.ElideNone)
-                bar.setUsesScrollButtons(True)
         return False
 
 
@@ -428,8 +425,6 @@ class Pages(QWidget):
         mark_front_tab(self.bar)
         self.bar.setExpanding(False)
         self.bar.setDrawBase(False)
-        self.bar.setUsesScrollButtons(True)
-        self.bar.setElideMode(Qt.TextElideMode.ElideNone)
         whole = vbox(self.bar, of=self, margins=(0, 0, 0, 0), spacing=0)
         for name, title in titles.items():
             self.bar.addTab(title)

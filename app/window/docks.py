@@ -184,7 +184,7 @@ class Docks:
         pages, panel = self._shared(name), self[name].widget()
         if pages is not None:
             return pages.view(name)
-        return panel.widget() if isinstance(panel, LowPanel) else panel
+        return panel.view if isinstance(panel, LowPanel) else panel
 
     def front(self, name: str) -> QWidget | None:
         """The view that is in front in a dock, or in the dock of this view."""
@@ -278,7 +278,7 @@ class Docks:
             self.window.setCorner(corner, _BOTTOM if layout.wide else area)
         if saved is not None and not saved.isEmpty():
             self._floats.rests = True
-            size, _, places = saved.data().partition(b" ")
+            size, _, places = bytes(saved.data()).partition(b" ")
             restored = self.window.restoreState(places, LAYOUT_VERSION)
             self._floats.rests = False
             if restored:

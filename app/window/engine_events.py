@@ -43,6 +43,7 @@ class EngineNews(QObject):
         """Files of the model in use."""
         self._behind: Banner | None = None
         self._watching: Banner | None = None
+        self._gone: Banner | None = None
         bridge.state_changed.connect(self.show_state)
         bridge.inspected.connect(self._show_files)
         bridge.loaded.connect(self._show_loaded)
@@ -112,13 +113,17 @@ class EngineNews(QObject):
 
     def _show_server_status(self, status: events.ServerSeen) -> None:
         panels = self._panels
-        is_news = bool(status.gone) and panels.status.gone.isHidden()
+        is_another = status.gone.endswith(events.ANOTHER)
+        is_news = bool(status.gone) and (is_another or panels.status.gone.isHidden())
         is_news &= not self._bridge.has_run  # whose own end is shown
         panels.model_map.server.set_status(status)
         panels.status.set_server_gone(status.gone)
+        if self._gone is not None and (is_news or not status.gone):
+            panels.banners.take_down(self._gone)
         if is_news:
-            remedy = "Start the server again, or check address and port."
-            panels.banners.add("error", status.gone, remedy)
+            again = "Connect to it again (Ctrl+Shift+K)."
+            remedy = again if is_another else "Start the server again, or check address and port."
+            self._gone = panels.banners.add("error", status.gone, remedy)
         self._show_model_text()
 
     def _show_no_server(self) -> None:

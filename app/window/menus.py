@@ -173,7 +173,6 @@ def _layout_tabs(layouts: Sequence[QAction]) -> QTabBar:
     mark_front_tab(tabs)
     tabs.setDrawBase(False)
     tabs.setExpanding(False)
-    tabs.setElideMode(Qt.TextElideMode.ElideNone)
     for at, action in enumerate(layouts):
         tabs.addTab(action.text().replace("&", ""))
         tabs.setTabToolTip(at, action.toolTip())

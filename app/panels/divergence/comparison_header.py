@@ -117,6 +117,10 @@ class ComparisonHeader(QWidget):
         self.cards.set_verdicts(lanes.verdicts)
         self._show_costs(lanes, run_id)
         text = lanes.sentence(run_id)
+        is_wrong = lanes.verdicts[run_id].first_pos is not None
+        for part, is_bold in ((self.cost, not is_wrong), (self.sentence, is_wrong)):
+            (font := part.font()).setBold(is_bold)
+            part.setFont(font)
         self.sentence.setText(text)
         self.sentence.setToolTip(plain_tip(text))
         done, total = len(lanes.positions()), max(lanes.n_predict, 0)

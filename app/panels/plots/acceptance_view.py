@@ -74,13 +74,10 @@ class AcceptanceView(OverlaidView):
         self._reset()
 
     def _reset(self) -> None:
-        self._rows: RunRows | None = None
         self.curves = StepCurves()
         draw_nothing(self._windowed, self._lifetime)
 
     def _read(self, run: RunRef) -> int | None:
-        if self._rows is None:
-            self._rows = RunRows(run, "rounds")
         start, stop = self._rows.read()
         if start == stop:
             # only sums are known: they show at the side
@@ -174,7 +171,7 @@ class AcceptanceView(OverlaidView):
     def _tip(self, x: float, _y: float) -> str:
         round_ = self.plot.run_axis.round_at(x)
         rates = _rates_words(self.curves, round_)
-        if self._rows is None or not rates:
+        if not rates:
             return ""
         lines = [self.plot.run_axis.text(round_)]
         lines += [

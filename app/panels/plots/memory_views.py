@@ -330,14 +330,11 @@ class KvCellsView(BarView):
         self._reset()
 
     def _reset(self) -> None:
-        self._rows: RunRows | None = None
         self._most = self._most_duplicates = -1
         self._bars.clear()
         draw_nothing(self._signs)
 
     def _read(self, run: RunRef) -> int | None:
-        if self._rows is None:
-            self._rows = RunRows(run, "rounds")
         start, stop = self._rows.read()
         if start == stop:
             return None
@@ -349,8 +346,6 @@ class KvCellsView(BarView):
         return int(self._rows.rounds.values[-1]) + 1
 
     def _draw(self) -> None:
-        if self._rows is None:
-            return
         start, stop = self._rows.between(*self.plot.rounds_in_sight)
         counts = np.stack([np.maximum(self._rows.column(n, start, stop), 0) for n in _CELLS])
         rounds, counts = per_round(self._rows.rounds.values[start:stop], counts, np.add)
@@ -371,15 +366,13 @@ class KvCellsView(BarView):
 
     def _tip(self, x: float, _y: float) -> str:
         round_ = self.plot.run_axis.round_at(x)
-        rows = [] if self._rows is None else self._rows.of_round(round_)
         lines = [self.plot.run_axis.text(round_)]
-        for row in rows:
+        for row in self._rows.of_round(round_):
             used, duplicates = (whole_text(row[name]) for name in _CELLS)
             lines.append(f"sequence {row['seq_id']}: {used} cells, {duplicates} duplicates")
-        return "\n".join(lines) if rows else ""
+        return "\n".join(lines) if lines[1:] else ""
 
     def table(self) -> tuple[list[str], list[list[object]]]:
-        assert self._rows is not None
         names = ["round", "seq_id", *_CELLS, "attention_pos_max"]
         return names, self._rows.listed(names, *self.plot.rounds_in_sight)
 

@@ -15,7 +15,7 @@ from PySide6.QtWidgets import QBoxLayout, QStackedWidget, QWidget
 from app.engine_thread.feed import Pacer
 from app.looks import Theme
 from app.trace_models.run_facts import LiveNumbers, engine_name, is_ours
-from app.trace_models.run_rows import Position, RunRange
+from app.trace_models.run_rows import Position, RunRange, RunRows
 from app.widgets.empty_state import EmptyState
 from app.widgets.legend import Swatch, SwatchLegend
 from app.widgets.round_plot import RoundPlot
@@ -71,6 +71,8 @@ class RoundView(QStackedWidget):
         super().__init__()
         self._theme = theme
         self.run: RunRef | None = None
+        self._rows: RunRows
+        """Its rounds as far as `_read` has read them; there while a run is on show."""
         self._cursor: Position | None = None
         self._stale = self._is_behind = self._has_ended = False
         self.has_rounds = False
@@ -103,6 +105,8 @@ class RoundView(QStackedWidget):
         self.run = run
         self._group.stop()
         self._reset()
+        if run is not None:
+            self._rows = RunRows(run, "rounds")
         self.set_cursor(None)
         self.plot.begin_run()
         self._stale = self.has_rounds = self._has_ended = False
@@ -152,7 +156,7 @@ class RoundView(QStackedWidget):
 
     def readout(self, x: float, y: float) -> str:
         """The text about the round at (x, y) of the plot, empty where there is none."""
-        return self._tip(x, y)
+        return "" if self.run is None else self._tip(x, y)
 
     def set_cursor(self, position: Position | None) -> None:
         """Put the cursor line on the position that all views share."""
@@ -243,7 +247,9 @@ class RoundView(QStackedWidget):
         ours_to_tell = run.facts.error or run.facts.listens_at
         if ours_to_tell and run.ended and not has_rounds:
             self.empty.say("No rounds", why_it_ended(run))
-        elif is_ours(run.facts) or not (has_rounds or "stops" in run.facts):
+        elif not (has_rounds or run.ended):
+            self.empty.say_what()
+        elif is_ours(run.facts):
             self.empty.say()
         elif not has_rounds:
             numbers = LiveNumbers.told(run.facts.summary)

@@ -78,7 +78,6 @@ class TimingView(BarView):
         self._reset()
 
     def _reset(self) -> None:
-        self._rows: RunRows | None = None
         self._n_refreshes = 0
         self._is_timed = False
         self._ratio: PlainRatio | None = None
@@ -88,12 +87,10 @@ class TimingView(BarView):
         self._show_behind([])
 
     def plain_measured(self) -> None:
-        if self._rows is not None:
-            self._find_speed(self._rows.run)
+        if self.run is not None:
+            self._find_speed(self.run)
 
     def _read(self, run: RunRef) -> int | None:
-        if self._rows is None:
-            self._rows = RunRows(run, "rounds")
         start, stop = self._rows.read()
         parts = _part_ms(self._rows, start, stop)
         self._is_timed |= is_ours(run.facts) or bool(parts.any())
@@ -115,7 +112,6 @@ class TimingView(BarView):
 
     def _matrix(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The rounds in sight [n], their time by part [parts, n], which decode prompts [n]."""
-        assert self._rows is not None
         start, stop = self._rows.between(*self.plot.rounds_in_sight)
         of_row = self._rows.rounds.values[start:stop]
         rounds, ms = per_round(of_row, _part_ms(self._rows, start, stop), np.add)
@@ -134,8 +130,6 @@ class TimingView(BarView):
         return undrafted
 
     def _draw(self) -> None:
-        if self._rows is None:
-            return
         rounds, ms, prompt = self._matrix()
         columns, x0, x1 = self._columns(self.plot.run_axis, rounds)
         self._bars.set(x0, x1, columns.mean(ms), self.plot.pixel)
@@ -149,8 +143,6 @@ class TimingView(BarView):
         self.plot.set_y_range(0, top * 1.1)
 
     def _tip(self, x: float, _y: float) -> str:
-        if self._rows is None:
-            return ""
         round_ = self.plot.run_axis.round_at(x)
         start, stop = self._rows.between(round_, round_ + 1)
         if start == stop:
@@ -164,14 +156,12 @@ class TimingView(BarView):
         return "\n".join(lines) if len(lines) > 1 else f"{lines[0]}\ntime not observed"
 
     def table(self) -> tuple[list[str], list[list[object]]]:
-        assert self._rows is not None
         names = ["round", "seq_id", "t_ms", *(f"{part}_ms" for part in _PARTS)]
         return names, self._rows.listed(names, *self.plot.rounds_in_sight)
 
     def _summary(self) -> str:
-        rows = self._rows
-        assert rows is not None
-        sums = dict(zip(_PARTS, _part_ms(rows, 0, len(rows)).sum(axis=1).tolist(), strict=True))
+        all_ms = _part_ms(self._rows, 0, len(self._rows)).sum(axis=1)
+        sums = dict(zip(_PARTS, all_ms.tolist(), strict=True))
         if not sums["total"]:
             del sums["total"]
         words = ", ".join(f"{part}: {significant(ms)} ms" for part, ms in sums.items())

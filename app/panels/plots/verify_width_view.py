@@ -73,25 +73,22 @@ class VerifyWidthView(BarView):
         self._reset()
 
     def _reset(self) -> None:
-        self._rows: RunRows | None = None
-        self._of_rounds: RunRows | None = None
+        self._passes: RunRows | None = None
         self._n_padding = 0
         self._widest = 0
         self._bars.clear()
         draw_nothing(self._borders, self._longest)
 
     def _read(self, run: RunRef) -> int | None:
-        if self._of_rounds is None:
-            self._of_rounds = RunRows(run, "rounds")
-        self._of_rounds.read()
-        self._rows, start, stop = _read_rows(self._rows, run)
+        self._rows.read()
+        self._passes, start, stop = _read_rows(self._passes, run)
         if start == stop:
             return None
-        self._n_padding += int(_padding(self._rows, start, stop).sum())
-        width = self._heights(self._rows, start, stop)
-        verify = self._purpose(self._rows, start, stop) == _PURPOSES.index("verify")
+        self._n_padding += int(_padding(self._passes, start, stop).sum())
+        width = self._heights(self._passes, start, stop)
+        verify = self._purpose(self._passes, start, stop) == _PURPOSES.index("verify")
         self._widest = max(self._widest, int(width[verify].max(initial=0)))
-        return int(self._rows.rounds.values[-1]) + 1
+        return int(self._passes.rounds.values[-1]) + 1
 
     def _purpose(self, rows: RunRows, start: int, stop: int) -> np.ndarray:
         """Index into _PURPOSES of rows start..stop, -1 for any other, int64 [n]."""
@@ -131,16 +128,16 @@ class VerifyWidthView(BarView):
         self._rows_over = {}
 
     def _draw(self) -> None:
-        if self._rows is None or self.run is None:
+        if self._passes is None or self.run is None:
             return
-        start, stop = self._rows.between(*self.plot.rounds_in_sight)
-        of_row = self._rows.rounds.values[start:stop]
+        start, stop = self._passes.between(*self.plot.rounds_in_sight)
+        of_row = self._passes.rounds.values[start:stop]
         rounds, firsts, lane = np.unique(of_row, return_index=True, return_inverse=True)
         parts = np.zeros((len(_PARTS), len(rounds)))
         if len(rounds):
-            purposes = self._purpose(self._rows, start, stop)
-            padding = _padding(self._rows, start, stop)
-            real = self._heights(self._rows, start, stop) - padding
+            purposes = self._purpose(self._passes, start, stop)
+            padding = _padding(self._passes, start, stop)
+            real = self._heights(self._passes, start, stop) - padding
             for part in range(len(_PURPOSES)):
                 mine = purposes == part
                 np.add.at(parts[part], lane[mine], real[mine])
@@ -150,7 +147,7 @@ class VerifyWidthView(BarView):
         parts = columns.most(parts)
         self._bars.set(x0, x1, parts, pixel)
         roomy = len(rounds) and _BORDERS_FROM_PIXELS * pixel <= axis.round_width
-        if roomy and _are_ubatches(self._rows):
+        if roomy and _are_ubatches(self._passes):
             self._draw_borders(start, stop, firsts, rounds, lane)
         else:
             self._borders.setData([], [])
@@ -165,8 +162,8 @@ class VerifyWidthView(BarView):
     ) -> float:
         """The longest draft of each round, of several sequences the longest; where it is highest,
         0 without adaptive depth. columns: of the rounds, from x0 to x1."""
-        rows = self._of_rounds
-        if rows is None or not len(rounds):
+        rows = self._rows
+        if not len(rounds):
             return 0.0
         start, stop = rows.between(*self.plot.rounds_in_sight)
         n_max, of_row = rows.column("draft_n_max", start, stop), rows.rounds.values[start:stop]
@@ -186,9 +183,9 @@ class VerifyWidthView(BarView):
     ) -> None:
         """A line across the bar where an ubatch ends below another. firsts: the first of rows
         start..stop in each of rounds, int64 [rounds]; lane: each row's index into rounds."""
-        assert self._rows is not None
+        assert self._passes is not None
         axis = self.plot.run_axis
-        tops = np.cumsum(self._heights(self._rows, start, stop))
+        tops = np.cumsum(self._heights(self._passes, start, stop))
         before = np.concatenate([[0], tops])[firsts]
         inner = np.append(lane[1:] == lane[:-1], False)
         at = rounds[lane[inner]]
@@ -198,11 +195,11 @@ class VerifyWidthView(BarView):
 
     def _tip(self, x: float, _y: float) -> str:
         round_ = self.plot.run_axis.round_at(x)
-        rows = [] if self._rows is None else self._rows.of_round(round_)
+        rows = [] if self._passes is None else self._passes.of_round(round_)
         lines = [self.plot.run_axis.text(round_)]
         for row in rows:
-            assert self._rows is not None
-            if not _are_ubatches(self._rows):
+            assert self._passes is not None
+            if not _are_ubatches(self._passes):
                 lines.append(f"sequence {row['seq_id']}: {whole_text(row['verify_width'])} tokens")
                 continue
             words = f"{row['purpose']}: {row['n_seqs']} × {row['n_seq_tokens']} tokens"
@@ -213,19 +210,17 @@ class VerifyWidthView(BarView):
         return "\n".join(lines) if rows else ""
 
     def _longest_words(self, round_: int) -> list[str]:
-        if self._of_rounds is None:
-            return []
         return [
             f"sequence {row['seq_id']}: n_max {row['draft_n_max']} by adaptive depth"
-            for row in self._of_rounds.of_round(round_)
+            for row in self._rows.of_round(round_)
             if row["draft_n_max"] is not None
         ]
 
     def table(self) -> tuple[list[str], list[list[object]]]:
-        assert self._rows is not None
-        if not _are_ubatches(self._rows):
+        assert self._passes is not None
+        if not _are_ubatches(self._passes):
             names = ["round", "seq_id", "verify_width", "num_draft_tokens"]
-            return names, self._rows.listed(names, *self.plot.rounds_in_sight)
+            return names, self._passes.listed(names, *self.plot.rounds_in_sight)
         names = [
             "round",
             "ubatch",
@@ -237,14 +232,14 @@ class VerifyWidthView(BarView):
             "reason",
             "ms",
         ]
-        return names, self._rows.listed(names, *self.plot.rounds_in_sight)
+        return names, self._passes.listed(names, *self.plot.rounds_in_sight)
 
     def _summary(self) -> str:
         counts = f"rounds: {self.plot.n_rounds}"
         widest = f"widest verify: {counted(self._widest, 'token')}"
-        if self._rows is not None and not _are_ubatches(self._rows):
+        if self._passes is not None and not _are_ubatches(self._passes):
             return f"{counts}, ubatches not observed, {widest}"
-        n = 0 if self._rows is None else len(self._rows)
+        n = 0 if self._passes is None else len(self._passes)
         return f"{counts}, ubatches: {n}, {widest}, padding: {counted(self._n_padding, 'token')}"
 
 

@@ -110,7 +110,8 @@ class RunsView(QStackedWidget):
             shortcut.setContext(Qt.ShortcutContext.WidgetShortcut)
             shortcut.activated.connect(does)
         self._lay_over, self._lay_off = actions["plot.overlay"], actions["plot.no_overlay"]
-        self._lay_over.triggered.connect(self._overlay_one)
+        other = self.model.other
+        self._lay_over.triggered.connect(lambda: self.overlay_asked.emit(other(self._chosen())))
         self._lay_off.triggered.connect(lambda: self.overlay_asked.emit(None))
         self.search = RunSearch()
         self.search.changed.connect(self._search)
@@ -278,9 +279,6 @@ class RunsView(QStackedWidget):
     def _chosen(self) -> RunRef | None:
         index = self.table.currentIndex()
         return self.model.run_at(index.row()) if index.isValid() else None
-
-    def _overlay_one(self) -> None:
-        self.overlay_asked.emit(self.model.other(self._chosen()))
 
     def _show_what_is_offered(self) -> None:
         self.setCurrentIndex(1 if self.model.n_known or not self.undo.isHidden() else 0)

@@ -55,7 +55,8 @@ def run_end(run: RunRef) -> RunEnd | None:
         return None
     numbers = LiveNumbers.told(facts.summary or summary(run.store, run.run_id))
     speed = numbers.tokens_per_second
-    is_plain = facts.options is not None and not facts.options.spec.types
+    types = facts.options.spec.types if facts.options is not None else facts.speculative_types
+    is_plain = types is not None and not set(types) - {"none"}
     ratio = None if is_plain else PlainRatio.of(facts)
     figures = (
         None

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QPalette, QResizeEvent
-from PySide6.QtWidgets import QApplication, QLabel, QSplitter, QStackedWidget, QTabWidget, QWidget
+from PySide6.QtWidgets import QApplication, QSplitter, QStackedWidget, QTabWidget, QWidget
 
 from app.looks import Theme, mark_front_tab
 from app.panels.tokens.token_area import TokenArea
@@ -101,28 +101,23 @@ class SequencePanels(QStackedWidget):
 
 
 class SequencePanel(QWidget):
-    """One sequence: its title, shown when there are several, and the prompt that another engine was
-    sent, over its area; of a fork the text of its parent next to it, or below it where it is
+    """One sequence over its area: its title, shown when there are several, and the prompt that
+    another engine was sent; of a fork the text of its parent next to it, or below it where it is
     narrow, with the round of the fork level."""
 
     def __init__(self, theme: Theme) -> None:
         super().__init__()
         self.area, self.before = TokenArea(theme), TokenArea(theme)
-        self._titles = QLabel(), QLabel()
-        self._sent = ElidedLabel()
-        self._sent.setContentsMargins(10, 4, 10, 4)
-        self._sent.setForegroundRole(QPalette.ColorRole.PlaceholderText)
-        self._sent.hide()
+        self._titles = ElidedLabel(), ElidedLabel()
+        self._sent = ""
         self._shows_title = self._moves = False
         self._sides = made(QSplitter, childrenCollapsible=False)
         for title, area in zip(self._titles, (self.area, self.before), strict=True):
-            title.setTextFormat(Qt.TextFormat.PlainText)
             title.setContentsMargins(10, 4, 10, 4)
             title.setForegroundRole(QPalette.ColorRole.PlaceholderText)
             title.hide()
             side = QWidget()
-            sent = [self._sent] if area is self.area else []
-            vbox(title, *sent, (area, 1), of=side, margins=(0, 0, 0, 0), spacing=0)
+            vbox(title, (area, 1), of=side, margins=(0, 0, 0, 0), spacing=0)
             self._sides.addWidget(side)
             self._side_of_before = side  # the second one's
             area.laid_out.connect(partial(self._line_up, self.area))
@@ -136,11 +131,9 @@ class SequencePanel(QWidget):
         self._side_of_before.hide()
         self.before.set_stream(None)
         self.area.set_stream(stream)
-        sent = ""
+        self._sent = ""
         if stream is not None and KIND["prompt"] not in stream.kinds:
-            sent = sent_prompt(stream.run.facts, stream.seq_id)
-        self._sent.setText(f"Prompt: {sent}")
-        self._sent.setVisible(bool(sent))
+            self._sent = sent_prompt(stream.run.facts, stream.seq_id)
         self._count()
 
     def show_before(self, stream: TokenStream | None) -> None:
@@ -192,9 +185,11 @@ class SequencePanel(QWidget):
 
     def _count(self) -> None:
         for title, area in zip(self._titles, (self.area, self.before), strict=True):
-            stream = area.stream
-            title.setVisible(stream is not None and self._shows_title)
+            stream, words = area.stream, list[str]()
             if stream is not None and self._shows_title:
-                n_tokens = counted(stream.n_generated, "token")
-                name = f"Sequence {stream.seq_id} · {n_tokens}"
-                title.setText(f"{run_name(stream.run)} · {name}" if self.before.stream else name)
+                words = [f"Sequence {stream.seq_id}", counted(stream.n_generated, "token")]
+                words[:0] = [run_name(stream.run)] if self.before.stream else []
+            if area is self.area and self._sent:
+                words.append(f"prompt: {self._sent}")
+            title.setText(" · ".join(words))
+            title.setVisible(bool(words))

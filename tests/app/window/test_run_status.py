@@ -61,6 +61,14 @@ def test_a_full_context_tells_what_was_asked_for_and_what_came() -> None:
     )
 
 
+def test_of_a_server_without_a_drafter_there_is_nothing_to_measure() -> None:
+    for types, is_plain in ((["none"], True), (["draft-mtp"], False)):
+        run = ended(["limit"], speculative_types=types)
+        del run.facts["options"]
+        end = run_end(run)
+        assert end is not None and end.is_plain is is_plain
+
+
 def test_the_next_step_is_the_gravest_finding_else_by_the_figures() -> None:
     run = ended(["limit"])
     first = run_end(run)

@@ -333,8 +333,15 @@ def test_a_server_that_goes_has_a_red_chip_until_it_is_back(
     assert n_rounds(at_servers) == before
     server.restart()
     until(qtbot, lambda: at_servers.status.gone.isHidden())
+    assert not messages(at_servers)
     run(qtbot, at_servers)
     assert n_rounds(at_servers) == before
+    server.kill()
+    until(qtbot, lambda: not at_servers.status.gone.isHidden())
+    server.capture = {**server.capture, "props": {**server.capture["props"], "total_slots": 9}}
+    server.restart()
+    until(qtbot, lambda: "another model" in at_servers.status.gone.toolTip())
+    assert "Connect to it again" in "".join(messages(at_servers))
 
 
 def test_stop_ends_the_request_at_the_server_and_keeps_what_arrived(

@@ -80,6 +80,7 @@ def test_one_verdict_for_each_lane(faulty: DivergenceView) -> None:
     names = [card.accessibleName() for card in faulty.header.cards.cards.values()]
     assert names[3] == "Lane ring,fault=no-conv-rollback: suspect @14"
     assert "worst NMSE 0.25 at position 15" in faulty.header.cards.cards[3].toolTip()
+    assert faulty.header.sentence.font().bold() and not faulty.header.cost.font().bold()
     assert faulty.header.sentence.text() == (
         "ring,fault=no-conv-rollback: diverges first at position 14, round 2, after the rollback "
         "of 1 token by seq_rm in round 1."

@@ -113,9 +113,10 @@ def test_what_another_engine_was_sent_is_shown_over_its_text(view: TokensView) -
     told = {"messages": [{"role": "user", "content": "and this"}]}
     builder.run.facts["requests"] = [{"prompt": "def f(\n  x):"}, told]
     view.show_run(builder.run)
-    assert "Prompt: def f( x):" in words(view) and "Prompt: and this" in words(view)
+    assert "Sequence 0 · 2 tokens · prompt: def f( x):" in words(view)
+    assert "prompt: and this" in words(view)
     view.show_run(sample_trace(rounds=5).run)
-    assert "Prompt" not in words(view)
+    assert "prompt" not in words(view)
 
 
 def test_tokens_arrive(view: TokensView) -> None:
