@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Literal
 
 import torch
@@ -96,9 +96,7 @@ class Rows:
     @property
     def starts(self) -> torch.Tensor:
         """First row of each sequence and the number of rows: int32 [sequences + 1]."""
-        total = [0]
-        for length in self.lengths:
-            total.append(total[-1] + length)
+        total = [0, *accumulate(self.lengths)]
         device = next(iter(self.tensors.values())).device
         return torch.tensor(total, dtype=torch.int32, device=device)
 

@@ -293,14 +293,7 @@ def _wrong(
     eight; of prompts, which take long, of one)."""
     seeds = 8 if shape.n_heads < player.shape.n_heads else 2
     for seed in range(player.seed, player.seed + (1 if player.kernel.chunk else seeds)):
-        dice = random.Random(f"{fault.check} {player.seed}")
         other = player.like(shape=shape, seed=seed, named=named)
-        for empty in player.starts(fault.check):
-            started = other.start(empty, fault.check)
-            script = SCRIPTS[fault.check](player.shape, dice, player.kernel)
-            passes = enumerate(islice(script, fault.round + more))
-            played = filter(None, (changed(one, index) for index, one in passes))
-            each = (other.play(fault.check, i, p, started) for i, p in enumerate(played))
-            if found := next(filter(None, each), []):
-                return found
+        if found := other.script(fault.check, fault.round + more, changed, player.seed):
+            return found
     return []

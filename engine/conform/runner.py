@@ -39,7 +39,7 @@ from engine.conform.fits import joined
 from engine.conform.packages import Package
 from engine.conform.passes import shapes, with_extras
 from engine.conform.replays import placed, smallest
-from engine.conform.subject import AsTensors, Kernel, Memory, Subject
+from engine.conform.subject import AsTensors, Kernel
 from engine.errors import KernelPackageError
 
 COST = "cost"
@@ -134,11 +134,7 @@ def own_kernel(target: str) -> Kernel:
         raise KernelPackageError(
             f"{target}: unknown recurrence {unknown[0]!r}.", f"Known: {', '.join(_RECURRENCES)}."
         )
-
-    def made(shape: Shape, memory: Memory, package: Package) -> Subject:
-        return AsTensors(make(shape, memory))
-
-    return Kernel(name, recurrences, made, **fields)
+    return Kernel(name, recurrences, lambda s, memory, _: AsTensors(make(s, memory)), **fields)
 
 
 def _imported(place: str) -> ModuleType:
@@ -478,13 +474,14 @@ def _checked(
             other = replace(other, n_tokens=max(_ROWS, other.n_tokens))
         # where gates, q or k are large or zeros, mistakes that are unlike give the same
         large = name not in ("subsets", "prompts")
-        late = False
+        more = faults
         if other != fault.shape or not large:
             more = check(kernel, package, other, name, seed, device, min(rounds, 20), large=large)
             fault = next((f for f in more if f.cause not in (*VAGUE, "crash")), fault)
-            late = not more  # it needs the large inputs of prompts from no state on
         fault = replace(small, cause=fault.cause, detail=fault.detail)
-        fault = placed(Player(kernel, package, fault.shape, seed, device, late=late), fault)
+        # with none, it needs the large inputs that a check has where no states are given
+        player = Player(kernel, package, fault.shape, seed, device, late=not more)
+        fault = placed(player, fault)
         for extra in needed:
             sure = fault.cause in VAGUE or extra in WORDS_OF_EXTRAS
             cause = OF_EXTRAS[extra] if sure else fault.cause
