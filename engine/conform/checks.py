@@ -151,8 +151,9 @@ class Player:
         source = Source(
             self.shape, self.seed, self.device, self.kernel.rows_dtype,
             long=self.kernel.chunk > 0 or check in ("drift", "subsets"),
-            large=(check == "subsets" or empty) and self.large, replaced=self.replaced,
-            copies=self.copies,
+            # to lose all; of KDA's prompts as much as a product of e^g of 16 rows can be
+            large=(30.0 if check == "subsets" else 10.0 * empty) * self.large,
+            replaced=self.replaced, copies=self.copies,
         )  # fmt: skip
         self.memory = self._memory()
         subject = self.kernel.make(self.shape, self.memory, self.package)
@@ -277,7 +278,7 @@ class Player:
                 detail = joined(detail, elsewhere, where)
                 found = fault(cause, detail, sequence, count - 1, error)
                 faults.append(replace(found, depth_errors=each))
-        right_ones = {*one.sequences} - {fault.sequence for fault in faults}
+        right_ones = {*range(self.shape.n_sequences)} - {fault.sequence for fault in faults}
         ends = tuple(f"of sequence {s}" for s in right_ones)
         for i, f in enumerate(faults):
             if f.cause == "other-sequence-written" and f.detail.split(";")[0].endswith(ends):

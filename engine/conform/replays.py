@@ -43,7 +43,7 @@ _INPUTS = {
 _VALUES = (-4.0, 4.0, 0.5)
 _MOST = 10000  # Player.work of each further search
 _MOST_SEEN = 256  # key channels of a head whose state is solved for
-_LEFT = "rows accepted leave the state after"
+_LEFT, _NO_OUTPUT = "rows accepted leave the state after", "no output is written"
 Changed = Callable[[Pass, int], Pass | None]  # of a pass and its number
 _WRITTEN = ("null-slot-written", "padding-written", "other-sequence-written")
 
@@ -128,8 +128,9 @@ def _seen(player: Player, fault: Fault) -> Fault:
     """Outputs of no known mistake are named by the state that they see: reading is linear in q
     (Mamba-2: C), so that sequences that are alike but for theirs show all of it."""
     shape, check = player.shape, fault.check
-    vague = fault.cause in VAGUE or "times what" in fault.detail
-    if not fault.row_errors or not vague or shape.recurrence == "conv" or shape.d_k > _MOST_SEEN:
+    vague = fault.cause in VAGUE and _NO_OUTPUT not in fault.detail
+    vague = (vague or "times what" in fault.detail) and shape.d_k <= _MOST_SEEN
+    if not fault.row_errors or not vague or shape.recurrence == "conv":
         return fault
     m = shape.d_k + 8
     until = 1 + next(i for i, error in enumerate(fault.row_errors) if error > player.bound)
@@ -275,7 +276,7 @@ def elsewhere(player: Player, fault: Fault) -> Fault:
                     cause, words = fault.cause, f"the pass that reads it has {t} rows"
             kept = fault.cause in ("stale-column", "window-not-rolled-back", "state-lost")
             kept = kept and cause == "other-sequence" and "all" not in words
-            if kept or ("no output is written" in fault.detail and cause in unwritten):
+            if kept or (_NO_OUTPUT in fault.detail and cause in unwritten):
                 cause = fault.cause
             return replace(fault, cause=cause, detail=joined(fault.detail, f"right where {words}"))
     if fault.cause == "other-sequence" and n > 1:  # it is wrong alone too: named by chance

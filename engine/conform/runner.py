@@ -127,8 +127,7 @@ def own_kernel(target: str) -> Kernel:
         for field in Kernel.__dataclass_fields__
         if field not in ("name", "recurrences", "make") and hasattr(make, field)
     }
-    given = getattr(make, "recurrences", ("gdn",))
-    recurrences = (given,) if isinstance(given, str) else tuple(given)
+    recurrences = (r,) if isinstance(r := getattr(make, "recurrences", "gdn"), str) else tuple(r)
     unknown = [r for r in recurrences if r not in _RECURRENCES]
     if unknown:
         raise KernelPackageError(
@@ -155,11 +154,6 @@ def _imported(place: str) -> ModuleType:
 def kernels(name: str, target: str) -> Sequence[Kernel]:
     """The kernels of a target that `open_target` has opened."""
     return adapters.engine(name).kernels if name else (own_kernel(target),)
-
-
-def versions(name: str) -> tuple[str, ...]:
-    """The versions of a known package that have been tried; none: all are."""
-    return adapters.engine(name).versions
 
 
 def run(

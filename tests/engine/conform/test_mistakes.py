@@ -583,6 +583,53 @@ class Shifted(own._Slots):
         return super().verify(rows) + 1
 
 
+class OfFirst(own._Slots):
+    """The state of the first sequence is that of all."""
+
+    def state(self, sequence):
+        return super().state(0)
+
+
+class NoOneRow(own._Slots):
+    """Sequences of one row get no outputs."""
+
+    def verify(self, rows):
+        out = super().verify(rows)
+        for length, part in zip(rows.lengths, rows.slices(), strict=True):
+            out[part] *= length > 1
+        return out
+
+
+class AllLost(own._Slots):
+    """Where all rows were accepted nothing is kept."""
+
+    def verify(self, rows):
+        self.lengths = dict(zip(rows.sequences, rows.lengths, strict=True))
+        self.before = {s: self.state(s).clone() for s in rows.sequences}
+        return super().verify(rows)
+
+    def accept(self, sequences, counts):
+        super().accept(sequences, counts)
+        for s, n in zip(sequences, counts, strict=True):
+            if n == self.lengths[s]:
+                self.load(s, self.before[s])
+
+
+class Forgotten(Altered):
+    """Gates come from memory that was never written."""
+
+    def change(self, p):
+        p.tensors["g"] = self.memory.empty(*p.g.shape)
+
+
+class Overflowing(own._Chunked):
+    """Prompts with decays that are too strong for float32 have no outputs."""
+
+    def run(self, rows, first):
+        outputs, states = super().run(rows, first)
+        return (outputs * torch.nan if rows.g.min() < -10 else outputs), states
+
+
 def first(adapter, recurrence, name="depths", **kernel) -> Fault:
     kernel = Kernel("planted", (recurrence,), adapter, dtypes=("float32",), **kernel)
     shape = SHAPES[recurrence]
@@ -650,6 +697,10 @@ def test_a_formula_a_decay_or_a_count_is_named_with_its_place(adapter, recurrenc
         (AsIfLongest, "lengths", "wrong-stride", "right where every pass has 3 rows"),
         (NoZeros, "subsets", "wrong-norm", "finite where k is"),
         (Clipped, "subsets", "wrong-gate", ""),
+        (OfFirst, "depths", "other-sequence", "the state is a state of sequence 0"),
+        (NoOneRow, "lengths", "unused-memory", "no output is written for rows all of 1"),
+        (AllLost, "lengths", "state-not-committed", "leave the state after 1, 2, 0"),
+        (Forgotten, "depths", "unused-memory", "from memory that was never written"),
     ],
 )
 def test_an_index_rule_is_named_by_another_play(adapter, name, cause, words):
@@ -670,9 +721,18 @@ def test_the_rows_own_decay_in_one_part_alone_is_its_order():
 
 
 def test_strong_decays_lose_all_where_rates_are_small():
-    g = Source(SHAPES["kda"], 1, long=True, large=True).rows(range(3), [8] * 3).g
+    g = Source(SHAPES["kda"], 1, long=True, large=30.0).rows(range(3), [8] * 3).g
     assert g.min() < -10
     assert (g == 0).any()
+
+
+def test_prompts_without_states_have_strong_decays():
+    kernel = Kernel("planted", ("gdn",), Overflowing, dtypes=("float32",), chunk=16)
+    shape = replace(SHAPES["gdn"], n_tokens=33)
+    assert not check(kernel, PACKAGE, shape, "prompts", 3, "cpu", 1, large=False)
+    fault = check(kernel, PACKAGE, shape, "prompts", 3, "cpu", 1)[0]
+    fault = placed(Player(kernel, PACKAGE, shape, 3, "cpu", late=True), fault)
+    assert (fault.cause, "finite where a is" in fault.detail) == ("wrong-gate", True), fault.detail
 
 
 def test_a_mistake_of_some_rows_is_told_by_them():
