@@ -212,8 +212,7 @@ def _by_count(player: Player, fault: Fault) -> Fault:
         empty = "state-not-committed" if 0 in wrong else "unused-memory"
         cause = "stale-column" if any(wrong) else empty
     each = ", ".join("none (NaN)" if row is None else str(row) for row in left)
-    words = f"1 to {t} {_LEFT} {each}"
-    return replace(fault, cause=cause, detail=f"{fault.detail}; {words}")
+    return replace(fault, cause=cause, detail=f"{fault.detail}; 1 to {t} {_LEFT} {each}")
 
 
 def elsewhere(player: Player, fault: Fault) -> Fault:

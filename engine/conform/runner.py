@@ -474,8 +474,7 @@ def _checked(
             fault = next((f for f in more if f.cause not in (*VAGUE, "crash")), fault)
         fault = replace(small, cause=fault.cause, detail=fault.detail)
         # with none, it needs the large inputs that a check has where no states are given
-        player = Player(kernel, package, fault.shape, seed, device, late=not more)
-        fault = placed(player, fault)
+        fault = placed(Player(kernel, package, fault.shape, seed, device, late=not more), fault)
         for extra in needed:
             sure = fault.cause in VAGUE or extra in WORDS_OF_EXTRAS
             cause = OF_EXTRAS[extra] if sure else fault.cause
