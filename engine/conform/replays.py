@@ -43,7 +43,7 @@ _INPUTS = {
 _VALUES = (-4.0, 4.0, 0.5)
 _MOST = 10000  # Player.work of each further search
 _MOST_SEEN = 256  # key channels of a head whose state is solved for
-_LEFT = "rows accepted leave the state after"
+_LEFT, _NO_OUTPUT = "rows accepted leave the state after", "no output is written"
 Changed = Callable[[Pass, int], Pass | None]  # of a pass and its number
 _WRITTEN = ("null-slot-written", "padding-written", "other-sequence-written")
 
@@ -128,8 +128,9 @@ def _seen(player: Player, fault: Fault) -> Fault:
     """Outputs of no known mistake are named by the state that they see: reading is linear in q
     (Mamba-2: C), so that sequences that are alike but for theirs show all of it."""
     shape, check = player.shape, fault.check
-    vague = fault.cause in VAGUE or "times what" in fault.detail
-    if not fault.row_errors or not vague or shape.recurrence == "conv" or shape.d_k > _MOST_SEEN:
+    vague = fault.cause in VAGUE and _NO_OUTPUT not in fault.detail
+    vague = (vague or "times what" in fault.detail) and shape.d_k <= _MOST_SEEN
+    if not fault.row_errors or not vague or shape.recurrence == "conv":
         return fault
     m = shape.d_k + 8
     until = 1 + next(i for i, error in enumerate(fault.row_errors) if error > player.bound)
@@ -211,8 +212,7 @@ def _by_count(player: Player, fault: Fault) -> Fault:
         empty = "state-not-committed" if 0 in wrong else "unused-memory"
         cause = "stale-column" if any(wrong) else empty
     each = ", ".join("none (NaN)" if row is None else str(row) for row in left)
-    words = f"1 to {t} {_LEFT} {each}"
-    return replace(fault, cause=cause, detail=f"{fault.detail}; {words}")
+    return replace(fault, cause=cause, detail=f"{fault.detail}; 1 to {t} {_LEFT} {each}")
 
 
 def elsewhere(player: Player, fault: Fault) -> Fault:
@@ -275,7 +275,7 @@ def elsewhere(player: Player, fault: Fault) -> Fault:
                     cause, words = fault.cause, f"the pass that reads it has {t} rows"
             kept = fault.cause in ("stale-column", "window-not-rolled-back", "state-lost")
             kept = kept and cause == "other-sequence" and "all" not in words
-            if kept or ("no output is written" in fault.detail and cause in unwritten):
+            if kept or (_NO_OUTPUT in fault.detail and cause in unwritten):
                 cause = fault.cause
             return replace(fault, cause=cause, detail=joined(fault.detail, f"right where {words}"))
     if fault.cause == "other-sequence" and n > 1:  # it is wrong alone too: named by chance
@@ -293,14 +293,7 @@ def _wrong(
     eight; of prompts, which take long, of one)."""
     seeds = 8 if shape.n_heads < player.shape.n_heads else 2
     for seed in range(player.seed, player.seed + (1 if player.kernel.chunk else seeds)):
-        dice = random.Random(f"{fault.check} {player.seed}")
         other = player.like(shape=shape, seed=seed, named=named)
-        for empty in player.starts(fault.check):
-            started = other.start(empty, fault.check)
-            script = SCRIPTS[fault.check](player.shape, dice, player.kernel)
-            passes = enumerate(islice(script, fault.round + more))
-            played = filter(None, (changed(one, index) for index, one in passes))
-            each = (other.play(fault.check, i, p, started) for i, p in enumerate(played))
-            if found := next(filter(None, each), []):
-                return found
+        if found := other.script(fault.check, fault.round + more, changed, player.seed):
+            return found
     return []

@@ -82,7 +82,6 @@ class CompactReplay(Replay):
     def accept(self, sequences: Sequence[int], counts: Sequence[int]) -> None:
         super().accept(sequences, counts)
         module = self.package.module(f"{LINEAR}.gdn_replayssm_spec_decode")
-        slots = self.memory.whole([1 + s for s in sequences])
         for layers in (self.checkpoints, *self.logs.values()):
             self.layers.fill(layers, 2)
         places, steps = self.tracks.of(sequences, counts, self.checkpoints[-1])
@@ -91,7 +90,7 @@ class CompactReplay(Replay):
             **{f"{name}_cache": layers for name, layers in self.logs.items()},
             d_residual_cache=None,
             k_residual_cache=None,
-            state_batch_indices=slots,
+            state_batch_indices=self.memory.whole([1 + s for s in sequences]),
             replay_indices=requests(self.memory, sequences, self.shape),
             write_pos=self.write,
             cache_base=self.base,

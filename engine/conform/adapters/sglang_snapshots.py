@@ -90,12 +90,14 @@ class Tracks:
 
 class Snapshots:
     """Pools of states, [layers, slots, …] (slot 0 is SGLang's null slot; track slots come last),
-    and buffers [layers, slots, drafts, …]; passes play the last layer."""
+    and buffers [layers, slots, drafts, …]; passes play the last layer. `scatter`: what commits."""
+
+    scatter = "fused_mamba_state_scatter_with_mask"
 
     def __init__(self, shape: Shape, memory: Memory, package: Package) -> None:
         self.shape, self.memory, self.package = shape, memory, package
-        heads, d_k, d_v = shape.state
-        slots, n, state = 1 + shape.n_sequences, Layers(shape, memory).n, (heads, d_v, d_k)
+        slots, n = 1 + shape.n_sequences, Layers(shape, memory).n
+        state = self.stored(torch.empty(shape.state, device="meta")).shape
         self.layers, self.tracks = Layers(shape, memory), Tracks(shape, memory)
         self.pools = memory.pool(n, slots + self.tracks.slots, *state, dtype=shape.dtype)
         self.buffers = memory.empty(n, slots, shape.n_tokens, *state, dtype=shape.dtype)
@@ -103,8 +105,12 @@ class Snapshots:
         for words, kept in (("slot 0", self.pool), ("slot 0 of the drafts", self.buffer)):
             memory.keep("null-slot-written", words, kept[:1])
 
+    def stored(self, state: torch.Tensor) -> torch.Tensor:
+        """A state as the kernel stores it, and back."""
+        return state.mT
+
     def load(self, sequence: int, state: torch.Tensor) -> None:
-        self.pool[1 + sequence] = state.transpose(-1, -2).to(self.pool)
+        self.pool[1 + sequence] = self.stored(state).to(self.pool)
 
     def slots(self, sequences: Sequence[int]) -> torch.Tensor:
         """Slots of these sequences; that of padding is -1."""
@@ -117,20 +123,20 @@ class Snapshots:
         return self.memory.whole(flat).view(len(rows.parents), -1)
 
     def accept(self, sequences: Sequence[int], counts: Sequence[int]) -> None:
-        slots, scatter = self.slots(sequences), self.package.module(SCATTER)
+        slots, scatter = self.slots(sequences), getattr(self.package.module(SCATTER), self.scatter)
         self.layers.fill(self.pools, 2)
         self.layers.fill(self.buffers, 3)
         both = [on_device(x) for x in (self.pools, self.buffers)]
         steps = self.memory.whole(counts) - 1
         places = requests(self.memory, sequences, self.shape)
-        scatter.fused_mamba_state_scatter_with_mask(*both, slots, steps, places)
+        scatter(*both, slots, steps, places)
         tracked = self.tracks.of(sequences, counts, self.pool)
         if self.tracks.slots:
-            scatter.fused_mamba_state_scatter_with_mask(*both, *tracked, places)
+            scatter(*both, *tracked, places)
         self.layers.check(self.pools, 2)
 
     def state(self, sequence: int) -> torch.Tensor:
-        return self.pool[1 + sequence].float().transpose(-1, -2)
+        return self.stored(self.pool[1 + sequence]).float()
 
     def tracked(self, sequence: int) -> tuple[int, torch.Tensor] | None:
         return self.tracks.state(sequence, self.pool)
