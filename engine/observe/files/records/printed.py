@@ -211,7 +211,7 @@ def _request(values: dict[str, re.Match[str]], text: str) -> RecordedRequest:
         values[_RATE]["percent"] or ""
     )
     scale = 100 if is_percent or (rate or 0) > 1 else 1
-    if rate is not None and drafted is None and rate <= scale:
+    if rate is not None and None in (drafted, accepted) and rate <= scale:
         found.given["draft_acceptance_rate"] = rate / scale
     for name, given, part, whole_ in (
         (_MEAN, mean, (accepted or 0) + (steps or 0), steps),
