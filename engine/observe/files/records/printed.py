@@ -120,14 +120,15 @@ def read_printed(text: str) -> list[RecordedRequest]:
     lines that say counts or rates. Numbers that cannot be are left out."""
     if is_printed(text):
         return _sums(text)
-    found, sums = read_tables(text), _sums(text)
-    if all(one.num_accepted_draft_tokens is None for one in found):  # lines may say more
-        found = [
-            one
-            for one in sums
-            if one.num_accepted_draft_tokens is not None
-            and (one.num_spec_steps or one.num_draft_tokens)
-        ] or found
+    found = read_tables(text)
+    is_counted = any(one.num_accepted_draft_tokens is not None for one in found)
+    sums = [] if is_counted else _sums(text)  # lines may say more
+    found = [
+        one
+        for one in sums
+        if one.num_accepted_draft_tokens is not None
+        and (one.num_spec_steps or one.num_draft_tokens)
+    ] or found
     found = found or list(_said(text)) or [one for one in sums if one.given and one.timings]
     return found or list(_said_rates(text))
 
