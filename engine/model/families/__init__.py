@@ -119,10 +119,11 @@ def read_any_config(file: GgufFile) -> ModelConfig:
         )
     if arch not in FAMILIES:
         lacks = f", which lacks {MISSING[arch]}" if arch in MISSING else ""
+        what = "its trunk, with this file as --spec-draft-model," if is_mtp_file(file) else "it"
         raise UnsupportedModelError(
             f"{file.path.name}: the architecture {shorten(arch or '(none)')!r} does not run "
             f"here{lacks}.",
-            f"Open a model of one of these, or run it in llama-server and look at that with "
+            f"Open a model of one of these, or run {what} in llama-server and look at that with "
             f"`draftscope observe`: {', '.join(FAMILIES)}.",
         )
     return FAMILIES[arch].read(file)

@@ -1,6 +1,6 @@
 """Lines in which other engines tell sums: vLLM's of every ten seconds, SGLang's of its decode
-batches and finished requests, those of oMLX, koboldcpp and TabbyAPI of requests, and the table of
-the script mtp-bench.
+batches and finished requests, those of oMLX, koboldcpp, TabbyAPI and xinfer of requests, and the
+table of the script mtp-bench.
 
 vLLM: `vllm/v1/spec_decode/metrics.py` and, of the first generation, `vllm/engine/metrics.py`, whose
 counts go on from line to line. SGLang: `scheduler_metrics_mixin.py`; its lengths and rates are

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+from gguf import GGUFWriter
 
 from engine.errors import ModelFileError, UnsupportedModelError
 from engine.experiments.random_models.random_families import RANDOM_FAMILIES
@@ -193,3 +196,20 @@ def test_a_refusal_names_the_part_that_is_missing(arch, tmp_path):
     ):
         read_config(file)
     assert MISSING[arch] in caught.value.message
+
+
+def test_an_mtp_block_of_another_family_is_run_next_to_its_trunk(tmp_path: Path) -> None:
+    writer = GGUFWriter(tmp_path / "mtp.gguf", "step35")
+    for key, value in (("block_count", 3), ("nextn_predict_layers", 1)):
+        writer.add_uint32(f"step35.{key}", value)
+    writer.add_tensor("blk.2.nextn.eh_proj.weight", np.zeros((4, 8), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with (
+        GgufFile.open(tmp_path / "mtp.gguf") as file,
+        pytest.raises(UnsupportedModelError) as raised,
+    ):
+        read_config(file)
+    assert "with this file as --spec-draft-model" in raised.value.remedy

@@ -120,14 +120,15 @@ def read_printed(text: str) -> list[RecordedRequest]:
     lines that say counts or rates. Numbers that cannot be are left out."""
     if is_printed(text):
         return _sums(text)
-    found, sums = read_tables(text), _sums(text)
-    if all(one.num_accepted_draft_tokens is None for one in found):  # lines may say more
-        found = [
-            one
-            for one in sums
-            if one.num_accepted_draft_tokens is not None
-            and (one.num_spec_steps or one.num_draft_tokens)
-        ] or found
+    found = read_tables(text)
+    is_counted = any(one.num_accepted_draft_tokens is not None for one in found)
+    sums = [] if is_counted else _sums(text)  # lines may say more
+    found = [
+        one
+        for one in sums
+        if one.num_accepted_draft_tokens is not None
+        and (one.num_spec_steps or one.num_draft_tokens)
+    ] or found
     found = found or list(_said(text)) or [one for one in sums if one.given and one.timings]
     return found or list(_said_rates(text))
 
@@ -211,7 +212,7 @@ def _request(values: dict[str, re.Match[str]], text: str) -> RecordedRequest:
         values[_RATE]["percent"] or ""
     )
     scale = 100 if is_percent or (rate or 0) > 1 else 1
-    if rate is not None and drafted is None and rate <= scale:
+    if rate is not None and None in (drafted, accepted) and rate <= scale:
         found.given["draft_acceptance_rate"] = rate / scale
     for name, given, part, whole_ in (
         (_MEAN, mean, (accepted or 0) + (steps or 0), steps),

@@ -60,9 +60,8 @@ _COLUMNS = (
     ("mean", r"(?:\w{1,12} )?tok(?:en)?s?(?:/| per )(?:cycle|round|step|iter|fwd|pass).{0,8}"),
     ("mean", r"τ.{0,40}"),
     ("per round", rf"{_AVERAGE}accept(?:ed|s)?(?: tokens)?(?:/| per )(?:round|step|cycle|pass)"),
-    ("accepted", r"(?:draft )?accepted(?: (?:(?:draft |prediction )?tokens?|drafts))?"),
-    ("accepted", r"draft n accepted"),
-    ("accepted", r"(?:draft )?tokens accepted|accepts"),
+    ("accepted", r"(?:draft )?accepted(?: (?:draft |prediction )?tokens?)?"),
+    ("accepted", r"(?:draft )?tokens accepted|accepts|draft n accepted"),
     ("accepted", r"#?acc(?:ept)?(?: tokens)?"),
     ("rejected", r"(?:draft )?rejected(?: (?:draft |prediction )?tokens)?"),
     ("accepted", r"(?:angenommen|akzeptiert)(?:e token)?|accept[eé]s"),
@@ -86,6 +85,7 @@ _COLUMNS = (
 _NUMBER = re.compile(r"[~≈]?(\d{1,12}(?:\.\d{1,20})?) ?(%?)(?![\d.]|\s?[–—]|-\d)")
 _SHARE = re.compile(r"(?<![\d.])(\d{1,3}\.\d{1,6}|\d{2,3}(?= ?%)) ?(%?)(?![\d.])")
 _COUNT = re.compile(r"(?<![\d.])\d{1,9}(?!\d|\.\d| ?%)")
+_ALL_OF = re.compile(r"(?<![\d.])(\d{2,9})(?: ?/ ?| of | out of )\1(?![\d.])")
 _FEWEST, _MOST_COUNTS = 20, 12
 """Drafted tokens, below which other numbers make a rate by chance; counts of a line."""
 _SHARES = re.compile(r"(?<![\d.])(\d{1,3}\.\d{1,6})(?![\d.])")
@@ -208,11 +208,14 @@ def _only_grow(rows: list[tuple[int, list[str]]]) -> bool:
 
 def making_rates(line: str) -> set[tuple[int, int]]:
     """The counts of accepted and of drafted tokens that make a rate next to them."""
-    counts = list(map(int, _COUNT.findall(without_signs(line))))
+    plain = without_signs(line)
+    counts = {int(one) for one in _COUNT.findall(plain)}
+    pairs = [*permutations(counts if len(counts) <= _MOST_COUNTS else (), 2)]
+    pairs += [(int(one), int(one)) for one in _ALL_OF.findall(plain)]
     return {
         (accepted, drafted)
         for share, percent in _SHARE.findall(line)
-        for accepted, drafted in permutations(counts if len(counts) <= _MOST_COUNTS else (), 2)
+        for accepted, drafted in pairs
         if drafted >= _FEWEST
         and abs(accepted / drafted * (scale := 100 if percent else 1) - float(share))
         <= 0.5001 * 10.0 ** -len(share.partition(".")[2])
@@ -337,7 +340,8 @@ def _is_head(names: list[str]) -> bool:
 @lru_cache(1 << 12)
 def kind_of(name: str) -> str:
     """What a column has, by its name; "" for what is not read."""
-    for one in (name, _IN_NAME.sub("", name).strip(), name.partition(", ")[0]):
+    first, _, more = name.partition(", ")
+    for one in (name, _IN_NAME.sub("", name).strip(), "" if _SPREAD.fullmatch(more) else first):
         if found := next((kind for kind, known in _COLUMNS if re.fullmatch(known, one)), ""):
             return found
     return ""

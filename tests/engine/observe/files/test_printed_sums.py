@@ -989,7 +989,7 @@ RATED = "| n | drafted | acceptance | tok/s |\n|---|---|---|---|\n| 2 | 300 | 0.
         ("| opener | acceptance |\n|--|--|\n| short | 100 % (42/42) |\n", (42, 42, 1.0, None)),
         ("| | plain | MTP |\n|-|-|-|\n| acceptance, all | n/a | 3,971 / 5,840 = 68 % |\n",
          (5840, 3971, 3971 / 5840, None)),
-        ("- drafted=41\n- accepted_drafts=33\n- accept_rate=80.5%\n- tok/s=35.1\n",
+        ("- drafted=41\n- accepted=33\n- accept_rate=80.5%\n- tok/s=35.1\n",
          (41, 33, 33 / 41, 35.1)),
         ("- fix, 512 gen: `18.0 tok/s`, `311/1010` draft tokens accepted.\n",
          (1010, 311, 311 / 1010, 18.0)),
@@ -1004,6 +1004,9 @@ RATED = "| n | drafted | acceptance | tok/s |\n|---|---|---|---|\n| 2 | 300 | 0.
         (("Out[7]: CompletionUsage(completion_tokens=205, prompt_tokens=12, "
          "completion_tokens_details=Details(accepted_prediction_tokens=88, audio_tokens=None, "
          "rejected_prediction_tokens=32))\n"), (120, 88, 88 / 120, None)),
+        ("- acceptance 100 %, batch 64, n_ctx 64\n", (None, None, 1.0, None)),
+        ("| prompt | acceptance, std | acceptance |\n|-|-|-|\n| code | 0.12 | 0.71 |\n",
+         (None, None, 0.71, None)),
         ("| Method | τ (mean accepted length) |\n|-|-|\n| EAGLE-2 | 3.94 |\n",
          (None, None, None, None)),
         (("[04:18:10] CtxLimit:2475/29214, Init:0.76s, Processed:2397 in 34.20s (70.09T/s), "
