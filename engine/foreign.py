@@ -63,6 +63,9 @@ def is_whole(value: Any, most: int = COUNT) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most
 
 
+_whole_numbers = cache(lambda most: list[Annotated[int, Meta(ge=0, le=most)]])
+
+
 def are_whole(values: Sequence[Any], most: int = COUNT) -> bool:
     """Whether all of several values are."""
     try:
@@ -70,11 +73,6 @@ def are_whole(values: Sequence[Any], most: int = COUNT) -> bool:
     except msgspec.ValidationError:
         return False
     return True
-
-
-@cache
-def _whole_numbers(most: int) -> Any:
-    return list[Annotated[int, Meta(ge=0, le=most)]]
 
 
 def is_real(value: Any, most: float = LONGEST_PART_MS) -> TypeGuard[int | float]:

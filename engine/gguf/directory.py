@@ -275,7 +275,7 @@ _QUANTISE = "Use a file of another quantisation, such as Q4_K_M or Q8_0, or quan
 _OBSERVE = "and look at that with `draftscope observe`"
 _REMEDIES = {
     "a newer llama.cpp": f"{_QUANTISE} again, or run it in llama-server {_OBSERVE}.",
-    "an old llama.cpp, which reads it no longer": f"{_QUANTISE} again with llama-quantize.",
+    "an old llama.cpp": f"{_QUANTISE} again with llama-quantize.",
     "ik_llama.cpp": f"{_QUANTISE} with llama.cpp's llama-quantize, or run it in ik_llama.cpp's "
     f"server {_OBSERVE}.",
     "PrismML's llama.cpp or an old ik_llama.cpp": f"{_QUANTISE} with llama.cpp's llama-quantize, "

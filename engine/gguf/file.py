@@ -200,11 +200,13 @@ def _part_count(head: TypedMetadata) -> int:
     if count <= 1:
         return 1
     if number != 0:
+        first = _part_name(head.path, 1, count) or "the first part"
+        is_named_so = first == head.path.name
         raise ModelFileError(
             head.path,
             "key split.no",
             f"this is part {number + 1} of {count}, and a model is opened from part 1",
-            f"Open {_part_name(head.path, 1, count) or 'the first part'} instead.",
+            "Give the parts their original names." if is_named_so else f"Open {first} instead.",
         )
     return count
 
@@ -215,7 +217,7 @@ def _part_paths(first: Path, count: int) -> list[Path]:
         raise ModelFileError(
             first,
             "file name",
-            f"the other {count - 1} parts cannot be found from this name",
+            "its other parts cannot be found from this name",
             f"Give part 1 its original name, which ends in -00001-of-{count:05d}.gguf.",
         )
     paths: list[Path] = []

@@ -80,8 +80,8 @@ def figure_lines(totals: Mapping[str, Any]) -> Iterator[str]:
         parts.append(f"rounds: {', '.join(times)}")
     if parts:
         yield "; ".join(parts)
-    if totals["predicted_n"] is None:
-        return  # nor whether it drafted
+    if None in (totals.get(name, 0) for name in ("predicted_n", "draft_n", "num_draft_tokens")):
+        return  # whether it drafted is not known
     if not totals.get("draft_n"):
         yield "drafts: none, plain decoding"
         return

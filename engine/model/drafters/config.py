@@ -300,10 +300,10 @@ def drafter_of(file: GgufFile) -> str:
     arch = file.architecture
     if arch in KINDS:
         return KINDS[arch](file).drafter
-    if arch in FAMILIES:
-        return DRAFT_MTP if is_mtp_file(file) else DRAFT_SIMPLE
     if other := other_kind(file):
         raise UnsupportedModelError(f"{file.path.name} is {other[0]}.", other[1])
+    if arch in FAMILIES:
+        return DRAFT_MTP if is_mtp_file(file) else DRAFT_SIMPLE
     raise UnsupportedModelError(
         f"{file.path.name}: nothing of the architecture {shorten(arch or '(none)')!r} drafts here.",
         "Use a smaller model of the target's vocabulary, an MTP block in a file of its own, or one "

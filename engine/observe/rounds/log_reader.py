@@ -129,13 +129,12 @@ class LogReader(LogServers):
             if reading is None:
                 known[i], unknown[i] = self._known(block, i)
         of_line = block.shape_of
-        columns, light, looked, others, whose, repeated = self._columns(block, known)
+        columns, light, looked, others, whose = self._columns(block, known)
         says_more = np.array([one is None or one.whose != "nothing" for one in known])[of_line]
         for _, (_, _, rows, _) in others:
             says_more[rows] = False
-        is_silent = np.array([one is not None and one.handler is None for one in known])[of_line]
-        is_silent[repeated] = True
-        left, goes_on = without_repeats(whose, is_silent, np.flatnonzero(says_more))
+        is_silent = np.array([one is not None and one.handler is None for one in known])
+        left, goes_on = without_repeats(whose, is_silent[of_line], np.flatnonzero(says_more))
         values = self._values(block, columns, left)
         may_go_on = np.array([one is not None and one.may_go_on for one in known])
         for i in np.flatnonzero(may_go_on[of_line]).tolist() if may_go_on.any() else ():
@@ -283,13 +282,11 @@ class LogReader(LogServers):
 
     def _columns(
         self, block: Burst, known: list[Reading | None]
-    ) -> tuple[
-        list[_OfReading], LightRows, LookedAt, list[tuple[str, OfShape]], np.ndarray, list[int]
-    ]:
+    ) -> tuple[list[_OfReading], LightRows, LookedAt, list[tuple[str, OfShape]], np.ndarray]:
         """Lines by how they are read; those of rounds of the light form and of candidates apart;
-        lines of other engines by server and shape; server, slot, task and time of lines, int64
-        [4, n], -1 for what there is not, slot -2 of lines that say more of their server; and those
-        that say a round again. known: how lines of each shape are read."""
+        lines of other engines by server and shape; and server, slot, task and time of lines, int64
+        [4, n], -1 for what there is not, slot -2 of lines that say more of their server. known: how
+        lines of each shape are read."""
         of_line = block.shape_of
         kinds: dict[Reading | None, int] = {}
         kind = np.array([kinds.setdefault(one, len(kinds)) for one in known], np.uint16)[of_line]
@@ -300,7 +297,6 @@ class LogReader(LogServers):
         whose = np.full((4, len(of_line)), -1)
         numbers: dict[str, int] = {}
         others: list[tuple[str, OfShape]] = []
-        repeated: list[int] = []
         for reading, rows in zip(kinds, np.split(order, ends[:-1]), strict=True):
             if reading is None or reading.whose == "nothing" or len(rows) < FEW:
                 continue
@@ -322,11 +318,6 @@ class LogReader(LogServers):
             else:
                 mine.append((rows, columns, is_good, streams))
             names_of, of = streams
-            if (reading.name, reading.kind) == ("accepted", "again") and all(
-                (server := self._by_stream.get(one)) and server.says_at_once for one in names_of
-            ):
-                *_, accepted, drafted = columns
-                repeated += rows[is_good & (accepted <= drafted) & (drafted > 0)].tolist()
             known_as = [numbers.setdefault(one, len(numbers)) for one in names_of]
             whose[0, rows] = np.array(known_as)[of]
             whose[0, rows[~is_good]] = -1
@@ -335,7 +326,7 @@ class LogReader(LogServers):
                 whose[1:3, rows] = columns[1:3]
             elif not (reading.is_mark or reading.name in _BETWEEN):
                 whose[1, rows] = -2
-        return mine, light, looked, others, whose, repeated
+        return mine, light, looked, others, whose
 
     @staticmethod
     def _values(

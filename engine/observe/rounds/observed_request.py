@@ -62,7 +62,7 @@ class EventReader:
             if self._is_lines:
                 yield from self._line(line)
             elif line:
-                self._field(line)
+                self._field(line if self.n_events else line.removeprefix(b"\xef\xbb\xbf"))
             else:
                 yield from self._event()
         if len(rest) > MOST_LINE_BYTES:
@@ -260,9 +260,8 @@ class ObservedRequest:
         self._fail(reason)
         for answer in answers:
             answer.stop = answer.stop or "lost"
-            self._run.find(
-                "stream-cut", reason, f"{answer.n_tokens} tokens had arrived", seq_id=answer.seq_id
-            )
+            had = f"{answer.n_tokens} tokens had arrived"
+            self._run.find("stream-cut", f"{reason.rstrip('.')}.", had, seq_id=answer.seq_id)
 
     def _end(self, at_ms: float) -> None:
         self.is_over = True
@@ -286,9 +285,8 @@ class ObservedRequest:
         for answer, request in zip(answers.values(), found, strict=True):
             if request.engine:
                 answer.known["engine"] = request.engine
-            answer.record, figures = request, request.figures()
-            if any(value is not None for value in figures.values()):
-                answer.known.update(told=figures, record=request.record)
+            answer.record = request
+            answer.known.update(told=request.figures(), record=request.record)
             for keys, sentence in request.contradictions:
                 self._run.find(
                     "counters-contradict",

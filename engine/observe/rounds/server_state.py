@@ -69,7 +69,7 @@ class ServerState:
         """Rounds of which no line says how many tokens were drafted."""
         self.n_candidates = 0
         """Tokens that drafters looked at."""
-        self.says_at_once = False
+        self._says_at_once = False
         """Whether rounds are written before their tokens; what names them later repeats them."""
         self._begins_rounds = False
         """Whether a line says where a round begins."""
@@ -109,7 +109,7 @@ class ServerState:
             one.end_us = None if at < 0 else at
             self._add_round(slot, one)
         self.last_us = None if us[-1] < 0 else int(us[-1])
-        self.says_at_once, self._current = True, self.slots[int(number[-1])].request
+        self._says_at_once, self._current = True, self.slots[int(number[-1])].request
 
     def slot(self, number: int, task: int) -> Slot:
         """The slot, at work for a task."""
@@ -152,7 +152,7 @@ class ServerState:
             )
         if number == 1:
             request.first, request.first_us = token, us
-        elif not (self.says_at_once or self._begins_rounds):
+        elif not (self._says_at_once or self._begins_rounds):
             slot.early.append((number, token, us))
         elif slot.round is not None:
             one = slot.round
@@ -189,10 +189,10 @@ class ServerState:
         if accepted > drafted:
             raise OutOfRangeError(f"{accepted:,} is more than {drafted:,}")
         if kind == "again":
-            if self.says_at_once:
+            if self._says_at_once:
                 return True
         else:
-            self.says_at_once = True
+            self._says_at_once = True
         restores = kind == "restores"
         if slot.replay and not restores:
             slot.replay = False  # the counts are those of the replay

@@ -281,13 +281,14 @@ class ServerClient:
         listed = listed_models(models)
         engine = other_engine(listed)
         if engine is None:
-            status, headers, raw = await self._fetch("GET", "/props", awaited)
-            if status in (404, 405) and listed and "owned_by" not in listed[0]:
+            props = await self._offered("/props", awaited)
+            if props is None or (isinstance(props, dict) and "error" in props):
+                listed = listed or ([{"id": self._model}] if self._model else [])
+                if not listed or "owned_by" in listed[0]:
+                    raise refusal(self.address, "/props", 404, b"")
                 engine = OPENAI
-            else:
-                props = self._value("/props", status, headers, raw)
-                if not isinstance(props, dict):
-                    raise foreign(self.address, "/props")
+            elif not isinstance(props, dict):
+                raise foreign(self.address, "/props")
         if engine is not None:
             self._about = await self._other(engine, listed, awaited)
         elif props.get("role") == "router":
@@ -382,7 +383,7 @@ class ServerClient:
     async def _offered(self, path: str, awaited: Awaited, seconds: float | None = None) -> Any:
         """A JSON reply, or None from a server that does not offer it."""
         status, headers, raw = await self._fetch("GET", path, awaited, seconds=seconds)
-        return None if status in (404, 501) else self._value(path, status, headers, raw)
+        return None if status in (404, 405, 501) else self._value(path, status, headers, raw)
 
     async def _json(self, method: str, path: str, awaited: Awaited, body: Any = None) -> Any:
         status, headers, raw = await self._fetch(method, path, awaited, body)

@@ -35,14 +35,13 @@ def refusal(address: str, path: str, status: int, raw: bytes) -> ServerError:
         )
     if 300 <= status < 400:
         return ServerError(f"{address} sends {path} elsewhere.", "Name the address it leads to.")
-    if status == 404:
-        return ServerError(
-            f"{address} has no {path}.", "Name the address and port of a llama-server."
-        )
     said = f": {message}" if message else ""
+    if status == 404:
+        remedy = "Name a server, one without a list with --model-name, one of chats with --chat."
+        return ServerError(f"{address} has no {path}{said}.", remedy)
     return ServerError(
         f"{address} refuses {path} with status {status}{said}.",
-        "Change the request, or read the server's log.",
+        "Change the request, wait if the server has no room now, or read its log.",
     )
 
 

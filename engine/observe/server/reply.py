@@ -194,7 +194,7 @@ class Reply:
                 self._has_begun = True
                 self._tell("head", status=200, headers=dict(response.headers))
                 kind = response.headers.get("Content-Type", "").split(";")[0]
-                if kind != "text/event-stream":
+                if kind not in ("text/event-stream", "application/json"):  # of one in one piece
                     raise foreign(self._address, self._path, kind)
                 await self._pass_on(response)
         except (httpx.TransportError, ssl.SSLError, OSError) as error:

@@ -227,7 +227,7 @@ def test_a_file_of_md_that_cannot_draft_is_an_error(
     name: str, words: str, kind: str, cli: Cli, tmp_path: Path
 ) -> None:
     (tmp_path / "text.gguf").write_text("no model")
-    lora = {"general.architecture": "gptneox", "general.type": "adapter"}
+    lora = {"general.architecture": "qwen35", "general.type": "adapter"}
     write(tmp_path / "lora.gguf", lora, [WEIGHT])
     write(tmp_path / "gpt.gguf", {"general.architecture": "gptneox"}, [WEIGHT])
     outcome = cli("run", MTP, "-md", tmp_path / name, "--spec-type", kind, "-p", "a", "-n", 2)

@@ -238,6 +238,15 @@ def test_another_part_points_to_the_first(tmp_path: Path) -> None:
     assert error.remedy == "Open model-Q8-00001-of-00003.gguf instead."
 
 
+def test_parts_with_each_others_names(tmp_path: Path) -> None:
+    first, second = write_parts(tmp_path, 2)
+    data = first.read_bytes()
+    first.write_bytes(second.read_bytes())
+    second.write_bytes(data)
+    error = refusal(first)
+    assert "this is part 2 of 2" in error.message and "original names" in error.remedy
+
+
 def test_a_missing_part_is_named(tmp_path: Path) -> None:
     paths = write_parts(tmp_path)
     paths[2].unlink()

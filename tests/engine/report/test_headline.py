@@ -47,6 +47,11 @@ def test_a_run_of_which_no_figure_is_known() -> None:
     assert list(figure_lines(totals)) == ["tokens not known"]
 
 
+def test_drafts_that_were_not_observed_are_not_said_to_be_none() -> None:
+    totals = {"predicted_n": 2, "predicted_per_second": None, "num_draft_tokens": None}
+    assert list(figure_lines(totals)) == ["2 tokens"]
+
+
 def test_long_drafts_are_cut() -> None:
     totals = {**SUMS, "acceptance_per_position": {"conditional": [0.5] * 9}}
     assert list(figure_lines(totals))[1:] == [f"acceptance by position, if reached: {'0.50 ' * 8}…"]

@@ -234,12 +234,11 @@ def read_metrics(data: bytes, name: str, later: bytes = b"") -> list[RecordedReq
     models. later: a scrape taken after those in `data`. Raises TraceFileError."""
     if len(data) + len(later) > MOST_BYTES:
         raise TraceFileError(f"{name} has more than {MOST_BYTES:,} bytes.", _REMEDY)
-    texts = [
-        text
+    scrapes = [
+        _read_scrape(text, name)
         for part in (data, later)
         for text in (_scrapes(part.decode("utf-8", errors="replace")) if part else ())
     ]
-    scrapes = [_read_scrape(text, name) for text in texts]
     return [
         _difference(engine, labels, before.get((engine, labels)), last, name)
         for before, after in pairwise(scrapes if scrapes[1:] else [{}, *scrapes])

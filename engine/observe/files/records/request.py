@@ -221,9 +221,8 @@ class RecordedRequest(Struct):
     def _check_lengths(self, keys: Mapping[str, str], same: Any) -> None:
         if self.by_length is None:
             return
-        found = np.zeros(1 + max((len(row) for row in self.by_length.values()), default=0), int)
+        found = _added([*self.by_length.values()]) or []
         for length, row in self.by_length.items():
-            found[: len(row)] += np.array(row, int)
             self.check(
                 not any(row[length + 1 :]),
                 (keys["by_length"],),
@@ -232,14 +231,11 @@ class RecordedRequest(Struct):
         if self.histogram is not None:
             names = keys["by_length"], keys["histogram"]
             self.check(
-                np.trim_zeros(found, "b").tolist()
-                == np.trim_zeros(np.array(self.histogram, int), "b").tolist(),
+                all(n == m for n, m in zip_longest(found, self.histogram, fillvalue=0)),
                 names,
                 f"the sums of {names[0]} are not {names[1]}",
             )
-        same(
-            ("by_length", "num_spec_steps"), int(found.sum()), self.num_spec_steps, "counts steps:"
-        )
+        same(("by_length", "num_spec_steps"), sum(found), self.num_spec_steps, "counts steps:")
         drafted = sum(length * sum(row) for length, row in self.by_length.items())
         same(("by_length", "num_draft_tokens"), drafted, self.num_draft_tokens, "counts drafted:")
 
@@ -363,9 +359,9 @@ def merged(requests: Sequence[RecordedRequest], place: str) -> RecordedRequest:
     over those that have them."""
     first = requests[0]
     found = RecordedRequest(first.engine, place, first.model, first.stop)
-    found.num_spec_steps = _count([one.num_spec_steps for one in requests])
-    found.num_draft_tokens = _count([one.num_draft_tokens for one in requests])
-    found.num_accepted_draft_tokens = _count([one.num_accepted_draft_tokens for one in requests])
+    found.num_spec_steps = _sum([one.num_spec_steps for one in requests])
+    found.num_draft_tokens = _sum([one.num_draft_tokens for one in requests])
+    found.num_accepted_draft_tokens = _sum([one.num_accepted_draft_tokens for one in requests])
     for name in _SUMMED if first.timings else ():
         if (total := _sum([one.timings.get(name) for one in requests])) is not None:
             found.timings[name] = total
@@ -471,12 +467,8 @@ def _padded_sum(arrays: Sequence[np.ndarray]) -> np.ndarray:
     return total
 
 
-def _sum(values: Sequence[int | float | None]) -> int | float | None:
-    return sum(values) if values and None not in values else None  # type: ignore[arg-type]
-
-
-def _count(values: Sequence[int | None]) -> int | None:
-    return sum(values) if None not in values else None  # type: ignore[arg-type]
+def _sum(values: Sequence[int | float | None]) -> Any:
+    return sum(values) if values and None not in values else None
 
 
 def _rounding(given: float) -> float:

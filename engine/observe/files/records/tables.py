@@ -26,7 +26,6 @@ _NOT_SPEED = (
 )
 """In the name of a speed that is another one than that of decoding, or of a run without drafts."""
 _IN_ROWS = ("|", "│", "┃", "\t", "accept_rate")
-_DIGITS = re.compile(r"\d+")
 _BARS = re.compile(r"[|│┃]")
 _GAPS = re.compile(r"\s{2,}|\t")
 _COMMAS, _SEMICOLONS = re.compile(r",(?=[^\s,])"), re.compile(r";(?=\S|$)")
@@ -354,7 +353,7 @@ def row_of(columns: list[str], cells: list[str], number: int, side: str) -> Reco
     weak = ""  # may be how far a draft goes
     for name, cell in zip(columns, cells, strict=True):
         # what is a speed may be said by its unit
-        said = f"{name} {_DIGITS.sub('0', cell)}"
+        said = f"{name} {re.sub(r'[0-9]+', '0', cell)}"
         if not (kind := kind_of(name) or ("speed" if kind_of(said) == "speed" else "")):
             shown = f"run {cell}" if name == "run" else cell
             is_more = not any(words) or re.search(r"[^\W\d]", shown)

@@ -243,6 +243,12 @@ _LINES = st.sampled_from(
 ) | st.sampled_from(("", "datax: 4", " data: 5", "retry: x", "data: a: b", "id: \0", "data\0: 6"))
 
 
+def test_a_mark_before_the_first_event_is_no_part_of_it() -> None:
+    reader = EventReader("text/event-stream")
+    event = b'data: {"choices": [{"index": 0, "text": "a"}]}\n\n'
+    assert [one.text for one in reader.feed(b"\xef\xbb\xbf" + 2 * event)] == ["a", "a"]
+
+
 def test_a_line_that_ends_with_a_piece_ends_with_the_next_one() -> None:
     reader = EventReader("text/event-stream")
     assert not list(reader.feed(b'data: {"content": "a"}\n\r'))

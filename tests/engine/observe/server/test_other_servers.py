@@ -213,6 +213,44 @@ def test_without_counters_what_was_not_observed_is_empty(
     assert not server.of("/props") and not server.of("/slots")
 
 
+def test_a_server_that_has_neither_props_nor_a_list_is_asked_for_the_model_that_is_named(
+    server: ScriptedServer,
+) -> None:
+    for path in ("/v1/models", "/props"):
+        server.script(path, *2 * [error_reply(404, "Not Found")])
+    with ServerClient(server.url) as client, pytest.raises(ServerError, match="has no /props"):
+        client.facts()
+    with ServerClient(server.url, model="m") as client:
+        facts = client.facts()
+    assert (facts.engine, facts.model) == ("openai", "m")
+
+
+def test_an_error_that_comes_as_a_good_reply_is_no_llama_server(server: ScriptedServer) -> None:
+    server.script("/v1/models", json_reply({"data": [{"id": "m"}]}))
+    server.script("/props", json_reply({"error": "Unexpected endpoint or method. (GET /props)"}))
+    with ServerClient(server.url) as client:
+        assert client.facts().engine == "openai"
+
+
+def test_a_reply_in_one_piece_is_read_though_a_stream_was_asked_for(server: ScriptedServer) -> None:
+    answer = {"index": 0, "text": "ab", "finish_reason": "stop"}
+    server.script("/v1/models", *2 * [models("vllm", "m")])
+    server.script("/metrics", *4 * [error_reply(404, "Not Found")])
+    whole, error = {"choices": [answer], "usage": USAGE}, {"error": "out of memory."}
+    server.script("/v1/completions", json_reply(whole), json_reply(error))
+    assert summary(run_of(server).trace, 0)["predicted_n"] == 4
+    with pytest.raises(ServerError, match="The server reported: out of memory"):
+        run_of(server)
+
+
+def test_an_answer_without_usage_has_no_zeros(server: ScriptedServer) -> None:
+    server.script("/v1/models", models("vllm", "m"))
+    server.script("/metrics", error_reply(404, "Not Found"))
+    server.script("/v1/completions", text_stream())
+    found = summary(run_of(server).trace, 0, 0)
+    assert {found[name] for name in ("prompt_n", "predicted_n", "num_spec_steps")} == {None}
+
+
 def test_an_answer_that_stops_coming_is_ended_at_once(server: ScriptedServer) -> None:
     hold = Hold()
     server.script("/v1/models", models("vllm", "m"))
