@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate, chain
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from engine.batch import UBatch
     from engine.draft.drafter import Draft
     from engine.memory.hybrid import HybridMemory
-    from engine.memory.recurrent import SnapshotSlot
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ def _record(
     """Of the rows up to the last one asked about."""
     n = max(rows) + 1
     if record is not None:
-        return record[:n]
+        return record if len(record) == n else record[:n]
     asked = [0] * n
     for row, token in zip(rows, tokens, strict=True):
         asked[row] = token
@@ -116,6 +116,10 @@ def _record(
 
 
 _PHASES = tuple(f"{phase}_ms" for phase in PHASES)
+_N_HELD, _N_NOTED = 7, 19
+"""What is noted of a round: what the memory holds of it (`_look`), and itself; and of the rounds
+closed with it: how many they are, which of them it is, the clock, ms, alone and since the run
+began, bytes written and copied before and after, the first and last + 1 of the forward passes."""
 _ROUND = ("round", "seq_id")
 _DRAFT = (
     *(*_ROUND, "drafter", "match_pos", "num_raw", "num_draft_tokens", "reason"),
@@ -164,8 +168,8 @@ class Recorder:
         self._n_ubatches = self._first_ubatch = 0
         self._moved = (0, 0)
         self._may_wait = False
-        self._waiting: list[_Waiting] = []
         # values, row after row: tuples would keep the garbage collector busy
+        self._noted: list[Any] = []
         self._passes: list[Any] = []
         self._drafts: list[Any] = []
         self.bytes_waiting = 0
@@ -266,12 +270,14 @@ class Recorder:
         if memory and memory.recurrent:
             traffic = memory.recurrent.traffic
             self._moved = traffic.written, traffic.copied
-        seen = [_look(memory, round_.seq, n_rs_seq) for round_ in rounds]
-        for round_ in rounds:
+        moved = (*before, *self._moved) if memory else (None,) * 4
+        closed = clock, elapsed_ms, self._elapsed_ms, *moved, *passes
+        noted: list[Any] = []
+        for i, round_ in enumerate(rounds):
             if round_.logits is not None:
                 self.bytes_waiting += round_.logits.nbytes
-        moved = (*zip(before, self._moved, strict=True),) if memory else ()
-        self._waiting.append((rounds, seen, clock, elapsed_ms, self._elapsed_ms, moved, passes))
+            noted += round_, *_look(memory, round_.seq, n_rs_seq), len(rounds), i, *closed
+        self._noted += noted  # at once: an interruption may come
         if not self._may_wait:
             self._write()
 
@@ -283,42 +289,46 @@ class Recorder:
             self._files.note(self.facts, None, self._last_round)
 
     def _write(self) -> None:
-        rounds = [round_ for closed in self._waiting for round_ in closed[0]]
-        asked = [(x.logits, x.record, *x.examined) for x in rounds if x.logits is not None]
-        examined = all_target_facts(asked) if asked else ()
         tables = {"ubatches": _pass_columns(self._passes), "drafts": _sliced(_DRAFT, self._drafts)}
-        if self._waiting:
-            tables |= _round_columns(self._waiting, examined)
+        if self._noted:
+            rounds, *noted = (self._noted[i::_N_NOTED] for i in range(_N_NOTED))
+            asked = [(x.logits, x.record, *x.examined) for x in rounds if x.logits is not None]
+            examined = all_target_facts(asked) if asked else ()
+            tables |= _round_columns(rounds, noted, examined)
             drafted = filter(None, tables["tokens"].get("draft_top_id", ()))
             known = {*tables["tokens"].get("token_id", ())}.union(*drafted)
             known.update(*(top_ids.ravel().tolist() for top_ids in examined[3:4]))
             self._writer.learn(known, self._piece)
         # only now: after an interruption they are still to be worked out
-        self._waiting, self._passes, self._drafts, self.bytes_waiting = [], [], [], 0
+        self._noted, self._passes, self._drafts, self.bytes_waiting = [], [], [], 0
         for table, columns in tables.items():
             if any(map(len, columns.values())):
                 self._writer.extend(table, columns)
 
 
-_Seen = tuple[tuple[int | None, ...], "Sequence[SnapshotSlot]"]
-_Moved = Sequence[tuple[int, int]]
-_Waiting = tuple[
-    "Sequence[Round]", list[_Seen], "PhaseClock", float, float, _Moved, tuple[int, int]
-]
-"""Rounds closed together, what memory holds of each, their times in ms, alone and since the run
-began, each number of bytes moved, before and after them, and the first and last + 1 of their
-forward passes."""
-
-
-def _look(memory: HybridMemory | None, seq: int, n_rs_seq: int | None) -> _Seen:
+def _look(memory: HybridMemory | None, seq: int, n_rs_seq: int | None) -> tuple[Any, ...]:
     """What the memory holds of a sequence, the last columns of a round row; its snapshot slots."""
     if memory is None:
-        return (None, None, None, None, n_rs_seq, None), ()
+        return None, None, None, None, n_rs_seq, None, ()
     (used, duplicates, pos_max), recurrent = memory.attention.holding(seq), memory.recurrent
     held = pos_max, used, duplicates, memory.n_bytes()
     if not recurrent:
-        return (*held, None, None), ()
-    return (*held, recurrent.n_rs_seq, recurrent.seq_pos_max(seq)), recurrent.slots(seq)
+        return *held, None, None, ()
+    return *held, recurrent.n_rs_seq, recurrent.seq_pos_max(seq), recurrent.slots(seq)
+
+
+def _pass_columns(passes: Sequence[Any]) -> Columns:
+    """`ubatches` of passes as `Recorder.ubatch` keeps them."""
+    columns = _sliced(_PASS, passes)
+    names, ubatches = ("n_seqs", "n_seq_tokens", "n_padding", "reason"), columns.pop("of")
+    own = [(*x.tokens.shape, x.n_padding, x.reason) for x in ubatches]
+    columns["seq_ids"] = [_words(tuple(seq_ids)) for seq_ids in columns["seq_ids"]]
+    return columns | _sliced(names, [*chain.from_iterable(own)])
+
+
+@lru_cache(1024)
+def _words(numbers: Iterable[int]) -> str:
+    return " ".join(map(str, numbers))
 
 
 def _sliced(names: Sequence[str], rows: Sequence[Any]) -> Columns:
@@ -326,47 +336,34 @@ def _sliced(names: Sequence[str], rows: Sequence[Any]) -> Columns:
     return {name: rows[i :: len(names)] for i, name in enumerate(names)}
 
 
-def _pass_columns(passes: Sequence[Any]) -> Columns:
-    """`ubatches` of passes as `Recorder.ubatch` keeps them."""
-    columns = _sliced(_PASS, passes)
-    ubatches = columns.pop("of")
-    for name in ("n_seqs", "n_seq_tokens", "n_padding", "reason"):
-        columns[name] = [*map(attrgetter(name), ubatches)]
-    columns["seq_ids"] = [" ".join(map(str, seq_ids)) for seq_ids in columns["seq_ids"]]
-    return columns
-
-
-def _round_columns(waiting: Sequence[_Waiting], facts: Sequence[np.ndarray]) -> dict[str, Columns]:
-    """`tokens`, `memory` and `rounds`. facts: fields of TargetFacts, of all that was examined."""
-    closed, looks, clocks, elapsed_ms, t_ms, moved, passes = zip(*waiting, strict=True)
-    tokens, rounds, seen = TokenColumns(facts), [*chain(*closed)], [*chain(*looks)]
-    n = np.array([*map(len, closed)])
-    of = np.arange(len(n)).repeat(n)
-    n_of, i = n[of], np.arange(len(of)) - (n.cumsum() - n)[of]
-    phases = phases_of(clocks, [[round_.seq for round_ in each] for each in closed])
+def _round_columns(
+    rounds: Sequence[Round], noted: Sequence[Sequence[Any]], facts: Sequence[np.ndarray]
+) -> dict[str, Columns]:
+    """`tokens`, `memory` and `rounds`. noted: of each round. facts: fields of TargetFacts, of all
+    that was examined."""
+    (*held, its_slots), (n_closed, place, clocks, *closed) = noted[:_N_HELD], noted[_N_HELD:]
+    elapsed_ms, t_ms, *moved, first, stop = closed
+    tokens = TokenColumns(facts)
+    values, of_tokens = [*zip(*map(_ROUND_VALUES, rounds), strict=True)], tokens.add(rounds)
+    n_of, i = np.array(n_closed), np.array(place)
+    of = (i == 0).cumsum() - 1
+    phases = phases_of(clocks, [round_.seq for round_ in rounds], n_of)
     spent_ms = phases.sum(1)
-    rest_ms = np.maximum(0.0, elapsed_ms - np.bincount(of, spent_ms)) / n
-    names = [" ".join(map(str, range(*each))) for each in passes]
-    columns: list[Any] = [
-        *zip(*map(_ROUND_VALUES, rounds), strict=True),
-        *zip(*map(tokens.add_round, rounds), strict=True),
-        *([names[place] for place in of.tolist()], np.array(t_ms)[of], spent_ms + rest_ms[of]),
-        *phases.T,
-    ]
-    if moved[0]:
-        whole = np.diff(np.array(moved)[of])[..., 0].T
-        columns += [*(whole // n_of + (i < whole % n_of))]
+    rest_ms = np.maximum(0.0, np.array(elapsed_ms) - np.bincount(of, spent_ms)[of]) / n_of
+    passes = [_words(range(*ends)) for ends in zip(first, stop, strict=True)]
+    if moved[0][0] is None:
+        own = moved[:2]
     else:
-        columns += [[None] * len(of)] * 2
-    columns += zip(*(held for held, _ in seen), strict=True)
-    slots: list[Any] = []
-    for round_, (_, its_slots) in zip(rounds, seen, strict=True):
-        for slot in its_slots:
-            slots += (round_.number, round_.seq_id, *slot)
+        before, after = np.array(moved).reshape(2, 2, -1)
+        own = [*((after - before) // n_of + (i < (after - before) % n_of))]
+    rows = [*values, *of_tokens, passes, t_ms, spent_ms + rest_ms, *phases.T, *own, *held]
+    n_slots = [*map(len, its_slots)]
+    slots = zip(*chain.from_iterable(its_slots), strict=True)
+    of_round = (np.repeat(np.array(ids), n_slots) for ids in values[:2])
     return {
         "tokens": tokens.filled(),
-        "memory": _sliced(_SLOT, slots),
-        "rounds": dict(zip(_ROUNDS, columns, strict=True)),
+        "memory": dict(zip(_SLOT, (*of_round, *slots), strict=True)) if any(n_slots) else {},
+        "rounds": dict(zip(_ROUNDS, rows, strict=True)),
     }
 
 

@@ -7,6 +7,8 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain, groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -91,6 +93,14 @@ class Round:
     restored_bytes: int = 0
 
     @property
+    def is_plain(self) -> bool:
+        """Whether it is one token without a draft, so that most of what is recorded is the same in
+        all such rounds."""
+        if self.draft is not None or self.unverified or self.allowed or self.is_prompt:
+            return False
+        return len(self.accepted) == len(self.tokens) == self.n_own == 1 and self.n_emitted != 0
+
+    @property
     def drafted(self) -> Sequence[int]:
         """The drafted tokens that are verified."""
         return self.draft.tokens if self.draft else ()
@@ -143,6 +153,8 @@ class Round:
     def examined(self) -> tuple[Sequence[int], Sequence[int]]:
         """Each judged draft token and then each token of the target's own; their logits' rows."""
         n_all, drafted = len(self.accepted), self.drafted
+        if self.draft is None:
+            return self.accepted, range(n_all)
         n_accepted = n_all - self.n_own
         n = min(len(drafted), n_accepted + 1)
         rows = [*range(n), *range(n_accepted, n_all)]
@@ -199,15 +211,13 @@ class PhaseClock:
             self._own[seq][_PLACES[target]] += ms / len(seqs)
 
 
-def phases_of(clocks: Sequence[PhaseClock], seqs: Sequence[Sequence[int]]) -> np.ndarray:
-    """Milliseconds of PHASES in rounds, float64 [all seqs, n_phases]: of each sequence alone, plus
-    its part of the time that all of its round spent together. seqs: those of each clock's round."""
-    n, nothing = np.array([*map(len, seqs)]), _no_time()
+def phases_of(clocks: Sequence[PhaseClock], seqs: Sequence[int], n: np.ndarray) -> np.ndarray:
+    """Milliseconds of PHASES, float64 [n_seqs, n_phases]: of each sequence alone, by the clock of
+    its round, plus its part of the time that the n of that round spent together."""
+    nothing = _no_time()
     common = np.array([clock._common for clock in clocks]) / n[:, None]
-    own = [
-        clock._own.get(seq, nothing) for clock, its in zip(clocks, seqs, strict=True) for seq in its
-    ]
-    return common.repeat(n, 0) + own
+    own = [clock._own.get(seq, nothing) for clock, seq in zip(clocks, seqs, strict=True)]
+    return common + own
 
 
 _OF_DRAFT = {
@@ -217,6 +227,9 @@ _OF_DRAFT = {
     "draft_conf": "sure",
 }
 """Columns of drafted tokens that are fields of a Draft."""
+_PLAIN = "", None, 0, 0, 1, "target", 1
+"""drafter to verify_width of a plain round's row of `rounds`."""
+_OF_PLAIN = attrgetter("number", "seq_id", "pos0", "accepted")
 _FACTS = "target_p", "target_rank", "target_entropy", "target_top_id", "target_top_p"
 """Columns of the fields of TargetFacts."""
 
@@ -229,7 +242,29 @@ class TokenColumns(defaultdict[str, list[Any]]):
         super().__init__(list)
         self._facts, self._n_examined = facts, 0
 
-    def add_round(self, round_: Round) -> tuple[Any, ...]:
+    def add(self, rounds: Sequence[Round]) -> list[list[Any]]:
+        """Add the tokens of rounds. Returns the columns drafter to verify_width of `rounds`."""
+        rows: list[Any] = []
+        for is_plain, some in groupby(rounds, attrgetter("is_plain")):
+            if is_plain:
+                rows += self._add_plain([*some])
+            else:
+                for round_ in some:
+                    rows += self._add_round(round_)
+        return [rows[i :: len(_PLAIN)] for i in range(len(_PLAIN))]
+
+    def _add_plain(self, rounds: Sequence[Round]) -> Sequence[Any]:
+        """Add the tokens of plain rounds; their rows, one after the other."""
+        n, first = len(rounds), self._n_examined
+        self._n_examined += n
+        ps = [round_.rule_p[0] if round_.rule_p else None for round_ in rounds]
+        others = {"fact": range(first, first + n), "rule_p": () if ps.count(None) == n else ps}
+        numbers, seq_ids, pos0, accepted = zip(*map(_OF_PLAIN, rounds), strict=True)
+        chosen, positions = [*chain.from_iterable(accepted)], [pos + 1 for pos in pos0]
+        self._add(numbers, seq_ids, positions, ["target"] * n, chosen, others)
+        return _PLAIN * n
+
+    def _add_round(self, round_: Round) -> tuple[Any, ...]:
         """Add the tokens of a round in the order in which they are written: drafted, decoded again
         and the target's own. Returns drafter to verify_width of its row of `rounds`."""
         draft, emitted, kinds, n_own = round_.draft, round_.emitted, round_.own_kinds, round_.n_own
@@ -251,22 +286,22 @@ class TokenColumns(defaultdict[str, list[Any]]):
             if tree := round_.tree:
                 others["draft_node"] = round_.path
                 others["draft_parent"] = [tree.parents[node] for node in round_.path]
-            self._add(round_, 0, of_drafted, draft.tokens, _of_draft(draft) | others)
+            self._add_at(round_, 0, of_drafted, draft.tokens, _of_draft(draft) | others)
         if rest := round_.unverified:
             n, others = len(round_.drafted), _of_draft(rest, len(round_.drafted))
-            self._add(round_, n, ["ignored"] * len(rest.tokens), rest.tokens, others)
+            self._add_at(round_, n, ["ignored"] * len(rest.tokens), rest.tokens, others)
         if tree := round_.tree:
             depths, names = tree.depths, _OF_DRAFT.items()
             for i in sorted({*range(len(depths))} - {*round_.path}):
                 others = {name: getattr(tree, values)[i : i + 1] for name, values in names}
                 others |= {"draft_node": [i], "draft_parent": [tree.parents[i]]}
-                self._add(round_, depths[i], ["side"], [tree.tokens[i]], others)
+                self._add_at(round_, depths[i], ["side"], [tree.tokens[i]], others)
         if round_.n_replays:
             again = {"draft_index": range(n_kept)}
-            self._add(round_, 0, ["replayed"] * n_kept, emitted[:n_kept], again)
+            self._add_at(round_, 0, ["replayed"] * n_kept, emitted[:n_kept], again)
         rows = range(n_accepted + first, n_accepted + n_emitted - n_kept)
         others = self._examined(round_, n_judged + first, rows)
-        self._add(round_, n_kept + first, kinds[first:], emitted[n_kept + first :], others)
+        self._add_at(round_, n_kept + first, kinds[first:], emitted[n_kept + first :], others)
         self._n_examined += n_judged + n_own
         # it stops with the last of the target's own tokens or at an end before it, a part of a
         # prompt that nothing is chosen after with neither
@@ -287,7 +322,7 @@ class TokenColumns(defaultdict[str, list[Any]]):
         facts = zip(_FACTS, self._facts, strict=False)
         return {**self, **{name: _with_blank(values)[places] for name, values in facts}}
 
-    def _add(
+    def _add_at(
         self,
         round_: Round,
         place: int,
@@ -297,11 +332,24 @@ class TokenColumns(defaultdict[str, list[Any]]):
     ) -> None:
         """Add tokens at places in turn from the one of the first accepted token on. others: columns
         as far as there are values."""
-        n_before, n, pos = len(self["pos"]), len(tokens), round_.pos_next + place
-        self["round"] += [round_.number] * n
-        self["seq_id"] += [round_.seq_id] * n
-        self["pos"] += range(pos, pos + n)
-        self["kind"] += kinds[:n]
+        n, pos = len(tokens), round_.pos_next + place
+        same = [round_.number] * n, [round_.seq_id] * n
+        self._add(*same, range(pos, pos + n), kinds[:n], tokens, others)
+
+    def _add(
+        self,
+        numbers: Sequence[int],
+        seq_ids: Sequence[int],
+        positions: Sequence[int],
+        kinds: Sequence[str],
+        tokens: Sequence[int],
+        others: Mapping[str, Sequence[Any]],
+    ) -> None:
+        n_before = len(self["pos"])
+        self["round"] += numbers
+        self["seq_id"] += seq_ids
+        self["pos"] += positions
+        self["kind"] += kinds
         self["token_id"] += tokens
         for name, values in others.items():
             if values:

@@ -467,4 +467,5 @@ class Scheduler:
             self._chain.accept(round_.seq, round_.n_accepted)
         assert round_.of_tokens is not None  # it is verified
         self._observe(round_, round_.decoded, round_.of_tokens)
+        round_.of_tokens = None  # the round may wait for its rows to be written
         clock.stop("draft", [round_.seq])
