@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Check all kernels of the target; the exit status is the verdict."""
-    from engine.conform import report, runner
+    from engine.conform import adapters, report, runner
     from engine.conform.repeat_script import write_script
     from engine.report.page import html_page
     from engine.report.text import markdown
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     device = _device(args.device)
     title = f"{args.target} {version}".strip()
     if name:
-        tried = runner.versions(name)
+        tried = adapters.engine(name).versions
         if tried and version not in tried:
             if version and not args.force:
                 raise OptionError(

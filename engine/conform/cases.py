@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Literal
 
 import torch
@@ -96,9 +96,7 @@ class Rows:
     @property
     def starts(self) -> torch.Tensor:
         """First row of each sequence and the number of rows: int32 [sequences + 1]."""
-        total = [0]
-        for length in self.lengths:
-            total.append(total[-1] + length)
+        total = [0, *accumulate(self.lengths)]
         device = next(iter(self.tensors.values())).device
         return torch.tensor(total, dtype=torch.int32, device=device)
 
@@ -129,7 +127,7 @@ class Rows:
         """The rows of the index-th sequence alone."""
         return self._part(self.slices()[index], [self.sequences[index]])
 
-    def at(self, tokens: torch.Tensor, starts: torch.Tensor) -> Rows:
+    def at(self, tokens: torch.Tensor | slice, starts: torch.Tensor) -> Rows:
         """These rows, as those of sequences that start there; starts: [sequences + 1]."""
         tensors = {k: t if k in WEIGHTS else t[tokens] for k, t in self.tensors.items()}
         return Rows(range(len(starts) - 1), starts.diff().tolist(), tensors)
@@ -155,13 +153,14 @@ class Source:
     """Draws weights, first states and rows of one shape from a seed, on the CPU; rows are float32
     of what `rows_dtype` can hold.
 
-    long: gates let a state last for a hundred rows; large: some gates are far from 0, and some q
-    and k are zeros; replaced: inputs and weights that have one value each; copies: all sequences
-    have the same states and rows, but for q (Mamba-2: C)."""
+    long: gates let a state last for a hundred rows; large: some gates are far from 0, of a delta
+    rule so that a decay is e^-large or 1, and some q and k are zeros; replaced: inputs and weights
+    that have one value each; copies: all sequences have the same states and rows, but for q
+    (Mamba-2: C)."""
 
     def __init__(
         self, shape: Shape, seed: int, device: str = "cpu", rows_dtype: str = "float32",
-        *, long: bool = False, large: bool = False, replaced: dict[str, float] | None = None,
+        *, long: bool = False, large: float = 0.0, replaced: dict[str, float] | None = None,
         copies: bool = False,
     ) -> None:  # fmt: skip
         self.shape = shape
@@ -169,12 +168,15 @@ class Source:
         self.rows_dtype = getattr(torch, rows_dtype)
         self.random = torch.Generator().manual_seed(seed)
         self.replaced, self.large, self.copies = replaced or {}, large, copies
-        self.sizes = {"a": 20 * _LARGE} if long else {}  # where rates are small, to lose all
         self.weights = self._filled(self._weights())
         if long and "A_log" in self.weights:
             self.weights["A_log"] -= 3.0
         elif long and "A" in self.weights:
             self.weights["A"] /= 20
+        self.sizes: dict[str, torch.Tensor] = {}
+        if "A_log" in self.weights:
+            rate = torch.exp(self.weights["A_log"])
+            self.sizes["a"] = large / rate.view(-1, *[1] * (self.weights["dt_bias"].dim() - 1))
         self._first: torch.Tensor | None = None
 
     def _filled(self, drawn: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

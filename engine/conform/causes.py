@@ -110,8 +110,7 @@ class Situation:
         yield from self._others()
         yield from layouts(self.shape, commits[-1])
         yield "state-lost", "empty state", torch.zeros_like(commits[-1])
-        if self.shape.recurrence == "conv":
-            yield from self._windows()
+        yield from self._windows() if self.shape.recurrence == "conv" else ()
 
     def _columns(self, age: int) -> Iterator[Way]:
         """States after the rows of the last pass (age 0), of the one before it (1), and so on."""
@@ -341,8 +340,9 @@ class Situation:
             return found
         if self.shape.recurrence == "conv" and not self.parents:
             known = [*self.start.unbind(-1), *(row["x"] for row in self.tokens)]
-            if words := fits.tapped(known, self.tokens, seen, bound):
-                return "other-row", words
+            for solved in (fits.tapped, fits.summed):
+                if found := solved(known, self.tokens, seen, bound):
+                    return found
         if words := fits.exchanged(seen, wanted, bound):
             return "other-row", f"row {words}"
         of_heads = [x.transpose(0, 1) for x in (seen, wanted)] if seen.dim() > 2 else []

@@ -71,7 +71,7 @@ def _factors(
 
     ways: list[tuple[str, str, Factor]] = [
         ("gate-order", "{} without its decay", lambda i, j: 1.0),
-        ("gate-order", "nothing of {}", lambda i, j: float(j == i)),
+        ("wrong-term", "nothing of {}", lambda i, j: float(j == i)),
         ("gate-order", "{} without the last row's decay", lambda i, j: over(j + 1, i)),
         ("gate-order", "{} with the last row's alone", lambda i, j: over(max(i, j + 1), i + 1)),
         ("gate-order", "{} with decays to the row before", lambda i, j: (up[i] - up[j + 1]).exp()),
@@ -106,7 +106,7 @@ def _factors(
         for cause, words, factor in ways
     ]
     own: Side = lambda i, j: j == i  # noqa: E731
-    found.append(("gate-order", "nothing of what their own row wrote", own, lambda i, j: 0.0))
+    found.append(("wrong-term", "nothing of what their own row wrote", own, lambda i, j: 0.0))
     return right, found
 
 

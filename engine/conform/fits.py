@@ -101,9 +101,9 @@ def exchanged(seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> str:
 
 def tapped(
     known: Sequence[torch.Tensor], rows: Sequence[Row], seen: torch.Tensor, bound: float
-) -> str:
-    """Which inputs the taps of a convolution take in each row, the fewest that are not their own;
-    empty where there are none for some row. known: all inputs, the window's first."""
+) -> tuple[str, str] | None:
+    """Cause and sentence of the inputs that the taps of a convolution take in each row, the fewest
+    that are not their own; none where some row has none. known: all inputs, the window's first."""
     words, limit = [], 4 * bound * max(1.0, float(seen.abs().max()))
     inputs = torch.stack([*known, torch.zeros_like(known[0])])
     for i, (row, output) in enumerate(zip(rows, seen, strict=True)):
@@ -112,13 +112,45 @@ def tapped(
         y = row["bias"] + sum(inputs[at[:, t]] * weight[:, t] for t in range(taps))
         fit = (torch.nn.functional.silu(y) - output).abs().amax(1) <= limit
         if not fit.any():
-            return ""
+            return None
         moved = (at != torch.arange(i, i + taps)).sum(1)
         for t, j in enumerate(at[torch.where(fit, moved, taps + 1).argmin()].tolist()):
             if j != i + t:
                 of = f"input {j - len(known) + len(rows)}" if j < len(known) else "nothing"
                 words.append(f"tap {t} of row {i} takes {of}")
-    return f"{'; '.join(words)} (0: the first row's)"
+    return "other-row", f"{'; '.join(words)} (0: the first row's)"
+
+
+def summed(
+    known: Sequence[torch.Tensor], rows: Sequence[Row], seen: torch.Tensor, bound: float
+) -> tuple[str, str] | None:
+    """Cause and sentence where each row of a convolution sums its taps, its bias and the sums of
+    earlier rows in other shares, solved for where the activation can be undone; known: as above."""
+    sums, said = list[torch.Tensor](), dict[str, torch.Tensor]()
+    for i, (row, output) in enumerate(zip(rows, seen, strict=True)):
+        taps = row["weight"].shape[-1]
+        parts = [row["weight"][:, t] * known[i + t] for t in range(taps)] + [row["bias"], *sums]
+        names = [*(f"tap {t}" for t in range(taps)), "the bias"]
+        wanted = [1.0] * len(names) + [0.0] * i
+        names += [f"the sum of row r - {i - j}" for j in range(i)]
+        basis, above = torch.stack(parts, -1), output > 0.05  # below 0 two sums have one output
+        total = output[above]
+        for _ in range(60):
+            total = output[above] * (1 + torch.exp(-total))
+        if int(above.sum()) < len(parts) + 2:
+            return None
+        share = torch.linalg.lstsq(basis[above], total[:, None], driver="gelsd").solution
+        sums.append((basis @ share)[:, 0])
+        made = torch.nn.functional.silu(sums[-1])
+        if not (made - output).abs().max() <= 4 * bound * max(1.0, float(output.abs().max())):
+            return None
+        for name, one, right in zip(names, share[:, 0].tolist(), wanted, strict=True):
+            if abs(one - right) > 1e-3:
+                words = f"{name} is taken {round(one, 3) + 0.0:g} times"
+                said.setdefault(words, torch.zeros(len(rows)) > 0)[i] = True
+    each = [", ".join(filter(None, (words, axes(["in rows"], at)))) for words, at in said.items()]
+    cause = "other-row" if any("the sum" in words for words in said) else "wrong-term"
+    return (cause, "; ".join(each)) if said else None
 
 
 def advanced(shape: Shape, seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> str:

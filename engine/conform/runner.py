@@ -39,7 +39,7 @@ from engine.conform.fits import joined
 from engine.conform.packages import Package
 from engine.conform.passes import shapes, with_extras
 from engine.conform.replays import placed, smallest
-from engine.conform.subject import Kernel
+from engine.conform.subject import AsTensors, Kernel
 from engine.errors import KernelPackageError
 
 COST = "cost"
@@ -127,13 +127,13 @@ def own_kernel(target: str) -> Kernel:
         for field in Kernel.__dataclass_fields__
         if field not in ("name", "recurrences", "make") and hasattr(make, field)
     }
-    recurrences = tuple(getattr(make, "recurrences", ("gdn",)))
+    recurrences = (r,) if isinstance(r := getattr(make, "recurrences", "gdn"), str) else tuple(r)
     unknown = [r for r in recurrences if r not in _RECURRENCES]
     if unknown:
         raise KernelPackageError(
             f"{target}: unknown recurrence {unknown[0]!r}.", f"Known: {', '.join(_RECURRENCES)}."
         )
-    return Kernel(name, recurrences, lambda shape, memory, package: make(shape, memory), **fields)
+    return Kernel(name, recurrences, lambda s, memory, _: AsTensors(make(s, memory)), **fields)
 
 
 def _imported(place: str) -> ModuleType:
@@ -154,11 +154,6 @@ def _imported(place: str) -> ModuleType:
 def kernels(name: str, target: str) -> Sequence[Kernel]:
     """The kernels of a target that `open_target` has opened."""
     return adapters.engine(name).kernels if name else (own_kernel(target),)
-
-
-def versions(name: str) -> tuple[str, ...]:
-    """The versions of a known package that have been tried; none: all are."""
-    return adapters.engine(name).versions
 
 
 def run(
@@ -472,12 +467,14 @@ def _checked(
         if fault.cause in OF_ROWS and not (kernel.ring or kernel.chunk):
             other = replace(other, n_tokens=max(_ROWS, other.n_tokens))
         # where gates, q or k are large or zeros, mistakes that are unlike give the same
-        large = name != "subsets"
+        large = name not in ("subsets", "prompts")
+        more = faults
         if other != fault.shape or not large:
             more = check(kernel, package, other, name, seed, device, min(rounds, 20), large=large)
             fault = next((f for f in more if f.cause not in (*VAGUE, "crash")), fault)
         fault = replace(small, cause=fault.cause, detail=fault.detail)
-        fault = placed(Player(kernel, package, fault.shape, seed, device), fault)
+        # with none, it needs the large inputs that a check has where no states are given
+        fault = placed(Player(kernel, package, fault.shape, seed, device, late=not more), fault)
         for extra in needed:
             sure = fault.cause in VAGUE or extra in WORDS_OF_EXTRAS
             cause = OF_EXTRAS[extra] if sure else fault.cause

@@ -143,6 +143,8 @@ def shares(
             one = one.view(len(one), -1)
             if one.shape[1] == 1 and alike(one[:, 0], powers, columns):
                 return of_cause or cause, f"{what} is taken {words}"
+        even = len(factor) > 1 and float(factor.max() - factor.min()) < 1e-3  # lengths are not
+        cause = "wrong-scale" if even and cause == "wrong-norm" else cause
         at = int((factor - 1).abs().argmax())
         place = f"head {at // shape.d_k}, channel {at % shape.d_k}" if channels else f"head {at}"
         return cause, f"{what} of {place} is {float(factor[at]):.4g} times what it should be"

@@ -6,13 +6,15 @@ import math
 import mmap
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from engine.conform.cases import Recurrence, Rows, Shape
-from engine.conform.packages import Package
+from engine.conform.packages import Package, interpreted
 
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 # NaN that any calculation changes to another (its quiet bit is 0), so that one which is read and
@@ -105,6 +107,31 @@ def _mapped(n_bytes: int) -> mmap.mmap | None:
         return None
 
 
+class _Zeros(TorchFunctionMode):
+    """Tensors that kernels' wrappers leave empty hold zeros."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        made = func(*args, **(kwargs or {}))
+        return made.zero_() if func in _EMPTY else made
+
+
+_EMPTY = (torch.empty, torch.empty_like, torch.Tensor.new_empty, torch.empty_strided)
+
+
+@contextmanager
+def blank() -> Iterator[None]:
+    """All memory that was never written reads as zeros."""
+    with ExitStack() as stack:
+        if interpreted():
+            from engine.conform import interpreter_with_triton
+
+            stack.enter_context(interpreter_with_triton.blank())
+        stack.enter_context(_Zeros())
+        yield
+
+
 class Subject(Protocol):
     """What an adapter offers: states of `shape.n_sequences` sequences, and the calls of a round."""
 
@@ -122,6 +149,19 @@ class Subject(Protocol):
 
     def state(self, sequence: int) -> torch.Tensor | None:
         """The state after the accepted rows in the reference's layout; None: not readable."""
+
+
+class AsTensors:
+    """A Subject that may give arrays for tensors."""
+
+    def __init__(self, subject: Any) -> None:
+        self._subject = subject
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._subject, name)
+        if name not in ("verify", "decode", "state"):
+            return found
+        return lambda given: torch.as_tensor(x) if hasattr(x := found(given), "dtype") else x
 
 
 class Layers:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from engine.conform.adapters import Engine
+from engine.conform.adapters.vllm import Paged
 from engine.conform.cases import Rows, Shape
 from engine.conform.packages import Package
 from engine.conform.subject import Kernel, Memory, Prompts
@@ -22,17 +23,13 @@ def _turned(shape: Shape, states: torch.Tensor) -> torch.Tensor:
     return states.mT if _V_FIRST in shape.extras else states
 
 
-def _stored(shape: Shape) -> tuple[int, ...]:
-    heads, d_k, d_v = shape.state
-    return (heads, d_v, d_k) if _V_FIRST in shape.extras else (heads, d_k, d_v)
-
-
 class LastState:
     """fused_recurrent_gated_delta_rule: a rollback runs the accepted rows again."""
 
     def __init__(self, shape: Shape, memory: Memory, package: Package) -> None:
         self.shape, self.memory, self.package = shape, memory, package
-        self.states = memory.empty(shape.n_sequences, *_stored(shape))
+        size = _turned(shape, torch.empty(shape.state, device="meta")).shape
+        self.states = memory.empty(shape.n_sequences, *size)
         self.last: dict[int, Rows] = {}
 
     def load(self, sequence: int, state: torch.Tensor) -> None:
@@ -73,60 +70,35 @@ class LastState:
         return _turned(self.shape, self.states[sequence])
 
 
-class _ChannelGates:
+class _ChannelGates(Paged):
     """fused_recurrent_kda_fwd with a pool, a table of blocks and accepted counts; a step without
     drafts has states of its own, which are given back."""
 
-    def __init__(self, shape: Shape, memory: Memory, package: Package) -> None:
-        self.shape, self.memory, self.package = shape, memory, package
-        n, t = shape.n_sequences, shape.n_tokens
-        self.pool = memory.pool(1, 1 + n * t, *_stored(shape), dtype=shape.dtype)[0]
-        self.table = memory.whole(range(1, 1 + n * t)).view(n, t)
-        self.accepted = memory.whole([1] * n)
+    def stored(self, states: torch.Tensor) -> torch.Tensor:
+        return _turned(self.shape, states)
 
-    def load(self, sequence: int, state: torch.Tensor) -> None:
-        self.pool[self.table[sequence, 0]] = _turned(self.shape, state).to(self.pool)
-        self.accepted[sequence] = 1
-
-    def run(self, rows: Rows, states: torch.Tensor, **paged: Any) -> tuple[torch.Tensor, ...]:
+    def run(self, rows: Rows, table: torch.Tensor, accepted: torch.Tensor | None) -> torch.Tensor:
         module = self.package.module("fla.ops.kda.fused_recurrent")
+        paged = {"ssm_state_indices": table, "num_accepted_tokens": accepted}
+        own = table.flatten() if accepted is None else None
         o, states = module.fused_recurrent_kda_fwd(
             *(t.unsqueeze(0) for t in (rows.q, rows.k, rows.v, rows.a, rows.b)),
             *(rows.A_log, rows.dt_bias),
             scale=self.shape.d_k**-0.5,
-            initial_state=states,
+            initial_state=self.pool if own is None else self.pool[own],
             output_final_state=True,
-            inplace_final_state=bool(paged),
+            inplace_final_state=own is None,
             state_v_first=_V_FIRST in self.shape.extras,
             cu_seqlens=rows.starts.long(),
             use_gate_in_kernel=True,
             lower_bound=rows.bound,
-            **paged,
+            **(paged if own is None else {}),
             **_RAW,
         )
-        return o[0], states
-
-    def verify(self, rows: Rows) -> torch.Tensor:
-        paged = {
-            "ssm_state_indices": self.table[rows.sequences],
-            "num_accepted_tokens": self.accepted[rows.sequences],
-        }
-        return self.run(rows, self.pool, **paged)[0]
-
-    def accept(self, sequences: Sequence[int], counts: Sequence[int]) -> None:
-        for sequence, count in zip(sequences, counts, strict=True):
-            self.accepted[sequence] = count
-
-    def decode(self, rows: Rows) -> torch.Tensor:
-        at = self.accepted[rows.sequences].long() - 1
-        blocks = self.table[rows.sequences, at]
-        o, states = self.run(rows, self.pool[blocks])
-        self.pool[blocks] = states.to(self.pool)
-        return o
-
-    def state(self, sequence: int) -> torch.Tensor:
-        block = self.table[sequence, int(self.accepted[sequence]) - 1]
-        return _turned(self.shape, self.pool[block]).float()
+        if own is not None:
+            self.pool[own] = states.to(self.pool)
+        output: torch.Tensor = o[0]
+        return output
 
 
 class _Chunked(Prompts):

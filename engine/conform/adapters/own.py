@@ -53,30 +53,31 @@ def _by_length(rows: Rows) -> list[tuple[list[int], list[int], list[Rows]]]:
 
 
 class _Slots:
-    """A plane for each row of a pass and sequence; the newest accepted one is read next."""
+    """A plane for each row of a pass and sequence, which may hold the state `turned`; the newest
+    accepted one is read next."""
+
+    turned = False
 
     def __init__(self, shape: Shape, memory: Memory, package: Package, backend: str = "") -> None:
         self.shape, self.memory, self.backend = shape, memory, backend
         n, t = shape.n_sequences, shape.n_tokens
+        plane = self._stored(torch.empty(shape.state, device="meta")).shape
         if n % 2 or memory.far:
-            self.pool = memory.pool(1, n * t, *self._plane(), dtype=shape.dtype)[0]
+            self.pool = memory.pool(1, n * t, *plane, dtype=shape.dtype)[0]
         else:  # one layer of planes that hold three
-            layers = memory.empty(n * t, 3, *self._plane(), dtype=shape.dtype)
+            layers = memory.empty(n * t, 3, *plane, dtype=shape.dtype)
             self.pool = layers[:, 1]
             memory.keep("padding-written", "other layers", layers[:, ::2])
         mixed = torch.randperm(n * t, generator=torch.Generator().manual_seed(n * t))
         self.planes = mixed.view(n, t).to(memory.device)
         self.live = [0] * n
 
-    def _plane(self) -> tuple[int, ...]:
-        return self.shape.state
-
     def load(self, sequence: int, state: torch.Tensor) -> None:
         self.pool[self.planes[sequence, 0]] = self._stored(state).to(self.pool)
         self.live[sequence] = 0
 
     def _stored(self, state: torch.Tensor) -> torch.Tensor:
-        return state
+        return state.mT if self.turned else state
 
     def verify(self, rows: Rows) -> torch.Tensor:
         outputs: dict[int, torch.Tensor] = {}
@@ -117,12 +118,7 @@ def _ssd_rows(parts: Sequence[Rows]) -> tuple[torch.Tensor, ...]:
 class _SsdSlots(_Slots):
     """Mamba-2 over planes, which are stored as [heads, d_v, d_k]."""
 
-    def _plane(self) -> tuple[int, ...]:
-        heads, d_k, d_v = self.shape.state
-        return heads, d_v, d_k
-
-    def _stored(self, state: torch.Tensor) -> torch.Tensor:
-        return state.transpose(-1, -2)
+    turned = True
 
     def _run(self, parts: Sequence[Rows], read: torch.Tensor, write: torch.Tensor) -> torch.Tensor:
         run = _operation("ssd", "ssd_slots", self.backend)
@@ -132,10 +128,6 @@ class _SsdSlots(_Slots):
 class _ScanSlots(_Slots):
     """The selective scan over planes of [groups, d_k, channels of a group]: Mamba-2 is a scan for
     each group, in which all channels of a head decay alike."""
-
-    def _plane(self) -> tuple[int, ...]:
-        s = self.shape
-        return s.n_groups, s.d_k, s.n_heads // s.n_groups * s.d_v
 
     def _stored(self, state: torch.Tensor) -> torch.Tensor:
         """The plane of a state [heads, d_k, d_v], and the state of a plane."""
@@ -164,11 +156,7 @@ class _ScanSlots(_Slots):
 class _ConvSlots(_Slots):
     """Convolution over planes of windows, which are stored as [taps - 1, channels]."""
 
-    def _plane(self) -> tuple[int, ...]:
-        return self.shape.d_k - 1, self.shape.n_heads
-
-    def _stored(self, state: torch.Tensor) -> torch.Tensor:
-        return state.transpose(-1, -2)
+    turned = True
 
     def _run(self, parts: Sequence[Rows], read: torch.Tensor, write: torch.Tensor) -> torch.Tensor:
         run = _operation("conv", "causal_conv_slots", self.backend)

@@ -19,34 +19,25 @@ from engine.conform.adapters.sglang_snapshots import (
     Delta,
     DeltaUpdate,
     Mamba2,
-    on_device,
+    Snapshots,
+    requests,
 )
-from engine.conform.cases import Rows, Shape
-from engine.conform.packages import Package
-from engine.conform.subject import Kernel, Layers, Memory, Prompts
+from engine.conform.cases import Rows
+from engine.conform.subject import Kernel, Prompts
 
 
-class _Conv:
+class _Conv(Snapshots):
     """causal_conv1d_update with a buffer of windows; sequences of one length."""
 
-    def __init__(self, shape: Shape, memory: Memory, package: Package) -> None:
-        self.shape, self.memory, self.package = shape, memory, package
-        slots, size = 1 + shape.n_sequences, (shape.n_heads, shape.d_k - 1)
-        self.layers = Layers(shape, memory)
-        layers = self.layers.n, slots
-        self.of_layers = memory.pool(*layers, *size, dtype=shape.dtype)
-        self.buffers = memory.empty(*layers, shape.n_tokens, *size, dtype=shape.dtype)
-        self.windows, self.buffer = self.of_layers[-1], self.buffers[-1]
-        for words, kept in (("window 0", self.windows), ("window 0 of the drafts", self.buffer)):
-            memory.keep("null-slot-written", words, kept[:1])
+    scatter = "fused_conv_window_scatter_with_mask"
 
-    def load(self, sequence: int, state: torch.Tensor) -> None:
-        self.windows[1 + sequence] = state.to(self.windows)
+    def stored(self, state: torch.Tensor) -> torch.Tensor:
+        return state
 
     def run(self, rows: Rows, keep: bool) -> torch.Tensor:
         module = self.package.module(f"{OPS}.mamba.causal_conv1d_triton")
         n, t = len(rows.sequences), rows.lengths[0]
-        slots = self.memory.whole([1 + s if s >= 0 else -1 for s in rows.sequences])
+        places = requests(self.memory, rows.sequences, self.shape)
         tree = _linked(rows.parents) if rows.parents else None
         parents = self.memory.empty(n, t, dtype=torch.int32)
         if tree:
@@ -54,37 +45,18 @@ class _Conv:
             self.memory.keep("wrong-parent", "the list of parents", parents[:, 1:], wanted)
         out: torch.Tensor = module.causal_conv1d_update(
             rows.x.view(n, t, -1).transpose(1, 2).contiguous(),
-            self.windows,
+            self.pool,
             rows.weight,
             rows.bias,
             "silu",
-            conv_state_indices=slots,
+            conv_state_indices=self.slots(rows.sequences),
             intermediate_conv_window=self.buffer if keep else None,
-            intermediate_state_indices=slots if keep else None,
+            intermediate_state_indices=places if keep else None,
             retrieve_next_token=self.memory.whole(tree[0]) if tree else None,
             retrieve_next_sibling=self.memory.whole(tree[1]) if tree else None,
             retrieve_parent_token=parents if tree else None,
         )
         return out.transpose(1, 2).reshape(n * t, -1)
-
-    def verify(self, rows: Rows) -> torch.Tensor:
-        return self.run(rows, keep=True)
-
-    def decode(self, rows: Rows) -> torch.Tensor:
-        return self.run(rows, keep=False)
-
-    def accept(self, sequences: Sequence[int], counts: Sequence[int]) -> None:
-        slots = self.memory.whole([1 + s for s in sequences])
-        self.layers.fill(self.of_layers, 2)
-        self.layers.fill(self.buffers, 3)
-        self.package.module(SCATTER).fused_conv_window_scatter_with_mask(
-            *map(on_device, (self.of_layers, self.buffers)),
-            *(slots, self.memory.whole(counts) - 1, slots),
-        )
-        self.layers.check(self.of_layers, 2)
-
-    def state(self, sequence: int) -> torch.Tensor:
-        return self.windows[1 + sequence].float()
 
 
 def _linked(parents: Sequence[Sequence[int]]) -> tuple[list[list[int]], list[list[int]]]:

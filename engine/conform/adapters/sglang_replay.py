@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from engine.conform.adapters.sglang_snapshots import LINEAR, Delta, Tracks
+from engine.conform.adapters.sglang_snapshots import LINEAR, Delta, Tracks, requests
 from engine.conform.cases import Rows, Shape
 from engine.conform.packages import Package
 from engine.conform.subject import Layers, Memory, RowByRow, as_a_pass
@@ -41,17 +41,18 @@ class Replay:
     def load(self, sequence: int, state: torch.Tensor) -> None:
         self.checkpoints[-1, 1 + sequence] = state.transpose(-1, -2)
         for cursor in (self.write, self.base, self.flush):
-            cursor[1 + sequence] = 0
+            cursor[requests(self.memory, [sequence], self.shape)] = 0
 
     def verify(self, rows: Rows) -> torch.Tensor:
         module = self.package.module(f"{LINEAR}.gdn_replayssm_spec_decode")
         out = torch.zeros_like(rows.v)
         slots = self.memory.whole([1 + s for s in rows.sequences])
+        places = requests(self.memory, rows.sequences, self.shape)
         module.gdn_replayssm_spec_decode(
             *(*rows.beside("q", "k", "v"), *rows.beside("a", "b"), rows.A_log, rows.dt_bias),
             *(self.checkpoints[-1], *(layers[-1] for layers in self.logs.values())),
             *((self.raw_v, self.raw_k, self.beta) if self.raw else (None,) * 3),
-            *(out, rows.starts, slots, slots, self.write, self.base, self.flush),
+            *(out, rows.starts, slots, places, self.write, self.base, self.flush),
             *(self.ROWS, self.shape.n_tokens),
             block_v=16,
             block_v_flush=16,
@@ -64,7 +65,7 @@ class Replay:
         module = self.package.module(f"{LINEAR}.gdn_replayssm_spec_decode")
         module.commit_gdn_replayssm_spec(
             *(self.write, self.base, self.flush, self.memory.whole(counts)),
-            *(self.memory.whole([1 + s for s in sequences]), self.ROWS, self.shape.n_tokens),
+            *(requests(self.memory, sequences, self.shape), self.ROWS, self.shape.n_tokens),
         )
 
     decode = as_a_pass
@@ -81,7 +82,6 @@ class CompactReplay(Replay):
     def accept(self, sequences: Sequence[int], counts: Sequence[int]) -> None:
         super().accept(sequences, counts)
         module = self.package.module(f"{LINEAR}.gdn_replayssm_spec_decode")
-        slots = self.memory.whole([1 + s for s in sequences])
         for layers in (self.checkpoints, *self.logs.values()):
             self.layers.fill(layers, 2)
         places, steps = self.tracks.of(sequences, counts, self.checkpoints[-1])
@@ -90,8 +90,8 @@ class CompactReplay(Replay):
             **{f"{name}_cache": layers for name, layers in self.logs.items()},
             d_residual_cache=None,
             k_residual_cache=None,
-            state_batch_indices=slots,
-            replay_indices=slots,
+            state_batch_indices=self.memory.whole([1 + s for s in sequences]),
+            replay_indices=requests(self.memory, sequences, self.shape),
             write_pos=self.write,
             cache_base=self.base,
             is_flush=self.flush,

@@ -29,6 +29,12 @@ def on_device(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.as_subclass(_OnDevice)
 
 
+def requests(memory: Memory, sequences: Sequence[int], shape: Shape) -> torch.Tensor:
+    """Where buffers hold what belongs to these requests, in another order than their slots have;
+    that of padding is -1."""
+    return memory.whole([shape.n_sequences - s if s >= 0 else -1 for s in sequences])
+
+
 def packed_decode(package: Package, rows: Rows, pool: torch.Tensor, slots: Any) -> torch.Tensor:
     """A step without drafts: fused_recurrent_gated_delta_rule_packed_decode, or KDA's."""
     n, heads, d_v = rows.v.shape
@@ -84,12 +90,14 @@ class Tracks:
 
 class Snapshots:
     """Pools of states, [layers, slots, …] (slot 0 is SGLang's null slot; track slots come last),
-    and buffers [layers, slots, drafts, …]; passes play the last layer."""
+    and buffers [layers, slots, drafts, …]; passes play the last layer. `scatter`: what commits."""
+
+    scatter = "fused_mamba_state_scatter_with_mask"
 
     def __init__(self, shape: Shape, memory: Memory, package: Package) -> None:
         self.shape, self.memory, self.package = shape, memory, package
-        heads, d_k, d_v = shape.state
-        slots, n, state = 1 + shape.n_sequences, Layers(shape, memory).n, (heads, d_v, d_k)
+        slots, n = 1 + shape.n_sequences, Layers(shape, memory).n
+        state = self.stored(torch.empty(shape.state, device="meta")).shape
         self.layers, self.tracks = Layers(shape, memory), Tracks(shape, memory)
         self.pools = memory.pool(n, slots + self.tracks.slots, *state, dtype=shape.dtype)
         self.buffers = memory.empty(n, slots, shape.n_tokens, *state, dtype=shape.dtype)
@@ -97,8 +105,12 @@ class Snapshots:
         for words, kept in (("slot 0", self.pool), ("slot 0 of the drafts", self.buffer)):
             memory.keep("null-slot-written", words, kept[:1])
 
+    def stored(self, state: torch.Tensor) -> torch.Tensor:
+        """A state as the kernel stores it, and back."""
+        return state.mT
+
     def load(self, sequence: int, state: torch.Tensor) -> None:
-        self.pool[1 + sequence] = state.transpose(-1, -2).to(self.pool)
+        self.pool[1 + sequence] = self.stored(state).to(self.pool)
 
     def slots(self, sequences: Sequence[int]) -> torch.Tensor:
         """Slots of these sequences; that of padding is -1."""
@@ -111,19 +123,20 @@ class Snapshots:
         return self.memory.whole(flat).view(len(rows.parents), -1)
 
     def accept(self, sequences: Sequence[int], counts: Sequence[int]) -> None:
-        slots, scatter = self.slots(sequences), self.package.module(SCATTER)
+        slots, scatter = self.slots(sequences), getattr(self.package.module(SCATTER), self.scatter)
         self.layers.fill(self.pools, 2)
         self.layers.fill(self.buffers, 3)
         both = [on_device(x) for x in (self.pools, self.buffers)]
         steps = self.memory.whole(counts) - 1
-        scatter.fused_mamba_state_scatter_with_mask(*both, slots, steps, slots)
+        places = requests(self.memory, sequences, self.shape)
+        scatter(*both, slots, steps, places)
         tracked = self.tracks.of(sequences, counts, self.pool)
         if self.tracks.slots:
-            scatter.fused_mamba_state_scatter_with_mask(*both, *tracked, slots)
+            scatter(*both, *tracked, places)
         self.layers.check(self.pools, 2)
 
     def state(self, sequence: int) -> torch.Tensor:
-        return self.pool[1 + sequence].float().transpose(-1, -2)
+        return self.stored(self.pool[1 + sequence]).float()
 
     def tracked(self, sequence: int) -> tuple[int, torch.Tensor] | None:
         return self.tracks.state(sequence, self.pool)
@@ -149,7 +162,7 @@ class Delta(Snapshots):
         """Where a verify pass keeps what its commit needs."""
         return {
             "intermediate_states_buffer": self.buffer,
-            "intermediate_state_indices": self.slots(rows.sequences),
+            "intermediate_state_indices": requests(self.memory, rows.sequences, self.shape),
             "cache_steps": self.shape.n_tokens,
             "retrieve_parent_token": self.parents(rows),
         }
@@ -191,6 +204,7 @@ class DeltaUpdate(Snapshots):
     def run(self, rows: Rows, keep: bool) -> torch.Tensor:
         module = self.package.module(RECURRENT)
         slots = self.slots(rows.sequences)
+        places = requests(self.memory, rows.sequences, self.shape)
         update, inputs = module.fused_recurrent_gated_delta_rule_update, rows.beside("q", "k", "v")
         inputs += rows.beside("g", "beta")
         if self.memory.far:
@@ -204,7 +218,7 @@ class DeltaUpdate(Snapshots):
             cu_seqlens=rows.starts,
             disable_state_update=keep,
             intermediate_states_buffer=self.buffer if keep else None,
-            intermediate_state_indices=slots if keep else None,
+            intermediate_state_indices=places if keep else None,
             cache_steps=self.shape.n_tokens if keep else None,
             retrieve_parent_token=self.parents(rows),
             use_qk_l2norm_in_kernel=True,
@@ -221,7 +235,7 @@ class Mamba2(Snapshots):
         n, t, heads, d = len(rows.sequences), rows.lengths[0], *rows.x.shape[1:]
         out = torch.empty_like(rows.x, dtype=self.dtype).view(n, t, heads, d)
         x, B, C = (m.view(n, t, *m.shape[1:]) for m in rows.beside("x", "B", "C"))
-        slots = self.slots(rows.sequences)
+        places = requests(self.memory, rows.sequences, self.shape)
         self.called(
             *(self.pool, x.to(self.dtype), rows.dt.view(n, t, heads, 1).expand(n, t, heads, d)),
             rows.A.view(heads, 1, 1).expand(heads, d, self.shape.d_k),
@@ -230,11 +244,11 @@ class Mamba2(Snapshots):
             z=rows.z.view(n, t, heads, d).to(self.dtype) if "z" in self.shape.extras else None,
             dt_bias=rows.dt_bias.view(heads, 1).expand(heads, d),
             dt_softplus=True,
-            state_batch_indices=slots,
+            state_batch_indices=self.slots(rows.sequences),
             out=out,
             disable_state_update=keep,
             intermediate_states_buffer=self.buffer if keep else None,
-            intermediate_state_indices=slots if keep else None,
+            intermediate_state_indices=places if keep else None,
             cache_steps=self.shape.n_tokens if keep else None,
             retrieve_parent_token=self.parents(rows),
         )

@@ -36,7 +36,8 @@ class Paged:
         self.aligned, self.size = "aligned blocks" in shape.extras, shape.n_tokens + 1
         n, t = shape.n_sequences, (self.kept or shape.n_tokens) + self.aligned
         self.layers = Layers(shape, memory)
-        self.pools = memory.pool(self.layers.n, 1 + n * t, *self._block(), dtype=shape.dtype)
+        size = self.stored(torch.empty(shape.state, device="meta")).shape
+        self.pools = memory.pool(self.layers.n, 1 + n * t, *size, dtype=shape.dtype)
         self.pool = self.pools[-1]
         memory.keep("null-slot-written", "block 0", self.pool[:1])
         # the last row is that of sequence -1, padding
@@ -44,12 +45,12 @@ class Paged:
         self.accepted = memory.whole([1] * (n + 1))
         self.begin, self.computed = [0] * (n + 1), [1] * (n + 1)
 
-    def _block(self) -> tuple[int, ...]:
-        heads, d_k, d_v = self.shape.state
-        return heads, d_v, d_k
+    def stored(self, states: torch.Tensor) -> torch.Tensor:
+        """States [..., d_k, d_v] as they are stored, and back."""
+        return states.mT
 
     def load(self, sequence: int, state: torch.Tensor) -> None:
-        self.pool[self.table[sequence, 0]] = state.transpose(-1, -2).to(self.pool)
+        self.pool[self.table[sequence, 0]] = self.stored(state).to(self.pool)
         self.accepted[sequence] = 1
         self.computed[sequence] = 1 + sequence % self.size
 
@@ -80,8 +81,7 @@ class Paged:
         return self.begin[sequence] + int(self.accepted[sequence]) - 1
 
     def state(self, sequence: int) -> torch.Tensor:
-        block = self.table[sequence, self.column(sequence)]
-        return self.pool[block].float().transpose(-1, -2)
+        return self.stored(self.pool[self.table[sequence, self.column(sequence)]]).float()
 
     def without_drafts(self, rows: Rows) -> torch.Tensor:
         """Blocks [sequences, 1] for a step without drafts: read and written in place."""
@@ -147,15 +147,14 @@ class _Delta(Paged):
         )
         batch.replace = lambda **_: batch
         plan = self.builder.build(0, batch, accepted, drafts)
-        blocks, others = plan.spec_state_indices_tensor, plan.non_spec_state_indices_tensor
-        if blocks is None:
-            return self.run(rows, others.view(-1, 1), None)
-        if others is None:
-            return self.run(rows, blocks, plan.num_accepted_tokens)
-        o, a, b = torch.empty_like(rows.v), plan.spec_token_indx, plan.non_spec_token_indx
-        with_drafts = rows.at(a, plan.spec_query_start_loc)
-        o[a] = self.run(with_drafts, blocks, plan.num_accepted_tokens)
-        o[b] = self.run(rows.at(b, plan.non_spec_query_start_loc), others.view(-1, 1), None)
+        o = torch.empty_like(rows.v)
+        parts = "token_indx", "query_start_loc", "state_indices_tensor"
+        for name, counts in (("spec", plan.num_accepted_tokens), ("non_spec", None)):
+            at, starts, blocks = (getattr(plan, f"{name}_{part}") for part in parts)
+            if blocks is not None:  # those that fill a graph's batch have no rows
+                tokens = slice(None) if at is None else at
+                blocks = blocks.view(-1, 1) if counts is None else blocks
+                o[tokens] = self.run(rows.at(tokens, starts), blocks, counts)
         return o
 
     def decode(self, rows: Rows) -> torch.Tensor:
@@ -175,7 +174,7 @@ class _Delta(Paged):
     def run(self, rows: Rows, table: torch.Tensor, accepted: torch.Tensor | None) -> torch.Tensor:
         module, name = self.call
         o, _ = getattr(self.package.module(module), name)(
-            *self.views(rows, "q", "k", "v"),
+            **dict(zip("qkv", self.views(rows, "q", "k", "v"), strict=True)),
             **self.gates(rows),
             scale=self.shape.d_k**-0.5,
             initial_state=self.pool,
@@ -192,30 +191,23 @@ class _DeltaGates(_Delta):
     """fused_sigmoid_gating_delta_rule_update: gates and norms inside; a step without drafts is
     fused_recurrent_gated_delta_rule_packed_decode."""
 
+    call = f"{_FLA}.fused_sigmoid_gating", "fused_sigmoid_gating_delta_rule_update"
+
+    def gates(self, rows: Rows) -> dict[str, Any]:
+        a, b = rows.beside("a", "b")
+        return {"A_log": rows.A_log, "a": a, "b": b, "dt_bias": rows.dt_bias}
+
     def run(self, rows: Rows, table: torch.Tensor, accepted: torch.Tensor | None) -> torch.Tensor:
-        if accepted is None:
-            out = torch.empty_like(rows.v).unsqueeze(1)
-            module = self.package.module(f"{_FLA}.fused_recurrent")
-            module.fused_recurrent_gated_delta_rule_packed_decode(
-                *(rows.mixed, rows.a, rows.b, rows.A_log, rows.dt_bias, self.shape.d_k**-0.5),
-                *(self.pool, out, table.flatten()),
-                use_qk_l2norm_in_kernel=True,
-            )
-            return out[:, 0]
-        module = self.package.module(f"{_FLA}.fused_sigmoid_gating")
-        o, _ = module.fused_sigmoid_gating_delta_rule_update(
-            A_log=rows.A_log,
-            **dict(zip("ab", rows.beside("a", "b"), strict=True)),
-            dt_bias=rows.dt_bias,
-            **dict(zip("qkv", self.views(rows, "q", "k", "v"), strict=True)),
-            initial_state=self.pool,
-            inplace_final_state=True,
-            cu_seqlens=rows.starts,
-            ssm_state_indices=table,
-            num_accepted_tokens=accepted,
+        if accepted is not None:
+            return super().run(rows, table, accepted)
+        out = torch.empty_like(rows.v).unsqueeze(1)
+        module = self.package.module(f"{_FLA}.fused_recurrent")
+        module.fused_recurrent_gated_delta_rule_packed_decode(
+            *(rows.mixed, rows.a, rows.b, rows.A_log, rows.dt_bias, self.shape.d_k**-0.5),
+            *(self.pool, out, table.flatten()),
             use_qk_l2norm_in_kernel=True,
         )
-        return o[0]
+        return out[:, 0]
 
 
 class _ChannelGates(_Delta):

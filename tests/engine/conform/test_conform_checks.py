@@ -204,7 +204,7 @@ class Trees(own._Slots):
 
     def __init__(self, shape, memory, package):
         super().__init__(shape, memory, package)
-        self.pool = memory.empty(len(self.pool) + 1, *self._plane())
+        self.pool = memory.empty(len(self.pool) + 1, *self.pool.shape[1:])
 
     def parents(self, trees, i):
         return trees[i]
@@ -256,7 +256,7 @@ class Padded(own._Slots):
 
     def __init__(self, shape, memory, package):
         super().__init__(shape, memory, package)
-        self.pool = memory.empty(len(self.pool) + 1, *self._plane())
+        self.pool = memory.empty(len(self.pool) + 1, *self.pool.shape[1:])
         memory.keep("null-slot-written", "the last plane", self.pool[-1:])
 
     def verify(self, rows):

@@ -47,6 +47,7 @@ from tests.engine.conform.wrong_formulas import (
     WideWindow,
 )
 from tests.engine.conform.wrong_states import (
+    AllLost,
     AlongValues,
     AsIfLongest,
     ByPlace,
@@ -56,15 +57,19 @@ from tests.engine.conform.wrong_states import (
     FoldsDrafts,
     FoldsUndecayed,
     ForgetsWithin,
+    Forgotten,
     GateStride,
     HalfDecayed,
     LastOnly,
     LateWindow,
     LogOfNegative,
     LowGates,
+    NoOneRow,
     NotReset,
     NoZeros,
     OddGates,
+    OfFirst,
+    Overflowing,
     RawFold,
     ReadBase,
     Refilled,
@@ -157,6 +162,10 @@ def test_a_formula_a_decay_or_a_count_is_named_with_its_place(adapter, recurrenc
         (AsIfLongest, "lengths", "wrong-stride", "right where every pass has 3 rows"),
         (NoZeros, "subsets", "wrong-norm", "finite where k is"),
         (Clipped, "subsets", "wrong-gate", ""),
+        (OfFirst, "depths", "other-sequence", "the state is a state of sequence 0"),
+        (NoOneRow, "lengths", "unused-memory", "no output is written for rows all of 1"),
+        (AllLost, "lengths", "state-not-committed", "leave the state after 1, 2, 0"),
+        (Forgotten, "depths", "unused-memory", "from memory that was never written"),
     ],
 )
 def test_an_index_rule_is_named_by_another_play(adapter, name, cause, words):
@@ -177,9 +186,18 @@ def test_the_rows_own_decay_in_one_part_alone_is_its_order():
 
 
 def test_strong_decays_lose_all_where_rates_are_small():
-    g = Source(SHAPES["kda"], 1, long=True, large=True).rows(range(3), [8] * 3).g
+    g = Source(SHAPES["kda"], 1, long=True, large=30.0).rows(range(3), [8] * 3).g
     assert g.min() < -10
     assert (g == 0).any()
+
+
+def test_prompts_without_states_have_strong_decays():
+    kernel = Kernel("planted", ("gdn",), Overflowing, dtypes=("float32",), chunk=16)
+    shape = replace(SHAPES["gdn"], n_tokens=33)
+    assert not check(kernel, PACKAGE, shape, "prompts", 3, "cpu", 1, large=False)
+    fault = check(kernel, PACKAGE, shape, "prompts", 3, "cpu", 1)[0]
+    fault = placed(Player(kernel, PACKAGE, shape, 3, "cpu", late=True), fault)
+    assert (fault.cause, "finite where a is" in fault.detail) == ("wrong-gate", True), fault.detail
 
 
 def test_a_mistake_of_some_rows_is_told_by_them():

@@ -150,6 +150,51 @@ def test_an_adapter_imports_from_its_folder(tmp_path):
     assert runner.own_kernel(f"{tmp_path}/adapter_of_mine.py:adapter").name == "adapter"
 
 
+ARRAYS = """
+import numpy as np
+
+class Adapter:
+    recurrences = "conv"
+
+    def __init__(self, shape, memory):
+        self.n, self.states = shape.d_k - 1, {}
+
+    def load(self, sequence, state):
+        self.states[sequence] = state.numpy().copy()
+
+    def verify(self, rows):
+        out, self.after = [], {}
+        for s, part in zip(rows.sequences, rows.slices()):
+            x, w = rows.x[part].numpy(), rows.weight.numpy()
+            all_ = self.after[s] = np.concatenate([self.states[s], x.T], 1)
+            y = [(all_[:, i : i + self.n + 1] * w).sum(1) for i in range(len(x))]
+            out.append(np.stack(y) + rows.bias.numpy())
+        out = np.concatenate(out)
+        return out / (1 + np.exp(-out))
+
+    def accept(self, sequences, counts):
+        for s, n in zip(sequences, counts):
+            self.states[s] = self.after[s][:, n : n + self.n]
+
+    def decode(self, rows):
+        out = self.verify(rows)
+        self.accept(rows.sequences, [1] * len(rows.sequences))
+        return out
+
+    def state(self, sequence):
+        return self.states[sequence]
+"""
+
+
+def test_an_adapter_may_give_arrays_and_name_one_recurrence(tmp_path):
+    (tmp_path / "arrays.py").write_text(ARRAYS)
+    kernel = runner.own_kernel(f"{tmp_path}/arrays.py:Adapter")
+    assert kernel.recurrences == ("conv",)
+    shape = passes.shapes(kernel, "conv", "cpu")[0]
+    for name in ("rounds", "repeat", "batch"):
+        assert not check(kernel, Package("", tmp_path, ""), shape, name, 1, "cpu", 5)
+
+
 def test_the_adapter_of_the_help_page_passes(tmp_path):
     code = help_page("conform").split("```python\n")[1].split("```")[0]
     assert len([line for line in code.splitlines() if line.strip()]) <= 32

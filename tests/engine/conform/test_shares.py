@@ -41,6 +41,13 @@ def test_what_is_right_has_no_other_shares(rows):
     assert found(rows, made(rows, 4)[0]) is None
 
 
+def test_outputs_times_one_constant_have_a_wrong_scale(rows):
+    right = made(rows, 4)[0]
+    assert found(rows, 3 * right)[0] == "wrong-scale"
+    each = torch.tensor([3.0, 2.0, 3.0, 1.5])[:, None]
+    assert found(rows, each * right)[0] == "wrong-norm"
+
+
 @pytest.mark.parametrize(
     ("name", "row", "cause", "words"),
     [

@@ -18,9 +18,10 @@ class GDNAttentionMetadataBuilder(AttentionMetadataBuilder[int]):
             batch.block_table_tensor, batch.seq_lens, self.kv_cache_spec,
             self.vllm_config.cache_config.mamba_cache_mode,
         )
+        starts = batch.query_start_loc
         masks = RULE
         some, others = bool(masks.any()), bool((~masks).any())
-        lengths = batch.query_start_loc.diff()
+        lengths = starts.diff()
         of_drafts = masks.repeat_interleave(lengths)
         return SimpleNamespace(
             spec_state_indices_tensor=blocks[masks] if some else None,
@@ -73,6 +74,7 @@ def fused_recurrent_gated_delta_rule(
         ("drafts >= 0", "depths", []),  # of aligned blocks
         ("drafts >= 0; FIRST_IS_LATE", "depths", ["stale-column"]),
         ("drafts > 0", "no-drafts", ["stale-column"]),
+        ("drafts >= 0; starts = LAST_IS_EARLY", "lengths", ["unused-memory"]),
         ("drafts >= 0; accepted = accepted.sort().values", "lengths", ["stale-column"]),
         (
             "drafts >= 0; blocks[masks] = blocks[: masks.sum()].clone()",
@@ -83,6 +85,7 @@ def fused_recurrent_gated_delta_rule(
 )
 def test_the_next_column_is_that_of_the_packages_rule(tmp_path, rule, check, causes):
     rule, late, _ = rule.partition("; FIRST_IS_LATE")
+    rule = rule.replace("LAST_IS_EARLY", "starts - (starts == starts[-1]).int()")
     first = "seq_lens" if late else "seq_lens - 1"
     for place, text in (
         ("v1/attention/backends/gdn_attn.py", BUILDER.replace("RULE", rule)),

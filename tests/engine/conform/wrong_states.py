@@ -400,3 +400,50 @@ class LateWindow(own._Slots):
     def accept(self, sequences, counts):
         super().accept(sequences, [max(1, count - 1) for count in counts])
         self.window += 1
+
+
+class OfFirst(own._Slots):
+    """The state of the first sequence is that of all."""
+
+    def state(self, sequence):
+        return super().state(0)
+
+
+class NoOneRow(own._Slots):
+    """Sequences of one row get no outputs."""
+
+    def verify(self, rows):
+        out = super().verify(rows)
+        for length, part in zip(rows.lengths, rows.slices(), strict=True):
+            out[part] *= length > 1
+        return out
+
+
+class AllLost(own._Slots):
+    """Where all rows were accepted nothing is kept."""
+
+    def verify(self, rows):
+        self.lengths = dict(zip(rows.sequences, rows.lengths, strict=True))
+        self.before = {s: self.state(s).clone() for s in rows.sequences}
+        return super().verify(rows)
+
+    def accept(self, sequences, counts):
+        super().accept(sequences, counts)
+        for s, n in zip(sequences, counts, strict=True):
+            if n == self.lengths[s]:
+                self.load(s, self.before[s])
+
+
+class Forgotten(Altered):
+    """Gates come from memory that was never written."""
+
+    def change(self, p):
+        p.tensors["g"] = self.memory.empty(*p.g.shape)
+
+
+class Overflowing(own._Chunked):
+    """Prompts with decays that are too strong for float32 have no outputs."""
+
+    def run(self, rows, first):
+        outputs, states = super().run(rows, first)
+        return (outputs * torch.nan if rows.g.min() < -10 else outputs), states
