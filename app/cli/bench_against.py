@@ -9,17 +9,18 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from app.cli.bench_requests import add_decoding, progress, prompt_set
+from app.cli.bench_requests import N_PREDICT, add_prompt_set, progress, prompt_set
 from app.cli.common import add_compute, add_model, open_session, target_path
 from app.cli.option_lines import OptionLines
 from app.cli.output import print_report
 from app.cli.recorded import add_markdown
-from app.cli.run_arguments import run_options
+from app.cli.run_arguments import add_drafters, add_options, add_synthetic, run_options
 from engine.environment import environment
 from engine.errors import OptionError
 from engine.gguf.file import GgufFile
 from engine.machine.host_memory import wait_for_huge_pages
 from engine.model.info import describe
+from engine.option_fields import options_in
 from engine.options import RunOptions
 from engine.plain_text import size_text
 from engine.report.parts import ReportTable
@@ -46,7 +47,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """)
     model.set_defaults(against="")
     add_compute(model)
-    add_decoding(parser)
+    add_prompt_set(parser.add_argument_group("prompts"))
+    request = parser.add_argument_group("request, greedy and without an end")
+    add_drafters(request, "draft-mtp, or none for forward passes alone", repeatable=True)
+    named = {one.option.name: one for one in options_in(RunOptions)}
+    add_options(request, [named[name] for name in ("-n", "-c", "--spec-draft-n-max")])
+    add_synthetic(parser)
     output = OptionLines(parser).add(f"""
         against
           --pairs N  measurements of each side, in alternation (default {_N_PAIRS})
@@ -54,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         results
           --json  print one JSON object
     """)
-    parser.set_defaults(depth=0)
+    parser.set_defaults(depth=0, n_predict=N_PREDICT, ignore_eos=True, spec_default=False)
     add_markdown(output)
 
 
@@ -68,6 +74,8 @@ def run(args: argparse.Namespace) -> int:
     if args.n_predict < 1:
         raise OptionError(f"-n {args.n_predict} is not a number of tokens.", "Choose one from 1.")
     args.device = "cpu"
+    if args.spec_type not in (None, [()], [("draft-mtp",)]):
+        raise OptionError("The request drafts with draft-mtp.", "Name it, or none.")
     _, prompts = prompt_set(args, SUITES)
     options = _options(args)
     has_head = _has_head(args, target)

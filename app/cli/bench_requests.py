@@ -43,15 +43,11 @@ _MOST_REPEATS = 1000
 
 
 def add_requests(parser: argparse.ArgumentParser) -> None:
-    """The model, -md, what it is computed with, and all of add_decoding."""
+    """The model, -md, what it is computed with, the prompts, and all that decides how they are
+    decoded."""
     model = add_model(parser)
     add_draft_model(model)
     add_compute(model)
-    add_decoding(parser)
-
-
-def add_decoding(parser: argparse.ArgumentParser) -> None:
-    """The prompts and everything that decides how they are decoded."""
     group = parser.add_argument_group("prompts")
     add_prompt_set(group)
     add_chat(group)
