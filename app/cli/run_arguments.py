@@ -86,7 +86,7 @@ def add_prompts(parser: argparse.ArgumentParser) -> None:
         """
         prompts (each option may be repeated; one sequence each)
           sources=-p, --prompt TEXT*  text to continue
-          sources=-f, --file FILE*  file with the text; a last newline is dropped
+          sources=-f, --file FILE*  file with the text, - = standard input; its last newline goes
           sources=--tokens IDS*  token ids, for example 1,2,3
         """,
         file={"type": _file_text},
@@ -249,7 +249,7 @@ def cache_options(args: argparse.Namespace) -> CacheOptions | None:
 
 
 def _file_text(name: str) -> str:
-    return read_text(Path(name)).removesuffix("\n")
+    return read_text(None if name == "-" else Path(name)).removesuffix("\n")
 
 
 def print_notes(options: RunOptions, *, has_cache: bool = False) -> None:
