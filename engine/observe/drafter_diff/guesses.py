@@ -171,9 +171,9 @@ class Guess:
         if steps is not None and changes and isinstance(model, StepwiseModel):
             step = model.at_step
 
-            def stepping(given: list[Entries], handed: list[Entries], seq: int) -> Any:
+            def stepping(given: list[Entries], handed: list[Entries], *more: int) -> Any:
                 with in_place(self.changes if len(handed) in steps else ()):
-                    return step(given, handed, seq)
+                    return step(given, handed, *more)
 
             by_step = partial(StepwiseModel.step_by_step, model)
             changes = ((model, "at_step", stepping), (model, "_draft", by_step))
