@@ -33,7 +33,7 @@ try:
 except KeyboardInterrupt:
     sys.exit(EXIT_INTERRUPTED)
 except ValueError as error:  # a variable of the environment, such as DRAFTSCOPE_CPU
-    sys.stderr.write(f"draftscope: error: {error}.\n")
+    output.tell(f"error: {error}.")
     sys.exit(EXIT_USAGE)
 
 _REMEDY = "Check the path, its rights and the room on the disk."

@@ -244,7 +244,7 @@ def written_whole(path: Path, kind: type[DraftscopeError] = OptionError) -> Iter
     After an error in the body nothing is left of it, and an earlier file stays. The new one has
     the permissions of the earlier one. Where `path` is a link, the file that it points to is
     replaced. A pipe, a device or /dev/stdout gets the bytes once all are there. Raises an error of
-    this kind where the system does not let us write.
+    this kind where the system does not let us write, DraftscopeError where there is no room.
     """
     try:
         stream = _stream(path)

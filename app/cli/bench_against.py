@@ -9,8 +9,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from app.cli.bench_requests import declare_requests, progress, prompt_set
+from app.cli.bench_requests import N_PREDICT, progress, prompt_set
 from app.cli.common import open_session, target_path
+from app.cli.option_lines import declare
 from app.cli.output import print_report
 from app.cli.run_arguments import run_options
 from engine.environment import environment
@@ -33,8 +34,9 @@ _BUSY = 0.1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    declare_requests(parser, __name__, pairs=_N_PAIRS)
+    declare(parser, __name__, pairs=_N_PAIRS)
     parser.set_defaults(against="", depth=0)
+    parser.set_defaults(n_predict=N_PREDICT, ignore_eos=True, spec_default=False)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -47,6 +49,8 @@ def run(args: argparse.Namespace) -> int:
     if args.n_predict < 1:
         raise OptionError(f"-n {args.n_predict} is not a number of tokens.", "Choose one from 1.")
     args.device = "cpu"
+    if args.spec_type not in (None, [()], [("draft-mtp",)]):
+        raise OptionError("The request drafts with draft-mtp.", "Name it, or none.")
     _, prompts = prompt_set(args, SUITES)
     options = _options(args)
     has_head = _has_head(args, target)

@@ -12,13 +12,10 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from app.cli.option_lines import MOST_TEXT
 from app.cli.output import is_terminal, note, show_below, show_progress
 from engine.errors import ApiKeyError, OptionError
-from engine.files import decoded, unreadable, user_text
 from engine.long_work import ReportProgress, collections_wait
 from engine.model.compute_modes import copies_blocks
-from engine.plain_text import size_text
 from resources import DEMO_DRAFT, DEMO_EAGLE3, DEMO_TARGET
 
 if TYPE_CHECKING:
@@ -58,20 +55,6 @@ def draft_paths(args: argparse.Namespace) -> dict[str, Path]:
     from engine.draft.draft_files import drafters_of
 
     return drafters_of(args.spec_draft_model or [])
-
-
-def read_text(source: Path | None) -> str:
-    """The text of a file, or of standard input for None. Raises OptionError."""
-    if source is not None:
-        return user_text(source, MOST_TEXT)
-    name = "Standard input"
-    try:
-        raw = sys.stdin.buffer.read(MOST_TEXT + 1)
-    except OSError as error:
-        raise unreadable(Path(name), error) from error
-    if len(raw) > MOST_TEXT:
-        raise OptionError(f"{name} gives more than {size_text(MOST_TEXT)}.", "Give less text.")
-    return decoded(raw, name)
 
 
 def loading_line() -> ReportProgress | None:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from msgspec import to_builtins
 
-from app.cli.common import check_files, loading_line, read_text, target_path
-from app.cli.option_lines import declare, names_of
+from app.cli.common import check_files, loading_line, target_path
+from app.cli.option_lines import declare, names_of, read_text
 from app.cli.output import note, print_report
 from engine.errors import OptionError
 from engine.options import COMPUTE_MODES

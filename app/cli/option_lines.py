@@ -29,6 +29,7 @@ import argparse
 import math
 import os
 import re
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib import import_module
@@ -36,11 +37,12 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import OptionError
-from engine.files import check_writable, unwritable, user_text
+from engine.files import check_writable, decoded, unreadable, unwritable, user_text
 from engine.option_fields import PlacedOption, grouped, json_object, options_in
+from engine.plain_text import size_text
 from resources import COMMANDS
 
-MOST_TEXT = 16 << 20
+_MOST_TEXT = 16 << 20
 """Bytes of a prompt."""
 _OPTION = re.compile(r"(?P<dest>\w+)=(?=\S)|-")
 _DEFAULT = re.compile(r"\(default ([^\s;:)]+?)(?:[:)]|, )")
@@ -406,8 +408,22 @@ def check_outputs(parser: argparse.ArgumentParser, args: argparse.Namespace) -> 
             check_output(path, action.option_strings[-1] if action.option_strings else "the file")
 
 
+def read_text(source: Path | None) -> str:
+    """The text of a file, or of standard input for None. Raises OptionError."""
+    if source is not None:
+        return user_text(source, _MOST_TEXT)
+    name = "Standard input"
+    try:
+        raw = sys.stdin.buffer.read(_MOST_TEXT + 1)
+    except OSError as error:
+        raise unreadable(Path(name), error) from error
+    if len(raw) > _MOST_TEXT:
+        raise OptionError(f"{name} gives more than {size_text(_MOST_TEXT)}.", "Give less text.")
+    return decoded(raw, name)
+
+
 def _prompt_file(name: str) -> str:
-    return user_text(Path(name), MOST_TEXT).removesuffix("\n")
+    return read_text(None if name == "-" else Path(name)).removesuffix("\n")
 
 
 _TYPES: dict[str, Callable[[str], Any]] = {

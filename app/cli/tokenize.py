@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from app.cli.common import read_text, target_path
+from app.cli.common import target_path
+from app.cli.option_lines import read_text
 from app.cli.output import print_json, print_line, print_lines
 from engine.gguf.file import GgufFile
 from engine.gguf.tokenizer import Tokenizer

@@ -202,13 +202,13 @@ class StepwiseModel(DraftModel):
         return 1
 
     def at_step(
-        self, given: list[Entries], handed: list[Entries], seq: int
+        self, given: list[Entries], handed: list[Entries], seq: int, n_outputs: int
     ) -> tuple[Tensor, Tensor | None]:
-        """See `_step`; `handed` takes what is read."""
+        """See `_step`; `handed` takes what is read. n_outputs: 0 = no logits."""
         handed.append(given[-1] if self.hands is None else self.hands(given, handed))
         positions, tokens, rows = handed[-1]
         rows = None if rows is None else rows.unsqueeze(0)
-        return self._step(_ubatch(positions, tokens, seq, n_outputs=1), rows)
+        return self._step(_ubatch(positions, tokens, seq, n_outputs=n_outputs), rows)
 
     def _draft(
         self, newest: Entries, first: int, tokens: Sequence[int] | None, n: int, seq: int
@@ -216,14 +216,23 @@ class StepwiseModel(DraftModel):
         return self.step_by_step(newest, first, tokens, n, seq)
 
     def step_by_step(
-        self, newest: Entries, first: int, tokens: Sequence[int] | None, n: int, seq: int
+        self,
+        newest: Entries,
+        first: int,
+        tokens: Sequence[int] | None,
+        n: int,
+        seq: int,
+        *,
+        at_once: bool = False,
     ) -> list[Candidates]:
-        """See `draft`, with a pass for each token."""
+        """See `draft`, with a pass for each token. at_once: of known tokens; the head, most of
+        a pass, reads the rows of all of them in the end."""
         found: list[Candidates] = []
-        given, handed = [newest], list[Entries]()
+        given, handed, made = [newest], list[Entries](), list[Tensor]()
         for i in range(n):
-            logits, row = self.at_step(given, handed, seq)
-            found += candidates(logits, self.ids)
+            logits, row = self.at_step(given, handed, seq, 0 if at_once else 1)
+            found += candidates(logits, self.ids) if len(logits) else []
+            made += [row] if at_once and row is not None else []
             row = given[-1].rows if self._steady and i else row
             token = next(iter(found[-1])) if tokens is None else tokens[i]
             position = first + i * self._stride
@@ -234,6 +243,9 @@ class StepwiseModel(DraftModel):
         known = [one.tokens[0] for one in handed[1:]]
         joined = torch.cat(rows) if rows else None
         self.left = Entries(range(first, first + n - 1), known, joined)
+        if made:
+            invariant = self._memory.batch_invariant
+            found = candidates(self.core.logits(torch.cat(made), invariant=invariant), self.ids)
         return found
 
 
@@ -290,23 +302,8 @@ class _RowModel(StepwiseModel):
     def _draft(
         self, newest: Entries, first: int, tokens: Sequence[int] | None, n: int, seq: int
     ) -> list[Candidates]:
-        """See `draft`; where tokens are known the head, which is most of it, reads all rows at
-        once."""
-        if not n or tokens is None or self.hands is not None or self.lost:
-            return self.step_by_step(newest, first, tokens, n, seq)
-        given, rows = [newest], list[Tensor]()
-        for i in range(n):
-            positions, known, read = given[-1]
-            assert read is not None
-            ubatch = _ubatch(positions, known, seq)
-            out = self.core.forward(ubatch, read.unsqueeze(0), self._memory)
-            rows.append(out.hidden[:, -1])
-            place, row = first + i * self._stride, rows[0 if self._steady else -1]
-            given.append(Entries([place], [tokens[i]], row))
-        joined = torch.cat([one.rows for one in given[:n] if one.rows is not None])[1:]
-        self.left = Entries(range(first, first + n - 1), list(tokens[: n - 1]), joined)
-        invariant = self._memory.batch_invariant
-        return candidates(self.core.logits(torch.cat(rows), invariant=invariant), self.ids)
+        at_once = tokens is not None and self.hands is None and not self.lost
+        return self.step_by_step(newest, first, tokens, n, seq, at_once=at_once)
 
 
 class MtpModel(_RowModel):

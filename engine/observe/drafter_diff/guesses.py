@@ -171,9 +171,9 @@ class Guess:
         if steps is not None and changes and isinstance(model, StepwiseModel):
             step = model.at_step
 
-            def stepping(given: list[Entries], handed: list[Entries], seq: int) -> Any:
+            def stepping(given: list[Entries], handed: list[Entries], *more: int) -> Any:
                 with in_place(self.changes if len(handed) in steps else ()):
-                    return step(given, handed, seq)
+                    return step(given, handed, *more)
 
             by_step = partial(StepwiseModel.step_by_step, model)
             changes = ((model, "at_step", stepping), (model, "_draft", by_step))
@@ -238,7 +238,7 @@ class Trials:
         window: _Drafts,
         more: _Drafts,
         wrong: _Drafts,
-        probe: RecordedDraft,
+        probes: Sequence[RecordedDraft],
         scopes: Sequence[Scope],
         *,
         is_sure: bool = True,
@@ -246,11 +246,12 @@ class Trials:
         """The guess that gives most of a window of drafts, and what it leaves.
 
         guesses: with what each may leave, and whether it is of one of many parts. more: the window
-        and drafts after it. probe: the first wrong one, up to its first wrong token. scopes: where
-        wrong drafts show that it may be. Each guess is tried everywhere, on a few drafts first, and
-        then in each scope on `probe` alone, after right ones; those that give it are tried on more,
-        until _MOST_SCOPED are made again, or the time is over. is_sure: enough drafts are wrong
-        that there is a cause, whether it is found or not.
+        and drafts after it. probes: the first wrong one, or two of which rounding may have turned
+        one, up to their first wrong tokens. scopes: where wrong drafts show that it may be. Each
+        guess is tried everywhere, on a few drafts first, and then in each scope on the first probe
+        alone, after right ones; those that give it are tried on more, until _MOST_SCOPED are made
+        again, or the time is over. is_sure: enough drafts are wrong that there is a cause, whether
+        it is found or not.
         """
         started, seconds = thread_time(), _SECONDS if is_sure else _SECONDS_UNSURE
         best, left, clean, drafts = None, dict[int, float](), self.clean(window), self._text.drafts
@@ -261,7 +262,7 @@ class Trials:
         stretch = drafts[max(0, at - 1) : at + _STRETCH]
         # what drafts otherwise from right memory is seen best in the draft that is most wrong
         leads = (
-            [*drafts[max(0, at - 1) : at], probe],
+            [*drafts[max(0, at - 1) : at], probes[0]],
             [max(wrong[:_MOST_PROBED], key=lambda one: self.clean([one]))],
         )
         n_kept, groups = self._keep(leads[0][0]), [_alike(scopes, lead) for lead in leads]
@@ -301,8 +302,9 @@ class Trials:
             alone = guess.drafts_alone(self._text) and guess.model is self._model
             tried_all += [] if is_part else [guess]
             if is_part:
-                shown_first = [probe], wrong[:_MOST_SHOWN]
-                is_likely = all(gives(guess, some, n_kept * alone) for some in shown_first)
+                n_before = n_kept * alone
+                is_likely = any(gives(guess, [one], n_before) for one in probes)
+                is_likely = is_likely and gives(guess, wrong[:_MOST_SHOWN], n_before)
             else:  # what is wrong in memory may come of all drafts before these
                 is_likely = guess.change is not None or not guess.drafts_alone(self._text)
                 is_likely = is_likely or gives(guess, stretch, share=_HALF)

@@ -441,9 +441,12 @@ class Mistakes:
     def _gives(self, draft: RecordedDraft, newest: Entries, first: int | None = None) -> bool:
         """Whether the memory as it is gives a draft. first: position of its first token."""
         first = newest.positions[0] + 1 if first is None else first
-        rows = self._model.draft(newest, first, draft.tokens, len(draft.tokens))
-        best = [next(iter(row), -1) for row in rows]
-        return best == draft.tokens[: len(best)]
+        for n in sorted({1, len(draft.tokens)}):  # of most values the first token tells
+            rows = self._model.draft(newest, first, draft.tokens, n)
+            best = [next(iter(row), -1) for row in rows]
+            if best != draft.tokens[: len(best)]:
+                return False
+        return True
 
     def _of_candidates(self) -> Iterator[Guess]:
         ids, n_vocab = self._model.drafted_ids, self._session.config.n_vocab

@@ -441,7 +441,7 @@ class Redrafter:
             window,
             more,
             wrong,
-            self._probe(wrong[0]),
+            [*map(self._probe, wrong[: 1 if self._tie is EXACT_TIE else 2])],
             scopes,
             is_sure=sure,
         )

@@ -109,6 +109,8 @@ def test_what_was_measured_before_ctrl_c_is_told(
         (["--llama-cpp", ".", "-n", "0"], "-n 0 is not a number of tokens"),
         (["--llama-cpp", ".", "--depth", "4000"], "more than the trained context of 4096"),
         (["--llama-cpp", ".", "--spec-synth-rates", "1,0"], "--spec-synth-rates has 2 values"),
+        (["--llama-cpp", ".", "--spec-type", "suffix"], "The request drafts with draft-mtp."),
+        (["--llama-cpp", ".", "--temp", "1"], "unrecognized arguments: --temp"),
     ],
 )
 def test_wrong_usage_of_against_is_one_line(cli: Cli, words: list[str], message: str) -> None:

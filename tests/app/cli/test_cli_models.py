@@ -95,6 +95,11 @@ def test_tokenize_reads_standard_input(cli: Cli, monkeypatch: pytest.MonkeyPatch
     assert bytes.fromhex("".join(outcome.json["hex"])) == "größe\r\n".encode()
 
 
+def test_a_prompt_comes_through_standard_input(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"def f(\n")))
+    assert cli("run", "--demo", "-f", "-", "-n", 1).out.startswith("def f(")
+
+
 def test_tokenize_refuses_input_that_is_no_text(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe")))
     outcome = cli("tokenize", "--demo", "-")

@@ -75,24 +75,25 @@ def test_files_are_written_though_nothing_can_be_printed(tmp_path: Path) -> None
 
 
 PRINTS_FIRST = """
-import os, sys, types
-from collections.abc import Callable
-from pathlib import Path
+import argparse, os, sys, types
 import app.__main__ as program
-from app.cli.option_lines import OptionLines
+from app.cli.option_lines import output_file
 
 def run(args):
     print("a" * 100_000, flush=True)
     args.junit.write_text("b")
     return 0
 
-def add_arguments(parser):
-    OptionLines(parser).add("--junit FILE:output  a file")
+def parser_of(name):
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--junit", type=output_file)
+    return parser
 
 closed, writing = os.pipe()
 os.close(closed)
 os.dup2(writing, 1)
-program.import_module = lambda name: types.SimpleNamespace(add_arguments=add_arguments, run=run)
+program.import_module = lambda name: types.SimpleNamespace(run=run)
+program.parser_of = parser_of
 sys.exit(program.main(["info", "--junit", PATH]))
 """
 

@@ -123,7 +123,7 @@ def test_what_one_mistake_leaves_is_given_by_another(monkeypatch: pytest.MonkeyP
     nothing: Any = {draft.round: [] for draft in text.drafts}
     trials = _Wrong(model, text, (nothing, nothing), apart)
     guesses = [(rows, 0.34, False), (choice, 0.34, False)]
-    best, left = trials.best(guesses, *[text.drafts] * 3, text.drafts[0], [])
+    best, left = trials.best(guesses, *[text.drafts] * 3, text.drafts[:1], [])
     assert best is not None and not sum(left.values())
     assert best.about == "Rows are zeros. In addition: rank 2, only in drafted token 1."
 
