@@ -17,7 +17,7 @@ import torch
 
 from engine.model.drafters.dflash import MarkovHead, Selector
 from engine.model.layers import RopeTables
-from engine.model.weights import Projection
+from engine.model.weights import Embedding, Projection
 from engine.observe.drafter_diff.records import BLOCK, CANDIDATES, POSITIONS, ROWS
 from engine.observe.drafter_diff.tensor_changes import FACTORS, is_floats, other_values
 
@@ -249,10 +249,9 @@ def _of_others(places: Sequence[list[_Operation]]) -> Iterator[PartChange]:
     """Each call reads, in place of an argument, what one before it gives, or reads itself."""
     values = dict[int, tuple[list[_Operation], int | str | None, Any]]()
     for alike in places:
-        one = alike[0]
+        one, owners = alike[0], [each.owner for each in alike]
         given = _arguments(one.args, one.options)
         rows = {key: x for key, x in given.items() if is_floats(x) and key not in one.weights}
-        owners = [each.owner for each in alike]
         for key, x in rows.items():
             for origin, (source, its_key, value) in values.items():
                 if origin == x.data_ptr() or value.shape[-1] != x.shape[-1]:
@@ -347,9 +346,10 @@ def _seen(
             parts[id(owner)] = parts.get(id(owner), ("", ""))[0], layer
             value = getattr(owner, site.name, None)
             for x in value if isinstance(value, list) else [value]:
-                if torch.is_tensor(x):
-                    names.setdefault(x.data_ptr(), site.name.strip("_"))
-                elif type(x).__module__.startswith("engine.model."):
+                table = x.rows.data if isinstance(x, Embedding) else x
+                if torch.is_tensor(table):
+                    names.setdefault(table.data_ptr(), site.name.strip("_"))
+                if type(x).__module__.startswith("engine.model."):
                     parts.setdefault(id(x), (site.words, layer))
     known = dict[tuple[CodeType, int, int], _Operation]()
     latest = dict[tuple[CodeType, int], Any]()
