@@ -33,6 +33,7 @@ class RunEnds(QObject):
         feed.numbers_changed.connect(self._show_numbers)
         bridge.run_ended.connect(self._look_again)
         bridge.listed_changed.connect(self._look_again)
+        bridge.server_seen.connect(lambda _: self._show_card())
         bridge.state_changed.connect(self._take_state)
         bridge.pause_asked.connect(feed.tell_numbers)
         self._compiling = QTimer(self)

@@ -168,19 +168,15 @@ class AcceptanceView(OverlaidView):
     def _overlay_words(self, overlay: RunOverlay, round_: int) -> str:
         return _rates_words(self._read_over(overlay), round_)
 
-    def _tip(self, x: float, _y: float) -> str:
-        round_ = self.plot.run_axis.round_at(x)
+    def _lines_of(self, round_: int) -> list[str]:
         rates = _rates_words(self.curves, round_)
-        if not rates:
-            return ""
-        lines = [self.plot.run_axis.text(round_)]
-        lines += [
+        lines = [
             f"sequence {row['seq_id']}: {row['num_accepted_draft_tokens']} "
             f"of {row['num_draft_tokens']} accepted"
             for row in self._rows.of_round(round_)
             if row["num_draft_tokens"]
         ]
-        return "\n".join([*lines, rates])
+        return [*lines, rates] if rates else []
 
     def table(self) -> tuple[list[str], list[list[object]]]:
         start, stop = self.curves.between(*self.plot.rounds_in_sight)

@@ -364,13 +364,12 @@ class KvCellsView(BarView):
     def _height_words(self, height: float) -> str:
         return f"{height:,.0f} cells in all"
 
-    def _tip(self, x: float, _y: float) -> str:
-        round_ = self.plot.run_axis.round_at(x)
-        lines = [self.plot.run_axis.text(round_)]
+    def _lines_of(self, round_: int) -> list[str]:
+        lines = list[str]()
         for row in self._rows.of_round(round_):
             used, duplicates = (whole_text(row[name]) for name in _CELLS)
             lines.append(f"sequence {row['seq_id']}: {used} cells, {duplicates} duplicates")
-        return "\n".join(lines) if lines[1:] else ""
+        return lines
 
     def table(self) -> tuple[list[str], list[list[object]]]:
         names = ["round", "seq_id", *_CELLS, "attention_pos_max"]

@@ -220,9 +220,15 @@ class RoundView(QStackedWidget):
     def _draw(self) -> None:
         """Draw the rounds in sight."""
 
-    @abstractmethod
-    def _tip(self, x: float, y: float) -> str:
+    def _tip(self, x: float, _y: float) -> str:
         """The run's values at (x, y) of the plot as text, empty where there are none."""
+        round_ = self.plot.run_axis.round_at(x)
+        lines = self._lines_of(round_)
+        return "\n".join([self.plot.run_axis.text(round_), *lines]) if lines else ""
+
+    def _lines_of(self, _round: int) -> list[str]:
+        """The run's values in a round, for views whose tips do not ask for the y."""
+        return []
 
     @abstractmethod
     def _summary(self) -> str:

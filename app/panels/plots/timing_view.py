@@ -142,18 +142,15 @@ class TimingView(BarView):
         top = max(float(shown.max(initial=0.0)), self._draw_overlay()) or 1.0
         self.plot.set_y_range(0, top * 1.1)
 
-    def _tip(self, x: float, _y: float) -> str:
-        round_ = self.plot.run_axis.round_at(x)
+    def _lines_of(self, round_: int) -> list[str]:
+        lines = list[str]()
         start, stop = self._rows.between(round_, round_ + 1)
-        if start == stop:
-            return ""
-        lines = [self.plot.run_axis.text(round_)]
         for part, ms in zip(_PARTS, _part_ms(self._rows, start, stop), strict=True):
             known = np.isfinite(self._rows.column(f"{part}_ms", start, stop)).any()
             if known and (part in PHASES or ms.any()):
                 name = part if part in PHASES else "whole round"
                 lines.append(f"{name} {significant(ms.sum())} ms")
-        return "\n".join(lines) if len(lines) > 1 else f"{lines[0]}\ntime not observed"
+        return lines or ["time not observed"] * (start < stop)
 
     def table(self) -> tuple[list[str], list[list[object]]]:
         names = ["round", "seq_id", "t_ms", *(f"{part}_ms" for part in _PARTS)]

@@ -193,12 +193,10 @@ class VerifyWidthView(BarView):
         x = np.stack([axis.starts(at), axis.ends(at)], axis=1).ravel()
         self._borders.setData(x, np.repeat(y, 2).astype(float))
 
-    def _tip(self, x: float, _y: float) -> str:
-        round_ = self.plot.run_axis.round_at(x)
-        rows = [] if self._passes is None else self._passes.of_round(round_)
-        lines = [self.plot.run_axis.text(round_)]
-        for row in rows:
-            assert self._passes is not None
+    def _lines_of(self, round_: int) -> list[str]:
+        lines = list[str]()
+        assert self._passes is not None
+        for row in self._passes.of_round(round_):
             if not _are_ubatches(self._passes):
                 lines.append(f"sequence {row['seq_id']}: {whole_text(row['verify_width'])} tokens")
                 continue
@@ -206,13 +204,9 @@ class VerifyWidthView(BarView):
             if row["n_padding"]:
                 words += f", {row['n_padding']} padding"
             lines.append(words + (f" · {row['reason']}" if row["reason"] else ""))
-        lines += self._longest_words(round_)
-        return "\n".join(lines) if rows else ""
-
-    def _longest_words(self, round_: int) -> list[str]:
-        return [
+        return lines + [
             f"sequence {row['seq_id']}: n_max {row['draft_n_max']} by adaptive depth"
-            for row in self._rows.of_round(round_)
+            for row in (self._rows.of_round(round_) if lines else [])
             if row["draft_n_max"] is not None
         ]
 

@@ -324,8 +324,11 @@ def test_a_server_that_goes_has_a_red_chip_until_it_is_back(
     connect(qtbot, at_servers, server.url)
     run(qtbot, at_servers)
     before = n_rounds(at_servers)
+    plain = at_servers.tokens.end_card.plain
+    until(qtbot, lambda: not plain.isHidden())
     server.kill()
     until(qtbot, lambda: not at_servers.status.gone.isHidden())
+    assert plain.isHidden()
     assert "cannot be reached" in at_servers.status.gone.toolTip()
     assert "Start the server again" in messages(at_servers)[-1]
     assert len(messages(at_servers)) == 1
