@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cache
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -260,9 +259,8 @@ def _facts(server: ServerLog, file: str) -> dict[str, Any]:
 
 
 def _about(request: LogRequest) -> dict[str, Any]:
-    if request.task < 0:
-        return {"complete": request.is_over}
-    return {"slot": request.slot, "task": request.task, "complete": request.is_over}
+    whose = {"slot": request.slot, "task": request.task} if request.task >= 0 else {}
+    return {**whose, "complete": request.is_over}
 
 
 # -- rounds ------------------------------------------------------------------------------------
@@ -285,8 +283,7 @@ def _write_rounds(store: TraceStore, server: ServerLog, file: str) -> int:
         if request.has_rows:  # the rows tell the others
             figures = {name: value for name, value in figures.items() if value is not None}
         about = {"seq_ids": [seq_id], **_about(request), "told": figures}
-        if told.record:
-            about["record"] = told.record
+        about |= {"record": told.record} if told.record else {}
         writer.facts.add_to("requests", about)
         if (lost := _lost_rounds(request)) is not None:
             writer.facts.add_to("observed_findings", lost | {"seq_id": seq_id})
@@ -352,13 +349,22 @@ def _full(seq_id: int, request: LogRequest, has_times: bool) -> Iterator[ReadyRo
         part = PromptPart(n_cached, max(n_prompt - n_cached, 0), request.prompt_ms, 0.0)
         first = ObservedRound(0.0, 0.0, 0, 0, 1, _tokens([request.first]), "")
         yield ReadyRow(begun_ms if has_times else None, seq_id, n_prompt, first, part)
+    rounds, n = request.rounds, request.predicted or 0
+    is_part = request.n_missing > 0 or 0 < request.last_n < n
+    # what no line of a token numbers is numbered by the rounds around it
+    for later, one in pairwise(reversed(rounds)) if is_part else ():
+        if one.first_n is None and later.first_n is not None:
+            one.first_n = later.first_n - one.accepted - 1 - one.restored
+    for one, later in pairwise(rounds) if is_part else ():
+        if later.first_n is None and one.first_n is not None:
+            later.first_n = one.first_n + one.accepted + 1 + one.restored
     number, before = 2, 0.0
-    for i, one in enumerate(request.rounds):
+    for i, one in enumerate(rounds):
         end_ms = one.end_us / 1e3 - begun_ms if one.end_us is not None else before
         is_cut = not request.is_closed(i)
         path = "" if is_cut and not one.is_complete else path_of(one)
-        after = request.rounds[i + 1].first_n if i + 1 < len(request.rounds) else None
-        tokens = _whole_tokens(one, after if request.n_missing else None, is_cut)
+        after = rounds[i + 1].first_n if i + 1 < len(rounds) else n + 1 if n else None
+        tokens = _whole_tokens(one, after if is_part and not is_cut else None)
         row = ObservedRound(
             max(end_ms, before),
             before,
@@ -374,18 +380,14 @@ def _full(seq_id: int, request: LogRequest, has_times: bool) -> Iterator[ReadyRo
         number, before = row.first + row.emitted, row.name_ms
 
 
-def _whole_tokens(one: LogRound, after: int | None, is_last: bool) -> tuple[StreamedToken, ...]:
+def _whole_tokens(one: LogRound, after: int | None) -> tuple[StreamedToken, ...]:
     """The tokens of a round, with those whose lines are missing. after: number of the first token
     of the next round, where lines are missing at all."""
     found = _tokens(one.tokens)
-    if is_last or not one.is_complete or len(found) > one.accepted:
+    if after is None or one.first_n is None or not one.is_complete or len(found) > one.accepted:
         return found
-    n = one.accepted + 1 + one.restored
-    if one.first_n is not None:
-        n = min(after - one.first_n, n) if after is not None else len(found)
-    elif one.tokens or after is None:
-        n = len(found)
-    return found + _unknown(max(n - len(found), 0))
+    n = min(after - one.first_n, one.accepted + 1 + one.restored)
+    return found + (StreamedToken(),) * (n - len(found))
 
 
 def _write_light(
@@ -483,12 +485,6 @@ def _light_rounds(requests: Sequence[LogRequest]) -> tuple[list[int], np.ndarray
 
 
 _OF_DRAFTS = ("round", "seq_id", "drafter", "num_draft_tokens")
-
-
-@cache
-def _unknown(n_tokens: int) -> tuple[StreamedToken, ...]:
-    """Tokens of which only the number is known, the same for all rows."""
-    return (StreamedToken(),) * n_tokens
 
 
 def _tokens(logged: list[tuple[int, str]]) -> tuple[StreamedToken, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -156,10 +156,16 @@ class ServerState:
             slot.early.append((number, token, us))
         elif slot.round is not None:
             one = slot.round
-            if one.first_n is None:
-                one.first_n = number
-            elif n_missing and len(one.tokens) + n_missing <= one.accepted + 1:
-                one.tokens += [UNKNOWN_TOKEN] * n_missing
+            if n_missing and one.first_n is None:
+                n_missing -= not before  # the prompt's
+                for other in islice(reversed(request.rounds), 1, None):  # which may lack some
+                    n_missing -= other.accepted + 1 + other.restored - len(other.tokens)
+                    if other.tokens:
+                        break
+            if not 0 < n_missing <= one.accepted + one.restored - len(one.tokens):
+                n_missing = 0
+            one.first_n = one.first_n or number - n_missing
+            one.tokens += [UNKNOWN_TOKEN] * n_missing
             at = len(one.tokens)
             if at < min(one.accepted, len(one.draft)) and not one.restored:
                 self.draws |= one.draft[at][0][0] != id_

@@ -407,13 +407,9 @@ def joint_counts(request: RecordedRequest) -> np.ndarray | None:
 def _by_index(requests: Sequence[RecordedRequest]) -> dict[str, Any]:
     """Histogram and rates by index in the draft, as far as every record with drafts has them."""
     requests = [r for r in requests if r.num_spec_steps != 0 or r.histogram or r.per_pos]
-    histograms = [_histogram(request) for request in requests]
-    if not requests or None in histograms:
+    summed = _added(list(map(_histogram, requests))) if requests else None
+    if summed is None:
         return dict(_NOT_BY_INDEX)
-    known = [one for one in histograms if one is not None]
-    summed = known[0]
-    if len(known) > 1:
-        summed = list(map(sum, zip_longest(*known, fillvalue=0)))
     joint = [joint_counts(request) for request in requests]
     if all(one is not None for one in joint):
         found = per_position(_padded_sum([one for one in joint if one is not None]))

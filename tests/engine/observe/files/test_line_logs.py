@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from engine.observe.files.importing import import_file, recognise
 from engine.observe.files.log_run import _lost_rounds, fill_log
 from engine.observe.rounds.log_rounds import LogRequest, LogRound
 from engine.trace.store import TraceStore
+from tests.support.captures import load
 from tests.support.golden_files import DATA
 
 CASES = Path(__file__).parents[5] / "shared" / "cases"
@@ -301,6 +303,30 @@ def test_missing_lines_are_said_and_no_engine_is_accused() -> None:
         assert ("log-lines-missing" in rules(store)) == (left_out[0] != tokens[-1])
     positions = [row["pos0"] for i in range(len(store.rounds)) for row in [store.rounds.row(i)]]
     assert positions[1:] == sorted(positions[1:])
+
+
+@pytest.mark.parametrize(
+    "is_kept",
+    [
+        lambda line: " | task " in line or "draft candidate" in line or "called impl" in line,
+        lambda line: re.search(r"n_gen = +2", line) is None,
+        lambda line: re.search(r"n_gen = +[3579],", line) is None,
+        lambda line: re.search(r"n_gen = +[6-9]\d,", line) is None,
+    ],
+)
+def test_rounds_have_their_places_and_lengths_without_the_lines_of_some_tokens(
+    is_kept: Callable[[str], bool],
+) -> None:
+    def rounds(lines: list[str]) -> list[tuple[Any, ...]]:
+        store = read("\n".join(lines))
+        assert not {"acceptance-counting", "counters-contradict"} & set(rules(store))
+        names = "num_accepted_draft_tokens", "pos0", "num_emitted", "rollback_depth"
+        rows = map(store.rounds.row, range(len(store.rounds)))
+        return [tuple(map(row.get, names)) for row in rows if row.get(names[0]) is not None]
+
+    lines = load("mtp").log.split("\n")
+    kept = [line for line in lines if is_kept(line)]
+    assert len(kept) < len(lines) and rounds(kept) == rounds(lines)
 
 
 def test_lines_filtered_to_accepted_ones_are_rounds() -> None:
