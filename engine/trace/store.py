@@ -60,18 +60,6 @@ class Table:
         self.extend({name: [value] for name, value in named.items()})
         return self._n - 1
 
-    def append_all(self, rows: Sequence[Mapping[str, Any]], **same: Any) -> None:
-        """Add rows, each as `append` takes it; many at once are far cheaper. same: columns that are
-        the same in all of them."""
-        names = dict.fromkeys(chain.from_iterable(rows))
-        self.append_rows([*names], [row.get(name) for row in rows for name in names], **same)
-
-    def append_rows(self, names: Sequence[str], rows: Sequence[Any], **same: Any) -> None:
-        """The same with rows as values of these columns, one after the other, None where one is not
-        observed."""
-        if rows:
-            self.extend({name: rows[i :: len(names)] for i, name in enumerate(names)}, **same)
-
     def extend(self, columns: Mapping[str, Sequence[Any] | np.ndarray], **same: Any) -> None:
         """Add many rows at once from equally long columns: arrays, or values, None where one is not
         observed. Text columns hold str, or, in arrays of int32, codes of the store's texts. Raises
