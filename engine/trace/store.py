@@ -8,7 +8,7 @@ changes; only a cell that was not observed may be filled later, by the same thre
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -18,10 +18,7 @@ from engine.trace.facts import RunFacts
 from engine.trace.records import MISSING, N_TOP, TABLES, Column
 
 _FIRST_CAPACITY = 1024
-# rows that are made ready together: a large array takes memory only as far as it was written
-_BLOCK = 1024
 _DTYPES = {"int": np.int64, "real": np.float64, "text": np.int32}
-_SEQUENCES = (list, tuple, np.ndarray)
 
 LOOK_S = 1 / 20
 """Time between two looks at a trace that grows, seconds."""
@@ -34,15 +31,13 @@ class Table:
         self.name = name
         self.columns = columns
         self._texts = texts
-        self._n = self._ready = 0
+        self._n = 0
         self.n_filled = 0
         """How many cells were filled after their rows had been added."""
         self._capacity = _FIRST_CAPACITY
         self._named = {c.name: c for c in columns}
         self._arrays: dict[str, np.ndarray] = {}
         """Of columns in which anything was observed; most runs leave most of them out."""
-        self._cells: dict[str, memoryview] = {}
-        """The same, flat: memoryviews take single values in a third of the time."""
         self._text_columns = frozenset(c.name for c in columns if c.kind == "text")
 
     def __len__(self) -> int:
@@ -61,38 +56,9 @@ class Table:
 
     def append(self, **values: Any) -> int:
         """Add one row and return its index; a column that is not named is not observed."""
-        row = self._n
-        if row == self._ready:
-            self._make_ready(row + 1)
-        cells = self._cells
-        for name, value in values.items():
-            if value is None:
-                continue
-            if name not in cells:
-                self._array(name)
-            kind = type(value)
-            if kind is str:
-                value = self._texts.code(value)
-            elif kind in _SEQUENCES:
-                place, column = row * N_TOP, cells[name]
-                for i, top in enumerate(value, place):
-                    column[i] = top
-                continue
-            cells[name][row] = value
-        self._n = row + 1
-        return row
-
-    def append_all(self, rows: Sequence[Mapping[str, Any]], **same: Any) -> None:
-        """Add rows, each as `append` takes it; many at once are far cheaper. same: columns that are
-        the same in all of them."""
-        names = dict.fromkeys(chain.from_iterable(rows))
-        self.append_rows([*names], [row.get(name) for row in rows for name in names], **same)
-
-    def append_rows(self, names: Sequence[str], rows: Sequence[Any], **same: Any) -> None:
-        """The same with rows as values of these columns, one after the other, None where one is not
-        observed."""
-        if rows:
-            self.extend({name: rows[i :: len(names)] for i, name in enumerate(names)}, **same)
+        named = {self.columns[0].name: None} | values
+        self.extend({name: [value] for name, value in named.items()})
+        return self._n - 1
 
     def extend(self, columns: Mapping[str, Sequence[Any] | np.ndarray], **same: Any) -> None:
         """Add many rows at once from equally long columns: arrays, or values, None where one is not
@@ -134,8 +100,10 @@ class Table:
         start, stop = self._n, self._n + n
         for name in columns:
             self._array(name)
-        if stop > self._ready:
-            self._make_ready(stop, columns)
+        if stop > self._capacity:
+            self._grow(stop)
+        for name in self._arrays.keys() - columns.keys():
+            self._arrays[name][start:stop] = _blank(self._named[name])
         for name, values in columns.items():
             if isinstance(values, str):
                 values = self._texts.code(values)
@@ -191,21 +159,12 @@ class Table:
             return [_observed(v) for v in raw.tolist()]
         return _observed(raw.item())
 
-    def _make_ready(self, needed: int, given: Container[str] = ()) -> None:
-        """Have this many rows in which nothing is observed yet, and some more. given: columns that
-        these rows are filled in next."""
-        if needed > self._capacity:
-            self._grow(needed)
-        start, self._ready = self._ready, min(self._capacity, needed + _BLOCK - 1)
-        for name, array in self._arrays.items():
-            array[needed if name in given else start : self._ready] = _blank(self._named[name])
-
     def _array(self, name: str) -> np.ndarray:
         """A column that can be written to."""
         if (array := self._arrays.get(name)) is None:
             array = _empty(self._named[name], self._capacity)
-            array[: self._ready] = _blank(self._named[name])
-            self._arrays[name], self._cells[name] = array, array.reshape(-1).data
+            array[: self._n] = _blank(self._named[name])
+            self._arrays[name] = array
         return array
 
     def _grow(self, needed: int) -> None:
@@ -215,8 +174,7 @@ class Table:
             grown[name] = _empty(self._named[name], capacity)
             grown[name][: self._n] = array[: self._n]
         self._arrays = grown
-        self._cells = {name: array.reshape(-1).data for name, array in grown.items()}
-        self._capacity, self._ready = capacity, self._n
+        self._capacity = capacity
 
 
 class TextPool:

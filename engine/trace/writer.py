@@ -70,13 +70,9 @@ class TraceWriter:
         """
         self.store.tables[table].append(run_id=self.run_id, **values)
 
-    def append_all(self, table: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Add rows to a table, each as `append` takes it."""
-        self.store.tables[table].append_all(rows, run_id=self.run_id)
-
     def append_rows(self, table: str, names: Sequence[str], rows: Sequence[Any]) -> None:
-        """The same with rows as values of these columns, row after row."""
-        self.store.tables[table].append_rows(names, rows, run_id=self.run_id)
+        """Add rows to a table: values of these columns, row after row."""
+        self.extend(table, {name: rows[i :: len(names)] for i, name in enumerate(names)})
 
     def extend(self, table: str, columns: Mapping[str, Sequence[Any] | np.ndarray]) -> None:
         """Add many rows from columns of equal length, [n] each; see Table.extend."""

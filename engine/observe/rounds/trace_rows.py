@@ -113,7 +113,7 @@ class RowWriter:
         """Bytes of tokens as the server's log tells them."""
         self._tokens_of: list[Any] = []
         self._rounds_of: list[Any] = []
-        self._drafts: list[dict[str, Any]] = []
+        self._drafts: list[Any] = []
         """Not written yet; the row of a round comes after those of its tokens."""
         self._plain: list[tuple[int, int, int, TokenColumns]] = []
         """The same of tokens whose rounds are not known: round, sequence, first position, tokens;
@@ -143,7 +143,7 @@ class RowWriter:
         if not (self._tokens_of or self._drafts or self._rounds_of):
             return
         self._writer.append_rows("tokens", _TOKEN, self._tokens_of)
-        self._writer.append_all("drafts", self._drafts)
+        self._writer.append_rows("drafts", _DRAFT, self._drafts)
         self._writer.append_rows("rounds", _ROUND, self._rounds_of)
         for rows in (self._tokens_of, self._drafts, self._rounds_of):
             rows.clear()
@@ -283,7 +283,7 @@ class RowWriter:
             *_of_log(one.log),
         )
         if one.drafted and is_one and drafter:
-            self._drafts.append(ids | {"drafter": drafter, "num_draft_tokens": one.drafted})
+            self._drafts += ids["round"], ids["seq_id"], drafter, one.drafted
 
     def _drafter(self, one: ObservedRound) -> str:
         """Whose draft was verified: the log's word, or the server's only drafter."""
@@ -356,6 +356,7 @@ class RowWriter:
 
 
 _OF_DRAFT = "draft_index", "draft_p", "draft_top_id", "draft_top_p"
+_DRAFT = ("round", "seq_id", "drafter", "num_draft_tokens")
 _TOKEN = ("round", "seq_id", *COLUMNS["tokens"], *_OF_DRAFT)
 """Columns of a token's row."""
 _OF_LOG = "checkpoint_bytes", "draft_n_max", *(f"{phase}_ms" for phase in PHASES)
