@@ -96,7 +96,9 @@ def sampler_cause(a: DraftSide, b: DraftSide) -> Cause | None:
     # what leaves the best token in its place shows in no greedy text
     idle = {*_SPREAD} if parts else {*SAMPLING}
     if max(temps) > 0:
-        idle = set() if parts else {"seed"}
+        # of two engines one seed gives two texts
+        engines = {one.engine if (one := side.run.facts.source) else "" for side in (a, b)}
+        idle = set() if parts and len(engines) == 1 else {"seed"}
     if not any(_penalises(one) for one in settings):
         idle.add("repeat_last_n")
     names = [

@@ -280,13 +280,20 @@ def test_a_setting_is_the_same_in_the_forms_of_two_servers(
 
 
 @pytest.mark.parametrize(
-    ("temp", "text", "said"), [(0.8, [1, 2, 4], True), (0.8, [1, 2, 3], False)]
+    ("other", "text", "said"),
+    [("", [1, 2, 4], True), ("", [1, 2, 3], False), ("x", [1, 2, 4], False)],
 )
-def test_texts_that_part_by_their_seeds_are_named(temp: float, text: list[int], said: bool) -> None:
+def test_texts_that_part_by_their_seeds_are_named(other: str, text: list[int], said: bool) -> None:
+    def run(engine: str) -> Any:
+        source = SimpleNamespace(engine=engine) if engine else None
+        return SimpleNamespace(facts=SimpleNamespace(source=source))
+
     common: dict[str, Any] = {"n_prompt": 1, "prompt": [1], "rule": None}
     a, b = (
-        SimpleNamespace(setting={"temperature": temp, "seed": seed}, text=own, **common)
-        for seed, own in ((3, [1, 2, 3]), (4, text))
+        SimpleNamespace(
+            setting={"temperature": 0.8, "seed": seed}, text=own, run=run(engine), **common
+        )
+        for seed, own, engine in ((3, [1, 2, 3], ""), (4, text, other))
     )
     found: Any = sampler_cause(a, b)  # type: ignore[arg-type]
     assert (found is not None) == said
