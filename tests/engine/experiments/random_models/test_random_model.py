@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.errors import OptionError
+from engine.errors import DraftscopeError, OptionError
 from engine.experiments.random_models import random_model
 from engine.experiments.random_models.quant_mixes import (
     BLOCK_TYPES,
@@ -200,7 +200,7 @@ def test_a_failure_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(gguf.GGUFWriter, "write_tensor_data", full)
     (tmp_path / "old.gguf").write_bytes(b"old")
-    with pytest.raises(OptionError, match="No space left on device"):
+    with pytest.raises(DraftscopeError, match="No space left on device"):
         write_random_model(tmp_path / "old.gguf", size="tiny")
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"old"]
 
