@@ -126,7 +126,10 @@ _DRAFT = (
     *("num_wrong_rows", "num_wrong_tokens", "block_length", "confidence", "draft_ms"),
 )
 _SLOT = (*_ROUND, "slot", "state", "age")
-_PASS = ("round", "ubatch", "of", "seq_ids", "purpose", "ms", "pos_gap")
+_PASS = (
+    *("round", "ubatch", "n_seqs", "n_seq_tokens", "n_padding", "reason"),
+    *("seq_ids", "purpose", "ms", "pos_gap"),
+)
 _ROUNDS = (
     *(*_ROUND, "pos0", "accept_rule", "num_target_tokens", "rollback_depth"),
     *("memory_rollback", "rollback_path", "valid_depth", "rs_idx_before", "rs_idx_after"),
@@ -208,7 +211,10 @@ class Recorder:
 
         ms: its duration. pos_gap: see engine.decode.forward.Forward.
         """
-        self._passes += (round_, self._n_ubatches, ubatch, seq_ids, purpose, ms, pos_gap)
+        self._passes += (
+            *(round_, self._n_ubatches, *ubatch.tokens.shape, ubatch.n_padding, ubatch.reason),
+            *(seq_ids, purpose, ms, pos_gap),
+        )
         self._n_ubatches += 1
 
     def drafts(
@@ -320,10 +326,8 @@ def _look(memory: HybridMemory | None, seq: int, n_rs_seq: int | None) -> tuple[
 def _pass_columns(passes: Sequence[Any]) -> Columns:
     """`ubatches` of passes as `Recorder.ubatch` keeps them."""
     columns = _sliced(_PASS, passes)
-    names, ubatches = ("n_seqs", "n_seq_tokens", "n_padding", "reason"), columns.pop("of")
-    own = [(*x.tokens.shape, x.n_padding, x.reason) for x in ubatches]
     columns["seq_ids"] = [_words(tuple(seq_ids)) for seq_ids in columns["seq_ids"]]
-    return columns | _sliced(names, [*chain.from_iterable(own)])
+    return columns
 
 
 @lru_cache(1024)
@@ -350,7 +354,10 @@ def _round_columns(
     phases = phases_of(clocks, [round_.seq for round_ in rounds], n_of)
     spent_ms = phases.sum(1)
     rest_ms = np.maximum(0.0, np.array(elapsed_ms) - np.bincount(of, spent_ms)[of]) / n_of
-    passes = [_words(range(*ends)) for ends in zip(first, stop, strict=True)]
+    passes = [
+        str(start) if start + 1 == end else " ".join(map(str, range(start, end)))
+        for start, end in zip(first, stop, strict=True)
+    ]
     if moved[0][0] is None:
         own = moved[:2]
     else:

@@ -152,9 +152,10 @@ class Round:
     @property
     def examined(self) -> tuple[Sequence[int], Sequence[int]]:
         """Each judged draft token and then each token of the target's own; their logits' rows."""
-        n_all, drafted = len(self.accepted), self.drafted
+        n_all = len(self.accepted)
         if self.draft is None:
             return self.accepted, range(n_all)
+        drafted = self.drafted
         n_accepted = n_all - self.n_own
         n = min(len(drafted), n_accepted + 1)
         rows = [*range(n), *range(n_accepted, n_all)]

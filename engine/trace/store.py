@@ -186,19 +186,18 @@ class TextPool:
 
     def code(self, text: str) -> int:
         """The code of a string, given on first sight."""
-        code = self._codes.get(text)
-        if code is None:
-            code = len(self._texts)
-            self._texts.append(text)
-            self._codes[text] = code
-        return code
+        return self.codes([text])[0]
 
     def codes(self, texts: Sequence[str] | np.ndarray) -> list[int]:
         """The codes of strings."""
         try:
             return list(map(self._codes.__getitem__, texts))
-        except KeyError:  # some are new
-            return [self.code(text) for text in texts]
+        except KeyError:
+            new = [text for text in dict.fromkeys(texts) if text not in self._codes]
+            codes = range(len(self._texts), len(self._texts) + len(new))
+            self._texts += new
+            self._codes.update(zip(new, codes, strict=True))
+            return list(map(self._codes.__getitem__, texts))
 
     def find(self, text: str) -> int:
         """The code of a string, -1 when no row can hold it yet."""
