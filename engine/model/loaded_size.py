@@ -104,7 +104,7 @@ def _bytes_in(tensors: Mapping[str, TensorInfo], mode: str, has_head: bool) -> i
         table = tensors["token_embd.weight"]
         # unpacked, the head is the embedding itself
         is_packed = mode == "bf16" and not _stays(tensors, table, mode)
-        if mode.startswith("int8") or (is_packed and table.type.name != "BF16"):
+        if mode.startswith("int8") or (is_packed and not _stays(tensors, table, "f32")):
             total += _packed(table, mode, False)
     return total
 

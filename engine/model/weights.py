@@ -219,7 +219,9 @@ class Weights:
         if "output.weight" in self:
             return self.project("output.weight")
         rows, before = embedding.rows, self.n_bytes
-        if rows.type is None or self.in_blocks(name):
+        # a packed copy of F16 would be another matrix, less exact than the table
+        as_stored = self.in_blocks(name) or (rows.type == "F16" and self.compute == "bf16")
+        if rows.type is None or as_stored:
             projection = self.stack([rows])
             if projection.packed.mode == "f32" or rows.type is not None:
                 self.n_bytes = before

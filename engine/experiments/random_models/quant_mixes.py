@@ -28,6 +28,7 @@ Quant = GGMLQuantizationType
 
 _MIXES = {
     "f32": (Quant.F32, LlamaFileType.ALL_F32),
+    "f16": (Quant.F16, LlamaFileType.MOSTLY_F16),
     "bf16": (Quant.BF16, LlamaFileType.MOSTLY_BF16),
     "q8_0": (Quant.Q8_0, LlamaFileType.MOSTLY_Q8_0),
     "q4_k": (Quant.Q4_K, LlamaFileType.MOSTLY_Q4_K_M),
@@ -46,6 +47,7 @@ _MIXES = {
 }
 QUANTS = tuple(_MIXES)
 """Names of the mixes."""
+_HALVES = "f16", "bf16"
 
 _SHORTER = {
     Quant.Q2_K: Quant.Q4_0,
@@ -93,7 +95,7 @@ def tensor_type(
         return Quant.F32
     kind = _wanted(name, shape, config, mix, tied)
     if any(word in name for word in _NOT_BELOW_Q8_0.get(config.architecture, ())):
-        kind = Quant.BF16 if mix == "bf16" else Quant.Q8_0
+        kind = _MIXES[mix][0] if mix in _HALVES else Quant.Q8_0
     return _SHORTER.get(kind, kind) if shape[-1] % GGML_QUANT_SIZES[kind][0] else kind
 
 
@@ -101,7 +103,7 @@ def _wanted(
     name: str, shape: tuple[int, ...], config: ModelConfig, mix: str, tied: bool
 ) -> GGMLQuantizationType:
     base = _MIXES[mix][0]
-    if mix in ("bf16", "q8_0"):
+    if mix in (*_HALVES, "q8_0"):
         return base
     if name == "output.weight" or (name == "token_embd.weight" and tied):
         return Quant.Q8_0 if mix == "mxfp4" else Quant.Q6_K
@@ -176,16 +178,16 @@ _SIX_BITS = np.arange(64) - 32
 def random_tensor(
     rng: np.random.Generator, shape: tuple[int, ...], std: float, kind: GGMLQuantizationType
 ) -> np.ndarray:
-    """Values of mean 0 and this standard deviation, stored as F32, BF16 or one of BLOCK_TYPES.
+    """Values of mean 0 and this standard deviation, stored as F32, F16, BF16 or one of BLOCK_TYPES.
 
-    F32: float32 of `shape`. BF16: its upper halves, uint16 of `shape`. Otherwise uint8 [..., bytes
-    of a row]; the last dimension of `shape` is a multiple of the block length.
+    F32, F16: float32, float16 of `shape`. BF16: its upper halves, uint16 of `shape`. Otherwise
+    uint8 [..., bytes of a row]; the last dimension of `shape` is a multiple of the block length.
     """
-    if kind in (Quant.F32, Quant.BF16):
+    if kind in (Quant.F32, Quant.F16, Quant.BF16):
         values = rng.standard_normal(shape, dtype=np.float32)
         values *= np.float32(std)
-        if kind == Quant.F32:
-            return values
+        if kind != Quant.BF16:
+            return values.astype(np.float16 if kind == Quant.F16 else np.float32, copy=False)
         # cut off instead of rounded: as random as before
         return (values.view(np.uint32) >> 16).astype(np.uint16)
     length, size = GGML_QUANT_SIZES[kind]

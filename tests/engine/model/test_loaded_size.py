@@ -37,24 +37,26 @@ def test_so_it_is_of_random_models(arch, mode, tmp_path):
     hold(path, mode)
 
 
+@pytest.mark.parametrize("type", ["BF16", "F16"])
 @pytest.mark.parametrize("mode", MODES)
-def test_a_table_of_16_bits_stays_so_and_is_the_head_where_it_can(mode, tmp_path):
+def test_a_table_of_16_bits_stays_so_and_is_the_head_where_it_can(mode, type, tmp_path):
     path = tmp_path / "tiny.gguf"
-    write_random_model(path, size="tiny", quant="bf16")
+    write_random_model(path, size="tiny", quant=type.lower())
     hold(path, mode)
     tokens = torch.tensor([[3, 1, 4]])
     with GgufFile.open(path) as file:
         model, table = load_model(file, compute=mode), file.tensors["token_embd.weight"]
         numbers = TensorReader(file).take("token_embd.weight", table.shape)
     embedding, packed = model.embedding, model.projection.packed
-    assert embedding.rows.type == "BF16" and len(embedding) == len(numbers)
+    assert embedding.rows.type == type and len(embedding) == len(numbers)
     assert torch.equal(embedding(tokens), numbers[tokens])
-    own = pack(numbers, mode if mode in ("bf16", "int8", "int8x2") else "f32")
+    is_stored = mode in ("f32", "q8", "blocks") or (mode, type) == ("bf16", "F16")
+    own = pack(numbers, "f32" if is_stored else mode)
     x = torch.randn(3, numbers.shape[1])
     assert torch.equal(linear(x, packed), linear(x, own))
-    if mode in ("f32", "q8", "blocks"):
+    if is_stored:
         assert packed.data.bytes.data_ptr() == embedding.rows.data.data_ptr()
-    if mode == "bf16" and has_bf16():
+    elif mode == "bf16" and has_bf16():
         place = torch.ops.mkldnn.data_ptr(packed.data)
         assert embedding.rows.data.data_ptr() == int(place), "read where it is packed"
 

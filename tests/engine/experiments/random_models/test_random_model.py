@@ -40,6 +40,7 @@ KDA = ("bailingmoe3", "kimi-linear", "kimi-k3", "glm5-next")
 TYPES: dict[object, set[str]] = {
     "f32": {"F32"},
     "bf16": {"BF16"},
+    "f16": {"F16"},
     "q8_0": {"Q8_0"},
     "q4_k": {"Q4_K", "Q6_K"},
     "q4_k_m": {"Q4_K", "Q6_K"},
