@@ -19,7 +19,7 @@ import torch
 
 from engine.batch import Span
 from engine.environment import version
-from engine.errors import OptionError
+from engine.errors import DraftscopeError
 from engine.files import write_text
 from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
@@ -181,6 +181,6 @@ def _keep(key: str, times: dict[int, float]) -> None:
     entries = {**_read(), key: times}
     text = json.dumps({"version": 1, "times": dict([*entries.items()][-_MOST_KEPT:])})
     path = kept_file()
-    with suppress(OSError, OptionError):  # they are taken again the next time
+    with suppress(OSError, DraftscopeError):  # they are taken again the next time
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, text)

@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 
 from PySide6.QtCore import QByteArray, QLockFile, QSettings, QStandardPaths
 
-from engine.errors import OptionError
+from engine.errors import DraftscopeError
 from engine.files import written_whole
 
 N_RECENT = 10
@@ -261,7 +261,7 @@ def _begin_anew(store: QSettings, what: str, suffix: str) -> str:
         with written_whole(kept) as part:
             shutil.copyfile(path, part)
         where = f"They are kept as {kept}."
-    except OptionError:
+    except DraftscopeError:
         where = f"They could not be copied next to {path}."
     store.clear()
     store.setValue(VERSION_KEY, VERSION)

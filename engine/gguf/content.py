@@ -19,7 +19,7 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
-from engine.errors import Cancelled, OptionError
+from engine.errors import Cancelled, DraftscopeError
 from engine.files import write_text
 from engine.gguf.binary import check_cancelled, never
 from engine.gguf.part_file import FileStamp
@@ -83,7 +83,7 @@ def keep_hash(parts: Sequence[ModelFilePart], found: str) -> None:
     others = [entry for entry in _read() if _paths(entry[0]) != _paths(key)]
     text = json.dumps({"version": 1, "contents": [*others[1 - _MOST_KEPT :], (key, found)]})
     path = kept_file()
-    with suppress(OSError, OptionError):  # it is found again the next time
+    with suppress(OSError, DraftscopeError):  # it is found again the next time
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, text)
 

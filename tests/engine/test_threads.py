@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 
 import pytest
 import torch
 
-from engine import threads
+from engine import files, threads
 from engine.batch import Span
 from engine.memory.hybrid import HybridMemory
 from engine.model import info
@@ -122,6 +124,16 @@ def test_no_trial_where_it_could_change_results_or_takes_long(machine, demo, mon
 
 def test_a_folder_that_cannot_be_written_costs_another_trial(machine, demo, tmp_path) -> None:
     (tmp_path / "threads.json").mkdir()
+    for _ in range(2):
+        choose_threads(None, demo.info, demo.model)
+    assert len(machine) == 2
+
+
+def test_so_does_a_disk_without_room(machine, demo, monkeypatch) -> None:
+    def full(_) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(files, "synced", full)
     for _ in range(2):
         choose_threads(None, demo.info, demo.model)
     assert len(machine) == 2

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
 from PySide6.QtCore import QByteArray, QSettings
 
 from app.saved.settings import N_RECENT, STEPS, VERSION, Settings, free_settings
+from engine import files
 
 
 def raw() -> QSettings:
@@ -172,6 +175,17 @@ def test_a_newer_file_is_set_aside_and_said_so() -> None:
     assert "hologram" in kept.read_text()
     settings.sync()
     assert Settings().note == ""
+
+
+def test_one_that_no_room_is_left_for_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    write(version=VERSION + 5, window__theme="dark")
+    monkeypatch.setattr(files, "synced", full)
+    settings = Settings()
+    assert "could not be copied" in settings.note
+    assert settings.theme == "system"
 
 
 @pytest.mark.parametrize("version", ["soon", -3, "", 0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from engine import files
 from engine.errors import Cancelled
 from engine.gguf import content
 from engine.gguf.content import ContentHash, hash_tensors, keep_hash, kept_file, kept_hash
@@ -242,3 +244,14 @@ def test_the_thread_ends_before_python_does(tmp_path: Path) -> None:
         [sys.executable, "-c", textwrap.dedent(lines)], capture_output=True, text=True, check=True
     )
     assert done.stdout == "['MainThread']\n"
+
+
+def test_a_disk_without_room_is_no_error(
+    tmp_path: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(files, "synced", full)
+    assert learnt(model(tmp_path / "m.gguf"))["content"]
+    assert not kept.exists()
