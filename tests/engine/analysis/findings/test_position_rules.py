@@ -10,14 +10,6 @@ from engine.trace.store import TraceStore
 from tests.support.round_rows import add_draft, add_round, found, new_run
 
 
-@pytest.fixture
-def store() -> TraceStore:
-    store = TraceStore()
-    new_run(store)
-    add_round(store, 0)
-    return store
-
-
 def held(n_used: int, pos_max: int, recurrent: int | None = None, duplicate: int = 0):
     return {
         "kv_cells_used": n_used,
