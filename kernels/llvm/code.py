@@ -95,6 +95,23 @@ class Code:
         once = self.builder.module.add_metadata([ir.Constant(I32, 1)])
         store.set_metadata("nontemporal", once)
 
+    def chosen(self, name: str, numbers: Sequence[int], index: Value) -> Value:
+        """Of numbers i32 that the program holds, one table under a name, those that a vector i32
+        points at."""
+        table = self.builder.module.globals.get(name)
+        if table is None:
+            whole = ir.Constant(ir.ArrayType(I32, len(numbers)), list(numbers))
+            table = ir.GlobalVariable(self.builder.module, whole.type, name)
+            table.initializer, table.global_constant, table.linkage = whole, True, "internal"
+        start = Value(self.builder, self.builder.ptrtoint(table, I64))
+        found = ir.Constant(index.type, ir.Undefined)
+        for i in range(index.type.count):
+            lane = ir.Constant(I32, i)
+            at = Value(self.builder, self.builder.extract_element(index.ir, lane)).resize(I64)
+            number = self.load(start + (at << 2), I32, 4)
+            found = self.builder.insert_element(found, number.ir, lane)
+        return Value(self.builder, found)
+
     def copy(self, target: Value, source: Value, n_bytes: Value) -> None:
         """Bytes from one place to another, which do not overlap."""
         self.call("memcpy", I64, target, source, n_bytes)
