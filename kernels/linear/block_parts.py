@@ -63,7 +63,8 @@ class IntegerBlockParts(NamedTuple):
 def split(blocks: Tensor, type: str) -> IntegerBlockParts:
     """The parts of blocks uint8 [..., bytes of a block] of a GGML type: all integers as int64, with
     a zero of 0."""
-    parts = SPLITTERS[type](blocks.clone(memory_format=torch.contiguous_format).flatten(0, -2))
+    splitter = SPLITTERS.get(type) or PROCESSOR_SPLITTERS[type]
+    parts = splitter(blocks.clone(memory_format=torch.contiguous_format).flatten(0, -2))
     parts = parts._replace(integers=parts.integers.long() - parts.zero)
     tensors: dict[str, Any] = {
         name: (part if part.is_floating_point() else part.long()).unflatten(0, blocks.shape[:-1])
@@ -360,6 +361,8 @@ SPLITTERS: dict[str, Callable[[Tensor], IntegerBlockParts]] = {
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
     "IQ4_XS": _iq4_xs,
+}
+PROCESSOR_SPLITTERS: dict[str, Callable[[Tensor], IntegerBlockParts]] = {
     "IQ3_S": _iq3_s,
     "IQ3_XXS": _iq3_xxs,
     "IQ2_S": _iq2_s,
@@ -370,6 +373,7 @@ SPLITTERS: dict[str, Callable[[Tensor], IntegerBlockParts]] = {
     "TQ2_0": _tq2_0,
     "TQ1_0": _tq1_0,
 }
+"""Of types whose products only a processor forms."""
 
 
 SHORT, LONG = 32, 256

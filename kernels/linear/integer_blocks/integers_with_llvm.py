@@ -390,14 +390,14 @@ def _from_grid(code: Code, type: str, indices: Sequence[Value]) -> list[Value]:
     return [words.bits(vector(I8, 4 * words.type.count)) for words in found]
 
 
-def _signed(
-    code: Code, type: str, indices: Sequence[Value], signs: Value
-) -> list[Value]:
+def _signed(code: Code, type: str, indices: Sequence[Value], signs: Value) -> list[Value]:
     """_from_grid with a minus where there is a bit in signs i32 [8 n], of 32 neighbours each."""
     integers, twice = [], 2 * FORMS[type].offset
     for k, four in enumerate(_from_grid(code, type, indices)):
         count = four.type.count
-        byte = signs.bits(four.type).take([j + k // 2 for j in range(0, count, 4) for _ in range(4)])
+        byte = signs.bits(four.type).take(
+            [j + k // 2 for j in range(0, count, 4) for _ in range(4)]
+        )
         bits = [1 << (4 * (k % 2) + i) for i in range(4)] * (count // 4)
         stays = (byte & code.constants(four.type, bits)).equal(0)
         integers.append(code.choose(stays, four, code.constant(four.type, twice) - four))
@@ -480,7 +480,9 @@ def _iq1_m(code: Code, blocks: Sequence[Value]) -> LongBlocks:
     return LongBlocks(integers, scale * 0.125, joined(scales))
 
 
-def _unscaled(code: Code, integers: Sequence[Value], blocks: Sequence[Value], at: int) -> LongBlocks:
+def _unscaled(
+    code: Code, integers: Sequence[Value], blocks: Sequence[Value], at: int
+) -> LongBlocks:
     """Of a scale at `at`, without scales of groups."""
     ones = code.constant(vector(I8, PER_STRETCH * len(blocks)), 1)
     return LongBlocks(integers, _halves(code, [block + at for block in blocks]), ones)

@@ -223,7 +223,7 @@ def test_int8_is_refused_on_cuda():
         (True, 10**9, {"Q4_K"}, "q8"),
         (False, 10**9, {"F32", "IQ4_XS"}, "q8"),
         (True, 10**9, {"F32", "F16"}, "bf16"),
-        (False, 10**9, {"F32", "F16", "IQ2_XXS"}, "f32"),
+        (False, 10**9, {"F32", "F16", "NVFP4"}, "f32"),
     ],
 )
 @pytest.mark.parametrize("llvm", [True, False])
