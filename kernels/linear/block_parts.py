@@ -229,24 +229,24 @@ def _iq4_xs(blocks: Tensor) -> IntegerBlockParts:
 
 
 @functools.cache
-def grid(type: str, device: torch.device = torch.device("cpu")) -> Tensor:
+def grid(type: str) -> Tensor:
     """What the indices of a type choose, small integers: int64 [n, 4] or [n, 8]. Those of IQ1
     types are eight times their numbers, which a step of one more or less is added to."""
     of_type = getattr(quants, type)
     of_type.init_grid()
     numbers = torch.from_numpy(of_type.grid).long().squeeze((0, 1))
-    return (8 * numbers if type.startswith("IQ1") else numbers).to(device)
+    return 8 * numbers if type.startswith("IQ1") else numbers
 
 
 def _chosen(type: str, index: Tensor, negative: Tensor) -> Tensor:
     """Integers [n, 256]: of the grid, with a minus where a bit is 1."""
-    found = grid(type, index.device)[index].flatten(1)
+    found = grid(type)[index].flatten(1)
     return torch.where(negative > 0, -found, found)
 
 
 def _whole(words: Tensor, shifts: Sequence[int]) -> Tensor:
     """Integers [n, m] moved down: [n, len(shifts) m], those of a word together."""
-    return (words.unsqueeze(-1) >> torch.tensor(shifts, device=words.device)).flatten(1)
+    return (words.unsqueeze(-1) >> torch.tensor(shifts)).flatten(1)
 
 
 def _unsigned(blocks: Tensor, start: int, stop: int, dtype: torch.dtype) -> Tensor:
@@ -261,7 +261,7 @@ _SEVENS = 0, 7, 14, 21
 def _with_eighth(seven: Tensor) -> Tensor:
     """Signs of eight numbers, of which seven are stored: the minuses are even in number. As bits
     [n, 8 m]."""
-    signs = _bits(seven.to(torch.uint8), 1).unflatten(1, (-1, 8))
+    signs = _bits(seven.byte(), 1).unflatten(1, (-1, 8))
     signs[..., 7] = signs.sum(-1) % 2
     return signs.flatten(1)
 
@@ -305,7 +305,7 @@ def _iq2_xxs(blocks: Tensor) -> IntegerBlockParts:
 def _iq1(type: str, index: Tensor, less: Tensor) -> Tensor:
     """Integers [n, 256]: of the grid, one less where `less` [n, m], of equal parts, and else one
     more."""
-    found = grid(type, index.device)[index].flatten(1)
+    found = grid(type)[index].flatten(1)
     return found + (1 - 2 * less).repeat_interleave(found.shape[1] // less.shape[1], 1)
 
 
@@ -319,7 +319,7 @@ def _iq1_s(blocks: Tensor) -> IntegerBlockParts:
 def _iq1_m(blocks: Tensor) -> IntegerBlockParts:
     """The bits of the scale are the upper four of each of four words."""
     more, words = _bits(blocks[:, 32:48], 4), _unsigned(blocks, 48, 56, torch.int16)
-    places = torch.tensor((0, 4, 8, 12), device=blocks.device)
+    places = torch.tensor((0, 4, 8, 12))
     scale = ((words >> 12) << places).sum(1, keepdim=True).to(torch.int16).view(torch.float16)
     integers = _iq1("IQ1_M", blocks[:, :32] | ((more & 7) << 8), more >> 3)
     scales = _odd(_whole(words, (0, 3, 6, 9)) & 7)
@@ -328,7 +328,7 @@ def _iq1_m(blocks: Tensor) -> IntegerBlockParts:
 
 def _thirds(blocks: Tensor, integers: Tensor, start: int) -> IntegerBlockParts:
     """Of integers 0, 1 and 2, without scales of parts."""
-    scales = torch.ones(len(blocks), LONG // SHORT, dtype=torch.int8, device=blocks.device)
+    scales = torch.ones(len(blocks), LONG // SHORT, dtype=torch.int8)
     return IntegerBlockParts(integers, _half(blocks, start), scales, zero=1)
 
 
@@ -341,7 +341,7 @@ def _tq1_0(blocks: Tensor) -> IntegerBlockParts:
     with them after the point, to the base of 3."""
     found = []
     for start, stop, n_digits in ((0, 32, 5), (32, 48, 5), (48, 52, 4)):
-        powers = 3 ** torch.arange(n_digits, device=blocks.device)
+        powers = 3 ** torch.arange(n_digits)
         rest = (blocks[:, start:stop].unsqueeze(1) * powers.unsqueeze(1)) & 255
         found.append((rest * 3 >> 8).flatten(1))
     return _thirds(blocks, torch.cat(found, 1), 52)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, LlamaFileType
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, LlamaFileType, quants
 
 from engine.model.config import ModelConfig
 from engine.model.parts.attention import AttentionPart
@@ -43,6 +43,7 @@ _MIXES = {
     "q5_0": (Quant.Q5_0, LlamaFileType.MOSTLY_Q5_0),
     "q5_1": (Quant.Q5_1, LlamaFileType.MOSTLY_Q5_1),
     "iq4_nl": (Quant.IQ4_NL, LlamaFileType.MOSTLY_IQ4_NL),
+    "iq3_s": (Quant.IQ3_S, LlamaFileType.MOSTLY_IQ3_S),
     "mxfp4": (Quant.MXFP4, LlamaFileType.MOSTLY_MXFP4_MOE),
 }
 QUANTS = tuple(_MIXES)
@@ -56,6 +57,7 @@ _SHORTER = {
     Quant.Q5_K: Quant.Q5_1,
     Quant.Q6_K: Quant.Q8_0,
     Quant.IQ4_XS: Quant.IQ4_NL,
+    Quant.IQ3_S: Quant.IQ4_NL,
 }
 """What llama.cpp takes for rows that are no whole blocks of 256."""
 _UNROUNDED = ("conv1d", "shortconv.conv", "ffn_gate_inp")
@@ -148,6 +150,8 @@ def _value_type(mix: str, block: int, config: ModelConfig) -> GGMLQuantizationTy
         return Quant.Q5_K if block < 2 else Quant.Q4_K
     if mix in ("iq4_nl", "iq4_xs"):
         return Quant.Q5_K if shared else None
+    if mix == "iq3_s":
+        return Quant.Q4_K if shared else None
     return _with_more_bits(mix, block, config)
 
 
@@ -173,6 +177,12 @@ def _with_more_bits(mix: str, block: int, config: ModelConfig) -> GGMLQuantizati
 _IQ4_LEVELS = np.array((-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113))
 _FP4_LEVELS = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 _SIX_BITS = np.arange(64) - 32
+
+
+def _grid(of_type: type[quants.IQ3_S]) -> np.ndarray:
+    """What the indices of a type choose."""
+    of_type.init_grid()
+    return of_type.grid
 
 
 def random_tensor(
@@ -279,6 +289,7 @@ _FILL: dict[GGMLQuantizationType, Callable[[np.random.Generator, np.ndarray, flo
     Quant.Q5_K: partial(_fill_q4_k, n_levels=32),
     Quant.Q6_K: _fill_q6_k,
     Quant.IQ4_XS: partial(_fill_signed, levels=(_SIX_BITS, _IQ4_LEVELS)),
+    Quant.IQ3_S: partial(_fill_signed, levels=(np.arange(1, 32, 2), _grid(quants.IQ3_S))),
 }
 BLOCK_TYPES = tuple(_FILL)
 """Types in blocks that random_tensor can make."""
