@@ -67,7 +67,7 @@ _UNROUNDED_OF = {
 }
 _NOT_BELOW_Q8_0 = {"glm5-next": ("attn_q_a.", "attn_q_b.", "nextn.eh_proj")}
 """What llama.cpp's quantiser leaves in full, and in more bits, in an architecture."""
-_OUTPUT_IN_Q5_K = ("q2_k", "q3_k_m", "q4_k_m", "iq4_nl", "iq4_xs")
+_OUTPUT_IN_Q5_K = ("q2_k", "q3_k_m", "q4_k_m", "iq4_nl", "iq4_xs", "iq3_s")
 
 
 def file_type(mix: str) -> LlamaFileType:
