@@ -179,12 +179,6 @@ _FP4_LEVELS = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 _SIX_BITS = np.arange(64) - 32
 
 
-def _grid(of_type: type[quants.IQ3_S]) -> np.ndarray:
-    """What the indices of a type choose."""
-    of_type.init_grid()
-    return of_type.grid
-
-
 def random_tensor(
     rng: np.random.Generator, shape: tuple[int, ...], std: float, kind: GGMLQuantizationType
 ) -> np.ndarray:
@@ -275,6 +269,12 @@ def _fill_q6_k(rng: np.random.Generator, blocks: np.ndarray, std: float) -> None
     blocks[:, 208:] = _half(std / (_rms(np.arange(16, 32)) * _rms(_SIX_BITS)))
 
 
+def _fill_iq3_s(rng: np.random.Generator, blocks: np.ndarray, std: float) -> None:
+    quants.IQ3_S.init_grid()
+    assert quants.IQ3_S.grid is not None
+    _fill_signed(rng, blocks, std, levels=(np.arange(1, 32, 2), quants.IQ3_S.grid))
+
+
 _FILL: dict[GGMLQuantizationType, Callable[[np.random.Generator, np.ndarray, float], None]] = {
     Quant.Q4_0: partial(_fill_signed, levels=(np.arange(16) - 8,)),
     Quant.Q4_1: partial(_fill_centred, centre=7.5),
@@ -289,7 +289,7 @@ _FILL: dict[GGMLQuantizationType, Callable[[np.random.Generator, np.ndarray, flo
     Quant.Q5_K: partial(_fill_q4_k, n_levels=32),
     Quant.Q6_K: _fill_q6_k,
     Quant.IQ4_XS: partial(_fill_signed, levels=(_SIX_BITS, _IQ4_LEVELS)),
-    Quant.IQ3_S: partial(_fill_signed, levels=(np.arange(1, 32, 2), _grid(quants.IQ3_S))),
+    Quant.IQ3_S: _fill_iq3_s,
 }
 BLOCK_TYPES = tuple(_FILL)
 """Types in blocks that random_tensor can make."""

@@ -352,7 +352,7 @@ def _iq4_xs(code: Code, blocks: Sequence[Value]) -> LongBlocks:
 
 
 def _byte_of(words: Value, i: int, bits: int = 8) -> Value:
-    """Part i, of so many bits, of each number, as i32."""
+    """Part i of each number, a part having this many bits, as i32."""
     part = (words >> (bits * i)) & (2**bits - 1)
     return part if part.type.element == I32 else part.resize(I32)
 
