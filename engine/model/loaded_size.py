@@ -19,7 +19,10 @@ _F32, _HALVES, _GROUP = 4, ("F16", "BF16"), 32
 # types of which products with blocks exist (kernels.linear.block_linear, which would load torch)
 _BLOCKS = ("Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K")
 # and products of integers (kernels.linear.integer_blocks)
-_INTEGER_BLOCKS = (*_BLOCKS, "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "MXFP4", "Q2_K", "Q3_K", "IQ4_XS")
+_INTEGER_BLOCKS = (
+    *(*_BLOCKS, "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "MXFP4", "Q2_K", "Q3_K", "IQ4_XS", "IQ3_S"),
+    *("IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_S", "IQ1_M", "TQ2_0", "TQ1_0"),
+)
 # what engine.model keeps as f32 in every mode, by parts of names
 _KEPT = (
     "ssm_conv1d",

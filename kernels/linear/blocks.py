@@ -26,7 +26,8 @@ GROUP = 32
 def stays_in_blocks(type: str, mode: str, device: torch.device) -> bool:
     """Whether a matrix of a GGML type is multiplied in this mode without being expanded before."""
     if mode == "q8":
-        return type in integer_blocks.TYPES
+        on_cpu = device.type == "cpu"
+        return type in (integer_blocks.TYPES if on_cpu else integer_blocks.GPU_TYPES)
     here = mode == "blocks" or (mode == "bf16" and device.type == "cpu" and uses_llvm())
     return here and type in TYPES
 

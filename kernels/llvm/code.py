@@ -13,6 +13,11 @@ from llvmlite import ir
 from kernels.llvm.values import I8, I32, I64, Value, constant, mangled, vector
 
 _POINTER = ir.PointerType()
+_GATHERS = {
+    8: ("llvm.x86.avx2.gather.d.d.256", vector(I32, 8), I8),
+    16: ("llvm.x86.avx512.mask.gather.dpi.512", vector(ir.IntType(1), 16), I32),
+}
+"""By how many numbers: a function, and the types of its mask and its scale."""
 
 
 class Variable:
@@ -94,6 +99,19 @@ class Code:
         store = self.builder.store(value.ir, self._pointer(address), align=align)
         once = self.builder.module.add_metadata([ir.Constant(I32, 1)])
         store.set_metadata("nontemporal", once)
+
+    def chosen(self, name: str, numbers: Sequence[int], index: Value) -> Value:
+        """Of numbers i32 that the program holds, one table under a name, those that a vector i32
+        points at."""
+        table = self.builder.module.globals.get(name)
+        if table is None:
+            whole = ir.Constant(ir.ArrayType(I32, len(numbers)), list(numbers))
+            table = ir.GlobalVariable(self.builder.module, whole.type, name)
+            table.initializer, table.global_constant, table.linkage = whole, True, "internal"
+        every, start = index.type, Value(self.builder, table)
+        gather, mask, scale = _GATHERS[every.count]
+        nothing, all_lanes = self.constant(every, 0), self.constant(mask, -1)
+        return self.call(gather, every, nothing, start, index, all_lanes, self.constant(scale, 4))
 
     def copy(self, target: Value, source: Value, n_bytes: Value) -> None:
         """Bytes from one place to another, which do not overlap."""

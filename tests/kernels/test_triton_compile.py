@@ -25,7 +25,7 @@ from kernels.linear.block_linear import TYPES
 from kernels.linear.block_linear import with_triton as blocks_op
 from kernels.linear.block_parts import Residual
 from kernels.linear.blocks import pack_blocks, stack_weights
-from kernels.linear.integer_blocks import TYPES as INTEGER_TYPES
+from kernels.linear.integer_blocks import GPU_TYPES as INTEGER_TYPES
 from kernels.linear.integer_blocks import with_triton as integers_op
 from kernels.linear.integer_blocks.rows_with_triton import MOST_NORMED, operation_rows
 from kernels.linear.packed import BlockData, PackedWeight

@@ -16,6 +16,9 @@ HALVES = {
     "Q5_K": [0, 2],
     "Q6_K": [208],
     "MXFP4": [],
+    "TQ1_0": [52],
+    "TQ2_0": [64],
+    "IQ1_M": [],
 }
 
 
@@ -36,4 +39,9 @@ def random_blocks(
     if type_name == "MXFP4":
         # a power of two: 128 stands for 1, of numbers that are doubled
         raw[:, 0] = rng.integers(127, 130, len(raw))
+    if type_name == "IQ1_M":
+        # the scale has the upper four bits of each of four words
+        words, scales = raw[:, 48:].view("<u2"), rng.uniform(0.5, 2, len(raw)).astype("<f2")
+        words &= 0xFFF
+        words |= (scales.view("<u2")[:, None] >> np.arange(0, 16, 4) & 15).astype("<u2") << 12
     return torch.from_numpy(raw.reshape(n_out, -1))

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, LlamaFileType
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, LlamaFileType, quants
 
 from engine.model.config import ModelConfig
 from engine.model.parts.attention import AttentionPart
@@ -43,6 +43,7 @@ _MIXES = {
     "q5_0": (Quant.Q5_0, LlamaFileType.MOSTLY_Q5_0),
     "q5_1": (Quant.Q5_1, LlamaFileType.MOSTLY_Q5_1),
     "iq4_nl": (Quant.IQ4_NL, LlamaFileType.MOSTLY_IQ4_NL),
+    "iq3_s": (Quant.IQ3_S, LlamaFileType.MOSTLY_IQ3_S),
     "mxfp4": (Quant.MXFP4, LlamaFileType.MOSTLY_MXFP4_MOE),
 }
 QUANTS = tuple(_MIXES)
@@ -56,6 +57,7 @@ _SHORTER = {
     Quant.Q5_K: Quant.Q5_1,
     Quant.Q6_K: Quant.Q8_0,
     Quant.IQ4_XS: Quant.IQ4_NL,
+    Quant.IQ3_S: Quant.IQ4_NL,
 }
 """What llama.cpp takes for rows that are no whole blocks of 256."""
 _UNROUNDED = ("conv1d", "shortconv.conv", "ffn_gate_inp")
@@ -65,7 +67,7 @@ _UNROUNDED_OF = {
 }
 _NOT_BELOW_Q8_0 = {"glm5-next": ("attn_q_a.", "attn_q_b.", "nextn.eh_proj")}
 """What llama.cpp's quantiser leaves in full, and in more bits, in an architecture."""
-_OUTPUT_IN_Q5_K = ("q2_k", "q3_k_m", "q4_k_m", "iq4_nl", "iq4_xs")
+_OUTPUT_IN_Q5_K = ("q2_k", "q3_k_m", "q4_k_m", "iq4_nl", "iq4_xs", "iq3_s")
 
 
 def file_type(mix: str) -> LlamaFileType:
@@ -148,6 +150,8 @@ def _value_type(mix: str, block: int, config: ModelConfig) -> GGMLQuantizationTy
         return Quant.Q5_K if block < 2 else Quant.Q4_K
     if mix in ("iq4_nl", "iq4_xs"):
         return Quant.Q5_K if shared else None
+    if mix == "iq3_s":
+        return Quant.Q4_K if shared else None
     return _with_more_bits(mix, block, config)
 
 
@@ -265,6 +269,12 @@ def _fill_q6_k(rng: np.random.Generator, blocks: np.ndarray, std: float) -> None
     blocks[:, 208:] = _half(std / (_rms(np.arange(16, 32)) * _rms(_SIX_BITS)))
 
 
+def _fill_iq3_s(rng: np.random.Generator, blocks: np.ndarray, std: float) -> None:
+    quants.IQ3_S.init_grid()
+    assert quants.IQ3_S.grid is not None
+    _fill_signed(rng, blocks, std, levels=(np.arange(1, 32, 2), quants.IQ3_S.grid))
+
+
 _FILL: dict[GGMLQuantizationType, Callable[[np.random.Generator, np.ndarray, float], None]] = {
     Quant.Q4_0: partial(_fill_signed, levels=(np.arange(16) - 8,)),
     Quant.Q4_1: partial(_fill_centred, centre=7.5),
@@ -279,6 +289,7 @@ _FILL: dict[GGMLQuantizationType, Callable[[np.random.Generator, np.ndarray, flo
     Quant.Q5_K: partial(_fill_q4_k, n_levels=32),
     Quant.Q6_K: _fill_q6_k,
     Quant.IQ4_XS: partial(_fill_signed, levels=(_SIX_BITS, _IQ4_LEVELS)),
+    Quant.IQ3_S: _fill_iq3_s,
 }
 BLOCK_TYPES = tuple(_FILL)
 """Types in blocks that random_tensor can make."""

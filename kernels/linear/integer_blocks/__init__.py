@@ -16,6 +16,7 @@ from torch.nn import functional
 from kernels.dispatch import pick
 from kernels.linear.block_parts import (
     LONG,
+    PROCESSOR_SPLITTERS,
     SHORT,
     SPLITTERS,
     IntegerBlockParts,
@@ -25,8 +26,10 @@ from kernels.linear.block_parts import (
     split,
 )
 
-TYPES = tuple(SPLITTERS)
-"""The types that have such a product."""
+GPU_TYPES = tuple(SPLITTERS)
+"""The types that have such a product everywhere."""
+TYPES = (*GPU_TYPES, *PROCESSOR_SPLITTERS)
+"""Those that have one on a processor."""
 
 
 def integer_linear(x: Tensor, blocks: Tensor, type: str, *, invariant: bool = False) -> Tensor:

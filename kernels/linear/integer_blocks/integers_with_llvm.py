@@ -10,19 +10,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+import torch
 from llvmlite import ir
 
-from kernels.linear.block_parts import IQ4_LEVELS, MXFP4_LEVELS
+from kernels.linear.block_parts import IQ4_LEVELS, MXFP4_LEVELS, grid
 from kernels.linear.integer_blocks.activations_with_llvm import PER_STRETCH
 from kernels.llvm import F32, Code, Value, vector
-from kernels.llvm.values import F16, I8, I16, I32
+from kernels.llvm.values import F16, I8, I16, I32, I64
 
 BYTES = 32
 """Bytes in a vector for one stretch."""
 
 I8X32, I16X16, I32X8 = vector(I8, 32), vector(I16, 16), vector(I32, 8)
 F32X8 = vector(F32, 8)
-_I8X16, _I32X4 = vector(I8, 16), vector(I32, 4)
+_I8X8, _I8X16, _I32X4, _I64X8 = vector(I8, 8), vector(I8, 16), vector(I32, 4), vector(I64, 8)
 _IN_ORDER = tuple(range(PER_STRETCH))
 
 
@@ -52,6 +53,8 @@ _PAIRED, _HALVED, _CUT = (
     _sixteens((0, 1, 4, 5), (2, 3, 6, 7)),
     _sixteens((0, 1, 2, 3), (4, 5, 6, 7)),
 )
+# the first sixteens of all 32, then the second ones
+_SPLIT = (*range(0, 16, 2), *range(1, 16, 2))
 
 FORMS = {
     "Q4_0": Form(8, 15),
@@ -67,6 +70,15 @@ FORMS = {
     "Q5_K": Form(0, 31, minimum=True, group=32, lanes=_PAIRED),
     "Q6_K": Form(32, 63, group=16, lanes=_HALVED),
     "IQ4_XS": Form(0, None, group=32, lanes=(0, 2, 4, 6, 1, 3, 5, 7)),
+    "IQ3_S": Form(15, 30, group=32),
+    "IQ3_XXS": Form(62, 124, group=32),
+    "IQ2_S": Form(43, 86, group=16, lanes=_SPLIT),
+    "IQ2_XS": Form(43, 86, group=16, lanes=_SPLIT),
+    "IQ2_XXS": Form(43, 86, group=32),
+    "IQ1_S": Form(9, 18, group=32),
+    "IQ1_M": Form(9, 18, group=16, lanes=_SPLIT),
+    "TQ2_0": Form(1, 3, group=32, lanes=_CUT),
+    "TQ1_0": Form(1, 2, group=32, lanes=_SPLIT),
 }
 
 
@@ -339,6 +351,165 @@ def _iq4_xs(code: Code, blocks: Sequence[Value]) -> LongBlocks:
     return LongBlocks(integers, _halves(code, blocks), joined(scales))
 
 
+def _byte_of(words: Value, i: int, bits: int = 8) -> Value:
+    """Part i of each number, a part having this many bits, as i32."""
+    part = (words >> (bits * i)) & (2**bits - 1)
+    return part if part.type.element == I32 else part.resize(I32)
+
+
+def _nibble_scales(code: Code, blocks: Sequence[Value], start: int, count: int) -> Value:
+    """i8, odd, of `count` scales of four bits from `start` on."""
+    bytes = _loaded(code, blocks, start, vector(I8, count // 2)).repeated(2).resize(I32)
+    return _odd(bytes >> code.constants(bytes.type, [0, 4] * (bytes.type.count // 2)))
+
+
+def _odd(scales: Value, bits: int = 4) -> Value:
+    """Twice the lowest bits of i32 and one, i8."""
+    return (((scales & (2**bits - 1)) << 1) + 1).resize(I8)
+
+
+def _eight_signs(seven: Value) -> Value:
+    """The signs in the lowest 28 bits of i32, seven for eight numbers, as bits of four bytes."""
+    signs = seven & 127
+    for i in range(1, 4):
+        signs |= (seven & (127 << (7 * i))) << i
+    odd = signs ^ ((signs >> 4) & 0x07070707)
+    odd = odd ^ ((odd >> 2) & 0x03030303)
+    odd = odd ^ ((odd >> 1) & 0x01010101)
+    return signs | ((odd & 0x01010101) << 7)
+
+
+def _from_grid(code: Code, type: str, indices: Sequence[Value]) -> list[Value]:
+    """Bytes, with what they are more than integers: of 4 indices for 32 neighbours, i32 [8 n], of
+    entries of 8, or of 8 of entries of 4."""
+    entries = grid(type) + FORMS[type].offset
+    words = entries.byte().view(torch.int32).flatten().tolist()
+    if len(indices) == 4:
+        indices = [(index << 1) + half for index in indices for half in (0, 1)]
+    found = [code.chosen(f"grid.{type}", words, index) for index in indices]
+    return [words.bits(vector(I8, 4 * words.type.count)) for words in found]
+
+
+def _signed(code: Code, type: str, indices: Sequence[Value], signs: Value) -> list[Value]:
+    """_from_grid with a minus where there is a bit in signs i32 [8 n], of 32 neighbours each."""
+    integers, twice = [], 2 * FORMS[type].offset
+    for k, four in enumerate(_from_grid(code, type, indices)):
+        count = four.type.count
+        byte = signs.bits(four.type).take(
+            [j + k // 2 for j in range(0, count, 4) for _ in range(4)]
+        )
+        bits = [1 << (4 * (k % 2) + i) for i in range(4)] * (count // 4)
+        stays = (byte & code.constants(four.type, bits)).equal(0)
+        integers.append(code.choose(stays, four, code.constant(four.type, twice) - four))
+    return integers
+
+
+def _iq3_s(code: Code, blocks: Sequence[Value]) -> LongBlocks:
+    low = _loaded(code, blocks, 2, _I64X8)
+    high = _loaded(code, blocks, 66, _I8X8).resize(I32)
+    indices = [_byte_of(low, k) | (_byte_of(high, k, 1) << 8) for k in range(8)]
+    integers = _signed(code, "IQ3_S", indices, _loaded(code, blocks, 74, I32X8))
+    return LongBlocks(integers, _halves(code, blocks), _nibble_scales(code, blocks, 106, 8))
+
+
+def _iq3_xxs(code: Code, blocks: Sequence[Value]) -> LongBlocks:
+    index, others = _loaded(code, blocks, 2, _I64X8), _loaded(code, blocks, 66, I32X8)
+    indices = [_byte_of(index, k) for k in range(8)]
+    integers = _signed(code, "IQ3_XXS", indices, _eight_signs(others))
+    return LongBlocks(integers, _halves(code, blocks) * 0.25, _odd(others >> 28))
+
+
+def _iq2_s(code: Code, blocks: Sequence[Value]) -> LongBlocks:
+    low = _loaded(code, blocks, 2, I32X8)
+    high = _loaded(code, blocks, 66, _I8X8).resize(I32)
+    indices = [_byte_of(low, i) | (_byte_of(high, i, 2) << 8) for i in range(4)]
+    integers = _signed(code, "IQ2_S", indices, _loaded(code, blocks, 34, I32X8))
+    scales = _nibble_scales(code, blocks, 74, 16)
+    return LongBlocks(integers, _halves(code, blocks) * 0.125, scales)
+
+
+def _iq2_xs(code: Code, blocks: Sequence[Value]) -> LongBlocks:
+    four = _loaded(code, blocks, 2, _I64X8)
+    both = [_byte_of(four, i, 16) for i in range(4)]
+    signs = both[0] >> 9
+    for i in range(1, 4):
+        signs |= (both[i] >> 9) << (7 * i)
+    indices = [two & 511 for two in both]
+    integers = _signed(code, "IQ2_XS", indices, _eight_signs(signs))
+    scales = _nibble_scales(code, blocks, 66, 16)
+    return LongBlocks(integers, _halves(code, blocks) * 0.125, scales)
+
+
+def _iq2_xxs(code: Code, blocks: Sequence[Value]) -> LongBlocks:
+    both = _loaded(code, blocks, 2, _I64X8)
+    index, others = both.resize(I32), (both >> 32).resize(I32)
+    indices = [_byte_of(index, i) for i in range(4)]
+    integers = _signed(code, "IQ2_XXS", indices, _eight_signs(others))
+    return LongBlocks(integers, _halves(code, blocks) * 0.125, _odd(others >> 28))
+
+
+def _iq1_s(code: Code, blocks: Sequence[Value]) -> LongBlocks:
+    """Integers of a group are all one less than eight times those of the grid, or one more."""
+    low = _loaded(code, blocks, 2, I32X8)
+    words = _loaded(code, blocks, 34, vector(I16, 8)).resize(I32)
+    indices = [_byte_of(low, i) | (_byte_of(words, i, 3) << 8) for i in range(4)]
+    step = ((words >> 15) << 1) * 0x01010101
+    fours = _from_grid(code, "IQ1_S", indices)
+    integers = [four + 1 - step.bits(four.type) for four in fours]
+    return LongBlocks(integers, _halves(code, blocks) * 0.125, _odd(words >> 12, 3))
+
+
+def _iq1_m(code: Code, blocks: Sequence[Value]) -> LongBlocks:
+    """As IQ1_S, of eight neighbours each; the bits of the scale are the upper four of words."""
+    low = _loaded(code, blocks, 0, I32X8)
+    high = _loaded(code, blocks, 32, vector(I16, 8)).resize(I32)
+    indices = [_byte_of(low, i) | ((_byte_of(high, i, 4) & 7) << 8) for i in range(4)]
+    steps = [(((high >> (4 * i + 3)) & 1) << 1) * 0x01010101 for i in range(4)]
+    integers = [
+        four + 1 - steps[k // 2].bits(four.type)
+        for k, four in enumerate(_from_grid(code, "IQ1_M", indices))
+    ]
+    halves, scales = [], []
+    for block in blocks:
+        words = [code.load(block + at, I16) for at in range(48, 56, 2)]
+        parts = [(word >> 12) << (4 * i) for i, word in enumerate(words)]
+        halves.append(parts[0] | parts[1] | parts[2] | parts[3])
+        four = joined(words).repeated(4).resize(I32)
+        scales.append(_odd(four >> code.constants(four.type, [0, 3, 6, 9] * 4), 3))
+    scale = joined(halves).bits(vector(F16, len(blocks))).widen()
+    return LongBlocks(integers, scale * 0.125, joined(scales))
+
+
+def _unscaled(
+    code: Code, integers: Sequence[Value], blocks: Sequence[Value], at: int
+) -> LongBlocks:
+    """Of a scale at `at`, without scales of groups."""
+    ones = code.constant(vector(I8, PER_STRETCH * len(blocks)), 1)
+    return LongBlocks(integers, _halves(code, [block + at for block in blocks]), ones)
+
+
+def _tq2_0(code: Code, blocks: Sequence[Value]) -> LongBlocks:
+    return _unscaled(code, list(_two_bits(code, blocks, 0)), blocks, 64)
+
+
+def _tq1_0(code: Code, blocks: Sequence[Value]) -> LongBlocks:
+    """Digits to the base of 3; see kernels.linear.block_parts. The last sixteen are of a word."""
+    sixteens = []
+    for block in blocks:
+        first, second, third = (code.load(block + at, _I8X16) for at in (0, 16, 32))
+        last = code.splat(code.load(block + 48, I32), 4).bits(_I8X16)
+        rests = [part * 3**i for i in range(5) for part in (first, second)]
+        rests += [third * 3**i for i in range(5)]
+        powers = [3**i for i in range(4) for _ in range(4)]
+        rests.append(last * code.constants(_I8X16, powers))
+        sixteens.append([(rest.resize(I16) * 3 >> 8).resize(I8) for rest in rests])
+    integers = []
+    for half in (0, 1):
+        loaded = [part for block in sixteens for part in block[half::2]]
+        integers += _turned([joined(loaded[i::4]) for i in range(4)])
+    return _unscaled(code, integers, blocks, 52)
+
+
 _LONG: dict[str, Callable[[Code, Sequence[Value]], LongBlocks]] = {
     "Q2_K": _q2_k,
     "Q3_K": _q3_k,
@@ -346,4 +517,13 @@ _LONG: dict[str, Callable[[Code, Sequence[Value]], LongBlocks]] = {
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
     "IQ4_XS": _iq4_xs,
+    "IQ3_S": _iq3_s,
+    "IQ3_XXS": _iq3_xxs,
+    "IQ2_S": _iq2_s,
+    "IQ2_XS": _iq2_xs,
+    "IQ2_XXS": _iq2_xxs,
+    "IQ1_S": _iq1_s,
+    "IQ1_M": _iq1_m,
+    "TQ2_0": _tq2_0,
+    "TQ1_0": _tq1_0,
 }

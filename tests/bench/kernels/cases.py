@@ -215,7 +215,8 @@ def _block_linear(sizes: Sizes, device: torch.device) -> Iterator[KernelCase]:
 
 def _integer_linear(sizes: Sizes, device: torch.device) -> Iterator[KernelCase]:
     n_in, n_out = -(-sizes.n_embd // LARGEST_BLOCK) * LARGEST_BLOCK, sizes.n_ff
-    for name in integer_blocks.TYPES:
+    on_cpu = device.type == "cpu"
+    for name in integer_blocks.TYPES if on_cpu else integer_blocks.GPU_TYPES:
         elements, n_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[name]]
         blocks = torch.full((n_out, n_in // elements * n_bytes), 0x11, dtype=torch.uint8)
         for n in sizes.tokens:

@@ -12,17 +12,20 @@ import pytest
 import torch
 
 from engine.errors import OptionError
+from engine.experiments.random_models.random_model import write_random_model
 from engine.gguf.file import GgufFile
 from engine.model import loader
 from engine.model.loader import load_model, resolve_compute
 from engine.model.mixers.recurrent import _qkv_and_z
 from engine.model.parts.recurrent import DeltaNetPart
 from engine.model.weights import MatrixRows, Weights
-from kernels.linear import linear
+from kernels.linear import integer_blocks, linear
+from kernels.linear.blocks import stays_in_blocks
 from kernels.linear.dequant import dequantise
 from kernels.moe import experts
 from tests.support.closeness import nmse
 from tests.support.golden_in_blocks import distance
+from tests.support.naive_memory import NaiveMemory, ubatch_of
 from tests.support.random_blocks import random_blocks
 
 ROOT = Path(__file__).parents[3]
@@ -57,6 +60,23 @@ def test_logits_in_tritons_interpreter():
     )
     assert done.returncode == 0, done.stderr[-4000:]
     assert float(done.stdout) < 1e-4
+
+
+def test_a_model_of_grids_is_multiplied_as_the_law_has_it(tmp_path, monkeypatch):
+    path, tokens = tmp_path / "tiny.gguf", list(range(3, 23))
+    write_random_model(path, size="tiny", quant="iq3_s")
+    with GgufFile.open(path) as file:
+        in_blocks = [t for t in file.tensors.values() if t.type.name == "IQ3_S"]
+        model = load_model(file, compute="q8")
+    assert in_blocks and stays_in_blocks("IQ3_S", "q8", torch.device("cpu"))
+    assert not stays_in_blocks("IQ3_S", "q8", CUDA), "a GPU has no such product"
+    logits = []
+    for run in (integer_blocks._run, integer_blocks.integer_linear_naive):
+        monkeypatch.setattr(integer_blocks, "_run", run)
+        memory = NaiveMemory.for_model(model.config)
+        logits.append(model.forward(ubatch_of(tokens), memory).logits)
+    assert logits[0].isfinite().all()
+    assert torch.equal(*logits)
 
 
 def test_the_matrices_take_what_the_file_takes(golden_path):
@@ -223,7 +243,7 @@ def test_int8_is_refused_on_cuda():
         (True, 10**9, {"Q4_K"}, "q8"),
         (False, 10**9, {"F32", "IQ4_XS"}, "q8"),
         (True, 10**9, {"F32", "F16"}, "bf16"),
-        (False, 10**9, {"F32", "F16", "IQ2_XXS"}, "f32"),
+        (False, 10**9, {"F32", "F16", "NVFP4"}, "f32"),
     ],
 )
 @pytest.mark.parametrize("llvm", [True, False])

@@ -30,10 +30,13 @@ def test_it_is_what_loading_counts(path, mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("arch", ["mamba", "jamba", "plamo2"])
-def test_so_it_is_of_random_models(arch, mode, tmp_path):
+@pytest.mark.parametrize(
+    ("arch", "quant"),
+    [("mamba", "q8_0"), ("jamba", "q8_0"), ("plamo2", "q8_0"), ("qwen35", "iq3_s")],
+)
+def test_so_it_is_of_random_models(arch, quant, mode, tmp_path):
     path = tmp_path / "tiny.gguf"
-    write_random_model(path, arch=arch, size="tiny", quant="q8_0")
+    write_random_model(path, arch=arch, size="tiny", quant=quant)
     hold(path, mode)
 
 

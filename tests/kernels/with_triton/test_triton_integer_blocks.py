@@ -21,7 +21,7 @@ exact = Implementation(blocks_op, "naive")
 # a block of zeros has no factor: numpy, in which the interpreter counts, says so
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
-TYPES = pytest.mark.parametrize("type_name", op.TYPES)
+TYPES = pytest.mark.parametrize("type_name", op.GPU_TYPES)
 
 
 @TYPES

@@ -57,6 +57,7 @@ TYPES: dict[object, set[str]] = {
     ("moe-tiny", "q6_k"): {"Q6_K", "Q8_0"},
     ("moe-tiny", "iq4_xs"): {"IQ4_XS", "Q5_K", "Q6_K", "Q8_0"},
     ("moe-tiny", "iq4_nl"): {"IQ4_NL", "Q5_K", "Q6_K", "Q8_0"},
+    ("moe-tiny", "iq3_s"): {"IQ3_S", "Q5_K", "Q6_K", "Q8_0"},
     **{("moe-tiny", q): {q.upper(), "Q6_K", "Q8_0"} for q in ("q4_0", "q4_1", "q5_0", "q5_1")},
 }
 """Types of the matrices of a file, by mix, or by size and mix where they differ."""
