@@ -126,7 +126,7 @@ def test_lanes_can_be_led_by_rejection():
 
 
 def test_texts_are_distributed_as_by_plain_sampling():
-    found, drafted, accepted = written(session(MTP), 150)
+    found, drafted, accepted = written(session(MTP), 60)
     assert len(texts()) == 81
     assert 0.2 < accepted / drafted < 0.9
     assert chi_square(found, texts()) > 1e-2
@@ -134,4 +134,4 @@ def test_texts_are_distributed_as_by_plain_sampling():
 
 def test_resampling_from_p_would_show_in_the_texts(monkeypatch):
     monkeypatch.setattr(acceptance, "residual", lambda p, q: p)
-    assert chi_square(written(session(MTP), 150)[0], texts()) < 1e-3
+    assert chi_square(written(session(MTP), 60)[0], texts()) < 1e-3
