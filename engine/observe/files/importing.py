@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import html
 import os
 import quopri
@@ -11,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from engine.analysis.findings.check import record_findings
 from engine.errors import TraceFileError
@@ -22,6 +25,7 @@ from engine.observe.files.log_run import fill_log
 from engine.observe.files.records import METRICS, PRINTED
 from engine.observe.files.records.document import MOST_BYTES, read_documents
 from engine.observe.files.records.printed import read_printed
+from engine.observe.rounds.log_lines import is_newest_first, time_of
 from engine.observe.rounds.log_text import texts_of, unwrapped, utf8_of, without_colours
 from engine.observe.rounds.log_words import has_entries
 from engine.trace.export import SESSION_FILE
@@ -75,6 +79,13 @@ _BEGINS = [re.compile(rf"(?:^|(?<=[^|\s])(?<!prompt)\s{{1,20}})(?={one})") for o
 _LIKE = re.compile(r"(?i)\baccept.{0,40}?\d|\d.{0,40}?\baccept")
 _LIST = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:\[\s*[\[{\"]|\{\s*\n)")
 """What a list of JSON begins with, or an object of several lines."""
+_IS_TIME = re.compile(r"(?i).{0,20}time.{0,20}|.?ts|_?date").fullmatch
+_BASE64 = re.compile(rb"(?:[A-Za-z0-9+/]{4}){8,}+(?:[A-Za-z0-9+/]{2}(?:==|[A-Za-z0-9+/]=))?")
+_SHORTEST = 40
+"""Characters of a reply."""
+_LONGEST_TIME = 100
+"""Characters at the beginning of a line, in which its time is."""
+_IN_ORDER = re.compile(r"(prompt )?eval time {0,20}=")
 
 
 _PRINTABLE = re.compile(rb"(?im)^Content-Transfer-Encoding:\s{0,9}quoted-printable")
@@ -164,6 +175,25 @@ def rejoined(text: str) -> str:
     return max([text, *found], key=lambda one: len(_WHOLE.findall(one)))
 
 
+def oldest_first(text: str) -> str:
+    """A log whose newest line is the first, as viewers of logs show it, the other way round; any
+    other as it is."""
+    lines = text.removesuffix("\n").split("\n")
+    times = [time_of(line[:_LONGEST_TIME]) for line in lines]
+    whole = [found[1] for line in lines if (found := _IN_ORDER.search(line)) is not None]
+    pairs = list(pairwise([one is None for one in whole]))  # a prompt's time is before the answer's
+    if not is_newest_first(list(filter(None, times))):
+        if pairs.count((True, False)) <= pairs.count((False, True)) or any(times):
+            return text
+    entries: list[str] = []
+    for line, time in zip(lines, times, strict=True):
+        if time or not any(times):
+            entries.append(line)
+        elif entries:
+            entries[-1] += f"\n{line}"
+    return "\n".join([*reversed(entries), ""])
+
+
 def _parted(line: str) -> str:
     """A line that several entries were joined to, each of which has figures, as these."""
     begins = next((one for one in _BEGINS if one.match(line) is not None), None)
@@ -205,16 +235,41 @@ def _of_list(data: bytes) -> str | bytes:
     except TraceFileError:
         return data
     whose = next((path for path, text in found if is_log(text)), None)
-    lines = [
-        text.removesuffix("\n") for path, text in found if path == whose and not text.isdigit()
-    ]
+    mine = [text for path, text in found if path == whose]
+    times = {whose: [one for one in mine if one.isdigit()]}
+    for path, text in found:
+        if path != whose and path and _IS_TIME(path[-1]):
+            times.setdefault(path, []).append(text)
+    lines = [one.removesuffix("\n") for one in mine if not one.isdigit()]
+    if any(len(one) == len(lines) and is_newest_first(one) for one in times.values()):
+        lines.reverse()
     return "\n".join([*lines, ""]) if whose is not None else data
+
+
+def _of_texts(data: bytes) -> bytes:
+    """The replies that texts in a value of JSON are, as browsers and clients keep them, one after
+    another; empty if there are none."""
+    try:
+        found = [one for _, value in read_documents(data, "")[0] for one in _texts(value, ())]
+    except TraceFileError:
+        return b""
+    texts = [text.encode("utf-8", "replace") for _, text in found if len(text) > _SHORTEST]
+    texts = [base64.b64decode(one) if _BASE64.fullmatch(one) else one for one in texts]
+    parts = []
+    for text in filter(records.recognise, texts):
+        try:  # each in a line, so that streams may be among them
+            parts.append(msgspec.json.encode(msgspec.json.decode(text)))
+        except (msgspec.MsgspecError, ValueError):
+            parts.append(text)
+    return b"\n\n".join([*parts, b""]) if parts else b""
 
 
 def _texts(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
     """Every text of a value in its order, with the keys that lead to it."""
     if isinstance(value, str):
         yield path, value
+    elif isinstance(value, int | float) and path and _IS_TIME(path[-1]):
+        yield path, str(value)
     elif isinstance(value, dict):
         for key, one in value.items():
             yield from _texts(one, (*path, key))
@@ -262,7 +317,7 @@ def import_file(
     if kind == LOG and log is None and _LIST.match(head) is None and is_plain:
         if len(file_head(path, _LONGEST)) == _LONGEST:
             return fill_log(store, _pieces(path), file)
-        return fill_log(store, rejoined("".join(texts_of(_pieces(path)))), file)
+        return fill_log(store, oldest_first(rejoined("".join(texts_of(_pieces(path))))), file)
     data = _content(path) if is_plain else as_written(_content(path))
     other = known_kind(data[:_HEAD], "import") if kind is None else None
     if other is None or b"accept" in data or b"draft" in data:
@@ -270,6 +325,8 @@ def import_file(
         kind = kind or records.recognise(data[:MOST_BYTES])
         if kind is None and is_log("".join(texts_of([data]))):
             kind = LOG
+    if kind is None and (inner := _of_texts(data)):
+        data, kind = inner, records.recognise(inner)
     if kind == CAPTURE:
         text = _content(log).decode("utf-8-sig", "replace") if log is not None else ""
         capture = read_capture(data, file)

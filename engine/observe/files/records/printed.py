@@ -40,7 +40,6 @@ _NAMES = {
     "total output tokens": _EMITTED,
     "[al] average": _MEAN,
     "[dar] average": _RATE,
-    "per position acceptance rate": _BY_INDEX,
     "spec verify ct": _STEPS,
 }
 """In lower case, and with spaces for other signs between words: those that no column has."""
@@ -63,6 +62,7 @@ _OF_VLLM = re.compile(
 )
 """Names that are vLLM's, in lower case."""
 _SPACE = re.compile(r"[-_]")
+_IS_BY_INDEX = re.compile(r"(?i)(?=.{0,40}acc).{0,40}per[_ ]?pos(?:ition)?.{0,40}")
 _BEFORE = r"(?:^|[,{\]] ?)[ \t|>*`\"-]{0,20}(?:spec_decode_)?"
 _LINE = re.compile(
     _BEFORE + r"(?P<name>[A-Za-z#\[][\w#%()/ .\]-]{1,48}?)\"?[ \t]{0,60}(?:=>|[:=])[ \t*\[]{0,60}"
@@ -173,8 +173,8 @@ def _named(name: str, unit: str) -> str:
     name = " ".join(_SPACE.sub(" ", name.lower().rstrip(" .")).split())
     if _INDEX.fullmatch(name):
         return name
-    if name in _NAMES:
-        return _NAMES[name]
+    if name in _NAMES or (_IS_BY_INDEX.fullmatch(name) and "rate" in name):
+        return _NAMES.get(name, _BY_INDEX)
     kind = kind_of(names_of([name])[0]) or (kind_of(name + unit) if unit else "")
     return _FIELDS.get(kind, "")
 
@@ -438,7 +438,6 @@ SPEED_BENCH = RecordShape(
 
 _KEY = re.compile(rb'"([A-Za-z][\w.:/]{2,80})"\s*:\s*\d')
 _OF_RATE = re.compile(r"(?i)acc.*(?:rate|ratio|len)")
-_IS_BY_INDEX = re.compile(r"(?i).{0,40}acc.{0,40}per_?pos(?:ition)?")
 _LONGEST_NAME = 80
 _COMPLETION = "completion_tokens"
 """Of the request, which counts of its drafts may be a part of."""

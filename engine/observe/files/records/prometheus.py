@@ -20,6 +20,7 @@ from engine.foreign import COUNT, LARGEST, LONGEST_DRAFT, is_real
 from engine.observe.files.records.document import MOST_BYTES, LeftOut, nodes, read_documents
 from engine.observe.files.records.request import RecordedRequest
 from engine.observe.rounds.counters import LONGEST_LINE, longest_line
+from engine.observe.rounds.log_lines import is_newest_first
 
 _ENGINES = {
     "max": "max",
@@ -98,8 +99,13 @@ _PRINTED = re.compile(
 _PAIR = re.compile(rb"'(\w{1,80})': '([^'\"\n]{0,400})'")
 _POINTS = re.compile(rb'"name"\s*:\s*"(?=[^"]{1,200}(?:spec_decode|speculative))[^"]{1,200}"')
 """The name of a series in what OpenTelemetry exports."""
-_OVER_TIME = re.compile(rb'\A"?[Tt]ime"?[,;]"?(?:vllm|llamacpp|sglang|lmdeploy):')
-"""How a table of series begins that Grafana exports."""
+_CELL = re.compile(
+    rb'[,;\t"\n|](?:(?:vllm|llamacpp|sglang|lmdeploy):(?:spec|draft)_|rapid_mlx_spec_|trtllm_spec_)'
+)
+"""A series in a table, as Grafana and others export them."""
+_SERIES_NAME = re.compile(r"\s*(?:(?:vllm|llamacpp|sglang|lmdeploy):|rapid_mlx_|trtllm_)[^,;|]{1,4000}")
+_VALUE, _TIME = re.compile(r"(?i).{0,40}value.{0,20}|last.{0,20}"), re.compile(r"(?i).{0,20}time.{0,20}|date")
+"""Columns of a table that has a row for each value."""
 _NAME = re.compile(rb'"__name__"\s*:\s*"([^"]{1,200})",?')
 _LABEL = re.compile(rb'"(\w{1,80})"\s*:\s*')
 _BEFORE = re.compile(
@@ -148,7 +154,7 @@ def _of_query(data: bytes) -> bytes:
     found = found or _printed(data)
     if not found and _has_points(data):
         found = _points(data)
-    if not found and _OVER_TIME.match(data) is not None:
+    if not found and _SIGN.search(data) is None and _CELL.search(data) is not None:
         found = _newest(data)
     return b"".join(found) or _BEFORE.sub(b"", data.replace(b"&quot;", b'"'))
 
@@ -196,18 +202,39 @@ def _label(attribute: Any) -> str:
 
 
 def _newest(data: bytes) -> list[bytes]:
-    """The last value of each series of a table over time."""
+    """The last value of each series of a table, which has a column for each, or a row for each
+    value and columns for name, labels and time."""
     lines = data.decode("utf-8", "replace").splitlines()
-    by = ";" if ";" in lines[0].partition(":")[0] else ","
-    found: dict[int, str] = {}
+    by = max(",;\t", key=lines[0].count)
     try:
         names, *rows = csv.reader(lines, delimiter=by)
     except csv.Error:
         return []
-    for row in rows:
-        if len(row) == len(names):
-            found |= {at: one for at, one in enumerate(row) if at and one}
-    return [f"{names[at].strip()} {one}\n".encode() for at, one in found.items()]
+    rows = [row for row in rows if len(row) == len(names)]
+    columns = list(zip(*rows, strict=True))
+    times = [one for name, one in zip(names, columns, strict=False) if _TIME.fullmatch(name)]
+    if times and is_newest_first(times[0]):
+        rows.reverse()
+    found: dict[str, str] = {}
+    whose = next((i for i, one in enumerate(columns) if all(map(_SERIES_NAME.match, one))), None)
+    if whose is None:
+        series = {at: name.strip() for at, name in enumerate(names) if _SERIES_NAME.match(name)}
+        found = {series[at]: row[at] for row in rows for at in series if row[at]}
+    else:
+        numbers = [i for i, one in enumerate(columns) if all(map(_is_number, one))]
+        named = [i for i in numbers if _VALUE.fullmatch(names[i])]
+        value = next(reversed(named or numbers), whose)
+        others = [i for i, one in enumerate(names) if not _TIME.fullmatch(one)]
+        for row in rows:
+            labels = [f'{names[i]}="{row[i]}"' for i in others if i not in (whose, value) and row[i]]
+            said = row[whose].strip()
+            key = said if "{" in said or not labels else f"{said}{{{','.join(labels)}}}"
+            found[key] = row[value]
+    return [f"{key} {value}\n".encode() for key, value in found.items()]
+
+
+def _is_number(cell: str) -> bool:
+    return re.fullmatch(r"\d{1,20}(?:\.\d{1,20})?(?:e\+?\d{1,2})?", cell) is not None
 
 
 def only_samples(data: bytes) -> tuple[bytes, str]:

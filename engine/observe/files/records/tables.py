@@ -40,7 +40,7 @@ _COUNT_OF = re.compile(
     r"| (?:total|count)$"
 )
 """What a name has before what it counts."""
-_PATH = re.compile(r"^(?:\w{1,40}/){2,9}(?=\w{0,40}(?:acc|draft|spec))")
+_PATH = re.compile(r"^(?:(?!\w*(?:acc|draft|tok))\w{1,40}/){1,9}(?=\w{0,40}(?:acc|draft|spec))")
 """What metrics of a training run have before their names."""
 _AT_INDEX = re.compile(
     r"(?:acc(?:ept(?:ance)?)? )?(?:@ ?|at )?pos(?:ition)?[ .@#]?(\d{1,3})(?: ?%)?"
@@ -54,7 +54,7 @@ _COUNTED = (
 _COLUMNS = (
     ("rate", r"(?:.{0,24}[ /])?(?:accept(?:ance)?|acc|draft) ?(?:rate|ratio|%)(?: ?\(%\))?|rate"),
     ("rate", r"(?:.{0,24} )?acceptance(?: ?\(%\))?|.{0,9}接受率.{0,9}|akzeptanz(?:rate)?.{0,4}"),
-    ("mean", rf"(?:.{{0,24}}/)?{_AVERAGE}(?:accept(?:ance|ed)?|accpt|acc|a)[ .]len(?:gth)?{_UNIT}"),
+    ("mean", rf"(?:.{{0,24}}/|spec(?: decode)? )?{_AVERAGE}(?:accept(?:ance|ed)?|accpt|acc|a)[ .]len(?:gth)?{_UNIT}"),
     ("mean", r"(?:mean )?al|.{0,9}接受长度|mean len(?:gth)?"),
     ("mean", r"(?:\w{1,12} )?tok(?:en)?s?(?:/| per )(?:cycle|round|step|iter|fwd|pass).{0,8}"),
     ("mean", r"τ.{0,40}"),
