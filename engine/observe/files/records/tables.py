@@ -61,7 +61,7 @@ _COLUMNS = (
     ("per round", rf"{_AVERAGE}accept(?:ed|s)?(?: tokens)?(?:/| per )(?:round|step|cycle|pass)"),
     ("accepted", r"(?:draft )?accepted(?: (?:draft |prediction )?tokens?)?"),
     ("accepted", r"(?:draft )?tokens accepted|accepts|draft n accepted"),
-    ("accepted", r"#?acc(?:ept)?(?: tokens)?"),
+    ("accepted", r"#?acc(?:ept)?(?: tokens)?|acc(?:epted)? ?/ ?(?:draft(?:ed)?|proposed|gen\w{0,7})"),
     ("rejected", r"(?:draft )?rejected(?: (?:draft |prediction )?tokens)?"),
     ("accepted", r"(?:angenommen|akzeptiert)(?:e token)?|accept[eé]s"),
     ("drafted", r"(?:drafted|proposed)(?: tokens)?|draft(?: tokens| n| generated)?|#?gen tokens"),
