@@ -81,6 +81,7 @@ _LIST = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:\[\s*[\[{\"]|\{\s*\n)")
 """What a list of JSON begins with, or an object of several lines."""
 _IS_TIME = re.compile(r"(?i).{0,20}time.{0,20}|.?ts|_?date").fullmatch
 _BASE64 = re.compile(rb"(?:[A-Za-z0-9+/]{4}){8,}+(?:[A-Za-z0-9+/]{2}(?:==|[A-Za-z0-9+/]=))?")
+_QUOTED = re.compile(rb'"([\[{](?:\\.|""|[^"\\\n])*+)"')
 _SHORTEST = 40
 """Characters of a reply."""
 _LONGEST_TIME = 100
@@ -247,13 +248,13 @@ def _of_list(data: bytes) -> str | bytes:
 
 
 def _of_texts(data: bytes) -> bytes:
-    """The replies that texts in a value of JSON are, as browsers and clients keep them, one after
-    another; empty if there are none."""
+    """The replies that are in texts of a value of JSON, or in quotes of another text, as browsers,
+    tables and logs keep them, one after another; empty if there are none."""
     try:
         found = [one for _, value in read_documents(data, "")[0] for one in _texts(value, ())]
+        texts = [text.encode("utf-8", "replace") for _, text in found if len(text) > _SHORTEST]
     except TraceFileError:
-        return b""
-    texts = [text.encode("utf-8", "replace") for _, text in found if len(text) > _SHORTEST]
+        texts = [_unquoted(one[1]) for one in _QUOTED.finditer(data)]
     texts = [base64.b64decode(one) if _BASE64.fullmatch(one) else one for one in texts]
     parts = []
     for text in filter(records.recognise, texts):
@@ -262,6 +263,14 @@ def _of_texts(data: bytes) -> bytes:
         except (msgspec.MsgspecError, ValueError):
             parts.append(text)
     return b"\n\n".join([*parts, b""]) if parts else b""
+
+
+def _unquoted(text: bytes) -> bytes:
+    """What quotes hold: that of a table has each of its own twice, that of a program a sign before
+    it."""
+    if b'""' in text:
+        return text.replace(b'""', b'"')
+    return re.sub(rb'\\(["\\])', rb"\1", text)
 
 
 def _texts(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:

@@ -31,6 +31,11 @@ _GAPS = re.compile(r"\s{2,}|\t")
 _COMMAS, _SEMICOLONS = re.compile(r",(?=[^\s,])"), re.compile(r";(?=\S|$)")
 _NEXT_CELL = re.compile(r"</t[dh]>\s{0,200}<t[dh][^>]{0,200}>")
 _ROW_END, _TAG = re.compile(r"</tr>\s{0,200}"), re.compile(r"<[^>]{1,200}>")
+_KEY_COLUMN = re.compile(r"key|metric(?: name)?|name|series|variable|measure(?:ment)?| ?field|legend")
+_VALUE_COLUMN = re.compile(r" ?value.{0,20}|last.{0,20}")
+_BBCODE = re.compile(r"\[(/?)(table|tr|t[dh])[^\]\n]{0,40}\]")
+_LATEX_RULE = re.compile(r"(?m)^\\[a-z]{1,20}(?:[{\[(][^&\n]{0,200})?\n")
+_LATEX = re.compile(r"(?m)^([^&\n]{0,200}&.{0,2000}?)\\\\.{0,80}$")
 _RULE = set(" -|:+=").union(map(chr, range(0x2500, 0x2580)))
 _MOST_CELLS = 64
 _LONGEST, _LONGEST_NAME, _LONGEST_NUMBER = 2000, 80, 32
@@ -149,6 +154,8 @@ def read_tables(text: str) -> list[RecordedRequest]:
 def _requests(text: str) -> Iterator[RecordedRequest]:
     for table in _tables(text):
         heads = [at for at, (_, cells) in enumerate(table) if _is_head(names_of(cells))]
+        if not heads and (wide := _pivoted(table)):
+            table, heads = wide, [0]
         if not heads and _is_head(names_of([cells[0] for _, cells in table])):
             number = table[0][0]  # its names are in the first column
             columns = zip(*(cells for _, cells in table), strict=True)
@@ -175,6 +182,30 @@ def _requests(text: str) -> Iterator[RecordedRequest]:
                         whose = " ".join(filter(None, (side, part)))
                         if (found := row_of(names, ones, number, whose)) is not None:
                             yield found
+
+
+def _pivoted(table: list[tuple[int, list[str]]]) -> list[tuple[int, list[str]]]:
+    """A table that has a row for each figure, with its name in one column and the figure in
+    another, with a column for each; empty for any other."""
+    names = names_of(table[0][1]) if table else []
+    key, value = (
+        next((i for i, one in enumerate(names) if known.fullmatch(one)), None)
+        for known in (_KEY_COLUMN, _VALUE_COLUMN)
+    )
+    if key is None or value is None or len(names) > _MOST_CELLS:
+        return []
+    rows: dict[tuple[str, ...], tuple[int, dict[str, str]]] = {}
+    for number, cells in table[1:]:
+        others = [i for i in range(len(names)) if i not in (key, value)]
+        of = tuple(cells[i] for i in others if "time" not in names[i])
+        rows.setdefault(of, (number, {}))[1][cells[key]] = cells[value]
+    columns = list(dict.fromkeys(name for _, one in rows.values() for name in one))
+    if not _is_head(names_of(columns)) or len(columns) > _MOST_CELLS:
+        return []
+    return [(table[0][0], ["", *columns])] + [
+        (number, [" ".join(of), *(one.get(name, "") for name in columns)])
+        for of, (number, one) in rows.items()
+    ]
 
 
 def _parted(names: list[str], cells: list[str]) -> Iterator[tuple[str, list[str]]]:
@@ -274,6 +305,10 @@ def plain_number(cell: str, has_comma: bool) -> str:
 
 def _tables(text: str) -> Iterator[list[tuple[int, list[str]]]]:
     """Lines that follow each other and have as many cells: their numbers, and their cells."""
+    text = _BBCODE.sub(r"<\1\2>", text) if "[td]" in text else text
+    if "\\\\" in text:
+        text = _LATEX_RULE.sub("", text)
+        text = _LATEX.sub(lambda row: row[1].replace("\\%", "%").replace("&", "|"), text)
     if "<td" in text:
         text = _TAG.sub(" ", _ROW_END.sub("\n", _NEXT_CELL.sub("|", text)))
         text = "\n".join(filter(str.strip, text.split("\n")))
@@ -304,6 +339,8 @@ def _tables(text: str) -> Iterator[list[tuple[int, list[str]]]]:
                 yield table
                 table = []
             table = table or [(number, names)]
+        elif len(table) == 1 and len(cells) == len(table[0][1]) + 1 and _GAPS.search(line):
+            table = [(table[0][0], ["", *table[0][1]])]  # rows have a name, or a number
         elif table and len(cells) != len(table[0][1]):
             yield table
             table = []
