@@ -93,7 +93,7 @@ _PRINTABLE = re.compile(rb"(?im)^Content-Transfer-Encoding:\s{0,9}quoted-printab
 _BROKEN = re.compile(rb"[^=]=\r?\n")
 _NOT_PRINTABLE = re.compile(rb"=(?![\dA-F]{2}|[\dA-F]?\Z|[ \t]{0,9}\r?(?:\n|\Z))")
 _ENTITY = re.compile(r"&(?:[lg]t|amp|quot|nbsp|apos|#x?[\da-fA-F]{1,6});")
-_BREAK = re.compile(r"(?i)<(?:br ?/?|/p|/div|/li)>\n?")
+_BREAK = re.compile(r"(?i)<(?:br ?/?|/p|/li|/?(?:div|pre|h[1-6])(?: [^<>\n]{0,500})?)>\n?")
 _TAG = re.compile(r"(?i)</?(?:p|div|pre|code|span|li|ul|a|b|i|em|strong)(?: [^<>\n]{0,500})?>")
 _COMMA_TIME = re.compile(r"eval time {0,20}= {1,20}\d{1,20},\d\d ms")
 _COMMA = re.compile(r"(?<![\d,.])(\d{1,20}),(?=(?:\d\d|\d{5})(?![\d,]))")
@@ -131,9 +131,15 @@ def as_written(data: bytes) -> bytes:
         found = html.unescape(_TAG.sub("", _BREAK.sub("\n", found))).replace("\xa0", " ")
     if found == text:
         return data
-    before, after = (len(_WHOLE.findall(one)) for one in (text, found))
+    before, after = map(_n_whole, (text, found))
     is_better = after > before if before else _kind(data[:_HEAD]) is None or after > 0
     return found.encode("utf-8", "surrogateescape") if is_better else data
+
+
+def _n_whole(text: str) -> int:
+    """How much of a text can be read: what is whole in lines, and lines that have any."""
+    found = [len(_WHOLE.findall(line)) for line in text.split("\n")]
+    return sum(found) + len(found) - found.count(0)
 
 
 def _kind(head: bytes) -> str | None:

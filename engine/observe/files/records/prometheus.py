@@ -99,6 +99,8 @@ _PRINTED = re.compile(
 _PAIR = re.compile(rb"'(\w{1,80})': '([^'\"\n]{0,400})'")
 _POINTS = re.compile(rb'"name"\s*:\s*"(?=[^"]{1,200}(?:spec_decode|speculative))[^"]{1,200}"')
 """The name of a series in what OpenTelemetry exports."""
+_BELOW = re.compile(rb"(?m)^(\w{1,40}:spec_[^\n]{1,4000}[}\w])[ \t\r]{0,9}\n\s{0,9}([\d.e+]{1,40}\r?$)")
+"""A series whose value is in the next line."""
 _CELL = re.compile(
     rb'[,;\t"\n|](?:(?:vllm|llamacpp|sglang|lmdeploy):(?:spec|draft)_|rapid_mlx_spec_|trtllm_spec_)'
 )
@@ -145,7 +147,7 @@ def _has_points(data: bytes) -> bool:
 def _of_query(data: bytes) -> bytes:
     """The last values that Prometheus replies to a query, or of another export; other samples
     without what is before. Series of other things become blank lines."""
-    data = _OTHERS.sub(b"", data)
+    data = _BELOW.sub(rb"\1 \2", _OTHERS.sub(b"", data))
     found = [
         b"%s{%s} %s\n" % (name[1], _LABEL.sub(rb"\1=", labels.replace(name[0], b"")), values[-2])
         for labels, inside in _QUERIED.findall(data)
