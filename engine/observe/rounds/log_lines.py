@@ -105,9 +105,7 @@ _BAR = re.compile(
     r"[^|\r\n]{0,100}?\d{1,3}%\|[^|]{0,200}\|[^\[\]]{0,40}\[[^\]]{0,80}\]|^\S{1,100}\.exe : "
 )
 """What a program that shows its progress, or PowerShell, has put before a line."""
-_OVERWRITTEN = re.compile(
-    r"^[^'\n]*(?:%[^'\n]*\r(?=[^\r\n])|\r(?=\d{4}-\d\d-\d\d))", re.MULTILINE
-)
+_OVERWRITTEN = re.compile(r"^[^'\n]*(?:%[^'\n]*\r(?=[^\r\n])|\r(?=\d{4}-\d\d-\d\d))", re.MULTILINE)
 """Progress in the place of which a terminal shows what follows, or a line with a time."""
 _KEYS = re.compile(r'\b(?:time|ts|level|lvl|msg|message)="?')
 """Of programs in Go, before the text of a line."""

@@ -57,7 +57,9 @@ _INSIDE = re.compile(r'(?<=[\s=:(])\{\s{0,9}"')
 """How an object begins within a line."""
 _STATUS = re.compile(r"(?:< )?HTTP/\d")
 _HEADER = re.compile(r"(?:< )?[A-Za-z][A-Za-z0-9-]{0,60}:")
-_TRANSPORT = re.compile(r"[<>*{}](?: |$)|\w{1,40}:$|\[DONE|\[\d{1,9} bytes|`{3}|[0-9a-fA-F]{1,8}$|% Total|: ")
+_TRANSPORT = re.compile(
+    r"[<>*{}](?: |$)|\w{1,40}:$|\[DONE|\[\d{1,9} bytes|`{3}|[0-9a-fA-F]{1,8}$|% Total|: "
+)
 _ELEMENTS = msgspec.json.Decoder(list[msgspec.Raw])
 _INNER = {dict, list}
 _MOST_HEAD = 1 << 16

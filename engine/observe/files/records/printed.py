@@ -18,6 +18,7 @@ from engine.observe.files.records.document import Fields, Node, of_same_request
 from engine.observe.files.records.readers import LLAMA_SERVER, RecordShape, read_usage
 from engine.observe.files.records.request import RecordedRequest
 from engine.observe.files.records.tables import (
+    NAMES,
     SAID_SPEED,
     kind_of,
     making_rates,
@@ -31,18 +32,6 @@ from engine.observe.files.records.tables import (
 _STEPS, _DRAFTED, _ACCEPTED = "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens"
 _EMITTED, _MEAN, _RATE, _BY_INDEX = "predicted_n", "mean", "rate", "by index"
 _SPEED = "predicted_per_second"
-_NAMES = {
-    "n predict": _EMITTED,
-    "accept": _RATE,
-    "n draft": "",  # a setting, of how far a draft goes
-    "draft": "",
-    "total num output tokens": _EMITTED,
-    "total output tokens": _EMITTED,
-    "[al] average": _MEAN,
-    "[dar] average": _RATE,
-    "spec verify ct": _STEPS,
-}
-"""In lower case, and with spaces for other signs between words: those that no column has."""
 _FIELDS = {
     "rounds": _STEPS,
     "drafted": _DRAFTED,
@@ -65,7 +54,8 @@ _SPACE = re.compile(r"[-_]")
 _IS_BY_INDEX = re.compile(r"(?i)(?=.{0,40}acc).{0,40}per[_ ]?pos(?:ition)?.{0,40}")
 _BEFORE = r"(?:^|[,{\]] ?)[ \t|>*`\"-]{0,20}(?:spec_decode_)?"
 _LINE = re.compile(
-    _BEFORE + r"(?P<name>(?:[^\W\d_]|[#\[])[\w#%()/ .\]-]{1,48}?)\"?[ \t]{0,60}(?:=>|[:=\uff1a])[ \t*\[]{0,60}"
+    _BEFORE
+    + r"(?P<name>(?:[^\W\d_]|[#\[])[\w#%()/ .\]-]{1,48}?)\"?[ \t]{0,60}(?:=>|[:=\uff1a])[ \t*\[]{0,60}"
     r"(?P<value>\d{1,3}(?:[,'\u2019 \xa0\u2009\u202f]\d{3})++(?:\.\d{1,9})?(?![\d,])|\d{1,9},\d{1,9}(?![\d.,])"
     r"|\d{1,20}(?:\.\d{1,20})?)"
     r"(?P<percent>[ \t]?%)?(?=[\s,|`*\]}]|$)"
@@ -90,17 +80,6 @@ _ALONE = re.compile(
 )
 """Also a part of a line of a log, which may be wrapped there, or two counts under each other."""
 _SHARES = re.compile(r"[\d., ]{1,8192}")
-_ENGINES = (
-    ("n_drafted", "llama.cpp"),
-    ("draft_n", "llama-server"),
-    ("num accepted token", "openvino"),
-    ("[al] average", "tensorrt-llm"),
-    ("accept len", "sglang"),
-    ("acc_length", "sglang"),
-    ("#questions", "sglang"),
-)
-
-
 _LONGEST_HEAD = 40
 """Characters before the first of several shares, which may say that they are percentages."""
 _BACKEND, _NEAR = re.compile(r"(?i)\bbackend\"?[ \t]*:[ \t]*\"?(vllm|sglang)\b"), 2000
@@ -173,8 +152,8 @@ def _named(name: str, unit: str) -> str:
     name = " ".join(_SPACE.sub(" ", name.lower().rstrip(" .")).split())
     if _INDEX.fullmatch(name):
         return name
-    if name in _NAMES or (_IS_BY_INDEX.fullmatch(name) and "rate" in name):
-        return _NAMES.get(name, _BY_INDEX)
+    if name in NAMES["lines"] or (_IS_BY_INDEX.fullmatch(name) and "rate" in name):
+        return str(NAMES["lines"].get(name, _BY_INDEX))
     kind = kind_of(names_of([name])[0]) or (kind_of(name + unit) if unit else "")
     return _FIELDS.get(kind, "")
 
@@ -183,7 +162,7 @@ def _request(values: dict[str, re.Match[str]], text: str) -> RecordedRequest:
     first = next(iter(values.values()))
     around = text[max(first.start() - 100, 0) : next(reversed(values.values())).end()].lower()
     own = "vllm" if _OF_VLLM.search(around) is not None else ""
-    own = next((engine for sign, engine in _ENGINES if sign in around), own)
+    own = next((engine for sign, engine in NAMES["engines"]["lines"] if sign in around), own)
     said = _BACKEND.findall(text, max(first.start() - _NEAR, 0), first.end())
     engine = said[-1].lower() if said else own
     line = 1 + text.count("\n", 0, first.start("name"))

@@ -19,19 +19,11 @@ from engine.errors import TraceFileError
 from engine.foreign import COUNT, LARGEST, LONGEST_DRAFT, is_real
 from engine.observe.files.records.document import MOST_BYTES, LeftOut, nodes, read_documents
 from engine.observe.files.records.request import RecordedRequest
+from engine.observe.files.records.tables import NAMES
 from engine.observe.rounds.counters import LONGEST_LINE, longest_line
 from engine.observe.rounds.log_lines import is_newest_first
 
-_ENGINES = {
-    "max": "max",
-    "vllm": "vllm",
-    "llamacpp": "llama-server",
-    "trtllm": "tensorrt-llm",
-    "rapid_mlx": "rapid-mlx",
-    "lmdeploy": "lmdeploy",
-    "sglang": "sglang",
-    "tgi": "tgi",
-}
+_KNOWN = NAMES["series"]
 _COUNTERS = {
     "num_drafts": "num_spec_steps",
     "num_draft_tokens": "num_draft_tokens",
@@ -44,35 +36,6 @@ tokens that were accepted; how many were drafted it does not count."""
 _SERIES = re.compile(
     rf"(vllm|llamacpp|lmdeploy):spec_decode_({'|'.join((*_COUNTERS, _PER_POS))})(?:_total)?"
 )
-_OTHER_SERIES = {
-    "rapid_mlx_spec_decode_attempts": ("rapid_mlx", "num_draft_tokens"),
-    "rapid_mlx_spec_decode_accepts": ("rapid_mlx", "num_accepted_tokens"),
-    "rapid_mlx_spec_decode_verify_calls": ("rapid_mlx", "num_drafts"),
-    "rapid_mlx_spec_decode_accepted_by_depth": ("rapid_mlx", _PER_POS),
-    "trtllm_spec_decode_num_draft_tokens": ("trtllm", "num_draft_tokens"),
-    "trtllm_spec_decode_num_accepted_tokens": ("trtllm", "num_accepted_tokens"),
-    "tgi_request_skipped_tokens_sum": ("tgi", "num_accepted_tokens"),
-    "tgi_request_skipped_tokens_count": ("tgi", _STEPS),
-    "tgi_request_skipped_tokens_bucket": ("tgi", _AT_MOST),
-    "tgi_request_generated_tokens_count": ("tgi", _REQUESTS),
-    "llamacpp:draft_tokens": ("llamacpp", "num_draft_tokens"),
-    "llamacpp:draft_tokens_accepted": ("llamacpp", "num_accepted_tokens"),
-    "llamacpp:draft_verify_steps": ("llamacpp", "num_drafts"),
-    "llamacpp:spec_tokens_drafted": ("llamacpp", "num_draft_tokens"),
-    "llamacpp:spec_tokens_accepted": ("llamacpp", "num_accepted_tokens"),
-    "maxserve_speculative_draft_tokens_generated": ("max", "num_draft_tokens"),
-    "maxserve_speculative_draft_tokens_accepted": ("max", "num_accepted_tokens"),
-}
-"""By other names, without `_total`: of rapid-mlx, for which each token of a draft is an attempt and
-depths count from 1, of TensorRT-LLM, and of builds of llama.cpp before it had vLLM's names."""
-_TOKENS = {
-    "vllm:generation_tokens": "vllm",
-    "llamacpp:tokens_predicted": "llamacpp",
-    "lmdeploy:generation_tokens": "lmdeploy",
-    "sglang:generation_tokens": "sglang",
-    "tgi_request_generated_tokens_sum": "tgi",
-}
-"""Emitted tokens, of all requests, with and without drafts."""
 _GAUGES = {
     "spec_accept_length": "mean_acceptance_length",
     "spec_accept_rate": "draft_acceptance_rate",
@@ -99,14 +62,21 @@ _PRINTED = re.compile(
 _PAIR = re.compile(rb"'(\w{1,80})': '([^'\"\n]{0,400})'")
 _POINTS = re.compile(rb'"name"\s*:\s*"(?=[^"]{1,200}(?:spec_decode|speculative))[^"]{1,200}"')
 """The name of a series in what OpenTelemetry exports."""
-_BELOW = re.compile(rb"(?m)^(\w{1,40}:spec_[^\n]{1,4000}[}\w])[ \t\r]{0,9}\n\s{0,9}([\d.e+]{1,40}\r?$)")
+_BELOW = re.compile(
+    rb"(?m)^(\w{1,40}:spec_[^\n]{1,4000}[}\w])[ \t\r]{0,9}\n\s{0,9}([\d.e+]{1,40}\r?$)"
+)
 """A series whose value is in the next line."""
 _CELL = re.compile(
     rb'[,;\t"\n|](?:(?:vllm|llamacpp|sglang|lmdeploy):(?:spec|draft)_|rapid_mlx_spec_|trtllm_spec_)'
 )
 """A series in a table, as Grafana and others export them."""
-_SERIES_NAME = re.compile(r"\s*(?:(?:vllm|llamacpp|sglang|lmdeploy):|rapid_mlx_|trtllm_)[^,;|]{1,4000}")
-_VALUE, _TIME = re.compile(r"(?i).{0,40}value.{0,20}|last.{0,20}"), re.compile(r"(?i).{0,20}time.{0,20}|date")
+_SERIES_NAME = re.compile(
+    r"\s*(?:(?:vllm|llamacpp|sglang|lmdeploy):|rapid_mlx_|trtllm_)[^,;|]{1,4000}"
+)
+_VALUE, _TIME = (
+    re.compile(r"(?i).{0,40}value.{0,20}|last.{0,20}"),
+    re.compile(r"(?i).{0,20}time.{0,20}|date"),
+)
 """Columns of a table that has a row for each value."""
 _NAME = re.compile(rb'"__name__"\s*:\s*"([^"]{1,200})",?')
 _LABEL = re.compile(rb'"(\w{1,80})"\s*:\s*')
@@ -228,7 +198,9 @@ def _newest(data: bytes) -> list[bytes]:
         value = next(reversed(named or numbers), whose)
         others = [i for i, one in enumerate(names) if not _TIME.fullmatch(one)]
         for row in rows:
-            labels = [f'{names[i]}="{row[i]}"' for i in others if i not in (whose, value) and row[i]]
+            labels = [
+                f'{names[i]}="{row[i]}"' for i in others if i not in (whose, value) and row[i]
+            ]
             said = row[whose].strip()
             key = said if "{" in said or not labels else f"{said}{{{','.join(labels)}}}"
             found[key] = row[value]
@@ -311,10 +283,10 @@ def _read_scrape(text: str, name: str) -> dict[tuple[str, str], _Counters]:
             continue
         if (match := _SERIES.fullmatch(sample.name)) is not None:
             engine, series = match[1], match[2]
-        elif (known := _OTHER_SERIES.get(sample.name.removesuffix("_total"))) is not None:
+        elif (known := _KNOWN["counters"].get(sample.name.removesuffix("_total"))) is not None:
             engine, series = known
         else:
-            engine = _TOKENS.get(sample.name.removesuffix("_total"))
+            engine = _KNOWN["emitted"].get(sample.name.removesuffix("_total"))
             if engine and is_real(sample.value, LARGEST) and sample.value == int(sample.value):
                 emitted[engine, _labels_text(sample.labels)] = float(sample.value)
             continue
@@ -360,7 +332,7 @@ def _difference(
     gauges = {name: last[name][-1] for name in _GAUGES if name in last}
     series = [(name, i) for name, values in last.items() if name not in gauges for i in values]
     fell = [name for name, index in series if before[name].get(index, 0.0) > last[name][index]]
-    found = RecordedRequest(_ENGINES[engine], labels)
+    found = RecordedRequest(_KNOWN["engines"][engine], labels)
     if fell:  # another process of the server: the first scrape is not of the same counters
         before = defaultdict(dict)
         found.record["restarted"] = f"{fell[0]} fell between the scrapes"

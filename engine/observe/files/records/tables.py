@@ -8,30 +8,27 @@ most have rates alone. Rows of all others together are left out.
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from itertools import pairwise, permutations
+from pathlib import Path
 
 from engine.foreign import COUNT, LONGEST_PART_MS, OutOfRangeError, real, whole
 from engine.observe.files.records.request import RecordedRequest
 
 _NAMED = re.compile(r"([A-Za-z][\w/#%]{0,30})\s?=\s{0,9}([^\s,;=]{1,40})")
 _FEW = 2
-_AVERAGE = r"(?:mean |avg |average )?"
-_UNIT = r"(?: ?\(tok(?:en)?s?(?:/.{1,12})?\))?"
 _FIGURE, _ARROW = r"[~≈]?\d{1,6}(?:\.\d{1,6})? ?%?", r" ?(?:→|[-=]?->) ?"
-_NOT_SPEED = (
-    r".{0,40}(?:prompt|prefill|input|pp |\b(?:plain|base(?:line)?|vanilla|without|draft(?:ed)?"
-    r"|accepted)\b)"
-)
-"""In the name of a speed that is another one than that of decoding, or of a run without drafts."""
 _IN_ROWS = ("|", "│", "┃", "\t", "accept_rate")
 _BARS = re.compile(r"[|│┃]")
 _GAPS = re.compile(r"\s{2,}|\t")
 _COMMAS, _SEMICOLONS = re.compile(r",(?=[^\s,])"), re.compile(r";(?=\S|$)")
 _NEXT_CELL = re.compile(r"</t[dh]>\s{0,200}<t[dh][^>]{0,200}>")
 _ROW_END, _TAG = re.compile(r"</tr>\s{0,200}"), re.compile(r"<[^>]{1,200}>")
-_KEY_COLUMN = re.compile(r"key|metric(?: name)?|name|series|variable|measure(?:ment)?| ?field|legend")
+_KEY_COLUMN = re.compile(
+    r"key|metric(?: name)?|name|series|variable|measure(?:ment)?| ?field|legend"
+)
 _VALUE_COLUMN = re.compile(r" ?value.{0,20}|last.{0,20}")
 _BBCODE = re.compile(r"\[(/?)(table|tr|t[dh])[^\]\n]{0,40}\]")
 _LATEX_RULE = re.compile(r"(?m)^\\[a-z]{1,20}(?:[{\[(][^&\n]{0,200})?\n")
@@ -56,36 +53,8 @@ _COUNTED = (
     ("drafted", "num_draft_tokens"),
     ("accepted", "num_accepted_draft_tokens"),
 )
-_COLUMNS = (
-    ("rate", r"(?:.{0,24}[ /])?(?:accept(?:ance)?|acc|draft) ?(?:rate|ratio|%)(?: ?\(%\))?|rate"),
-    ("rate", r"(?:.{0,24} )?acceptance(?: ?\(%\))?|.{0,9}接受率.{0,9}|akzeptanz(?:rate)?.{0,4}"),
-    ("mean", rf"(?:.{{0,24}}/|spec(?: decode)? )?{_AVERAGE}(?:accept(?:ance|ed)?|accpt|acc|a)[ .]len(?:gth)?{_UNIT}"),
-    ("mean", r"(?:mean )?al|.{0,9}接受长度|mean len(?:gth)?"),
-    ("mean", r"(?:\w{1,12} )?tok(?:en)?s?(?:/| per )(?:cycle|round|step|iter|fwd|pass).{0,8}"),
-    ("mean", r"τ.{0,40}"),
-    ("per round", rf"{_AVERAGE}accept(?:ed|s)?(?: tokens)?(?:/| per )(?:round|step|cycle|pass)"),
-    ("accepted", r"(?:draft )?accepted(?: (?:draft |prediction )?tokens?)?"),
-    ("accepted", r"(?:draft )?tokens accepted|accepts|draft n accepted"),
-    ("accepted", r"#?acc(?:ept)?(?: tokens)?|acc(?:epted)? ?/ ?(?:draft(?:ed)?|proposed|gen\w{0,7})"),
-    ("rejected", r"(?:draft )?rejected(?: (?:draft |prediction )?tokens)?"),
-    ("accepted", r"(?:angenommen|akzeptiert)(?:e token)?|accept[eé]s"),
-    ("drafted", r"(?:drafted|proposed)(?: tokens)?|draft(?: tokens| n| generated)?|#?gen tokens"),
-    ("drafted", r"draft tokens (?:created|drafted|generated|proposed)|(?:draft )?tokens drafted"),
-    ("drafted", r"(?:entworfen|vorgeschlagen)(?:e token)?|propos[eé]s"),
-    ("rounds", r"(?:(?:draft|verif\w{1,8}) )?(?:rounds|steps|cycles|iterations)|drafts|num drafts"),
-    ("tokens", r"(?:(?:total )?(?:generated|output|predicted|emitted|new) )?tokens?"),
-    ("tokens", r"pred(?:icted)?(?: n)?"),
-    ("tokens", r"(?:total )?(?:(?:completion )?tokens )?(?:generated|emitted|decoded)"),
-    ("seconds", r"time ?\(s\)"),
-    ("stop", r"stop"),
-    ("by", r"pos accept|.{0,24}per[- ]pos(?:ition)?.{0,24}"),
-    (
-        "speed",
-        rf"(?!{_NOT_SPEED}).{{0,40}}(?:t(?:ok(?:en)?s?|k)?(?:[/\\]| per )s|tok s\b|tps).{{0,40}}",
-    ),
-    ("speed", r"tg(?: \(\w{1,12}\))?"),
-)
-"""Names of columns, in lower case and with spaces."""
+NAMES = tomllib.loads(Path(__file__).parents[1].joinpath("names.toml").read_text("utf-8"))
+_COLUMNS = [(one["is"], name) for one in NAMES["column"] for name in one["names"]]
 _NUMBER = re.compile(r"[~≈]?(\d{1,12}(?:\.\d{1,20})?) ?(%?)(?![\d.]|\s?[–—]|-\d)")
 _SHARE = re.compile(r"(?<![\d.])(\d{1,3}\.\d{1,6}|\d{2,3}(?= ?%)) ?(%?)(?![\d.])")
 _COUNT = re.compile(r"(?<![\d.])\d{1,9}(?!\d|\.\d| ?%)")
@@ -115,12 +84,6 @@ _NUMBERED = re.compile(r"(?i)p[02-46-9]:?")
 SAID_SPEED = re.compile(
     r"(?<![\d.])(\d{1,6}(?:\.\d{1,6})?)(?: ?(?:±|\+/?-) ?[\d.]{1,9})? ?t(?:ok(?:en)?s?)?(?:/|[- ]per[- ])s(?:ec(?:ond)?s?)?\b"
 )
-_ENGINES = (
-    *(("a.len", "ik_llama.cpp"), ("pred t/s", "llama-server"), ("ik llama", "ik_llama.cpp")),
-    *(("vllm", "vllm"), ("sglang", "sglang"), ("llama.cpp", "llama-server")),
-    ("llama-server", "llama-server"),
-)
-"""By parts of the names of columns."""
 _ABOUT = re.compile(r"acc|draft|接受|^al$|^τ|^a\.len$|angenommen|akzept")
 _ACCEPTED = ("rate", "mean", "accepted", "per round")
 _COMPARES = re.compile(
@@ -398,7 +361,7 @@ def row_of(columns: list[str], cells: list[str], number: int, side: str) -> Reco
         elif kind == "speed" or kind not in values or (kind, weak) == ("drafted", "draft"):
             values[kind], weak = cell, name  # of several speeds the last is the newest
     around = " ".join([*columns, side])
-    engine = next((engine for sign, engine in _ENGINES if sign in around), "")
+    engine = next((engine for sign, engine in NAMES["engines"]["columns"] if sign in around), "")
     words = list(filter(None, words))
     place = ", ".join(filter(None, [" ".join(words), side]))[:200] or f"line {number}"
     found = RecordedRequest(engine, place, stop=values.get("stop", "") or "end")
