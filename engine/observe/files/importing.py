@@ -189,9 +189,9 @@ def oldest_first(text: str) -> str:
     times = [time_of(line[:_LONGEST_TIME]) for line in lines]
     whole = [found[1] for line in lines if (found := _IN_ORDER.search(line)) is not None]
     pairs = list(pairwise([one is None for one in whole]))  # a prompt's time is before the answer's
-    if not is_newest_first(list(filter(None, times))):
-        if pairs.count((True, False)) <= pairs.count((False, True)) or any(times):
-            return text
+    is_upside_down = pairs.count((True, False)) > pairs.count((False, True)) and not any(times)
+    if not (is_upside_down or is_newest_first(list(filter(None, times)))):
+        return text
     entries: list[str] = []
     for line, time in zip(lines, times, strict=True):
         if time or not any(times):
@@ -266,7 +266,7 @@ def _of_texts(data: bytes) -> bytes:
     for text in filter(records.recognise, texts):
         try:  # each in a line, so that streams may be among them
             parts.append(msgspec.json.encode(msgspec.json.decode(text)))
-        except (msgspec.MsgspecError, ValueError):
+        except (msgspec.MsgspecError, ValueError, RecursionError):
             parts.append(text)
     return b"\n\n".join([*parts, b""]) if parts else b""
 

@@ -13,7 +13,6 @@ from typing import Any
 from engine.errors import ApiKeyError, ServerError
 from engine.observe.rounds.stream import server_words
 
-
 _SOON_S = 0.25
 
 

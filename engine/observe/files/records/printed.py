@@ -54,10 +54,9 @@ _SPACE = re.compile(r"[-_]")
 _IS_BY_INDEX = re.compile(r"(?i)(?=.{0,40}acc).{0,40}per[_ ]?pos(?:ition)?.{0,40}")
 _BEFORE = r"(?:^|[,{\]] ?)[ \t|>*`\"-]{0,20}(?:spec_decode_)?"
 _LINE = re.compile(
-    _BEFORE
-    + r"(?P<name>(?:[^\W\d_]|[#\[])[\w#%()/ .\]-]{1,48}?)\"?[ \t]{0,60}(?:=>|[:=\uff1a])[ \t*\[]{0,60}"
-    r"(?P<value>\d{1,3}(?:[,'\u2019 \xa0\u2009\u202f]\d{3})++(?:\.\d{1,9})?(?![\d,])|\d{1,9},\d{1,9}(?![\d.,])"
-    r"|\d{1,20}(?:\.\d{1,20})?)"
+    _BEFORE + r"(?P<name>(?:[^\W\d_]|[#\[])[\w#%()/ .\]-]{1,48}?)\"?[ \t]{0,60}(?:=>|[:=\uff1a])"
+    r"[ \t*\[]{0,60}(?P<value>\d{1,3}(?:[,'\u2019 \xa0\u2009\u202f]\d{3})++(?:\.\d{1,9})?(?![\d,])"
+    r"|\d{1,9},\d{1,9}(?![\d.,])|\d{1,20}(?:\.\d{1,20})?)"
     r"(?P<percent>[ \t]?%)?(?=[\s,|`*\]}]|$)"
     r"(?P<unit> ?t(?:ok(?:en)?s?)?/s\b)?",
     re.IGNORECASE | re.MULTILINE,
@@ -302,11 +301,7 @@ def _take_speed(found: RecordedRequest, line: str) -> None:
 
 # -- the same as JSON -------------------------------------------------------------------------
 
-_STAGE_NAMES = {
-    "num_spec_steps": ("num_drafts", "drafts"),
-    "num_draft_tokens": ("draft_tokens",),
-    "num_accepted_draft_tokens": ("accepted_tokens", "accepted"),
-}
+_STAGE_NAMES = NAMES["generations"]["spec-bench"]
 
 
 def _read_spec_bench(node: Node) -> RecordedRequest:
@@ -389,30 +384,6 @@ def _read_fastdeploy(node: Node) -> RecordedRequest:
 
 
 FASTDEPLOY = RecordShape("fastdeploy", "FastDeploy", (_OF_HEADS,), _read_fastdeploy)
-
-
-def _read_speed_bench(node: Node) -> RecordedRequest:
-    """A sample, of which the program writes 0 drafted also where the server says nothing of it."""
-    values = node.fields()
-    found = RecordedRequest("llama-server", values.text("id") or "", record=dict(node.values))
-    found.set_tokens(values.count("prompt_tokens"), None, values.count("completion_tokens"))
-    for name in ("prompt_ms", "predicted_ms"):
-        if (ms := values.number(name)) is not None:
-            found.timings[name] = ms
-    drafted, accepted = map(values.count, ("draft_n", "draft_n_accepted"))
-    if drafted:
-        found.num_draft_tokens, found.num_accepted_draft_tokens = drafted, accepted
-        found.check_counts({_DRAFTED: "draft_n", _ACCEPTED: "draft_n_accepted"})
-    found.stop = values.text("finish_reason") or ""
-    return found
-
-
-SPEED_BENCH = RecordShape(
-    "speed-bench",
-    "llama.cpp's speed_bench.py",
-    (("latency_s", "draft_n", "draft_n_accepted"),),
-    _read_speed_bench,
-)
 
 
 _KEY = re.compile(rb'"([A-Za-z][\w.:/]{2,80})"\s*:\s*\d')

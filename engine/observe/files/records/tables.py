@@ -82,7 +82,8 @@ _SPREAD = re.compile(
 _NUMBERED = re.compile(r"(?i)p[02-46-9]:?")
 """A prompt by its number, no percentile."""
 SAID_SPEED = re.compile(
-    r"(?<![\d.])(\d{1,6}(?:\.\d{1,6})?)(?: ?(?:±|\+/?-) ?[\d.]{1,9})? ?t(?:ok(?:en)?s?)?(?:/|[- ]per[- ])s(?:ec(?:ond)?s?)?\b"
+    r"(?<![\d.])(\d{1,6}(?:\.\d{1,6})?)(?: ?(?:±|\+/?-) ?[\d.]{1,9})?"
+    r" ?t(?:ok(?:en)?s?)?(?:/|[- ]per[- ])s(?:ec(?:ond)?s?)?\b"
 )
 _ABOUT = re.compile(r"acc|draft|接受|^al$|^τ|^a\.len$|angenommen|akzept")
 _ACCEPTED = ("rate", "mean", "accepted", "per round")
