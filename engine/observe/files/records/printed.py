@@ -18,6 +18,7 @@ from engine.observe.files.records.document import Fields, Node, of_same_request
 from engine.observe.files.records.readers import LLAMA_SERVER, RecordShape, read_usage
 from engine.observe.files.records.request import RecordedRequest
 from engine.observe.files.records.tables import (
+    ABOUT,
     NAMES,
     SAID_SPEED,
     kind_of,
@@ -116,7 +117,7 @@ def _sums(text: str) -> list[RecordedRequest]:
     values: dict[str, re.Match[str]] = {}
 
     def close() -> None:
-        has_rate = _RATE in values and "acc" in values[_RATE]["name"].lower()
+        has_rate = _RATE in values and ABOUT.search(values[_RATE]["name"].lower()) is not None
         if not values.keys().isdisjoint(_ABOUT) or (has_rate and _SPEED in values):
             found.append(_request(values, text))
         values.clear()

@@ -85,7 +85,7 @@ SAID_SPEED = re.compile(
     r"(?<![\d.])(\d{1,6}(?:\.\d{1,6})?)(?: ?(?:±|\+/?-) ?[\d.]{1,9})?"
     r" ?t(?:ok(?:en)?s?)?(?:/|[- ]per[- ])s(?:ec(?:ond)?s?)?\b"
 )
-_ABOUT = re.compile(r"acc|draft|接受|^al$|^τ|^a\.len$|angenommen|akzept")
+ABOUT = re.compile(r"acc|draft|接受|^al$|^τ|^a\.len$|angenommen|akzept")
 _ACCEPTED = ("rate", "mean", "accepted", "per round")
 _COMPARES = re.compile(
     r"(?i)(?:.{0,80}, )?(?:% ?|rel\w{0,6} )?(?:difference|diff|delta|Δ|change)(?: ?\(?%\)?)?"
@@ -331,7 +331,7 @@ def names_of(cells: list[str]) -> list[str]:
 
 def _is_head(names: list[str]) -> bool:
     """Whether cells name what is accepted."""
-    parts = [one for one in names if _ABOUT.search(one)]
+    parts = [one for one in names if ABOUT.search(one)]
     kinds = [one for one in parts if {kind_of(one), kind_of(_parts(one)[1])} & set(_ACCEPTED)]
     figures = _NUMBER.fullmatch, _SEVERAL.fullmatch, _TWO_COUNTS.match
     return bool(kinds) and not any(one(name) for one in figures for name in names)
