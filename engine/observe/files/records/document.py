@@ -55,11 +55,12 @@ _ELIDED = re.compile(
 """A value that a person has left out."""
 _INSIDE = re.compile(r'(?<=[\s=:(])\{\s{0,9}"')
 """How an object begins within a line."""
-_STATUS = re.compile(r"(?:< )?HTTP/\d")
+_STATUS = re.compile(r"(?:<{1,2} )?HTTP/\d|.{0,400} HTTP/\d(?:\.\d)?$")
 _HEADER = re.compile(r"(?:< )?[A-Za-z][A-Za-z0-9-]{0,60}:")
 _TRANSPORT = re.compile(
-    r"[<>*{}](?: |$)|\w{1,40}:$|\[DONE|\[\d{1,9} bytes|`{3}|[0-9a-fA-F]{1,8}$|% Total|: "
+    r"[<>*{}$](?: |$)|PS [A-Z]:|[^\d{\"]{0,999}$|\[\d{1,9} bytes|`{3}|[0-9a-fA-F]{1,8}$|% Total|: "
 )
+"""Commands, what shows how bytes came, and lines without a number."""
 _ELEMENTS = msgspec.json.Decoder(list[msgspec.Raw])
 _INNER = {dict, list}
 _MOST_HEAD = 1 << 16
