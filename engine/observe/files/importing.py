@@ -20,7 +20,7 @@ from engine.errors import TraceFileError
 from engine.files import file_bytes, file_head, known_kind, opened_file, unpacked
 from engine.observe.files import records
 from engine.observe.files.capture import is_capture, read_capture, replay
-from engine.observe.files.line_words import SIGNS
+from engine.observe.files.line_words import READ, SIGNS
 from engine.observe.files.log_run import fill_log
 from engine.observe.files.records import METRICS, PRINTED
 from engine.observe.files.records.document import MOST_BYTES, read_documents
@@ -50,31 +50,10 @@ _NARROWEST = 40
 """Columns at which lines are wrapped."""
 _GAP = 6
 """Blanks before a number that is written to the right of its place."""
-_WHOLE = re.compile(
-    r"eval time {0,20}= {1,20}[\d.]{1,20} ms / {1,20}\d{1,20} (?:tokens|runs)"
-    r"|\d accepted / {1,20}\d{1,20} generated\)"
-    r"|statistics .{0,300}#acc tokens {0,9}= {1,20}\d{1,20}"
-    r"|\bmean (?:acceptance )?length = {1,20}\d|\bper position = \([\d., ]{1,999}\)"
-    r"|accepted {1,9}\d{1,9}/ {0,9}\d{1,9} draft tokens"
-    r"|metrics: .{0,300}?Accepted: \d{1,20} tokens, Drafted: \d{1,20} (?=tokens)"
-    r"|tokens, Per-position acceptance rate: .{0,300}? Avg Draft acceptance rate: [\d.]{1,9}%"
-    r"|Decode batch.{0,300}?accept len: [\d.]{1,20},"
-    r"| tokens generated in .{0,80}: \d{1,20} cached tokens and \d{1,20} new tokens at \S{1,9} T/s,"
-    r" Generate: .{0,60} Draft: \d{1,20} / \d{1,20} tokens accepted"
-)
-"""What is whole only in a line that is."""
-_ENTRY = re.compile(
-    r"\d{1,9}\.\d\d\.\d{3}\.\d{3} |\W{0,3}\d{4}[-/]\d\d[-/]\d\d|slot |srv |statistics |draft acc"
-    r"|(?:prompt )?eval time|\((?:Engine|API|Worker)|(?:INFO|WARN|ERROR|DEBUG)\w{0,4} "
-)
-"""How a line begins that no other one goes on in."""
-_ENTRIES = (
-    r"\d{1,9}\.\d\d\.\d{3}\.\d{3} [IWEDC] ",
-    r"\[?\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d",
-    r"(?:\(\w{1,40} pid=\d{1,9}\) |(?<!\) ))(?:INFO|WARN\w{0,3}|ERROR|DEBUG) \d\d-\d\d \d\d:",
-    r"(?:slot|srv) {1,9}\w{1,32}: |statistics |draft acceptance|(?:prompt )?eval time|total time",
-)
-_BEGINS = [re.compile(rf"(?:^|(?<=[^|\s])(?<!prompt)\s{{1,20}})(?={one})") for one in _ENTRIES]
+_WHOLE, _ENTRY = (re.compile("|".join(READ[name])) for name in ("whole", "begins"))
+_BEGINS = [
+    re.compile(rf"(?:^|(?<=[^|\s])(?<!prompt)\s{{1,20}})(?={one})") for one in READ["parted"]
+]
 """Where entries begin, of which several lie in one line."""
 _LIKE = re.compile(r"(?i)\baccept.{0,40}?\d|\d.{0,40}?\baccept")
 _LIST = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:\[\s*[\[{\"]|\{\s*\n)")

@@ -41,15 +41,7 @@ _GAUGES = {
     "spec_accept_rate": "draft_acceptance_rate",
 }
 """SGLang's, averages of its last batches: no counts follow from them."""
-_SIGN = re.compile(
-    rb"^(?:(?:vllm|llamacpp|lmdeploy):spec_decode_num_(?:drafts|draft_tokens|accepted_tokens)(?:_total)?"
-    rb"|sglang:spec_accept_(?:length|rate)|rapid_mlx_spec_decode_attempts_total"
-    rb"|trtllm_spec_decode_num_draft_tokens(?:_total)?"
-    rb"|llamacpp:(?:draft_tokens|spec_tokens_drafted)(?:_total)?"
-    rb"|maxserve_speculative_draft_tokens_generated(?:_total)?"
-    rb"|tgi_request_skipped_tokens_(?:sum|count))[ {]",
-    re.MULTILINE,
-)
+_SIGN = re.compile(f"(?m)^(?:{'|'.join(_KNOWN['signs'])})[ {{]".encode())
 _PARTS = b":spec_", b"mlx_spec_", b"trtllm_spec_", b"llamacpp:", b"tgi_request", b"maxserve"
 """One of these is in each sign."""
 _QUERIED = re.compile(rb'"metric"\s*:\s*\{([^{}]{1,4000})\}\s*,\s*"values?"\s*:\s*\[([^{}]*+)\}')
