@@ -33,16 +33,6 @@ from engine.observe.files.records.tables import (
 _STEPS, _DRAFTED, _ACCEPTED = "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens"
 _EMITTED, _MEAN, _RATE, _BY_INDEX = "predicted_n", "mean", "rate", "by index"
 _SPEED = "predicted_per_second"
-_FIELDS = {
-    "rounds": _STEPS,
-    "drafted": _DRAFTED,
-    "accepted": _ACCEPTED,
-    "tokens": _EMITTED,
-    "rate": _RATE,
-    "mean": _MEAN,
-    "speed": _SPEED,
-}
-"""By what a column of this name has."""
 _ABOUT = {_DRAFTED, _ACCEPTED, _MEAN, _BY_INDEX}
 """One of these a run has."""
 _COUNTS = (_STEPS, _DRAFTED, _ACCEPTED, _EMITTED)
@@ -155,7 +145,7 @@ def _named(name: str, unit: str) -> str:
     if name in NAMES["lines"] or (_IS_BY_INDEX.fullmatch(name) and "rate" in name):
         return str(NAMES["lines"].get(name, _BY_INDEX))
     kind = kind_of(names_of([name])[0]) or (kind_of(name + unit) if unit else "")
-    return _FIELDS.get(kind, "")
+    return str(NAMES["fields"].get(kind, ""))
 
 
 def _request(values: dict[str, re.Match[str]], text: str) -> RecordedRequest:

@@ -24,11 +24,7 @@ from engine.observe.rounds.counters import LONGEST_LINE, longest_line
 from engine.observe.rounds.log_lines import is_newest_first
 
 _KNOWN = NAMES["series"]
-_COUNTERS = {
-    "num_drafts": "num_spec_steps",
-    "num_draft_tokens": "num_draft_tokens",
-    "num_accepted_tokens": "num_accepted_draft_tokens",
-}
+_COUNTERS, _GAUGES = _KNOWN["names"], _KNOWN["gauges"]
 _PER_POS = "num_accepted_tokens_per_pos"
 _EMITTED, _STEPS, _AT_MOST, _REQUESTS = "emitted", "steps", "at_most", "requests"
 """The last three are TGI's: of each step of a request, that of its prompt too, a histogram has the
@@ -36,11 +32,6 @@ tokens that were accepted; how many were drafted it does not count."""
 _SERIES = re.compile(
     rf"(vllm|llamacpp|lmdeploy):spec_decode_({'|'.join((*_COUNTERS, _PER_POS))})(?:_total)?"
 )
-_GAUGES = {
-    "spec_accept_length": "mean_acceptance_length",
-    "spec_accept_rate": "draft_acceptance_rate",
-}
-"""SGLang's, averages of its last batches: no counts follow from them."""
 _SIGN = re.compile(f"(?m)^(?:{'|'.join(_KNOWN['signs'])})[ {{]".encode())
 _PARTS = b":spec_", b"mlx_spec_", b"trtllm_spec_", b"llamacpp:", b"tgi_request", b"maxserve"
 """One of these is in each sign."""

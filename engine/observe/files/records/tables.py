@@ -48,11 +48,6 @@ _AT_INDEX = re.compile(
     r"(?:acc(?:ept(?:ance)?)? )?(?:@ ?|at )?pos(?:ition)?[ .@#]?(\d{1,3})(?: ?%)?"
 )
 _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z][a-z])")
-_COUNTED = (
-    ("rounds", "num_spec_steps"),
-    ("drafted", "num_draft_tokens"),
-    ("accepted", "num_accepted_draft_tokens"),
-)
 NAMES = tomllib.loads(Path(__file__).parents[1].joinpath("names.toml").read_text("utf-8"))
 _COLUMNS = [(one["is"], name) for one in NAMES["column"] for name in one["names"]]
 _NUMBER = re.compile(r"[~≈]?(\d{1,12}(?:\.\d{1,20})?) ?(%?)(?![\d.]|\s?[–—]|-\d)")
@@ -379,9 +374,9 @@ def row_of(columns: list[str], cells: list[str], number: int, side: str) -> Reco
     pair, drafts = _PAIR.match(values.get("accepted", "")), _DRAFTS.search(" ".join(cells))
     made = making_rates(values.get("rate", "")) if "accepted" not in values else ()
     try:
-        for kind, field in _COUNTED:
+        for kind in ("rounds", "drafted", "accepted"):
             if kind in numbers and numbers[kind][1].isdigit() and not numbers[kind][2]:
-                setattr(found, field, whole(numbers[kind][1], COUNT))
+                setattr(found, NAMES["fields"][kind], whole(numbers[kind][1], COUNT))
         if pair is not None:
             found.num_accepted_draft_tokens, found.num_draft_tokens = (
                 whole(one, COUNT) for one in pair.groups()
