@@ -250,9 +250,9 @@ def _values(
             if inner is not None:  # after a prefix
                 end, is_value = value_end(text, inner.start())
                 room -= end - inner.start()
-                if is_value and (value := _tried(text[inner.start() : end])) is not None:
+                if is_value and (values := _each([text[inner.start() : end]])) is not None:
                     members = {}
-                    found.append((f"line {number}", value))
+                    found.append((f"line {number}", values[0]))
                     number, at = number + text.count("\n", at, end), end
                     continue
             is_cut = text.find("\n", end) < 0 or "Unterminated" in whole.what
@@ -329,14 +329,6 @@ class LeftOut:
 
 def _parse(text: str) -> Any:
     return parse_json(text, deepest=_DEEPEST, unique=True, whole_texts=True)
-
-
-def _tried(text: str) -> Any:
-    """The same; None of what is none."""
-    try:
-        return _parse(text)
-    except JsonError:
-        return None
 
 
 def _invalid(name: str, place: str, error: JsonError) -> TraceFileError:
