@@ -249,7 +249,7 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 _LITERAL = re.compile(
-    r"(?m)^(?:\w{1,60} ?[:=] ?)?[\s\[{]{0,40}\{\s{0,200}"
+    r"(?m)^(?:\w{1,60} ?[:=] ?|[^\n{\"']{1,200}[\s=:(](?=\{'))?[\s\[{]{0,40}\{\s{0,200}"
     r"(?:[A-Za-z_$][\w$]{0,60}|'[^'\n]{1,60}')\s{0,3}:"
     r"|^\s{0,40}(?:Out\[\d{1,9}\]: )?[A-Z]\w{0,60}\([a-z_]{1,60}=['\"\[{\w]"
 )
@@ -270,6 +270,9 @@ _PRINTED = re.compile(
     r"|\.\.\. \d{1,9} more \w{1,12}|,(?=\s{0,200}[}\]])"
 )
 """What is not JSON in such objects, and the texts in which nothing is to be changed."""
+_COMMENT = re.compile(
+    r'("(?:[^"\\\n]|\\.)*+")|(?:(?m:^)|(?<=[\s,{\[}\]]))//[^\n]*|,(?=\s{0,200}[}\]])'
+)
 _PREFIXED = re.compile(r"(?m)^([^\s\"{][^\n\"{]{0,119}[|:>\])] {1,3})[{\[]\r?\n")
 """What is before the first line of an object."""
 _MOST_PREFIXES = 100
@@ -282,6 +285,7 @@ def as_json(text: str) -> str:
     """Objects as JavaScript, Python or PowerShell print them, Markdown quotes them or a log has
     them, a prefix before each line, as JSON; any other text as it is."""
     text = _MEMBER.sub(r'"\1": ', _unprefixed(text.replace("\xa0", " ")))
+    text = _COMMENT.sub(lambda found: found[1] or "", text) if "//" in text else text
     text = _HASH.sub(_of_hash, text)
     text = _QUOTE.sub("", text) if _QUOTED_OBJECT.search(text) is not None else text
     return _PRINTED.sub(_json_part, _PARTS_OF_TEXT.sub("", text)) if _LITERAL.search(text) else text

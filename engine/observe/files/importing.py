@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import html
 import os
 import quopri
@@ -12,16 +13,19 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from engine.analysis.findings.check import record_findings
 from engine.errors import TraceFileError
 from engine.files import file_bytes, file_head, known_kind, opened_file, unpacked
 from engine.observe.files import records
 from engine.observe.files.capture import is_capture, read_capture, replay
-from engine.observe.files.line_words import SIGNS
+from engine.observe.files.line_words import READ, SIGNS
 from engine.observe.files.log_run import fill_log
 from engine.observe.files.records import METRICS, PRINTED
 from engine.observe.files.records.document import MOST_BYTES, read_documents
 from engine.observe.files.records.printed import read_printed
+from engine.observe.rounds.log_lines import is_newest_first, time_of
 from engine.observe.rounds.log_text import texts_of, unwrapped, utf8_of, without_colours
 from engine.observe.rounds.log_words import has_entries
 from engine.trace.export import SESSION_FILE
@@ -46,42 +50,29 @@ _NARROWEST = 40
 """Columns at which lines are wrapped."""
 _GAP = 6
 """Blanks before a number that is written to the right of its place."""
-_WHOLE = re.compile(
-    r"eval time {0,20}= {1,20}[\d.]{1,20} ms / {1,20}\d{1,20} (?:tokens|runs)"
-    r"|\d accepted / {1,20}\d{1,20} generated\)"
-    r"|statistics .{0,300}#acc tokens {0,9}= {1,20}\d{1,20}"
-    r"|\bmean (?:acceptance )?length = {1,20}\d|\bper position = \([\d., ]{1,999}\)"
-    r"|accepted {1,9}\d{1,9}/ {0,9}\d{1,9} draft tokens"
-    r"|metrics: .{0,300}?Accepted: \d{1,20} tokens, Drafted: \d{1,20} (?=tokens)"
-    r"|tokens, Per-position acceptance rate: .{0,300}? Avg Draft acceptance rate: [\d.]{1,9}%"
-    r"|Decode batch.{0,300}?accept len: [\d.]{1,20},"
-    r"| tokens generated in .{0,80}: \d{1,20} cached tokens and \d{1,20} new tokens at \S{1,9} T/s,"
-    r" Generate: .{0,60} Draft: \d{1,20} / \d{1,20} tokens accepted"
-)
-"""What is whole only in a line that is."""
-_ENTRY = re.compile(
-    r"\d{1,9}\.\d\d\.\d{3}\.\d{3} |\W{0,3}\d{4}[-/]\d\d[-/]\d\d|slot |srv |statistics |draft acc"
-    r"|(?:prompt )?eval time|\((?:Engine|API|Worker)|(?:INFO|WARN|ERROR|DEBUG)\w{0,4} "
-)
-"""How a line begins that no other one goes on in."""
-_ENTRIES = (
-    r"\d{1,9}\.\d\d\.\d{3}\.\d{3} [IWEDC] ",
-    r"\[?\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d",
-    r"(?:\(\w{1,40} pid=\d{1,9}\) |(?<!\) ))(?:INFO|WARN\w{0,3}|ERROR|DEBUG) \d\d-\d\d \d\d:",
-    r"(?:slot|srv) {1,9}\w{1,32}: |statistics |draft acceptance|(?:prompt )?eval time|total time",
-)
-_BEGINS = [re.compile(rf"(?:^|(?<=[^|\s])(?<!prompt)\s{{1,20}})(?={one})") for one in _ENTRIES]
+_WHOLE, _ENTRY = (re.compile("|".join(READ[name])) for name in ("whole", "begins"))
+_BEGINS = [
+    re.compile(rf"(?:^|(?<=[^|\s])(?<!prompt)\s{{1,20}})(?={one})") for one in READ["parted"]
+]
 """Where entries begin, of which several lie in one line."""
 _LIKE = re.compile(r"(?i)\baccept.{0,40}?\d|\d.{0,40}?\baccept")
 _LIST = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:\[\s*[\[{\"]|\{\s*\n)")
 """What a list of JSON begins with, or an object of several lines."""
+_IS_TIME = re.compile(r"(?i).{0,20}time.{0,20}|.?ts|_?date").fullmatch
+_BASE64 = re.compile(rb"(?:[A-Za-z0-9+/]{4}){8,}+(?:[A-Za-z0-9+/]{2}(?:==|[A-Za-z0-9+/]=))?")
+_QUOTED = re.compile(rb'"([\[{](?:\\.|""|[^"\\\n])*+)"')
+_SHORTEST = 40
+"""Characters of a reply."""
+_LONGEST_TIME = 100
+"""Characters at the beginning of a line, in which its time is."""
+_IN_ORDER = re.compile(r"(prompt )?eval time {0,20}=")
 
 
 _PRINTABLE = re.compile(rb"(?im)^Content-Transfer-Encoding:\s{0,9}quoted-printable")
 _BROKEN = re.compile(rb"[^=]=\r?\n")
 _NOT_PRINTABLE = re.compile(rb"=(?![\dA-F]{2}|[\dA-F]?\Z|[ \t]{0,9}\r?(?:\n|\Z))")
 _ENTITY = re.compile(r"&(?:[lg]t|amp|quot|nbsp|apos|#x?[\da-fA-F]{1,6});")
-_BREAK = re.compile(r"(?i)<(?:br ?/?|/p|/div|/li)>\n?")
+_BREAK = re.compile(r"(?i)<(?:br ?/?|/p|/li|/?(?:div|pre|h[1-6])(?: [^<>\n]{0,500})?)>\n?")
 _TAG = re.compile(r"(?i)</?(?:p|div|pre|code|span|li|ul|a|b|i|em|strong)(?: [^<>\n]{0,500})?>")
 _COMMA_TIME = re.compile(r"eval time {0,20}= {1,20}\d{1,20},\d\d ms")
 _COMMA = re.compile(r"(?<![\d,.])(\d{1,20}),(?=(?:\d\d|\d{5})(?![\d,]))")
@@ -119,9 +110,15 @@ def as_written(data: bytes) -> bytes:
         found = html.unescape(_TAG.sub("", _BREAK.sub("\n", found))).replace("\xa0", " ")
     if found == text:
         return data
-    before, after = (len(_WHOLE.findall(one)) for one in (text, found))
+    before, after = map(_n_whole, (text, found))
     is_better = after > before if before else _kind(data[:_HEAD]) is None or after > 0
     return found.encode("utf-8", "surrogateescape") if is_better else data
+
+
+def _n_whole(text: str) -> int:
+    """How much of a text can be read: what is whole in lines, and lines that have any."""
+    found = [len(_WHOLE.findall(line)) for line in text.split("\n")]
+    return sum(found) + len(found) - found.count(0)
 
 
 def _kind(head: bytes) -> str | None:
@@ -162,6 +159,25 @@ def rejoined(text: str) -> str:
     widths = {max(lengths), lengths.most_common(1)[0][0]}
     found = [_joined(lines, width, by) for width in widths for by in ("", " ")]
     return max([text, *found], key=lambda one: len(_WHOLE.findall(one)))
+
+
+def oldest_first(text: str) -> str:
+    """A log whose newest line is the first, as viewers of logs show it, the other way round; any
+    other as it is."""
+    lines = text.removesuffix("\n").split("\n")
+    times = [time_of(line[:_LONGEST_TIME]) for line in lines]
+    whole = [found[1] for line in lines if (found := _IN_ORDER.search(line)) is not None]
+    pairs = list(pairwise([one is None for one in whole]))  # a prompt's time is before the answer's
+    is_upside_down = pairs.count((True, False)) > pairs.count((False, True)) and not any(times)
+    if not (is_upside_down or is_newest_first(list(filter(None, times)))):
+        return text
+    entries: list[str] = []
+    for line, time in zip(lines, times, strict=True):
+        if time or not any(times):
+            entries.append(line)
+        elif entries:
+            entries[-1] += f"\n{line}"
+    return "\n".join([*reversed(entries), ""])
 
 
 def _parted(line: str) -> str:
@@ -205,16 +221,49 @@ def _of_list(data: bytes) -> str | bytes:
     except TraceFileError:
         return data
     whose = next((path for path, text in found if is_log(text)), None)
-    lines = [
-        text.removesuffix("\n") for path, text in found if path == whose and not text.isdigit()
-    ]
+    mine = [text for path, text in found if path == whose]
+    times = {whose: [one for one in mine if one.isdigit()]}
+    for path, text in found:
+        if path != whose and path and _IS_TIME(path[-1]):
+            times.setdefault(path, []).append(text)
+    lines = [one.removesuffix("\n") for one in mine if not one.isdigit()]
+    if any(len(one) == len(lines) and is_newest_first(one) for one in times.values()):
+        lines.reverse()
     return "\n".join([*lines, ""]) if whose is not None else data
+
+
+def _of_texts(data: bytes) -> bytes:
+    """The replies that are in texts of a value of JSON, or in quotes of another text, as browsers,
+    tables and logs keep them, one after another; empty if there are none."""
+    try:
+        found = [one for _, value in read_documents(data, "")[0] for one in _texts(value, ())]
+        texts = [text.encode("utf-8", "replace") for _, text in found if len(text) > _SHORTEST]
+    except TraceFileError:
+        texts = [_unquoted(one[1]) for one in _QUOTED.finditer(data)]
+    texts = [base64.b64decode(one) if _BASE64.fullmatch(one) else one for one in texts]
+    parts = []
+    for text in filter(records.recognise, texts):
+        try:  # each in a line, so that streams may be among them
+            parts.append(msgspec.json.encode(msgspec.json.decode(text)))
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            parts.append(text)
+    return b"\n\n".join([*parts, b""]) if parts else b""
+
+
+def _unquoted(text: bytes) -> bytes:
+    """What quotes hold: that of a table has each of its own twice, that of a program a sign before
+    it."""
+    if b'""' in text:
+        return text.replace(b'""', b'"')
+    return re.sub(rb'\\(["\\])', rb"\1", text)
 
 
 def _texts(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
     """Every text of a value in its order, with the keys that lead to it."""
     if isinstance(value, str):
         yield path, value
+    elif isinstance(value, int | float) and path and _IS_TIME(path[-1]):
+        yield path, str(value)
     elif isinstance(value, dict):
         for key, one in value.items():
             yield from _texts(one, (*path, key))
@@ -262,7 +311,7 @@ def import_file(
     if kind == LOG and log is None and _LIST.match(head) is None and is_plain:
         if len(file_head(path, _LONGEST)) == _LONGEST:
             return fill_log(store, _pieces(path), file)
-        return fill_log(store, rejoined("".join(texts_of(_pieces(path)))), file)
+        return fill_log(store, oldest_first(rejoined("".join(texts_of(_pieces(path))))), file)
     data = _content(path) if is_plain else as_written(_content(path))
     other = known_kind(data[:_HEAD], "import") if kind is None else None
     if other is None or b"accept" in data or b"draft" in data:
@@ -270,6 +319,8 @@ def import_file(
         kind = kind or records.recognise(data[:MOST_BYTES])
         if kind is None and is_log("".join(texts_of([data]))):
             kind = LOG
+    if kind is None and (inner := _of_texts(data)):
+        data, kind = inner, records.recognise(inner)
     if kind == CAPTURE:
         text = _content(log).decode("utf-8-sig", "replace") if log is not None else ""
         capture = read_capture(data, file)

@@ -14,16 +14,8 @@ from engine.observe.files.records.request import RecordedRequest
 from engine.observe.rounds.log_lines import name_of, time_of
 from engine.observe.rounds.log_words import NOTHING, Saying, Value
 
-SIGNS = re.compile(
-    r"Spec(?:Decoding|ulative) metrics: "
-    r"|Decode batch(?: \[\d{1,20}\])?[.,][^\n]{0,300}accept (?:len|rate):"
-    r"|Decode batch\.[^\n]{0,300}avg_accept_len: |Finish: [^\n]{0,8000}'spec_verify_ct':"
-    r"|\bpred=\s{0,9}\d[^\n]{0,40} acc=\s{0,9}\d|\bMTP\[[^\]\s]{1,100}\] finish="
-    r"|\bvlm_mtp stats: request=|\[MTP Stats Interval\] "
-    r"|CtxLimit: ?\d{1,10}/\d{1,10}, (?:Amt|Init|Process(?:ed)?):"
-    r"|: \[Seq \d{1,20}\] (?:MTP Speculation: |\S{1,9} (?:Prompt|Decoded): )"
-    r"|Metrics \(ID: [\w-]{1,64}\): \d{1,20} tokens generated in "
-)
+READ = tomllib.loads(Path(__file__).with_name("printed_requests.toml").read_text("utf-8"))
+SIGNS = re.compile("|".join(READ["signs"]))
 """What a text has in which there are such lines."""
 METRICS = re.compile(r"Spec(?:Decoding|ulative) metrics: ?")
 _PROCESSES = re.compile(
@@ -67,8 +59,7 @@ KOBOLD_DRAFTS = re.compile(
 """With --debugmode, of each draft what was drafted, and after a request its tokens that were
 accepted and its drafts that a wrong one ended."""
 
-_READ = tomllib.loads(Path(__file__).with_name("printed_requests.toml").read_text("utf-8"))
-_PATTERNS = {(r["has"], r["engine"]): re.compile("".join(r["pattern"])) for r in _READ["request"]}
+_PATTERNS = {(r["has"], r["engine"]): re.compile("".join(r["pattern"])) for r in READ["request"]}
 REQUESTS = tuple(_PATTERNS)
 """Of lines about a whole request, or interval: what they have, and of which engine they are."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -104,8 +105,8 @@ _BAR = re.compile(
     r"[^|\r\n]{0,100}?\d{1,3}%\|[^|]{0,200}\|[^\[\]]{0,40}\[[^\]]{0,80}\]|^\S{1,100}\.exe : "
 )
 """What a program that shows its progress, or PowerShell, has put before a line."""
-_OVERWRITTEN = re.compile(r"^[^'\n]*%[^'\n]*\r(?=[^\r\n])", re.MULTILINE)
-"""Progress in the place of which a terminal shows what follows."""
+_OVERWRITTEN = re.compile(r"^[^'\n]*(?:%[^'\n]*\r(?=[^\r\n])|\r(?=\d{4}-\d\d-\d\d))", re.MULTILINE)
+"""Progress in the place of which a terminal shows what follows, or a line with a time."""
 _KEYS = re.compile(r'\b(?:time|ts|level|lvl|msg|message)="?')
 """Of programs in Go, before the text of a line."""
 _ZEROS = str.maketrans("123456789", "000000000")
@@ -164,6 +165,12 @@ def _times_of(shape: str) -> list[tuple[int, int]]:
     times = (one.span() for one in _TIMES.finditer(shape))
     whole = ((a + len(shape[a:b]) - len(shape[a:b].lstrip()), b) for a, b in times)
     return [(a, a + len(shape[a:b].rstrip())) for a, b in whole if shape[a:b].strip()]
+
+
+def is_newest_first(times: Sequence[str]) -> bool:
+    """Whether of times that follow each other, written alike, most fall."""
+    pairs = [(a, b) for a, b in pairwise(times) if a != b and len(a) == len(b)]
+    return 2 * sum(a > b for a, b in pairs) > len(pairs)
 
 
 class LogLines:

@@ -361,7 +361,11 @@ class ServerClient:
         about = self._about
         if about is None or not about.model or not about.is_llama_server:
             return path
-        return f"{path}?model={quote(about.model, safe='')}"
+        return f"{path}{'&' if '?' in path else '?'}model={quote(about.model, safe='')}"
+
+    def _replay(self, conversation: str | None) -> str:
+        """The path of a stream that was lost."""
+        return self._path(f"/v1/stream?conv_id={quote(conversation or '', safe='')}")
 
     async def _slots(self, awaited: Awaited, seconds: float | None) -> list[dict[str, Any]] | None:
         if self._about is not None and not self._about.is_llama_server:
@@ -446,10 +450,9 @@ class ServerClient:
 
         try:
             http = self._connected()
-            reply = Reply(
-                http, self.address, path, content, inbox, conversation, tell, self.limits, awaited
-            )
-            await reply.read()
+            replay = self._replay(conversation)
+            about = self.address, path, content, inbox, conversation, tell, self.limits, awaited
+            await Reply(http, *about, replay).read()
             tell("done")
         except ServerError as error:
             tell("broke", reason=error.message, error=error)
@@ -472,4 +475,4 @@ class ServerClient:
 
     async def _give_up(self, conversation: str) -> None:
         with suppress(ServerError):
-            await self._fetch("DELETE", f"/v1/stream?conv_id={conversation}", Awaited())
+            await self._fetch("DELETE", self._replay(conversation), Awaited())

@@ -5,10 +5,15 @@ from __future__ import annotations
 import json
 import socket
 import ssl
+from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
+from time import time
 from typing import Any
 
 from engine.errors import ApiKeyError, ServerError
 from engine.observe.rounds.stream import server_words
+
+_SOON_S = 0.25
 
 
 def is_loading(status: int, raw: bytes) -> bool:
@@ -17,6 +22,21 @@ def is_loading(status: int, raw: bytes) -> bool:
     return status == 503 and (
         error.get("type") == "unavailable_error" or "loading" in str(error.get("message")).lower()
     )
+
+
+def again_after_s(status: int, raw: bytes, headers: Mapping[str, str]) -> float:
+    """Seconds after which a server that has no room now (429, 503) says to ask again, 0.0 where it
+    says none."""
+    said = headers.get("Retry-After", "").strip()
+    if status not in (429, 503) or is_loading(status, raw):
+        return 0.0
+    if said.isascii() and said.isdigit():
+        return float(said[:9]) or _SOON_S
+    try:
+        left = parsedate_to_datetime(said).timestamp() - time()
+    except (ValueError, OverflowError):
+        return 0.0
+    return max(left, _SOON_S)
 
 
 def refusal(address: str, path: str, status: int, raw: bytes) -> ServerError:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from engine.errors import ServerError, ServerTimeoutError
 from engine.observe.server.errors import (
+    again_after_s,
     cut_short,
     encoded,
     foreign,
@@ -111,10 +112,11 @@ class Awaited:
         """Wait for this from now on."""
         self._wait = wait
 
-    def load(self, address: str, limits: TimeLimits) -> None:
-        """The server says that its model is being loaded. Raises ServerError at the limit."""
+    def load(self, address: str, limits: TimeLimits, todo: str = "load its model") -> None:
+        """The server says that its model is being loaded, or that it has no room. Raises
+        ServerError at the limit."""
         if self.loading is None:
-            what, now = f"{address} to load its model", perf_counter()
+            what, now = f"{address} to {todo}", perf_counter()
             self.loading = Wait(what, limits.timeout, "--timeout", now)
         if self.loading.seconds > self.loading.limit:
             raise self.loading.error
@@ -151,8 +153,10 @@ class Reply:
         tell: Tell,
         limits: TimeLimits,
         awaited: Awaited,
+        replay: str,
     ) -> None:
-        self._http, self._address = http, address
+        """replay: the path of a lost stream, for which this reply names the first byte."""
+        self._http, self._address, self._replay = http, address, replay
         self._inbox, self._tell = inbox, tell
         self._path, self._content, self._conversation = path, content, conversation
         self._limits, self._awaited = limits, awaited
@@ -162,12 +166,12 @@ class Reply:
 
     async def read(self) -> None:
         """Raises ServerError where it is refused or breaks for good."""
-        while not await self._ask():
-            self._awaited.load(self._address, self._limits)
-            await asyncio.sleep(AGAIN_S)
+        while wait := await self._ask():
+            await asyncio.sleep(wait)
 
-    async def _ask(self) -> bool:
-        """Send the request and read the reply; False: the server is not ready yet."""
+    async def _ask(self) -> float:
+        """Send the request and read the reply; seconds after which it is to be sent again, to a
+        server that is not ready yet, 0.0 once it was read."""
         import httpx
 
         headers = {"Content-Type": "application/json"}
@@ -187,7 +191,12 @@ class Reply:
                 if response.status_code != 200:
                     raw = await self._error_body(response)
                     if is_loading(response.status_code, raw):
-                        return False
+                        self._awaited.load(self._address, self._limits)
+                        return AGAIN_S
+                    wait = again_after_s(response.status_code, raw, response.headers)
+                    if 0.0 < wait <= self._limits.timeout:
+                        self._awaited.load(self._address, self._limits, "take the request")
+                        return wait
                     self._tell("head", status=response.status_code, headers=dict(response.headers))
                     raise refusal(self._address, self._path, response.status_code, raw)
                 self._awaited.loading = None
@@ -201,7 +210,7 @@ class Reply:
             if not self._has_begun:
                 raise unreachable(self._address, error) from error
             await self._resume(cut_short(self._address))
-        return True
+        return 0.0
 
     async def _resume(self, lost: ServerError) -> None:
         """Read on after a broken connection, again and again. Raises `lost` if that cannot be."""
@@ -212,17 +221,15 @@ class Reply:
         self._tell("lost", reason=lost.message)
         until = perf_counter() + RESUME_S
         while perf_counter() < until:
-            place = {"conv_id": self._conversation, "from": str(self._n_read)}
             seconds, before = until - perf_counter(), self._n_read
             try:
                 async with exchange(
                     self._http,
                     "GET",
-                    "/v1/stream",
+                    f"{self._replay}&from={self._n_read}",
                     Awaited(),
                     connect_s=seconds,
                     head_s=seconds,
-                    params=place,
                 ) as response:
                     if response.status_code == 200:
                         self._tell("resumed")

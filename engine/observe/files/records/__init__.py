@@ -19,7 +19,6 @@ from engine.observe.files.records.printed import (
     FASTDEPLOY,
     MLC,
     SPEC_BENCH,
-    SPEED_BENCH,
     counted_shape,
     is_printed,
     read_printed,
@@ -35,8 +34,7 @@ _HEAD = 1 << 18
 METRICS, REPLY, PRINTED, COUNTED = "prometheus", "reply", "benchmark", "counts"
 _REMEDY = "Choose a file that one of the engines wrote that `draftscope help observe` lists."
 SHAPES: dict[str, RecordShape] = {
-    one.name: one
-    for one in (AIPERF, *READERS, SPEC_BENCH, SPEED_BENCH, MLC, FASTDEPLOY, LLAMA_SERVER)
+    one.name: one for one in (AIPERF, *READERS, SPEC_BENCH, MLC, FASTDEPLOY, LLAMA_SERVER)
 }
 _SIGNS = {key for shape in SHAPES.values() for key in shape.keys}
 _REPLY = re.compile(

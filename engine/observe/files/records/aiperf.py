@@ -15,18 +15,14 @@ import numpy as np
 from engine.observe.files.records.document import Node
 from engine.observe.files.records.readers import RecordShape, read_acceptance
 from engine.observe.files.records.request import RecordedRequest
+from engine.observe.files.records.tables import NAMES
 from engine.trace.facts import RequestFacts
 from engine.trace.records import MISSING
 from engine.trace.store import TraceStore
 from engine.trace.timings import summary
 
 _OURS = "draftscope"
-_TOTALS = {
-    "num_spec_steps": "total_spec_decode_steps",
-    "num_draft_tokens": "total_draft_tokens",
-    "num_accepted_draft_tokens": "total_accepted_draft_tokens",
-    "predicted_n": "total_output_tokens",
-}
+_TOTALS = NAMES["keys"]["aiperf"]
 _POOLED = "pooled_spec_decode_acceptance_histogram"
 _MEAN = "spec_decode_token_weighted_acceptance_length"
 _RATE = "spec_decode_overall_draft_acceptance_rate"

@@ -53,9 +53,14 @@ _ELIDED = re.compile(
     r'("(?:[^"\\\r\n]|\\.){1,100}"\s{0,9}:\s{0,9})(?:\[\s?(?:\.{3}|…)\s?\]|\{\s?(?:\.{3}|…)\s?\})'
 )
 """A value that a person has left out."""
-_STATUS = re.compile(r"(?:< )?HTTP/\d")
+_INSIDE = re.compile(r'(?<=[\s=:(])\{\s{0,9}"')
+"""How an object begins within a line."""
+_STATUS = re.compile(r"(?:<{1,2} )?HTTP/\d|.{0,400} HTTP/\d(?:\.\d)?$")
 _HEADER = re.compile(r"(?:< )?[A-Za-z][A-Za-z0-9-]{0,60}:")
-_TRANSPORT = re.compile(r"[<>*{}](?: |$)|\[DONE|\[\d{1,9} bytes|`{3}|[0-9a-fA-F]{1,8}$|% Total|: ")
+_TRANSPORT = re.compile(
+    r"[<>*{}$](?: |$)|PS [A-Z]:|[^\d{\"]{0,999}$|\[\d{1,9} bytes|`{3}|[0-9a-fA-F]{1,8}$|% Total|: "
+)
+"""Commands, what shows how bytes came, and lines without a number."""
 _ELEMENTS = msgspec.json.Decoder(list[msgspec.Raw])
 _INNER = {dict, list}
 _MOST_HEAD = 1 << 16
@@ -241,6 +246,15 @@ def _values(
             stop = text.find("\n", at)
             stop = len(text) if stop < 0 else stop
             line = text[at:stop].strip()
+            inner = _INSIDE.search(text, at, stop) if key is None and room > 0 else None
+            if inner is not None:  # after a prefix
+                end, is_value = value_end(text, inner.start())
+                room -= end - inner.start()
+                if is_value and (values := _each([text[inner.start() : end]])) is not None:
+                    members = {}
+                    found.append((f"line {number}", values[0]))
+                    number, at = number + text.count("\n", at, end), end
+                    continue
             is_cut = text.find("\n", end) < 0 or "Unterminated" in whole.what
             if key is None and line[0] in "{[" and not (found or left.sentence or is_cut):
                 raise _invalid(name, f"line {whole.line}", whole)

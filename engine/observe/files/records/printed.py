@@ -18,6 +18,8 @@ from engine.observe.files.records.document import Fields, Node, of_same_request
 from engine.observe.files.records.readers import LLAMA_SERVER, RecordShape, read_usage
 from engine.observe.files.records.request import RecordedRequest
 from engine.observe.files.records.tables import (
+    ABOUT,
+    NAMES,
     SAID_SPEED,
     kind_of,
     making_rates,
@@ -31,29 +33,6 @@ from engine.observe.files.records.tables import (
 _STEPS, _DRAFTED, _ACCEPTED = "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens"
 _EMITTED, _MEAN, _RATE, _BY_INDEX = "predicted_n", "mean", "rate", "by index"
 _SPEED = "predicted_per_second"
-_NAMES = {
-    "n predict": _EMITTED,
-    "accept": _RATE,
-    "n draft": "",  # a setting, of how far a draft goes
-    "draft": "",
-    "total num output tokens": _EMITTED,
-    "total output tokens": _EMITTED,
-    "[al] average": _MEAN,
-    "[dar] average": _RATE,
-    "per position acceptance rate": _BY_INDEX,
-    "spec verify ct": _STEPS,
-}
-"""In lower case, and with spaces for other signs between words: those that no column has."""
-_FIELDS = {
-    "rounds": _STEPS,
-    "drafted": _DRAFTED,
-    "accepted": _ACCEPTED,
-    "tokens": _EMITTED,
-    "rate": _RATE,
-    "mean": _MEAN,
-    "speed": _SPEED,
-}
-"""By what a column of this name has."""
 _ABOUT = {_DRAFTED, _ACCEPTED, _MEAN, _BY_INDEX}
 """One of these a run has."""
 _COUNTS = (_STEPS, _DRAFTED, _ACCEPTED, _EMITTED)
@@ -63,11 +42,12 @@ _OF_VLLM = re.compile(
 )
 """Names that are vLLM's, in lower case."""
 _SPACE = re.compile(r"[-_]")
+_IS_BY_INDEX = re.compile(r"(?i)(?=.{0,40}acc).{0,40}per[_ ]?pos(?:ition)?.{0,40}")
 _BEFORE = r"(?:^|[,{\]] ?)[ \t|>*`\"-]{0,20}(?:spec_decode_)?"
 _LINE = re.compile(
-    _BEFORE + r"(?P<name>[A-Za-z#\[][\w#%()/ .\]-]{1,48}?)\"?[ \t]{0,60}(?:=>|[:=])[ \t*\[]{0,60}"
-    r"(?P<value>\d{1,3}(?:,\d{3})++(?:\.\d{1,9})?(?![\d,])|\d{1,9},\d{1,9}(?![\d.,])"
-    r"|\d{1,20}(?:\.\d{1,20})?)"
+    _BEFORE + r"(?P<name>(?:[^\W\d_]|[#\[])[\w#%()/ .\]-]{1,48}?)\"?[ \t]{0,60}(?:=>|[:=\uff1a])"
+    r"[ \t*\[]{0,60}(?P<value>\d{1,3}(?:[,'\u2019 \xa0\u2009\u202f]\d{3})++(?:\.\d{1,9})?(?![\d,])"
+    r"|\d{1,9},\d{1,9}(?![\d.,])|\d{1,20}(?:\.\d{1,20})?)"
     r"(?P<percent>[ \t]?%)?(?=[\s,|`*\]}]|$)"
     r"(?P<unit> ?t(?:ok(?:en)?s?)?/s\b)?",
     re.IGNORECASE | re.MULTILINE,
@@ -90,17 +70,6 @@ _ALONE = re.compile(
 )
 """Also a part of a line of a log, which may be wrapped there, or two counts under each other."""
 _SHARES = re.compile(r"[\d., ]{1,8192}")
-_ENGINES = (
-    ("n_drafted", "llama.cpp"),
-    ("draft_n", "llama-server"),
-    ("num accepted token", "openvino"),
-    ("[al] average", "tensorrt-llm"),
-    ("accept len", "sglang"),
-    ("acc_length", "sglang"),
-    ("#questions", "sglang"),
-)
-
-
 _LONGEST_HEAD = 40
 """Characters before the first of several shares, which may say that they are percentages."""
 _BACKEND, _NEAR = re.compile(r"(?i)\bbackend\"?[ \t]*:[ \t]*\"?(vllm|sglang)\b"), 2000
@@ -138,7 +107,7 @@ def _sums(text: str) -> list[RecordedRequest]:
     values: dict[str, re.Match[str]] = {}
 
     def close() -> None:
-        has_rate = _RATE in values and "acc" in values[_RATE]["name"].lower()
+        has_rate = _RATE in values and ABOUT.search(values[_RATE]["name"].lower()) is not None
         if not values.keys().isdisjoint(_ABOUT) or (has_rate and _SPEED in values):
             found.append(_request(values, text))
         values.clear()
@@ -173,17 +142,17 @@ def _named(name: str, unit: str) -> str:
     name = " ".join(_SPACE.sub(" ", name.lower().rstrip(" .")).split())
     if _INDEX.fullmatch(name):
         return name
-    if name in _NAMES:
-        return _NAMES[name]
+    if name in NAMES["lines"] or (_IS_BY_INDEX.fullmatch(name) and "rate" in name):
+        return str(NAMES["lines"].get(name, _BY_INDEX))
     kind = kind_of(names_of([name])[0]) or (kind_of(name + unit) if unit else "")
-    return _FIELDS.get(kind, "")
+    return str(NAMES["fields"].get(kind, ""))
 
 
 def _request(values: dict[str, re.Match[str]], text: str) -> RecordedRequest:
     first = next(iter(values.values()))
     around = text[max(first.start() - 100, 0) : next(reversed(values.values())).end()].lower()
     own = "vllm" if _OF_VLLM.search(around) is not None else ""
-    own = next((engine for sign, engine in _ENGINES if sign in around), own)
+    own = next((engine for sign, engine in NAMES["engines"]["lines"] if sign in around), own)
     said = _BACKEND.findall(text, max(first.start() - _NEAR, 0), first.end())
     engine = said[-1].lower() if said else own
     line = 1 + text.count("\n", 0, first.start("name"))
@@ -323,11 +292,7 @@ def _take_speed(found: RecordedRequest, line: str) -> None:
 
 # -- the same as JSON -------------------------------------------------------------------------
 
-_STAGE_NAMES = {
-    "num_spec_steps": ("num_drafts", "drafts"),
-    "num_draft_tokens": ("draft_tokens",),
-    "num_accepted_draft_tokens": ("accepted_tokens", "accepted"),
-}
+_STAGE_NAMES = NAMES["generations"]["spec-bench"]
 
 
 def _read_spec_bench(node: Node) -> RecordedRequest:
@@ -412,33 +377,8 @@ def _read_fastdeploy(node: Node) -> RecordedRequest:
 FASTDEPLOY = RecordShape("fastdeploy", "FastDeploy", (_OF_HEADS,), _read_fastdeploy)
 
 
-def _read_speed_bench(node: Node) -> RecordedRequest:
-    """A sample, of which the program writes 0 drafted also where the server says nothing of it."""
-    values = node.fields()
-    found = RecordedRequest("llama-server", values.text("id") or "", record=dict(node.values))
-    found.set_tokens(values.count("prompt_tokens"), None, values.count("completion_tokens"))
-    for name in ("prompt_ms", "predicted_ms"):
-        if (ms := values.number(name)) is not None:
-            found.timings[name] = ms
-    drafted, accepted = map(values.count, ("draft_n", "draft_n_accepted"))
-    if drafted:
-        found.num_draft_tokens, found.num_accepted_draft_tokens = drafted, accepted
-        found.check_counts({_DRAFTED: "draft_n", _ACCEPTED: "draft_n_accepted"})
-    found.stop = values.text("finish_reason") or ""
-    return found
-
-
-SPEED_BENCH = RecordShape(
-    "speed-bench",
-    "llama.cpp's speed_bench.py",
-    (("latency_s", "draft_n", "draft_n_accepted"),),
-    _read_speed_bench,
-)
-
-
 _KEY = re.compile(rb'"([A-Za-z][\w.:/]{2,80})"\s*:\s*\d')
 _OF_RATE = re.compile(r"(?i)acc.*(?:rate|ratio|len)")
-_IS_BY_INDEX = re.compile(r"(?i).{0,40}acc.{0,40}per_?pos(?:ition)?")
 _LONGEST_NAME = 80
 _COMPLETION = "completion_tokens"
 """Of the request, which counts of its drafts may be a part of."""

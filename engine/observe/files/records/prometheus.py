@@ -19,23 +19,12 @@ from engine.errors import TraceFileError
 from engine.foreign import COUNT, LARGEST, LONGEST_DRAFT, is_real
 from engine.observe.files.records.document import MOST_BYTES, LeftOut, nodes, read_documents
 from engine.observe.files.records.request import RecordedRequest
+from engine.observe.files.records.tables import NAMES
 from engine.observe.rounds.counters import LONGEST_LINE, longest_line
+from engine.observe.rounds.log_lines import is_newest_first
 
-_ENGINES = {
-    "max": "max",
-    "vllm": "vllm",
-    "llamacpp": "llama-server",
-    "trtllm": "tensorrt-llm",
-    "rapid_mlx": "rapid-mlx",
-    "lmdeploy": "lmdeploy",
-    "sglang": "sglang",
-    "tgi": "tgi",
-}
-_COUNTERS = {
-    "num_drafts": "num_spec_steps",
-    "num_draft_tokens": "num_draft_tokens",
-    "num_accepted_tokens": "num_accepted_draft_tokens",
-}
+_KNOWN = NAMES["series"]
+_COUNTERS, _GAUGES = _KNOWN["names"], _KNOWN["gauges"]
 _PER_POS = "num_accepted_tokens_per_pos"
 _EMITTED, _STEPS, _AT_MOST, _REQUESTS = "emitted", "steps", "at_most", "requests"
 """The last three are TGI's: of each step of a request, that of its prompt too, a histogram has the
@@ -43,49 +32,7 @@ tokens that were accepted; how many were drafted it does not count."""
 _SERIES = re.compile(
     rf"(vllm|llamacpp|lmdeploy):spec_decode_({'|'.join((*_COUNTERS, _PER_POS))})(?:_total)?"
 )
-_OTHER_SERIES = {
-    "rapid_mlx_spec_decode_attempts": ("rapid_mlx", "num_draft_tokens"),
-    "rapid_mlx_spec_decode_accepts": ("rapid_mlx", "num_accepted_tokens"),
-    "rapid_mlx_spec_decode_verify_calls": ("rapid_mlx", "num_drafts"),
-    "rapid_mlx_spec_decode_accepted_by_depth": ("rapid_mlx", _PER_POS),
-    "trtllm_spec_decode_num_draft_tokens": ("trtllm", "num_draft_tokens"),
-    "trtllm_spec_decode_num_accepted_tokens": ("trtllm", "num_accepted_tokens"),
-    "tgi_request_skipped_tokens_sum": ("tgi", "num_accepted_tokens"),
-    "tgi_request_skipped_tokens_count": ("tgi", _STEPS),
-    "tgi_request_skipped_tokens_bucket": ("tgi", _AT_MOST),
-    "tgi_request_generated_tokens_count": ("tgi", _REQUESTS),
-    "llamacpp:draft_tokens": ("llamacpp", "num_draft_tokens"),
-    "llamacpp:draft_tokens_accepted": ("llamacpp", "num_accepted_tokens"),
-    "llamacpp:draft_verify_steps": ("llamacpp", "num_drafts"),
-    "llamacpp:spec_tokens_drafted": ("llamacpp", "num_draft_tokens"),
-    "llamacpp:spec_tokens_accepted": ("llamacpp", "num_accepted_tokens"),
-    "maxserve_speculative_draft_tokens_generated": ("max", "num_draft_tokens"),
-    "maxserve_speculative_draft_tokens_accepted": ("max", "num_accepted_tokens"),
-}
-"""By other names, without `_total`: of rapid-mlx, for which each token of a draft is an attempt and
-depths count from 1, of TensorRT-LLM, and of builds of llama.cpp before it had vLLM's names."""
-_TOKENS = {
-    "vllm:generation_tokens": "vllm",
-    "llamacpp:tokens_predicted": "llamacpp",
-    "lmdeploy:generation_tokens": "lmdeploy",
-    "sglang:generation_tokens": "sglang",
-    "tgi_request_generated_tokens_sum": "tgi",
-}
-"""Emitted tokens, of all requests, with and without drafts."""
-_GAUGES = {
-    "spec_accept_length": "mean_acceptance_length",
-    "spec_accept_rate": "draft_acceptance_rate",
-}
-"""SGLang's, averages of its last batches: no counts follow from them."""
-_SIGN = re.compile(
-    rb"^(?:(?:vllm|llamacpp|lmdeploy):spec_decode_num_(?:drafts|draft_tokens|accepted_tokens)(?:_total)?"
-    rb"|sglang:spec_accept_(?:length|rate)|rapid_mlx_spec_decode_attempts_total"
-    rb"|trtllm_spec_decode_num_draft_tokens(?:_total)?"
-    rb"|llamacpp:(?:draft_tokens|spec_tokens_drafted)(?:_total)?"
-    rb"|maxserve_speculative_draft_tokens_generated(?:_total)?"
-    rb"|tgi_request_skipped_tokens_(?:sum|count))[ {]",
-    re.MULTILINE,
-)
+_SIGN = re.compile(f"(?m)^(?:{'|'.join(_KNOWN['signs'])})[ {{]".encode())
 _PARTS = b":spec_", b"mlx_spec_", b"trtllm_spec_", b"llamacpp:", b"tgi_request", b"maxserve"
 """One of these is in each sign."""
 _QUERIED = re.compile(rb'"metric"\s*:\s*\{([^{}]{1,4000})\}\s*,\s*"values?"\s*:\s*\[([^{}]*+)\}')
@@ -98,8 +45,22 @@ _PRINTED = re.compile(
 _PAIR = re.compile(rb"'(\w{1,80})': '([^'\"\n]{0,400})'")
 _POINTS = re.compile(rb'"name"\s*:\s*"(?=[^"]{1,200}(?:spec_decode|speculative))[^"]{1,200}"')
 """The name of a series in what OpenTelemetry exports."""
-_OVER_TIME = re.compile(rb'\A"?[Tt]ime"?[,;]"?(?:vllm|llamacpp|sglang|lmdeploy):')
-"""How a table of series begins that Grafana exports."""
+_BELOW = re.compile(
+    rb"(?m)^(\w{1,40}:spec_[^\n]{1,4000}[}\w])[ \t\r]{0,9}\n\s{0,9}([\d.e+]{1,40}\r?$)"
+)
+"""A series whose value is in the next line."""
+_CELL = re.compile(
+    rb'[,;\t"\n|](?:(?:vllm|llamacpp|sglang|lmdeploy):(?:spec|draft)_|rapid_mlx_spec_|trtllm_spec_)'
+)
+"""A series in a table, as Grafana and others export them."""
+_SERIES_NAME = re.compile(
+    r"\s*(?:(?:vllm|llamacpp|sglang|lmdeploy):|rapid_mlx_|trtllm_)[^,;|]{1,4000}"
+)
+_VALUE, _TIME = (
+    re.compile(r"(?i).{0,40}value.{0,20}|last.{0,20}"),
+    re.compile(r"(?i).{0,20}time.{0,20}|date"),
+)
+"""Columns of a table that has a row for each value."""
 _NAME = re.compile(rb'"__name__"\s*:\s*"([^"]{1,200})",?')
 _LABEL = re.compile(rb'"(\w{1,80})"\s*:\s*')
 _BEFORE = re.compile(
@@ -139,7 +100,7 @@ def _has_points(data: bytes) -> bool:
 def _of_query(data: bytes) -> bytes:
     """The last values that Prometheus replies to a query, or of another export; other samples
     without what is before. Series of other things become blank lines."""
-    data = _OTHERS.sub(b"", data)
+    data = _BELOW.sub(rb"\1 \2", _OTHERS.sub(b"", data))
     found = [
         b"%s{%s} %s\n" % (name[1], _LABEL.sub(rb"\1=", labels.replace(name[0], b"")), values[-2])
         for labels, inside in _QUERIED.findall(data)
@@ -148,7 +109,7 @@ def _of_query(data: bytes) -> bytes:
     found = found or _printed(data)
     if not found and _has_points(data):
         found = _points(data)
-    if not found and _OVER_TIME.match(data) is not None:
+    if not found and _SIGN.search(data) is None and _CELL.search(data) is not None:
         found = _newest(data)
     return b"".join(found) or _BEFORE.sub(b"", data.replace(b"&quot;", b'"'))
 
@@ -196,18 +157,41 @@ def _label(attribute: Any) -> str:
 
 
 def _newest(data: bytes) -> list[bytes]:
-    """The last value of each series of a table over time."""
+    """The last value of each series of a table, which has a column for each, or a row for each
+    value and columns for name, labels and time."""
     lines = data.decode("utf-8", "replace").splitlines()
-    by = ";" if ";" in lines[0].partition(":")[0] else ","
-    found: dict[int, str] = {}
+    by = max(",;\t", key=lines[0].count)
     try:
         names, *rows = csv.reader(lines, delimiter=by)
     except csv.Error:
         return []
-    for row in rows:
-        if len(row) == len(names):
-            found |= {at: one for at, one in enumerate(row) if at and one}
-    return [f"{names[at].strip()} {one}\n".encode() for at, one in found.items()]
+    rows = [row for row in rows if len(row) == len(names)]
+    columns = list(zip(*rows, strict=True))
+    times = [one for name, one in zip(names, columns, strict=False) if _TIME.fullmatch(name)]
+    if times and is_newest_first(times[0]):
+        rows.reverse()
+    found: dict[str, str] = {}
+    whose = next((i for i, one in enumerate(columns) if all(map(_SERIES_NAME.match, one))), None)
+    if whose is None:
+        series = {at: name.strip() for at, name in enumerate(names) if _SERIES_NAME.match(name)}
+        found = {series[at]: row[at] for row in rows for at in series if row[at]}
+    else:
+        numbers = [i for i, one in enumerate(columns) if all(map(_is_number, one))]
+        named = [i for i in numbers if _VALUE.fullmatch(names[i])]
+        value = next(reversed(named or numbers), whose)
+        others = [i for i, one in enumerate(names) if not _TIME.fullmatch(one)]
+        for row in rows:
+            labels = [
+                f'{names[i]}="{row[i]}"' for i in others if i not in (whose, value) and row[i]
+            ]
+            said = row[whose].strip()
+            key = said if "{" in said or not labels else f"{said}{{{','.join(labels)}}}"
+            found[key] = row[value]
+    return [f"{key} {value}\n".encode() for key, value in found.items()]
+
+
+def _is_number(cell: str) -> bool:
+    return re.fullmatch(r"\d{1,20}(?:\.\d{1,20})?(?:e\+?\d{1,2})?", cell) is not None
 
 
 def only_samples(data: bytes) -> tuple[bytes, str]:
@@ -282,10 +266,10 @@ def _read_scrape(text: str, name: str) -> dict[tuple[str, str], _Counters]:
             continue
         if (match := _SERIES.fullmatch(sample.name)) is not None:
             engine, series = match[1], match[2]
-        elif (known := _OTHER_SERIES.get(sample.name.removesuffix("_total"))) is not None:
+        elif (known := _KNOWN["counters"].get(sample.name.removesuffix("_total"))) is not None:
             engine, series = known
         else:
-            engine = _TOKENS.get(sample.name.removesuffix("_total"))
+            engine = _KNOWN["emitted"].get(sample.name.removesuffix("_total"))
             if engine and is_real(sample.value, LARGEST) and sample.value == int(sample.value):
                 emitted[engine, _labels_text(sample.labels)] = float(sample.value)
             continue
@@ -331,7 +315,7 @@ def _difference(
     gauges = {name: last[name][-1] for name in _GAUGES if name in last}
     series = [(name, i) for name, values in last.items() if name not in gauges for i in values]
     fell = [name for name, index in series if before[name].get(index, 0.0) > last[name][index]]
-    found = RecordedRequest(_ENGINES[engine], labels)
+    found = RecordedRequest(_KNOWN["engines"][engine], labels)
     if fell:  # another process of the server: the first scrape is not of the same counters
         before = defaultdict(dict)
         found.record["restarted"] = f"{fell[0]} fell between the scrapes"

@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 from engine.foreign import LONGEST_DRAFT, is_real
 from engine.observe.files.records.document import Fields, Node, of_same_request
 from engine.observe.files.records.request import TIMINGS, RecordedRequest
+from engine.observe.files.records.tables import NAMES
 
 _Value = TypeVar("_Value")
 
@@ -136,16 +137,7 @@ def read_usage(node: Node, reply: dict[str, Any], into: RecordedRequest) -> None
 
 # -- vLLM ------------------------------------------------------------------------------------
 
-_VLLM_KEYS = {
-    "num_spec_steps": "num_spec_steps",
-    "num_draft_tokens": "num_draft_tokens",
-    "num_accepted_draft_tokens": "num_accepted_draft_tokens",
-    "num_spec_tokens": "num_spec_tokens",
-    "histogram": "acceptance_histogram",
-    "by_length": "acceptance_histogram_by_draft_length",
-    "per_step_accepted": "per_step_accepted",
-    "per_step_drafted": "per_step_drafted",
-}
+_VLLM_KEYS = NAMES["keys"]["vllm"]
 
 
 def read_acceptance(node: Node, engine: str) -> tuple[RecordedRequest, Fields]:
@@ -187,26 +179,12 @@ VLLM = RecordShape(
 
 # -- SGLang ----------------------------------------------------------------------------------
 
-_ACCEPTED_NAMES = (
-    "spec_num_correct_drafts",
-    "spec_accepted_drafts",
-    "spec_accept_token_num",
-    "spec_accepted_tokens",
-)
-_PROPOSED_NAMES = (
-    "spec_num_proposed_drafts",
-    "spec_proposed_drafts",
-    "spec_draft_token_num",
-    "spec_draft_tokens",
-)
-_HISTOGRAM_NAMES = ("spec_correct_drafts_histogram", "spec_accept_histogram")
-
 
 def _read_sglang(node: Node) -> RecordedRequest:
     keys = {"num_spec_steps": "spec_verify_ct"}
     found, values = _counts(node, "sglang", keys)
 
-    def first(names: tuple[str, ...], take: Callable[[str], _Value | None], field: str) -> None:
+    def first(names: list[str], take: Callable[[str], _Value | None], field: str) -> None:
         """The value of the newest name; older names next to it have to say the same."""
         named = [(name, value) for name in names if (value := take(name)) is not None]
         keys[field] = named[0][0] if named else names[0]
@@ -218,9 +196,8 @@ def _read_sglang(node: Node) -> RecordedRequest:
                 f"{named[0][0]} and {name}, its name in other versions, differ",
             )
 
-    first(_ACCEPTED_NAMES, values.count, "num_accepted_draft_tokens")
-    first(_PROPOSED_NAMES, values.count, "num_draft_tokens")
-    first(_HISTOGRAM_NAMES, values.histogram, "histogram")
+    for field, names in NAMES["generations"]["sglang"].items():
+        first(names, values.histogram if field == "histogram" else values.count, field)
     if found.histogram == []:
         found.histogram = None
     found.derived = ("num_draft_tokens", "draft_n", "draft_acceptance_rate")
@@ -269,13 +246,7 @@ SGLANG = RecordShape(
 
 # -- TensorRT-LLM ----------------------------------------------------------------------------
 
-_TENSORRT_KEYS = {
-    "num_spec_steps": "num_spec_steps",
-    "num_draft_tokens": "total_draft_tokens",
-    "num_accepted_draft_tokens": "total_accepted_draft_tokens",
-    "num_spec_tokens": "num_spec_tokens",
-    "histogram": "acceptance_histogram",
-}
+_TENSORRT_KEYS = NAMES["keys"]["tensorrt-llm"]
 
 
 def _read_tensorrt_request(node: Node) -> RecordedRequest:
@@ -320,11 +291,7 @@ TENSORRT_LLM = RecordShape(
 
 # -- mlx-vlm ---------------------------------------------------------------------------------
 
-_MLX_KEYS = {
-    "num_spec_steps": "draft_rounds",
-    "num_draft_tokens": "draft_n",
-    "num_accepted_draft_tokens": "draft_n_accepted",
-}
+_MLX_KEYS = NAMES["keys"]["mlx-vlm"]
 
 
 def _read_mlx_vlm(node: Node) -> RecordedRequest:
@@ -456,16 +423,24 @@ _PREDICTED = "accepted_prediction_tokens", "rejected_prediction_tokens"
 _PROPOSED = "proposed_tokens", "accepted_tokens"
 _ATTEMPTS = "attempts", "accepted", "rejected"
 """Of vllm-mlx's /v1/status, which drafts one token at a time."""
+_OF_BENCH = "latency_s"
+"""Of llama.cpp's speed_bench.py."""
 _COUNTED = (_PREDICTED, _PROPOSED, _ATTEMPTS, ("draft_n", "draft_n_accepted"))
 
 
 def _read_prediction(node: Node) -> RecordedRequest:
     """Counts inside of `usage`."""
     values, found = node.fields(), RecordedRequest("", node.place, record=dict(node.values))
-    is_predicted = _PREDICTED[0] in node.values
+    is_predicted, is_bench = _PREDICTED[0] in node.values, _OF_BENCH in node.values
     names = next(two for two in _COUNTED if two[0] in node.values)
     one, other = map(values.count, names[:2])
     found.num_draft_tokens, found.num_accepted_draft_tokens = one, other
+    if is_bench and not one:  # also where the server says nothing of it
+        found.num_draft_tokens = found.num_accepted_draft_tokens = None
+    for name in ("prompt_ms", "predicted_ms"):
+        if (ms := values.number(name)) is not None:
+            found.timings[name] = ms
+    found.stop = values.text("finish_reason") or ""
     if is_predicted:
         found.num_draft_tokens = None if one is None or other is None else one + other
         found.num_accepted_draft_tokens = one
@@ -480,7 +455,7 @@ USAGE = RecordShape(
     "the OpenAI API",
     _COUNTED,
     _read_prediction,
-    without=("predicted_n", "draft_rounds", "num_draft_tokens", "latency_s"),
+    without=("predicted_n", "draft_rounds", "num_draft_tokens"),
 )
 
 READERS = (VLLM, SGLANG, TENSORRT_LLM, MLX_VLM, LM_STUDIO, USAGE)

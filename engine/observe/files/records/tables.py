@@ -8,29 +8,31 @@ most have rates alone. Rows of all others together are left out.
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from itertools import pairwise, permutations
+from pathlib import Path
 
 from engine.foreign import COUNT, LONGEST_PART_MS, OutOfRangeError, real, whole
 from engine.observe.files.records.request import RecordedRequest
 
 _NAMED = re.compile(r"([A-Za-z][\w/#%]{0,30})\s?=\s{0,9}([^\s,;=]{1,40})")
 _FEW = 2
-_AVERAGE = r"(?:mean |avg |average )?"
-_UNIT = r"(?: ?\(tok(?:en)?s?(?:/.{1,12})?\))?"
 _FIGURE, _ARROW = r"[~≈]?\d{1,6}(?:\.\d{1,6})? ?%?", r" ?(?:→|[-=]?->) ?"
-_NOT_SPEED = (
-    r".{0,40}(?:prompt|prefill|input|pp |\b(?:plain|base(?:line)?|vanilla|without|draft(?:ed)?"
-    r"|accepted)\b)"
-)
-"""In the name of a speed that is another one than that of decoding, or of a run without drafts."""
 _IN_ROWS = ("|", "│", "┃", "\t", "accept_rate")
 _BARS = re.compile(r"[|│┃]")
 _GAPS = re.compile(r"\s{2,}|\t")
 _COMMAS, _SEMICOLONS = re.compile(r",(?=[^\s,])"), re.compile(r";(?=\S|$)")
 _NEXT_CELL = re.compile(r"</t[dh]>\s{0,200}<t[dh][^>]{0,200}>")
 _ROW_END, _TAG = re.compile(r"</tr>\s{0,200}"), re.compile(r"<[^>]{1,200}>")
+_KEY_COLUMN = re.compile(
+    r"key|metric(?: name)?|name|series|variable|measure(?:ment)?| ?field|legend"
+)
+_VALUE_COLUMN = re.compile(r" ?value.{0,20}|last.{0,20}")
+_BBCODE = re.compile(r"\[(/?)(table|tr|t[dh])[^\]\n]{0,40}\]")
+_LATEX_RULE = re.compile(r"(?m)^\\[a-z]{1,20}(?:[{\[(][^&\n]{0,200})?\n")
+_LATEX = re.compile(r"(?m)^([^&\n]{0,200}&.{0,2000}?)\\\\.{0,80}$")
 _RULE = set(" -|:+=").union(map(chr, range(0x2500, 0x2580)))
 _MOST_CELLS = 64
 _LONGEST, _LONGEST_NAME, _LONGEST_NUMBER = 2000, 80, 32
@@ -40,48 +42,17 @@ _COUNT_OF = re.compile(
     r"| (?:total|count)$"
 )
 """What a name has before what it counts."""
-_PATH = re.compile(r"^(?:\w{1,40}/){2,9}(?=\w{0,40}(?:acc|draft|spec))")
+_PATH = re.compile(r"^(?:(?!\w*(?:acc|draft|tok))\w{1,40}/){1,9}(?=\w{0,40}(?:acc|draft|spec))")
 """What metrics of a training run have before their names."""
 _AT_INDEX = re.compile(
     r"(?:acc(?:ept(?:ance)?)? )?(?:@ ?|at )?pos(?:ition)?[ .@#]?(\d{1,3})(?: ?%)?"
 )
 _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z][a-z])")
-_COUNTED = (
-    ("rounds", "num_spec_steps"),
-    ("drafted", "num_draft_tokens"),
-    ("accepted", "num_accepted_draft_tokens"),
+NAMES = tomllib.loads(Path(__file__).parents[1].joinpath("names.toml").read_text("utf-8"))
+_COLUMNS = [(one["is"], name) for one in NAMES["column"] for name in one["names"]]
+_NUMBER = re.compile(
+    r"[~≈]?(\d{1,12}(?:\.\d{1,20})?)(?: ?(?:±|\+/-) ?[\d.]{1,9})? ?(%?)(?![\d.]|\s?[–—]|-\d)"
 )
-_COLUMNS = (
-    ("rate", r"(?:.{0,24}[ /])?(?:accept(?:ance)?|acc|draft) ?(?:rate|ratio|%)(?: ?\(%\))?|rate"),
-    ("rate", r"(?:.{0,24} )?acceptance(?: ?\(%\))?|.{0,9}接受率.{0,9}|akzeptanz(?:rate)?.{0,4}"),
-    ("mean", rf"(?:.{{0,24}}/)?{_AVERAGE}(?:accept(?:ance|ed)?|accpt|acc|a)[ .]len(?:gth)?{_UNIT}"),
-    ("mean", r"(?:mean )?al|.{0,9}接受长度|mean len(?:gth)?"),
-    ("mean", r"(?:\w{1,12} )?tok(?:en)?s?(?:/| per )(?:cycle|round|step|iter|fwd|pass).{0,8}"),
-    ("mean", r"τ.{0,40}"),
-    ("per round", rf"{_AVERAGE}accept(?:ed|s)?(?: tokens)?(?:/| per )(?:round|step|cycle|pass)"),
-    ("accepted", r"(?:draft )?accepted(?: (?:draft |prediction )?tokens?)?"),
-    ("accepted", r"(?:draft )?tokens accepted|accepts|draft n accepted"),
-    ("accepted", r"#?acc(?:ept)?(?: tokens)?"),
-    ("rejected", r"(?:draft )?rejected(?: (?:draft |prediction )?tokens)?"),
-    ("accepted", r"(?:angenommen|akzeptiert)(?:e token)?|accept[eé]s"),
-    ("drafted", r"(?:drafted|proposed)(?: tokens)?|draft(?: tokens| n| generated)?|#?gen tokens"),
-    ("drafted", r"draft tokens (?:created|drafted|generated|proposed)|(?:draft )?tokens drafted"),
-    ("drafted", r"(?:entworfen|vorgeschlagen)(?:e token)?|propos[eé]s"),
-    ("rounds", r"(?:(?:draft|verif\w{1,8}) )?(?:rounds|steps|cycles|iterations)|drafts|num drafts"),
-    ("tokens", r"(?:(?:total )?(?:generated|output|predicted|emitted|new) )?tokens?"),
-    ("tokens", r"pred(?:icted)?(?: n)?"),
-    ("tokens", r"(?:total )?(?:(?:completion )?tokens )?(?:generated|emitted|decoded)"),
-    ("seconds", r"time ?\(s\)"),
-    ("stop", r"stop"),
-    ("by", r"pos accept|.{0,24}per[- ]pos(?:ition)?.{0,24}"),
-    (
-        "speed",
-        rf"(?!{_NOT_SPEED}).{{0,40}}(?:t(?:ok(?:en)?s?|k)?(?:[/\\]| per )s|tok s\b|tps).{{0,40}}",
-    ),
-    ("speed", r"tg(?: \(\w{1,12}\))?"),
-)
-"""Names of columns, in lower case and with spaces."""
-_NUMBER = re.compile(r"[~≈]?(\d{1,12}(?:\.\d{1,20})?) ?(%?)(?![\d.]|\s?[–—]|-\d)")
 _SHARE = re.compile(r"(?<![\d.])(\d{1,3}\.\d{1,6}|\d{2,3}(?= ?%)) ?(%?)(?![\d.])")
 _COUNT = re.compile(r"(?<![\d.])\d{1,9}(?!\d|\.\d| ?%)")
 _ALL_OF = re.compile(r"(?<![\d.])(\d{2,9})(?: ?/ ?| of | out of )\1(?![\d.])")
@@ -108,15 +79,10 @@ _SPREAD = re.compile(
 _NUMBERED = re.compile(r"(?i)p[02-46-9]:?")
 """A prompt by its number, no percentile."""
 SAID_SPEED = re.compile(
-    r"(?<![\d.])(\d{1,6}(?:\.\d{1,6})?)(?: ?(?:±|\+/?-) ?[\d.]{1,9})? ?t(?:ok(?:en)?s?)?/s\b"
+    r"(?<![\d.])(\d{1,6}(?:\.\d{1,6})?)(?: ?(?:±|\+/?-) ?[\d.]{1,9})?"
+    r" ?t(?:ok(?:en)?s?)?(?:/|[- ]per[- ])s(?:ec(?:ond)?s?)?\b"
 )
-_ENGINES = (
-    *(("a.len", "ik_llama.cpp"), ("pred t/s", "llama-server"), ("ik llama", "ik_llama.cpp")),
-    *(("vllm", "vllm"), ("sglang", "sglang"), ("llama.cpp", "llama-server")),
-    ("llama-server", "llama-server"),
-)
-"""By parts of the names of columns."""
-_ABOUT = re.compile(r"acc|draft|接受|^al$|^τ|^a\.len$|angenommen|akzept")
+ABOUT = re.compile(r"acc|draft|接受|^al$|^τ|^a\.len$|angenommen|akzept")
 _ACCEPTED = ("rate", "mean", "accepted", "per round")
 _COMPARES = re.compile(
     r"(?i)(?:.{0,80}, )?(?:% ?|rel\w{0,6} )?(?:difference|diff|delta|Δ|change)(?: ?\(?%\)?)?"
@@ -149,6 +115,8 @@ def read_tables(text: str) -> list[RecordedRequest]:
 def _requests(text: str) -> Iterator[RecordedRequest]:
     for table in _tables(text):
         heads = [at for at, (_, cells) in enumerate(table) if _is_head(names_of(cells))]
+        if not heads and (wide := _pivoted(table)):
+            table, heads = wide, [0]
         if not heads and _is_head(names_of([cells[0] for _, cells in table])):
             number = table[0][0]  # its names are in the first column
             columns = zip(*(cells for _, cells in table), strict=True)
@@ -175,6 +143,30 @@ def _requests(text: str) -> Iterator[RecordedRequest]:
                         whose = " ".join(filter(None, (side, part)))
                         if (found := row_of(names, ones, number, whose)) is not None:
                             yield found
+
+
+def _pivoted(table: list[tuple[int, list[str]]]) -> list[tuple[int, list[str]]]:
+    """A table that has a row for each figure, with its name in one column and the figure in
+    another, with a column for each; empty for any other."""
+    names = names_of(table[0][1]) if table else []
+    key, value = (
+        next((i for i, one in enumerate(names) if known.fullmatch(one)), None)
+        for known in (_KEY_COLUMN, _VALUE_COLUMN)
+    )
+    if key is None or value is None or len(names) > _MOST_CELLS:
+        return []
+    rows: dict[tuple[str, ...], tuple[int, dict[str, str]]] = {}
+    for number, cells in table[1:]:
+        others = [i for i in range(len(names)) if i not in (key, value)]
+        of = tuple(cells[i] for i in others if "time" not in names[i])
+        rows.setdefault(of, (number, {}))[1][cells[key]] = cells[value]
+    columns = list(dict.fromkeys(name for _, one in rows.values() for name in one))
+    if not _is_head(names_of(columns)) or len(columns) > _MOST_CELLS:
+        return []
+    return [(table[0][0], ["", *columns])] + [
+        (number, [" ".join(of), *(one.get(name, "") for name in columns)])
+        for of, (number, one) in rows.items()
+    ]
 
 
 def _parted(names: list[str], cells: list[str]) -> Iterator[tuple[str, list[str]]]:
@@ -274,6 +266,10 @@ def plain_number(cell: str, has_comma: bool) -> str:
 
 def _tables(text: str) -> Iterator[list[tuple[int, list[str]]]]:
     """Lines that follow each other and have as many cells: their numbers, and their cells."""
+    text = _BBCODE.sub(r"<\1\2>", text) if "[td]" in text else text
+    if "\\\\" in text:
+        text = _LATEX_RULE.sub("", text)
+        text = _LATEX.sub(lambda row: row[1].replace("\\%", "%").replace("&", "|"), text)
     if "<td" in text:
         text = _TAG.sub(" ", _ROW_END.sub("\n", _NEXT_CELL.sub("|", text)))
         text = "\n".join(filter(str.strip, text.split("\n")))
@@ -304,6 +300,8 @@ def _tables(text: str) -> Iterator[list[tuple[int, list[str]]]]:
                 yield table
                 table = []
             table = table or [(number, names)]
+        elif len(table) == 1 and len(cells) == len(table[0][1]) + 1 and _GAPS.search(line):
+            table = [(table[0][0], ["", *table[0][1]])]  # rows have a name, or a number
         elif table and len(cells) != len(table[0][1]):
             yield table
             table = []
@@ -330,7 +328,7 @@ def names_of(cells: list[str]) -> list[str]:
 
 def _is_head(names: list[str]) -> bool:
     """Whether cells name what is accepted."""
-    parts = [one for one in names if _ABOUT.search(one)]
+    parts = [one for one in names if ABOUT.search(one)]
     kinds = [one for one in parts if {kind_of(one), kind_of(_parts(one)[1])} & set(_ACCEPTED)]
     figures = _NUMBER.fullmatch, _SEVERAL.fullmatch, _TWO_COUNTS.match
     return bool(kinds) and not any(one(name) for one in figures for name in names)
@@ -361,7 +359,7 @@ def row_of(columns: list[str], cells: list[str], number: int, side: str) -> Reco
         elif kind == "speed" or kind not in values or (kind, weak) == ("drafted", "draft"):
             values[kind], weak = cell, name  # of several speeds the last is the newest
     around = " ".join([*columns, side])
-    engine = next((engine for sign, engine in _ENGINES if sign in around), "")
+    engine = next((engine for sign, engine in NAMES["engines"]["columns"] if sign in around), "")
     words = list(filter(None, words))
     place = ", ".join(filter(None, [" ".join(words), side]))[:200] or f"line {number}"
     found = RecordedRequest(engine, place, stop=values.get("stop", "") or "end")
@@ -378,9 +376,9 @@ def row_of(columns: list[str], cells: list[str], number: int, side: str) -> Reco
     pair, drafts = _PAIR.match(values.get("accepted", "")), _DRAFTS.search(" ".join(cells))
     made = making_rates(values.get("rate", "")) if "accepted" not in values else ()
     try:
-        for kind, field in _COUNTED:
+        for kind in ("rounds", "drafted", "accepted"):
             if kind in numbers and numbers[kind][1].isdigit() and not numbers[kind][2]:
-                setattr(found, field, whole(numbers[kind][1], COUNT))
+                setattr(found, NAMES["fields"][kind], whole(numbers[kind][1], COUNT))
         if pair is not None:
             found.num_accepted_draft_tokens, found.num_draft_tokens = (
                 whole(one, COUNT) for one in pair.groups()

@@ -12,12 +12,17 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from pathlib import Path
+from time import perf_counter
 
 import pytest
 
 from engine.errors import ApiKeyError, Cancelled, OptionError, ServerError
+from engine.observe.rounds.observed_run import ServerFacts
 from engine.observe.server.client import ServerClient
+from engine.observe.server.errors import again_after_s
 from engine.observe.server.reply import ExchangeEvent, Inbox
 from tests.support.scripted_server import (
     HTML,
@@ -223,6 +228,39 @@ def test_a_stream_without_a_name_breaks(server: ScriptedServer, client: ServerCl
     found = all_of(ask(client, server))
     assert kinds(found) == ["head", "broke"] and found[-1].reason.endswith("broke off its reply.")
     assert body_of(found) == b"".join(whole[:7]) + whole[7][: len(whole[7]) // 2]
+
+
+def test_a_stream_of_a_router_is_looked_for_with_its_model(server: ScriptedServer) -> None:
+    whole = stream(server.capture["requests"][0])
+    server.script("/completion", Reply(cut(whole, 7)))
+    with ServerClient(server.url) as client:
+        client._about = ServerFacts(server.url, props={}, models={}, model="a/b c")
+        assert "resumed" in kinds(all_of(ask(client, server, "a-name")))
+    asked = [one.query for one in server.received if one.path == "/v1/stream"]
+    assert {(one["conv_id"], one["model"]) for one in asked} == {("a-name", "a/b c")}
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_server_without_room_is_asked_again_when_it_says(
+    server: ScriptedServer, client: ServerClient, status: int
+) -> None:
+    full = error_reply(status, "Too many requests")
+    later = Reply(full.steps, status, {**JSON, "Retry-After": "1"})
+    server.script("/completion", later, Reply(stream(server.capture["requests"][0])))
+    begun = perf_counter()
+    assert kinds(all_of(ask(client, server))) == ["head", "done"]
+    assert perf_counter() - begun >= 1.0
+    server.script("/completion", full)
+    assert kinds(all_of(ask(client, server))) == ["head", "broke"]
+
+
+def test_when_to_ask_again() -> None:
+    def s(said: str) -> float:
+        return again_after_s(503, b"", {"Retry-After": said})
+
+    assert (s("20"), s("0"), s(""), s("soon")) == (20.0, 0.25, 0.0, 0.0)
+    assert 50 < s(format_datetime(datetime.now(UTC) + timedelta(minutes=1))) <= 60
+    assert again_after_s(400, b"", {"Retry-After": "20"}) == 0.0
 
 
 def test_a_server_that_was_started_again_has_lost_the_stream(
