@@ -43,6 +43,7 @@ _POSITIONS = 8
 """Of a draft, shown in a line."""
 _ENDS = {
     "end": "ended with an end token",
+    "stop": "ended with an end token or a stop text",
     "limit": "reached the token limit",
     "grammar": "could not go on within the grammar",
     "stopped": "was stopped",
