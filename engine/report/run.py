@@ -46,6 +46,7 @@ _ENDS = {
     "stop": "ended with an end token or a stop text",
     "limit": "reached the token limit",
     "grammar": "could not go on within the grammar",
+    "failed": "failed",
     "stopped": "was stopped",
     "interrupted": "was interrupted when its window ended",
 }
