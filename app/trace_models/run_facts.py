@@ -240,6 +240,11 @@ def is_ours(facts: RunFacts) -> bool:
     return engine_name(facts) == OURS
 
 
+def has_no_client(facts: RunFacts) -> bool:
+    """Whether clients are or were waited for, and none has sent a request."""
+    return bool(facts.listens_at) and not facts.requests
+
+
 def run_title(facts: RunFacts) -> str:
     """The lane of a comparison, else drafters and rollback policy: "draft-mtp · planes"; of
     another engine its name, and its drafters or the file that tells of it; of a fork, where it

@@ -10,7 +10,7 @@ from PySide6.QtCore import QObject, QTimer
 from app.engine_thread.events import State
 from app.engine_thread.jobs.judging import MeasurePlain
 from app.panels.tokens.end_card import COMPARE, FINDING, NextStep, run_end
-from app.trace_models.run_facts import LiveNumbers
+from app.trace_models.run_facts import LiveNumbers, has_no_client
 from app.trace_models.run_notes import run_name
 from app.trace_models.run_rows import Position, RunRows
 from app.window.panels import Panels
@@ -155,7 +155,8 @@ def progress_text(run: RunRef, numbers: LiveNumbers) -> str:
         return ""
     if not numbers.tokens:
         if run.facts.listens_at:
-            return "waiting for a client"
+            waits = has_no_client(run.facts)
+            return "waiting for a client" if waits else "nothing is streamed yet"
         rows = RunRows(run, "rounds")
         n_read = int(np.maximum(rows.column("verify_width", *rows.read()), 0).sum())
         return f"reading the prompt: {n_read:,} tokens done" if n_read else "reading the prompt"

@@ -14,7 +14,7 @@ from PySide6.QtWidgets import QBoxLayout, QStackedWidget, QWidget
 
 from app.engine_thread.feed import Pacer
 from app.looks import Theme
-from app.trace_models.run_facts import LiveNumbers, engine_name, is_ours
+from app.trace_models.run_facts import LiveNumbers, engine_name, has_no_client, is_ours
 from app.trace_models.run_rows import Position, RunRange, RunRows
 from app.widgets.empty_state import EmptyState
 from app.widgets.legend import Swatch, SwatchLegend
@@ -250,7 +250,7 @@ class RoundView(QStackedWidget):
         has_rounds = axis is not None and len(axis)
         if has_rounds or run.ended:
             self.setCurrentIndex(_EMPTY)
-        ours_to_tell = run.facts.error or run.facts.listens_at
+        ours_to_tell = run.facts.error or has_no_client(run.facts)
         if ours_to_tell and run.ended and not has_rounds:
             self.empty.say("No rounds", why_it_ended(run))
         elif not (has_rounds or run.ended):

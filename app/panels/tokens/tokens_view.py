@@ -15,7 +15,7 @@ from app.panels.tokens.end_card import EndCard
 from app.panels.tokens.sequence_panels import NARROW, SequencePanel, SequencePanels
 from app.panels.tokens.token_area import TokenArea
 from app.panels.tokens.token_hits import FindBar, Term, find_hits, neighbour_hit
-from app.trace_models.run_facts import engine_name, is_ours
+from app.trace_models.run_facts import engine_name, has_no_client, is_ours
 from app.trace_models.run_rows import Position, RunRange
 from app.trace_models.token_stream import RunStreams, TokenStream
 from app.widgets.build import made, vbox
@@ -290,11 +290,16 @@ class TokensView(QStackedWidget):
     def _tell_why_empty(self, run: RunRef) -> None:
         """What a run without tokens waits for, or why it has none."""
         facts, has_ended = run.facts, run.ended
-        if facts.listens_at and not has_ended:
+        if facts.requests and facts.listens_at and not has_ended:
+            self._waiting.say(
+                "Nothing is streamed yet",
+                "Replies in one piece are counted once watching stops (Shift+F5).",
+            )
+        elif facts.listens_at and not has_ended:
             self._waiting.say(
                 "Waiting for a client", f"Give it {facts.listens_at} as the server's address."
             )
-        elif has_ended and (facts.error or is_ours(facts) or facts.listens_at):
+        elif has_ended and (facts.error or is_ours(facts) or has_no_client(facts)):
             self._waiting.say("No tokens", why_it_ended(run))
         elif "stops" in facts and not is_ours(facts):
             untold = f"{engine_name(facts)} does not report the tokens."

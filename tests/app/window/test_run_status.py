@@ -48,8 +48,10 @@ def ended(stops: list[str], rounds: int = 12, **facts: Any) -> RunRef:
         (
             ["limit", "stop", "failed"],
             {},
-            "Of 3 sequences 1 reached its limit of 100 tokens, "
-            "1 ended with an end token or a stop text, 1 failed.",
+            (
+                "Of 3 sequences 1 reached its limit of 100 tokens, "
+                "1 ended with an end token or a stop text, 1 failed."
+            ),
         ),
         (["eosFound"], {}, "The run ended: eosFound."),
     ],
