@@ -3,7 +3,7 @@ fields on a page that scrolls."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from PySide6.QtCore import QEvent, QObject, QSize, Qt, Signal
 from PySide6.QtGui import QAction, QKeyEvent, QMouseEvent, QPaintEvent, QPalette
@@ -79,6 +79,14 @@ def choice(names: Mapping[str, str], current: str) -> QComboBox:
     box.setCurrentText(current)
     box.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
     return box
+
+
+def typed_choice(names: Sequence[str]) -> QComboBox:
+    """Names, and any other that is typed. The first Return acts, as it completes nothing."""
+    field = made(QComboBox, editable=True)
+    field.addItems(names)
+    field.setCompleter(None)  # type: ignore[arg-type]
+    return field
 
 
 def shown_choice(name: str) -> QComboBox:

@@ -129,6 +129,9 @@ def test_the_dialog_says_what_is_wrong_with_an_address(
     again = at_servers.findChild(ConnectDialog)
     assert again is not None
     assert (again.address.currentText(), again.model.text()) == (server.url, "")
+    with qtbot.waitSignal(again.accepted):
+        again.address.lineEdit().selectAll()  # as the focus does
+        qtbot.keyClick(again.address.lineEdit(), Qt.Key.Key_Return)
     assert at_servers.settings.recent_servers == [server.url]
     assert server.url.removeprefix("http://") in at_servers.windowTitle()
 
