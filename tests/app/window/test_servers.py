@@ -523,12 +523,6 @@ def test_two_captures_are_laid_over_each_other_and_over_a_run_of_a_server(
     assert len(at_servers.runs.model.rows) == 2
 
 
-def test_a_file_that_nobody_wrote_is_not_taken(window: MainWindow, tmp_path: Path) -> None:
-    path = tmp_path / "notes.txt"
-    path.write_text("milk, bread\n")
-    assert not drop(window, path)
-
-
 def test_x_goes_to_where_two_runs_part(
     at_servers: MainWindow, server: ScriptedServer, qtbot: QtBot
 ) -> None:
