@@ -272,10 +272,9 @@ class TraceStore:
         return {name: columns for name, columns in found.items() if columns}
 
     def size(self) -> int:
-        """Rows in all tables, cells filled later, and requests: it grows with everything that is
-        written, so equality means nothing new."""
-        n_requests = sum(len(facts.get("requests") or ()) for facts in list(self.runs.values()))
-        return n_requests + sum(len(table) + table.n_filled for table in self.tables.values())
+        """Rows in all tables, and cells filled later: it grows with everything that is written, so
+        equality means nothing new."""
+        return sum(len(table) + table.n_filled for table in self.tables.values())
 
 
 def _blank(column: Column) -> int | float:
