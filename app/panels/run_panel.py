@@ -8,11 +8,11 @@ from typing import Any
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QPalette
-from PySide6.QtWidgets import QCheckBox, QComboBox, QLabel, QPlainTextEdit, QToolButton, QWidget
+from PySide6.QtWidgets import QCheckBox, QComboBox, QLabel, QToolButton, QWidget
 
 from app.engine_thread.events import OpenedFiles
 from app.widgets.build import hbox, made, vbox
-from app.widgets.fields import add_row, choice, new_form, text, whole
+from app.widgets.fields import add_row, choice, new_form, text, text_box, whole
 from app.widgets.fitted_labels import ScrollPage
 from app.widgets.option_groups import (
     ABOVE,
@@ -420,10 +420,7 @@ class PromptBox(QWidget):
         self.add_button = _button("+", "Add a sequence with a prompt of its own")
         self.remove_button = _button("−", "Remove the prompt on show")
         self.undo_button = _button("↶", "Bring back the prompt removed last")
-        self.editor = made(QPlainTextEdit, accessibleName="Prompt")
-        self.editor.setPlaceholderText("Text to continue")
-        self.editor.setTabChangesFocus(True)
-        self.editor.setAcceptDrops(False)  # a dropped model is for the window
+        self.editor = text_box("Prompt", "Text to continue")
         self.editor.setFixedHeight(_LINES * self.fontMetrics().lineSpacing() + 12)
         self.copies = whole(1, 64, 1)
         self.copies.setPrefix("same prompt × ")

@@ -16,7 +16,7 @@ from app.trace_models.shown_text import significant
 from engine.option_fields import options_in
 from engine.options import RunOptions
 from engine.trace.facts import FidelityFacts, RequestFacts, RunFacts, SourceFacts
-from engine.trace.records import MISSING, NOISE, PEER_NOISE, REFERENCE
+from engine.trace.records import NOISE, PEER_NOISE, REFERENCE
 from engine.trace.run_ref import RunColumns, RunRef
 from engine.trace.store import TraceStore
 from engine.trace.timings import acceptance_of, timings_of, with_told
@@ -240,6 +240,11 @@ def is_ours(facts: RunFacts) -> bool:
     return engine_name(facts) == OURS
 
 
+def has_no_client(facts: RunFacts) -> bool:
+    """Whether clients are or were waited for, and none has sent a request."""
+    return bool(facts.listens_at) and not facts.requests
+
+
 def run_title(facts: RunFacts) -> str:
     """The lane of a comparison, else drafters and rollback policy: "draft-mtp · planes"; of
     another engine its name, and its drafters or the file that tells of it; of a fork, where it
@@ -417,11 +422,11 @@ def _columns(tables: Mapping[str, Mapping[str, str]], run: RunRef | None) -> lis
 
 
 def counted_since(store: TraceStore, first_run: int) -> tuple[int, int] | None:
-    """Drafted and accepted tokens of the runs from one on; None where no round tells them."""
-    table, n = store.rounds, len(store.rounds)
-    mine = table.column("run_id", 0, n) >= first_run
-    names = ("num_draft_tokens", "num_accepted_draft_tokens")
-    drafted, accepted = (table.column(name, 0, n)[mine] for name in names)
-    if not (drafted != MISSING).any():
+    """Drafted and accepted tokens of the runs from one on, as rows or replies tell them; None where
+    none does."""
+    every = (run_id for run_id in store.runs if run_id >= first_run)
+    told = (with_told(timings_of(RunColumns(store, "rounds", i)), store, i) for i in every)
+    known = [one for one in told if one.get("draft_n") is not None]
+    if not known:
         return None
-    return int(np.maximum(drafted, 0).sum()), int(np.maximum(accepted, 0).sum())
+    return sum(one["draft_n"] for one in known), sum(one["draft_n_accepted"] or 0 for one in known)

@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from PySide6.QtCore import Qt, SignalInstance
-from PySide6.QtGui import QPalette
+from PySide6.QtCore import QObject, Qt, QTimer, SignalInstance
+from PySide6.QtGui import QAction, QKeySequence, QPalette, QShortcut
 from PySide6.QtWidgets import (
     QBoxLayout,
     QDialog,
     QDialogButtonBox,
+    QFrame,
     QHBoxLayout,
     QLabel,
     QLayout,
     QPushButton,
+    QScrollArea,
     QSizePolicy,
+    QToolButton,
     QVBoxLayout,
     QWidget,
 )
@@ -46,6 +49,43 @@ def made(
         font.setBold(True)
         widget.setFont(font)
     return widget
+
+
+def action_button(action: QAction, **more: Any) -> QToolButton:
+    """A flat button with the icon of an action, named as it is. more: as for made()."""
+    name = action.text().replace("&", "")
+    return made(QToolButton, defaultAction=action, autoRaise=True, accessibleName=name, **more)
+
+
+def key_in(
+    widget: QWidget, key: str | Qt.Key | QKeySequence.StandardKey, does: Callable[[], object]
+) -> None:
+    """A key that does something while a widget has the focus."""
+    shortcut = QShortcut(QKeySequence(key), widget)
+    shortcut.setContext(Qt.ShortcutContext.WidgetShortcut)
+    shortcut.activated.connect(does)
+
+
+def scrolling(area: QScrollArea, page: QWidget, name: str = "") -> QScrollArea:
+    """An area without a frame in which a page scrolls up and down."""
+    area.setAccessibleName(name)
+    area.setFrameShape(QFrame.Shape.NoFrame)
+    area.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+    area.setWidgetResizable(True)
+    area.setWidget(page)
+    return area
+
+
+def timer(
+    parent: QObject, does: Callable[[], object], ms: int = 0, *, once: bool = False
+) -> QTimer:
+    """A timer that is not started. once: it ends with its first call. ms: between two calls, 0 for
+    what start() is given."""
+    found = QTimer(parent)
+    found.setInterval(ms)
+    found.setSingleShot(once)
+    found.timeout.connect(does)
+    return found
 
 
 def words(

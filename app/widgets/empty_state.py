@@ -4,6 +4,7 @@ the icon of its severity."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from PySide6.QtCore import QSize, Qt
 from PySide6.QtGui import QAction, QResizeEvent
@@ -90,11 +91,10 @@ class EmptyState(QWidget):
 
     def _button(self, action: QAction) -> QPushButton:
         button = QPushButton(action.text().replace("&", ""))  # the same key twice would be none
-        button.setToolTip(action.toolTip())
         button.setSizePolicy(QSizePolicy.Policy.Fixed, QSizePolicy.Policy.Fixed)
         button.clicked.connect(lambda: self._trigger(action, button))
-        button.setEnabled(action.isEnabled())
-        action.enabledChanged.connect(button.setEnabled)
+        action.changed.connect(partial(_follow, button, action))
+        _follow(button, action)
         return button
 
     def _trigger(self, action: QAction, button: QPushButton) -> None:
@@ -141,6 +141,12 @@ class EmptyState(QWidget):
         self._heading.setVisible(plain and lines >= _HEADING_FROM)
         has_room = lines >= _BUTTONS_FROM + _ROW * (n_rows - 1)
         self._actions.setVisible(plain and not self._says_other and has_room)
+
+
+def _follow(button: QPushButton, action: QAction) -> None:
+    """What it needs while it is disabled is in its tooltip."""
+    button.setEnabled(action.isEnabled())
+    button.setToolTip(action.toolTip())
 
 
 class StatusMessage(QWidget):

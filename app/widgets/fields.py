@@ -3,7 +3,8 @@ fields on a page that scrolls."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, TypeVar
 
 from PySide6.QtCore import QEvent, QObject, QSize, Qt, Signal
 from PySide6.QtGui import QAction, QKeyEvent, QMouseEvent, QPaintEvent, QPalette
@@ -18,6 +19,7 @@ from PySide6.QtWidgets import (
     QFormLayout,
     QLineEdit,
     QMenu,
+    QPlainTextEdit,
     QSizePolicy,
     QSpinBox,
     QStyle,
@@ -28,6 +30,8 @@ from PySide6.QtWidgets import (
 )
 
 from app.widgets.build import hbox, made
+
+_Box = TypeVar("_Box", QSpinBox, QDoubleSpinBox)
 
 
 class WheelGuard(QObject):
@@ -51,20 +55,16 @@ class WheelGuard(QObject):
 
 def whole(low: int, high: int, value: int, special: str = "") -> QSpinBox:
     """A whole number; `special` is shown for the lowest."""
-    box = QSpinBox()
-    box.setRange(low, high)
-    box.setValue(value)
-    box.setSpecialValueText(special)
-    box.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
-    return box
+    return _number(QSpinBox(), low, high, value, special)
 
 
 def real(low: float, high: float, value: float, special: str = "") -> QDoubleSpinBox:
     """A number with two decimals; `special` is shown for the lowest."""
-    box = QDoubleSpinBox()
+    return _number(made(QDoubleSpinBox, singleStep=0.05, decimals=2), low, high, value, special)
+
+
+def _number(box: _Box, low: Any, high: Any, value: Any, special: str) -> _Box:
     box.setRange(low, high)
-    box.setSingleStep(0.05)
-    box.setDecimals(2)
     box.setValue(value)
     box.setSpecialValueText(special)
     box.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
@@ -81,6 +81,14 @@ def choice(names: Mapping[str, str], current: str) -> QComboBox:
     return box
 
 
+def typed_choice(names: Sequence[str]) -> QComboBox:
+    """Names, and any other that is typed. The first Return acts, as it completes nothing."""
+    field = made(QComboBox, editable=True)
+    field.addItems(names)
+    field.setCompleter(None)  # type: ignore[arg-type]
+    return field
+
+
 def shown_choice(name: str) -> QComboBox:
     """A choice of what is on show, as wide as its longest name also when names come later."""
     box = made(QComboBox, accessibleName=name, toolTip=name, focusPolicy=Qt.FocusPolicy.StrongFocus)
@@ -91,6 +99,14 @@ def shown_choice(name: str) -> QComboBox:
 def text(placeholder: str) -> QLineEdit:
     """A line of text; a dropped model is for the window."""
     return made(QLineEdit, placeholderText=placeholder, acceptDrops=False)
+
+
+def text_box(name: str, placeholder: str) -> QPlainTextEdit:
+    """Lines of text; Tab leaves it, and a dropped model is for the window."""
+    box = made(QPlainTextEdit, accessibleName=name, placeholderText=placeholder)
+    box.setTabChangesFocus(True)
+    box.setAcceptDrops(False)
+    return box
 
 
 def file_path(placeholder: str, accepted: str = "") -> QLineEdit:

@@ -7,19 +7,11 @@ from typing import Any
 
 from PySide6.QtCore import QEvent, QPointF, QSize, Qt, Signal
 from PySide6.QtGui import QPainter, QPaintEvent, QPen, QResizeEvent, QTextLayout, QTextOption
-from PySide6.QtWidgets import (
-    QAbstractButton,
-    QFrame,
-    QLabel,
-    QLayout,
-    QScrollArea,
-    QSizePolicy,
-    QWidget,
-)
+from PySide6.QtWidgets import QAbstractButton, QLabel, QLayout, QScrollArea, QSizePolicy, QWidget
 
 from app.looks import Theme
 from app.trace_models.shown_text import plain_tip
-from app.widgets.build import vbox
+from app.widgets.build import scrolling, vbox
 from engine.report.text import visible
 
 
@@ -141,10 +133,7 @@ class ScrollPage(QScrollArea):
     def __init__(self, layout: QLayout) -> None:
         super().__init__()
         self._page = _Page(layout)
-        self.setFrameShape(QFrame.Shape.NoFrame)
-        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        self.setWidgetResizable(True)
-        self.setWidget(self._page)
+        scrolling(self, self._page)
         self.setFocusPolicy(Qt.FocusPolicy.NoFocus)
 
     def minimumSizeHint(self) -> QSize:

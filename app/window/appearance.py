@@ -12,6 +12,7 @@ from PySide6.QtWidgets import QApplication, QWidget
 
 from app.looks import Theme, apply_theme, frame_focus
 from app.saved.settings import TEXT_ZOOMS, THEME_CHOICES, Settings
+from app.widgets.build import timer
 from app.window.dock_area import LAYOUTS
 from app.window.panels import Panels
 from engine.trace.run_ref import RunRef
@@ -38,9 +39,8 @@ class Appearance(QObject):
             )
         self._connect_text()
         self._kept = ("", QByteArray())
-        self._keeping = QTimer(self)
-        self._keeping.timeout.connect(self.keep)
-        self._keeping.start(_KEEP_MS)
+        self._keeping = timer(self, self.keep, _KEEP_MS)
+        self._keeping.start()
         panels.run_panel.set_open_groups(settings.open_groups)
         docks.turn_to(settings.pages)
         QGuiApplication.styleHints().colorSchemeChanged.connect(self._follow_desktop)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from PySide6.QtCore import QSize, Qt, QTimer, Signal
+from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtGui import QColor, QHideEvent, QPainter, QPaintEvent, QResizeEvent, QShowEvent
 from PySide6.QtWidgets import (
     QBoxLayout,
@@ -19,7 +19,7 @@ from PySide6.QtWidgets import (
 
 from app.looks import Theme, icon
 from app.trace_models.compared_lanes import lanes_of
-from app.widgets.build import hbox, made, vbox
+from app.widgets.build import hbox, made, timer, vbox
 from app.widgets.fitted_labels import ClampedLabel
 from engine.trace.run_ref import RunRef
 
@@ -78,11 +78,7 @@ class Banner(QFrame):
         for button, (_, act) in zip(self.offer_buttons, offers, strict=True):
             button.clicked.connect(lambda _=False, run=act: run())
             self._offers.addWidget(button)
-        self._body = QBoxLayout(QBoxLayout.Direction.LeftToRight)
-        self._body.setSpacing(6)
-        self._body.addWidget(self.text, 1)
-        self._body.addStretch()
-        self._body.addLayout(self._offers)
+        self._body = hbox((self.text, 1), 0, self._offers, spacing=6)
         self._body.setAlignment(self._offers, Qt.AlignmentFlag.AlignRight)
         row = hbox(self._icon, (self._body, 1), of=self, margins=(10, 5, 5, 5), spacing=8)
         for tool in (self.details, self._close):
@@ -124,9 +120,7 @@ class BannerArea(QWidget):
         super().__init__()
         self._theme = theme
         self._column = vbox(of=self, margins=(0, 0, 0, 0), spacing=1)
-        self._ages = QTimer(self)
-        self._ages.setInterval(NOTICE_MS // _CHECKS)
-        self._ages.timeout.connect(self._age)
+        self._ages = timer(self, self._age, NOTICE_MS // _CHECKS)
         self.setVisible(False)
 
     @property

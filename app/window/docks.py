@@ -28,7 +28,7 @@ from PySide6.QtWidgets import (
 )
 
 from app.looks import Theme, icon
-from app.widgets.build import made
+from app.widgets.build import made, timer
 from app.widgets.fields import WheelGuard
 from app.widgets.fitted_labels import LowPanel
 from app.window.dock_area import (
@@ -108,10 +108,7 @@ class Docks:
         self._moves = False
         """Whether docks change places."""
         self._has_made = False
-        self._making = QTimer(window)
-        self._making.setSingleShot(True)
-        self._making.setInterval(_TURN_MS)
-        self._making.timeout.connect(self._make_seen)
+        self._making = timer(window, self._make_seen, _TURN_MS, once=True)
         self.layout_name = next(iter(LAYOUTS))
         for name, title in TITLES.items():
             dock = made(QDockWidget, title, window, objectName=f"dock.{name}")

@@ -9,12 +9,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from PySide6.QtCore import QCoreApplication, QEvent, QObject, QTimer, Signal
+from PySide6.QtCore import QCoreApplication, QEvent, QObject, Signal
 from PySide6.QtWidgets import QApplication, QWidget
 
 from app.engine_thread.bridge import Bridge
 from app.saved.errors import ErrorCatcher
 from app.saved.settings import Settings, data_folder
+from app.widgets.build import timer
 from app.window.window import MainWindow
 from engine.compare.memory_script import MemoryScript
 from engine.compare.scenario import Scenario, scenarios
@@ -33,10 +34,8 @@ class FirstPaint(QObject):
     def __init__(self, widget: QWidget) -> None:
         super().__init__(widget)
         self._widget = widget
-        self._late = QTimer(self)
-        self._late.setSingleShot(True)
-        self._late.timeout.connect(self._finish)
-        self._late.start(_LATEST_MS)
+        self._late = timer(self, self._finish, _LATEST_MS, once=True)
+        self._late.start()
         widget.installEventFilter(self)
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
@@ -134,21 +133,18 @@ class Collector(QObject):
         self._timers = []
         self._n_modules = 0
         for collect, period in ((lambda: gc.collect(1), YOUNG_MS), (self._collect_all, FULL_MS)):
-            timer = QTimer(self)
-            timer.setInterval(period)
-            timer.timeout.connect(collect)
-            self._timers.append(timer)
+            self._timers.append(timer(self, collect, period))
 
     def start(self) -> None:
         """Take over from Python's own collection."""
         gc.disable()
-        for timer in self._timers:
-            timer.start()
+        for one in self._timers:
+            one.start()
 
     def stop(self) -> None:
         """Give it back."""
-        for timer in self._timers:
-            timer.stop()
+        for one in self._timers:
+            one.stop()
         gc.unfreeze()
         gc.enable()
 

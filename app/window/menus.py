@@ -251,7 +251,7 @@ class TitleButton(QToolButton):
         self._menu.popup(self.mapToGlobal(QPoint(0, self.height())))
 
 
-_LEAST_CHARACTERS = 5
+_LEAST_CHARACTERS = 12
 _PLACES = (
     QEvent.Type.Resize,
     QEvent.Type.LayoutRequest,
@@ -286,9 +286,10 @@ class TitleNote(ElidedLabel):
         view, metrics = self._dock.widget(), self.fontMetrics()
         high = 0 if view is None else view.geometry().top()
         x = metrics.horizontalAdvance(self._dock.windowTitle()) + 4 * _GAP
-        least = x + _LEAST_CHARACTERS * metrics.averageCharWidth()
+        whole = metrics.horizontalAdvance(self.text())
+        least = x + min(whole, _LEAST_CHARACTERS * metrics.averageCharWidth())
         drawn = [one.x() for one in self._dock.findChildren(QAbstractButton, options=_DIRECT)]
         right = min((at for at in drawn if at > 0), default=self._dock.width()) - _GAP
-        fits = bool(self.text()) and high > _GAP and right > least
+        fits = bool(self.text()) and high > _GAP and right >= least
         self.setGeometry(x, 0, right - x, high)
         self.setVisible(fits)

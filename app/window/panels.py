@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from PySide6.QtWidgets import QStackedWidget, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QStackedWidget, QWidget
 
 from app.actions import Actions
 from app.engine_thread.bridge import Bridge
@@ -22,6 +22,7 @@ from app.panels.runs.runs_view import RunsView
 from app.panels.tokens.tokens_view import TokensView
 from app.saved.settings import Settings
 from app.trace_models.run_facts import ModelRuns
+from app.widgets.build import vbox
 from app.widgets.empty_state import EmptyState
 from app.window.banner import BannerArea, RunBanners
 from app.window.docks import Docks
@@ -182,11 +183,8 @@ class Panels:
 
     def centre(self) -> QWidget:
         """The widget between the docks: the text, and why it is not as asked."""
-        column = QVBoxLayout(middle := QWidget())
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(0)
-        column.addWidget(self._centre, 1)
-        column.addWidget(self.why_not)
+        middle = QWidget()
+        vbox((self._centre, 1), self.why_not, of=middle, margins=(0, 0, 0, 0), spacing=0)
         return middle
 
     def show_tokens(self, shown: bool) -> None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from PySide6.QtCore import QObject, QTimer
+from PySide6.QtCore import QObject
 
 from app.engine_thread.events import State
 from app.engine_thread.jobs.judging import MeasurePlain
 from app.panels.tokens.end_card import COMPARE, FINDING, NextStep, run_end
-from app.trace_models.run_facts import LiveNumbers
+from app.trace_models.run_facts import LiveNumbers, has_no_client
 from app.trace_models.run_notes import run_name
 from app.trace_models.run_rows import Position, RunRows
+from app.widgets.build import timer
 from app.window.panels import Panels
 from engine.analysis.findings.audit import audit_goes_on
 from engine.analysis.run_cost import PlainRatio
@@ -36,9 +37,7 @@ class RunEnds(QObject):
         bridge.server_seen.connect(lambda _: self._show_card())
         bridge.state_changed.connect(self._take_state)
         bridge.pause_asked.connect(feed.tell_numbers)
-        self._compiling = QTimer(self)
-        self._compiling.setInterval(_LOOK_MS)
-        self._compiling.timeout.connect(self._look_at_compiler)
+        self._compiling = timer(self, self._look_at_compiler, _LOOK_MS)
         self._is_compiling = False
 
     @property
@@ -155,7 +154,8 @@ def progress_text(run: RunRef, numbers: LiveNumbers) -> str:
         return ""
     if not numbers.tokens:
         if run.facts.listens_at:
-            return "waiting for a client"
+            waits = has_no_client(run.facts)
+            return "waiting for a client" if waits else "nothing is streamed yet"
         rows = RunRows(run, "rounds")
         n_read = int(np.maximum(rows.column("verify_width", *rows.read()), 0).sum())
         return f"reading the prompt: {n_read:,} tokens done" if n_read else "reading the prompt"

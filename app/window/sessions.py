@@ -403,10 +403,11 @@ def files_in(data: QMimeData) -> list[Path]:
 
 
 def what_is(data: QMimeData) -> tuple[str, dict[Path, Path] | str] | None:
-    """What a drop brings, None when nothing of it can be opened: "models", up to two, the larger
-    (the target) first; or the "results" of a sweep; or a "trace", or several, each by its folder or
-    what another engine wrote; or a "text" that another engine wrote. What is opened is given with
-    what was dropped for it; the rest of the drop is not opened."""
+    """What a drop brings, None for nothing: "models", up to two, the larger (the target) first; or
+    the "results" of a sweep; or a "trace", or several, each by its folder or what another engine
+    wrote; or a "text". What is opened is given with what was dropped for it; the rest of the drop
+    is not opened. Of files that are none of these each is taken for a trace: its reader says why
+    it is none."""
     paths = files_in(data)
     models = [path for path in paths if path.suffix.lower() == ".gguf" and os.path.isfile(path)]
     if models:
@@ -415,30 +416,20 @@ def what_is(data: QMimeData) -> tuple[str, dict[Path, Path] | str] | None:
     for path in paths[:_MOST_LOOKED_AT]:
         if (file := find_results(path)) is not None:
             return "results", {path: file}
-    from engine.observe.files.importing import recognise, recognise_file
+    if not paths:
+        return ("text", text) if (text := data.text()).strip() else None
+    from engine.observe.files.importing import recognise_file
 
-    traces = {
-        path: find_trace(path) or path
-        for path in paths[:_MOST_LOOKED_AT]
-        if find_trace(path) is not None or recognise_file(path)
-    }
-    if not paths and recognise(data.text().encode("utf-8", "replace")):
-        return "text", data.text()
-    return ("trace", traces) if traces else None
-
-
-_NOTHING_TO_OPEN = (
-    "This cannot be opened. Drop a GGUF model, a trace, results, or a log or record of an engine"
-)
+    found = {path: find_trace(path) or path for path in paths[:_MOST_LOOKED_AT]}
+    known = {at: to for at, to in found.items() if find_trace(at) is not None or recognise_file(at)}
+    return "trace", known or found
 
 
 def _in_words(kind: str, content: dict[Path, Path] | str) -> str:
     if isinstance(content, str):
         return f"the {kind}"
     names = list(dict.fromkeys(path.name for path in content.values()))
-    if kind == "models":
-        return " and ".join(names)
-    return f"the {kind} {names[0]}" if len(names) == 1 else f"{len(names)} traces"
+    return f"{len(names)} traces" if kind == "trace" and len(names) > 1 else " and ".join(names)
 
 
 class DropTarget(QObject):
@@ -447,7 +438,6 @@ class DropTarget(QObject):
     hovers = Signal(str)
     """In words; empty when it is gone."""
     dropped = Signal(QMimeData)
-    """Of which something can be opened."""
 
     def __init__(self, widget: QWidget) -> None:
         super().__init__(widget)
@@ -460,15 +450,11 @@ class DropTarget(QObject):
         elif isinstance(event, QDragEnterEvent):
             found = what_is(event.mimeData())
             if found is None:
-                self.hovers.emit(_NOTHING_TO_OPEN)
                 return False
             event.acceptProposedAction()
             self.hovers.emit(f"Drop to open {_in_words(*found)}")
         elif isinstance(event, QDropEvent) and event.type() == QEvent.Type.Drop:
             self.hovers.emit("")
-            found = what_is(event.mimeData())
-            if found is None:
-                return False
             event.acceptProposedAction()
             self.dropped.emit(event.mimeData())
         else:

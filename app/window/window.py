@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QMimeData, Qt
-from PySide6.QtGui import QAction, QCloseEvent, QGuiApplication
+from PySide6.QtGui import QAction, QCloseEvent, QGuiApplication, QKeyEvent, QKeySequence
 from PySide6.QtWidgets import QMainWindow, QMenu, QMenuBar
 
 from app.actions import PANELS, SPECS, Actions, submenu_of
@@ -98,7 +98,7 @@ class MainWindow(QMainWindow):
             self.complete()
         drops = DropTarget(self)
         drops.hovers.connect(self.status.showMessage)
-        drops.dropped.connect(self._open_dropped)
+        drops.dropped.connect(self._open_data)
         self.appearance.set_theme(settings.theme)
         name = known_layout(settings.layout_name)
         self.docks.restore(settings.geometry, name, settings.layout(name))
@@ -415,10 +415,11 @@ class MainWindow(QMainWindow):
         overlay = self.feed.overlay
         self.sessions.report(run, None if overlay is None else overlay.run)
 
-    def _open_dropped(self, data: QMimeData) -> None:
-        """Open what can be opened, and name what cannot."""
+    def _open_data(self, data: QMimeData) -> None:
+        """Open what was dropped or copied, and name what cannot be."""
         found = what_is(data)
         if found is None:
+            self.show_message("warning", "Nothing was copied that can be opened.", _TO_PASTE)
             return
         kind, content = found
         if isinstance(content, str):
@@ -435,20 +436,20 @@ class MainWindow(QMainWindow):
             self.show_message("info", f"Not opened: {', '.join(left)}.", _OPENED_AT_ONCE)
 
     def _paste(self) -> None:
-        data = QGuiApplication.clipboard().mimeData() or QMimeData()  # empty: None
-        if what_is(data) is not None:
-            self._open_dropped(data)
-        elif files := files_in(data):  # what is read says why it cannot be
-            self.sessions.open(*files)
-        elif data.text().strip():
-            self.sessions.open_text(data.text())
-        else:
-            self.show_message("warning", "Nothing was copied that can be opened.", _TO_PASTE)
+        self._open_data(QGuiApplication.clipboard().mimeData() or QMimeData())  # empty: None
 
     # -- Qt --------------------------------------------------------------------------------
 
     def focusNextPrevChild(self, forward: bool) -> bool:
         return move_keys(self, 1 if forward else -1)
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        """The key of an action that is disabled says what that needs."""
+        keys = QKeySequence(event.keyCombination())
+        for action in self.actions_by_id:
+            if action.shortcut() == keys and not action.isEnabled():
+                self.status.showMessage(action.toolTip(), _READING_MS)
+        super().keyPressEvent(event)
 
     def createPopupMenu(self) -> QMenu:
         """Of titles and separators; Qt's own would also offer to hide the toolbar."""
@@ -475,4 +476,6 @@ class MainWindow(QMainWindow):
 _NEED_RUN = tuple(spec.id for spec in SPECS if spec.needs == "a run on show")
 _A_MODEL = "a model that is loaded and idle"
 _OPENED_AT_ONCE = "Drop models, results and traces separately; other files cannot be read."
+_READING_MS = 6_000
+"""How long a sentence stays in the status bar."""
 _TO_PASTE = "Copy a file, or the text of a log, a reply or a record of another engine."

@@ -43,8 +43,10 @@ _POSITIONS = 8
 """Of a draft, shown in a line."""
 _ENDS = {
     "end": "ended with an end token",
+    "stop": "ended with an end token or a stop text",
     "limit": "reached the token limit",
     "grammar": "could not go on within the grammar",
+    "failed": "failed",
     "stopped": "was stopped",
     "interrupted": "was interrupted when its window ended",
 }

@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QSize, Qt, Signal
-from PySide6.QtGui import QKeySequence, QResizeEvent, QShortcut, QShowEvent, QTextCursor
-from PySide6.QtWidgets import (
-    QCheckBox,
-    QComboBox,
-    QLabel,
-    QPlainTextEdit,
-    QPushButton,
-    QScrollArea,
-    QWidget,
-)
+from PySide6.QtCore import QSize, Signal
+from PySide6.QtGui import QResizeEvent, QShowEvent, QTextCursor
+from PySide6.QtWidgets import QCheckBox, QComboBox, QLabel, QPushButton, QScrollArea, QWidget
 
 from app.engine_thread.events import OpenedFiles
 from app.engine_thread.feed import Pacer
@@ -26,8 +18,9 @@ from app.panels.conversation.turn_card import (
     said_text,
 )
 from app.trace_models.run_rows import Position
-from app.widgets.build import hbox, made, vbox, words
+from app.widgets.build import hbox, key_in, made, scrolling, vbox, words
 from app.widgets.empty_state import EmptyState
+from app.widgets.fields import text_box
 from app.widgets.fitted_labels import ElidedLabel
 from app.widgets.option_groups import OptionGroup
 from engine.conversation.turns import (
@@ -232,10 +225,7 @@ class ConversationView(QWidget):
         self.how = words(muted=True)
         self.cancel = QPushButton("Cancel edit")
         self.cancel.hide()
-        self.box = made(QPlainTextEdit, accessibleName="What is said next")
-        self.box.setPlaceholderText("What is said next; Ctrl+Enter sends it")
-        self.box.setTabChangesFocus(True)
-        self.box.setAcceptDrops(False)
+        self.box = text_box("What is said next", "What is said next; Ctrl+Enter sends it")
         self.box.setFont(fixed_font())
         line = self.box.fontMetrics().lineSpacing()
         self.box.setMinimumHeight(_LEAST_LINES * line + _FRAME)
@@ -252,11 +242,8 @@ class ConversationView(QWidget):
         self._column = vbox(
             self.earlier, (self.empty, 1), 1, of=page, margins=(0, 0, 4, 0), spacing=6
         )
-        self.area = made(QScrollArea, accessibleName="Turns", widgetResizable=True)
-        self.area.setFrameShape(self.area.Shape.NoFrame)
-        self.area.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.area = scrolling(QScrollArea(), page, "Turns")
         self.area.setMinimumHeight(_LEAST_LINES * self.fontMetrics().lineSpacing())
-        self.area.setWidget(page)
         self._memory = QWidget()
         memory = self.strip, self.summary, self.checkpoints
         vbox(*memory, of=self._memory, margins=(0, 0, 0, 0), spacing=_SPACING)
@@ -288,9 +275,7 @@ class ConversationView(QWidget):
         self.cancel.clicked.connect(self._cancel)
         self.box.textChanged.connect(self._enable)
         for key in ("Ctrl+Return", "Ctrl+Enter"):
-            shortcut = QShortcut(QKeySequence(key), self.box)
-            shortcut.setContext(Qt.ShortcutContext.WidgetShortcut)
-            shortcut.activated.connect(self.send)
+            key_in(self.box, key, self.send)
 
     # -- internals -------------------------------------------------------------------------
 

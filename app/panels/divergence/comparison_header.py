@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from PySide6.QtCore import QSize, Qt, Signal
-from PySide6.QtGui import QAction, QTextCursor
+from PySide6.QtGui import QTextCursor
 from PySide6.QtWidgets import (
     QAbstractItemView,
     QHeaderView,
     QMenu,
-    QPlainTextEdit,
     QProgressBar,
     QPushButton,
     QToolButton,
@@ -25,9 +24,9 @@ from app.looks import Theme, fixed_font
 from app.panels.divergence.lane_cards import LaneCards
 from app.trace_models.compared_lanes import ComparedLanes
 from app.trace_models.shown_text import plain_tip
-from app.widgets.build import hbox, made, vbox, words
+from app.widgets.build import action_button, hbox, made, vbox, words
 from app.widgets.empty_state import StatusMessage
-from app.widgets.fields import shown_choice
+from app.widgets.fields import shown_choice, text_box
 from app.widgets.plain_table import ColumnTable, TableColumn, fit_height, plain_table
 from engine.analysis.run_cost import COST_HEADS, RunCost, cost_cells, cost_sentence
 from engine.compare.lane_spec import DEFAULT_LANES, LLAMA, NOISE_LANE, LaneSpec
@@ -209,7 +208,8 @@ class PositionBar(QWidget):
         self.seq.activated.connect(lambda i: self.seq_chosen.emit(int(self.seq.itemData(i))))
         row = hbox(self.seq, of=self, margins=(0, 0, 0, 0), spacing=4)
         for name in _STEPS:
-            row.addWidget(_button(actions[name]))
+            size = QSize(_ICON, _ICON)
+            row.addWidget(action_button(actions[name], iconSize=size))
 
     def show_sequences(self, lanes: ComparedLanes | None) -> None:
         """Offer the sequences of a comparison, with the one on show chosen."""
@@ -221,16 +221,6 @@ class PositionBar(QWidget):
                 self.seq.addItem(f"sequence {seq_id}", seq_id)
         if lanes is not None:
             self.seq.setCurrentIndex(self.seq.findData(lanes.seq_id))
-
-
-def _button(action: QAction) -> QToolButton:
-    button = QToolButton()
-    button.setDefaultAction(action)
-    button.setAutoRaise(True)
-    button.setFocusPolicy(Qt.FocusPolicy.TabFocus)
-    button.setIconSize(QSize(_ICON, _ICON))
-    button.setAccessibleName(action.text().replace("&", ""))
-    return button
 
 
 _SHOWN_LINES = 3
@@ -277,10 +267,7 @@ class LaneEditor(QWidget):
         super().__init__()
         self._options = RunOptions()
         self.error = self.note = ""
-        self.text = made(QPlainTextEdit, accessibleName="Lanes of the next comparison")
-        self.text.setPlaceholderText("planes")
-        self.text.setTabChangesFocus(True)
-        self.text.setAcceptDrops(False)  # a dropped model is for the window
+        self.text = text_box("Lanes of the next comparison", "planes")
         self.text.setFont(fixed_font())
         lines = _SHOWN_LINES * self.text.fontMetrics().lineSpacing()
         self.text.setFixedHeight(lines + 12)

@@ -36,7 +36,7 @@ from app.panels.inspector.step_facts import (
 from app.panels.inspector.step_table import COLUMNS, StepTable, TopTable, cell_text, figure
 from app.trace_models.run_rows import Position, RunRange, range_figures
 from app.trace_models.shown_text import NOT_OBSERVED, plain_tip
-from app.widgets.build import hbox, made, vbox, words
+from app.widgets.build import action_button, hbox, made, scrolling, vbox, words
 from app.widgets.empty_state import EmptyState
 from app.widgets.fitted_labels import ScrollPage
 from app.widgets.plain_table import (
@@ -165,12 +165,7 @@ class InspectorView(QStackedWidget):
     def _build(self, actions: Actions) -> None:
         head = hbox((self.title, 1), spacing=0)
         for action_id in _TOOLS:
-            button = QToolButton()
-            button.setDefaultAction(actions[action_id])
-            button.setAutoRaise(True)
-            button.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonIconOnly)
-            button.setAccessibleName(actions[action_id].text().replace("&", ""))
-            head.addWidget(button)
+            head.addWidget(action_button(actions[action_id]))
         self.tops.setItemDelegate(self._delegate)
         self.tops.setSelectionMode(QAbstractItemView.SelectionMode.NoSelection)
         self.tops.horizontalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Stretch)
@@ -192,10 +187,6 @@ class InspectorView(QStackedWidget):
         facts = hbox((self.facts, 1), 0)
         parts = head, self.sentence, self.tokens, self._tops_title, self.rest, self.tops, facts
         vbox(*parts, 1, of=(page := QWidget()), margins=(8, 4, 8, 8), spacing=6)
-        scroll = made(QScrollArea, accessibleName="Round in full", frameShape=QFrame.Shape.NoFrame)
-        scroll.setWidgetResizable(True)
-        scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        scroll.setWidget(page)
         self.addWidget(
             EmptyState(
                 "No round yet",
@@ -204,7 +195,7 @@ class InspectorView(QStackedWidget):
                 waits_for_run=True,
             )
         )
-        self.addWidget(scroll)
+        self.addWidget(scrolling(QScrollArea(), page, "Round in full"))
         ranges = vbox(self.range, margins=(0, 0, 0, 0))
         self.addWidget(ScrollPage(ranges))
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtGui import QAction, QKeySequence, QShortcut
+from PySide6.QtGui import QAction
 from PySide6.QtWidgets import (
     QAbstractItemView,
     QLabel,
@@ -19,7 +19,7 @@ from PySide6.QtWidgets import (
 )
 
 from app.looks import Theme, fixed_font
-from app.widgets.build import hbox, made, vbox
+from app.widgets.build import hbox, key_in, made, vbox
 from app.widgets.empty_state import StatusMessage
 from app.widgets.fitted_labels import ScrollPage
 from app.widgets.option_groups import ProvokingGroup
@@ -48,9 +48,7 @@ class BreaksView(QWidget):
             | QAbstractItemView.EditTrigger.DoubleClicked
         )
         self.list.itemChanged.connect(self._on_changed)
-        delete = QShortcut(QKeySequence(Qt.Key.Key_Delete), self.list)
-        delete.setContext(Qt.ShortcutContext.WidgetShortcut)
-        delete.activated.connect(self.remove_current)
+        key_in(self.list, Qt.Key.Key_Delete, self.remove_current)
         self.line = made(QLineEdit, font=fixed_font(), accessibleName="New break rule")
         self.line.setPlaceholderText(EXAMPLES[0])
         self.line.setAcceptDrops(False)  # a dropped model is for the window

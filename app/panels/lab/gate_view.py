@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 
 import numpy as np
-from PySide6.QtCore import Qt, QTimer, Signal
+from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QAction, QHideEvent, QPalette, QShowEvent
 from PySide6.QtWidgets import (
     QAbstractSpinBox,
@@ -20,7 +20,7 @@ from PySide6.QtWidgets import (
 
 from app.looks import Theme
 from app.trace_models.tune_surface import HeatMap
-from app.widgets.build import hbox, made, vbox, words
+from app.widgets.build import hbox, made, timer, vbox, words
 from app.widgets.fitted_labels import ElidedLabel
 from app.widgets.heat_grid import HeatGrid
 from app.widgets.option_groups import make_field, tip, value_of
@@ -206,8 +206,7 @@ class GateView(WholeRunView):
         self.grid.chosen.connect(self._choose)
         self.bisect = words(shrinks=True, accessibleName="Bisect")
         self.bisect.hide()
-        self._timer = QTimer(self)
-        self._timer.timeout.connect(self.look)
+        self._timer = timer(self, self.look)
         self.readout = made(ElidedLabel, muted=True)
         first = QWidget()
         self.removeWidget(self.empty)

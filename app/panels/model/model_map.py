@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from PySide6.QtCore import QEvent, QRect, QSize, Qt, Signal
 from PySide6.QtGui import QAction, QHelpEvent, QPainter, QPaintEvent, QPalette
 from PySide6.QtWidgets import (
-    QFrame,
     QGridLayout,
     QLabel,
     QPushButton,
@@ -23,7 +22,7 @@ from app.engine_thread.events import OpenedFiles, ServerConnected
 from app.looks import Theme, figures_font
 from app.panels.model.server_page import ServerPage
 from app.trace_models.shown_text import plain_tip
-from app.widgets.build import made, vbox, words
+from app.widgets.build import made, scrolling, vbox, words
 from app.widgets.empty_state import EmptyState
 from app.widgets.fields import new_form
 from engine.machine.host_memory import available_memory
@@ -181,11 +180,7 @@ class ModelMapView(QStackedWidget):
         undo = self._costs_title, self.costs, self._load
         column = vbox(form, *below, *undo, 1, of=page, margins=(6, 6, 6, 6), spacing=4)
         column.insertSpacing(1, 2)
-        area = made(QScrollArea, accessibleName="Model in full", frameShape=QFrame.Shape.NoFrame)
-        area.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        area.setWidgetResizable(True)
-        area.setWidget(page)
-        return area
+        return scrolling(QScrollArea(), page, "Model in full")
 
 
 def _count(n: int) -> str:

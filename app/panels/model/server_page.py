@@ -6,13 +6,13 @@ from collections.abc import Mapping
 
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QPalette
-from PySide6.QtWidgets import QFrame, QLabel, QScrollArea, QWidget
+from PySide6.QtWidgets import QLabel, QScrollArea, QWidget
 
 from app.engine_thread.events import ServerConnected, ServerSeen
 from app.trace_models.run_facts import counted_since
 from app.trace_models.server_facts import known_facts, slot_lines
 from app.trace_models.shown_text import NOT_OBSERVED, plain_tip
-from app.widgets.build import vbox, words
+from app.widgets.build import scrolling, vbox, words
 from app.widgets.fields import new_form
 
 _FACTS = ("server", "build", "model", "parameters", "context", "slots", "drafting", "key")
@@ -29,10 +29,6 @@ class ServerPage(QScrollArea):
 
     def __init__(self) -> None:
         super().__init__()
-        self.setAccessibleName("Server")
-        self.setFrameShape(QFrame.Shape.NoFrame)
-        self.setWidgetResizable(True)
-        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self._server: ServerConnected | None = None
         self._status = ServerSeen()
         self._first_run = 0
@@ -46,7 +42,7 @@ class ServerPage(QScrollArea):
         counted = _muted("Counters of the server since the connection, of all clients")
         parts = form, _muted("Slots"), self._slots, counted, self._counters, 1
         vbox(*parts, of=(page := QWidget()), margins=(6, 6, 6, 6), spacing=4)
-        self.setWidget(page)
+        scrolling(self, page, "Server")
 
     @property
     def facts(self) -> dict[str, str]:

@@ -14,8 +14,9 @@ from PySide6.QtWidgets import QBoxLayout, QStackedWidget, QWidget
 
 from app.engine_thread.feed import Pacer
 from app.looks import Theme
-from app.trace_models.run_facts import LiveNumbers, engine_name, is_ours
+from app.trace_models.run_facts import LiveNumbers, engine_name, has_no_client, is_ours
 from app.trace_models.run_rows import Position, RunRange, RunRows
+from app.widgets.build import hbox
 from app.widgets.empty_state import EmptyState
 from app.widgets.legend import Swatch, SwatchLegend
 from app.widgets.round_plot import RoundPlot
@@ -91,11 +92,8 @@ class RoundView(QStackedWidget):
         self.legend = SwatchLegend(f"{self.name}: colours", swatches, theme)
         self.page = QWidget()
         """The plot and what is next to it, as pictures show it."""
-        self._row = QBoxLayout(QBoxLayout.Direction.LeftToRight, self.page)
-        self._row.setContentsMargins(6, _MARGIN, 8, _MARGIN)
-        self._row.setSpacing(8)
-        self._row.addWidget(self.plot, 1)
-        self._row.addWidget(self.legend)
+        margins = 6, _MARGIN, 8, _MARGIN
+        self._row = hbox((self.plot, 1), self.legend, of=self.page, margins=margins, spacing=8)
         self.empty = EmptyState("No run yet", self.about, waits_for_run=True)
         self.addWidget(self.empty)
         self.addWidget(self.page)
@@ -250,7 +248,7 @@ class RoundView(QStackedWidget):
         has_rounds = axis is not None and len(axis)
         if has_rounds or run.ended:
             self.setCurrentIndex(_EMPTY)
-        ours_to_tell = run.facts.error or run.facts.listens_at
+        ours_to_tell = run.facts.error or has_no_client(run.facts)
         if ours_to_tell and run.ended and not has_rounds:
             self.empty.say("No rounds", why_it_ended(run))
         elif not (has_rounds or run.ended):

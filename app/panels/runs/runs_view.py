@@ -13,7 +13,6 @@ from PySide6.QtGui import (
     QKeySequence,
     QMouseEvent,
     QResizeEvent,
-    QShortcut,
     QShowEvent,
 )
 from PySide6.QtWidgets import (
@@ -35,7 +34,7 @@ from app.trace_models.run_comparison import compare_runs, setting_difference, te
 from app.trace_models.run_facts import ModelRuns, effective, run_names
 from app.trace_models.run_notes import count_runs, notes_of
 from app.trace_models.run_rows import Position, RunOverlay
-from app.widgets.build import hbox, made, vbox, words
+from app.widgets.build import hbox, key_in, made, vbox, words
 from app.widgets.empty_state import EmptyState
 from app.widgets.fitted_labels import ElidedLabel
 from app.widgets.plain_table import plain_table
@@ -106,9 +105,7 @@ class RunsView(QStackedWidget):
             (Qt.Key.Key_F2, self._rename),
             (QKeySequence.StandardKey.Undo, self.undo_asked.emit),
         ):
-            shortcut = QShortcut(QKeySequence(key), self.table)
-            shortcut.setContext(Qt.ShortcutContext.WidgetShortcut)
-            shortcut.activated.connect(does)
+            key_in(self.table, key, does)
         self._lay_over, self._lay_off = actions["plot.overlay"], actions["plot.no_overlay"]
         other = self.model.other
         self._lay_over.triggered.connect(lambda: self.overlay_asked.emit(other(self._chosen())))

@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from PySide6.QtCore import QPoint, QPointF, QRect, QRectF, QSize, Qt, QTimer, Signal
+from PySide6.QtCore import QPoint, QPointF, QRect, QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QAbstractScrollArea, QFrame
 
@@ -15,6 +15,7 @@ from app.looks import Theme, fixed_font
 from app.panels.tokens.token_layout import TokenFragment, TokenLayout
 from app.trace_models.run_rows import Position
 from app.trace_models.token_stream import GHOSTS, KIND, TokenStream
+from app.widgets.build import timer
 from app.widgets.fitted_labels import Chip
 from app.widgets.token_paint import TokenMetrics
 
@@ -49,9 +50,7 @@ class TokenScroll(QAbstractScrollArea):
         self._chip.hide()
         self._chip.clicked.connect(lambda: self.set_follow(True))
         self._chip.clicked.connect(self.scrolled)
-        self._work = QTimer(self)
-        self._work.setSingleShot(True)
-        self._work.timeout.connect(self._lay_out)
+        self._work = timer(self, self._lay_out, once=True)
         self.setFrameShape(QFrame.Shape.NoFrame)
         self.viewport().setAttribute(Qt.WidgetAttribute.WA_OpaquePaintEvent)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from PySide6.QtCore import QPoint, QSize, Qt, QTimer, Signal
+from PySide6.QtCore import QPoint, QSize, Qt, Signal
 from PySide6.QtGui import QAction, QResizeEvent, QWheelEvent
 from PySide6.QtWidgets import QLabel, QMenu, QStackedWidget, QWidget
 
@@ -15,10 +15,10 @@ from app.panels.tokens.end_card import EndCard
 from app.panels.tokens.sequence_panels import NARROW, SequencePanel, SequencePanels
 from app.panels.tokens.token_area import TokenArea
 from app.panels.tokens.token_hits import FindBar, Term, find_hits, neighbour_hit
-from app.trace_models.run_facts import engine_name, is_ours
+from app.trace_models.run_facts import engine_name, has_no_client, is_ours
 from app.trace_models.run_rows import Position, RunRange
 from app.trace_models.token_stream import RunStreams, TokenStream
-from app.widgets.build import made, vbox
+from app.widgets.build import made, timer, vbox
 from app.widgets.empty_state import EmptyState
 from app.widgets.legend import TokenLegend
 from engine.report.run import why_it_ended
@@ -81,12 +81,8 @@ class TokensView(QStackedWidget):
         self.find_bar.closed.connect(self._close_find)
         self._places = SequencePanels()
         self._legend = TokenLegend(theme)
-        self._catch_up = QTimer(self)
-        self._catch_up.setSingleShot(True)
-        self._catch_up.timeout.connect(self.refresh)
-        self._late = QTimer(self)
-        self._late.setSingleShot(True)
-        self._late.timeout.connect(self._say_what_it_waits_for)
+        self._catch_up = timer(self, self.refresh, once=True)
+        self._late = timer(self, self._say_what_it_waits_for, once=True)
         page = QWidget()
         column = vbox(self.find_bar, (self._places, 1), of=page, margins=(0, 0, 0, 4), spacing=4)
         self._more = made(QLabel, muted=True)
@@ -290,11 +286,16 @@ class TokensView(QStackedWidget):
     def _tell_why_empty(self, run: RunRef) -> None:
         """What a run without tokens waits for, or why it has none."""
         facts, has_ended = run.facts, run.ended
-        if facts.listens_at and not has_ended:
+        if facts.requests and facts.listens_at and not has_ended:
+            self._waiting.say(
+                "Nothing is streamed yet",
+                "Replies in one piece are counted once watching stops (Shift+F5).",
+            )
+        elif facts.listens_at and not has_ended:
             self._waiting.say(
                 "Waiting for a client", f"Give it {facts.listens_at} as the server's address."
             )
-        elif has_ended and (facts.error or is_ours(facts) or facts.listens_at):
+        elif has_ended and (facts.error or is_ours(facts) or has_no_client(facts)):
             self._waiting.say("No tokens", why_it_ended(run))
         elif "stops" in facts and not is_ours(facts):
             untold = f"{engine_name(facts)} does not report the tokens."

@@ -95,16 +95,18 @@ def _axis(column: ResultColumn) -> tuple[tuple[str, ...], np.ndarray]:
         return tuple(short_text(name) or "–" for name in names), place
     known = np.isfinite(column.values)
     found, at = np.unique(column.values[known], return_inverse=True)
-    place = np.full(len(column.values), -1)
     if len(found) <= MOST_CELLS:
-        place[known] = at
         rows = [int(np.flatnonzero(column.values == value)[0]) for value in found]
-        return tuple(column.text(row) for row in rows), place
-    edges = np.linspace(found[0], found[-1], MOST_CELLS + 1)
-    place[known] = np.clip(
-        np.searchsorted(edges, column.values[known], "right") - 1, 0, MOST_CELLS - 1
-    )
-    return tuple(f"≥ {significant(edge)}" for edge in edges[:-1].tolist()), place
+        labels = [column.text(row) for row in rows]
+    else:
+        edges = np.linspace(found[0], found[-1], MOST_CELLS + 1)
+        at = np.searchsorted(edges[:-1], column.values[known], "right") - 1
+        labels = [f"≥ {significant(edge)}" for edge in edges[:-1].tolist()]
+    if not known.all():  # as drafts of no length are those of plain decoding
+        labels, at = ["–", *labels], at + 1
+    place = np.zeros(len(column.values), np.int64)
+    place[known] = at
+    return tuple(labels), place
 
 
 def _text(figure: ResultColumn, value: float) -> str:

@@ -13,7 +13,7 @@ from PySide6.QtWidgets import QBoxLayout, QHeaderView
 from app.looks import Theme
 from app.trace_models.run_rows import RunRows
 from app.trace_models.shown_text import plain_tip, significant
-from app.widgets.build import made, vbox
+from app.widgets.build import hbox, made, vbox
 from app.widgets.fitted_labels import ElidedLabel
 from app.widgets.plain_table import ColumnTable, TableColumn, plain_table
 from app.widgets.plot_surface import PlotSurface
@@ -74,10 +74,8 @@ class WhatIfView(WholeRunView):
         head.setMinimumSectionSize(table.fontMetrics().horizontalAdvance("00"))
         self._widest_head = max(head.sectionSizeHint(at) for at in range(head.count()))
         self.plot = SpeedPlot(theme)
-        self._parts = QBoxLayout(QBoxLayout.Direction.LeftToRight)
-        self._parts.setSpacing(8)
-        self._parts.addWidget(self.table_widget, _TABLE_SHARE)
-        self._parts.addWidget(self.plot, _PLOT_SHARE)
+        shares = (self.table_widget, _TABLE_SHARE), (self.plot, _PLOT_SHARE)
+        self._parts = hbox(*shares, spacing=8)
         parts = self.headline, (self._parts, 1), self.note
         vbox(*parts, of=self.page, margins=(_MARGIN, 4, _MARGIN, 4), spacing=_SPACING)
 

@@ -90,7 +90,7 @@ class CommandPalette(QFrame):
         self._commands = commands
         self._shown: list[Command] = []
         self._watched: list[QAction] = []
-        self._back: QWidget | None = None
+        self._back: QWidget = window
         self.setAutoFillBackground(True)
         self.setAccessibleName("Command palette")
         self.field = made(QLineEdit, placeholderText="Type a few letters of what to do")
@@ -116,7 +116,9 @@ class CommandPalette(QFrame):
 
     def open(self) -> None:
         """Show every command, with the field empty and focused."""
-        self._back = self.window().focusWidget()
+        focus = self.window().focusWidget()
+        if focus is not None and not self.isAncestorOf(focus):
+            self._back = focus
         self.field.clear()
         self._filter("")
         self._watch()
@@ -128,9 +130,8 @@ class CommandPalette(QFrame):
     def close_palette(self) -> None:
         """Go away and give the focus back."""
         self.hide()
-        if self._back is not None:
-            self._back.setFocus()
-            self._back = None
+        self._back.setFocus()
+        self._back = self.window()
 
     def trigger(self) -> None:
         """Do what the chosen line says, if it can be done now."""

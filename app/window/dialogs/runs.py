@@ -28,7 +28,7 @@ from app.saved.settings import Settings
 from app.trace_models.run_facts import other_options
 from app.trace_models.shown_text import probability_text
 from app.widgets.build import CLOSE, ModelessDialog, hbox, made, words
-from app.widgets.fields import add_row, new_form, text, whole
+from app.widgets.fields import add_row, new_form, text, typed_choice, whole
 from app.window.dialogs.files import ask_file
 from engine.compare.memory_script import MemoryScript
 from engine.compare.scenario import Scenario
@@ -80,8 +80,7 @@ class ConnectDialog(ModelessDialog):
         super().__init__("Connect to server", parent)
         address, chosen_log, port, model = tried
         self._settings = settings
-        self.address = made(QComboBox, editable=True)
-        self.address.addItems(settings.recent_servers)
+        self.address = typed_choice(settings.recent_servers)
         self.address.setCurrentIndex(0 if settings.recent_servers else -1)
         line = self.address.lineEdit()
         assert line is not None
@@ -267,8 +266,7 @@ class ForkDialog(ModelessDialog):
         where, about = words(f"From {place}."), words(_FORKS, muted=True)
         self.options = QComboBox()
         self.options.addItems(_OPTIONS)
-        self.token = made(QComboBox, editable=True)
-        self.token.addItems([_NO_TOKEN, *_other_tokens(fork)])
+        self.token = typed_choice([_NO_TOKEN, *_other_tokens(fork)])
         self.changes = words()
         form = new_form()
         tip = "Drafters, n_max, p_min, policy, faults, sampler and seed that it goes on with"

@@ -60,7 +60,7 @@ class ServerFacts:
     """What is known of a server before the first request. props, models: its replies to /props and
     /v1/models as they came, empty where it gave none; of a server with several models, what it says
     of the one in use. model: its name, where requests have to name it. about: a sentence on how it
-    was chosen. No keys, no headers of requests."""
+    was chosen. end_token: its id and bytes, as far as known. No keys, no headers of requests."""
 
     address: str
     engine: str = LLAMA_SERVER
@@ -68,6 +68,7 @@ class ServerFacts:
     models: Mapping[str, Any] = field(default_factory=dict)
     model: str = ""
     about: str = ""
+    end_token: Mapping[int, bytes] = field(default_factory=dict)
 
     @property
     def is_llama_server(self) -> bool:
@@ -129,6 +130,7 @@ class ObservedRun:
             columns=COLUMNS if vocabulary is None else _with_derived_ids(COLUMNS),
         )
         self.run_id = self._writer.run_id
+        self._writer.learn(server.end_token, server.end_token.__getitem__)
         self._rows = RowWriter(self._writer, self.reach, vocabulary)
         self.vocabulary = vocabulary
         self._rows.drafters = known.drafters if known is not None else []

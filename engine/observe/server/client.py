@@ -53,6 +53,8 @@ _CLOSE_S = 1.0
 """How long closing waits for connections to end and for the server to hear of it, seconds."""
 _LARGEST_FACTS = 16 * 2**20
 _LOOK_S = 0.05
+_LONGEST_END = 200
+"""Characters of an end token."""
 
 ReportWaiting = Callable[[str], None]
 """Called with a sentence again and again while a reply is waited for."""
@@ -294,8 +296,22 @@ class ServerClient:
         elif props.get("role") == "router":
             self._about = await self._routed(listed, props, waiting, awaited)
         else:
-            self._about = ServerFacts(self.address, props=props, models=models)
+            ends = await self._end_token(props, awaited)
+            self._about = ServerFacts(self.address, props=props, models=models, end_token=ends)
         return self._about
+
+    async def _end_token(self, props: Mapping[str, Any], awaited: Awaited) -> dict[int, bytes]:
+        """The token that ends a text, of which streams give the id alone; empty where the server
+        does not name it."""
+        text = props.get("eos_token")
+        if not isinstance(text, str) or not 0 < len(text) <= _LONGEST_END:
+            return {}
+        with suppress(ServerError, ValueError, RecursionError, LookupError, TypeError):
+            body = {"content": text, "parse_special": True}
+            _, _, raw = await self._fetch("POST", "/tokenize", awaited, body)
+            (token,) = json.loads(raw)["tokens"]
+            return {int(token): text.encode("utf-8", "replace")}
+        return {}
 
     async def _models(self, awaited: Awaited) -> dict[str, Any]:
         """What it lists as its models, empty where it lists none."""

@@ -63,6 +63,19 @@ def test_a_run_that_comes_on_show_is_read_once(qtbot: QtBot) -> None:
     assert view.refreshed == 2, "the last state is shown"
 
 
+def test_a_request_that_a_watched_client_sends_is_news(qtbot: QtBot) -> None:
+    store, _, run_id = timed_trace(8)
+    store.runs[run_id]["listens_at"] = "http://127.0.0.1:8081"
+    owner, view = QObject(), _Counting()
+    feed = Feed(owner)
+    feed.add([view])
+    feed.show_run(RunRef(store, run_id))
+    feed.start()
+    store.runs[run_id].add_to("requests", {"seq_id": 0})
+    qtbot.waitUntil(lambda: view.refreshed == 1)
+    feed.stop()
+
+
 def test_frames_begin_at_once_whatever_the_window_did_to_begin_a_run(
     qtbot: QtBot, clock: Clock
 ) -> None:

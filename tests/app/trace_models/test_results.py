@@ -92,12 +92,15 @@ def test_cells_are_means_and_the_best_is_marked() -> None:
     results = results_of(figure("n", x.tolist()), words("p", y), figure("s", speed.tolist()))
     heat_map, rows, left_out = result_map(results, *results.columns)
     assert heat_map.y_labels == ("planes", "replay", "ring")
+    assert heat_map.x_labels == ("–", "0", "1", "2", "3")
+    place = np.where(np.isnan(x), 0, x + 1)
     means = {}
     for row, policy in enumerate(heat_map.y_labels):
-        for column in range(4):
-            mine = [
-                i for i in range(200) if x[i] == column and y[i] == policy and np.isfinite(speed[i])
-            ]
+        for column in range(5):
+            here = (place == column) & (np.array(y) == policy) & np.isfinite(speed)
+            mine = np.flatnonzero(here).tolist()
+            if not mine:
+                continue
             assert rows[row, column].tolist() == mine
             means[row, column] = float(np.mean(speed[mine]))
             assert heat_map.values[row, column] == pytest.approx(means[row, column])
@@ -137,6 +140,14 @@ def test_what_is_missing_is_no_value_of_an_axis() -> None:
         figure("c", [float("nan"), float("nan"), 2, 1]),
     )
     assert map_axes(replace(results_of(*columns), axes=("a", "b", "c"))) == ("b", "c")
+
+
+def test_plain_decoding_without_a_draft_length_may_be_the_best_cell() -> None:
+    drafts, lengths = words("t", ["none", "mtp", "mtp"]), figure("n", [float("nan"), 1, 2])
+    speed = figure("s", [39, 25, 29])
+    heat = result_map(results_of(drafts, lengths, speed), drafts, lengths, speed)[0]
+    assert heat.y_labels == ("–", "1", "2")
+    assert heat.marks[BEST] == (0, heat.x_labels.index("none"))
 
 
 def test_a_map_over_one_setting_is_a_row() -> None:

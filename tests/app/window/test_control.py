@@ -341,3 +341,8 @@ def test_the_run_panel_remembers_its_open_groups(
     first.run_panel.sampling.header.click()
     first.close()
     assert new().run_panel.open_groups() == ["sampling", "limits"]
+
+
+def test_the_key_of_what_is_disabled_says_what_it_needs(window: MainWindow, qtbot: QtBot) -> None:
+    qtbot.keyClick(window, Qt.Key.Key_X)
+    assert "needs a comparison that has come apart" in window.status.currentMessage()

@@ -45,6 +45,14 @@ def ended(stops: list[str], rounds: int = 12, **facts: Any) -> RunRef:
             {},
             "Of 3 sequences 2 ended with an end token, 1 filled the context.",
         ),
+        (
+            ["limit", "stop", "failed"],
+            {},
+            (
+                "Of 3 sequences 1 reached its limit of 100 tokens, "
+                "1 ended with an end token or a stop text, 1 failed."
+            ),
+        ),
         (["eosFound"], {}, "The run ended: eosFound."),
     ],
 )

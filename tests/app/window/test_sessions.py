@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from PySide6.QtCore import QMimeData, QPoint, QPointF, Qt, QUrl
-from PySide6.QtGui import QDragEnterEvent, QDragLeaveEvent, QDropEvent, QGuiApplication
+from PySide6.QtGui import QDragEnterEvent, QDropEvent, QGuiApplication
 from PySide6.QtWidgets import QApplication, QLineEdit
 from pytestqt.qtbot import QtBot
 
@@ -150,25 +150,22 @@ def test_by_dialog_menu_and_drop(
         enter.ignore()
         QApplication.sendEvent(window, enter)
         assert enter.isAccepted()
-        assert window.status.currentMessage() == "Drop to open the trace mine"
+        assert window.status.currentMessage() == "Drop to open mine"
         with qtbot.waitSignal(window.bridge.trace_shown):
             QApplication.sendEvent(
                 window, QDropEvent(QPointF(300, 300), action, data, buttons, keys)
             )
 
 
-def test_what_cannot_be_opened_is_refused_with_what_can(window: MainWindow, tmp_path: Path) -> None:
+def test_of_what_cannot_be_opened_its_reader_says_why(
+    window: MainWindow, qtbot: QtBot, tmp_path: Path
+) -> None:
     notes = tmp_path / "notes.txt"
     notes.write_text("nothing of an engine\n")
-    data = QMimeData()
-    data.setUrls([QUrl.fromLocalFile(str(notes))])
-    buttons, keys = Qt.MouseButton.LeftButton, Qt.KeyboardModifier.NoModifier
-    enter = QDragEnterEvent(QPoint(300, 300), Qt.DropAction.CopyAction, data, buttons, keys)
-    enter.ignore()
-    QApplication.sendEvent(window, enter)
-    assert not enter.isAccepted()
-    assert "Drop a GGUF model" in window.status.currentMessage()
-    QApplication.sendEvent(window, QDragLeaveEvent())
+    with job_ends(qtbot, window.bridge, ReadTrace):
+        assert drop(window, notes)
+    (message,) = messages(window)
+    assert "notes.txt is nothing that" in message
     assert window.status.currentMessage() == ""
 
 

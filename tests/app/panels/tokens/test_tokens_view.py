@@ -67,6 +67,16 @@ def test_a_proxy_waits_for_a_client(view: TokensView) -> None:
     assert "No client sent a request." in words(view)
 
 
+def test_a_client_that_streams_nothing_is_not_waited_for(view: TokensView) -> None:
+    builder = TraceBuilder()
+    builder.run.facts.update({"listens_at": "http://127.0.0.1:8081", "requests": [{"seq_id": 0}]})
+    view.show_run(builder.run)
+    assert "Nothing is streamed yet" in words(view)
+    builder.run.facts.update({"stops": ["limit"], "source": {"engine": "llama-server"}})
+    view.refresh()
+    assert "llama-server does not report the tokens" in words(view)
+
+
 def test_sequences_stand_side_by_side(view: TokensView) -> None:
     builder = sample_trace(rounds=20, n_seqs=3)
     view.show_run(builder.run)

@@ -70,6 +70,14 @@ def test_letters_filter_and_return_does_it(
     assert window.run_panel.prompt.hasFocus(), "the focus goes back to where it was"
 
 
+def test_once_it_is_gone_its_keys_are_gone_too(window: MainWindow) -> None:
+    palette = window.palette_box
+    palette.field.setFocus()  # as after an action that took the focus from where it was
+    palette.open()
+    palette.close_palette()
+    assert window.focusWidget() is not palette.field
+
+
 def test_the_name_of_a_submenu_finds_what_is_in_it(palette: CommandPalette, qtbot: QtBot) -> None:
     qtbot.keyClicks(palette.field, "them")
     assert set(palette.lines[:3]) == {"Theme: System", "Theme: Light", "Theme: Dark"}

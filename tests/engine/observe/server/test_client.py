@@ -92,6 +92,23 @@ def test_the_facts_are_the_server_s_own(server: ScriptedServer, client: ServerCl
     assert metrics is not None and metrics[1] == "1001"
 
 
+@pytest.mark.parametrize(
+    ("reply", "found"),
+    [
+        (json_reply({"tokens": [7]}), {7: b"<|end|>"}),
+        (json_reply({"tokens": [7, 8]}), {}),
+        (json_reply([]), {}),
+        (error_reply(404, "File Not Found"), {}),
+    ],
+)
+def test_the_end_token_is_asked_for_by_its_text(
+    server: ScriptedServer, client: ServerClient, reply: Reply, found: dict[int, bytes]
+) -> None:
+    server.capture["props"]["eos_token"] = "<|end|>"
+    server.script("/tokenize", reply)
+    assert client.facts().end_token == found
+
+
 def test_questions_are_asked_with_and_without_a_body(
     server: ScriptedServer, client: ServerClient
 ) -> None:
