@@ -16,9 +16,9 @@ from torch.nn import functional
 from kernels.dispatch import pick
 from kernels.linear.block_parts import (
     LONG,
-    PROCESSOR_SPLITTERS,
     SHORT,
     SPLITTERS,
+    STEPS,
     IntegerBlockParts,
     IntegerRows,
     is_long,
@@ -28,7 +28,7 @@ from kernels.linear.block_parts import (
 
 GPU_TYPES = tuple(SPLITTERS)
 """The types that have such a product everywhere."""
-TYPES = (*GPU_TYPES, *PROCESSOR_SPLITTERS)
+TYPES = (*GPU_TYPES, *STEPS)
 """Those that have one on a processor."""
 
 
@@ -89,8 +89,7 @@ def integer_linear_naive(
 
 def _short_terms(rows: IntegerRows, parts: IntegerBlockParts) -> Tensor:
     """Every t, f32 [n, out, stretches]."""
-    exact = _dots(rows.integers.unsqueeze(2), parts.integers.unsqueeze(2)).squeeze(-1)
-    p = exact.float() * (parts.scale * rows.scales.unsqueeze(1))
+    p = _sums(rows, parts).float() * (parts.scale * rows.scales.unsqueeze(1))
     if parts.minimum is not None:
         assert rows.sums is not None
         # products of two f16 are exact in f64, and so is what rounding their sum once can see
@@ -103,23 +102,25 @@ def _short_terms(rows: IntegerRows, parts: IntegerBlockParts) -> Tensor:
 
 def _long_terms(rows: IntegerRows, parts: IntegerBlockParts) -> Tensor:
     """Every t, f32 [n, out, blocks]."""
-    assert parts.group_scales is not None
-    n_groups = parts.group_scales.shape[-1]
-    groups = rows.integers.unflatten(-1, (n_groups, -1))
-    exact = _dots(groups, parts.integers.unflatten(-1, (n_groups, -1)))
     scales = rows.scales.unsqueeze(1)
-    t = (exact * parts.group_scales).sum(-1).float() * (parts.scale * scales)
+    t = _sums(rows, parts).float() * (parts.scale * scales)
     if parts.minimum is None or parts.group_minimums is None:
         return t
-    sums = groups.sum(-1).unsqueeze(1)
-    less = (sums * parts.group_minimums).sum(-1).float()
-    return t - less * (parts.minimum * scales)
+    less = _in_groups(rows.integers, parts.group_minimums).sum(-1).unsqueeze(1)
+    return t - (less * parts.group_minimums).sum(-1).float() * (parts.minimum * scales)
 
 
-def _dots(a: Tensor, b: Tensor) -> Tensor:
-    """a int64 [n, blocks, groups, k], b int64 [out, blocks, groups, k] -> int64 [n, out, blocks,
-    groups], the sums over k, which f64 holds exactly."""
-    return torch.einsum("nbgk,obgk->nobg", a.double(), b.double()).long()
+def _sums(rows: IntegerRows, parts: IntegerBlockParts) -> Tensor:
+    """Of integer products in every block, times the scales of groups: int64 [n, out, blocks], as
+    f64 holds them exactly."""
+    x, w = (_in_groups(each.integers, parts.group_scales).double() for each in (rows, parts))
+    exact = torch.einsum("nbgk,obgk->nobg", x, w).long()
+    return (exact if parts.group_scales is None else exact * parts.group_scales).sum(-1)
+
+
+def _in_groups(integers: Tensor, of_groups: Tensor | None) -> Tensor:
+    """[n, blocks, elements] as [n, blocks, groups, k]."""
+    return integers.unflatten(-1, (1 if of_groups is None else of_groups.shape[-1], -1))
 
 
 _HERE = "kernels.linear.integer_blocks."

@@ -7,7 +7,7 @@ their products with a stretch of weights need is a record, one after the other o
  * lines of 32 bytes: eight lanes of four integers int8, or two lines for them of two int16, the
    first and third of four, then the second and fourth; see `Layout.lanes`;
  * in short blocks, for weights that are stored with an offset: less the sums of integers times
-   that offset, i32 [8];
+   that offset, i32 [8], first those of every first half where 16 neighbours have a lane;
  * in short blocks, for weights with minimums: ggml's sums of q8_1, f32 [8];
  * in long blocks, for both: sums of integers i16 [16];
  * scales f32, 8 of short blocks and one of a long one.
@@ -78,15 +78,21 @@ class Layout:
         return PART * self.abreast
 
     @property
+    def sides(self) -> int:
+        """Sums of integers in a short block."""
+        return len(self.lanes) // PER_STRETCH
+
+    @property
     def sums(self) -> int:
-        """i32 [8] of short blocks, i16 [16] of a long one, for every row."""
+        """i32 [8] of short blocks, once for each 8 lanes, i16 [16] of a long one, for every row."""
         return self.line_step * STRETCH * (2 if self.words else 1) // PART
 
     @property
     def scaled_sums(self) -> int:
         """f32 [8] of short blocks for every row."""
-        has_sums = bool(self.offset) or (self.long and self.minimums)
-        return self.sums + self.line_step * has_sums
+        if self.long:
+            return self.sums + self.line_step * bool(self.offset or self.minimums)
+        return self.sums + self.line_step * self.sides * bool(self.offset)
 
     @property
     def scales(self) -> int:
@@ -188,11 +194,12 @@ def _write_short(
     lane = record + r * PART + block % PER_STRETCH * _WORD
     for i, part in enumerate(integers):
         _store(layout, code, part, lane, i)
-    scale, total = largest / float(MOST), code.sum(integers[0] + integers[1])
-    if layout.offset:
-        code.store(total * -layout.offset, lane + layout.sums)
+    scale, total = largest / float(MOST), [integers[0] + integers[1]]
+    for i, part in enumerate(total if layout.sides == 1 else integers) if layout.offset else ():
+        less = code.sum(part) * -layout.offset
+        code.store(less, lane + (layout.sums + layout.line_step * i))
     if layout.minimums:
-        scaled = (scale * total.to_float(signed=True)).rounded_to_f16()
+        scaled = (scale * code.sum(total[0]).to_float(signed=True)).rounded_to_f16()
         code.store(scaled, lane + layout.scaled_sums)
     code.store(scale.rounded_to_f16(), lane + layout.scales)
 

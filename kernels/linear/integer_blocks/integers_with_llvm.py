@@ -13,7 +13,8 @@ from typing import NamedTuple
 import torch
 from llvmlite import ir
 
-from kernels.linear.block_parts import IQ4_LEVELS, MXFP4_LEVELS, grid
+from kernels.linear.block_parts import IQ4_LEVELS, MXFP4_LEVELS, SHORT, grid
+from kernels.linear.decode_with_llvm import sizes
 from kernels.linear.integer_blocks.activations_with_llvm import PER_STRETCH
 from kernels.llvm import F32, Code, Value, vector
 from kernels.llvm.values import F16, I8, I16, I32, I64
@@ -31,9 +32,10 @@ class Form(NamedTuple):
     """How a type's bytes stand for integers, and where.
 
     offset: what a byte is more than the integer. most: the largest byte; None where bytes have a
-    sign. minimum: whether the type has minimums. group: elements with a scale of their own in a
-    long block. lanes: which 32 neighbours, or 16 where there are 16 of them, each lane of four
-    bytes holds, vector after vector: kernels.linear.integer_blocks.activations_with_llvm.Layout.
+    sign. minimum: whether the type has minimums. group: elements with a scale of their own where
+    these are fewer than a block's. lanes: which 32 neighbours, or 16 where there are 16 of them,
+    each lane of four bytes holds, vector after vector:
+    kernels.linear.integer_blocks.activations_with_llvm.Layout.
     """
 
     offset: int
@@ -64,6 +66,7 @@ FORMS = {
     "Q8_0": Form(0, None),
     "IQ4_NL": Form(0, None),
     "MXFP4": Form(12, 24),
+    "NVFP4": Form(12, 24, group=16, lanes=_SPLIT),
     "Q2_K": Form(0, 3, minimum=True, group=16, lanes=_CUT),
     "Q3_K": Form(4, 7, group=16, lanes=_CUT),
     "Q4_K": Form(0, 15, minimum=True, group=32, lanes=_PAIRED),
@@ -97,13 +100,20 @@ class LongBlocks(NamedTuple):
 
 
 def short_blocks(
-    code: Code, type: str, blocks: Sequence[Value]
-) -> tuple[Sequence[Value], Value, Value | None]:
-    """The blocks of 32 weights at 8 n addresses: their bytes, PER_STRETCH vectors i8 [32 n], of
-    which vector k holds the elements 4k .. 4k + 3 of each block, scales and minimums f32 [8 n]."""
+    code: Code, type: str, places: Sequence[tuple[Value, Value | int]]
+) -> tuple[Sequence[Value], Value, Sequence[Value], Value | None]:
+    """8 n blocks of 32 weights, each the address of a row's blocks and its place there: their
+    bytes, PER_STRETCH vectors i8 [32 n], of which vector k holds the elements 4k .. 4k + 3 of each
+    block, scales, scales of groups, if any, and minimums f32 [8 n]."""
+    elements, n_bytes = sizes(type)
+    together = elements // SHORT
+    blocks = [row + index // together * n_bytes for row, index in places]
+    if type == "NVFP4":
+        parts = [index % together for _, index in places]
+        return _nvfp4(code, blocks, parts)
     scales = _halves(code, blocks) if type != "MXFP4" else _powers(code, blocks)
     minimums = _halves(code, [block + 2 for block in blocks]) if FORMS[type].minimum else None
-    return _SHORT[type](code, blocks), scales, minimums
+    return _SHORT[type](code, blocks), scales, (), minimums
 
 
 def long_blocks(code: Code, type: str, blocks: Sequence[Value]) -> LongBlocks:
@@ -225,9 +235,26 @@ def _iq4_nl(code: Code, blocks: Sequence[Value]) -> list[Value]:
     return [table(code, IQ4_LEVELS, index) for index in indices]
 
 
-def _mxfp4(code: Code, blocks: Sequence[Value]) -> list[Value]:
+def _fp4(code: Code, addresses: Sequence[Value]) -> list[Value]:
     numbers = [level + FORMS["MXFP4"].offset for level in MXFP4_LEVELS]
-    return [table(code, numbers, i) for i in _nibbles(code, [block + 1 for block in blocks])]
+    return [table(code, numbers, index) for index in _nibbles(code, addresses)]
+
+
+def _nvfp4(
+    code: Code, blocks: Sequence[Value], parts: Sequence[Value | int]
+) -> tuple[Sequence[Value], Value, Sequence[Value], None]:
+    """Of blocks of 64 a half each. A scale, of 16 neighbours, is a byte: four bits of exponent and
+    three others, as f16 has them, but for 127, which is 0."""
+    numbers = _fp4(code, [at + (part * 16 + 4) for at, part in zip(blocks, parts, strict=True)])
+    pairs = [code.load(at + part * 2, I16) for at, part in zip(blocks, parts, strict=True)]
+    scales = []
+    for bits in (0, 8):
+        bytes = (joined(pairs) >> bits) & 255
+        halves = ((bytes & 127) << 7).bits(vector(F16, len(blocks)))
+        nothing = code.constant(vector(F32, len(blocks)), 0.0)
+        scales.append(code.choose(bytes.equal(127), nothing, halves.widen() * 128.0))
+    in_order = [numbers[i] for i in (0, 1, 4, 5, 2, 3, 6, 7)]
+    return in_order, code.constant(scales[0].type, 1.0), scales, None
 
 
 _SHORT: dict[str, Callable[[Code, Sequence[Value]], list[Value]]] = {
@@ -237,7 +264,7 @@ _SHORT: dict[str, Callable[[Code, Sequence[Value]], list[Value]]] = {
     "Q5_1": lambda code, blocks: _five_bits(code, blocks, 4),
     "Q8_0": _q8_0,
     "IQ4_NL": _iq4_nl,
-    "MXFP4": _mxfp4,
+    "MXFP4": lambda code, blocks: _fp4(code, [block + 1 for block in blocks]),
 }
 
 

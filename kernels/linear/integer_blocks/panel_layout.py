@@ -38,7 +38,8 @@ class Panel:
     third of four as 16 bits, and in the word PER_STRETCH after it the others, in lines of
     PER_STRETCH lanes (kernels.linear.integer_blocks.activations_with_llvm.Layout); in long blocks
     scales of groups, each as a pair of 16 bits or, with vnni, as 32 bits, and minimums of groups
-    in such pairs; scales and minimums f32, one of a long block, PER_STRETCH of short ones.
+    in such pairs; in short ones, where a block has two groups, their scales f32; scales and
+    minimums f32, one of a long block, PER_STRETCH of short ones.
     A record of a row of x has integers; scales f32; and what minimums are multiplied with, sums of
     16 bits, or f32 in short blocks.
 
@@ -84,6 +85,11 @@ class Panel:
         return self.row_line * self.row_words
 
     @property
+    def sides(self) -> int:
+        """Groups in a short block."""
+        return self.groups // PER_STRETCH
+
+    @property
     def words(self) -> bool:
         return not self.vnni and not self.together
 
@@ -125,7 +131,8 @@ class Panel:
 
     @property
     def group_minimums(self) -> int:
-        return self.group_scales + (self.groups if self.long and not self.words else 0)
+        has_scales = not self.words if self.long else self.sides > 1
+        return self.group_scales + (self.groups if has_scales else 0)
 
     @property
     def scales(self) -> int:
