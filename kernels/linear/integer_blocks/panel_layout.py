@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from kernels.linear.block_parts import MOST, is_long
-from kernels.linear.integer_blocks.activations_with_llvm import PER_STRETCH, STRETCH
-from kernels.linear.integer_blocks.integers_with_llvm import FORMS
+from kernels.linear.integer_blocks.activations_with_llvm import FORMS, PER_STRETCH, STRETCH
 from kernels.llvm import Value
 
 Length = TypeVar("Length", int, Value)

@@ -10,12 +10,13 @@ import torch
 from kernels.linear.block_parts import SHORT
 from kernels.linear.decode_with_llvm import sizes
 from kernels.linear.integer_blocks.activations_with_llvm import (
+    FORMS,
     PER_STRETCH,
     STRETCH,
     Layout,
     quantise,
 )
-from kernels.linear.integer_blocks.integers_with_llvm import FORMS, fours, long_blocks, short_blocks
+from kernels.linear.integer_blocks.integers_with_llvm import fours, long_blocks, short_blocks
 from kernels.linear.integer_blocks.panel_layout import BYTE_ZERO, HALVES, WORD, Panel
 from kernels.llvm import Code, Value, kernel, transposed, vector
 from kernels.llvm.values import I16, I32

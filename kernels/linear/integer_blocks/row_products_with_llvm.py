@@ -12,15 +12,13 @@ from collections.abc import Sequence
 from llvmlite import ir
 
 from kernels.linear.block_parts import MOST, is_long
-from kernels.linear.integer_blocks.activations_with_llvm import PER_STRETCH, Layout
+from kernels.linear.integer_blocks.activations_with_llvm import FORMS, PER_STRETCH, Form, Layout
 from kernels.linear.integer_blocks.integers_with_llvm import (
     BYTES,
     F32X8,
-    FORMS,
     I8X32,
     I16X16,
     I32X8,
-    Form,
     LongBlocks,
 )
 from kernels.llvm import F32, Code, Value, vector

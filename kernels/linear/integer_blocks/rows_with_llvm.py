@@ -184,7 +184,7 @@ def _short_terms(
     for side in range(sides):
         some = integers[n * side : n * (side + 1)]
         dots = dot_products(code, type, vnni, some, rows, first=n * side)
-        whole = added(dots, factors[side : side + 1] * rows.count, whole)
+        whole = added(dots, [*factors[side : side + 1]] * rows.count, whole)
     products = [
         exact * (scales * row_scale)
         for exact, row_scale in zip(whole, rows.short_scales(), strict=True)

@@ -11,7 +11,7 @@ from kernels.linear import integer_blocks
 from kernels.linear.block_parts import is_long
 from kernels.linear.integer_blocks import TYPES, panel_products_with_llvm
 from kernels.linear.integer_blocks import with_llvm as panels_with_llvm
-from kernels.linear.integer_blocks.integers_with_llvm import FORMS
+from kernels.linear.integer_blocks.activations_with_llvm import FORMS
 from kernels.linear.integer_blocks.panel_layout import panel
 from kernels.linear.integer_blocks.with_llvm import CACHED, multiply_panels
 from kernels.llvm import program
