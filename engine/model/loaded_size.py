@@ -24,10 +24,9 @@ _CPU_BLOCKS = (
     *(*_GPU_BLOCKS, "IQ3_S", "IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_S", "IQ1_M"),
     *("TQ2_0", "TQ1_0", "NVFP4"),
 )
-_BY_DEVICE: dict[tuple[str, str], Sequence[str]] = {
-    **{("cpu", mode): _BLOCKS for mode in MODES},
-    **{("cpu", "f32"): (), ("cpu", "q8"): _CPU_BLOCKS},
-    **{("cuda", "q8"): _GPU_BLOCKS, ("cuda", "blocks"): _BLOCKS},
+_IN_BLOCKS: dict[tuple[str, str], Sequence[str]] = {
+    **{("cpu", mode): _BLOCKS for mode in MODES if mode != "f32"},
+    **{("cuda", "blocks"): _BLOCKS, ("cuda", "q8"): _GPU_BLOCKS, ("cpu", "q8"): _CPU_BLOCKS},
 }
 # what engine.model keeps as f32 in every mode, by parts of names
 _KEPT = (
@@ -148,7 +147,7 @@ def _stays(tensors: Mapping[str, TensorInfo], tensor: TensorInfo, where: tuple[s
     if tensor.type.name in _HALVES and len(tensor.shape) == 2:
         is_whole = device == "cpu" and tensor.shape[1] % _GROUP == 0
         return is_whole and mode in ("f32", "blocks", "q8")
-    return tensor.type.name in _BY_DEVICE.get(where, ())
+    return tensor.type.name in _IN_BLOCKS.get(where, ())
 
 
 def _packed(tensor: TensorInfo, mode: str, stays: bool, is_narrow: bool) -> int:

@@ -157,17 +157,20 @@ def _nibbles(code: Code, addresses: Sequence[Value]) -> list[Value]:
 def _five_bits(code: Code, blocks: Sequence[Value], start: int) -> list[Value]:
     """The fifth bits of the elements in 32 bits from `start` on, then the others."""
     words = _loaded(code, blocks, start, I32)
+    nibbles = _nibbles(code, [block + (start + 4) for block in blocks])
+    zero, sixteen = (code.constant(nibbles[0].type, n) for n in (0, 16))
+    missing = [_missing(code, words, k) for k in range(len(nibbles))]
+    both = zip(nibbles, missing, strict=True)
+    return [four | code.choose(nothing, zero, sixteen) for four, nothing in both]
+
+
+def _missing(code: Code, words: Value, k: int) -> Value:
+    """Of bits 4k .. 4k + 3 of each i32 whether they are 0."""
     count = 4 * words.type.count
-    fifth = words.bits(vector(I8, count))
-    zero, sixteen = code.constant(fifth.type, 0), code.constant(fifth.type, 16)
-    found = []
-    for k, four in enumerate(_nibbles(code, [block + (start + 4) for block in blocks])):
-        # the byte that has the bits, four times
-        byte = fifth.take([j + k // 2 for j in range(0, count, 4) for _ in range(4)])
-        bits = [1 << (4 * (k % 2) + i) for i in range(4)] * (count // 4)
-        missing = (byte & code.constants(fifth.type, bits)).equal(zero)
-        found.append(four | code.choose(missing, zero, sixteen))
-    return found
+    # the byte that has the bits, four times
+    byte = words.bits(vector(I8, count)).take([j // 4 * 4 + k // 2 for j in range(count)])
+    bits = [1 << (4 * (k % 2) + i) for i in range(4)] * (count // 4)
+    return (byte & code.constants(byte.type, bits)).equal(0)
 
 
 def _q8_0(code: Code, blocks: Sequence[Value]) -> list[Value]:
@@ -361,16 +364,10 @@ def _from_grid(code: Code, type: str, indices: Sequence[Value]) -> list[Value]:
 
 def _signed(code: Code, type: str, indices: Sequence[Value], signs: Value) -> list[Value]:
     """_from_grid with a minus where there is a bit in signs i32 [8 n], of 32 neighbours each."""
-    integers, twice = [], 2 * FORMS[type].offset
-    for k, four in enumerate(_from_grid(code, type, indices)):
-        count = four.type.count
-        byte = signs.bits(four.type).take(
-            [j + k // 2 for j in range(0, count, 4) for _ in range(4)]
-        )
-        bits = [1 << (4 * (k % 2) + i) for i in range(4)] * (count // 4)
-        stays = (byte & code.constants(four.type, bits)).equal(0)
-        integers.append(code.choose(stays, four, code.constant(four.type, twice) - four))
-    return integers
+    fours, twice = _from_grid(code, type, indices), 2 * FORMS[type].offset
+    negative = [code.constant(four.type, twice) - four for four in fours]
+    both = enumerate(zip(fours, negative, strict=True))
+    return [code.choose(_missing(code, signs, k), *values) for k, values in both]
 
 
 At = Callable[[int, ir.Type], Value]

@@ -85,8 +85,8 @@ class Panel:
 
     @property
     def sides(self) -> int:
-        """Groups in a short block."""
-        return self.groups // PER_STRETCH
+        """Eights of lanes; of a short block as many groups."""
+        return len(self.lanes) // PER_STRETCH
 
     @property
     def words(self) -> bool:
@@ -109,16 +109,14 @@ class Panel:
     @property
     def group_order(self) -> list[int]:
         """Groups as their first lanes come."""
-        n_sides = len(self.lanes) // PER_STRETCH
-        per_side = self.groups // n_sides
+        per_side = self.groups // self.sides
         starts = range(0, len(self.lanes), PER_STRETCH)
         first = [lane for start in starts for lane in self.lanes[start : start + per_side]]
         return [lane * self.groups // len(self.lanes) for lane in first]
 
     def words_of_group(self, place: Length) -> list[Length]:
         """The words of integers of the group at a place of group_order."""
-        n_sides = len(self.lanes) // PER_STRETCH
-        per_side, side_words = self.groups // n_sides, self.integers // n_sides
+        per_side, side_words = self.groups // self.sides, self.integers // self.sides
         first = place % per_side + place // per_side * side_words
         lines = range(0, side_words, PER_STRETCH)
         lanes = range(0, PER_STRETCH, per_side)
