@@ -355,6 +355,18 @@ def is_long(type: str) -> bool:
     return GGML_QUANT_SIZES[GGMLQuantizationType[type]][0] == LONG
 
 
+@functools.cache
+def check_rows(types: Sequence[str], type: str, n_in: int, n_bytes: int) -> None:
+    """Raise ValueError for a GGML type that is not one of these, and where its weights do not take
+    this many bytes in a row of n_in."""
+    if type not in types:
+        raise ValueError(f"no product with blocks of {type}, only with {', '.join(types)}")
+    elements, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[type]]
+    n_blocks, rest = divmod(n_in, elements)
+    if rest or n_bytes != n_blocks * block_bytes:
+        raise ValueError(f"{n_bytes} bytes are no row of {n_in} {type} weights")
+
+
 def quantise(x: Tensor, *, long: bool) -> IntegerRows:
     """x f32 [n, in], in whole blocks."""
     blocks = x.unflatten(-1, (-1, LONG if long else SHORT))

@@ -6,8 +6,6 @@ the type of the weight; products are sums of integers, exact, whose scales come 
 
 from __future__ import annotations
 
-import functools
-
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from torch import Tensor
@@ -21,6 +19,7 @@ from kernels.linear.block_parts import (
     STEPS,
     IntegerBlockParts,
     IntegerRows,
+    check_rows,
     is_long,
     quantise,
     split,
@@ -46,20 +45,10 @@ def integer_linear(x: Tensor, blocks: Tensor, type: str, *, invariant: bool = Fa
 
     Raises ValueError for a type that is not one of TYPES and for rows of another length.
     """
-    _check(type, x.shape[-1], blocks.shape[1])
+    check_rows(TYPES, type, x.shape[-1], blocks.shape[1])
     if x.is_cuda and invariant:
         return _run(x, blocks, type, invariant=True)
     return _run(x, blocks, type)
-
-
-@functools.cache
-def _check(type: str, n_in: int, n_bytes: int) -> None:
-    if type not in TYPES:
-        raise ValueError(f"no integer product with blocks of {type}, only with {', '.join(TYPES)}")
-    elements, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[type]]
-    n_blocks, rest = divmod(n_in, elements)
-    if rest or n_bytes != n_blocks * block_bytes:
-        raise ValueError(f"{n_bytes} bytes are no row of {n_in} {type} weights")
 
 
 def integer_linear_naive(
