@@ -11,6 +11,7 @@ from engine.draft.registry import DRAFTERS
 from engine.memory.options import CacheOptions
 from engine.memory.policies import POLICIES, PolicySpec, memory_sizes
 from engine.options import RunOptions
+from engine.options.llama_cpp import CACHE_TYPES
 from engine.plain_text import size_text
 
 if TYPE_CHECKING:
@@ -19,11 +20,6 @@ if TYPE_CHECKING:
 
 LONGEST_CONTEXT = 4096
 """Cells that RunOptions.n_ctx = 0 gives at most."""
-CACHE_TYPES = {
-    "f32": (1, 4), "f16": (1, 2), "bf16": (1, 2), "q8_0": (32, 34), "q4_0": (32, 18),
-    "q4_1": (32, 20), "iq4_nl": (32, 18), "q5_0": (32, 22), "q5_1": (32, 24),
-}  # fmt: skip
-"""Types of llama-server's cells: numbers of a block, and its bytes."""
 PROMPT_CACHE = 8192 << 20
 """Bytes of host memory that llama-server's --cache-ram allows where it is not given."""
 _MTP_IN_TRUNK = ("bailingmoe3",)
@@ -166,7 +162,10 @@ def _whole(n: int) -> int:
 
 def _cell_bytes(cell: tuple[int, int], types: tuple[str, str]) -> int:
     """Of one token's keys and values, given as numbers of each."""
-    sizes = ((n, *CACHE_TYPES[name]) for n, name in zip(cell, types, strict=True))
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    kinds = [GGMLQuantizationType(CACHE_TYPES[name]) for name in types]
+    sizes = ((n, *GGML_QUANT_SIZES[kind]) for n, kind in zip(cell, kinds, strict=True))
     return sum(-(-n // block) * n_bytes for n, block, n_bytes in sizes)
 
 

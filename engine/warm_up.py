@@ -135,11 +135,13 @@ def open_models(
         for other in others:
             check_draft(file, tokenizer, other, cancelled, by_mtp=drafts_by_mtp)
         mtp = next((one for one in others if is_mtp_file(one)), None)
-        chat, info = ChatTemplate.from_gguf(file), describe(file, has_mtp_file=bool(mtp))
+        chat = ChatTemplate.from_gguf(file)
+        info = describe(file, there.type, has_mtp_file=bool(mtp))
         if there.type == "cuda":
             types = {tensor.type.name for tensor in file.tensors.values()}
             mode = resolve_compute(compute, info.n_params, there, types)
-            figures, runs = dict(map(describe_draft, others)), options or RunOptions()
+            figures = dict(describe_draft(other, there.type) for other in others)
+            runs = options or RunOptions()
             check_room(estimate(info, figures, runs, runs.parallel or 1, mode).sizes, there)
         report = report_part(progress, 0, total) if others else progress
         load = partial(

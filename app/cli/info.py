@@ -34,7 +34,7 @@ from engine.model.drafters.config import (
 from engine.model.families import FAMILIES
 from engine.model.families.common import is_mtp_file
 from engine.model.info import LayerInfo, ModelInfo, describe
-from engine.model.loaded_size import is_expanded
+from engine.model.loaded_size import note_on_type
 from engine.model.tensors import DRAFT_MTP
 from engine.options import COMPUTE_MODES, RunOptions, SpecOptions
 from engine.plain_text import size_text
@@ -278,7 +278,7 @@ def _model_lines(info: ModelInfo) -> list[str]:
         "",
         "quantisation",
         *(
-            f"  {name:<8} {size_text(n):>12}" + "  f32 in mode q8" * is_expanded(name)
+            f"  {name:<8} {size_text(n):>12}  {note_on_type(name)}".rstrip()
             for name, n in info.quant_mix.items()
         ),
         "",

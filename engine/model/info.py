@@ -37,7 +37,7 @@ class ModelInfo:
     """A model as described by its file; every size is in bytes.
 
     weight_bytes: tensor data in the file. quant_mix: those bytes by type, the largest first.
-    loaded_bytes: the weights in memory by compute mode, on a processor that has products in it.
+    loaded_bytes: the weights in memory by compute mode, on a device that has products in it.
     state_bytes: one snapshot of one sequence (recurrent states and convolution windows).
     log_bytes_per_token: what replaying one token needs instead of a snapshot (k, u, g, window).
     llama_cpp: what llama.cpp does to undo tokens, and else. tokenizer: in one line.
@@ -90,11 +90,12 @@ class ModelInfo:
         return asdict(self)
 
 
-def describe(file: GgufFile, *, has_mtp_file: bool = False) -> ModelInfo:
+def describe(file: GgufFile, device: str = "cpu", *, has_mtp_file: bool = False) -> ModelInfo:
     """Describe the model in `file` from its metadata and tensor directory alone.
 
-    has_mtp_file: whether an MTP block of another file is used instead of its own, which then takes
-    no memory. Raises UnsupportedModelError or ModelFileError where loading would.
+    device: "cpu" or "cuda", where it is loaded. has_mtp_file: whether an MTP block of another file
+    is used instead of its own, which then takes no memory. Raises UnsupportedModelError or
+    ModelFileError where loading would.
     """
     config = read_config(file)
     check_tensors(file, config)
@@ -133,7 +134,7 @@ def describe(file: GgufFile, *, has_mtp_file: bool = False) -> ModelInfo:
             if by_block[index]
         ),
         quant_mix=bytes_by_type(file.tensors.values()),
-        loaded_bytes=loaded_bytes(loaded),
+        loaded_bytes=loaded_bytes(loaded, device),
         rollback=_rollback(recurrent, state, log),
         llama_cpp="; ".join(
             [llama_cpp_rollback(family.peer_planes, state), *_llama_cpp_notes(config, n_mtp)]
@@ -150,7 +151,7 @@ def describe(file: GgufFile, *, has_mtp_file: bool = False) -> ModelInfo:
             for part in compressed
             if part.ratio
         ),
-        draft_head_bytes=draft_head_bytes(loaded) if config.mtp else 0,
+        draft_head_bytes=draft_head_bytes(loaded, device) if config.mtp else 0,
         has_llama_cpp_planes=bool(family.peer_planes),
         tokenizer=tokenizer_line(file),
     )

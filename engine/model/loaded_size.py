@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from engine.gguf.file import TensorInfo
 from engine.model.parts.recurrent import TABLE
@@ -19,10 +19,15 @@ _F32, _HALVES, _GROUP = 4, ("F16", "BF16"), 32
 # types of which products with blocks exist (kernels.linear.block_linear, which would load torch)
 _BLOCKS = ("Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K")
 # and products of integers (kernels.linear.integer_blocks)
-_INTEGER_BLOCKS = (
-    *(*_BLOCKS, "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "MXFP4", "Q2_K", "Q3_K", "IQ4_XS", "IQ3_S"),
-    *("IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_S", "IQ1_M", "TQ2_0", "TQ1_0"),
+_GPU_BLOCKS = (*_BLOCKS, "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "MXFP4", "Q2_K", "Q3_K", "IQ4_XS")
+_CPU_BLOCKS = (
+    *(*_GPU_BLOCKS, "IQ3_S", "IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_S", "IQ1_M"),
+    *("TQ2_0", "TQ1_0", "NVFP4"),
 )
+_IN_BLOCKS: dict[tuple[str, str], Sequence[str]] = {
+    **{("cpu", mode): _BLOCKS for mode in MODES if mode != "f32"},
+    **{("cuda", "blocks"): _BLOCKS, ("cuda", "q8"): _GPU_BLOCKS, ("cpu", "q8"): _CPU_BLOCKS},
+}
 # what engine.model keeps as f32 in every mode, by parts of names
 _KEPT = (
     "ssm_conv1d",
@@ -47,8 +52,10 @@ _IDS = "ffn_gate_tid2eid.weight"
 _EMBEDDINGS = ("token_embd.weight", "nextn.embed_tokens.weight")
 
 
-def loaded_bytes(tensors: Mapping[str, TensorInfo], *, shares_head: bool = False) -> dict[str, int]:
-    """Bytes by compute mode for a whole model on a processor.
+def loaded_bytes(
+    tensors: Mapping[str, TensorInfo], device: str, *, shares_head: bool = False
+) -> dict[str, int]:
+    """Bytes by compute mode for a whole model on a device, "cpu" or "cuda".
 
     shares_head: without a head of its own it uses another model's, which is not counted.
 
@@ -57,21 +64,23 @@ def loaded_bytes(tensors: Mapping[str, TensorInfo], *, shares_head: bool = False
     sixteens long or wide.
     """
     has_head = shares_head or "output.weight" in tensors
-    return {mode: _bytes_in(tensors, mode, has_head) for mode in MODES}
+    return {mode: _bytes_in(tensors, (device, mode), has_head) for mode in MODES}
 
 
-def is_expanded(type: str) -> bool:
-    """Whether matrices of a GGML type are expanded to f32 for mode q8."""
-    return type not in (*_INTEGER_BLOCKS, *_HALVES, "F32", "I32")
+def note_on_type(type: str) -> str:
+    """What becomes of matrices of a GGML type in mode q8 where they do not stay as they are."""
+    if type in (*_GPU_BLOCKS, *_HALVES, "F32", "I32"):
+        return ""
+    return "bf16 on a GPU in mode q8" if type in _CPU_BLOCKS else "f32 in mode q8"
 
 
-def draft_head_bytes(tensors: Mapping[str, TensorInfo]) -> int:
+def draft_head_bytes(tensors: Mapping[str, TensorInfo], device: str) -> int:
     """Of the copy of the output head in two bits that draft-mtp makes in mode q8, 0 where it makes
     none (engine.model.mtp.DraftHead)."""
     heads = [name for name in tensors if name.endswith("nextn.shared_head_head.weight")]
     names = [*heads, "output.weight", "token_embd.weight"]
     head = next((tensors[name] for name in names if name in tensors), None)
-    if head is None or head.type.name in _HALVES or not _stays(tensors, head, "q8"):
+    if head is None or head.type.name in _HALVES or not _stays(tensors, head, (device, "q8")):
         return 0
     if len(head.shape) != 2:
         return 0
@@ -81,34 +90,41 @@ def draft_head_bytes(tensors: Mapping[str, TensorInfo]) -> int:
     return copy if is_made and head.n_bytes >= LEAST_GAIN * copy else 0
 
 
-def _bytes_in(tensors: Mapping[str, TensorInfo], mode: str, has_head: bool) -> int:
+def _bytes_in(tensors: Mapping[str, TensorInfo], where: tuple[str, str], has_head: bool) -> int:
+    device, mode = where
+    is_narrow = mode == "bf16" or (device != "cpu" and mode in ("q8", "blocks"))
     # the experts of a layer stay in their blocks together, or not at all
     experts = {name: t for name, t in tensors.items() if "_exps.weight" in name}
-    expanded = {_block(name) for name, t in experts.items() if not _stays(tensors, t, mode)}
+    expanded = {_block(name) for name, t in experts.items() if not _stays(tensors, t, where)}
     total = 0
     for name, tensor in tensors.items():
-        if name == TABLE or name.endswith((".scale", ".input_scale")):  # in the file; in the matrix
+        if name == TABLE:  # it stays in the file
+            total += tensor.n_bytes if device != "cpu" else 0
+            continue
+        if name.endswith((".scale", ".input_scale")):  # in the matrix
             continue
         if name.endswith(_IDS):
             total += 8 * tensor.n_elements
             continue
-        stays = _stays(tensors, tensor, mode) and not (name in experts and _block(name) in expanded)
+        stays = _stays(tensors, tensor, where) and not (
+            name in experts and _block(name) in expanded
+        )
         if name.endswith(_EMBEDDINGS):
-            stays = _stays(tensors, tensor, mode if mode in ("f32", "q8") else "blocks")
+            stays = _stays(tensors, tensor, (device, mode if mode in ("f32", "q8") else "blocks"))
             total += tensor.n_bytes if stays else tensor.n_elements * _F32
         elif len(tensor.shape) > 1 and not any(part in name for part in _KEPT):
-            steps = _steps(tensors, name) if mode != "f32" else 0
+            steps = _steps(tensors, name) if mode not in ("f32", "blocks") else 0
             rows = tensor.n_elements // tensor.shape[-1]
-            total += _packed(tensor, mode, stays) * (rows - steps) // rows
+            total += _packed(tensor, mode, stays, is_narrow) * (rows - steps) // rows
             total += steps * tensor.shape[-1] * _F32
         else:
             total += tensor.n_elements * _F32
     if not has_head:
         table = tensors["token_embd.weight"]
         # unpacked, the head is the embedding itself
-        is_packed = mode == "bf16" and not _stays(tensors, table, mode)
-        if mode.startswith("int8") or (is_packed and not _stays(tensors, table, "f32")):
-            total += _packed(table, mode, False)
+        is_packed = is_narrow and not _stays(tensors, table, where)
+        if mode.startswith("int8") or (is_packed and not _stays(tensors, table, (device, "f32"))):
+            total += _packed(table, mode, False, is_narrow)
     return total
 
 
@@ -124,18 +140,19 @@ def _block(name: str) -> str:
     return name.split(".ffn_")[0]
 
 
-def _stays(tensors: Mapping[str, TensorInfo], tensor: TensorInfo, mode: str) -> bool:
+def _stays(tensors: Mapping[str, TensorInfo], tensor: TensorInfo, where: tuple[str, str]) -> bool:
+    device, mode = where
     if tensor.name.removesuffix(".weight") + ".scale" in tensors:
         return False
     if tensor.type.name in _HALVES and len(tensor.shape) == 2:
-        return mode in ("f32", "blocks", "q8") and tensor.shape[1] % _GROUP == 0
-    types: dict[str, tuple[str, ...]] = {"f32": (), "q8": _INTEGER_BLOCKS}
-    return tensor.type.name in types.get(mode, _BLOCKS)
+        is_whole = device == "cpu" and tensor.shape[1] % _GROUP == 0
+        return is_whole and mode in ("f32", "blocks", "q8")
+    return tensor.type.name in _IN_BLOCKS.get(where, ())
 
 
-def _packed(tensor: TensorInfo, mode: str, stays: bool) -> int:
+def _packed(tensor: TensorInfo, mode: str, stays: bool, is_narrow: bool) -> int:
     if mode.startswith("int8"):
         return tensor.n_elements + _F32 * (tensor.n_elements // tensor.shape[-1])  # and scales
     if stays:
         return tensor.n_bytes
-    return tensor.n_elements * (2 if mode == "bf16" else _F32)
+    return tensor.n_elements * (2 if is_narrow else _F32)

@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 from torch import Tensor
@@ -61,13 +62,14 @@ class IntegerBlockParts(NamedTuple):
 
 
 def split(blocks: Tensor, type: str) -> IntegerBlockParts:
-    """The parts of blocks uint8 [..., bytes of a block] of a GGML type: all integers as int64, with
-    a zero of 0."""
-    splitter = SPLITTERS.get(type) or PROCESSOR_SPLITTERS[type]
+    """The parts of the blocks uint8 [..., n, bytes of a block] of a GGML type, those of 64 numbers
+    as two of 32: all integers as int64, with a zero of 0."""
+    splitter = SPLITTERS.get(type) or functools.partial(_of_numbers, type=type)
     parts = splitter(blocks.clone(memory_format=torch.contiguous_format).flatten(0, -2))
     parts = parts._replace(integers=parts.integers.long() - parts.zero)
+    around = (*blocks.shape[:-2], -1)
     tensors: dict[str, Any] = {
-        name: (part if part.is_floating_point() else part.long()).unflatten(0, blocks.shape[:-1])
+        name: (part if part.is_floating_point() else part.long()).unflatten(0, around)
         for name, part in parts._asdict().items()
         if isinstance(part, Tensor)
     }
@@ -238,115 +240,6 @@ def grid(type: str) -> Tensor:
     return 8 * numbers if type.startswith("IQ1") else numbers
 
 
-def _chosen(type: str, index: Tensor, negative: Tensor) -> Tensor:
-    """Integers [n, 256]: of the grid, with a minus where a bit is 1."""
-    found = grid(type)[index].flatten(1)
-    return torch.where(negative > 0, -found, found)
-
-
-def _whole(words: Tensor, shifts: Sequence[int]) -> Tensor:
-    """Integers [n, m] moved down: [n, len(shifts) m], those of a word together."""
-    return (words.unsqueeze(-1) >> torch.tensor(shifts)).flatten(1)
-
-
-def _unsigned(blocks: Tensor, start: int, stop: int, dtype: torch.dtype) -> Tensor:
-    """Whole numbers of int16 or int32 in bytes start to stop, without a sign: int64 [n, m]."""
-    words = blocks[:, start:stop].clone(memory_format=torch.contiguous_format).view(dtype)
-    return words.long() & (2 ** (8 * dtype.itemsize) - 1)
-
-
-_SEVENS = 0, 7, 14, 21
-
-
-def _with_eighth(seven: Tensor) -> Tensor:
-    """Signs of eight numbers, of which seven are stored: the minuses are even in number. As bits
-    [n, 8 m]."""
-    signs = _bits(seven.byte(), 1).unflatten(1, (-1, 8))
-    signs[..., 7] = signs.sum(-1) % 2
-    return signs.flatten(1)
-
-
-def _odd(scales: Tensor) -> Tensor:
-    return 2 * scales + 1
-
-
-def _iq3_s(blocks: Tensor) -> IntegerBlockParts:
-    index = blocks[:, 2:66] | (_bits(blocks[:, 66:74], 1) << 8)
-    integers = _chosen("IQ3_S", index, _bits(blocks[:, 74:106], 1))
-    return IntegerBlockParts(integers, _half(blocks, 0), _odd(_bits(blocks[:, 106:], 4)))
-
-
-def _iq3_xxs(blocks: Tensor) -> IntegerBlockParts:
-    words = _unsigned(blocks, 66, 98, torch.int32)
-    signs = _with_eighth(_whole(words, _SEVENS) & 127)
-    integers = _chosen("IQ3_XXS", blocks[:, 2:66].long(), signs)
-    return IntegerBlockParts(integers, _half(blocks, 0) / 4, _odd(words >> 28))
-
-
-def _iq2_s(blocks: Tensor) -> IntegerBlockParts:
-    index = blocks[:, 2:34] | (_bits(blocks[:, 66:74], 2) << 8)
-    integers = _chosen("IQ2_S", index, _bits(blocks[:, 34:66], 1))
-    return IntegerBlockParts(integers, _half(blocks, 0) / 8, _odd(_bits(blocks[:, 74:], 4)))
-
-
-def _iq2_xs(blocks: Tensor) -> IntegerBlockParts:
-    both = _unsigned(blocks, 2, 66, torch.int16)
-    integers = _chosen("IQ2_XS", both & 511, _with_eighth(both >> 9))
-    return IntegerBlockParts(integers, _half(blocks, 0) / 8, _odd(_bits(blocks[:, 66:], 4)))
-
-
-def _iq2_xxs(blocks: Tensor) -> IntegerBlockParts:
-    words = _unsigned(blocks, 2, 66, torch.int32)
-    index, others = _whole(words[:, ::2], (0, 8, 16, 24)) & 255, words[:, 1::2]
-    integers = _chosen("IQ2_XXS", index, _with_eighth(_whole(others, _SEVENS) & 127))
-    return IntegerBlockParts(integers, _half(blocks, 0) / 8, _odd(others >> 28))
-
-
-def _iq1(type: str, index: Tensor, less: Tensor) -> Tensor:
-    """Integers [n, 256]: of the grid, one less where `less` [n, m], of equal parts, and else one
-    more."""
-    found = grid(type)[index].flatten(1)
-    return found + (1 - 2 * less).repeat_interleave(found.shape[1] // less.shape[1], 1)
-
-
-def _iq1_s(blocks: Tensor) -> IntegerBlockParts:
-    words = _unsigned(blocks, 34, 50, torch.int16)
-    index = blocks[:, 2:34] | ((_whole(words, (0, 3, 6, 9)) & 7) << 8)
-    integers = _iq1("IQ1_S", index, words >> 15)
-    return IntegerBlockParts(integers, _half(blocks, 0) / 8, _odd((words >> 12) & 7))
-
-
-def _iq1_m(blocks: Tensor) -> IntegerBlockParts:
-    """The bits of the scale are the upper four of each of four words."""
-    more, words = _bits(blocks[:, 32:48], 4), _unsigned(blocks, 48, 56, torch.int16)
-    places = torch.tensor((0, 4, 8, 12))
-    scale = ((words >> 12) << places).sum(1, keepdim=True).to(torch.int16).view(torch.float16)
-    integers = _iq1("IQ1_M", blocks[:, :32] | ((more & 7) << 8), more >> 3)
-    scales = _odd(_whole(words, (0, 3, 6, 9)) & 7)
-    return IntegerBlockParts(integers, scale.float().squeeze(1) / 8, scales)
-
-
-def _thirds(blocks: Tensor, integers: Tensor, start: int) -> IntegerBlockParts:
-    """Of integers 0, 1 and 2, without scales of parts."""
-    scales = torch.ones(len(blocks), LONG // SHORT, dtype=torch.int8)
-    return IntegerBlockParts(integers, _half(blocks, start), scales, zero=1)
-
-
-def _tq2_0(blocks: Tensor) -> IntegerBlockParts:
-    return _thirds(blocks, _bits(blocks[:, :64], 2, 32), 64)
-
-
-def _tq1_0(blocks: Tensor) -> IntegerBlockParts:
-    """Five digits in a byte, the first of all the bytes of a run first: the byte over 256 begins
-    with them after the point, to the base of 3."""
-    found = []
-    for start, stop, n_digits in ((0, 32, 5), (32, 48, 5), (48, 52, 4)):
-        powers = 3 ** torch.arange(n_digits)
-        rest = (blocks[:, start:stop].unsqueeze(1) * powers.unsqueeze(1)) & 255
-        found.append((rest * 3 >> 8).flatten(1))
-    return _thirds(blocks, torch.cat(found, 1), 52)
-
-
 SPLITTERS: dict[str, Callable[[Tensor], IntegerBlockParts]] = {
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
@@ -362,18 +255,33 @@ SPLITTERS: dict[str, Callable[[Tensor], IntegerBlockParts]] = {
     "Q6_K": _q6_k,
     "IQ4_XS": _iq4_xs,
 }
-PROCESSOR_SPLITTERS: dict[str, Callable[[Tensor], IntegerBlockParts]] = {
-    "IQ3_S": _iq3_s,
-    "IQ3_XXS": _iq3_xxs,
-    "IQ2_S": _iq2_s,
-    "IQ2_XS": _iq2_xs,
-    "IQ2_XXS": _iq2_xxs,
-    "IQ1_S": _iq1_s,
-    "IQ1_M": _iq1_m,
-    "TQ2_0": _tq2_0,
-    "TQ1_0": _tq1_0,
+STEPS = {
+    **{"IQ3_S": 1, "IQ3_XXS": 4, "IQ2_S": 8, "IQ2_XS": 8, "IQ2_XXS": 8, "IQ1_S": 8, "IQ1_M": 8},
+    **{"TQ2_0": 1, "TQ1_0": 1, "NVFP4": 1024},
 }
-"""Of types whose products only a processor forms."""
+"""Types whose products only a processor forms, and what part of a block's scale their integers
+count."""
+_SCALES_AT = {"TQ2_0": 64, "TQ1_0": 52}
+
+
+def _of_numbers(blocks: Tensor, type: str) -> IntegerBlockParts:
+    """The integers times the scales of groups are gguf-py's numbers of blocks with a scale of 1."""
+    raw = blocks.numpy().copy()
+    if type == "NVFP4":  # it has scales of groups alone
+        scale = torch.ones(2 * len(raw))
+    elif type == "IQ1_M":  # the upper four bits of each of four words
+        words, places = raw[:, 48:].view("<u2"), np.arange(0, 16, 4)
+        halves = ((words >> 12).astype("<u2") << places).sum(1, dtype="<u2", keepdims=True)
+        scale = torch.from_numpy(halves.view("<f2").astype(np.float32)).squeeze(1)
+        words &= 0xFFF
+        words |= ((0x3C00 >> places & 15) << 12).astype("<u2")
+    else:
+        at = _SCALES_AT.get(type, 0)
+        scale = _half(blocks, at)
+        raw[:, at : at + 2].view("<f2")[:] = 1
+    step = STEPS[type]
+    numbers = torch.from_numpy(quants.dequantize(raw, GGMLQuantizationType[type]))
+    return IntegerBlockParts((numbers * step).long().view(len(scale), -1), scale / step)
 
 
 SHORT, LONG = 32, 256
@@ -445,6 +353,18 @@ class Residual:
 def is_long(type: str) -> bool:
     """Whether weights of this GGML type meet rows in long blocks."""
     return GGML_QUANT_SIZES[GGMLQuantizationType[type]][0] == LONG
+
+
+@functools.cache
+def check_rows(types: Sequence[str], type: str, n_in: int, n_bytes: int) -> None:
+    """Raise ValueError for a GGML type that is not one of these, and where its weights do not take
+    this many bytes in a row of n_in."""
+    if type not in types:
+        raise ValueError(f"no product with blocks of {type}, only with {', '.join(types)}")
+    elements, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[type]]
+    n_blocks, rest = divmod(n_in, elements)
+    if rest or n_bytes != n_blocks * block_bytes:
+        raise ValueError(f"{n_bytes} bytes are no row of {n_in} {type} weights")
 
 
 def quantise(x: Tensor, *, long: bool) -> IntegerRows:

@@ -142,12 +142,12 @@ class Value:
         return Value(self._builder, self._builder.bitcast(self.ir, type))
 
     def resize(self, element: ir.Type) -> Value:
-        """Integers of another width: zeros in front, or cut off."""
+        """Integers of this width: zeros in front, or cut off."""
         count = getattr(self.type, "count", None)
         to = element if count is None else vector(element, count)
         wider = element.width > getattr(self.type, "element", self.type).width
         convert = self._builder.zext if wider else self._builder.trunc
-        return Value(self._builder, convert(self.ir, to))
+        return self if to == self.type else Value(self._builder, convert(self.ir, to))
 
     def repeated(self, count: int) -> Value:
         """Every element `count` times in a row."""

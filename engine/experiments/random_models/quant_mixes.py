@@ -3,7 +3,8 @@
 The rules are those of llama.cpp's quantiser (llama-quant.cpp) for models with a tied embedding and
 without an importance matrix. `q4_k` is ours: Q4_K with Q6_K for attention values, the embedding and
 every other ffn_down. `mxfp4` is llama.cpp's for mixtures of experts, MXFP4 for routed experts and
-Q8_0 next to them; a dense model, for which it has none, gets MXFP4 but for the embedding.
+Q8_0 next to them; a dense model, for which it has none, gets MXFP4 but for the embedding. `nvfp4`,
+which only its converter writes, with a scale next to every matrix, is ours in the same way.
 
 Random weights are made directly in GGML's storage formats, without quantising anything. Layouts of
 the blocks are those of ggml-common.h. The values are uniform within a block instead of normal,
@@ -14,7 +15,7 @@ off centre get scales of either sign, or a minimum that centres them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -44,12 +45,17 @@ _MIXES = {
     "q5_1": (Quant.Q5_1, LlamaFileType.MOSTLY_Q5_1),
     "iq4_nl": (Quant.IQ4_NL, LlamaFileType.MOSTLY_IQ4_NL),
     "iq3_s": (Quant.IQ3_S, LlamaFileType.MOSTLY_IQ3_S),
+    "iq2_xxs": (Quant.IQ2_XXS, LlamaFileType.MOSTLY_IQ2_XXS),
+    "iq1_s": (Quant.IQ1_S, LlamaFileType.MOSTLY_IQ1_S),
+    "tq2_0": (Quant.TQ2_0, LlamaFileType.MOSTLY_TQ2_0),
+    "nvfp4": (Quant.NVFP4, LlamaFileType.MOSTLY_NVFP4),
     "mxfp4": (Quant.MXFP4, LlamaFileType.MOSTLY_MXFP4_MOE),
 }
 QUANTS = tuple(_MIXES)
 """Names of the mixes."""
 _HALVES = "f16", "bf16"
 
+_GRIDS = Quant.IQ3_S, Quant.IQ2_XXS, Quant.IQ1_S
 _SHORTER = {
     Quant.Q2_K: Quant.Q4_0,
     Quant.Q3_K: Quant.Q4_0,
@@ -57,17 +63,28 @@ _SHORTER = {
     Quant.Q5_K: Quant.Q5_1,
     Quant.Q6_K: Quant.Q8_0,
     Quant.IQ4_XS: Quant.IQ4_NL,
-    Quant.IQ3_S: Quant.IQ4_NL,
+    **dict.fromkeys(_GRIDS, Quant.IQ4_NL),
+    **{Quant.TQ2_0: Quant.Q4_0, Quant.NVFP4: Quant.Q8_0},
 }
 """What llama.cpp takes for rows that are no whole blocks of 256."""
 _UNROUNDED = ("conv1d", "shortconv.conv", "ffn_gate_inp")
 _UNROUNDED_OF = {
     "deepseek4": ("hc_", "_ape."),
-    "glm5-next": ("hc_", "indexer", "ssm_f_", "ssm_g_", "ssm_beta", "attn_kv_a_mqa", "attn_k_b"),
+    "glm5-next": (
+        "hc_",
+        "indexer",
+        "ssm_f_",
+        "ssm_g_",
+        "ssm_beta",
+        "attn_kv_a_mqa",
+        "attn_k_b",
+        "attn_v_b",
+    ),
 }
 _NOT_BELOW_Q8_0 = {"glm5-next": ("attn_q_a.", "attn_q_b.", "nextn.eh_proj")}
 """What llama.cpp's quantiser leaves in full, and in more bits, in an architecture."""
-_OUTPUT_IN_Q5_K = ("q2_k", "q3_k_m", "q4_k_m", "iq4_nl", "iq4_xs", "iq3_s")
+_FP4, _BELOW_3_BITS = ("mxfp4", "nvfp4"), ("iq2_xxs", "iq1_s")
+_OUTPUT_IN_Q5_K = ("q2_k", "q3_k_m", "q4_k_m", "iq4_nl", "iq4_xs", "iq3_s", *_BELOW_3_BITS)
 
 
 def file_type(mix: str) -> LlamaFileType:
@@ -108,28 +125,31 @@ def _wanted(
     if mix in (*_HALVES, "q8_0"):
         return base
     if name == "output.weight" or (name == "token_embd.weight" and tied):
-        return Quant.Q8_0 if mix == "mxfp4" else Quant.Q6_K
-    if mix == "mxfp4":
+        if mix in _FP4:
+            return Quant.Q8_0
+        return Quant.Q5_K if mix in _BELOW_3_BITS else Quant.Q6_K
+    if mix in _FP4:
         return base if "_exps" in name or not n_experts(config) else Quant.Q8_0
     if not name.startswith("blk."):
-        return base
+        return {"iq2_xxs": Quant.Q2_K, "iq1_s": Quant.Q2_K, "tq2_0": Quant.Q4_K}.get(mix, base)
     block = int(name.split(".")[1])
     if mix == "q4_k":
         halved = "ffn_down" in name and block % 2 == 0
         return Quant.Q6_K if halved or "attn_v" in name else base
     n = n_experts(config)
     if "attn_v.weight" in name or "attn_qkv.weight" in name:
-        if n == 8:
+        if n == 8 and mix not in _BELOW_3_BITS:
             return Quant.Q8_0
         return _value_type(mix, block, config) or base
     if "ffn_down" in name:
         return _down_type(mix, block, config) or base
     if n == 8 and "attn_k.weight" in name:
-        return Quant.Q8_0
+        return Quant.Q4_K if mix in _BELOW_3_BITS else Quant.Q8_0
     if "attn_output" in name:
         if n == 8:
             return Quant.Q5_K if mix in _OUTPUT_IN_Q5_K else base
-        return {"q2_k": Quant.Q3_K, "q3_k_m": Quant.Q4_K}.get(mix, base)
+        more = {"q2_k": Quant.Q3_K, "q3_k_m": Quant.Q4_K, "iq1_s": Quant.IQ2_XXS}
+        return more.get(mix, base)
     return base
 
 
@@ -144,15 +164,21 @@ def _value_type(mix: str, block: int, config: ModelConfig) -> GGMLQuantizationTy
     mixers = (mixer for part in config.blocks for mixer in part.mixers)
     attention = next((mixer for mixer in mixers if isinstance(mixer, AttentionPart)), None)
     shared = attention is not None and attention.n_head // attention.n_head_kv >= 4
-    if mix == "q2_k":
-        return Quant.Q4_K if shared else Quant.Q3_K
     if mix == "q3_k_m":
         return Quant.Q5_K if block < 2 else Quant.Q4_K
-    if mix in ("iq4_nl", "iq4_xs"):
-        return Quant.Q5_K if shared else None
-    if mix == "iq3_s":
-        return Quant.Q4_K if shared else None
+    if mix in _BELOW_3_BITS:
+        shared = shared or n_experts(config) >= 4
+    if mix in _VALUES:
+        return _VALUES[mix][not shared]
     return _with_more_bits(mix, block, config)
+
+
+_VALUES = {
+    **dict.fromkeys(("iq4_nl", "iq4_xs"), (Quant.Q5_K, None)),
+    **dict.fromkeys(_BELOW_3_BITS, (Quant.Q4_K, Quant.Q2_K)),
+    **{"q2_k": (Quant.Q4_K, Quant.Q3_K), "iq3_s": (Quant.Q4_K, None)},
+}
+"""Of heads of which four or more share keys, and of others."""
 
 
 def _down_type(mix: str, block: int, config: ModelConfig) -> GGMLQuantizationType | None:
@@ -163,6 +189,8 @@ def _down_type(mix: str, block: int, config: ModelConfig) -> GGMLQuantizationTyp
         return Quant.Q5_K if block < n // 16 else Quant.Q4_K
     if mix in ("iq4_nl", "iq4_xs"):
         return Quant.Q5_K if block < n // 8 else None
+    if mix in _BELOW_3_BITS:
+        return Quant.Q2_K if block < n // 8 else None
     return _with_more_bits(mix, block, config)
 
 
@@ -173,9 +201,6 @@ def _with_more_bits(mix: str, block: int, config: ModelConfig) -> GGMLQuantizati
     return Quant.Q6_K if more and mix in ("q4_k_m", "q5_k_m") else None
 
 
-# what the 16 levels of the types with a table stand for; those of MXFP4 are doubled
-_IQ4_LEVELS = np.array((-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113))
-_FP4_LEVELS = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 _SIX_BITS = np.arange(64) - 32
 
 
@@ -204,17 +229,13 @@ def random_tensor(
 
 
 def _fill_signed(
-    rng: np.random.Generator,
-    blocks: np.ndarray,
-    std: float,
-    *,
-    levels: Sequence[np.ndarray],
-    at: int = 0,
+    rng: np.random.Generator, blocks: np.ndarray, std: float, *, kind: Quant, at: int = 0
 ) -> None:
-    """A half scale of either sign at a byte; a value is the scale times one of each of the levels,
-    quants and perhaps scales of parts of a block, which are random as they are."""
-    scale = std / math.prod(map(_rms, levels))
-    blocks[:, at : at + 2] = _signed(rng, blocks, scale)
+    """A half scale of either sign at a byte; what the other bits, random as they are, stand for is
+    measured."""
+    blocks[:, at : at + 2] = _half(1.0)
+    levels = quants.dequantize(blocks[:1024], kind)
+    blocks[:, at : at + 2] = _signed(rng, blocks, std / _rms(levels))
 
 
 def _fill_centred(
@@ -231,13 +252,16 @@ def _fill_q8_0(rng: np.random.Generator, blocks: np.ndarray, std: float) -> None
     blocks[:, :2] = _half(std / math.sqrt(127 * 128 / 3))
 
 
-def _fill_mxfp4(rng: np.random.Generator, blocks: np.ndarray, std: float) -> None:
-    # exponent e, 32 nibbles q: 2^(e - 128) level[q]. Of two neighbouring powers of two, this many
-    # blocks have the larger one that the squares have the right mean.
-    scale = std / _rms(np.array(_FP4_LEVELS))
-    power = math.floor(math.log2(scale))
-    share = ((scale / 2.0**power) ** 2 - 1) / 3
-    blocks[:, 0] = power + 128 + (rng.random(len(blocks)) < share)
+def _fill_fp4(
+    rng: np.random.Generator, blocks: np.ndarray, std: float, *, scales: np.ndarray, n: int
+) -> None:
+    """n bytes in front that choose one of the scales, then nibbles that choose levels. Of two
+    neighbouring scales the larger one is as frequent as makes the mean of squares right."""
+    scale = std / _rms(np.array(quants.NVFP4.kvalues))
+    low = int(np.searchsorted(scales, scale, "right")) - 1
+    first, second = np.square(scales[low : low + 2])
+    share = (scale**2 - first) / (second - first)
+    blocks[:, :n] = low + (rng.random((len(blocks), n)) < share)
 
 
 def _fill_q2_k(rng: np.random.Generator, blocks: np.ndarray, std: float) -> None:
@@ -269,27 +293,22 @@ def _fill_q6_k(rng: np.random.Generator, blocks: np.ndarray, std: float) -> None
     blocks[:, 208:] = _half(std / (_rms(np.arange(16, 32)) * _rms(_SIX_BITS)))
 
 
-def _fill_iq3_s(rng: np.random.Generator, blocks: np.ndarray, std: float) -> None:
-    quants.IQ3_S.init_grid()
-    assert quants.IQ3_S.grid is not None
-    _fill_signed(rng, blocks, std, levels=(np.arange(1, 32, 2), quants.IQ3_S.grid))
-
-
+_SIGNED = (Quant.Q4_0, Quant.Q5_0, Quant.IQ4_NL, Quant.IQ4_XS, *_GRIDS)
 _FILL: dict[GGMLQuantizationType, Callable[[np.random.Generator, np.ndarray, float], None]] = {
-    Quant.Q4_0: partial(_fill_signed, levels=(np.arange(16) - 8,)),
+    **{kind: partial(_fill_signed, kind=kind) for kind in _SIGNED},
+    Quant.Q3_K: partial(_fill_signed, kind=Quant.Q3_K, at=108),
+    Quant.TQ2_0: partial(_fill_signed, kind=Quant.TQ2_0, at=64),
     Quant.Q4_1: partial(_fill_centred, centre=7.5),
-    Quant.Q5_0: partial(_fill_signed, levels=(np.arange(32) - 16,)),
     Quant.Q5_1: partial(_fill_centred, centre=15.5),
     Quant.Q8_0: _fill_q8_0,
-    Quant.IQ4_NL: partial(_fill_signed, levels=(_IQ4_LEVELS,)),
-    Quant.MXFP4: _fill_mxfp4,
+    Quant.MXFP4: partial(_fill_fp4, scales=2.0 ** (np.arange(255) - 128), n=1),
+    Quant.NVFP4: partial(
+        _fill_fp4, scales=quants.NVFP4.ue4m3_to_fp32(np.arange(127, dtype=np.uint8)), n=4
+    ),
     Quant.Q2_K: _fill_q2_k,
-    Quant.Q3_K: partial(_fill_signed, levels=(_SIX_BITS, np.arange(8) - 4), at=108),
     Quant.Q4_K: _fill_q4_k,
     Quant.Q5_K: partial(_fill_q4_k, n_levels=32),
     Quant.Q6_K: _fill_q6_k,
-    Quant.IQ4_XS: partial(_fill_signed, levels=(_SIX_BITS, _IQ4_LEVELS)),
-    Quant.IQ3_S: _fill_iq3_s,
 }
 BLOCK_TYPES = tuple(_FILL)
 """Types in blocks that random_tensor can make."""

@@ -212,8 +212,8 @@ def check_drafter(file: GgufFile, config: DrafterConfig, target: ModelConfig) ->
     return shapes
 
 
-def describe_drafter(file: GgufFile, config: DrafterConfig) -> DrafterInfo:
-    """Figures of a drafter, from metadata and directory alone."""
+def describe_drafter(file: GgufFile, config: DrafterConfig, device: str = "cpu") -> DrafterInfo:
+    """Figures of a drafter on a device, from metadata and directory alone."""
     tensors = file.tensors.values()
     unused = config.unused
     own = {
@@ -227,7 +227,7 @@ def describe_drafter(file: GgufFile, config: DrafterConfig) -> DrafterInfo:
         name=config.name,
         n_params=sum(info.n_elements for info in own.values()),
         weight_bytes=sum(info.n_bytes for info in tensors),
-        loaded_bytes=loaded_bytes(own, shares_head=True),
+        loaded_bytes=loaded_bytes(own, device, shares_head=True),
         cell_bytes=cells + 4 * config.n_kept,
         n_target=config.n_target,
         taps=config.taps,
@@ -235,7 +235,7 @@ def describe_drafter(file: GgufFile, config: DrafterConfig) -> DrafterInfo:
     )
 
 
-def describe_mtp_file(file: GgufFile) -> DrafterInfo:
+def describe_mtp_file(file: GgufFile, device: str = "cpu") -> DrafterInfo:
     """Figures of an MTP file, from metadata and directory alone. Raises as read_mtp_file."""
     config = read_mtp_file(file)
     unused = unused_blocks(config)
@@ -245,11 +245,11 @@ def describe_mtp_file(file: GgufFile) -> DrafterInfo:
         name=config.name,
         n_params=sum(info.n_elements for info in own.values()),
         weight_bytes=sum(info.n_bytes for info in file.tensors.values()),
-        loaded_bytes=loaded_bytes(own, shares_head="token_embd.weight" not in own),
+        loaded_bytes=loaded_bytes(own, device, shares_head="token_embd.weight" not in own),
         cell_bytes=sum(size.n_bytes for size in config.mtp_cells().values()),
         n_target=config.n_embd,
         taps=(),
-        draft_head_bytes=draft_head_bytes(own),
+        draft_head_bytes=draft_head_bytes(own, device),
     )
 
 
@@ -311,11 +311,11 @@ def drafter_of(file: GgufFile) -> str:
     )
 
 
-def describe_draft(file: GgufFile) -> tuple[str, ModelInfo | DrafterInfo]:
-    """The drafter that uses `file`, and its figures. Raises as `drafter_of`."""
+def describe_draft(file: GgufFile, device: str = "cpu") -> tuple[str, ModelInfo | DrafterInfo]:
+    """The drafter that uses `file`, and its figures on a device. Raises as `drafter_of`."""
     drafter = drafter_of(file)
     if drafter == DRAFT_SIMPLE:
-        return drafter, describe(file)
+        return drafter, describe(file, device)
     if drafter == DRAFT_MTP:
-        return drafter, describe_mtp_file(file)
-    return drafter, describe_drafter(file, KINDS[file.architecture](file))
+        return drafter, describe_mtp_file(file, device)
+    return drafter, describe_drafter(file, KINDS[file.architecture](file), device)

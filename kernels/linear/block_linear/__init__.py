@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-
 import torch
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from torch import Tensor
 from torch.nn import functional
 
 from kernels.dispatch import pick
+from kernels.linear.block_parts import check_rows
 from kernels.linear.decode_with_llvm import HALVES
 from kernels.linear.dequant import dequantise
 
@@ -34,20 +32,10 @@ def block_linear(
 
     Raises ValueError for a type that is not one of TYPES and for rows of another length.
     """
-    _check(type, x.shape[-1], blocks.shape[1])
+    check_rows((*TYPES, *HALVES, "F32"), type, x.shape[-1], blocks.shape[1])
     if not x.is_cuda:
         x = x.float()
     return _run(x, blocks, type, rounded=rounded, invariant=invariant)
-
-
-@functools.cache
-def _check(type: str, n_in: int, n_bytes: int) -> None:
-    if type not in (*TYPES, *HALVES, "F32"):
-        raise ValueError(f"no product with blocks of {type}, only with {', '.join(TYPES)}")
-    elements, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[type]]
-    n_blocks, rest = divmod(n_in, elements)
-    if rest or n_bytes != n_blocks * block_bytes:
-        raise ValueError(f"{n_bytes} bytes are no row of {n_in} {type} weights")
 
 
 def block_linear_naive(

@@ -6,8 +6,6 @@ the type of the weight; products are sums of integers, exact, whose scales come 
 
 from __future__ import annotations
 
-import functools
-
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from torch import Tensor
@@ -16,11 +14,12 @@ from torch.nn import functional
 from kernels.dispatch import pick
 from kernels.linear.block_parts import (
     LONG,
-    PROCESSOR_SPLITTERS,
     SHORT,
     SPLITTERS,
+    STEPS,
     IntegerBlockParts,
     IntegerRows,
+    check_rows,
     is_long,
     quantise,
     split,
@@ -28,7 +27,7 @@ from kernels.linear.block_parts import (
 
 GPU_TYPES = tuple(SPLITTERS)
 """The types that have such a product everywhere."""
-TYPES = (*GPU_TYPES, *PROCESSOR_SPLITTERS)
+TYPES = (*GPU_TYPES, *STEPS)
 """Those that have one on a processor."""
 
 
@@ -46,20 +45,10 @@ def integer_linear(x: Tensor, blocks: Tensor, type: str, *, invariant: bool = Fa
 
     Raises ValueError for a type that is not one of TYPES and for rows of another length.
     """
-    _check(type, x.shape[-1], blocks.shape[1])
+    check_rows(TYPES, type, x.shape[-1], blocks.shape[1])
     if x.is_cuda and invariant:
         return _run(x, blocks, type, invariant=True)
     return _run(x, blocks, type)
-
-
-@functools.cache
-def _check(type: str, n_in: int, n_bytes: int) -> None:
-    if type not in TYPES:
-        raise ValueError(f"no integer product with blocks of {type}, only with {', '.join(TYPES)}")
-    elements, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[type]]
-    n_blocks, rest = divmod(n_in, elements)
-    if rest or n_bytes != n_blocks * block_bytes:
-        raise ValueError(f"{n_bytes} bytes are no row of {n_in} {type} weights")
 
 
 def integer_linear_naive(
@@ -89,8 +78,7 @@ def integer_linear_naive(
 
 def _short_terms(rows: IntegerRows, parts: IntegerBlockParts) -> Tensor:
     """Every t, f32 [n, out, stretches]."""
-    exact = _dots(rows.integers.unsqueeze(2), parts.integers.unsqueeze(2)).squeeze(-1)
-    p = exact.float() * (parts.scale * rows.scales.unsqueeze(1))
+    p = _sums(rows, parts).float() * (parts.scale * rows.scales.unsqueeze(1))
     if parts.minimum is not None:
         assert rows.sums is not None
         # products of two f16 are exact in f64, and so is what rounding their sum once can see
@@ -103,23 +91,25 @@ def _short_terms(rows: IntegerRows, parts: IntegerBlockParts) -> Tensor:
 
 def _long_terms(rows: IntegerRows, parts: IntegerBlockParts) -> Tensor:
     """Every t, f32 [n, out, blocks]."""
-    assert parts.group_scales is not None
-    n_groups = parts.group_scales.shape[-1]
-    groups = rows.integers.unflatten(-1, (n_groups, -1))
-    exact = _dots(groups, parts.integers.unflatten(-1, (n_groups, -1)))
     scales = rows.scales.unsqueeze(1)
-    t = (exact * parts.group_scales).sum(-1).float() * (parts.scale * scales)
+    t = _sums(rows, parts).float() * (parts.scale * scales)
     if parts.minimum is None or parts.group_minimums is None:
         return t
-    sums = groups.sum(-1).unsqueeze(1)
-    less = (sums * parts.group_minimums).sum(-1).float()
-    return t - less * (parts.minimum * scales)
+    less = _in_groups(rows.integers, parts.group_minimums).sum(-1).unsqueeze(1)
+    return t - (less * parts.group_minimums).sum(-1).float() * (parts.minimum * scales)
 
 
-def _dots(a: Tensor, b: Tensor) -> Tensor:
-    """a int64 [n, blocks, groups, k], b int64 [out, blocks, groups, k] -> int64 [n, out, blocks,
-    groups], the sums over k, which f64 holds exactly."""
-    return torch.einsum("nbgk,obgk->nobg", a.double(), b.double()).long()
+def _sums(rows: IntegerRows, parts: IntegerBlockParts) -> Tensor:
+    """Of integer products in every block, times the scales of groups: int64 [n, out, blocks], as
+    f64 holds them exactly."""
+    x, w = (_in_groups(each.integers, parts.group_scales).double() for each in (rows, parts))
+    exact = torch.einsum("nbgk,obgk->nobg", x, w).long()
+    return (exact if parts.group_scales is None else exact * parts.group_scales).sum(-1)
+
+
+def _in_groups(integers: Tensor, of_groups: Tensor | None) -> Tensor:
+    """[n, blocks, elements] as [n, blocks, groups, k]."""
+    return integers.unflatten(-1, (1 if of_groups is None else of_groups.shape[-1], -1))
 
 
 _HERE = "kernels.linear.integer_blocks."

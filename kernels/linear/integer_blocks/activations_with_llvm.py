@@ -7,7 +7,7 @@ their products with a stretch of weights need is a record, one after the other o
  * lines of 32 bytes: eight lanes of four integers int8, or two lines for them of two int16, the
    first and third of four, then the second and fourth; see `Layout.lanes`;
  * in short blocks, for weights that are stored with an offset: less the sums of integers times
-   that offset, i32 [8];
+   that offset, i32 [8], first those of every first half where 16 neighbours have a lane;
  * in short blocks, for weights with minimums: ggml's sums of q8_1, f32 [8];
  * in long blocks, for both: sums of integers i16 [16];
  * scales f32, 8 of short blocks and one of a long one.
@@ -21,7 +21,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 
@@ -46,6 +46,62 @@ _MAGNITUDE = 0x7FFFFFFF
 # added to a number of up to 127, it leaves the nearest integer in the last bits of the sum
 _ROUND, _ROUND_BITS = 1.5 * 2.0**23, 0x4B400000
 _WORD = 4
+
+
+class Form(NamedTuple):
+    """How a type's bytes stand for integers, and where.
+
+    offset: what a byte is more than the integer. most: the largest byte; None where bytes have a
+    sign. minimum: whether the type has minimums. group: elements with a scale of their own where
+    these are fewer than a block's. lanes: which 32 neighbours, or 16 where there are 16 of them,
+    each lane of four bytes holds, vector after vector: Layout.
+    """
+
+    offset: int
+    most: int | None
+    minimum: bool = False
+    group: int | None = None
+    lanes: tuple[int, ...] = tuple(range(PER_STRETCH))
+
+
+def _sixteens(*parts: Sequence[int]) -> tuple[int, ...]:
+    """Lanes of 16 neighbours: the first and the second ones of four 32, then of four others."""
+    return tuple(2 * part + half for four in parts for half in (0, 1) for part in four)
+
+
+_PAIRED, _HALVED, _CUT = (
+    _sixteens((0, 2, 4, 6), (1, 3, 5, 7)),
+    _sixteens((0, 1, 4, 5), (2, 3, 6, 7)),
+    _sixteens((0, 1, 2, 3), (4, 5, 6, 7)),
+)
+# the first sixteens of all 32, then the second ones
+_SPLIT = (*range(0, 16, 2), *range(1, 16, 2))
+
+FORMS = {
+    "Q4_0": Form(8, 15),
+    "Q4_1": Form(0, 15, minimum=True),
+    "Q5_0": Form(16, 31),
+    "Q5_1": Form(0, 31, minimum=True),
+    "Q8_0": Form(0, None),
+    "IQ4_NL": Form(0, None),
+    "MXFP4": Form(12, 24),
+    "NVFP4": Form(12, 24, group=16, lanes=_SPLIT),
+    "Q2_K": Form(0, 3, minimum=True, group=16, lanes=_CUT),
+    "Q3_K": Form(4, 7, group=16, lanes=_CUT),
+    "Q4_K": Form(0, 15, minimum=True, group=32, lanes=_PAIRED),
+    "Q5_K": Form(0, 31, minimum=True, group=32, lanes=_PAIRED),
+    "Q6_K": Form(32, 63, group=16, lanes=_HALVED),
+    "IQ4_XS": Form(0, None, group=32, lanes=(0, 2, 4, 6, 1, 3, 5, 7)),
+    "IQ3_S": Form(15, 30, group=32),
+    "IQ3_XXS": Form(62, 124, group=32),
+    "IQ2_S": Form(43, 86, group=16, lanes=_SPLIT),
+    "IQ2_XS": Form(43, 86, group=16, lanes=_SPLIT),
+    "IQ2_XXS": Form(43, 86, group=32),
+    "IQ1_S": Form(9, 18, group=32),
+    "IQ1_M": Form(9, 18, group=16, lanes=_SPLIT),
+    "TQ2_0": Form(1, 3, group=32, lanes=_CUT),
+    "TQ1_0": Form(1, 2, group=32, lanes=_SPLIT),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,15 +134,21 @@ class Layout:
         return PART * self.abreast
 
     @property
+    def sides(self) -> int:
+        """Sums of integers in a short block."""
+        return len(self.lanes) // PER_STRETCH
+
+    @property
     def sums(self) -> int:
-        """i32 [8] of short blocks, i16 [16] of a long one, for every row."""
+        """i32 [8] of short blocks, once for each 8 lanes, i16 [16] of a long one, for every row."""
         return self.line_step * STRETCH * (2 if self.words else 1) // PART
 
     @property
     def scaled_sums(self) -> int:
         """f32 [8] of short blocks for every row."""
-        has_sums = bool(self.offset) or (self.long and self.minimums)
-        return self.sums + self.line_step * has_sums
+        if self.long:
+            return self.sums + self.line_step * bool(self.offset or self.minimums)
+        return self.sums + self.line_step * self.sides * bool(self.offset)
 
     @property
     def scales(self) -> int:
@@ -188,11 +250,12 @@ def _write_short(
     lane = record + r * PART + block % PER_STRETCH * _WORD
     for i, part in enumerate(integers):
         _store(layout, code, part, lane, i)
-    scale, total = largest / float(MOST), code.sum(integers[0] + integers[1])
-    if layout.offset:
-        code.store(total * -layout.offset, lane + layout.sums)
+    scale, total = largest / float(MOST), [integers[0] + integers[1]]
+    for i, part in enumerate(total if layout.sides == 1 else integers) if layout.offset else ():
+        less = code.sum(part) * -layout.offset
+        code.store(less, lane + (layout.sums + layout.line_step * i))
     if layout.minimums:
-        scaled = (scale * total.to_float(signed=True)).rounded_to_f16()
+        scaled = (scale * code.sum(total[0]).to_float(signed=True)).rounded_to_f16()
         code.store(scaled, lane + layout.scaled_sums)
     code.store(scale.rounded_to_f16(), lane + layout.scales)
 

@@ -8,13 +8,15 @@ of the second after those of the first: two fill the vectors of AVX512.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from llvmlite import ir
 
-from kernels.linear.block_parts import IQ4_LEVELS, MXFP4_LEVELS, grid
-from kernels.linear.integer_blocks.activations_with_llvm import PER_STRETCH
+from kernels.linear.block_parts import IQ4_LEVELS, MXFP4_LEVELS, SHORT, STEPS, grid
+from kernels.linear.decode_with_llvm import sizes
+from kernels.linear.integer_blocks.activations_with_llvm import FORMS, PER_STRETCH
 from kernels.llvm import F32, Code, Value, vector
 from kernels.llvm.values import F16, I8, I16, I32, I64
 
@@ -23,63 +25,8 @@ BYTES = 32
 
 I8X32, I16X16, I32X8 = vector(I8, 32), vector(I16, 16), vector(I32, 8)
 F32X8 = vector(F32, 8)
-_I8X8, _I8X16, _I32X4, _I64X8 = vector(I8, 8), vector(I8, 16), vector(I32, 4), vector(I64, 8)
-_IN_ORDER = tuple(range(PER_STRETCH))
-
-
-class Form(NamedTuple):
-    """How a type's bytes stand for integers, and where.
-
-    offset: what a byte is more than the integer. most: the largest byte; None where bytes have a
-    sign. minimum: whether the type has minimums. group: elements with a scale of their own in a
-    long block. lanes: which 32 neighbours, or 16 where there are 16 of them, each lane of four
-    bytes holds, vector after vector: kernels.linear.integer_blocks.activations_with_llvm.Layout.
-    """
-
-    offset: int
-    most: int | None
-    minimum: bool = False
-    group: int | None = None
-    lanes: tuple[int, ...] = _IN_ORDER
-
-
-def _sixteens(*parts: Sequence[int]) -> tuple[int, ...]:
-    """Lanes of 16 neighbours: the first and the second ones of four 32, then of four others."""
-    return tuple(2 * part + half for four in parts for half in (0, 1) for part in four)
-
-
-_PAIRED, _HALVED, _CUT = (
-    _sixteens((0, 2, 4, 6), (1, 3, 5, 7)),
-    _sixteens((0, 1, 4, 5), (2, 3, 6, 7)),
-    _sixteens((0, 1, 2, 3), (4, 5, 6, 7)),
-)
-# the first sixteens of all 32, then the second ones
-_SPLIT = (*range(0, 16, 2), *range(1, 16, 2))
-
-FORMS = {
-    "Q4_0": Form(8, 15),
-    "Q4_1": Form(0, 15, minimum=True),
-    "Q5_0": Form(16, 31),
-    "Q5_1": Form(0, 31, minimum=True),
-    "Q8_0": Form(0, None),
-    "IQ4_NL": Form(0, None),
-    "MXFP4": Form(12, 24),
-    "Q2_K": Form(0, 3, minimum=True, group=16, lanes=_CUT),
-    "Q3_K": Form(4, 7, group=16, lanes=_CUT),
-    "Q4_K": Form(0, 15, minimum=True, group=32, lanes=_PAIRED),
-    "Q5_K": Form(0, 31, minimum=True, group=32, lanes=_PAIRED),
-    "Q6_K": Form(32, 63, group=16, lanes=_HALVED),
-    "IQ4_XS": Form(0, None, group=32, lanes=(0, 2, 4, 6, 1, 3, 5, 7)),
-    "IQ3_S": Form(15, 30, group=32),
-    "IQ3_XXS": Form(62, 124, group=32),
-    "IQ2_S": Form(43, 86, group=16, lanes=_SPLIT),
-    "IQ2_XS": Form(43, 86, group=16, lanes=_SPLIT),
-    "IQ2_XXS": Form(43, 86, group=32),
-    "IQ1_S": Form(9, 18, group=32),
-    "IQ1_M": Form(9, 18, group=16, lanes=_SPLIT),
-    "TQ2_0": Form(1, 3, group=32, lanes=_CUT),
-    "TQ1_0": Form(1, 2, group=32, lanes=_SPLIT),
-}
+_I8X4, _I8X8, _I8X16 = vector(I8, 4), vector(I8, 8), vector(I8, 16)
+_I32X4, _I64X8 = vector(I32, 4), vector(I64, 8)
 
 
 class LongBlocks(NamedTuple):
@@ -97,18 +44,25 @@ class LongBlocks(NamedTuple):
 
 
 def short_blocks(
-    code: Code, type: str, blocks: Sequence[Value]
-) -> tuple[Sequence[Value], Value, Value | None]:
-    """The blocks of 32 weights at 8 n addresses: their bytes, PER_STRETCH vectors i8 [32 n], of
-    which vector k holds the elements 4k .. 4k + 3 of each block, scales and minimums f32 [8 n]."""
+    code: Code, type: str, places: Sequence[tuple[Value, Value | int]]
+) -> tuple[Sequence[Value], Value, Sequence[Value], Value | None]:
+    """8 n blocks of 32 weights, each the address of a row's blocks and its place there: their
+    bytes, PER_STRETCH vectors i8 [32 n], of which vector k holds the elements 4k .. 4k + 3 of each
+    block, scales, scales of groups, if any, and minimums f32 [8 n]."""
+    elements, n_bytes = sizes(type)
+    together = elements // SHORT
+    blocks = [row + index // together * n_bytes for row, index in places]
+    if type == "NVFP4":
+        parts = [index % together for _, index in places]
+        return _nvfp4(code, blocks, parts)
     scales = _halves(code, blocks) if type != "MXFP4" else _powers(code, blocks)
     minimums = _halves(code, [block + 2 for block in blocks]) if FORMS[type].minimum else None
-    return _SHORT[type](code, blocks), scales, minimums
+    return _SHORT[type](code, blocks), scales, (), minimums
 
 
 def long_blocks(code: Code, type: str, blocks: Sequence[Value]) -> LongBlocks:
     """The blocks at n addresses."""
-    return _LONG[type](code, blocks)
+    return _grid_block(code, type, blocks) if type in _GRIDS else _LONG[type](code, blocks)
 
 
 _SHUFFLES = {32: "llvm.x86.avx2.pshuf.b", 64: "llvm.x86.avx512.pshuf.b.512"}
@@ -203,17 +157,20 @@ def _nibbles(code: Code, addresses: Sequence[Value]) -> list[Value]:
 def _five_bits(code: Code, blocks: Sequence[Value], start: int) -> list[Value]:
     """The fifth bits of the elements in 32 bits from `start` on, then the others."""
     words = _loaded(code, blocks, start, I32)
+    nibbles = _nibbles(code, [block + (start + 4) for block in blocks])
+    zero, sixteen = (code.constant(nibbles[0].type, n) for n in (0, 16))
+    missing = [_missing(code, words, k) for k in range(len(nibbles))]
+    both = zip(nibbles, missing, strict=True)
+    return [four | code.choose(nothing, zero, sixteen) for four, nothing in both]
+
+
+def _missing(code: Code, words: Value, k: int) -> Value:
+    """Of bits 4k .. 4k + 3 of each i32 whether they are 0."""
     count = 4 * words.type.count
-    fifth = words.bits(vector(I8, count))
-    zero, sixteen = code.constant(fifth.type, 0), code.constant(fifth.type, 16)
-    found = []
-    for k, four in enumerate(_nibbles(code, [block + (start + 4) for block in blocks])):
-        # the byte that has the bits, four times
-        byte = fifth.take([j + k // 2 for j in range(0, count, 4) for _ in range(4)])
-        bits = [1 << (4 * (k % 2) + i) for i in range(4)] * (count // 4)
-        missing = (byte & code.constants(fifth.type, bits)).equal(zero)
-        found.append(four | code.choose(missing, zero, sixteen))
-    return found
+    # the byte that has the bits, four times
+    byte = words.bits(vector(I8, count)).take([j // 4 * 4 + k // 2 for j in range(count)])
+    bits = [1 << (4 * (k % 2) + i) for i in range(4)] * (count // 4)
+    return (byte & code.constants(byte.type, bits)).equal(0)
 
 
 def _q8_0(code: Code, blocks: Sequence[Value]) -> list[Value]:
@@ -225,9 +182,26 @@ def _iq4_nl(code: Code, blocks: Sequence[Value]) -> list[Value]:
     return [table(code, IQ4_LEVELS, index) for index in indices]
 
 
-def _mxfp4(code: Code, blocks: Sequence[Value]) -> list[Value]:
+def _fp4(code: Code, addresses: Sequence[Value]) -> list[Value]:
     numbers = [level + FORMS["MXFP4"].offset for level in MXFP4_LEVELS]
-    return [table(code, numbers, i) for i in _nibbles(code, [block + 1 for block in blocks])]
+    return [table(code, numbers, index) for index in _nibbles(code, addresses)]
+
+
+def _nvfp4(
+    code: Code, blocks: Sequence[Value], parts: Sequence[Value | int]
+) -> tuple[Sequence[Value], Value, Sequence[Value], None]:
+    """Of blocks of 64 a half each. A scale, of 16 neighbours, is a byte: four bits of exponent and
+    three others, as f16 has them, but for 127, which is 0."""
+    numbers = _fp4(code, [at + (part * 16 + 4) for at, part in zip(blocks, parts, strict=True)])
+    pairs = [code.load(at + part * 2, I16) for at, part in zip(blocks, parts, strict=True)]
+    scales = []
+    for bits in (0, 8):
+        bytes = (joined(pairs) >> bits) & 255
+        halves = ((bytes & 127) << 7).bits(vector(F16, len(blocks)))
+        nothing = code.constant(vector(F32, len(blocks)), 0.0)
+        scales.append(code.choose(bytes.equal(127), nothing, halves.widen() * 128.0))
+    in_order = [numbers[i] for i in (0, 1, 4, 5, 2, 3, 6, 7)]
+    return in_order, code.constant(scales[0].type, 1.0), scales, None
 
 
 _SHORT: dict[str, Callable[[Code, Sequence[Value]], list[Value]]] = {
@@ -237,7 +211,7 @@ _SHORT: dict[str, Callable[[Code, Sequence[Value]], list[Value]]] = {
     "Q5_1": lambda code, blocks: _five_bits(code, blocks, 4),
     "Q8_0": _q8_0,
     "IQ4_NL": _iq4_nl,
-    "MXFP4": _mxfp4,
+    "MXFP4": lambda code, blocks: _fp4(code, [block + 1 for block in blocks]),
 }
 
 
@@ -351,21 +325,19 @@ def _iq4_xs(code: Code, blocks: Sequence[Value]) -> LongBlocks:
     return LongBlocks(integers, _halves(code, blocks), joined(scales))
 
 
-def _byte_of(words: Value, i: int, bits: int = 8) -> Value:
+def _part_of(words: Value, i: int, bits: int = 8) -> Value:
     """Part i of each number, a part having this many bits, as i32."""
-    part = (words >> (bits * i)) & (2**bits - 1)
-    return part if part.type.element == I32 else part.resize(I32)
-
-
-def _nibble_scales(code: Code, blocks: Sequence[Value], start: int, count: int) -> Value:
-    """i8, odd, of `count` scales of four bits from `start` on."""
-    bytes = _loaded(code, blocks, start, vector(I8, count // 2)).repeated(2).resize(I32)
-    return _odd(bytes >> code.constants(bytes.type, [0, 4] * (bytes.type.count // 2)))
+    return ((words >> (bits * i)) & (2**bits - 1)).resize(I32)
 
 
 def _odd(scales: Value, bits: int = 4) -> Value:
-    """Twice the lowest bits of i32 and one, i8."""
+    """Twice the lowest bits and one, i8."""
     return (((scales & (2**bits - 1)) << 1) + 1).resize(I8)
+
+
+def _odd_halves(bytes: Value) -> Value:
+    """_odd of the low half of each byte, then of its high half."""
+    return _odd(joined(bytes.interleaved(bytes >> 4)))
 
 
 def _eight_signs(seven: Value) -> Value:
@@ -392,92 +364,95 @@ def _from_grid(code: Code, type: str, indices: Sequence[Value]) -> list[Value]:
 
 def _signed(code: Code, type: str, indices: Sequence[Value], signs: Value) -> list[Value]:
     """_from_grid with a minus where there is a bit in signs i32 [8 n], of 32 neighbours each."""
-    integers, twice = [], 2 * FORMS[type].offset
-    for k, four in enumerate(_from_grid(code, type, indices)):
-        count = four.type.count
-        byte = signs.bits(four.type).take(
-            [j + k // 2 for j in range(0, count, 4) for _ in range(4)]
-        )
-        bits = [1 << (4 * (k % 2) + i) for i in range(4)] * (count // 4)
-        stays = (byte & code.constants(four.type, bits)).equal(0)
-        integers.append(code.choose(stays, four, code.constant(four.type, twice) - four))
-    return integers
+    fours, twice = _from_grid(code, type, indices), 2 * FORMS[type].offset
+    negative = [code.constant(four.type, twice) - four for four in fours]
+    both = enumerate(zip(fours, negative, strict=True))
+    return [code.choose(_missing(code, signs, k), *values) for k, values in both]
 
 
-def _iq3_s(code: Code, blocks: Sequence[Value]) -> LongBlocks:
-    low = _loaded(code, blocks, 2, _I64X8)
-    high = _loaded(code, blocks, 66, _I8X8).resize(I32)
-    indices = [_byte_of(low, k) | (_byte_of(high, k, 1) << 8) for k in range(8)]
-    integers = _signed(code, "IQ3_S", indices, _loaded(code, blocks, 74, I32X8))
-    return LongBlocks(integers, _halves(code, blocks), _nibble_scales(code, blocks, 106, 8))
+At = Callable[[int, ir.Type], Value]
+"""What is at one place of every block."""
+Found = tuple[Sequence[Value], Value | Sequence[Value], Value]
+"""Indices and signs as _signed has them, for IQ1 the signs of steps, i32 [8 n] for each index, and
+scales of groups."""
 
 
-def _iq3_xxs(code: Code, blocks: Sequence[Value]) -> LongBlocks:
-    index, others = _loaded(code, blocks, 2, _I64X8), _loaded(code, blocks, 66, I32X8)
-    indices = [_byte_of(index, k) for k in range(8)]
-    integers = _signed(code, "IQ3_XXS", indices, _eight_signs(others))
-    return LongBlocks(integers, _halves(code, blocks) * 0.25, _odd(others >> 28))
+def _iq3_s(_code: Code, at: At) -> Found:
+    low, high = at(2, _I64X8), at(66, _I8X8)
+    indices = [_part_of(low, k) | (_part_of(high, k, 1) << 8) for k in range(8)]
+    return indices, at(74, I32X8), _odd_halves(at(106, _I8X4))
 
 
-def _iq2_s(code: Code, blocks: Sequence[Value]) -> LongBlocks:
-    low = _loaded(code, blocks, 2, I32X8)
-    high = _loaded(code, blocks, 66, _I8X8).resize(I32)
-    indices = [_byte_of(low, i) | (_byte_of(high, i, 2) << 8) for i in range(4)]
-    integers = _signed(code, "IQ2_S", indices, _loaded(code, blocks, 34, I32X8))
-    scales = _nibble_scales(code, blocks, 74, 16)
-    return LongBlocks(integers, _halves(code, blocks) * 0.125, scales)
+def _iq3_xxs(_code: Code, at: At) -> Found:
+    index, others = at(2, _I64X8), at(66, I32X8)
+    return [_part_of(index, k) for k in range(8)], _eight_signs(others), _odd(others >> 28)
 
 
-def _iq2_xs(code: Code, blocks: Sequence[Value]) -> LongBlocks:
-    four = _loaded(code, blocks, 2, _I64X8)
-    both = [_byte_of(four, i, 16) for i in range(4)]
-    signs = both[0] >> 9
-    for i in range(1, 4):
-        signs |= (both[i] >> 9) << (7 * i)
-    indices = [two & 511 for two in both]
-    integers = _signed(code, "IQ2_XS", indices, _eight_signs(signs))
-    scales = _nibble_scales(code, blocks, 66, 16)
-    return LongBlocks(integers, _halves(code, blocks) * 0.125, scales)
+def _iq2_s(_code: Code, at: At) -> Found:
+    low, high = at(2, I32X8), at(66, _I8X8)
+    indices = [_part_of(low, i) | (_part_of(high, i, 2) << 8) for i in range(4)]
+    return indices, at(34, I32X8), _odd_halves(at(74, _I8X8))
 
 
-def _iq2_xxs(code: Code, blocks: Sequence[Value]) -> LongBlocks:
-    both = _loaded(code, blocks, 2, _I64X8)
+def _iq2_xs(_code: Code, at: At) -> Found:
+    four = at(2, _I64X8)
+    both = [_part_of(four, i, 16) for i in range(4)]
+    sevens = [(two >> 9) << (7 * i) for i, two in enumerate(both)]
+    signs = _eight_signs(sevens[0] | sevens[1] | sevens[2] | sevens[3])
+    return [two & 511 for two in both], signs, _odd_halves(at(66, _I8X8))
+
+
+def _iq2_xxs(_code: Code, at: At) -> Found:
+    both = at(2, _I64X8)
     index, others = both.resize(I32), (both >> 32).resize(I32)
-    indices = [_byte_of(index, i) for i in range(4)]
-    integers = _signed(code, "IQ2_XXS", indices, _eight_signs(others))
-    return LongBlocks(integers, _halves(code, blocks) * 0.125, _odd(others >> 28))
+    return [_part_of(index, i) for i in range(4)], _eight_signs(others), _odd(others >> 28)
 
 
-def _iq1_s(code: Code, blocks: Sequence[Value]) -> LongBlocks:
-    """Integers of a group are all one less than eight times those of the grid, or one more."""
-    low = _loaded(code, blocks, 2, I32X8)
-    words = _loaded(code, blocks, 34, vector(I16, 8)).resize(I32)
-    indices = [_byte_of(low, i) | (_byte_of(words, i, 3) << 8) for i in range(4)]
-    step = ((words >> 15) << 1) * 0x01010101
-    fours = _from_grid(code, "IQ1_S", indices)
-    integers = [four + 1 - step.bits(four.type) for four in fours]
-    return LongBlocks(integers, _halves(code, blocks) * 0.125, _odd(words >> 12, 3))
+def _iq1_s(_code: Code, at: At) -> Found:
+    low, words = at(2, I32X8), at(34, vector(I16, 8)).resize(I32)
+    indices = [_part_of(low, i) | (_part_of(words, i, 3) << 8) for i in range(4)]
+    return indices, [words >> 15] * 4, _odd(words >> 12, 3)
 
 
-def _iq1_m(code: Code, blocks: Sequence[Value]) -> LongBlocks:
-    """As IQ1_S, of eight neighbours each; the bits of the scale are the upper four of words."""
-    low = _loaded(code, blocks, 0, I32X8)
-    high = _loaded(code, blocks, 32, vector(I16, 8)).resize(I32)
-    indices = [_byte_of(low, i) | ((_byte_of(high, i, 4) & 7) << 8) for i in range(4)]
-    steps = [(((high >> (4 * i + 3)) & 1) << 1) * 0x01010101 for i in range(4)]
-    integers = [
-        four + 1 - steps[k // 2].bits(four.type)
-        for k, four in enumerate(_from_grid(code, "IQ1_M", indices))
-    ]
-    halves, scales = [], []
-    for block in blocks:
-        words = [code.load(block + at, I16) for at in range(48, 56, 2)]
-        parts = [(word >> 12) << (4 * i) for i, word in enumerate(words)]
-        halves.append(parts[0] | parts[1] | parts[2] | parts[3])
-        four = joined(words).repeated(4).resize(I32)
-        scales.append(_odd(four >> code.constants(four.type, [0, 3, 6, 9] * 4), 3))
-    scale = joined(halves).bits(vector(F16, len(blocks))).widen()
-    return LongBlocks(integers, scale * 0.125, joined(scales))
+def _iq1_m(code: Code, at: At) -> Found:
+    low, high, words = at(0, I32X8), at(32, vector(I16, 8)), at(48, vector(I16, 4))
+    more = [_part_of(high, i, 4) for i in range(4)]
+    indices = [_part_of(low, i) | ((more[i] & 7) << 8) for i in range(4)]
+    four = words.resize(I32).repeated(4)
+    scales = four >> code.constants(four.type, [0, 3, 6, 9] * words.type.count)
+    return indices, [part >> 3 for part in more], _odd(scales, 3)
+
+
+_GRIDS: dict[str, Callable[[Code, At], Found]] = {
+    "IQ3_S": _iq3_s,
+    "IQ3_XXS": _iq3_xxs,
+    "IQ2_S": _iq2_s,
+    "IQ2_XS": _iq2_xs,
+    "IQ2_XXS": _iq2_xxs,
+    "IQ1_S": _iq1_s,
+    "IQ1_M": _iq1_m,
+}
+
+
+def _grid_block(code: Code, type: str, blocks: Sequence[Value]) -> LongBlocks:
+    indices, signs, scales = _GRIDS[type](code, partial(_loaded, code, blocks))
+    if isinstance(signs, Value):
+        integers = _signed(code, type, indices, signs)
+    else:
+        # all of the same neighbours are one less than eight times those of the grid, or one more
+        steps = [(sign << 1) * 0x01010101 for sign in signs for _ in (0, 1)]
+        fours = _from_grid(code, type, indices)
+        integers = [n + 1 - step.bits(n.type) for n, step in zip(fours, steps, strict=True)]
+    halves = _upper_halves(code, blocks) if type == "IQ1_M" else _halves(code, blocks)
+    return LongBlocks(integers, halves * (1 / STEPS[type]), scales)
+
+
+def _upper_halves(code: Code, blocks: Sequence[Value]) -> Value:
+    """f16 of the upper four bits of each of four words, as f32."""
+    words = _loaded(code, blocks, 48, vector(I16, 4))
+    high = (words >> 12) << code.constants(words.type, [0, 4, 8, 12] * len(blocks))
+    a, b, c, d = (high.take(range(i, high.type.count, 4)) for i in range(4))
+    return (a | b | c | d).bits(vector(F16, len(blocks))).widen()
 
 
 def _unscaled(
@@ -517,13 +492,6 @@ _LONG: dict[str, Callable[[Code, Sequence[Value]], LongBlocks]] = {
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
     "IQ4_XS": _iq4_xs,
-    "IQ3_S": _iq3_s,
-    "IQ3_XXS": _iq3_xxs,
-    "IQ2_S": _iq2_s,
-    "IQ2_XS": _iq2_xs,
-    "IQ2_XXS": _iq2_xxs,
-    "IQ1_S": _iq1_s,
-    "IQ1_M": _iq1_m,
     "TQ2_0": _tq2_0,
     "TQ1_0": _tq1_0,
 }

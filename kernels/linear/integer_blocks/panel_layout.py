@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from kernels.linear.block_parts import MOST, is_long
-from kernels.linear.integer_blocks.activations_with_llvm import PER_STRETCH, STRETCH
-from kernels.linear.integer_blocks.integers_with_llvm import FORMS
+from kernels.linear.integer_blocks.activations_with_llvm import FORMS, PER_STRETCH, STRETCH
 from kernels.llvm import Value
 
 Length = TypeVar("Length", int, Value)
@@ -38,7 +37,8 @@ class Panel:
     third of four as 16 bits, and in the word PER_STRETCH after it the others, in lines of
     PER_STRETCH lanes (kernels.linear.integer_blocks.activations_with_llvm.Layout); in long blocks
     scales of groups, each as a pair of 16 bits or, with vnni, as 32 bits, and minimums of groups
-    in such pairs; scales and minimums f32, one of a long block, PER_STRETCH of short ones.
+    in such pairs; in short ones, where a block has two groups, their scales f32; scales and
+    minimums f32, one of a long block, PER_STRETCH of short ones.
     A record of a row of x has integers; scales f32; and what minimums are multiplied with, sums of
     16 bits, or f32 in short blocks.
 
@@ -84,6 +84,11 @@ class Panel:
         return self.row_line * self.row_words
 
     @property
+    def sides(self) -> int:
+        """Eights of lanes; of a short block as many groups."""
+        return len(self.lanes) // PER_STRETCH
+
+    @property
     def words(self) -> bool:
         return not self.vnni and not self.together
 
@@ -104,16 +109,14 @@ class Panel:
     @property
     def group_order(self) -> list[int]:
         """Groups as their first lanes come."""
-        n_sides = len(self.lanes) // PER_STRETCH
-        per_side = self.groups // n_sides
+        per_side = self.groups // self.sides
         starts = range(0, len(self.lanes), PER_STRETCH)
         first = [lane for start in starts for lane in self.lanes[start : start + per_side]]
         return [lane * self.groups // len(self.lanes) for lane in first]
 
     def words_of_group(self, place: Length) -> list[Length]:
         """The words of integers of the group at a place of group_order."""
-        n_sides = len(self.lanes) // PER_STRETCH
-        per_side, side_words = self.groups // n_sides, self.integers // n_sides
+        per_side, side_words = self.groups // self.sides, self.integers // self.sides
         first = place % per_side + place // per_side * side_words
         lines = range(0, side_words, PER_STRETCH)
         lanes = range(0, PER_STRETCH, per_side)
@@ -125,7 +128,8 @@ class Panel:
 
     @property
     def group_minimums(self) -> int:
-        return self.group_scales + (self.groups if self.long and not self.words else 0)
+        has_scales = not self.words if self.long else self.sides > 1
+        return self.group_scales + (self.groups if has_scales else 0)
 
     @property
     def scales(self) -> int:

@@ -14,6 +14,7 @@ from kernels.linear.integer_blocks.activations_with_llvm import PER_STRETCH
 from kernels.linear.integer_blocks.panel_layout import HALVES, WORD, Panel
 from kernels.linear.integer_blocks.row_products_with_llvm import (
     add_byte_sums,
+    added,
     byte_pair_sums,
     pair_sums,
 )
@@ -81,10 +82,10 @@ def write_starts(code: Code, panel: Panel, operands: Operands) -> None:
             _add_group(code, panel, sums, operands, group)
         _store_starts(code, operands, sums, operands.starts)
     else:
-        with code.loop(0, code.integer(PER_STRETCH)) as block:
+        with code.loop(0, code.integer(panel.groups)) as group:
             sums = _begin(code, operands, [nothing for _ in HALVES])
-            _add_group(code, panel, sums, operands, block)
-            _store_starts(code, operands, sums, operands.starts + block * panel.line)
+            _add_group(code, panel, sums, operands, group)
+            _store_starts(code, operands, sums, operands.starts + group * panel.line)
 
 
 def _store_starts(code: Code, operands: Operands, sums: Sums, to: Value) -> None:
@@ -137,8 +138,15 @@ def _short_products(
 ) -> Iterator[tuple[int, int, Value]]:
     line, tile_bytes = panel.line, panel.line * operands.tall
     with code.loop(0, code.integer(PER_STRETCH)) as block:
-        sums = _begin(code, operands, _first_values(code, panel, operands, block))
-        _add_group(code, panel, sums, operands, block)
+        whole: list[list[Value]] = [[] for _ in range(operands.tall)]
+        for group in [block + PER_STRETCH * side for side in range(panel.sides)]:
+            sums = _begin(code, operands, _first_values(code, panel, operands, group))
+            _add_group(code, panel, sums, operands, group)
+            factors: list[Value] = []
+            if panel.sides > 1:
+                factors = operands.weight(code, group + panel.group_scales, F32)
+            dots = [[total.value for total in row] for row in sums]
+            whole = [added(each, factors, some) for each, some in zip(dots, whole, strict=True)]
         scales = operands.weight(code, block + panel.scales, F32)
         minimums: list[Value] = []
         if panel.minimums:
@@ -146,7 +154,7 @@ def _short_products(
         for r in range(operands.tall):
             row_scale = operands.row(code, block + panel.row_scales, r, F32)
             for half in HALVES:
-                p = sums[r][half].value.to_float(signed=True) * (scales[half] * row_scale)
+                p = whole[r][half] * (scales[half] * row_scale)
                 if panel.minimums:
                     row_sum = operands.row(code, block + panel.row_sums, r, F32)
                     p = code.fma(minimums[half], row_sum, p)

@@ -7,14 +7,16 @@ from typing import NamedTuple
 
 import torch
 
+from kernels.linear.block_parts import SHORT
 from kernels.linear.decode_with_llvm import sizes
 from kernels.linear.integer_blocks.activations_with_llvm import (
+    FORMS,
     PER_STRETCH,
     STRETCH,
     Layout,
     quantise,
 )
-from kernels.linear.integer_blocks.integers_with_llvm import FORMS, fours, long_blocks, short_blocks
+from kernels.linear.integer_blocks.integers_with_llvm import fours, long_blocks, short_blocks
 from kernels.linear.integer_blocks.panel_layout import BYTE_ZERO, HALVES, WORD, Panel
 from kernels.llvm import Code, Value, kernel, transposed, vector
 from kernels.llvm.values import I16, I32
@@ -25,8 +27,8 @@ CACHE_LINE = 64
 
 
 class WeightRows(NamedTuple):
-    """A matrix in blocks of a type, to be taken in panels: its address, bytes and blocks of a row,
-    its last row."""
+    """A matrix in blocks of a type, to be taken in panels: its address, bytes and blocks of 32 of a
+    row, its last row."""
 
     type: str
     panel: Panel
@@ -59,16 +61,18 @@ def _write_short(
 ) -> None:
     """Block i of a stretch, `index` of the rows. After their last one scales and minimums are 0,
     as the integers of x are there."""
-    type, panel, n_bytes = weights.type, weights.panel, sizes(weights.type)[1]
-    at = code.smaller(index, weights.row_blocks - 1) * n_bytes
-    blocks = [row + at for row in rows]
-    for block in blocks:
-        code.prefetch(block + n_bytes * PER_STRETCH)
-    parts, scales, minimums = short_blocks(code, type, blocks)
-    places, per_part = panel.words_of_group(i), panel.group_words // len(parts)
-    for k, integers in enumerate(parts):
-        for j, words in enumerate(_words(panel, type, integers)):
-            code.store(words, to + places[per_part * k + j] * panel.line)
+    type, panel, (elements, n_bytes) = weights.type, weights.panel, sizes(weights.type)
+    at = code.smaller(index, weights.row_blocks - 1)
+    for row in rows:
+        code.prefetch(row + (at * (n_bytes * SHORT // elements) + n_bytes * PER_STRETCH))
+    parts, scales, factors, minimums = short_blocks(code, type, [(row, at) for row in rows])
+    groups = [i + PER_STRETCH * side for side in range(panel.sides)]
+    places = [place for group in groups for place in panel.words_of_group(group)]
+    stored = [words for integers in parts for words in _words(panel, type, integers)]
+    for place, words in zip(places, stored, strict=True):
+        code.store(words, to + place * panel.line)
+    for group, factor in zip(groups, factors, strict=False):
+        code.store(factor, to + (group + panel.group_scales) * panel.line)
     exists, nothing = index.less(weights.row_blocks), code.constant(scales.type, 0.0)
     code.store(code.choose(exists, scales, nothing), to + (i + panel.scales) * panel.line)
     if minimums is not None:

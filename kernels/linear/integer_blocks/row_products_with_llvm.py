@@ -12,15 +12,13 @@ from collections.abc import Sequence
 from llvmlite import ir
 
 from kernels.linear.block_parts import MOST, is_long
-from kernels.linear.integer_blocks.activations_with_llvm import PER_STRETCH, Layout
+from kernels.linear.integer_blocks.activations_with_llvm import FORMS, PER_STRETCH, Form, Layout
 from kernels.linear.integer_blocks.integers_with_llvm import (
     BYTES,
     F32X8,
-    FORMS,
     I8X32,
     I16X16,
     I32X8,
-    Form,
     LongBlocks,
 )
 from kernels.llvm import F32, Code, Value, vector
@@ -49,17 +47,18 @@ def dot_products(
     vnni: int,
     parts: Sequence[Value],
     rows: RowVectors,
-    scales: Sequence[Value],
+    scales: Sequence[Value] = (),
+    first: int = 0,
 ) -> list[Value]:
-    """i32 [8 n] for each row of x: in every lane the sum of all its parts, times its
-    scale.
+    """i32 [8 n] for each row of x: in every lane the sum of all its parts, which come from part
+    `first` on, times its scale.
 
     scales: those of lane_scales; none: the sums of products, offsets taken away.
     """
     n_parts = len(parts) // max(1, len(scales))
     totals: list[Value] = []
     for i, scale in enumerate(scales or [None]):
-        some, at = parts[n_parts * i : n_parts * (i + 1)], n_parts * i
+        some, at = parts[n_parts * i : n_parts * (i + 1)], first + n_parts * i
         if in_words(type, vnni=vnni):
             dots = _dots_of_words(code, some, rows, at)
         elif vnni:
@@ -75,7 +74,7 @@ def dot_products(
 
 def _dots_of_words(code: Code, parts: Sequence[Value], rows: RowVectors, at: int) -> list[Value]:
     """Of parts from `at` on, bytes with a sign."""
-    totals = rows.first_sums()
+    totals = rows.first_sums(at)
     for k, part in enumerate(parts, at):
         fours = part.bits(vector(I16, part.type.count // 2))
         for i, words in enumerate(((fours << 8).down_signed(8), fours.down_signed(8))):
@@ -92,7 +91,7 @@ def _dots_of_bytes(
     assert form.most is not None
     at_once = _WORD // (2 * form.most * MOST)
     factor = factor or code.constant(I16X16, 1)
-    totals = rows.first_sums()
+    totals = rows.first_sums(at)
     for k in range(0, len(parts), at_once):
         words = [code.constant(I16X16, 0)] * rows.count
         for i in range(k, min(k + at_once, len(parts))):
@@ -110,11 +109,21 @@ def _dots_with_vnni(
     """As _dots_of_words, of all bytes."""
     if FORMS[type].most is None:
         parts = [part ^ -BYTE_ZERO for part in parts]
-    totals = rows.first_sums()
+    totals = rows.first_sums(at)
     for i, part in enumerate(parts, at):
         line = rows.integers(i)
         totals = [add_byte_sums(code, t, part, x) for t, x in zip(totals, line, strict=True)]
     return totals
+
+
+def added(dots: Sequence[Value], factors: Sequence[Value], others: Sequence[Value]) -> list[Value]:
+    """Sums i32 of groups as f32, times their scales and added to those of other groups: what there
+    is of these."""
+    exact = [dot.to_float(signed=True) for dot in dots]
+    if factors:
+        exact = [x * factor for x, factor in zip(exact, factors, strict=True)]
+    # products of a scale of four bits are exact
+    return [x + y for x, y in zip(exact, others, strict=True)] if others else exact
 
 
 BYTE_ZERO = 128
@@ -166,9 +175,10 @@ class RowVectors:
         at = self._layout.line_step * line
         return self._vectors(at, I16X16 if self._layout.words else I8X32)
 
-    def sums(self) -> list[Value]:
+    def sums(self, side: int = 0) -> list[Value]:
         """Of short blocks times the offset and negative, i32 [8 n]; of a long one i16 [16 n]."""
-        return self._vectors(self._layout.sums, I16X16 if self._layout.long else I32X8)
+        at = self._layout.sums + self._layout.line_step * side
+        return self._vectors(at, I16X16 if self._layout.long else I32X8)
 
     def scaled_sums(self) -> list[Value]:
         """f32 [8 n] of short blocks."""
@@ -184,10 +194,11 @@ class RowVectors:
         scales = self._code.load(at, vector(F32, self._layout.abreast))
         return scales.take([self._n * r + part for part, r in self.lanes])
 
-    def first_sums(self) -> list[Value]:
-        """i32 [8 n] for each row: what offsets of short blocks add to sums of products, negated."""
+    def first_sums(self, part: int) -> list[Value]:
+        """i32 [8 n] for each row: what offsets of short blocks add to sums of products from a part
+        on, negated."""
         if self.offset and not self._layout.long:
-            return self.sums()
+            return self.sums(part * self._layout.sides // PER_STRETCH)
         return [self._code.constant(vector(I32, PER_STRETCH * self._n), 0)] * self.count
 
     def _vectors(self, at: int, type: ir.VectorType) -> list[Value]:

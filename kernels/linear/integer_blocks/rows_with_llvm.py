@@ -25,6 +25,7 @@ from kernels.linear.integer_blocks.activations_with_llvm import (
 from kernels.linear.integer_blocks.integers_with_llvm import BYTES, long_blocks, short_blocks
 from kernels.linear.integer_blocks.row_products_with_llvm import (
     RowVectors,
+    added,
     dot_products,
     halves,
     lane_scales,
@@ -176,13 +177,17 @@ def _short_terms(
     code: Code, type: str, vnni: int, stretches: Sequence[Value], rows: RowVectors
 ) -> Value:
     """t of integer_linear_naive for each lane of rows."""
-    n_bytes = sizes(type)[1]
-    blocks = [stretch + n_bytes * i for stretch in stretches for i in range(PER_STRETCH)]
-    integers, scales, minimums = short_blocks(code, type, blocks)
-    dots = dot_products(code, type, vnni, integers, rows, [])
+    places = [(stretch, i) for stretch in stretches for i in range(PER_STRETCH)]
+    integers, scales, factors, minimums = short_blocks(code, type, places)
+    sides = max(1, len(factors))
+    n, whole = len(integers) // sides, list[Value]()
+    for side in range(sides):
+        some = integers[n * side : n * (side + 1)]
+        dots = dot_products(code, type, vnni, some, rows, first=n * side)
+        whole = added(dots, [*factors[side : side + 1]] * rows.count, whole)
     products = [
-        dot.to_float(signed=True) * (scales * row_scale)
-        for dot, row_scale in zip(dots, rows.short_scales(), strict=True)
+        exact * (scales * row_scale)
+        for exact, row_scale in zip(whole, rows.short_scales(), strict=True)
     ]
     if minimums is not None:
         more = zip(rows.scaled_sums(), products, strict=True)

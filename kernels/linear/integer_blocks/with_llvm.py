@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kernels.linear.decode_with_llvm import sizes
-from kernels.linear.integer_blocks.activations_with_llvm import PER_STRETCH, STRETCH
+from kernels.linear.block_parts import SHORT
+from kernels.linear.integer_blocks.activations_with_llvm import STRETCH
 from kernels.linear.integer_blocks.panel_layout import BYTE_ZERO, HALVES, WORD, Panel, panel
 from kernels.linear.integer_blocks.panel_products_with_llvm import (
     Operands,
@@ -70,8 +70,8 @@ def program(code: Code, args: Sequence[Value], task: Value, type: str, vnni: int
     n_stretches = (n_in + (STRETCH - 1)) // STRETCH
     tall, line, vector_bytes = how.tall, how.line, how.vector_bytes
     n_tiles, tiles = (n_rows + (tall - 1)) // tall, CACHED // tall
-    matrix = WeightRows(type, how, blocks, row_bytes, n_in // sizes(type)[0], n_out - 1)
-    weights, starts = code.stack(line * how.weight_words), code.stack(line * PER_STRETCH)
+    matrix = WeightRows(type, how, blocks, row_bytes, n_in // SHORT, n_out - 1)
+    weights, starts = code.stack(line * how.weight_words), code.stack(line * how.groups)
     nothing, kept = code.constant(vector(F32, how.width), 0.0), code.stack(kept_bytes(how))
     totals, zeros = code.stack(line * CACHED), _zeros(code, WORD * how.integers)
     with code.loop(0, n_tiles, tiles) as start:

@@ -62,14 +62,15 @@ def test_logits_in_tritons_interpreter():
     assert float(done.stdout) < 1e-4
 
 
-def test_a_model_of_grids_is_multiplied_as_the_law_has_it(tmp_path, monkeypatch):
+@pytest.mark.parametrize("type", ["IQ3_S", "NVFP4"])
+def test_a_model_of_a_processors_types_is_multiplied_as_the_law_has_it(type, tmp_path, monkeypatch):
     path, tokens = tmp_path / "tiny.gguf", list(range(3, 23))
-    write_random_model(path, size="tiny", quant="iq3_s")
+    write_random_model(path, size="tiny", quant=type.lower())
     with GgufFile.open(path) as file:
-        in_blocks = [t for t in file.tensors.values() if t.type.name == "IQ3_S"]
+        in_blocks = [t for t in file.tensors.values() if t.type.name == type]
         model = load_model(file, compute="q8")
-    assert in_blocks and stays_in_blocks("IQ3_S", "q8", torch.device("cpu"))
-    assert not stays_in_blocks("IQ3_S", "q8", CUDA), "a GPU has no such product"
+    assert in_blocks and stays_in_blocks(type, "q8", torch.device("cpu"))
+    assert not stays_in_blocks(type, "q8", CUDA), "a GPU has no such product"
     logits = []
     for run in (integer_blocks._run, integer_blocks.integer_linear_naive):
         monkeypatch.setattr(integer_blocks, "_run", run)

@@ -11,10 +11,10 @@ from engine.gguf.file import GgufFile
 from engine.gguf.reader import TensorReader
 from engine.memory.policies import memory_sizes
 from engine.model.info import describe
-from engine.model.loaded_size import MODES, is_expanded
+from engine.model.loaded_size import MODES, note_on_type
 from engine.model.loader import load_model
 from kernels.linear import linear, pack
-from kernels.linear.integer_blocks import TYPES
+from kernels.linear.integer_blocks import GPU_TYPES, TYPES
 from kernels.linear.integers import has_vnni
 from kernels.linear.with_torch import has_bf16
 from tests.support.golden_files import DATA
@@ -32,12 +32,28 @@ def test_it_is_what_loading_counts(path, mode):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
     ("arch", "quant"),
-    [("mamba", "q8_0"), ("jamba", "q8_0"), ("plamo2", "q8_0"), ("qwen35", "iq3_s")],
+    [
+        *(("mamba", "q8_0"), ("mamba2", "q8_0"), ("jamba", "q8_0"), ("plamo2", "q8_0")),
+        ("qwen35", "iq3_s"),
+    ],
 )
 def test_so_it_is_of_random_models(arch, quant, mode, tmp_path):
     path = tmp_path / "tiny.gguf"
     write_random_model(path, arch=arch, size="tiny", quant=quant)
     hold(path, mode)
+
+
+@pytest.mark.parametrize("mode", ["f32", "q8", "blocks"])
+@pytest.mark.parametrize(
+    ("arch", "quant"),
+    [("qwen35", "iq3_s"), ("qwen35", "f16"), ("mamba2", "q8_0"), ("lfm2", "mxfp4")],
+)
+def test_so_it_is_where_there_is_no_product_of_a_processor(arch, quant, mode, tmp_path):
+    path = tmp_path / "tiny.gguf"
+    write_random_model(path, arch=arch, size="tiny", quant=quant)
+    with GgufFile.open(path) as file:
+        loaded = load_model(file, compute=mode, device=torch.device("meta"))
+        assert loaded.weight_bytes == describe(file, "cuda").loaded_bytes[mode]
 
 
 @pytest.mark.parametrize("type", ["BF16", "F16"])
@@ -87,10 +103,9 @@ def test_memory_counts_the_mode(golden_path):
 
 def test_types_without_products_of_integers_are_told():
     names = {type.name for type in GGMLQuantizationType}
-    assert {name for name in names if not is_expanded(name)} == {
-        *TYPES,
-        "F32",
-        "F16",
-        "BF16",
-        "I32",
+    notes = {
+        "": {*GPU_TYPES, "F32", "F16", "BF16", "I32"},
+        "bf16 on a GPU": {*TYPES} - {*GPU_TYPES},
     }
+    for start, some in notes.items():
+        assert {name for name in names if note_on_type(name).split(" in mode")[0] == start} == some

@@ -7,8 +7,7 @@ import torch
 
 from kernels.linear.block_parts import LONG, SHORT
 from kernels.linear.block_parts import quantise as quantise_in_torch
-from kernels.linear.integer_blocks.activations_with_llvm import STRETCH, Layout, quantise
-from kernels.linear.integer_blocks.integers_with_llvm import FORMS
+from kernels.linear.integer_blocks.activations_with_llvm import FORMS, STRETCH, Layout, quantise
 
 IN_ORDER = FORMS["Q8_0"].lanes
 SHORT_LAYOUTS = [

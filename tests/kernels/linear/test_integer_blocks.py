@@ -113,6 +113,17 @@ def test_the_order_of_short_sums():
     assert found != sum(p, np.float32(0))
 
 
+@pytest.mark.parametrize(("bits", "number"), [(0, 0), (1, 2.0**-10), (0x7E, 224), (0x7F, 0)])
+def test_edges_of_the_scales_of_nvfp4(bits, number):
+    """Of which the largest one without a sign would be a NaN, and counts as 0."""
+    blocks = torch.full((1, 36), 0x11, dtype=torch.uint8)
+    blocks[:, :4] = bits
+    x = torch.ones(1, 64)
+    for product in (naive.integer_linear, op.integer_linear):
+        found = product(x, blocks, "NVFP4").item()
+        assert found == pytest.approx(64 * number, rel=1e-3)
+
+
 @TYPES
 @pytest.mark.thinned(2)
 def test_a_row_with_a_number_that_is_none_gives_nan(type_name):
@@ -124,7 +135,7 @@ def test_a_row_with_a_number_that_is_none_gives_nan(type_name):
     assert torch.equal(y[[1, 3]], expected[[1, 3]])
 
 
-@pytest.mark.parametrize("type_name", ["NVFP4", "F16"])
+@pytest.mark.parametrize("type_name", ["Q8_K", "F16"])
 def test_other_types_are_refused(type_name):
     with pytest.raises(ValueError, match=f"{type_name}, only with Q4_0, Q4_1"):
         op.integer_linear(torch.ones(1, 32), torch.zeros(1, 22, dtype=torch.uint8), type_name)

@@ -6,12 +6,13 @@ from itertools import cycle
 
 import pytest
 import torch
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from kernels.linear import integer_blocks
 from kernels.linear.block_parts import is_long
 from kernels.linear.integer_blocks import TYPES, panel_products_with_llvm
 from kernels.linear.integer_blocks import with_llvm as panels_with_llvm
-from kernels.linear.integer_blocks.integers_with_llvm import FORMS
+from kernels.linear.integer_blocks.activations_with_llvm import FORMS
 from kernels.linear.integer_blocks.panel_layout import panel
 from kernels.linear.integer_blocks.with_llvm import CACHED, multiply_panels
 from kernels.llvm import program
@@ -52,6 +53,7 @@ def test_every_edge(type_name, n_out):
 @pytest.mark.parametrize("type_name", [t for t in TYPES if not is_long(t)])
 @pytest.mark.parametrize("n_in", [32, 224, 288, 1248])
 def test_rows_that_end_within_a_stretch(type_name, n_in):
+    n_in += n_in % GGML_QUANT_SIZES[GGMLQuantizationType[type_name]][0]
     blocks, x = random_blocks(type_name, 5, n_in), torch.randn(5, n_in)
     expected = naive.integer_linear(x, blocks, type_name)
     assert torch.equal(product(x, blocks, type_name), expected)

@@ -7,6 +7,7 @@ from itertools import cycle
 
 import pytest
 import torch
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from kernels.linear import integer_blocks
 from kernels.linear.block_parts import is_long
@@ -51,6 +52,7 @@ def test_every_number_of_rows(turn, type_name):
 @pytest.mark.parametrize("type_name", [t for t in TYPES if not is_long(t)])
 @pytest.mark.parametrize("n_in", [32, 96, 288, 1248])
 def test_rows_that_end_within_a_stretch(type_name, n_in):
+    n_in += n_in % GGML_QUANT_SIZES[GGMLQuantizationType[type_name]][0]
     blocks, x = random_blocks(type_name, 5, n_in), torch.randn(4, n_in)
     expected = naive.integer_linear(x, blocks, type_name)
     assert torch.equal(with_llvm.integer_linear(x, blocks, type_name), expected)

@@ -49,6 +49,9 @@ TYPES: dict[object, set[str]] = {
     "q2_k": {"Q2_K", "Q3_K", "Q6_K"},
     "q6_k": {"Q6_K"},
     "mxfp4": {"MXFP4", "Q8_0"},
+    "nvfp4": {"NVFP4", "Q8_0"},
+    "iq2_xxs": {"IQ2_XXS", "Q2_K", "Q5_K"},
+    "iq1_s": {"IQ1_S", "IQ2_XXS", "Q2_K", "Q5_K"},
     # eight experts are few, so attention next to them has more bits
     ("moe-tiny", "q4_k_m"): {"Q4_K", "Q5_K", "Q6_K", "Q8_0"},
     ("moe-tiny", "q5_k_m"): {"Q5_K", "Q6_K", "Q8_0"},
@@ -58,6 +61,9 @@ TYPES: dict[object, set[str]] = {
     ("moe-tiny", "iq4_xs"): {"IQ4_XS", "Q5_K", "Q6_K", "Q8_0"},
     ("moe-tiny", "iq4_nl"): {"IQ4_NL", "Q5_K", "Q6_K", "Q8_0"},
     ("moe-tiny", "iq3_s"): {"IQ3_S", "Q5_K", "Q6_K", "Q8_0"},
+    ("moe-tiny", "iq2_xxs"): {"IQ2_XXS", "Q4_K", "Q5_K"},
+    ("moe-tiny", "iq1_s"): {"IQ1_S", "Q4_K", "Q5_K"},
+    ("moe-tiny", "tq2_0"): {"TQ2_0", "Q6_K", "Q8_0"},
     **{("moe-tiny", q): {q.upper(), "Q6_K", "Q8_0"} for q in ("q4_0", "q4_1", "q5_0", "q5_1")},
 }
 """Types of the matrices of a file, by mix, or by size and mix where they differ."""
