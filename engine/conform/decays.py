@@ -329,17 +329,24 @@ class Log:
             yield cause, f"the state before is kept with {words}", state + (other - own) * kept
             yield cause, f"the state before and what rows wrote are kept with {words}", all_
 
+    def under(self, rows: Sequence[Row]) -> Iterator[torch.Tensor]:
+        """The last state where the rows do this: as they are played again, and where what they wrote
+        is kept."""
+        yield play(self.shape, self.states[0], rows)[1][-1]
+        state = self.states[0]
+        for row, write in zip(rows, self._writes(rows), strict=True):
+            state = row["decay"] * state + write
+        yield state
+
     def formulas(self) -> Iterator[Way]:
         """Cause, sentence and last state where a fold has wrong formulas: of what the rows wrote,
         and of all that they do."""
         few = 1 < len(self.rows) <= _MOST_ROWS
         others = formulas(self.shape, self.rows), of_other_heads(self.shape, self.rows)
         for cause, words, rows in in_parts(self.shape, self.rows, chain(*others)):
-            yield cause, words, play(self.shape, self.states[0], rows)[1][-1]
-            state, writes = self.states[0], self._writes(rows)
-            for row, write in zip(rows, writes, strict=True):
-                state = row["decay"] * state + write
-            yield cause, words, state
+            writes = self._writes(rows)
+            for state in self.under(rows):
+                yield cause, words, state
             for i in range(len(rows)) if few else ():
                 alone = f"{words}, in row {i} alone"
                 after = [rows[i], *self.rows[i + 1 :]]

@@ -3,7 +3,8 @@ and errors of the size of rounding."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
@@ -67,6 +68,22 @@ def unwritten(seen: torch.Tensor, wanted: torch.Tensor) -> str:
         if off.any():
             return f"no output is written for {words} {spans(off)}"
     return ""
+
+
+def value(error: Callable[[float], float], most: float) -> float | None:
+    """The value from 1e-5 to 100 under which an error is least, where it is less than half as large
+    as `most` for one of those in equal ratios."""
+    first, many = math.log(1e-5), 33
+    step = (math.log(100) - first) / (many - 1)
+    each = [error(math.exp(first + i * step)) for i in range(many)]
+    at = min(range(many), key=each.__getitem__)
+    if not each[at] < most / 2:
+        return None
+    low, high = first + (at - 1) * step, first + (at + 1) * step
+    for _ in range(60):
+        a, b = low + (high - low) * 0.382, low + (high - low) * 0.618
+        low, high = (low, b) if error(math.exp(a)) < error(math.exp(b)) else (a, high)
+    return math.exp((low + high) / 2)
 
 
 def wrong_heads(seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> torch.Tensor:

@@ -24,20 +24,28 @@ _ADVANCED += (("a", "decay"), ("b", "beta"), ("q", "read"), ("k", "key"))
 # What corrections take of a row, apart from what is kept and written
 _VIEWS = {"look": "key", "off": "beta", "fade": "decay"}
 _OWN_DECAY = ("the decay is applied twice", "k is taken times the decay")
-_LEAST_LOGS = (-1, -2, -3, -4, -5, -8, -10)
+_Change = Callable[[Row, float], Row]  # what of a row is other under a number
+Family = tuple[str, str, Callable[[float], list[Row]]]
 
 
 def in_parts(
     shape: Shape, rows: Sequence[Row], ways: Iterable[tuple[str, str, list[Row]]]
 ) -> Iterator[tuple[str, str, list[Row]]]:
     """Wrong ways through rows, and of those that change more than one part of a delta rule also
-    what is wrong in corrections alone, or in all else alone."""
+    what is wrong in corrections alone, or in all else alone; of Mamba-2 in the decay alone, or in
+    what is written."""
     right = [terms(shape, row) for row in rows]
     for cause, words, others in ways:
         yield cause, words, others
-        if shape.recurrence not in ("gdn", "kda"):
+        if shape.recurrence == "conv":
             continue
         pairs = list(zip(right, (terms(shape, row) for row in others), strict=True))
+        if shape.recurrence == "mamba2":
+            dt = ("decay", "in what is written"), ("beta", "in the decay")
+            if all(any(not torch.equal(a[x], b[x]) for a, b in pairs) for x, _ in dt):
+                for x, where in dt:
+                    yield cause, f"{words}, {where}", [b | {x: a[x]} for a, b in pairs]
+            continue
         changed = {
             x: of
             for x, of in _VIEWS.items()
@@ -96,9 +104,6 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
         ("softplus has 2 for e within", torch.log(1 + torch.exp2(raw + bias))),
         ("softplus has base 2", torch.log2(1 + torch.exp(raw + bias))),
     ]
-    gates += [
-        (f"softplus is left out above {t}", softplus(raw + bias, threshold=t)) for t in (1, 2, 5)
-    ]
 
     def decay(g: torch.Tensor) -> Row:
         return right | {"decay": torch.exp(g).view(heads, -1, 1)}
@@ -108,11 +113,8 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
         made = [("wrong-gate", words, decay(g)) for words, g in _bounded(row, raw, -rate)]
         gates = []
     for words, dt in gates:
-        if mamba:
-            made += [("wrong-gate", words, decay(rate * dt) | {"beta": dt[:, None]})]
-            made += [("wrong-gate", f"{words}, in what is written", right | {"beta": dt[:, None]})]
-            words += ", in the decay"
-        made.append(("wrong-gate", words, decay(rate * dt)))
+        of_dt = {"beta": dt[:, None]} if mamba else {}
+        made.append(("wrong-gate", words, decay(rate * dt) | of_dt))
     dt, log = softplus(raw + bias), (-rate).log()
     g = right["decay"].log().view((heads, -1) if raw.dim() > 1 else (heads,))
     made += [
@@ -123,10 +125,6 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
         ("wrong-gate", "the decay is a power of 2, not of e", decay(g * math.log(2))),
         ("wrong-gate", "the decay's logarithm is taken as one to base 2", decay(g / math.log(2))),
         ("wrong-gate", "the decay is applied twice", decay(2 * g)),
-        *(
-            ("wrong-gate", f"the decay's logarithm ends at {x}", decay(g.clamp(min=x)))
-            for x in _LEAST_LOGS
-        ),
         ("wrong-gate", "the decay's exp is left out", right | {"decay": g.view(heads, -1, 1)}),
     ]
     if shape.recurrence == "kda" and shape.d_k == shape.d_v:
@@ -180,15 +178,84 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
         norms["k is divided by its root mean square"] = {"key": key * root}
         both = {"key": key * root, "read": read * root}
         norms["q and k are divided by their root mean squares"] = both
-        for eps in (1.0, 0.1, 1e-2, 1e-3, 1e-4):
-            less_q, less_k = ((x * x).sum(-1, keepdim=True).add(eps).rsqrt() for x in (q, k))
-            with_eps = {"q": {"read": q * less_q * scale}, "k": {"key": k * less_k}}
-            with_eps["q and k"] = with_eps["q"] | with_eps["k"]
-            norms |= {f"{x} is divided with an eps of {eps:g}": y for x, y in with_eps.items()}
         made += [("wrong-norm", words, right | other) for words, other in norms.items()]
         made.append(("wrong-scale", scaled, right | {"read": read * root}))
         made.append(("wrong-scale", "the scale is applied twice", right | {"read": read / root}))
     return made
+
+
+def families(shape: Shape, rows: Sequence[Row]) -> Iterator[Family]:
+    """Mistakes that have a number of their own: cause, sentence with a place for it, and the rows
+    under each value of it."""
+    right = [terms(shape, row) for row in rows]
+
+    def parts(way: tuple[str, str, _Change], x: float) -> list[tuple[str, str, list[Row]]]:
+        cause, words, change = way
+        return list(in_parts(shape, right, [(cause, words, [row | change(row, x) for row in right])]))
+
+    of_norms = _of_norms(shape) if shape.recurrence in ("gdn", "kda") else []
+    ways = _of_taps() if shape.recurrence == "conv" else _of_gates(shape, right[0]) + of_norms
+    for way in ways:
+        for i, (cause, words, _) in enumerate(parts(way, 0.5)):
+            yield cause, words, lambda x, way=way, i=i: parts(way, x)[i][2]
+
+
+def _of_taps() -> list[tuple[str, str, _Change]]:
+    slope = "the sigmoid of {:.4g} times its input is taken"
+    return [
+        ("wrong-term", slope, lambda _, x: {"slope": torch.tensor(x)}),
+        ("wrong-term", "the bias is taken {:.4g} times", lambda row, x: {"bias": x * row["bias"]}),
+    ]
+
+
+def _of_norms(shape: Shape) -> list[tuple[str, str, _Change]]:
+    def divided(row: Row, name: str, eps: float) -> torch.Tensor:
+        x = row[name].repeat_interleave(shape.n_heads // shape.n_groups, 0)
+        return x * (x.square().sum(-1, keepdim=True) + eps).rsqrt()
+
+    def change(names: str) -> _Change:
+        scale, of = {"q": shape.d_k**-0.5, "k": 1.0}, {"q": "read", "k": "key"}
+        return lambda row, x: {of[n]: scale[n] * divided(row, n, x) for n in names}
+
+    words = "{} divided with an eps of {{:.4g}}"
+    each = {"q": "q is", "k": "k is", "qk": "q and k are"}
+    return [("wrong-norm", words.format(said), change(names)) for names, said in each.items()]
+
+
+def _of_gates(shape: Shape, first: Row) -> list[tuple[str, str, _Change]]:
+    mamba = shape.recurrence == "mamba2"
+    what, raw = ("dt", "dt") if mamba else ("beta", "a")
+
+    def gated(dt: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]) -> _Change:
+        def change(row: Row, x: float) -> Row:
+            made = dt(row[raw], row["dt_bias"], x)
+            rate = row["A"] if mamba else -torch.exp(row["A_log"]).view(-1, *[1] * (made.dim() - 1))
+            decay = {"decay": torch.exp(rate * made).view(shape.n_heads, -1, 1)}
+            return decay | ({"beta": made[:, None]} if mamba else {})
+
+        return change
+
+    changes: dict[str, _Change] = {
+        "the decay's logarithm ends at -{:.4g}": lambda row, x: {
+            "decay": row["decay"].clamp(min=math.exp(-x))
+        },
+        "the decay's logarithm is -{:.4g} at most": lambda row, x: {
+            "decay": row["decay"].clamp(max=math.exp(-x))
+        },
+        "the decay is taken to the power of {:.4g}": lambda row, x: {"decay": row["decay"] ** x},
+        f"{what} is taken {{:.4g}} times": lambda row, x: {"beta": x * row["beta"]},
+        f"{what} ends at {{:.4g}}": lambda row, x: {"beta": row["beta"].clamp(max=x)},
+        f"{what} is {{:.4g}} at least": lambda row, x: {"beta": row["beta"].clamp(min=x)},
+    }
+    if "lower_bound" not in first:
+        changes |= {
+            "softplus is left out above {:.4g}": gated(lambda a, b, x: softplus(a + b, 1.0, x)),
+            "softplus ends at {:.4g}": gated(lambda a, b, x: softplus(a + b).clamp(max=x)),
+            "softplus is {:.4g} at least": gated(lambda a, b, x: softplus(a + b).clamp(min=x)),
+            "softplus has a beta of {:.4g}": gated(lambda a, b, x: softplus(a + b, x)),
+            "dt_bias is taken {:.4g} times": gated(lambda a, b, x: softplus(a + x * b)),
+        }
+    return [("wrong-gate", words, change) for words, change in changes.items()]
 
 
 def _bounded(row: Row, raw: torch.Tensor, A: torch.Tensor) -> list[tuple[str, torch.Tensor]]:

@@ -71,7 +71,8 @@ def step(
         if variant == "bias-after-activation":
             return y * torch.sigmoid(y) + bias, window[:, 1:]
         y = y + bias
-        return y if variant == "no-activation" else y * torch.sigmoid(y), window[:, 1:]
+        slope = row.get("slope", 1.0)  # another than 1 by mistake
+        return y if variant == "no-activation" else y * torch.sigmoid(slope * y), window[:, 1:]
     row = terms(shape, row)
     decay, last = row["decay"], variant == "gate-last"
     seen = state if last else decay * state
