@@ -267,6 +267,6 @@ def log_decay(row: dict[str, torch.Tensor]) -> torch.Tensor:
     return -rate * F.softplus(x)
 
 
-def normed(x: torch.Tensor) -> torch.Tensor:
-    """x divided by its length as these kernels do it, with 1e-6 below the root."""
-    return x / (x.pow(2).sum(-1, keepdim=True) + 1e-6).sqrt()
+def normed(x: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
+    """x divided by its length as these kernels do it, with eps below the root."""
+    return x / (x.pow(2).sum(-1, keepdim=True) + eps).sqrt()

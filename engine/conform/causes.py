@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
+from functools import partial
 from itertools import chain, pairwise, product, tee
 from types import MappingProxyType
 from typing import Any
@@ -277,24 +278,16 @@ class Situation:
                 lost = log.kept(log.writes[i], i + 1)
                 yield "lost-fold", f"what row {i} wrote is lost", log.states[-1] - lost
 
-    def _fitted(self, state: torch.Tensor, count: int, seen: torch.Tensor) -> Iterator[Way]:
-        """Cause, sentence and what each mistake that has a number gives, with the number that fits
-        best: the outputs of the first rows, or of a state that is seen the one after them."""
-        tokens, last = self.tokens[:count], seen.shape == state.shape
-        log = Log(self.shape, state, tokens) if last and self.shape.recurrence != "conv" else None
-
-        def made(rows: Sequence[Row]) -> list[torch.Tensor]:
-            if log:
-                return list(log.under(rows))
-            outputs, states = self._played(state, rows)
-            return [states[-1] if last else torch.stack(outputs)]
-
-        most = fits.off(seen, made(tokens)[0])
-        for cause, words, rows in mistakes.families(self.shape, tokens):
-            for i in range(1 + bool(log)):
-                error = lambda x, i=i, rows=rows: fits.off(seen, made(rows(x))[i])  # noqa: E731
-                if (x := fits.value(error, most)) is not None:
-                    yield cause, words.format(x), made(rows(x))[i]
+    def _numbered(self, x: float, count: int, last: bool) -> Iterator[Way]:
+        """Cause, sentence and what each mistake that has a number gives under this one: outputs of
+        the first rows, or the last state, as they are played and where what they wrote is kept."""
+        tokens, conv = self.tokens[:count], self.shape.recurrence == "conv"
+        ways = in_parts(self.shape, tokens, formulas(self.shape, tokens, x))
+        log = Log(self.shape, self.start, tokens) if last and not conv else None
+        for cause, words, rows in ways:
+            outputs, states = ([], log.under(rows)) if log else self._played(self.start, rows)
+            for made in states if log else [states[-1] if last else torch.stack(outputs)]:
+                yield cause, words, made
 
     def _views_of_logs(self, count: int) -> Iterator[tuple[str, str, Played]]:
         """Cause, sentence and outputs where the pass sees the state before a log, or what rows of
@@ -357,10 +350,9 @@ class Situation:
         rows = self.shape, self.start, seen, self.tokens, self.parents
         if found := mistakes.row_by_row(*rows, every, folds, bound):
             return found
-        if len(seen) <= _MOST_ROWS:
-            fitted = self._fitted(self.start, len(seen), seen)
-            if found := closest(seen, fitted, bound, wanted):
-                return found
+        fitted = fits.numbered(partial(self._numbered, count=len(seen), last=False), seen, wanted)
+        if len(seen) <= _MOST_ROWS and (found := closest(seen, fitted, bound, wanted)):
+            return found
         if self.shape.recurrence == "conv" and not self.parents:
             known = [*self.start.unbind(-1), *(row["x"] for row in self.tokens)]
             for solved in (fits.tapped, fits.summed):
@@ -443,11 +435,9 @@ class Situation:
             found = fewest(gives, heads, ["heads"])
         if found:
             return found[0], f"{found[1]}, in the state alone: outputs are right"
-        if count <= _MOST_ROWS:
-            fitted = self._fitted(self.start, count, seen)
-            found = closest(seen, fitted, bound, right, last=True)
-            if found:
-                return found
+        fitted = fits.numbered(partial(self._numbered, count=count, last=True), seen, right)
+        if count <= _MOST_ROWS and (found := closest(seen, fitted, bound, right, last=True)):
+            return found
         none = (seen.abs() <= bound) & (right.abs() > bound)
         if self.shape.recurrence != "conv" and (lost := none.all(2).all(0)).any():
             return "wrong-tile", f"nothing is kept in key channels {spans(lost)}"

@@ -4,7 +4,8 @@ and errors of the size of rounding."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 
 import torch
 
@@ -70,20 +71,27 @@ def unwritten(seen: torch.Tensor, wanted: torch.Tensor) -> str:
     return ""
 
 
-def value(error: Callable[[float], float], most: float) -> float | None:
-    """The value from 1e-5 to 100 under which an error is least, where it is less than half as large
-    as `most` for one of those in equal ratios."""
-    first, many = math.log(1e-5), 33
-    step = (math.log(100) - first) / (many - 1)
-    each = [error(math.exp(first + i * step)) for i in range(many)]
-    at = min(range(many), key=each.__getitem__)
-    if not each[at] < most / 2:
-        return None
-    low, high = first + (at - 1) * step, first + (at + 1) * step
-    for _ in range(60):
-        a, b = low + (high - low) * 0.382, low + (high - low) * 0.618
-        low, high = (low, b) if error(math.exp(a)) < error(math.exp(b)) else (a, high)
-    return math.exp((low + high) / 2)
+def numbered(
+    ways: Callable[[float], Iterable[Way]], seen: torch.Tensor, wanted: torch.Tensor
+) -> Iterator[Way]:
+    """Mistakes that have a number, each with the one from 1e-5 to 100 that gives what is nearest,
+    of those that leave less than half of the error; ways: the mistakes under a number."""
+    first, step, many = math.log(1e-5), math.log(1e7) / 32, 33
+    grid = [
+        [off(seen, made) for _, _, made in ways(math.exp(first + i * step))] for i in range(many)
+    ]
+    for way, each in enumerate(zip(*grid, strict=True)):
+
+        def error(log: float, way: int = way) -> float:
+            return off(seen, next(islice(ways(math.exp(log)), way, None))[2])
+
+        if min(each) < off(seen, wanted) / 2:
+            low = first + (each.index(min(each)) - 1) * step
+            high = low + 2 * step
+            for _ in range(60):  # golden sections
+                a, b = low + 0.382 * (high - low), low + 0.618 * (high - low)
+                low, high = (low, b) if error(a) < error(b) else (a, high)
+            yield from islice(ways(math.exp(low)), way, way + 1)
 
 
 def wrong_heads(seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> torch.Tensor:

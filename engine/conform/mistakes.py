@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import chain, product
 
 import torch
 from torch.nn.functional import silu, softplus
 
-from engine.conform.cases import Shape
+from engine.conform.cases import Shape, normed
 from engine.conform.fits import axes
 from engine.conform.reference import HEAD_WEIGHTS, ROW_INPUTS, Row, Way, step, terms
 
@@ -24,8 +25,6 @@ _ADVANCED += (("a", "decay"), ("b", "beta"), ("q", "read"), ("k", "key"))
 # What corrections take of a row, apart from what is kept and written
 _VIEWS = {"look": "key", "off": "beta", "fade": "decay"}
 _OWN_DECAY = ("the decay is applied twice", "k is taken times the decay")
-_Change = Callable[[Row, float], Row]  # what of a row is other under a number
-Family = tuple[str, str, Callable[[float], list[Row]]]
 
 
 def in_parts(
@@ -63,9 +62,13 @@ def in_parts(
             yield cause, f"{words}, in what is kept and written", kept
 
 
-def formulas(shape: Shape, rows: Sequence[Row]) -> Iterator[tuple[str, str, list[Row]]]:
-    """Cause, sentence and rows under each wrong formula of what a row does (reference.terms)."""
-    of_rows = [_conv(row) if shape.recurrence == "conv" else _formulas(shape, row) for row in rows]
+def formulas(
+    shape: Shape, rows: Sequence[Row], number: float = 0.0
+) -> Iterator[tuple[str, str, list[Row]]]:
+    """Cause, sentence and rows under each wrong formula of what a row does (reference.terms), or
+    under each that has a number of its own."""
+    each = _conv if shape.recurrence == "conv" else partial(_formulas, shape)
+    of_rows = [_numbered(shape, row, number) if number else each(row) for row in rows]
     for made in zip(*of_rows, strict=True):
         cause, words, _ = made[0]
         yield cause, words, [row | other for row, (_, _, other) in zip(rows, made, strict=True)]
@@ -87,15 +90,11 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
     mamba = shape.recurrence == "mamba2"
     right = terms(shape, row)
     beta, key, read = right["beta"], right["key"], right["read"]
-    raw, bias = row["dt" if mamba else "a"], row["dt_bias"]
+    name = "dt" if mamba else "a"
+    raw, bias, heads = row[name], row["dt_bias"], shape.n_heads
     rate = row["A"] if mamba else -torch.exp(row["A_log"]).view(-1, *[1] * (raw.dim() - 1))
-    heads = shape.n_heads
     gates: list[tuple[str, torch.Tensor]] = [
         ("softplus is left out", raw + bias),
-        ("dt_bias is left out", softplus(raw)),
-        ("dt_bias is added twice", softplus(raw + 2 * bias)),
-        ("dt_bias is taken off", softplus(raw - bias)),
-        (f"{'dt' if mamba else 'a'} is left out", softplus(bias + 0 * raw)),
         ("dt_bias is added after softplus", softplus(raw) + bias),
         ("softplus is taken twice", softplus(softplus(raw + bias))),
         ("exp is taken for softplus", torch.exp(raw + bias)),
@@ -108,18 +107,25 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
     def decay(g: torch.Tensor) -> Row:
         return right | {"decay": torch.exp(g).view(heads, -1, 1)}
 
-    made = []
+    inputs = {
+        "dt_bias is left out": {"dt_bias": 0 * bias},
+        "dt_bias is added twice": {"dt_bias": 2 * bias},
+        "dt_bias is taken off": {"dt_bias": -bias},
+        f"{name} is left out": {name: 0 * raw},
+        "A is left out of the decay": {"A": -torch.ones(heads, dtype=raw.dtype)}
+        if mamba
+        else {"A_log": 0 * row["A_log"]},
+    }
+    g = right["decay"].log().view((heads, -1) if raw.dim() > 1 else (heads,))
+    made = [("gate-order", "the decay is left out", decay(0 * g))]
+    made += [("wrong-gate", words, _anew(shape, row, other)) for words, other in inputs.items()]
     if "lower_bound" in row:
-        made = [("wrong-gate", words, decay(g)) for words, g in _bounded(row, raw, -rate)]
+        made += [("wrong-gate", words, decay(g)) for words, g in _bounded(row, raw, -rate)]
         gates = []
     for words, dt in gates:
-        of_dt = {"beta": dt[:, None]} if mamba else {}
-        made.append(("wrong-gate", words, decay(rate * dt) | of_dt))
+        made.append(("wrong-gate", words, right | _stepped(shape, row, dt)))
     dt, log = softplus(raw + bias), (-rate).log()
-    g = right["decay"].log().view((heads, -1) if raw.dim() > 1 else (heads,))
     made += [
-        ("gate-order", "the decay is left out", decay(0 * g)),
-        *((("wrong-gate", "A is left out of the decay", decay(-dt)),) * bool(gates)),
         *((("wrong-gate", "A_log is taken without exp", decay(-log * dt)),) * bool(gates)),
         ("wrong-gate", "A has the other sign", decay(-g)),
         ("wrong-gate", "the decay is a power of 2, not of e", decay(g * math.log(2))),
@@ -184,78 +190,57 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
     return made
 
 
-def families(shape: Shape, rows: Sequence[Row]) -> Iterator[Family]:
-    """Mistakes that have a number of their own: cause, sentence with a place for it, and the rows
-    under each value of it."""
-    right = [terms(shape, row) for row in rows]
-
-    def parts(way: tuple[str, str, _Change], x: float) -> list[tuple[str, str, list[Row]]]:
-        cause, words, change = way
-        return list(in_parts(shape, right, [(cause, words, [row | change(row, x) for row in right])]))
-
-    of_norms = _of_norms(shape) if shape.recurrence in ("gdn", "kda") else []
-    ways = _of_taps() if shape.recurrence == "conv" else _of_gates(shape, right[0]) + of_norms
-    for way in ways:
-        for i, (cause, words, _) in enumerate(parts(way, 0.5)):
-            yield cause, words, lambda x, way=way, i=i: parts(way, x)[i][2]
-
-
-def _of_taps() -> list[tuple[str, str, _Change]]:
-    slope = "the sigmoid of {:.4g} times its input is taken"
-    return [
-        ("wrong-term", slope, lambda _, x: {"slope": torch.tensor(x)}),
-        ("wrong-term", "the bias is taken {:.4g} times", lambda row, x: {"bias": x * row["bias"]}),
-    ]
-
-
-def _of_norms(shape: Shape) -> list[tuple[str, str, _Change]]:
-    def divided(row: Row, name: str, eps: float) -> torch.Tensor:
-        x = row[name].repeat_interleave(shape.n_heads // shape.n_groups, 0)
-        return x * (x.square().sum(-1, keepdim=True) + eps).rsqrt()
-
-    def change(names: str) -> _Change:
-        scale, of = {"q": shape.d_k**-0.5, "k": 1.0}, {"q": "read", "k": "key"}
-        return lambda row, x: {of[n]: scale[n] * divided(row, n, x) for n in names}
-
-    words = "{} divided with an eps of {{:.4g}}"
-    each = {"q": "q is", "k": "k is", "qk": "q and k are"}
-    return [("wrong-norm", words.format(said), change(names)) for names, said in each.items()]
-
-
-def _of_gates(shape: Shape, first: Row) -> list[tuple[str, str, _Change]]:
-    mamba = shape.recurrence == "mamba2"
-    what, raw = ("dt", "dt") if mamba else ("beta", "a")
-
-    def gated(dt: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]) -> _Change:
-        def change(row: Row, x: float) -> Row:
-            made = dt(row[raw], row["dt_bias"], x)
-            rate = row["A"] if mamba else -torch.exp(row["A_log"]).view(-1, *[1] * (made.dim() - 1))
-            decay = {"decay": torch.exp(rate * made).view(shape.n_heads, -1, 1)}
-            return decay | ({"beta": made[:, None]} if mamba else {})
-
-        return change
-
-    changes: dict[str, _Change] = {
-        "the decay's logarithm ends at -{:.4g}": lambda row, x: {
-            "decay": row["decay"].clamp(min=math.exp(-x))
-        },
-        "the decay's logarithm is -{:.4g} at most": lambda row, x: {
-            "decay": row["decay"].clamp(max=math.exp(-x))
-        },
-        "the decay is taken to the power of {:.4g}": lambda row, x: {"decay": row["decay"] ** x},
-        f"{what} is taken {{:.4g}} times": lambda row, x: {"beta": x * row["beta"]},
-        f"{what} ends at {{:.4g}}": lambda row, x: {"beta": row["beta"].clamp(max=x)},
-        f"{what} is {{:.4g}} at least": lambda row, x: {"beta": row["beta"].clamp(min=x)},
-    }
-    if "lower_bound" not in first:
-        changes |= {
-            "softplus is left out above {:.4g}": gated(lambda a, b, x: softplus(a + b, 1.0, x)),
-            "softplus ends at {:.4g}": gated(lambda a, b, x: softplus(a + b).clamp(max=x)),
-            "softplus is {:.4g} at least": gated(lambda a, b, x: softplus(a + b).clamp(min=x)),
-            "softplus has a beta of {:.4g}": gated(lambda a, b, x: softplus(a + b, x)),
-            "dt_bias is taken {:.4g} times": gated(lambda a, b, x: softplus(a + x * b)),
+def _numbered(shape: Shape, row: Row, x: float) -> list[tuple[str, str, Row]]:
+    """Mistakes of a row that have a number of their own, under this one, which is positive."""
+    if shape.recurrence == "conv":
+        of_taps = {
+            f"the sigmoid of {x:.4g} times its input is taken": {"slope": torch.tensor(x)},
+            f"the bias is taken {x:.4g} times": {"bias": x * row["bias"]},
         }
-    return [("wrong-gate", words, change) for words, change in changes.items()]
+        return [("wrong-term", words, other) for words, other in of_taps.items()]
+    mamba, right = shape.recurrence == "mamba2", terms(shape, row)
+    what, raw = ("dt", "dt") if mamba else ("beta", "a")
+    decay, beta = right["decay"], right["beta"]
+    gates = {
+        f"the decay's logarithm ends at -{x:.4g}": {"decay": decay.clamp(min=math.exp(-x))},
+        f"the decay's logarithm is -{x:.4g} at most": {"decay": decay.clamp(max=math.exp(-x))},
+        f"the decay is taken to the power of {x:.4g}": {"decay": decay**x},
+        f"{what} is taken {x:.4g} times": {"beta": x * beta},
+        f"{what} ends at {x:.4g}": {"beta": beta.clamp(max=x)},
+        f"{what} is {x:.4g} at least": {"beta": beta.clamp(min=x)},
+        f"dt_bias is taken {x:.4g} times": _anew(shape, row, {"dt_bias": x * row["dt_bias"]}),
+    }
+    y = row[raw] + row["dt_bias"]
+    bent = {
+        f"softplus is left out above {x:.4g}": softplus(y, threshold=x),
+        f"softplus ends at {x:.4g}": softplus(y).clamp(max=x),
+        f"softplus is {x:.4g} at least": softplus(y).clamp(min=x),
+        f"softplus has a beta of {x:.4g}": softplus(y, x),
+    }
+    for words, dt in bent.items() if "lower_bound" not in row else ():
+        gates[words] = _stepped(shape, row, dt)
+    made = [("wrong-gate", words, right | other) for words, other in gates.items()]
+    for names in () if mamba else ("q", "k", "qk"):
+        per_group, of = shape.n_heads // shape.n_groups, {"q": "read", "k": "key"}
+        each = {of[n]: normed(row[n], x).repeat_interleave(per_group, 0) for n in names}
+        if "read" in each:
+            each["read"] *= shape.d_k**-0.5
+        words = f"{' and '.join(names)} divided with an eps of {x:.4g}"
+        made.append(("wrong-norm", words, right | each))
+    return made
+
+
+def _anew(shape: Shape, row: Row, other: Row) -> Row:
+    """A row that has other inputs, with what it does then."""
+    return terms(shape, {x: t for x, t in row.items() if x != "decay"} | other)
+
+
+def _stepped(shape: Shape, row: Row, dt: torch.Tensor) -> Row:
+    """What a row does under another softplus of its gate, without a lower bound."""
+    mamba = shape.recurrence == "mamba2"
+    rate = row["A"] if mamba else -torch.exp(row["A_log"]).view(-1, *[1] * (dt.dim() - 1))
+    decay = {"decay": torch.exp(rate * dt).view(shape.n_heads, -1, 1)}
+    return decay | ({"beta": dt[:, None]} if mamba else {})
 
 
 def _bounded(row: Row, raw: torch.Tensor, A: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
@@ -268,15 +253,10 @@ def _bounded(row: Row, raw: torch.Tensor, A: torch.Tensor) -> list[tuple[str, to
     )
     return [
         ("softplus is taken, without the lower bound", -A * softplus(x)),
-        ("A is left out, under the lower bound", bound * sigmoid(x)),
         ("A_log is taken without exp, under the lower bound", bound * sigmoid(A.log() * x)),
         ("A multiplies the sigmoid, not its input", bound * A * sigmoid(x)),
         ("A divides the sigmoid's input", bound * sigmoid(x / A)),
-        ("dt_bias is left out", bound * sigmoid(A * raw)),
-        ("dt_bias is added twice", bound * sigmoid(A * (x + bias))),
-        ("dt_bias is taken off", bound * sigmoid(A * (raw - bias))),
         ("dt_bias is added after A", bound * sigmoid(A * raw + bias)),
-        ("a is left out", bound * sigmoid(A * bias + 0 * raw)),
         ("the sigmoid's input has the other sign", bound * sigmoid(-A * x)),
         ("the sigmoid is left out", bound * A * x),
         ("softplus is taken for the sigmoid", bound * softplus(A * x)),
@@ -411,17 +391,16 @@ def of_other_heads(shape: Shape, rows: Sequence[Row]) -> Iterator[tuple[str, str
     each = [*single, weights, ("key", "read")]
     each += [(gate, "key"), ("key", "decay"), ("value", "beta"), ("decay", "beta")]  # in logs
     made = [terms(shape, row) for row in rows]
-    raw = [{x: t for x, t in row.items() if x != "decay"} for row in made]
     for keys in each:
         what = " and ".join(dict.fromkeys(of_row[x] for x in keys))
         one = keys in single and shape.n_heads <= _MOST_HEADS
         ones = ((f"head {h}", 0 * of_groups + h) for h in range(1, shape.n_heads * one))
         for words, at in (*heads_of(shape), ("key head h % groups", of_groups), *ones):
             others = []
-            for row, inputs in zip(made, raw, strict=True):
+            for row in made:
                 other = {x: row[x][at] for x in keys}
                 anew = not {gate, *weights}.isdisjoint(keys)
-                others.append((terms(shape, inputs | other) if anew else row) | other)
+                others.append((_anew(shape, row, other) if anew else row) | other)
             yield "head-mapping", f"{what} of {words}", others
 
 
