@@ -10,7 +10,6 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch.nn.functional import silu
 
 from engine.conform import fits, mistakes
 from engine.conform.cases import Shape
@@ -51,9 +50,6 @@ class Situation:
         self.tokens, self.before, self.accepted = list(tokens), list(before), accepted
         self.parents = tuple(parents)
         self.batch, self.first, self.begin = batch or self.tokens, first, first
-        if "z" in self.shape.extras:  # outputs are named as they are before it
-            both = self.tokens, self.batch
-            self.tokens, self.batch = ([mistakes.before_z(row) for row in rows] for rows in both)
         self.places = places
         self.start, self.own = reference.state(sequence), len(self.tokens)
         # of a chunk: the right states before those before it, and the rows of the last of them
@@ -223,7 +219,7 @@ class Situation:
 
     def _of_rows(self, tokens: Sequence[Row]) -> Iterator[tuple[str, str, list[Row]]]:
         """Cause, sentence and rows where an input, or all, is that of other rows."""
-        gate, *others = ROW_INPUTS[self.shape.recurrence]
+        gate, *others = (x for x in ROW_INPUTS[self.shape.recurrence] if x in tokens[0])
         for of_rows, words, taken in self._mappings(len(tokens)):
             for names in dict.fromkeys(((gate,), *((x,) for x in others), (gate, *others))):
                 cause = "gate-of-other-row" if names in (("a",), ("dt",)) else "other-row"
@@ -312,14 +308,6 @@ class Situation:
 
     def explain_outputs(self, seen: torch.Tensor, bound: float) -> tuple[str, str]:
         """Cause and sentence for outputs [rows, …] that differ from the reference's."""
-        if "z" in self.shape.extras and seen.isfinite().all():
-            right = torch.stack(self._played(self.start, self.tokens)[0])
-            made = ((c, f"z of {words}", rows) for c, words, rows in self._mappings(len(seen)))
-            of_z = strides(self.shape, self.batch, self.first, self.tokens, [("before_z",) * 2])
-            of_rows = self.tokens, chain(made, of_z)
-            if found := mistakes.of_z(self.shape, right, *of_rows, seen, bound):
-                return found
-            seen = seen / silu(torch.stack([row["before_z"] for row in self.tokens]))
         wanted = torch.stack(self._played(self.start, self.tokens)[0]).view(seen.shape)
         if len(seen) <= _MOST_ROWS and (words := fits.advanced(self.shape, seen, wanted, bound)):
             return "wrong-stride", words

@@ -143,7 +143,8 @@ def decays(
             writes.append(row["key"][:, :, None] * value[:, None, :])
             after = before + writes[-1]
             if not last:
-                outputs.append((row["read"][:, :, None] * seen(1, i, after)).sum(1) + row["skip"])
+                output = (row["read"][:, :, None] * seen(1, i, after)).sum(1) + row["skip"]
+                outputs.append(output * row.get("gate", 1.0))
         return outputs, [seen(2, len(rows) - 1, after)] if last else []
 
     for cause, words, side, factor in wrong:
@@ -330,7 +331,7 @@ class Log:
             yield cause, f"the state before and what rows wrote are kept with {words}", all_
 
     def under(self, rows: Sequence[Row]) -> Iterator[torch.Tensor]:
-        """The last state where the rows do this: as they are played again, and where what they wrote
+        """The last state where the rows do this: as they are played, and where what they wrote
         is kept."""
         yield play(self.shape, self.states[0], rows)[1][-1]
         state = self.states[0]

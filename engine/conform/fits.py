@@ -20,7 +20,7 @@ def taken(shape: Shape, row: Row, state: torch.Tensor) -> torch.Tensor:
     if shape.recurrence == "conv":
         return torch.full((1,), torch.nan, dtype=torch.float64)
     row = terms(shape, row)
-    return (row["read"][:, :, None] * row["decay"] * state).sum(1)
+    return (row["read"][:, :, None] * row["decay"] * state).sum(1) * row.get("gate", 1.0)
 
 
 def joined(*words: str) -> str:

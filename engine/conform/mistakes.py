@@ -18,7 +18,7 @@ _MOST_ROWS, _MOST_HEADS, _MOST_MAPPED = 8, 16, 3
 _NEAR = ("the row before", "the row after", "the row two before", "the row two after")
 _BESIDE = ("q", "k", "v"), ("x", "B", "C"), ("a", "b")  # as engines split a projection
 # Inputs, and what is made of one, that advance from row to row: its name, and that of its part
-_ADVANCED = tuple((x, x) for x in ("a", "dt", "b", "q", "k", "v", "x", "B", "C"))
+_ADVANCED = tuple((x, x) for x in ("a", "dt", "b", "q", "k", "v", "x", "B", "C", "z"))
 _ADVANCED += (("a", "decay"), ("b", "beta"), ("q", "read"), ("k", "key"))
 
 
@@ -156,6 +156,7 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
         inputs["B and C are exchanged"] = {"key": read, "read": key}
         inputs["D is added without x"] = {"skip": row["D"][:, None].expand_as(row["x"])}
         inputs["D x is left out"] = {"skip": 0 * row["x"]}
+        inputs |= _of_z(row["z"], right) if "z" in row else {}
     else:
         scale = shape.d_k**-0.5
         inputs["q and k are exchanged"] = {"key": read / scale, "read": key * scale}
@@ -243,6 +244,25 @@ def _stepped(shape: Shape, row: Row, dt: torch.Tensor) -> Row:
     return decay | ({"beta": dt[:, None]} if mamba else {})
 
 
+def _of_z(z: torch.Tensor, right: Row) -> dict[str, Row]:
+    gate, skip = right["gate"], right["skip"]
+    gates = {
+        "z is left out": 1 + 0 * z,
+        "the sigmoid of z is taken, not times z": torch.sigmoid(z),
+        "z is taken without its sigmoid": z,
+        "z is taken twice": gate * gate,
+        "z is divided by": 1 / gate,
+        "z has the other sign": silu(-z),
+        "z is taken without its sign": silu(z.abs()),
+        "max(z, 0) is taken for z times its sigmoid": z.clamp(min=0),
+        "tanh of z is taken": torch.tanh(z),
+    }
+    made = {words: {"gate": other} for words, other in gates.items()}
+    made["D x is added after z"] = {"skip": 0 * skip, "late": skip}
+    made["z is taken for D x alone"] = {"skip": skip * gate, "gate": 1 + 0 * z}
+    return made
+
+
 def _bounded(row: Row, raw: torch.Tensor, A: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
     """Wrong logarithms of a decay that has a lower bound, with words."""
     x, bias, bound, sigmoid = (
@@ -267,11 +287,7 @@ def _bounded(row: Row, raw: torch.Tensor, A: torch.Tensor) -> list[tuple[str, to
 
 
 def strides(
-    shape: Shape,
-    batch: Sequence[Row],
-    first: int,
-    tokens: Sequence[Row],
-    inputs: Sequence[tuple[str, str]] = _ADVANCED,
+    shape: Shape, batch: Sequence[Row], first: int, tokens: Sequence[Row]
 ) -> Iterator[tuple[str, str, list[Row]]]:
     """Cause, sentence and rows where one input of row r of a sequence, whose rows begin at `first`
     of the batch, is read r * s values on for a wrong stride s, or at another place of what lies
@@ -285,7 +301,7 @@ def strides(
     wholes = {sum(batch[0][x].numel() for x in names) for names in beside}
     made = [terms(shape, row) for row in batch]
     each = {"q": heads // groups, "k": heads // groups}
-    for name, key in inputs:
+    for name, key in _ADVANCED:
         if name not in batch[0]:
             continue
         repeated = 1 if name == key else each.get(name, 1)
@@ -313,7 +329,7 @@ def strides(
                     part = part.repeat_interleave(repeated, 0)
                     rows.append((row if name == key else terms(shape, row)) | {key: part})
                 if place == at:
-                    words = f"{name.removeprefix('before_')} of row r is read {s} r values on"
+                    words = f"{name} of row r is read {s} r values on"
                     of_others = "wrong-stride" if s in wholes - sizes else cause
                     yield of_others, f"{words}, not {right} r", rows
                 else:
@@ -386,7 +402,7 @@ def of_other_heads(shape: Shape, rows: Sequence[Row]) -> Iterator[tuple[str, str
     gate, weights = ROW_INPUTS[shape.recurrence][0], HEAD_WEIGHTS[shape.recurrence]
     of_row = {gate: gate, "key": "kB"[kind], "read": "qC"[kind], "value": "vx"[kind]}
     of_row |= {"decay": "the decay", "beta": ("beta", "dt, in what is written,")[kind]}
-    of_row |= {x: x for x in weights}
+    of_row |= {x: x for x in weights} | ({"gate": "z"} if "z" in rows[0] else {})
     single = [(x,) for x in of_row]
     each = [*single, weights, ("key", "read")]
     each += [(gate, "key"), ("key", "decay"), ("value", "beta"), ("decay", "beta")]  # in logs
@@ -404,11 +420,6 @@ def of_other_heads(shape: Shape, rows: Sequence[Row]) -> Iterator[tuple[str, str
             yield "head-mapping", f"{what} of {words}", others
 
 
-def before_z(row: Row) -> Row:
-    """A row whose z gates no outputs."""
-    return {"before_z" if x == "z" else x: value for x, value in row.items()}
-
-
 def other_rows(first: int, n: int) -> list[tuple[str, list[int]]]:
     """Rows of a pass that may be taken in place of the n of a sequence, which begin at `first`."""
     near = zip(_NEAR, (-1, 1, -2, 2), strict=True)
@@ -424,43 +435,6 @@ def other_rows(first: int, n: int) -> list[tuple[str, list[int]]]:
         ("the pass's first rows", list(range(n))),
         *((f"rows {', '.join(map(str, at))}", [first + i for i in at]) for at in mapped),
     ]
-
-
-def of_z(
-    shape: Shape,
-    right: torch.Tensor,
-    tokens: Sequence[Row],
-    mapped: Iterable[tuple[str, str, list[Row]]],
-    seen: torch.Tensor,
-    bound: float,
-) -> tuple[str, str] | None:
-    """Cause and sentence where z does something else to outputs of some rows and heads; right: the
-    outputs before it, mapped: cause, sentence and rows of which it may be."""
-    z = torch.stack([row["before_z"] for row in tokens])
-    skip = torch.stack([terms(shape, row)["skip"] for row in tokens])
-    gate, sigmoid = silu(z), torch.sigmoid(z)
-    ways: list[Way] = [
-        ("wrong-term", "z is left out", right),
-        ("wrong-term", "the sigmoid of z is taken, not times z", right * sigmoid),
-        ("wrong-term", "z is taken without its sigmoid", right * z),
-        ("wrong-term", "z is taken twice", right * gate * gate),
-        ("wrong-term", "z is divided by", right / gate),
-        ("wrong-term", "z has the other sign", right * silu(-z)),
-        ("wrong-term", "z is taken without its sign", right * silu(z.abs())),
-        ("wrong-term", "max(z, 0) is taken for z times its sigmoid", right * z.clamp(min=0)),
-        ("wrong-term", "tanh of z is taken", right * torch.tanh(z)),
-        ("wrong-term", "D x is added after z", (right - skip) * gate + skip),
-        ("wrong-term", "z is taken for D x alone", right - skip + skip * gate),
-    ]
-    for cause, words, rows in mapped:
-        other = right * silu(torch.stack([row["before_z"] for row in rows]))
-        ways.append((cause or "other-row", words, other))
-    for words, at in heads_of(shape):
-        ways.append(("head-mapping", f"z of {words}", right * silu(z[:, at])))
-    limit = bound * max(1.0, float(seen.abs().max()))
-    wrong = (right * gate - seen).abs().amax(2) > limit
-    gives = {(cause, words): (made - seen).abs().amax(2) <= limit for cause, words, made in ways}
-    return fewest(gives, wrong, ("rows", "heads"))
 
 
 def row_by_row(

@@ -21,7 +21,7 @@ VARIANTS = {
 ROW_INPUTS = {
     "gdn": ("a", "b", "q", "k", "v"),
     "kda": ("a", "b", "q", "k", "v"),
-    "mamba2": ("dt", "x", "B", "C"),
+    "mamba2": ("dt", "x", "B", "C", "z"),
     "conv": ("x",),
 }
 # Weights that a head has of its own
@@ -37,7 +37,8 @@ Way = tuple[str, str, torch.Tensor]  # a mistake: its cause, its sentence, and w
 def terms(shape: Shape, row: Row) -> Row:
     """A row with what it does to a state of each head, where that is not given: `decay`
     [heads, 1, 1] ([heads, d_k, 1] of KDA), `key` and `read` [heads, d_k] (of the output), `value`
-    [heads, d_v], `beta` [heads, 1], and `skip` [heads, d_v], what is added to the output."""
+    [heads, d_v], `beta` [heads, 1], and `skip` [heads, d_v], what is added to the output, which
+    is multiplied by `gate` [heads, d_v] where there is one (and by mistake added to: `late`)."""
     if shape.recurrence == "conv" or "decay" in row:
         return row
     per_group = shape.n_heads // shape.n_groups
@@ -46,6 +47,7 @@ def terms(shape: Shape, row: Row) -> Row:
         key, read = (row[n].repeat_interleave(per_group, 0) for n in "BC")
         skip = row["D"][:, None] * row["x"]
         made = {"value": row["x"], "beta": dt[:, None], "skip": skip}
+        made |= {"gate": silu(row["z"])} if "z" in row else {}
         decay = torch.exp(row["A"] * dt)[:, None, None]
     else:
         read, key = (normed(row[n]).repeat_interleave(per_group, 0) for n in "qk")
@@ -80,7 +82,7 @@ def step(
     write = row["key"][:, :, None] * correction(shape, faded, row)[:, None, :]
     after = decay * (state + write) if last else seen + write
     output = (row["read"][:, :, None] * after).sum(1) + row["skip"]
-    return output * silu(row["z"]) if "z" in row else output, after
+    return output * row.get("gate", 1.0) + row.get("late", 0.0), after
 
 
 def correction(shape: Shape, decayed: torch.Tensor, row: Row) -> torch.Tensor:

@@ -116,6 +116,7 @@ def shares(
         parts += [row["skip"]] * mamba
     flat = [p.flatten(0, 1) if channels else p.flatten(1) for p in parts]
     basis = torch.stack(flat, -1)
+    seen = seen if last else seen / row.get("gate", 1.0)
     wanted = seen.reshape(*basis.shape[:2], 1)
     share = torch.linalg.lstsq(basis, wanted, driver="gelsd").solution
     limit = 4 * bound * max(1.0, float(wanted.abs().max()))

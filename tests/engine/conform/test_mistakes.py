@@ -16,7 +16,7 @@ from engine.conform.cases import Shape, Source
 from engine.conform.causes import Situation
 from engine.conform.checks import Fault, Player, check
 from engine.conform.decays import Log, decays
-from engine.conform.mistakes import before_z, formulas, in_parts, layouts, row_by_row, strides
+from engine.conform.mistakes import formulas, in_parts, layouts, row_by_row, strides
 from engine.conform.packages import Package
 from engine.conform.passes import SCRIPTS
 from engine.conform.reference import Reference, play, step, terms, token
@@ -284,12 +284,11 @@ def corrected(shape, state, row, seen, key=None):
 
 def test_z_may_be_read_with_the_stride_of_what_lies_side_by_side():
     shape, _, rows = drawn("mamba2", 3, extras=("z",))
-    rows = [before_z(row) for row in rows]
-    ways = strides(shape, rows, 0, rows, [("before_z", "before_z")])
-    ((words, made),) = ((words, made) for cause, words, made in ways if cause == "wrong-stride")
-    assert words == "z of row r is read 64 r values on, not 32 r"
-    assert torch.equal(made[1]["before_z"], rows[2]["before_z"])
-    assert not made[2]["before_z"].any()
+    said = {words: (cause, made) for cause, words, made in strides(shape, rows, 0, rows)}
+    cause, made = said["z of row r is read 64 r values on, not 32 r"]
+    assert cause == "wrong-stride"
+    assert torch.equal(made[1]["z"], rows[2]["z"])
+    assert not made[2]["z"].any()
 
 
 def test_corrections_along_q_are_a_wrong_term():
@@ -397,7 +396,7 @@ def test_a_row_of_a_tree_may_follow_one_that_has_no_state():
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        (lambda A, x, bias: torch.sigmoid(x), "A is left out, under the lower bound"),
+        (lambda A, x, bias: torch.sigmoid(x), "A is left out of the decay"),
         (lambda A, x, bias: torch.sigmoid(A * (x - bias)), "dt_bias is left out"),
         (lambda A, x, bias: A * torch.sigmoid(x), "A multiplies the sigmoid, not its input"),
     ],
