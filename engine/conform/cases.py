@@ -259,12 +259,13 @@ class Source:
 
 
 def log_decay(row: dict[str, torch.Tensor]) -> torch.Tensor:
-    """The logarithm of a delta rule's decay, as its input a: of softplus, or with a lower bound."""
+    """The logarithm of a delta rule's decay, as its input a: of softplus (by mistake of another
+    `step`), or with a lower bound."""
     x, A_log = row["a"] + row["dt_bias"], row["A_log"]
     rate = torch.exp(A_log).view(-1, *[1] * (row["dt_bias"].dim() - 1))
     if "lower_bound" in row:
         return row["lower_bound"] * torch.sigmoid(rate * x)
-    return -rate * F.softplus(x)
+    return -rate * row.get("step", F.softplus(x))
 
 
 def normed(x: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:

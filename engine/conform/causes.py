@@ -179,10 +179,14 @@ class Situation:
         return [*known, torch.zeros_like(known[0])], self.shape.d_k - 1 + self.accepted * bool(last)
 
     def _windows(self) -> Iterator[Way]:
-        """Windows of other inputs than the last accepted ones."""
+        """Windows of other inputs than the last accepted ones; where one is there twice, taps read
+        it, as no pass leaves such a window."""
         known, accepted = self._inputs_before()
         for at in product(range(len(known)), repeat=self.shape.d_k - 1):
-            yield *self._window(at, len(known), accepted), torch.stack([known[i] for i in at], -1)
+            cause, words = self._window(at, len(known), accepted)
+            inputs = [i for i in at if i < len(known) - 1]
+            cause = cause if len({*inputs}) == len(inputs) else "other-row"
+            yield cause, words, torch.stack([known[i] for i in at], -1)
 
     def _window(self, at: Sequence[int], n: int, accepted: int) -> tuple[str, str]:
         shifted = at[-1] < accepted and all(b - a == 1 for a, b in pairwise(at))

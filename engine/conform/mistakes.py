@@ -93,40 +93,40 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
     name = "dt" if mamba else "a"
     raw, bias, heads = row[name], row["dt_bias"], shape.n_heads
     rate = row["A"] if mamba else -torch.exp(row["A_log"]).view(-1, *[1] * (raw.dim() - 1))
-    gates: list[tuple[str, torch.Tensor]] = [
-        ("softplus is left out", raw + bias),
-        ("dt_bias is added after softplus", softplus(raw) + bias),
-        ("softplus is taken twice", softplus(softplus(raw + bias))),
-        ("exp is taken for softplus", torch.exp(raw + bias)),
-        ("sigmoid is taken for softplus", torch.sigmoid(raw + bias)),
-        ("max(x, 0) is taken for softplus", (raw + bias).clamp(min=0)),
-        ("softplus has 2 for e within", torch.log(1 + torch.exp2(raw + bias))),
-        ("softplus has base 2", torch.log2(1 + torch.exp(raw + bias))),
-    ]
 
     def decay(g: torch.Tensor) -> Row:
         return right | {"decay": torch.exp(g).view(heads, -1, 1)}
 
-    inputs = {
+    bounded, one = (
+        "lower_bound" in row,
+        {"A": -1 + 0 * rate} if mamba else {"A_log": 0 * row["A_log"]},
+    )
+    others = {
         "dt_bias is left out": {"dt_bias": 0 * bias},
         "dt_bias is added twice": {"dt_bias": 2 * bias},
         "dt_bias is taken off": {"dt_bias": -bias},
         f"{name} is left out": {name: 0 * raw},
-        "A is left out of the decay": {"A": -torch.ones(heads, dtype=raw.dtype)}
-        if mamba
-        else {"A_log": 0 * row["A_log"]},
+        "A is left out of the decay": one,
     }
+    steps = {
+        "softplus is left out": raw + bias,
+        "dt_bias is added after softplus": softplus(raw) + bias,
+        "softplus is taken twice": softplus(softplus(raw + bias)),
+        "exp is taken for softplus": torch.exp(raw + bias),
+        "sigmoid is taken for softplus": torch.sigmoid(raw + bias),
+        "max(x, 0) is taken for softplus": (raw + bias).clamp(min=0),
+        "softplus has 2 for e within": torch.log(1 + torch.exp2(raw + bias)),
+        "softplus has base 2": torch.log2(1 + torch.exp(raw + bias)),
+    }
+    others |= {} if bounded else {words: {"step": dt} for words, dt in steps.items()}
     g = right["decay"].log().view((heads, -1) if raw.dim() > 1 else (heads,))
     made = [("gate-order", "the decay is left out", decay(0 * g))]
-    made += [("wrong-gate", words, _anew(shape, row, other)) for words, other in inputs.items()]
-    if "lower_bound" in row:
-        made += [("wrong-gate", words, decay(g)) for words, g in _bounded(row, raw, -rate)]
-        gates = []
-    for words, dt in gates:
-        made.append(("wrong-gate", words, right | _stepped(shape, row, dt)))
+    made += [("wrong-gate", words, _anew(shape, row, other)) for words, other in others.items()]
+    logs = _bounded(row, raw, -rate) if bounded else []
+    made += [("wrong-gate", words, decay(g)) for words, g in logs]
     dt, log = softplus(raw + bias), (-rate).log()
     made += [
-        *((("wrong-gate", "A_log is taken without exp", decay(-log * dt)),) * bool(gates)),
+        *((("wrong-gate", "A_log is taken without exp", decay(-log * dt)),) * (not bounded)),
         ("wrong-gate", "A has the other sign", decay(-g)),
         ("wrong-gate", "the decay is a power of 2, not of e", decay(g * math.log(2))),
         ("wrong-gate", "the decay's logarithm is taken as one to base 2", decay(g / math.log(2))),
@@ -219,7 +219,7 @@ def _numbered(shape: Shape, row: Row, x: float) -> list[tuple[str, str, Row]]:
         f"softplus has a beta of {x:.4g}": softplus(y, x),
     }
     for words, dt in bent.items() if "lower_bound" not in row else ():
-        gates[words] = _stepped(shape, row, dt)
+        gates[words] = _anew(shape, row, {"step": dt})
     made = [("wrong-gate", words, right | other) for words, other in gates.items()]
     for names in () if mamba else ("q", "k", "qk"):
         per_group, of = shape.n_heads // shape.n_groups, {"q": "read", "k": "key"}
@@ -234,14 +234,6 @@ def _numbered(shape: Shape, row: Row, x: float) -> list[tuple[str, str, Row]]:
 def _anew(shape: Shape, row: Row, other: Row) -> Row:
     """A row that has other inputs, with what it does then."""
     return terms(shape, {x: t for x, t in row.items() if x != "decay"} | other)
-
-
-def _stepped(shape: Shape, row: Row, dt: torch.Tensor) -> Row:
-    """What a row does under another softplus of its gate, without a lower bound."""
-    mamba = shape.recurrence == "mamba2"
-    rate = row["A"] if mamba else -torch.exp(row["A_log"]).view(-1, *[1] * (dt.dim() - 1))
-    decay = {"decay": torch.exp(rate * dt).view(shape.n_heads, -1, 1)}
-    return decay | ({"beta": dt[:, None]} if mamba else {})
 
 
 def _of_z(z: torch.Tensor, right: Row) -> dict[str, Row]:
@@ -265,12 +257,8 @@ def _of_z(z: torch.Tensor, right: Row) -> dict[str, Row]:
 
 def _bounded(row: Row, raw: torch.Tensor, A: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
     """Wrong logarithms of a decay that has a lower bound, with words."""
-    x, bias, bound, sigmoid = (
-        raw + row["dt_bias"],
-        row["dt_bias"],
-        row["lower_bound"],
-        torch.sigmoid,
-    )
+    bias, bound, sigmoid = row["dt_bias"], row["lower_bound"], torch.sigmoid
+    x = raw + bias
     return [
         ("softplus is taken, without the lower bound", -A * softplus(x)),
         ("A_log is taken without exp, under the lower bound", bound * sigmoid(A.log() * x)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch.nn.functional import silu
+from torch.nn.functional import silu, softplus
 
 from engine.conform.cases import WEIGHTS, Rows, Shape, log_decay, normed
 
@@ -43,7 +43,7 @@ def terms(shape: Shape, row: Row) -> Row:
         return row
     per_group = shape.n_heads // shape.n_groups
     if shape.recurrence == "mamba2":
-        dt = torch.nn.functional.softplus(row["dt"] + row["dt_bias"])
+        dt = row.get("step", softplus(row["dt"] + row["dt_bias"]))
         key, read = (row[n].repeat_interleave(per_group, 0) for n in "BC")
         skip = row["D"][:, None] * row["x"]
         made = {"value": row["x"], "beta": dt[:, None], "skip": skip}

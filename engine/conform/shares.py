@@ -196,10 +196,6 @@ def channels(
             return cause or "wrong-gate", f"{what} is taken {words}{alone}"
     if alike(0 * factor):
         return "state-lost", f"{what} is lost{alone}"
-    power = 1 + factor.clamp(min=1e-30).log() / row["decay"][..., 0].log().expand(-1, d_k)
-    middle = power[off].median()
-    if alike(row["decay"][..., 0].expand(-1, d_k) ** (middle - 1)):
-        return "wrong-gate", f"{what} is taken to the power of {float(middle):.4g}{alone}"
     at = int(((factor - 1).abs() * weight).argmax())
     times = float(factor.flatten()[at])
     place = f"head {at // d_k}, channel {at % d_k}"
