@@ -286,8 +286,9 @@ class Situation:
         log = Log(self.shape, self.start, tokens) if last and not conv else None
         for cause, words, rows in ways:
             outputs, states = ([], log.under(rows)) if log else self._played(self.start, rows)
-            for made in states if log else [states[-1] if last else torch.stack(outputs)]:
-                yield cause, words, made
+            all_ = states if log else [states[-1] if last else torch.stack(outputs)]
+            for kept, made in enumerate(all_):
+                yield cause, words + ", as what rows wrote is kept" * kept, made
 
     def _views_of_logs(self, count: int) -> Iterator[tuple[str, str, Played]]:
         """Cause, sentence and outputs where the pass sees the state before a log, or what rows of

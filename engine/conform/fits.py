@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
 
 import torch
 
@@ -75,23 +74,26 @@ def numbered(
     ways: Callable[[float], Iterable[Way]], seen: torch.Tensor, wanted: torch.Tensor
 ) -> Iterator[Way]:
     """Mistakes that have a number, each with the one from 1e-5 to 100 that gives what is nearest,
-    of those that leave less than half of the error; ways: the mistakes under a number."""
-    first, step, many = math.log(1e-5), math.log(1e7) / 32, 33
-    grid = [
-        [off(seen, made) for _, _, made in ways(math.exp(first + i * step))] for i in range(many)
-    ]
-    for way, each in enumerate(zip(*grid, strict=True)):
+    of those that leave less than half of the error; ways: the mistakes under a number, without
+    those that do nothing then."""
 
-        def error(log: float, way: int = way) -> float:
-            return off(seen, next(islice(ways(math.exp(log)), way, None))[2])
+    def each(log: float) -> Iterator[tuple[str, Way]]:
+        x = math.exp(log)
+        return ((way[1].replace(f"{x:.4g}", "", 1), way) for way in ways(x))
 
-        if min(each) < off(seen, wanted) / 2:
-            low = first + (each.index(min(each)) - 1) * step
-            high = low + 2 * step
-            for _ in range(60):  # golden sections
-                a, b = low + 0.382 * (high - low), low + 0.618 * (high - low)
-                low, high = (low, b) if error(a) < error(b) else (a, high)
-            yield from islice(ways(math.exp(low)), way, way + 1)
+    def error(log: float) -> float:
+        return next((off(seen, way[2]) for of, way in each(log) if of == name), math.inf)
+
+    first, step, best = math.log(1e-5), math.log(1e7) / 32, dict[str, tuple[float, float]]()
+    for log in (first + i * step for i in range(33)):
+        for name, way in each(log):
+            best[name] = min(best.get(name, (math.inf, 0.0)), (off(seen, way[2]), log))
+    for name, (least, log) in best.items():
+        low, high = log - step, log + step
+        for _ in range(40 if least < off(seen, wanted) / 2 else 0):  # golden sections
+            a, b = low + 0.382 * (high - low), low + 0.618 * (high - low)
+            low, high = (low, b) if error(a) < error(b) else (a, high)
+        yield from (way for of, way in each(low) if of == name and high - low < step)
 
 
 def wrong_heads(seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> torch.Tensor:

@@ -64,6 +64,7 @@ from tests.engine.conform.wrong_states import (
     LateWindow,
     LogOfNegative,
     LowGates,
+    NextColumn,
     NoOneRow,
     NotReset,
     NoZeros,
@@ -437,3 +438,42 @@ def test_a_row_that_others_take_is_named_with_its_rows():
     assert situation.explain_outputs(seen, 1e-5) == (
         "gate-of-other-row", "decay of row 2, in rows 3 to 4 of 5",
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("recurrence", "words"),
+    [
+        ("kda", "the decay's logarithm ends at -0.37"),
+        ("gdn", "beta ends at 0.43, in what is taken off v"),
+        ("gdn", "softplus has a beta of 1.7"),
+        ("kda", "k divided with an eps of 0.25"),
+        ("mamba2", "softplus ends at 0.71, in the decay"),
+        ("conv", "the sigmoid of 1.7 times its input is taken"),
+    ],
+)
+@pytest.mark.parametrize("last", [False, True])
+def test_the_number_of_a_mistake_is_fitted(recurrence, words, last):
+    shape, state, rows = drawn(recurrence, 3)
+    number = next(float(x) for x in words.replace(",", "").split() if x[-1].isdigit())
+    ways = in_parts(shape, rows, formulas(shape, rows, abs(number)))
+    (wrong,) = (made for _, said, made in ways if said == words)
+    outputs, states = play(shape, state, wrong)
+    situation = Situation(KERNEL, Reference(shape, [state]), 0, rows, [], 3)
+    if last and recurrence != "conv":
+        cause, said = situation.explain_state(states[-1], 3, 1e-5)
+    else:
+        cause, said = situation.explain_outputs(torch.stack(outputs), 1e-5)
+    assert (cause[:6], said.split(", in the state")[0]) == ("wrong-", words)
+
+
+def test_a_window_that_no_pass_leaves_is_what_taps_read():
+    shape, state, rows = drawn("conv", 1)
+    seen = step(shape, state[:, [0, 2, 2]], rows[0])[0][None]
+    situation = Situation(KERNEL, Reference(shape, [state]), 0, rows, [], 1)
+    cause, said = situation.explain_outputs(seen, 1e-5)
+    assert (cause, said[:27]) == ("other-row", "the window holds inputs -2,")
+
+
+def test_a_state_that_is_found_without_other_sequences_is_named_by_its_count():
+    fault = first(NextColumn, "gdn")
+    assert (fault.cause, "leave the state after 3, 1, 2" in fault.detail) == ("stale-column", True)
