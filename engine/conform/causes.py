@@ -7,7 +7,6 @@ from copy import copy
 from functools import partial
 from itertools import chain, pairwise, product, tee
 from types import MappingProxyType
-from typing import Any
 
 import torch
 
@@ -16,7 +15,7 @@ from engine.conform.cases import Shape
 from engine.conform.decays import Log, Played, decays
 from engine.conform.fits import closest, joined, place, same, spans, wrong_heads
 from engine.conform.mistakes import fewest, formulas, heads_of, in_parts, layouts, strides
-from engine.conform.reference import ROW_INPUTS, VARIANTS, Reference, Row, Way, play, step, terms
+from engine.conform.reference import ROW_INPUTS, Reference, Row, Way, play, step, terms
 from engine.conform.shares import Kept, Quantities, channels, shares
 from engine.conform.subject import Kernel
 
@@ -211,15 +210,11 @@ class Situation:
             before = [rows[min(i, len(rows) - 1)] for i in range(n)]
             yield own, "the same row of the pass before", before
 
-    def inputs(self, tokens: Sequence[Row]) -> Iterator[tuple[str, str, list[Row], str]]:
-        """Wrong ways through the rows: cause, sentence, rows, variant of the recurrence."""
-        for variant in VARIANTS[self.shape.recurrence]:
-            cause = {"gate-last": "gate-order"}.get(variant, "wrong-term")
-            yield cause, variant.replace("-", " "), list(tokens), variant
+    def inputs(self, tokens: Sequence[Row]) -> Iterator[tuple[str, str, list[Row]]]:
+        """Wrong ways through the rows: cause, sentence, rows."""
         named = formulas(self.shape, tokens), mistakes.of_other_heads(self.shape, tokens)
-        each = in_parts(self.shape, tokens, chain(self._of_rows(tokens), *named))
-        for way in chain(each, strides(self.shape, self.batch, self.first, tokens)):
-            yield *way, ""
+        yield from in_parts(self.shape, tokens, chain(self._of_rows(tokens), *named))
+        yield from strides(self.shape, self.batch, self.first, tokens)
 
     def _of_rows(self, tokens: Sequence[Row]) -> Iterator[tuple[str, str, list[Row]]]:
         """Cause, sentence and rows where an input, or all, is that of other rows."""
@@ -233,10 +228,8 @@ class Situation:
                 rows = [row | {x: other[x] for x in names} for row, other in pairs]
                 yield of_rows or cause, f"{what} of {words}", rows
 
-    def _played(
-        self, state: torch.Tensor, tokens: Sequence[dict[str, Any]], variant: str = ""
-    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        return play(self.shape, state, tokens, variant, self.parents)
+    def _played(self, state: torch.Tensor, tokens: Sequence[Row]) -> Played:
+        return play(self.shape, state, tokens, self.parents)
 
     def _ways(
         self, state: torch.Tensor, count: int, of: int, bound: float, first: int = 0
@@ -247,15 +240,15 @@ class Situation:
         def part(played: Played) -> torch.Tensor:
             return played[1][-1] if of else torch.stack(played[0])
 
-        def after(rows: Sequence[Row], variant: str) -> Played:
-            outputs, states = self._played(before, rows[first:], variant)
+        def after(rows: Sequence[Row]) -> Played:
+            outputs, states = self._played(before, rows[first:])
             return [*right[0][:first], *outputs], states
 
         right = self._played(state, self.tokens[:count])
         before = right[1][first - 1] if first else state
         ways = (
-            (cause, sentence, after(tokens, variant))
-            for cause, sentence, tokens, variant in self.inputs(self.tokens[:count])
+            (cause, sentence, after(tokens))
+            for cause, sentence, tokens in self.inputs(self.tokens[:count])
         )
         few = count <= max(_MOST_ROWS, self.kernel.chunk)
         views: Iterable[tuple[str, str, Played]] = ()

@@ -78,7 +78,12 @@ def _conv(row: Row) -> list[tuple[str, str, Row]]:
     """Taps that take other weights than their own, or none."""
     n = row["weight"].shape[-1]
     weight = torch.cat([row["weight"], 0 * row["weight"][..., :1]], -1)
-    made = [("wrong-term", "the bias is left out", {"bias": 0 * row["bias"]})]
+    none = {"bias": 0 * row["bias"]}
+    made: list[tuple[str, str, Row]] = [
+        ("wrong-term", "no activation", {"flat": none["bias"]}),
+        ("wrong-term", "the bias is left out", none),
+        ("wrong-term", "bias after activation", none | {"late": row["bias"]}),
+    ]
     for at in product(range(n + 1), repeat=n):
         each = (f"tap {i} takes {f'weight {j}' if j < n else 'none'}" for i, j in enumerate(at))
         words = ", ".join(w for i, w in enumerate(each) if at[i] != i)
@@ -120,7 +125,8 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
     }
     others |= {} if bounded else {words: {"step": dt} for words, dt in steps.items()}
     g = right["decay"].log().view((heads, -1) if raw.dim() > 1 else (heads,))
-    made = [("gate-order", "the decay is left out", decay(0 * g))]
+    made = [("gate-order", "gate last", right | {"last": g})]
+    made.append(("gate-order", "the decay is left out", decay(0 * g)))
     made += [("wrong-gate", words, _anew(shape, row, other)) for words, other in others.items()]
     logs = _bounded(row, raw, -rate) if bounded else []
     made += [("wrong-gate", words, decay(g)) for words, g in logs]
@@ -427,7 +433,7 @@ def other_rows(first: int, n: int) -> list[tuple[str, list[int]]]:
 
 def row_by_row(
     shape: Shape, start: torch.Tensor, seen: torch.Tensor, tokens: Sequence[Row],
-    parents: Sequence[int], ways: Sequence[tuple[str, str, list[Row], str]],
+    parents: Sequence[int], ways: Sequence[tuple[str, str, list[Row]]],
     folds: Callable[[Sequence[Row]], Iterable[Way]] | None, bound: float,
 ) -> tuple[str, str] | None:  # fmt: skip
     """Cause and sentence where each head of each row has the right output or that of some way
@@ -449,14 +455,14 @@ def row_by_row(
         least = torch.full((n,), torch.inf, dtype=torch.float64)
         tree = [(f"row {p}", state) for p, state in enumerate(states, -1)] if parents else []
         tree += [("no row that has a state", 0 * start)] if parents else []
-        of_parents = (("wrong-parent", words_of.format(p), state, row, "") for p, state in tree)
-        inputs = ((cause, words, before, rows[i], of) for cause, words, rows, of in ways)
+        of_parents = (("wrong-parent", words_of.format(p), state, row) for p, state in tree)
+        inputs = ((cause, words, before, rows[i]) for cause, words, rows in ways)
         made_of = folds(tokens[:i]) if folds and i else ()
         after_row = f", after row {i} of the pass"
-        of_folds = ((cause, words + after_row, state, row, "") for cause, words, state in made_of)
+        of_folds = ((cause, words + after_row, state, row) for cause, words, state in made_of)
         others = chain(of_parents, inputs, of_folds) if wrong[i].any() else ()
-        for cause, words, state, other, variant in others:
-            output, made = step(shape, state, other, variant)
+        for cause, words, state, other in others:
+            output, made = step(shape, state, other)
             error = errors(i, output)
             fit = (error <= limit) & wrong[i]
             if fit.any():

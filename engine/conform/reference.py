@@ -10,13 +10,6 @@ from torch.nn.functional import silu, softplus
 from engine.conform.cases import WEIGHTS, Rows, Shape, log_decay, normed
 
 _MOST_PASSES = 4
-# Orders of operations that a kernel may have by mistake
-VARIANTS = {
-    "gdn": ("gate-last",),
-    "kda": ("gate-last",),
-    "mamba2": ("gate-last",),
-    "conv": ("no-activation", "bias-after-activation"),
-}
 # What a row brings, its gate first
 ROW_INPUTS = {
     "gdn": ("a", "b", "q", "k", "v"),
@@ -58,25 +51,21 @@ def terms(shape: Shape, row: Row) -> Row:
     return row | {"key": key, "read": read, "decay": decay} | made
 
 
-def step(
-    shape: Shape, state: torch.Tensor, row: Row, variant: str = ""
-) -> tuple[torch.Tensor, torch.Tensor]:
+def step(shape: Shape, state: torch.Tensor, row: Row) -> tuple[torch.Tensor, torch.Tensor]:
     """One token: its output and the state after it, in f64.
 
     Delta rules: state [heads, d_k, d_v] (Yang et al. 2024, arXiv 2412.06464; KDA: arXiv
     2510.26692). Mamba-2: the same layout, d_k the state size (Dao and Gu 2024, arXiv 2405.21060).
-    Convolutions: state [channels, taps - 1], the oldest input first.
+    Convolutions: state [channels, taps - 1], the oldest input first. By mistake a row may be `flat`
+    (no activation), have another `slope` (of its sigmoid), or decay `last`.
     """
     if shape.recurrence == "conv":
         window = torch.cat([state, row["x"].unsqueeze(-1)], -1)
-        y, bias = (window * row["weight"]).sum(-1), row["bias"]
-        if variant == "bias-after-activation":
-            return y * torch.sigmoid(y) + bias, window[:, 1:]
-        y = y + bias
-        slope = row.get("slope", 1.0)  # another than 1 by mistake
-        return y if variant == "no-activation" else y * torch.sigmoid(slope * y), window[:, 1:]
+        y = (window * row["weight"]).sum(-1) + row["bias"]
+        made = y if "flat" in row else y * torch.sigmoid(row.get("slope", 1.0) * y)
+        return made + row.get("late", 0.0), window[:, 1:]
     row = terms(shape, row)
-    decay, last = row["decay"], variant == "gate-last"
+    decay, last = row["decay"], "last" in row
     seen = state if last else decay * state
     faded = row["fade"] * state if "fade" in row and not last else seen
     write = row["key"][:, :, None] * correction(shape, faded, row)[:, None, :]
@@ -153,18 +142,14 @@ class Reference:
 
 
 def play(
-    shape: Shape,
-    state: torch.Tensor,
-    tokens: Sequence[Row],
-    variant: str = "",
-    parents: Sequence[int] = (),
+    shape: Shape, state: torch.Tensor, tokens: Sequence[Row], parents: Sequence[int] = ()
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Outputs and states of tokens from a state on, each after the one before it or its parent."""
     outputs: list[torch.Tensor] = []
     states: list[torch.Tensor] = []
     for i, row in enumerate(tokens):
         parent = parents[i] if parents else i - 1
-        output, after = step(shape, states[parent] if parent >= 0 else state, row, variant)
+        output, after = step(shape, states[parent] if parent >= 0 else state, row)
         outputs.append(output)
         states.append(after)
     return outputs, states
