@@ -128,17 +128,17 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
     made = [("gate-order", "gate last", right | {"last": g})]
     made.append(("gate-order", "the decay is left out", decay(0 * g)))
     made += [("wrong-gate", words, _anew(shape, row, other)) for words, other in others.items()]
-    logs = _bounded(row, raw, -rate) if bounded else []
-    made += [("wrong-gate", words, decay(g)) for words, g in logs]
-    dt, log = softplus(raw + bias), (-rate).log()
-    made += [
-        *((("wrong-gate", "A_log is taken without exp", decay(-log * dt)),) * (not bounded)),
-        ("wrong-gate", "A has the other sign", decay(-g)),
-        ("wrong-gate", "the decay is a power of 2, not of e", decay(g * math.log(2))),
-        ("wrong-gate", "the decay's logarithm is taken as one to base 2", decay(g / math.log(2))),
-        ("wrong-gate", "the decay is applied twice", decay(2 * g)),
-        ("wrong-gate", "the decay's exp is left out", right | {"decay": g.view(heads, -1, 1)}),
-    ]
+    without_exp = {"A_log is taken without exp": -(-rate).log() * softplus(raw + bias)}
+    logs = _bounded(row, raw, -rate) if bounded else without_exp
+    logs |= {
+        "A has the other sign": -g,
+        "the decay is a power of 2, not of e": g * math.log(2),
+        "the decay's logarithm is taken as one to base 2": g / math.log(2),
+        "the decay is applied twice": 2 * g,
+    }
+    made += [("wrong-gate", words, decay(log)) for words, log in logs.items()]
+    left_out = right | {"decay": g.view(heads, -1, 1)}
+    made.append(("wrong-gate", "the decay's exp is left out", left_out))
     if shape.recurrence == "kda" and shape.d_k == shape.d_v:
         along = right | {"decay": right["decay"].transpose(1, 2)}
         made.append(("wrong-gate", "the decay of a channel is applied along v", along))
@@ -261,23 +261,23 @@ def _of_z(z: torch.Tensor, right: Row) -> dict[str, Row]:
     return made
 
 
-def _bounded(row: Row, raw: torch.Tensor, A: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+def _bounded(row: Row, raw: torch.Tensor, A: torch.Tensor) -> dict[str, torch.Tensor]:
     """Wrong logarithms of a decay that has a lower bound, with words."""
     bias, bound, sigmoid = row["dt_bias"], row["lower_bound"], torch.sigmoid
     x = raw + bias
-    return [
-        ("softplus is taken, without the lower bound", -A * softplus(x)),
-        ("A_log is taken without exp, under the lower bound", bound * sigmoid(A.log() * x)),
-        ("A multiplies the sigmoid, not its input", bound * A * sigmoid(x)),
-        ("A divides the sigmoid's input", bound * sigmoid(x / A)),
-        ("dt_bias is added after A", bound * sigmoid(A * raw + bias)),
-        ("the sigmoid's input has the other sign", bound * sigmoid(-A * x)),
-        ("the sigmoid is left out", bound * A * x),
-        ("softplus is taken for the sigmoid", bound * softplus(A * x)),
-        ("the lower bound is left out", -sigmoid(A * x)),
-        ("the lower bound has the other sign", -bound * sigmoid(A * x)),
-        ("softplus is cut at the lower bound", (-A * softplus(x)).clamp(min=float(bound))),
-    ]
+    return {
+        "softplus is taken, without the lower bound": -A * softplus(x),
+        "A_log is taken without exp, under the lower bound": bound * sigmoid(A.log() * x),
+        "A multiplies the sigmoid, not its input": bound * A * sigmoid(x),
+        "A divides the sigmoid's input": bound * sigmoid(x / A),
+        "dt_bias is added after A": bound * sigmoid(A * raw + bias),
+        "the sigmoid's input has the other sign": bound * sigmoid(-A * x),
+        "the sigmoid is left out": bound * A * x,
+        "softplus is taken for the sigmoid": bound * softplus(A * x),
+        "the lower bound is left out": -sigmoid(A * x),
+        "the lower bound has the other sign": -bound * sigmoid(A * x),
+        "softplus is cut at the lower bound": (-A * softplus(x)).clamp(min=float(bound)),
+    }
 
 
 def strides(
