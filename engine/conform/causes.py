@@ -278,10 +278,10 @@ class Situation:
         ways = in_parts(self.shape, tokens, formulas(self.shape, tokens, x))
         log = Log(self.shape, self.start, tokens) if last and not conv else None
         for cause, words, rows in ways:
-            outputs, states = ([], log.under(rows)) if log else self._played(self.start, rows)
-            all_ = states if log else [states[-1] if last else torch.stack(outputs)]
-            for kept, made in enumerate(all_):
-                yield cause, words + ", as what rows wrote is kept" * kept, made
+            outputs, states = self._played(self.start, rows)
+            yield cause, words, states[-1] if last else torch.stack(outputs)
+            if log:
+                yield cause, f"{words}, as what rows wrote is kept", log.stored(rows)
 
     def _views_of_logs(self, count: int) -> Iterator[tuple[str, str, Played]]:
         """Cause, sentence and outputs where the pass sees the state before a log, or what rows of

@@ -330,14 +330,12 @@ class Log:
             yield cause, f"the state before is kept with {words}", state + (other - own) * kept
             yield cause, f"the state before and what rows wrote are kept with {words}", all_
 
-    def under(self, rows: Sequence[Row]) -> Iterator[torch.Tensor]:
-        """The last state where the rows do this: as they are played, and where what they wrote
-        is kept."""
-        yield play(self.shape, self.states[0], rows)[1][-1]
+    def stored(self, rows: Sequence[Row]) -> torch.Tensor:
+        """The last state where the rows do this, but what they wrote is kept."""
         state = self.states[0]
         for row, write in zip(rows, self._writes(rows), strict=True):
             state = row["decay"] * state + write
-        yield state
+        return state
 
     def formulas(self) -> Iterator[Way]:
         """Cause, sentence and last state where a fold has wrong formulas: of what the rows wrote,
@@ -346,8 +344,8 @@ class Log:
         others = formulas(self.shape, self.rows), of_other_heads(self.shape, self.rows)
         for cause, words, rows in in_parts(self.shape, self.rows, chain(*others)):
             writes = self._writes(rows)
-            for state in self.under(rows):
-                yield cause, words, state
+            yield cause, words, play(self.shape, self.states[0], rows)[1][-1]
+            yield cause, words, self.stored(rows)
             for i in range(len(rows)) if few else ():
                 alone = f"{words}, in row {i} alone"
                 after = [rows[i], *self.rows[i + 1 :]]
