@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from functools import partial
 from itertools import chain, pairwise, product, tee
@@ -271,17 +271,22 @@ class Situation:
                 lost = log.kept(log.writes[i], i + 1)
                 yield "lost-fold", f"what row {i} wrote is lost", log.states[-1] - lost
 
-    def _numbered(self, x: float, count: int, last: bool) -> Iterator[Way]:
+    def _numbered(
+        self, x: float, count: int, last: bool
+    ) -> Iterator[tuple[str, str, Callable[[], torch.Tensor]]]:
         """Cause, sentence and what each mistake that has a number gives under this one: outputs of
         the first rows, or the last state, as they are played and where what they wrote is kept."""
         tokens, conv = self.tokens[:count], self.shape.recurrence == "conv"
-        ways = in_parts(self.shape, tokens, formulas(self.shape, tokens, x))
-        log = Log(self.shape, self.start, tokens) if last and not conv else None
-        for cause, words, rows in ways:
+
+        def played(rows: Sequence[Row]) -> torch.Tensor:
             outputs, states = self._played(self.start, rows)
-            yield cause, words, states[-1] if last else torch.stack(outputs)
+            return states[-1] if last else torch.stack(outputs)
+
+        log = Log(self.shape, self.start, tokens) if last and not conv else None
+        for cause, words, rows in in_parts(self.shape, tokens, formulas(self.shape, tokens, x)):
+            yield cause, words, partial(played, rows)
             if log:
-                yield cause, f"{words}, as what rows wrote is kept", log.stored(rows)
+                yield cause, f"{words}, as what rows wrote is kept", partial(log.stored, rows)
 
     def _views_of_logs(self, count: int) -> Iterator[tuple[str, str, Played]]:
         """Cause, sentence and outputs where the pass sees the state before a log, or what rows of

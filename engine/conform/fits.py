@@ -12,6 +12,7 @@ from engine.conform.cases import Shape
 from engine.conform.reference import Row, Way, terms
 
 _LEAST = 12  # values that tell a mistake from chance
+_MOST_FITTED = 4  # mistakes whose number is searched closely
 
 
 def taken(shape: Shape, row: Row, state: torch.Tensor) -> torch.Tensor:
@@ -71,29 +72,32 @@ def unwritten(seen: torch.Tensor, wanted: torch.Tensor) -> str:
 
 
 def numbered(
-    ways: Callable[[float], Iterable[Way]], seen: torch.Tensor, wanted: torch.Tensor
+    ways: Callable[[float], Iterable[tuple[str, str, Callable[[], torch.Tensor]]]],
+    seen: torch.Tensor,
+    wanted: torch.Tensor,
 ) -> Iterator[Way]:
-    """Mistakes that have a number, each with the one from 1e-5 to 100 that gives what is nearest,
-    of those that leave less than half of the error; ways: the mistakes under a number, without
-    those that do nothing then."""
+    """Mistakes that have a number, each with the one from 1e-4 to 30 that gives what is nearest, of
+    the few that leave least, and less than half of the error; ways: the mistakes under a number,
+    without those that do nothing then."""
 
-    def each(log: float) -> Iterator[tuple[str, Way]]:
+    def each(log: float) -> Iterator[tuple[str, tuple[str, str, Callable[[], torch.Tensor]]]]:
         x = math.exp(log)
         return ((way[1].replace(f"{x:.4g}", "", 1), way) for way in ways(x))
 
     def error(log: float) -> float:
-        return next((off(seen, way[2]) for of, way in each(log) if of == name), math.inf)
+        return next((off(seen, way[2]()) for of, way in each(log) if of == name), math.inf)
 
-    first, step, best = math.log(1e-5), math.log(1e7) / 32, dict[str, tuple[float, float]]()
-    for log in (first + i * step for i in range(33)):
+    first, step, best = math.log(1e-4), math.log(3e5) / 24, dict[str, tuple[float, float]]()
+    for log in (first + i * step for i in range(25)):
         for name, way in each(log):
-            best[name] = min(best.get(name, (math.inf, 0.0)), (off(seen, way[2]), log))
-    for name, (least, log) in best.items():
-        low, high = log - step, log + step
-        for _ in range(40 if least < off(seen, wanted) / 2 else 0):  # golden sections
+            best[name] = min(best.get(name, (math.inf, 0.0)), (off(seen, way[2]()), log))
+    least = sorted(best, key=lambda name: best[name][0])[:_MOST_FITTED]
+    for name in (name for name in least if best[name][0] < off(seen, wanted) / 2):
+        low, high = best[name][1] - step, best[name][1] + step
+        for _ in range(32):  # golden sections
             a, b = low + 0.382 * (high - low), low + 0.618 * (high - low)
             low, high = (low, b) if error(a) < error(b) else (a, high)
-        yield from (way for of, way in each(low) if of == name and high - low < step)
+        yield from ((cause, words, made()) for of, (cause, words, made) in each(low) if of == name)
 
 
 def wrong_heads(seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> torch.Tensor:
