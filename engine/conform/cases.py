@@ -169,7 +169,9 @@ class Source:
         self.random = torch.Generator().manual_seed(seed)
         self.replaced, self.large, self.copies = replaced or {}, large, copies
         self.weights = self._filled(self._weights())
-        if long and "A_log" in self.weights:
+        if long and "lower_bound" in self.weights:
+            self.weights["dt_bias"] -= 5.0
+        elif long and "A_log" in self.weights:
             self.weights["A_log"] -= 3.0
         elif long and "A" in self.weights:
             self.weights["A"] /= 20

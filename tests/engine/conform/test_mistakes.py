@@ -477,3 +477,9 @@ def test_a_window_that_no_pass_leaves_is_what_taps_read():
 def test_a_state_that_is_found_without_other_sequences_is_named_by_its_count():
     fault = first(NextColumn, "gdn")
     assert (fault.cause, "leave the state after 3, 1, 2" in fault.detail) == ("stale-column", True)
+
+
+def test_states_last_for_a_chunk_under_a_lower_bound_too():
+    shape = replace(SHAPES["kda"], extras=("lower bound",))
+    g = Source(shape, 1, long=True).rows([0], [64]).g
+    assert g.sum(0).median() > -5
