@@ -444,6 +444,7 @@ def test_a_row_that_others_take_is_named_with_its_rows():
     ("recurrence", "words"),
     [
         ("kda", "the decay's logarithm ends at -0.37"),
+        ("kda", "the decay is taken to the power of 0.6"),
         ("gdn", "beta ends at 0.43, in what is taken off v"),
         ("gdn", "softplus has a beta of 1.7"),
         ("kda", "k divided with an eps of 0.25"),
