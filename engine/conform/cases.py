@@ -169,7 +169,9 @@ class Source:
         self.random = torch.Generator().manual_seed(seed)
         self.replaced, self.large, self.copies = replaced or {}, large, copies
         self.weights = self._filled(self._weights())
-        if long and "A_log" in self.weights:
+        if long and "lower_bound" in self.weights:
+            self.weights["dt_bias"] -= 5.0
+        elif long and "A_log" in self.weights:
             self.weights["A_log"] -= 3.0
         elif long and "A" in self.weights:
             self.weights["A"] /= 20
@@ -259,14 +261,15 @@ class Source:
 
 
 def log_decay(row: dict[str, torch.Tensor]) -> torch.Tensor:
-    """The logarithm of a delta rule's decay, as its input a: of softplus, or with a lower bound."""
+    """The logarithm of a delta rule's decay, as its input a: of softplus (by mistake of another
+    `step`), or with a lower bound."""
     x, A_log = row["a"] + row["dt_bias"], row["A_log"]
     rate = torch.exp(A_log).view(-1, *[1] * (row["dt_bias"].dim() - 1))
     if "lower_bound" in row:
         return row["lower_bound"] * torch.sigmoid(rate * x)
-    return -rate * F.softplus(x)
+    return -rate * row.get("step", F.softplus(x))
 
 
-def normed(x: torch.Tensor) -> torch.Tensor:
-    """x divided by its length as these kernels do it, with 1e-6 below the root."""
-    return x / (x.pow(2).sum(-1, keepdim=True) + 1e-6).sqrt()
+def normed(x: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
+    """x divided by its length as these kernels do it, with eps below the root."""
+    return x / (x.pow(2).sum(-1, keepdim=True) + eps).sqrt()

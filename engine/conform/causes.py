@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
+from functools import partial
 from itertools import chain, pairwise, product, tee
 from types import MappingProxyType
-from typing import Any
 
 import torch
-from torch.nn.functional import silu
 
 from engine.conform import fits, mistakes
 from engine.conform.cases import Shape
 from engine.conform.decays import Log, Played, decays
 from engine.conform.fits import closest, joined, place, same, spans, wrong_heads
 from engine.conform.mistakes import fewest, formulas, heads_of, in_parts, layouts, strides
-from engine.conform.reference import ROW_INPUTS, VARIANTS, Reference, Row, Way, play, step, terms
+from engine.conform.reference import ROW_INPUTS, Reference, Row, Way, play, step, terms
 from engine.conform.shares import Kept, Quantities, channels, shares
 from engine.conform.subject import Kernel
 
@@ -50,9 +49,6 @@ class Situation:
         self.tokens, self.before, self.accepted = list(tokens), list(before), accepted
         self.parents = tuple(parents)
         self.batch, self.first, self.begin = batch or self.tokens, first, first
-        if "z" in self.shape.extras:  # outputs are named as they are before it
-            both = self.tokens, self.batch
-            self.tokens, self.batch = ([mistakes.before_z(row) for row in rows] for rows in both)
         self.places = places
         self.start, self.own = reference.state(sequence), len(self.tokens)
         # of a chunk: the right states before those before it, and the rows of the last of them
@@ -182,10 +178,14 @@ class Situation:
         return [*known, torch.zeros_like(known[0])], self.shape.d_k - 1 + self.accepted * bool(last)
 
     def _windows(self) -> Iterator[Way]:
-        """Windows of other inputs than the last accepted ones."""
+        """Windows of other inputs than the last accepted ones; where one is there twice, taps read
+        it, as no pass leaves such a window."""
         known, accepted = self._inputs_before()
         for at in product(range(len(known)), repeat=self.shape.d_k - 1):
-            yield *self._window(at, len(known), accepted), torch.stack([known[i] for i in at], -1)
+            cause, words = self._window(at, len(known), accepted)
+            inputs = [i for i in at if i < len(known) - 1]
+            cause = cause if len({*inputs}) == len(inputs) else "other-row"
+            yield cause, words, torch.stack([known[i] for i in at], -1)
 
     def _window(self, at: Sequence[int], n: int, accepted: int) -> tuple[str, str]:
         shifted = at[-1] < accepted and all(b - a == 1 for a, b in pairwise(at))
@@ -210,19 +210,15 @@ class Situation:
             before = [rows[min(i, len(rows) - 1)] for i in range(n)]
             yield own, "the same row of the pass before", before
 
-    def inputs(self, tokens: Sequence[Row]) -> Iterator[tuple[str, str, list[Row], str]]:
-        """Wrong ways through the rows: cause, sentence, rows, variant of the recurrence."""
-        for variant in VARIANTS[self.shape.recurrence]:
-            cause = {"gate-last": "gate-order"}.get(variant, "wrong-term")
-            yield cause, variant.replace("-", " "), list(tokens), variant
+    def inputs(self, tokens: Sequence[Row]) -> Iterator[tuple[str, str, list[Row]]]:
+        """Wrong ways through the rows: cause, sentence, rows."""
         named = formulas(self.shape, tokens), mistakes.of_other_heads(self.shape, tokens)
-        each = in_parts(self.shape, tokens, chain(self._of_rows(tokens), *named))
-        for way in chain(each, strides(self.shape, self.batch, self.first, tokens)):
-            yield *way, ""
+        yield from in_parts(self.shape, tokens, chain(self._of_rows(tokens), *named))
+        yield from strides(self.shape, self.batch, self.first, tokens)
 
     def _of_rows(self, tokens: Sequence[Row]) -> Iterator[tuple[str, str, list[Row]]]:
         """Cause, sentence and rows where an input, or all, is that of other rows."""
-        gate, *others = ROW_INPUTS[self.shape.recurrence]
+        gate, *others = (x for x in ROW_INPUTS[self.shape.recurrence] if x in tokens[0])
         for of_rows, words, taken in self._mappings(len(tokens)):
             for names in dict.fromkeys(((gate,), *((x,) for x in others), (gate, *others))):
                 cause = "gate-of-other-row" if names in (("a",), ("dt",)) else "other-row"
@@ -232,10 +228,8 @@ class Situation:
                 rows = [row | {x: other[x] for x in names} for row, other in pairs]
                 yield of_rows or cause, f"{what} of {words}", rows
 
-    def _played(
-        self, state: torch.Tensor, tokens: Sequence[dict[str, Any]], variant: str = ""
-    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        return play(self.shape, state, tokens, variant, self.parents)
+    def _played(self, state: torch.Tensor, tokens: Sequence[Row]) -> Played:
+        return play(self.shape, state, tokens, self.parents)
 
     def _ways(
         self, state: torch.Tensor, count: int, of: int, bound: float, first: int = 0
@@ -246,15 +240,15 @@ class Situation:
         def part(played: Played) -> torch.Tensor:
             return played[1][-1] if of else torch.stack(played[0])
 
-        def after(rows: Sequence[Row], variant: str) -> Played:
-            outputs, states = self._played(before, rows[first:], variant)
+        def after(rows: Sequence[Row]) -> Played:
+            outputs, states = self._played(before, rows[first:])
             return [*right[0][:first], *outputs], states
 
         right = self._played(state, self.tokens[:count])
         before = right[1][first - 1] if first else state
         ways = (
-            (cause, sentence, after(tokens, variant))
-            for cause, sentence, tokens, variant in self.inputs(self.tokens[:count])
+            (cause, sentence, after(tokens))
+            for cause, sentence, tokens in self.inputs(self.tokens[:count])
         )
         few = count <= max(_MOST_ROWS, self.kernel.chunk)
         views: Iterable[tuple[str, str, Played]] = ()
@@ -276,6 +270,23 @@ class Situation:
                 yield "lost-fold", words, self._played(state, rows)[1][-1]
                 lost = log.kept(log.writes[i], i + 1)
                 yield "lost-fold", f"what row {i} wrote is lost", log.states[-1] - lost
+
+    def _numbered(
+        self, x: float, count: int, last: bool
+    ) -> Iterator[tuple[str, str, Callable[[], torch.Tensor]]]:
+        """Cause, sentence and what each mistake that has a number gives under this one: outputs of
+        the first rows, or the last state, as they are played and where what they wrote is kept."""
+        tokens, conv = self.tokens[:count], self.shape.recurrence == "conv"
+
+        def played(rows: Sequence[Row]) -> torch.Tensor:
+            outputs, states = self._played(self.start, rows)
+            return states[-1] if last else torch.stack(outputs)
+
+        log = Log(self.shape, self.start, tokens) if last and not conv else None
+        for cause, words, rows in in_parts(self.shape, tokens, formulas(self.shape, tokens, x)):
+            yield cause, words, partial(played, rows)
+            if log:
+                yield cause, f"{words}, as what rows wrote is kept", partial(log.stored, rows)
 
     def _views_of_logs(self, count: int) -> Iterator[tuple[str, str, Played]]:
         """Cause, sentence and outputs where the pass sees the state before a log, or what rows of
@@ -300,14 +311,6 @@ class Situation:
 
     def explain_outputs(self, seen: torch.Tensor, bound: float) -> tuple[str, str]:
         """Cause and sentence for outputs [rows, …] that differ from the reference's."""
-        if "z" in self.shape.extras and seen.isfinite().all():
-            right = torch.stack(self._played(self.start, self.tokens)[0])
-            made = ((c, f"z of {words}", rows) for c, words, rows in self._mappings(len(seen)))
-            of_z = strides(self.shape, self.batch, self.first, self.tokens, [("before_z",) * 2])
-            of_rows = self.tokens, chain(made, of_z)
-            if found := mistakes.of_z(self.shape, right, *of_rows, seen, bound):
-                return found
-            seen = seen / silu(torch.stack([row["before_z"] for row in self.tokens]))
         wanted = torch.stack(self._played(self.start, self.tokens)[0]).view(seen.shape)
         if len(seen) <= _MOST_ROWS and (words := fits.advanced(self.shape, seen, wanted, bound)):
             return "wrong-stride", words
@@ -337,6 +340,9 @@ class Situation:
         every, folds = list(self.inputs(self.tokens)), self._folds if self.kernel.ring else None
         rows = self.shape, self.start, seen, self.tokens, self.parents
         if found := mistakes.row_by_row(*rows, every, folds, bound):
+            return found
+        fitted = fits.numbered(partial(self._numbered, count=len(seen), last=False), seen, wanted)
+        if len(seen) <= _MOST_ROWS and (found := closest(seen, fitted, bound, wanted)):
             return found
         if self.shape.recurrence == "conv" and not self.parents:
             known = [*self.start.unbind(-1), *(row["x"] for row in self.tokens)]
@@ -420,6 +426,9 @@ class Situation:
             found = fewest(gives, heads, ["heads"])
         if found:
             return found[0], f"{found[1]}, in the state alone: outputs are right"
+        fitted = fits.numbered(partial(self._numbered, count=count, last=True), seen, right)
+        if count <= _MOST_ROWS and (found := closest(seen, fitted, bound, right, last=True)):
+            return found
         none = (seen.abs() <= bound) & (right.abs() > bound)
         if self.shape.recurrence != "conv" and (lost := none.all(2).all(0)).any():
             return "wrong-tile", f"nothing is kept in key channels {spans(lost)}"

@@ -143,7 +143,8 @@ def decays(
             writes.append(row["key"][:, :, None] * value[:, None, :])
             after = before + writes[-1]
             if not last:
-                outputs.append((row["read"][:, :, None] * seen(1, i, after)).sum(1) + row["skip"])
+                output = (row["read"][:, :, None] * seen(1, i, after)).sum(1) + row["skip"]
+                outputs.append(output * row.get("gate", 1.0))
         return outputs, [seen(2, len(rows) - 1, after)] if last else []
 
     for cause, words, side, factor in wrong:
@@ -329,17 +330,22 @@ class Log:
             yield cause, f"the state before is kept with {words}", state + (other - own) * kept
             yield cause, f"the state before and what rows wrote are kept with {words}", all_
 
+    def stored(self, rows: Sequence[Row]) -> torch.Tensor:
+        """The last state where the rows do this, but what they wrote is kept."""
+        state = self.states[0]
+        for row, write in zip(rows, self._writes(rows), strict=True):
+            state = row["decay"] * state + write
+        return state
+
     def formulas(self) -> Iterator[Way]:
         """Cause, sentence and last state where a fold has wrong formulas: of what the rows wrote,
         and of all that they do."""
         few = 1 < len(self.rows) <= _MOST_ROWS
         others = formulas(self.shape, self.rows), of_other_heads(self.shape, self.rows)
         for cause, words, rows in in_parts(self.shape, self.rows, chain(*others)):
+            writes = self._writes(rows)
             yield cause, words, play(self.shape, self.states[0], rows)[1][-1]
-            state, writes = self.states[0], self._writes(rows)
-            for row, write in zip(rows, writes, strict=True):
-                state = row["decay"] * state + write
-            yield cause, words, state
+            yield cause, words, self.stored(rows)
             for i in range(len(rows)) if few else ():
                 alone = f"{words}, in row {i} alone"
                 after = [rows[i], *self.rows[i + 1 :]]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import chain, product
 
 import torch
 from torch.nn.functional import silu, softplus
 
-from engine.conform.cases import Shape
+from engine.conform.cases import Shape, normed
 from engine.conform.fits import axes
 from engine.conform.reference import HEAD_WEIGHTS, ROW_INPUTS, Row, Way, step, terms
 
@@ -17,27 +18,33 @@ _MOST_ROWS, _MOST_HEADS, _MOST_MAPPED = 8, 16, 3
 _NEAR = ("the row before", "the row after", "the row two before", "the row two after")
 _BESIDE = ("q", "k", "v"), ("x", "B", "C"), ("a", "b")  # as engines split a projection
 # Inputs, and what is made of one, that advance from row to row: its name, and that of its part
-_ADVANCED = tuple((x, x) for x in ("a", "dt", "b", "q", "k", "v", "x", "B", "C"))
+_ADVANCED = tuple((x, x) for x in ("a", "dt", "b", "q", "k", "v", "x", "B", "C", "z"))
 _ADVANCED += (("a", "decay"), ("b", "beta"), ("q", "read"), ("k", "key"))
 
 
 # What corrections take of a row, apart from what is kept and written
 _VIEWS = {"look": "key", "off": "beta", "fade": "decay"}
 _OWN_DECAY = ("the decay is applied twice", "k is taken times the decay")
-_LEAST_LOGS = (-1, -2, -3, -4, -5, -8, -10)
 
 
 def in_parts(
     shape: Shape, rows: Sequence[Row], ways: Iterable[tuple[str, str, list[Row]]]
 ) -> Iterator[tuple[str, str, list[Row]]]:
     """Wrong ways through rows, and of those that change more than one part of a delta rule also
-    what is wrong in corrections alone, or in all else alone."""
+    what is wrong in corrections alone, or in all else alone; of Mamba-2 in the decay alone, or in
+    what is written."""
     right = [terms(shape, row) for row in rows]
     for cause, words, others in ways:
         yield cause, words, others
-        if shape.recurrence not in ("gdn", "kda"):
+        if shape.recurrence == "conv":
             continue
         pairs = list(zip(right, (terms(shape, row) for row in others), strict=True))
+        if shape.recurrence == "mamba2":
+            dt = ("decay", "in what is written"), ("beta", "in the decay")
+            if all(any(not torch.equal(a[x], b[x]) for a, b in pairs) for x, _ in dt):
+                for x, where in dt:
+                    yield cause, f"{words}, {where}", [b | {x: a[x]} for a, b in pairs]
+            continue
         changed = {
             x: of
             for x, of in _VIEWS.items()
@@ -55,9 +62,13 @@ def in_parts(
             yield cause, f"{words}, in what is kept and written", kept
 
 
-def formulas(shape: Shape, rows: Sequence[Row]) -> Iterator[tuple[str, str, list[Row]]]:
-    """Cause, sentence and rows under each wrong formula of what a row does (reference.terms)."""
-    of_rows = [_conv(row) if shape.recurrence == "conv" else _formulas(shape, row) for row in rows]
+def formulas(
+    shape: Shape, rows: Sequence[Row], number: float = 0.0
+) -> Iterator[tuple[str, str, list[Row]]]:
+    """Cause, sentence and rows under each wrong formula of what a row does (reference.terms), or
+    under each that has a number of its own."""
+    each = _conv if shape.recurrence == "conv" else partial(_formulas, shape)
+    of_rows = [_numbered(shape, row, number) if number else each(row) for row in rows]
     for made in zip(*of_rows, strict=True):
         cause, words, _ = made[0]
         yield cause, words, [row | other for row, (_, _, other) in zip(rows, made, strict=True)]
@@ -67,7 +78,12 @@ def _conv(row: Row) -> list[tuple[str, str, Row]]:
     """Taps that take other weights than their own, or none."""
     n = row["weight"].shape[-1]
     weight = torch.cat([row["weight"], 0 * row["weight"][..., :1]], -1)
-    made = [("wrong-term", "the bias is left out", {"bias": 0 * row["bias"]})]
+    none = {"bias": 0 * row["bias"]}
+    made: list[tuple[str, str, Row]] = [
+        ("wrong-term", "no activation", {"flat": none["bias"]}),
+        ("wrong-term", "the bias is left out", none),
+        ("wrong-term", "bias after activation", none | {"late": row["bias"]}),
+    ]
     for at in product(range(n + 1), repeat=n):
         each = (f"tap {i} takes {f'weight {j}' if j < n else 'none'}" for i, j in enumerate(at))
         words = ", ".join(w for i, w in enumerate(each) if at[i] != i)
@@ -79,56 +95,50 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
     mamba = shape.recurrence == "mamba2"
     right = terms(shape, row)
     beta, key, read = right["beta"], right["key"], right["read"]
-    raw, bias = row["dt" if mamba else "a"], row["dt_bias"]
+    name = "dt" if mamba else "a"
+    raw, bias, heads = row[name], row["dt_bias"], shape.n_heads
     rate = row["A"] if mamba else -torch.exp(row["A_log"]).view(-1, *[1] * (raw.dim() - 1))
-    heads = shape.n_heads
-    gates: list[tuple[str, torch.Tensor]] = [
-        ("softplus is left out", raw + bias),
-        ("dt_bias is left out", softplus(raw)),
-        ("dt_bias is added twice", softplus(raw + 2 * bias)),
-        ("dt_bias is taken off", softplus(raw - bias)),
-        (f"{'dt' if mamba else 'a'} is left out", softplus(bias + 0 * raw)),
-        ("dt_bias is added after softplus", softplus(raw) + bias),
-        ("softplus is taken twice", softplus(softplus(raw + bias))),
-        ("exp is taken for softplus", torch.exp(raw + bias)),
-        ("sigmoid is taken for softplus", torch.sigmoid(raw + bias)),
-        ("max(x, 0) is taken for softplus", (raw + bias).clamp(min=0)),
-        ("softplus has 2 for e within", torch.log(1 + torch.exp2(raw + bias))),
-        ("softplus has base 2", torch.log2(1 + torch.exp(raw + bias))),
-    ]
-    gates += [
-        (f"softplus is left out above {t}", softplus(raw + bias, threshold=t)) for t in (1, 2, 5)
-    ]
 
     def decay(g: torch.Tensor) -> Row:
         return right | {"decay": torch.exp(g).view(heads, -1, 1)}
 
-    made = []
-    if "lower_bound" in row:
-        made = [("wrong-gate", words, decay(g)) for words, g in _bounded(row, raw, -rate)]
-        gates = []
-    for words, dt in gates:
-        if mamba:
-            made += [("wrong-gate", words, decay(rate * dt) | {"beta": dt[:, None]})]
-            made += [("wrong-gate", f"{words}, in what is written", right | {"beta": dt[:, None]})]
-            words += ", in the decay"
-        made.append(("wrong-gate", words, decay(rate * dt)))
-    dt, log = softplus(raw + bias), (-rate).log()
+    bounded, one = (
+        "lower_bound" in row,
+        {"A": -1 + 0 * rate} if mamba else {"A_log": 0 * row["A_log"]},
+    )
+    others = {
+        "dt_bias is left out": {"dt_bias": 0 * bias},
+        "dt_bias is added twice": {"dt_bias": 2 * bias},
+        "dt_bias is taken off": {"dt_bias": -bias},
+        f"{name} is left out": {name: 0 * raw},
+        "A is left out of the decay": one,
+    }
+    steps = {
+        "softplus is left out": raw + bias,
+        "dt_bias is added after softplus": softplus(raw) + bias,
+        "softplus is taken twice": softplus(softplus(raw + bias)),
+        "exp is taken for softplus": torch.exp(raw + bias),
+        "sigmoid is taken for softplus": torch.sigmoid(raw + bias),
+        "max(x, 0) is taken for softplus": (raw + bias).clamp(min=0),
+        "softplus has 2 for e within": torch.log(1 + torch.exp2(raw + bias)),
+        "softplus has base 2": torch.log2(1 + torch.exp(raw + bias)),
+    }
+    others |= {} if bounded else {words: {"step": dt} for words, dt in steps.items()}
     g = right["decay"].log().view((heads, -1) if raw.dim() > 1 else (heads,))
-    made += [
-        ("gate-order", "the decay is left out", decay(0 * g)),
-        *((("wrong-gate", "A is left out of the decay", decay(-dt)),) * bool(gates)),
-        *((("wrong-gate", "A_log is taken without exp", decay(-log * dt)),) * bool(gates)),
-        ("wrong-gate", "A has the other sign", decay(-g)),
-        ("wrong-gate", "the decay is a power of 2, not of e", decay(g * math.log(2))),
-        ("wrong-gate", "the decay's logarithm is taken as one to base 2", decay(g / math.log(2))),
-        ("wrong-gate", "the decay is applied twice", decay(2 * g)),
-        *(
-            ("wrong-gate", f"the decay's logarithm ends at {x}", decay(g.clamp(min=x)))
-            for x in _LEAST_LOGS
-        ),
-        ("wrong-gate", "the decay's exp is left out", right | {"decay": g.view(heads, -1, 1)}),
-    ]
+    made = [("gate-order", "gate last", right | {"last": g})]
+    made.append(("gate-order", "the decay is left out", decay(0 * g)))
+    made += [("wrong-gate", words, _anew(shape, row, other)) for words, other in others.items()]
+    without_exp = {"A_log is taken without exp": -(-rate).log() * softplus(raw + bias)}
+    logs = _bounded(row, raw, -rate) if bounded else without_exp
+    logs |= {
+        "A has the other sign": -g,
+        "the decay is a power of 2, not of e": g * math.log(2),
+        "the decay's logarithm is taken as one to base 2": g / math.log(2),
+        "the decay is applied twice": 2 * g,
+    }
+    made += [("wrong-gate", words, decay(log)) for words, log in logs.items()]
+    left_out = right | {"decay": g.view(heads, -1, 1)}
+    made.append(("wrong-gate", "the decay's exp is left out", left_out))
     if shape.recurrence == "kda" and shape.d_k == shape.d_v:
         along = right | {"decay": right["decay"].transpose(1, 2)}
         made.append(("wrong-gate", "the decay of a channel is applied along v", along))
@@ -152,6 +162,7 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
         inputs["B and C are exchanged"] = {"key": read, "read": key}
         inputs["D is added without x"] = {"skip": row["D"][:, None].expand_as(row["x"])}
         inputs["D x is left out"] = {"skip": 0 * row["x"]}
+        inputs |= _of_z(row["z"], right) if "z" in row else {}
     else:
         scale = shape.d_k**-0.5
         inputs["q and k are exchanged"] = {"key": read / scale, "read": key * scale}
@@ -180,51 +191,97 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
         norms["k is divided by its root mean square"] = {"key": key * root}
         both = {"key": key * root, "read": read * root}
         norms["q and k are divided by their root mean squares"] = both
-        for eps in (1.0, 0.1, 1e-2, 1e-3, 1e-4):
-            less_q, less_k = ((x * x).sum(-1, keepdim=True).add(eps).rsqrt() for x in (q, k))
-            with_eps = {"q": {"read": q * less_q * scale}, "k": {"key": k * less_k}}
-            with_eps["q and k"] = with_eps["q"] | with_eps["k"]
-            norms |= {f"{x} is divided with an eps of {eps:g}": y for x, y in with_eps.items()}
         made += [("wrong-norm", words, right | other) for words, other in norms.items()]
         made.append(("wrong-scale", scaled, right | {"read": read * root}))
         made.append(("wrong-scale", "the scale is applied twice", right | {"read": read / root}))
     return made
 
 
-def _bounded(row: Row, raw: torch.Tensor, A: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+def _numbered(shape: Shape, row: Row, x: float) -> list[tuple[str, str, Row]]:
+    """Mistakes of a row that have a number of their own, under this one, which is positive."""
+    if shape.recurrence == "conv":
+        of_taps = {
+            f"the sigmoid of {x:.4g} times its input is taken": {"slope": torch.tensor(x)},
+            f"the bias is taken {x:.4g} times": {"bias": x * row["bias"]},
+        }
+        return [("wrong-term", words, other) for words, other in of_taps.items()]
+    mamba, right = shape.recurrence == "mamba2", terms(shape, row)
+    what, raw = ("dt", "dt") if mamba else ("beta", "a")
+    decay, beta = right["decay"], right["beta"]
+    gates = {
+        f"the decay's logarithm ends at -{x:.4g}": {"decay": decay.clamp(min=math.exp(-x))},
+        f"the decay's logarithm is -{x:.4g} at most": {"decay": decay.clamp(max=math.exp(-x))},
+        f"the decay is taken to the power of {x:.4g}": {"decay": decay**x},
+        f"{what} is taken {x:.4g} times": {"beta": x * beta},
+        f"{what} ends at {x:.4g}": {"beta": beta.clamp(max=x)},
+        f"{what} is {x:.4g} at least": {"beta": beta.clamp(min=x)},
+        f"dt_bias is taken {x:.4g} times": _anew(shape, row, {"dt_bias": x * row["dt_bias"]}),
+    }
+    y = row[raw] + row["dt_bias"]
+    bent = {
+        f"softplus is left out above {x:.4g}": softplus(y, threshold=x),
+        f"softplus ends at {x:.4g}": softplus(y).clamp(max=x),
+        f"softplus is {x:.4g} at least": softplus(y).clamp(min=x),
+        f"softplus has a beta of {x:.4g}": softplus(y, x),
+    }
+    for words, dt in bent.items() if "lower_bound" not in row else ():
+        gates[words] = _anew(shape, row, {"step": dt})
+    made = [("wrong-gate", words, right | other) for words, other in gates.items()]
+    for names in () if mamba else ("q", "k", "qk"):
+        per_group, of = shape.n_heads // shape.n_groups, {"q": "read", "k": "key"}
+        each = {of[n]: normed(row[n], x).repeat_interleave(per_group, 0) for n in names}
+        if "read" in each:
+            each["read"] *= shape.d_k**-0.5
+        words = f"{' and '.join(names)} divided with an eps of {x:.4g}"
+        made.append(("wrong-norm", words, right | each))
+    return made
+
+
+def _anew(shape: Shape, row: Row, other: Row) -> Row:
+    """A row that has other inputs, with what it does then."""
+    return terms(shape, {x: t for x, t in row.items() if x != "decay"} | other)
+
+
+def _of_z(z: torch.Tensor, right: Row) -> dict[str, Row]:
+    gate, skip = right["gate"], right["skip"]
+    gates = {
+        "z is left out": 1 + 0 * z,
+        "the sigmoid of z is taken, not times z": torch.sigmoid(z),
+        "z is taken without its sigmoid": z,
+        "z is taken twice": gate * gate,
+        "z is divided by": 1 / gate,
+        "z has the other sign": silu(-z),
+        "z is taken without its sign": silu(z.abs()),
+        "max(z, 0) is taken for z times its sigmoid": z.clamp(min=0),
+        "tanh of z is taken": torch.tanh(z),
+    }
+    made = {words: {"gate": other} for words, other in gates.items()}
+    made["D x is added after z"] = {"skip": 0 * skip, "late": skip}
+    made["z is taken for D x alone"] = {"skip": skip * gate, "gate": 1 + 0 * z}
+    return made
+
+
+def _bounded(row: Row, raw: torch.Tensor, A: torch.Tensor) -> dict[str, torch.Tensor]:
     """Wrong logarithms of a decay that has a lower bound, with words."""
-    x, bias, bound, sigmoid = (
-        raw + row["dt_bias"],
-        row["dt_bias"],
-        row["lower_bound"],
-        torch.sigmoid,
-    )
-    return [
-        ("softplus is taken, without the lower bound", -A * softplus(x)),
-        ("A is left out, under the lower bound", bound * sigmoid(x)),
-        ("A_log is taken without exp, under the lower bound", bound * sigmoid(A.log() * x)),
-        ("A multiplies the sigmoid, not its input", bound * A * sigmoid(x)),
-        ("A divides the sigmoid's input", bound * sigmoid(x / A)),
-        ("dt_bias is left out", bound * sigmoid(A * raw)),
-        ("dt_bias is added twice", bound * sigmoid(A * (x + bias))),
-        ("dt_bias is taken off", bound * sigmoid(A * (raw - bias))),
-        ("dt_bias is added after A", bound * sigmoid(A * raw + bias)),
-        ("a is left out", bound * sigmoid(A * bias + 0 * raw)),
-        ("the sigmoid's input has the other sign", bound * sigmoid(-A * x)),
-        ("the sigmoid is left out", bound * A * x),
-        ("softplus is taken for the sigmoid", bound * softplus(A * x)),
-        ("the lower bound is left out", -sigmoid(A * x)),
-        ("the lower bound has the other sign", -bound * sigmoid(A * x)),
-        ("softplus is cut at the lower bound", (-A * softplus(x)).clamp(min=float(bound))),
-    ]
+    bias, bound, sigmoid = row["dt_bias"], row["lower_bound"], torch.sigmoid
+    x = raw + bias
+    return {
+        "softplus is taken, without the lower bound": -A * softplus(x),
+        "A_log is taken without exp, under the lower bound": bound * sigmoid(A.log() * x),
+        "A multiplies the sigmoid, not its input": bound * A * sigmoid(x),
+        "A divides the sigmoid's input": bound * sigmoid(x / A),
+        "dt_bias is added after A": bound * sigmoid(A * raw + bias),
+        "the sigmoid's input has the other sign": bound * sigmoid(-A * x),
+        "the sigmoid is left out": bound * A * x,
+        "softplus is taken for the sigmoid": bound * softplus(A * x),
+        "the lower bound is left out": -sigmoid(A * x),
+        "the lower bound has the other sign": -bound * sigmoid(A * x),
+        "softplus is cut at the lower bound": (-A * softplus(x)).clamp(min=float(bound)),
+    }
 
 
 def strides(
-    shape: Shape,
-    batch: Sequence[Row],
-    first: int,
-    tokens: Sequence[Row],
-    inputs: Sequence[tuple[str, str]] = _ADVANCED,
+    shape: Shape, batch: Sequence[Row], first: int, tokens: Sequence[Row]
 ) -> Iterator[tuple[str, str, list[Row]]]:
     """Cause, sentence and rows where one input of row r of a sequence, whose rows begin at `first`
     of the batch, is read r * s values on for a wrong stride s, or at another place of what lies
@@ -238,7 +295,7 @@ def strides(
     wholes = {sum(batch[0][x].numel() for x in names) for names in beside}
     made = [terms(shape, row) for row in batch]
     each = {"q": heads // groups, "k": heads // groups}
-    for name, key in inputs:
+    for name, key in _ADVANCED:
         if name not in batch[0]:
             continue
         repeated = 1 if name == key else each.get(name, 1)
@@ -266,7 +323,7 @@ def strides(
                     part = part.repeat_interleave(repeated, 0)
                     rows.append((row if name == key else terms(shape, row)) | {key: part})
                 if place == at:
-                    words = f"{name.removeprefix('before_')} of row r is read {s} r values on"
+                    words = f"{name} of row r is read {s} r values on"
                     of_others = "wrong-stride" if s in wholes - sizes else cause
                     yield of_others, f"{words}, not {right} r", rows
                 else:
@@ -339,28 +396,22 @@ def of_other_heads(shape: Shape, rows: Sequence[Row]) -> Iterator[tuple[str, str
     gate, weights = ROW_INPUTS[shape.recurrence][0], HEAD_WEIGHTS[shape.recurrence]
     of_row = {gate: gate, "key": "kB"[kind], "read": "qC"[kind], "value": "vx"[kind]}
     of_row |= {"decay": "the decay", "beta": ("beta", "dt, in what is written,")[kind]}
-    of_row |= {x: x for x in weights}
+    of_row |= {x: x for x in weights} | ({"gate": "z"} if "z" in rows[0] else {})
     single = [(x,) for x in of_row]
     each = [*single, weights, ("key", "read")]
     each += [(gate, "key"), ("key", "decay"), ("value", "beta"), ("decay", "beta")]  # in logs
     made = [terms(shape, row) for row in rows]
-    raw = [{x: t for x, t in row.items() if x != "decay"} for row in made]
     for keys in each:
         what = " and ".join(dict.fromkeys(of_row[x] for x in keys))
         one = keys in single and shape.n_heads <= _MOST_HEADS
         ones = ((f"head {h}", 0 * of_groups + h) for h in range(1, shape.n_heads * one))
         for words, at in (*heads_of(shape), ("key head h % groups", of_groups), *ones):
             others = []
-            for row, inputs in zip(made, raw, strict=True):
+            for row in made:
                 other = {x: row[x][at] for x in keys}
                 anew = not {gate, *weights}.isdisjoint(keys)
-                others.append((terms(shape, inputs | other) if anew else row) | other)
+                others.append((_anew(shape, row, other) if anew else row) | other)
             yield "head-mapping", f"{what} of {words}", others
-
-
-def before_z(row: Row) -> Row:
-    """A row whose z gates no outputs."""
-    return {"before_z" if x == "z" else x: value for x, value in row.items()}
 
 
 def other_rows(first: int, n: int) -> list[tuple[str, list[int]]]:
@@ -380,46 +431,9 @@ def other_rows(first: int, n: int) -> list[tuple[str, list[int]]]:
     ]
 
 
-def of_z(
-    shape: Shape,
-    right: torch.Tensor,
-    tokens: Sequence[Row],
-    mapped: Iterable[tuple[str, str, list[Row]]],
-    seen: torch.Tensor,
-    bound: float,
-) -> tuple[str, str] | None:
-    """Cause and sentence where z does something else to outputs of some rows and heads; right: the
-    outputs before it, mapped: cause, sentence and rows of which it may be."""
-    z = torch.stack([row["before_z"] for row in tokens])
-    skip = torch.stack([terms(shape, row)["skip"] for row in tokens])
-    gate, sigmoid = silu(z), torch.sigmoid(z)
-    ways: list[Way] = [
-        ("wrong-term", "z is left out", right),
-        ("wrong-term", "the sigmoid of z is taken, not times z", right * sigmoid),
-        ("wrong-term", "z is taken without its sigmoid", right * z),
-        ("wrong-term", "z is taken twice", right * gate * gate),
-        ("wrong-term", "z is divided by", right / gate),
-        ("wrong-term", "z has the other sign", right * silu(-z)),
-        ("wrong-term", "z is taken without its sign", right * silu(z.abs())),
-        ("wrong-term", "max(z, 0) is taken for z times its sigmoid", right * z.clamp(min=0)),
-        ("wrong-term", "tanh of z is taken", right * torch.tanh(z)),
-        ("wrong-term", "D x is added after z", (right - skip) * gate + skip),
-        ("wrong-term", "z is taken for D x alone", right - skip + skip * gate),
-    ]
-    for cause, words, rows in mapped:
-        other = right * silu(torch.stack([row["before_z"] for row in rows]))
-        ways.append((cause or "other-row", words, other))
-    for words, at in heads_of(shape):
-        ways.append(("head-mapping", f"z of {words}", right * silu(z[:, at])))
-    limit = bound * max(1.0, float(seen.abs().max()))
-    wrong = (right * gate - seen).abs().amax(2) > limit
-    gives = {(cause, words): (made - seen).abs().amax(2) <= limit for cause, words, made in ways}
-    return fewest(gives, wrong, ("rows", "heads"))
-
-
 def row_by_row(
     shape: Shape, start: torch.Tensor, seen: torch.Tensor, tokens: Sequence[Row],
-    parents: Sequence[int], ways: Sequence[tuple[str, str, list[Row], str]],
+    parents: Sequence[int], ways: Sequence[tuple[str, str, list[Row]]],
     folds: Callable[[Sequence[Row]], Iterable[Way]] | None, bound: float,
 ) -> tuple[str, str] | None:  # fmt: skip
     """Cause and sentence where each head of each row has the right output or that of some way
@@ -441,14 +455,14 @@ def row_by_row(
         least = torch.full((n,), torch.inf, dtype=torch.float64)
         tree = [(f"row {p}", state) for p, state in enumerate(states, -1)] if parents else []
         tree += [("no row that has a state", 0 * start)] if parents else []
-        of_parents = (("wrong-parent", words_of.format(p), state, row, "") for p, state in tree)
-        inputs = ((cause, words, before, rows[i], of) for cause, words, rows, of in ways)
+        of_parents = (("wrong-parent", words_of.format(p), state, row) for p, state in tree)
+        inputs = ((cause, words, before, rows[i]) for cause, words, rows in ways)
         made_of = folds(tokens[:i]) if folds and i else ()
         after_row = f", after row {i} of the pass"
-        of_folds = ((cause, words + after_row, state, row, "") for cause, words, state in made_of)
+        of_folds = ((cause, words + after_row, state, row) for cause, words, state in made_of)
         others = chain(of_parents, inputs, of_folds) if wrong[i].any() else ()
-        for cause, words, state, other, variant in others:
-            output, made = step(shape, state, other, variant)
+        for cause, words, state, other in others:
+            output, made = step(shape, state, other)
             error = errors(i, output)
             fit = (error <= limit) & wrong[i]
             if fit.any():

@@ -5,23 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch.nn.functional import silu
+from torch.nn.functional import silu, softplus
 
 from engine.conform.cases import WEIGHTS, Rows, Shape, log_decay, normed
 
 _MOST_PASSES = 4
-# Orders of operations that a kernel may have by mistake
-VARIANTS = {
-    "gdn": ("gate-last",),
-    "kda": ("gate-last",),
-    "mamba2": ("gate-last",),
-    "conv": ("no-activation", "bias-after-activation"),
-}
 # What a row brings, its gate first
 ROW_INPUTS = {
     "gdn": ("a", "b", "q", "k", "v"),
     "kda": ("a", "b", "q", "k", "v"),
-    "mamba2": ("dt", "x", "B", "C"),
+    "mamba2": ("dt", "x", "B", "C", "z"),
     "conv": ("x",),
 }
 # Weights that a head has of its own
@@ -37,15 +30,17 @@ Way = tuple[str, str, torch.Tensor]  # a mistake: its cause, its sentence, and w
 def terms(shape: Shape, row: Row) -> Row:
     """A row with what it does to a state of each head, where that is not given: `decay`
     [heads, 1, 1] ([heads, d_k, 1] of KDA), `key` and `read` [heads, d_k] (of the output), `value`
-    [heads, d_v], `beta` [heads, 1], and `skip` [heads, d_v], what is added to the output."""
+    [heads, d_v], `beta` [heads, 1], and `skip` [heads, d_v], what is added to the output, which
+    is multiplied by `gate` [heads, d_v] where there is one (and by mistake added to: `late`)."""
     if shape.recurrence == "conv" or "decay" in row:
         return row
     per_group = shape.n_heads // shape.n_groups
     if shape.recurrence == "mamba2":
-        dt = torch.nn.functional.softplus(row["dt"] + row["dt_bias"])
+        dt = row.get("step", softplus(row["dt"] + row["dt_bias"]))
         key, read = (row[n].repeat_interleave(per_group, 0) for n in "BC")
         skip = row["D"][:, None] * row["x"]
         made = {"value": row["x"], "beta": dt[:, None], "skip": skip}
+        made |= {"gate": silu(row["z"])} if "z" in row else {}
         decay = torch.exp(row["A"] * dt)[:, None, None]
     else:
         read, key = (normed(row[n]).repeat_interleave(per_group, 0) for n in "qk")
@@ -56,30 +51,27 @@ def terms(shape: Shape, row: Row) -> Row:
     return row | {"key": key, "read": read, "decay": decay} | made
 
 
-def step(
-    shape: Shape, state: torch.Tensor, row: Row, variant: str = ""
-) -> tuple[torch.Tensor, torch.Tensor]:
+def step(shape: Shape, state: torch.Tensor, row: Row) -> tuple[torch.Tensor, torch.Tensor]:
     """One token: its output and the state after it, in f64.
 
     Delta rules: state [heads, d_k, d_v] (Yang et al. 2024, arXiv 2412.06464; KDA: arXiv
     2510.26692). Mamba-2: the same layout, d_k the state size (Dao and Gu 2024, arXiv 2405.21060).
-    Convolutions: state [channels, taps - 1], the oldest input first.
+    Convolutions: state [channels, taps - 1], the oldest input first. By mistake a row may be `flat`
+    (no activation), have another `slope` (of its sigmoid), or decay `last`.
     """
     if shape.recurrence == "conv":
         window = torch.cat([state, row["x"].unsqueeze(-1)], -1)
-        y, bias = (window * row["weight"]).sum(-1), row["bias"]
-        if variant == "bias-after-activation":
-            return y * torch.sigmoid(y) + bias, window[:, 1:]
-        y = y + bias
-        return y if variant == "no-activation" else y * torch.sigmoid(y), window[:, 1:]
+        y = (window * row["weight"]).sum(-1) + row["bias"]
+        made = y if "flat" in row else y * torch.sigmoid(row.get("slope", 1.0) * y)
+        return made + row.get("late", 0.0), window[:, 1:]
     row = terms(shape, row)
-    decay, last = row["decay"], variant == "gate-last"
+    decay, last = row["decay"], "last" in row
     seen = state if last else decay * state
     faded = row["fade"] * state if "fade" in row and not last else seen
     write = row["key"][:, :, None] * correction(shape, faded, row)[:, None, :]
     after = decay * (state + write) if last else seen + write
     output = (row["read"][:, :, None] * after).sum(1) + row["skip"]
-    return output * silu(row["z"]) if "z" in row else output, after
+    return output * row.get("gate", 1.0) + row.get("late", 0.0), after
 
 
 def correction(shape: Shape, decayed: torch.Tensor, row: Row) -> torch.Tensor:
@@ -150,18 +142,14 @@ class Reference:
 
 
 def play(
-    shape: Shape,
-    state: torch.Tensor,
-    tokens: Sequence[Row],
-    variant: str = "",
-    parents: Sequence[int] = (),
+    shape: Shape, state: torch.Tensor, tokens: Sequence[Row], parents: Sequence[int] = ()
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Outputs and states of tokens from a state on, each after the one before it or its parent."""
     outputs: list[torch.Tensor] = []
     states: list[torch.Tensor] = []
     for i, row in enumerate(tokens):
         parent = parents[i] if parents else i - 1
-        output, after = step(shape, states[parent] if parent >= 0 else state, row, variant)
+        output, after = step(shape, states[parent] if parent >= 0 else state, row)
         outputs.append(output)
         states.append(after)
     return outputs, states

@@ -281,6 +281,7 @@ def elsewhere(player: Player, fault: Fault) -> Fault:
     if fault.cause == "other-sequence" and n > 1:  # it is wrong alone too: named by chance
         found = next(iter(_wrong(player, fault, alone, shape, named=True)), fault)
         if found.cause not in VAGUE:
+            found = _by_count(player, found)
             return replace(fault, cause=found.cause, detail=found.detail)
     return fault
 

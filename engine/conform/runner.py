@@ -419,6 +419,8 @@ def _checked(
     shape = sizes[(CHECKS.index(name) + seed) % len(sizes)]
     if name in ("no-drafts", "rounds"):  # few other checks have steps without drafts
         shape = with_extras(kernel, shape)
+    if name == "padding":  # slot -1 of the only layer is in none
+        shape = shape.without("layers")
     least = kernel.d or max(16, kernel.least_d)
     little = replace(sizes[0], n_heads=1, n_groups=1, d_k=least, d_v=least)
     if name == "drift":  # many rounds, so the smallest state
@@ -436,6 +438,8 @@ def _checked(
         plays = [(sizes[0], rounds), (sizes[1], 1)]
     if name == "depths" and recurrence != "conv":  # of many sequences launches may differ
         plays.append((replace(little, n_tokens=2, n_sequences=_MANY), 1))
+    if name == "trees" and recurrence == "conv":  # each number of taps has code of its own
+        plays.append((replace(shape, d_k=4), rounds))
     for one, times in plays:
         faults = faults or check(kernel, package, one, name, seed, device, times)
         tried.add(one)

@@ -116,6 +116,7 @@ def shares(
         parts += [row["skip"]] * mamba
     flat = [p.flatten(0, 1) if channels else p.flatten(1) for p in parts]
     basis = torch.stack(flat, -1)
+    seen = seen if last else seen / row.get("gate", 1.0)
     wanted = seen.reshape(*basis.shape[:2], 1)
     share = torch.linalg.lstsq(basis, wanted, driver="gelsd").solution
     limit = 4 * bound * max(1.0, float(wanted.abs().max()))
@@ -195,10 +196,6 @@ def channels(
             return cause or "wrong-gate", f"{what} is taken {words}{alone}"
     if alike(0 * factor):
         return "state-lost", f"{what} is lost{alone}"
-    power = 1 + factor.clamp(min=1e-30).log() / row["decay"][..., 0].log().expand(-1, d_k)
-    middle = power[off].median()
-    if alike(row["decay"][..., 0].expand(-1, d_k) ** (middle - 1)):
-        return "wrong-gate", f"{what} is taken to the power of {float(middle):.4g}{alone}"
     at = int(((factor - 1).abs() * weight).argmax())
     times = float(factor.flatten()[at])
     place = f"head {at // d_k}, channel {at % d_k}"

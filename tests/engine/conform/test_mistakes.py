@@ -16,7 +16,7 @@ from engine.conform.cases import Shape, Source
 from engine.conform.causes import Situation
 from engine.conform.checks import Fault, Player, check
 from engine.conform.decays import Log, decays
-from engine.conform.mistakes import before_z, formulas, in_parts, layouts, row_by_row, strides
+from engine.conform.mistakes import formulas, in_parts, layouts, row_by_row, strides
 from engine.conform.packages import Package
 from engine.conform.passes import SCRIPTS
 from engine.conform.reference import Reference, play, step, terms, token
@@ -64,6 +64,7 @@ from tests.engine.conform.wrong_states import (
     LateWindow,
     LogOfNegative,
     LowGates,
+    NextColumn,
     NoOneRow,
     NotReset,
     NoZeros,
@@ -284,12 +285,11 @@ def corrected(shape, state, row, seen, key=None):
 
 def test_z_may_be_read_with_the_stride_of_what_lies_side_by_side():
     shape, _, rows = drawn("mamba2", 3, extras=("z",))
-    rows = [before_z(row) for row in rows]
-    ways = strides(shape, rows, 0, rows, [("before_z", "before_z")])
-    ((words, made),) = ((words, made) for cause, words, made in ways if cause == "wrong-stride")
-    assert words == "z of row r is read 64 r values on, not 32 r"
-    assert torch.equal(made[1]["before_z"], rows[2]["before_z"])
-    assert not made[2]["before_z"].any()
+    said = {words: (cause, made) for cause, words, made in strides(shape, rows, 0, rows)}
+    cause, made = said["z of row r is read 64 r values on, not 32 r"]
+    assert cause == "wrong-stride"
+    assert torch.equal(made[1]["z"], rows[2]["z"])
+    assert not made[2]["z"].any()
 
 
 def test_corrections_along_q_are_a_wrong_term():
@@ -397,7 +397,7 @@ def test_a_row_of_a_tree_may_follow_one_that_has_no_state():
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        (lambda A, x, bias: torch.sigmoid(x), "A is left out, under the lower bound"),
+        (lambda A, x, bias: torch.sigmoid(x), "A is left out of the decay"),
         (lambda A, x, bias: torch.sigmoid(A * (x - bias)), "dt_bias is left out"),
         (lambda A, x, bias: A * torch.sigmoid(x), "A multiplies the sigmoid, not its input"),
     ],
@@ -438,3 +438,49 @@ def test_a_row_that_others_take_is_named_with_its_rows():
     assert situation.explain_outputs(seen, 1e-5) == (
         "gate-of-other-row", "decay of row 2, in rows 3 to 4 of 5",
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("recurrence", "words"),
+    [
+        ("kda", "the decay's logarithm ends at -0.37"),
+        ("kda", "the decay is taken to the power of 0.6"),
+        ("gdn", "beta ends at 0.43, in what is taken off v"),
+        ("gdn", "softplus has a beta of 1.7"),
+        ("kda", "k divided with an eps of 0.25"),
+        ("mamba2", "softplus ends at 0.71, in the decay"),
+        ("conv", "the sigmoid of 1.7 times its input is taken"),
+    ],
+)
+@pytest.mark.parametrize("last", [False, True])
+def test_the_number_of_a_mistake_is_fitted(recurrence, words, last):
+    shape, state, rows = drawn(recurrence, 3)
+    number = next(float(x) for x in words.replace(",", "").split() if x[-1].isdigit())
+    ways = in_parts(shape, rows, formulas(shape, rows, abs(number)))
+    (wrong,) = (made for _, said, made in ways if said == words)
+    outputs, states = play(shape, state, wrong)
+    situation = Situation(KERNEL, Reference(shape, [state]), 0, rows, [], 3)
+    if last and recurrence != "conv":
+        cause, said = situation.explain_state(states[-1], 3, 1e-5)
+    else:
+        cause, said = situation.explain_outputs(torch.stack(outputs), 1e-5)
+    assert (cause[:6], said.split(", in the state")[0]) == ("wrong-", words)
+
+
+def test_a_window_that_no_pass_leaves_is_what_taps_read():
+    shape, state, rows = drawn("conv", 1)
+    seen = step(shape, state[:, [0, 2, 2]], rows[0])[0][None]
+    situation = Situation(KERNEL, Reference(shape, [state]), 0, rows, [], 1)
+    cause, said = situation.explain_outputs(seen, 1e-5)
+    assert (cause, said[:27]) == ("other-row", "the window holds inputs -2,")
+
+
+def test_a_state_that_is_found_without_other_sequences_is_named_by_its_count():
+    fault = first(NextColumn, "gdn")
+    assert (fault.cause, "leave the state after 3, 1, 2" in fault.detail) == ("stale-column", True)
+
+
+def test_states_last_for_a_chunk_under_a_lower_bound_too():
+    shape = replace(SHAPES["kda"], extras=("lower bound",))
+    g = Source(shape, 1, long=True).rows([0], [64]).g
+    assert g.sum(0).median() > -5

@@ -11,6 +11,7 @@ from engine.conform import passes, report, runner
 from engine.conform.checks import check
 from engine.conform.cost import cost_shape, least_bytes
 from engine.conform.packages import Package
+from engine.conform.subject import Kernel
 from engine.errors import KernelPackageError
 from engine.report.text import markdown
 from resources import help_page
@@ -315,3 +316,16 @@ def test_a_changed_signature_names_the_argument(mamba_ssm, old, new, cause, word
     (seen,) = runner.run(name, place, seed=1, device="cpu", checks=["repeat"], only=only)
     assert [fault.cause for fault in seen.faults] == [cause]
     assert words in seen.faults[0].detail
+
+
+@pytest.mark.parametrize(("name", "taps"), [("padding", {3}), ("trees", {3, 4})])
+def test_padding_has_one_layer_and_trees_all_numbers_of_taps(monkeypatch, name, taps):
+    seen = []
+    monkeypatch.setattr(
+        runner, "check", lambda kernel, package, shape, *_: seen.append(shape) or []
+    )
+    kernel = Kernel("kernel", ("conv",), None, padding=True, trees=True, extras=("layers",))
+    for seed in range(3):
+        list(runner._checked(kernel, None, "conv", name, seed, "cpu"))
+    assert {shape.d_k for shape in seen} >= taps
+    assert name == "trees" or not any("layers" in shape.extras for shape in seen)

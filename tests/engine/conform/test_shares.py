@@ -83,7 +83,6 @@ def test_a_row_that_a_state_lacks_is_lost(rows):
 @pytest.mark.parametrize(
     ("factor", "cause", "words"),
     [
-        (lambda d: d**0.6, "wrong-gate", "the decay is taken to the power of 0.6"),
         (lambda d: d * d, "wrong-gate", "the decay is taken with its decay twice"),
         (lambda d: 1 + 0 * d, "gate-order", "the decay is taken without its decay"),
         (lambda d: torch.cat([d[:, :4], 1 + 0 * d[:, 4:]], 1), "gate-order", "channels 4 to 15 of"),

@@ -65,6 +65,16 @@ class ByPlace(own._Slots):
         super().accept(range(len(counts)), counts)
 
 
+class NextColumn(own._Slots):
+    """States are stored a plane late: the last one in the next sequence's first plane."""
+
+    def _run(self, parts, read, write):
+        planes = self.planes.flatten()
+        late = planes.roll(-1)[planes.argsort()[write]]
+        each = (slice(i, i + 1) for i in range(len(parts)))
+        return torch.cat([super(NextColumn, self)._run(parts[i], read[i], late[i]) for i in each])
+
+
 class Twice(own._Log):
     """After every fifth commit the rows of the one before are folded once more."""
 
