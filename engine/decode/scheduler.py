@@ -75,7 +75,6 @@ class Scheduler:
         if observer:
             observer.begin(self.sequences, memory, self._end_tokens)
         self.may_wait = False
-        """Whether the rows of the next rounds may wait until `settle`."""
         self.before_round: list[Callable[[int], None]] = []
         """Called with the number of each round before it, in this order."""
 
@@ -176,7 +175,8 @@ class Scheduler:
     @inference_mode
     def step(self) -> bool:
         """Do one round. False when every sequence has stopped."""
-        self._recorder.resume(may_wait=self.may_wait)
+        if not self.may_wait:
+            self._recorder.resume()
         for call in [*self.before_round]:
             call(self._round)
         self._slots.admit()
@@ -196,6 +196,12 @@ class Scheduler:
             self._round += 1
         self._release()
         return self._slots.is_busy
+
+    @inference_mode
+    def hold_back(self) -> None:
+        """Let the rows of the next rounds wait until `settle`."""
+        self.may_wait = True
+        self._recorder.resume(may_wait=True)
 
     @inference_mode
     def settle(self) -> None:
