@@ -112,10 +112,10 @@ class Forward:
                 if count := rows.count(i):
                     first = rows.index(i)
                     alone = count == len(rows)
-                    part = out.logits if alone else out.logits[first : first + count]
-                    logits.setdefault(seq, []).append(part)
+                    part = slice(first, first + count)
+                    logits.setdefault(seq, []).append(out.logits if alone else out.logits[part])
                     if record is not None:
-                        records.setdefault(seq, []).append(record[first : first + count])
+                        records.setdefault(seq, []).append(record if alone else record[part])
             seqs = [seq % self.n_slots for seq in ubatch.seq_ids]
             ms = self.ms = clock.stop(phase, seqs)
             for one in pending:

@@ -128,7 +128,7 @@ _DRAFT = (
 _SLOT = (*_ROUND, "slot", "state", "age")
 _PASS = (
     *("round", "n_padding", "reason", "purpose", "ms", "pos_gap"),
-    *("seq_ids", "n_seqs", "n_seq_tokens", "ubatch"),
+    *("seq_ids", "ubatch", "n_seqs", "n_seq_tokens"),
 )
 _ROUNDS = (
     *(*_ROUND, "pos0", "accept_rule", "num_target_tokens", "rollback_depth"),
@@ -329,7 +329,9 @@ class Recorder:
         rest_ms = np.maximum(0.0, passed_ms - np.bincount(of, spent_ms))[of] / n_of
         stop = self._n_ubatches + np.array(stops) // _N_PASS
         start = np.append(first_ubatch, stop[firsts])[of]
-        passes = [" ".join(map(str, range(*both))) for both in zip(start.tolist(), stop.tolist())]
+        passes = [*map(str, start.tolist())]
+        for row in np.flatnonzero(stop - start != 1).tolist():
+            passes[row] = " ".join(map(str, range(start[row], stop[row])))
         own = [held[0], held[0]]
         if held[3][0] is not None:
             now = np.array([written, copied])[:, firsts]
@@ -361,8 +363,8 @@ def _look(memory: HybridMemory | None, seq: int, n_rs_seq: int | None) -> tuple[
 def _pass_columns(passes: Sequence[Any], numbers: range) -> Columns:
     """`ubatches` of passes as `Recorder.ubatch` keeps them."""
     *others, seq_ids, shapes = (passes[i::_N_PASS] for i in range(_N_PASS))
-    words, sizes = [_words(tuple(ids)) for ids in seq_ids], np.reshape(shapes, (-1, 2)).T
-    return dict(zip(_PASS, (*others, words, *sizes, numbers), strict=True))
+    words, sizes = [_words(tuple(ids)) for ids in seq_ids], zip(*shapes, strict=True)
+    return dict(zip(_PASS, (*others, words, numbers, *sizes), strict=bool(passes)))
 
 
 @lru_cache(1024)
