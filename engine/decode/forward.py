@@ -122,7 +122,7 @@ class Forward:
                 late = one.late()
                 clock.move(late, phase, "draft", seqs)
                 ms -= late
-            seq_ids = [self._seq_id_of(seq) for seq in seqs]
+            seq_ids = tuple([self._seq_id_of(seq) for seq in seqs])
             self._recorder.ubatch(round_, ubatch, seq_ids, purpose, ms, gap)
         self.records = {
             seq: parts[0] if len(parts) == 1 else np.concatenate(parts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, chain
@@ -146,6 +146,9 @@ _ROUND_VALUES = attrgetter(
     *("rollback_path", "valid_depth", "rs_idx_before", "rs_idx_after", "n_replays"),
     *("restored_bytes", "checkpoint_bytes", "cache_wrong", "sampler_wrong", "sampler_draws"),
 )
+_ONE_FURTHER, _GROWS = (None,) * _N_HELD, (0, 1, 5)
+"""What the memory holds where it is what it held at the round before, and one token more; which
+values are other ones for that."""
 Columns = dict[str, Any]
 Progress = tuple[int | None, float, int, tuple[int, int]]
 """What later rows go on from: last round, time so far, forward passes, state moved."""
@@ -200,7 +203,7 @@ class Recorder:
         self,
         round_: int,
         ubatch: UBatch,
-        seq_ids: Sequence[int],
+        seq_ids: tuple[int, ...],
         purpose: str,
         ms: float,
         pos_gap: int,
@@ -271,7 +274,11 @@ class Recorder:
         for i, round_ in enumerate(rounds):
             if round_.logits is not None:
                 self.bytes_waiting += round_.logits.nbytes
-            noted += round_, *_look(memory, round_.seq, n_rs_seq), len(rounds), i, *closed
+            if memory and memory.was_ahead and self._noted:
+                held = _ONE_FURTHER
+            else:
+                held = _look(memory, round_.seq, n_rs_seq)
+            noted += round_, *held, len(rounds), i, *closed
         self._noted += noted  # at once: an interruption may come
         if not self._may_wait:
             self._write()
@@ -321,6 +328,8 @@ class Recorder:
         )
         tokens, (_, elapsed_ms, first_ubatch, moved) = TokenColumns(facts), self._closed
         values, of_tokens = [*zip(*map(_ROUND_VALUES, rounds), strict=True)], tokens.add(rounds)
+        if None in its_slots:
+            *held, its_slots = _filled_in(held, its_slots)
         n_of, i = np.array(placed)
         (firsts,), of = np.nonzero(i == 0), (i == 0).cumsum() - 1
         phases = phases_of(clocks, [round_.seq for round_ in rounds], n_of)
@@ -360,11 +369,23 @@ def _look(memory: HybridMemory | None, seq: int, n_rs_seq: int | None) -> tuple[
     return *held, recurrent.n_rs_seq, recurrent.seq_pos_max(seq), recurrent.slots(seq)
 
 
+def _filled_in(
+    held: Sequence[Sequence[Any]], its_slots: Sequence[Any]
+) -> Iterator[Any]:
+    """What the memory held of rounds, `_ONE_FURTHER` filled in by those before."""
+    n = np.arange(len(its_slots))
+    looked = np.maximum.accumulate(np.where([slots is not None for slots in its_slots], n, 0))
+    for i, column in enumerate((*held, its_slots)):
+        values = [*map(column.__getitem__, looked.tolist())]
+        yield np.array(values) + n - looked if i in _GROWS and values[0] is not None else values
+
+
 def _pass_columns(passes: Sequence[Any], numbers: range) -> Columns:
     """`ubatches` of passes as `Recorder.ubatch` keeps them."""
     *others, seq_ids, shapes = (passes[i::_N_PASS] for i in range(_N_PASS))
-    words, sizes = [_words(tuple(ids)) for ids in seq_ids], zip(*shapes, strict=True)
-    return dict(zip(_PASS, (*others, words, numbers, *sizes), strict=bool(passes)))
+    sizes = zip(*shapes, strict=True)
+    columns = *others, [*map(_words, seq_ids)], numbers, *sizes
+    return dict(zip(_PASS, columns, strict=bool(passes)))
 
 
 @lru_cache(1024)

@@ -3,6 +3,7 @@ clock, the rows of its tokens, and who looks at it."""
 
 from __future__ import annotations
 
+from array import array
 from collections import defaultdict
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -174,15 +175,17 @@ class Round:
 _PLACES = {phase: i for i, phase in enumerate(PHASES)}
 
 
-def _no_time() -> list[float]:
-    return [0.0] * len(PHASES)
+def _no_time() -> array[float]:
+    return array("d", bytes(8 * len(PHASES)))
 
 
 @dataclass(slots=True)
 class PhaseClock:
     """Milliseconds spent per phase of a round, by all sequences together or by single ones."""
 
-    _of: defaultdict[int | None, list[float]] = field(default_factory=lambda: defaultdict(_no_time))
+    _of: defaultdict[int | None, array[float]] = field(
+        default_factory=lambda: defaultdict(_no_time)
+    )
     _since: float = 0.0
 
     def start(self) -> None:
@@ -213,7 +216,7 @@ def phases_of(clocks: Sequence[PhaseClock], seqs: Sequence[int], n: np.ndarray) 
     its round, plus its part of the time that the n of that round spent together."""
     nothing, of = _no_time(), [(*clocks, *clocks), (*seqs, *[None] * len(seqs))]
     spent = [clock._of.get(seq, nothing) for clock, seq in zip(*of, strict=True)]
-    own, common = np.fromiter(chain.from_iterable(spent), float).reshape(2, len(n), -1)
+    own, common = np.frombuffer(b"".join(spent)).reshape(2, len(n), -1)
     return own + common / n[:, None]
 
 

@@ -71,6 +71,9 @@ class HybridMemory(ModelMemory):
             recurrent.batch_invariant = batch_invariant
         self._faults = frozenset(faults)
         self._graphs = graphs
+        self.was_ahead = False
+        """Whether the latest pass was decoded with one before it, so that all that it changed is
+        how many tokens are held."""
 
     @classmethod
     def for_model(
@@ -174,6 +177,7 @@ class HybridMemory(ModelMemory):
         """Prepare one forward pass; the ubatch's arrays on the device, where those of the next pass
         may replace them. ContextFullError leaves everything as it was."""
         by_index, is_decoded = self._by_index(ubatch.tokens.size), self.is_ahead
+        self.was_ahead = is_decoded
         there = self.attention.begin(ubatch, by_index=by_index, is_decoded=is_decoded)
         if self.recurrent:
             self.recurrent.begin(ubatch, by_index=by_index, is_decoded=is_decoded)
