@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, chain
@@ -146,9 +146,6 @@ _ROUND_VALUES = attrgetter(
     *("rollback_path", "valid_depth", "rs_idx_before", "rs_idx_after", "n_replays"),
     *("restored_bytes", "checkpoint_bytes", "cache_wrong", "sampler_wrong", "sampler_draws"),
 )
-_ONE_FURTHER, _GROWS = (None,) * _N_HELD, (0, 1, 5)
-"""What the memory holds where it is what it held at the round before, and one token more; which
-values are other ones for that."""
 Columns = dict[str, Any]
 Progress = tuple[int | None, float, int, tuple[int, int]]
 """What later rows go on from: last round, time so far, forward passes, state moved."""
@@ -274,8 +271,9 @@ class Recorder:
         for i, round_ in enumerate(rounds):
             if round_.logits is not None:
                 self.bytes_waiting += round_.logits.nbytes
-            if memory and memory.was_ahead and self._noted:
-                held = _ONE_FURTHER
+            if memory and memory.was_ahead and self._noted:  # one token more, and nothing else
+                pos_max, used, *same, rs_pos, slots = self._noted[1 - _N_NOTED :][:_N_HELD]
+                held = pos_max + 1, used + 1, *same, None if rs_pos is None else rs_pos + 1, slots
             else:
                 held = _look(memory, round_.seq, n_rs_seq)
             noted += round_, *held, len(rounds), i, *closed
@@ -328,8 +326,6 @@ class Recorder:
         )
         tokens, (_, elapsed_ms, first_ubatch, moved) = TokenColumns(facts), self._closed
         values, of_tokens = [*zip(*map(_ROUND_VALUES, rounds), strict=True)], tokens.add(rounds)
-        if None in its_slots:
-            *held, its_slots = _filled_in(held, its_slots)
         n_of, i = np.array(placed)
         (firsts,), of = np.nonzero(i == 0), (i == 0).cumsum() - 1
         phases = phases_of(clocks, [round_.seq for round_ in rounds], n_of)
@@ -367,17 +363,6 @@ def _look(memory: HybridMemory | None, seq: int, n_rs_seq: int | None) -> tuple[
     if not recurrent:
         return *held, None, None, ()
     return *held, recurrent.n_rs_seq, recurrent.seq_pos_max(seq), recurrent.slots(seq)
-
-
-def _filled_in(
-    held: Sequence[Sequence[Any]], its_slots: Sequence[Any]
-) -> Iterator[Any]:
-    """What the memory held of rounds, `_ONE_FURTHER` filled in by those before."""
-    n = np.arange(len(its_slots))
-    looked = np.maximum.accumulate(np.where([slots is not None for slots in its_slots], n, 0))
-    for i, column in enumerate((*held, its_slots)):
-        values = [*map(column.__getitem__, looked.tolist())]
-        yield np.array(values) + n - looked if i in _GROWS and values[0] is not None else values
 
 
 def _pass_columns(passes: Sequence[Any], numbers: range) -> Columns:
