@@ -116,10 +116,10 @@ def _record(
 
 
 _PHASES = tuple(f"{phase}_ms" for phase in PHASES)
-_N_HELD, _N_NOTED, _N_PASS = 7, 15, 8
+_N_HELD, _N_NOTED = 7, 15
 """Values noted of a round: what the memory holds of it (`_look`), and itself; and of the rounds
 closed with it: how many they are, which of them it is, the phase clock, when that was, values noted
-of passes until then, bytes written and copied so far. Values noted of a forward pass."""
+of passes until then, bytes written and copied so far."""
 _ROUND = ("round", "seq_id")
 _DRAFT = (
     *(*_ROUND, "drafter", "match_pos", "num_raw", "num_draft_tokens", "reason"),
@@ -127,8 +127,8 @@ _DRAFT = (
 )
 _SLOT = (*_ROUND, "slot", "state", "age")
 _PASS = (
-    *("round", "n_padding", "reason", "purpose", "ms", "pos_gap"),
-    *("seq_ids", "ubatch", "n_seqs", "n_seq_tokens"),
+    *("round", "n_seqs", "n_seq_tokens", "n_padding", "reason"),
+    *("seq_ids", "purpose", "ms", "pos_gap"),
 )
 _ROUNDS = (
     *(*_ROUND, "pos0", "accept_rule", "num_target_tokens", "rollback_depth"),
@@ -209,8 +209,8 @@ class Recorder:
 
         ms: its duration. pos_gap: see engine.decode.forward.Forward.
         """
-        of_it = ubatch.n_padding, ubatch.reason, purpose, ms, pos_gap, seq_ids, ubatch.tokens.shape
-        self._passes += round_, *of_it
+        shape, n_padding, reason = ubatch.tokens.shape, ubatch.n_padding, ubatch.reason
+        self._passes += round_, *shape, n_padding, reason, seq_ids, purpose, ms, pos_gap
 
     def drafts(
         self, round_: int, asked: Sequence[tuple[int, Draft]], seq_ids: Mapping[int, int]
@@ -289,7 +289,7 @@ class Recorder:
             self._files.note(self.facts, None, self._closed[0])
 
     def _write(self) -> None:
-        n_before, n_passes = self._n_ubatches, len(self._passes) // _N_PASS
+        n_before, n_passes = self._n_ubatches, len(self._passes) // len(_PASS)
         passes = _pass_columns(self._passes, range(n_before, n_before + n_passes))
         tables = {"ubatches": passes, "drafts": _sliced(_DRAFT, self._drafts)}
         closed, resumed = self._closed, self._resumed
@@ -304,7 +304,7 @@ class Recorder:
             self._writer.learn(known, self._piece)
             resumed, stop, *moved = self._noted[-4:]
             elapsed_ms = closed[1] + (resumed - self._resumed) * 1e3
-            closed = rounds[-1].number, elapsed_ms, n_before + stop // _N_PASS, (*moved,)
+            closed = rounds[-1].number, elapsed_ms, n_before + stop // len(_PASS), (*moved,)
         # only now: after an interruption they are still to be worked out
         self._noted, self._passes, self._drafts, self.bytes_waiting = [], [], [], 0
         self._closed, self._resumed, self._n_ubatches = closed, resumed, n_before + n_passes
@@ -332,7 +332,7 @@ class Recorder:
         spent_ms, since_ms = phases.sum(1), (np.array(ends) - self._resumed) * 1e3
         passed_ms = np.diff(since_ms[firsts], prepend=0.0)
         rest_ms = np.maximum(0.0, passed_ms - np.bincount(of, spent_ms))[of] / n_of
-        stop = self._n_ubatches + np.array(stops) // _N_PASS
+        stop = self._n_ubatches + np.array(stops) // len(_PASS)
         start = np.append(first_ubatch, stop[firsts])[of]
         passes = [*map(str, start.tolist())]
         for row in np.flatnonzero(stop - start != 1).tolist():
@@ -367,10 +367,8 @@ def _look(memory: HybridMemory | None, seq: int, n_rs_seq: int | None) -> tuple[
 
 def _pass_columns(passes: Sequence[Any], numbers: range) -> Columns:
     """`ubatches` of passes as `Recorder.ubatch` keeps them."""
-    *others, seq_ids, shapes = (passes[i::_N_PASS] for i in range(_N_PASS))
-    sizes = zip(*shapes, strict=True)
-    columns = *others, [*map(_words, seq_ids)], numbers, *sizes
-    return dict(zip(_PASS, columns, strict=bool(passes)))
+    columns = _sliced(_PASS, passes)
+    return columns | {"ubatch": numbers, "seq_ids": [*map(_words, columns["seq_ids"])]}
 
 
 @lru_cache(1024)
