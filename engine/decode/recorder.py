@@ -313,17 +313,12 @@ class Recorder:
                 self._writer.extend(table, columns)
 
     def _round_columns(
-        self,
-        rounds: Sequence[Round],
-        noted: Sequence[Sequence[Any]],
-        facts: Sequence[np.ndarray],
+        self, rounds: Sequence[Round], noted: Sequence[Sequence[Any]], facts: Sequence[np.ndarray]
     ) -> dict[str, Columns]:
         """`tokens`, `memory` and `rounds`. noted: of each round. facts: fields of TargetFacts, of
         all that was examined."""
-        (*held, its_slots), (*placed, clocks, ends, stops, written, copied) = (
-            noted[:_N_HELD],
-            noted[_N_HELD:],
-        )
+        *held, its_slots = noted[:_N_HELD]
+        *placed, clocks, ends, stops, written, copied = noted[_N_HELD:]
         tokens, (_, elapsed_ms, first_ubatch, moved) = TokenColumns(facts), self._closed
         values, of_tokens = [*zip(*map(_ROUND_VALUES, rounds), strict=True)], tokens.add(rounds)
         n_of, i = np.array(placed)
@@ -337,8 +332,8 @@ class Recorder:
         passes = [*map(str, start.tolist())]
         for row in np.flatnonzero(stop - start != 1).tolist():
             passes[row] = " ".join(map(str, range(start[row], stop[row])))
-        own = [held[0], held[0]]
-        if held[3][0] is not None:
+        own = held[:2]  # without a memory nothing is known of it
+        if own[0][0] is not None:
             now = np.array([written, copied])[:, firsts]
             change = np.diff(now, prepend=np.array(moved)[:, None])[:, of]
             own = [*(change // n_of + (i < change % n_of))]

@@ -183,9 +183,7 @@ def _no_time() -> array[float]:
 class PhaseClock:
     """Milliseconds spent per phase of a round, by all sequences together or by single ones."""
 
-    _of: defaultdict[int | None, array[float]] = field(
-        default_factory=lambda: defaultdict(_no_time)
-    )
+    _of: dict[int | None, array[float]] = field(default_factory=partial(defaultdict, _no_time))
     _since: float = 0.0
 
     def start(self) -> None:

@@ -198,16 +198,11 @@ class Scheduler:
         return self._slots.is_busy
 
     @inference_mode
-    def hold_back(self) -> None:
-        """Let the rows of the next rounds wait until `settle`."""
-        self.may_wait = True
-        self._recorder.resume(may_wait=True)
-
-    @inference_mode
-    def settle(self) -> None:
-        """Write the rows that were held back; later rows are written at once."""
-        self.may_wait = False
-        self._recorder.resume()
+    def settle(self, *, may_wait: bool = False) -> None:
+        """Write the rows that were held back; later rows are written at once, or at the next call
+        if they may_wait."""
+        self.may_wait = may_wait
+        self._recorder.resume(may_wait=may_wait)
 
     @inference_mode
     def close(self) -> None:
