@@ -117,9 +117,8 @@ def _record(
 
 _PHASES = tuple(f"{phase}_ms" for phase in PHASES)
 _N_HELD, _N_NOTED = 7, 15
-"""Values noted of a round: what the memory holds of it (`_look`), and itself; and of the rounds
-closed with it: how many they are, which of them it is, the phase clock, when that was, values noted
-of passes until then, bytes written and copied so far."""
+"""Values noted of a round: itself, what the memory holds of it (`_look`), how many are closed with
+it, which of them it is, their clock, when, values noted of passes, bytes written and copied."""
 _ROUND = ("round", "seq_id")
 _DRAFT = (
     *(*_ROUND, "drafter", "match_pos", "num_raw", "num_draft_tokens", "reason"),
@@ -181,8 +180,7 @@ class Recorder:
     def progress(self) -> Progress:
         """Of all rows so far."""
         self._write()
-        last_round, elapsed_ms, _, moved = self._closed
-        return last_round, elapsed_ms, self._n_ubatches, moved
+        return *self._closed[:2], self._n_ubatches, self._closed[3]
 
     def go_on(self, progress: Progress) -> None:
         """Go on as if it had written the rows so far."""
@@ -299,8 +297,8 @@ class Recorder:
             examined = all_target_facts(asked) if asked else ()
             tables |= self._round_columns(rounds, noted, examined)
             drafted = filter(None, tables["tokens"].get("draft_top_id", ()))
-            known = {*tables["tokens"].get("token_id", ())}.union(*drafted)
-            known.update(*(top_ids.ravel().tolist() for top_ids in examined[3:4]))
+            seen = (top_ids.ravel().tolist() for top_ids in examined[3:4])
+            known = {*tables["tokens"].get("token_id", ())}.union(*drafted, *seen)
             self._writer.learn(known, self._piece)
             resumed, stop, *moved = self._noted[-4:]
             elapsed_ms = closed[1] + (resumed - self._resumed) * 1e3

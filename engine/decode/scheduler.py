@@ -207,7 +207,6 @@ class Scheduler:
     @inference_mode
     def close(self) -> None:
         """The run has ended: write the rows that were held back."""
-        self.may_wait = False
         self._recorder.close()
 
     @property

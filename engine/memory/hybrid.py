@@ -72,8 +72,7 @@ class HybridMemory(ModelMemory):
         self._faults = frozenset(faults)
         self._graphs = graphs
         self.was_ahead = False
-        """Whether the latest pass was decoded with one before it, so that all that it changed is
-        how many tokens are held."""
+        """Whether the latest pass was decoded ahead: it changed nothing but how much is held."""
 
     @classmethod
     def for_model(
