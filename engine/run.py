@@ -112,7 +112,7 @@ class Run:
         """Steps for so long, one at least, and until LOOK_BYTES wait. Their rows are in the trace
         at the end, all together, which costs less than row by row."""
         until, decodes = perf_counter() + seconds, self._auditing is None
-        self._scheduler.may_wait = not self.done
+        self._scheduler.settle(may_wait=not self.done)
         # entered once for all steps; the audit makes memories that have to outlast it
         with torch.inference_mode(decodes):
             try:

@@ -112,17 +112,17 @@ class Forward:
                 if count := rows.count(i):
                     first = rows.index(i)
                     alone = count == len(rows)
-                    part = out.logits if alone else out.logits[first : first + count]
-                    logits.setdefault(seq, []).append(part)
+                    part = slice(first, first + count)
+                    logits.setdefault(seq, []).append(out.logits if alone else out.logits[part])
                     if record is not None:
-                        records.setdefault(seq, []).append(record[first : first + count])
+                        records.setdefault(seq, []).append(record if alone else record[part])
             seqs = [seq % self.n_slots for seq in ubatch.seq_ids]
             ms = self.ms = clock.stop(phase, seqs)
             for one in pending:
                 late = one.late()
                 clock.move(late, phase, "draft", seqs)
                 ms -= late
-            seq_ids = [self._seq_id_of(seq) for seq in seqs]
+            seq_ids = tuple([self._seq_id_of(seq) for seq in seqs])
             self._recorder.ubatch(round_, ubatch, seq_ids, purpose, ms, gap)
         self.records = {
             seq: parts[0] if len(parts) == 1 else np.concatenate(parts)

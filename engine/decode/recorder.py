@@ -116,10 +116,9 @@ def _record(
 
 
 _PHASES = tuple(f"{phase}_ms" for phase in PHASES)
-_N_HELD, _N_NOTED = 7, 19
-"""What is noted of a round: what the memory holds of it (`_look`), and itself; and of the rounds
-closed with it: how many they are, which of them it is, the clock, ms, alone and since the run
-began, bytes written and copied before and after, the first and last + 1 of the forward passes."""
+_N_HELD, _N_NOTED = 7, 15
+"""Values noted of a round: itself, what the memory holds of it (`_look`), how many are closed with
+it, which of them it is, their clock, when, values noted of passes, bytes written and copied."""
 _ROUND = ("round", "seq_id")
 _DRAFT = (
     *(*_ROUND, "drafter", "match_pos", "num_raw", "num_draft_tokens", "reason"),
@@ -127,7 +126,7 @@ _DRAFT = (
 )
 _SLOT = (*_ROUND, "slot", "state", "age")
 _PASS = (
-    *("round", "ubatch", "n_seqs", "n_seq_tokens", "n_padding", "reason"),
+    *("round", "n_seqs", "n_seq_tokens", "n_padding", "reason"),
     *("seq_ids", "purpose", "ms", "pos_gap"),
 )
 _ROUNDS = (
@@ -147,6 +146,8 @@ _ROUND_VALUES = attrgetter(
     *("restored_bytes", "checkpoint_bytes", "cache_wrong", "sampler_wrong", "sampler_draws"),
 )
 Columns = dict[str, Any]
+Progress = tuple[int | None, float, int, tuple[int, int]]
+"""What later rows go on from: last round, time so far, forward passes, state moved."""
 
 
 class Recorder:
@@ -165,12 +166,9 @@ class Recorder:
         files: ModelFiles | None = None,
     ) -> None:
         self._writer, self._piece, self._files = TraceWriter(store, run_id), piece, files
-        self._last_round: int | None = None
-        self._elapsed_ms = 0.0
         self._resumed, self._looked = run_clock(), -math.inf
-        self._n_ubatches = self._first_ubatch = 0
-        self._moved = (0, 0)
         self._may_wait = False
+        self.go_on((None, 0.0, 0, (0, 0)))
         # values, row after row: tuples would keep the garbage collector busy
         self._noted: list[Any] = []
         self._passes: list[Any] = []
@@ -179,30 +177,28 @@ class Recorder:
         """Bytes of logits whose rows wait."""
 
     @property
-    def progress(self) -> tuple[int | None, float, int, tuple[int, int]]:
-        """What later rows go on from: last round, time so far, forward passes, state moved."""
-        return self._last_round, self._elapsed_ms, self._n_ubatches, self._moved
+    def progress(self) -> Progress:
+        """Of all rows so far."""
+        self._write()
+        return *self._closed[:2], self._n_ubatches, self._closed[3]
 
-    def go_on(self, progress: tuple[int | None, float, int, tuple[int, int]]) -> None:
+    def go_on(self, progress: Progress) -> None:
         """Go on as if it had written the rows so far."""
-        self._last_round, self._elapsed_ms, self._n_ubatches, self._moved = progress
-        self._first_ubatch = self._n_ubatches
+        self._closed, self._n_ubatches = progress, progress[2]
 
     def resume(self, *, may_wait: bool = False) -> None:
         """The run goes on: time since its last round was a pause and does not count.
 
-        may_wait: rows from here on wait for the next call without it, which writes them.
+        may_wait: rows from here on wait for the next call, which writes them.
         """
-        self._may_wait = may_wait
-        if not may_wait:
-            self._write()
-        self._resumed = run_clock()
+        self._write()
+        self._may_wait, self._resumed = may_wait, run_clock()
 
     def ubatch(
         self,
         round_: int,
         ubatch: UBatch,
-        seq_ids: Sequence[int],
+        seq_ids: tuple[int, ...],
         purpose: str,
         ms: float,
         pos_gap: int,
@@ -211,11 +207,8 @@ class Recorder:
 
         ms: its duration. pos_gap: see engine.decode.forward.Forward.
         """
-        self._passes += (
-            *(round_, self._n_ubatches, *ubatch.tokens.shape, ubatch.n_padding, ubatch.reason),
-            *(seq_ids, purpose, ms, pos_gap),
-        )
-        self._n_ubatches += 1
+        shape, n_padding, reason = ubatch.tokens.shape, ubatch.n_padding, ubatch.reason
+        self._passes += round_, *shape, n_padding, reason, seq_ids, purpose, ms, pos_gap
 
     def drafts(
         self, round_: int, asked: Sequence[tuple[int, Draft]], seq_ids: Mapping[int, int]
@@ -264,25 +257,24 @@ class Recorder:
         Each row carries the time spent on its sequence; what was spent on several is divided
         among them, so that the sum over rows is the time that passed.
         """
-        now, number = run_clock(), rounds[0].number
-        elapsed_ms = (now - self._resumed) * 1e3
-        self._elapsed_ms += elapsed_ms
-        self._resumed, self._last_round = now, number
+        now, moved = run_clock(), (0, 0)
         if self._files and now - self._looked >= LOOK_S:
-            self._files.note(self.facts, number)
+            self._files.note(self.facts, rounds[0].number)
             self._looked = now
-        passes = self._first_ubatch, self._n_ubatches
-        before, self._first_ubatch = self._moved, self._n_ubatches
         if memory and memory.recurrent:
             traffic = memory.recurrent.traffic
-            self._moved = traffic.written, traffic.copied
-        moved = (*before, *self._moved) if memory else (None,) * 4
-        closed = clock, elapsed_ms, self._elapsed_ms, *moved, *passes
+            moved = traffic.written, traffic.copied
+        closed = clock, now, len(self._passes), *moved
         noted: list[Any] = []
         for i, round_ in enumerate(rounds):
             if round_.logits is not None:
                 self.bytes_waiting += round_.logits.nbytes
-            noted += round_, *_look(memory, round_.seq, n_rs_seq), len(rounds), i, *closed
+            if memory and memory.was_ahead and self._noted:  # one token more, and nothing else
+                pos_max, used, *same, rs_pos, slots = self._noted[1 - _N_NOTED :][:_N_HELD]
+                held = pos_max + 1, used + 1, *same, None if rs_pos is None else rs_pos + 1, slots
+            else:
+                held = _look(memory, round_.seq, n_rs_seq)
+            noted += round_, *held, len(rounds), i, *closed
         self._noted += noted  # at once: an interruption may come
         if not self._may_wait:
             self._write()
@@ -292,24 +284,67 @@ class Recorder:
         round is noted, too."""
         self.resume()
         if self._files:
-            self._files.note(self.facts, None, self._last_round)
+            self._files.note(self.facts, None, self._closed[0])
 
     def _write(self) -> None:
-        tables = {"ubatches": _pass_columns(self._passes), "drafts": _sliced(_DRAFT, self._drafts)}
+        n_before, n_passes = self._n_ubatches, len(self._passes) // len(_PASS)
+        passes = _pass_columns(self._passes, range(n_before, n_before + n_passes))
+        tables = {"ubatches": passes, "drafts": _sliced(_DRAFT, self._drafts)}
+        closed, resumed = self._closed, self._resumed
         if self._noted:
             rounds, *noted = (self._noted[i::_N_NOTED] for i in range(_N_NOTED))
             asked = [(x.logits, x.record, *x.examined) for x in rounds if x.logits is not None]
             examined = all_target_facts(asked) if asked else ()
-            tables |= _round_columns(rounds, noted, examined)
+            tables |= self._round_columns(rounds, noted, examined)
             drafted = filter(None, tables["tokens"].get("draft_top_id", ()))
-            known = {*tables["tokens"].get("token_id", ())}.union(*drafted)
-            known.update(*(top_ids.ravel().tolist() for top_ids in examined[3:4]))
+            seen = (top_ids.ravel().tolist() for top_ids in examined[3:4])
+            known = {*tables["tokens"].get("token_id", ())}.union(*drafted, *seen)
             self._writer.learn(known, self._piece)
+            resumed, stop, *moved = self._noted[-4:]
+            elapsed_ms = closed[1] + (resumed - self._resumed) * 1e3
+            closed = rounds[-1].number, elapsed_ms, n_before + stop // len(_PASS), (*moved,)
         # only now: after an interruption they are still to be worked out
         self._noted, self._passes, self._drafts, self.bytes_waiting = [], [], [], 0
+        self._closed, self._resumed, self._n_ubatches = closed, resumed, n_before + n_passes
         for table, columns in tables.items():
             if any(map(len, columns.values())):
                 self._writer.extend(table, columns)
+
+    def _round_columns(
+        self, rounds: Sequence[Round], noted: Sequence[Sequence[Any]], facts: Sequence[np.ndarray]
+    ) -> dict[str, Columns]:
+        """`tokens`, `memory` and `rounds`. noted: of each round. facts: fields of TargetFacts, of
+        all that was examined."""
+        *held, its_slots = noted[:_N_HELD]
+        *placed, clocks, ends, stops, written, copied = noted[_N_HELD:]
+        tokens, (_, elapsed_ms, first_ubatch, moved) = TokenColumns(facts), self._closed
+        values, of_tokens = [*zip(*map(_ROUND_VALUES, rounds), strict=True)], tokens.add(rounds)
+        n_of, i = np.array(placed)
+        (firsts,), of = np.nonzero(i == 0), (i == 0).cumsum() - 1
+        phases = phases_of(clocks, [round_.seq for round_ in rounds], n_of)
+        spent_ms, since_ms = phases.sum(1), (np.array(ends) - self._resumed) * 1e3
+        passed_ms = np.diff(since_ms[firsts], prepend=0.0)
+        rest_ms = np.maximum(0.0, passed_ms - np.bincount(of, spent_ms))[of] / n_of
+        stop = self._n_ubatches + np.array(stops) // len(_PASS)
+        start = np.append(first_ubatch, stop[firsts])[of]
+        passes = [*map(str, start.tolist())]
+        for row in np.flatnonzero(stop - start != 1).tolist():
+            passes[row] = " ".join(map(str, range(start[row], stop[row])))
+        own = held[:2]  # without a memory nothing is known of it
+        if own[0][0] is not None:
+            now = np.array([written, copied])[:, firsts]
+            change = np.diff(now, prepend=np.array(moved)[:, None])[:, of]
+            own = [*(change // n_of + (i < change % n_of))]
+        rows = [*values, *of_tokens, passes, elapsed_ms + since_ms, spent_ms + rest_ms]
+        rows += *phases.T, *own, *held
+        n_slots = [*map(len, its_slots)]
+        slots = zip(*chain.from_iterable(its_slots), strict=True)
+        of_round = (np.repeat(np.array(ids), n_slots) for ids in values[:2])
+        return {
+            "tokens": tokens.filled(),
+            "memory": dict(zip(_SLOT, (*of_round, *slots), strict=True)) if any(n_slots) else {},
+            "rounds": dict(zip(_ROUNDS, rows, strict=True)),
+        }
 
 
 def _look(memory: HybridMemory | None, seq: int, n_rs_seq: int | None) -> tuple[Any, ...]:
@@ -323,11 +358,10 @@ def _look(memory: HybridMemory | None, seq: int, n_rs_seq: int | None) -> tuple[
     return *held, recurrent.n_rs_seq, recurrent.seq_pos_max(seq), recurrent.slots(seq)
 
 
-def _pass_columns(passes: Sequence[Any]) -> Columns:
+def _pass_columns(passes: Sequence[Any], numbers: range) -> Columns:
     """`ubatches` of passes as `Recorder.ubatch` keeps them."""
     columns = _sliced(_PASS, passes)
-    columns["seq_ids"] = [_words(tuple(seq_ids)) for seq_ids in columns["seq_ids"]]
-    return columns
+    return columns | {"ubatch": numbers, "seq_ids": [*map(_words, columns["seq_ids"])]}
 
 
 @lru_cache(1024)
@@ -338,40 +372,6 @@ def _words(numbers: Iterable[int]) -> str:
 def _sliced(names: Sequence[str], rows: Sequence[Any]) -> Columns:
     """Columns of rows that come as values, one after the other."""
     return {name: rows[i :: len(names)] for i, name in enumerate(names)}
-
-
-def _round_columns(
-    rounds: Sequence[Round], noted: Sequence[Sequence[Any]], facts: Sequence[np.ndarray]
-) -> dict[str, Columns]:
-    """`tokens`, `memory` and `rounds`. noted: of each round. facts: fields of TargetFacts, of all
-    that was examined."""
-    (*held, its_slots), (n_closed, place, clocks, *closed) = noted[:_N_HELD], noted[_N_HELD:]
-    elapsed_ms, t_ms, *moved, first, stop = closed
-    tokens = TokenColumns(facts)
-    values, of_tokens = [*zip(*map(_ROUND_VALUES, rounds), strict=True)], tokens.add(rounds)
-    n_of, i = np.array(n_closed), np.array(place)
-    of = (i == 0).cumsum() - 1
-    phases = phases_of(clocks, [round_.seq for round_ in rounds], n_of)
-    spent_ms = phases.sum(1)
-    rest_ms = np.maximum(0.0, np.array(elapsed_ms) - np.bincount(of, spent_ms)[of]) / n_of
-    passes = [
-        str(start) if start + 1 == end else " ".join(map(str, range(start, end)))
-        for start, end in zip(first, stop, strict=True)
-    ]
-    if moved[0][0] is None:
-        own = moved[:2]
-    else:
-        before, after = np.array(moved).reshape(2, 2, -1)
-        own = [*((after - before) // n_of + (i < (after - before) % n_of))]
-    rows = [*values, *of_tokens, passes, t_ms, spent_ms + rest_ms, *phases.T, *own, *held]
-    n_slots = [*map(len, its_slots)]
-    slots = zip(*chain.from_iterable(its_slots), strict=True)
-    of_round = (np.repeat(np.array(ids), n_slots) for ids in values[:2])
-    return {
-        "tokens": tokens.filled(),
-        "memory": dict(zip(_SLOT, (*of_round, *slots), strict=True)) if any(n_slots) else {},
-        "rounds": dict(zip(_ROUNDS, rows, strict=True)),
-    }
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -3,6 +3,7 @@ clock, the rows of its tokens, and who looks at it."""
 
 from __future__ import annotations
 
+from array import array
 from collections import defaultdict
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -174,16 +175,15 @@ class Round:
 _PLACES = {phase: i for i, phase in enumerate(PHASES)}
 
 
-def _no_time() -> list[float]:
-    return [0.0] * len(PHASES)
+def _no_time() -> array[float]:
+    return array("d", bytes(8 * len(PHASES)))
 
 
 @dataclass(slots=True)
 class PhaseClock:
     """Milliseconds spent per phase of a round, by all sequences together or by single ones."""
 
-    _common: list[float] = field(default_factory=_no_time)
-    _own: defaultdict[int, list[float]] = field(default_factory=lambda: defaultdict(_no_time))
+    _of: dict[int | None, array[float]] = field(default_factory=partial(defaultdict, _no_time))
     _since: float = 0.0
 
     def start(self) -> None:
@@ -196,29 +196,26 @@ class PhaseClock:
         seqs: memory sequences that it was spent on, an equal part for each entry; none = all.
         """
         now = run_clock()
-        ms = (now - self._since) * 1e3
-        place = _PLACES[phase]
-        if not seqs:
-            self._common[place] += ms
-        for seq in seqs:
-            self._own[seq][place] += ms / len(seqs)
+        ms, place = (now - self._since) * 1e3, _PLACES[phase]
+        for seq in seqs or (None,):
+            self._of[seq][place] += ms / (len(seqs) or 1)
         self._since = now
         return ms
 
     def move(self, ms: float, source: str, target: str, seqs: Sequence[int]) -> None:
         """Book time of these sequences to another phase."""
         for seq in seqs:
-            self._own[seq][_PLACES[source]] -= ms / len(seqs)
-            self._own[seq][_PLACES[target]] += ms / len(seqs)
+            self._of[seq][_PLACES[source]] -= ms / len(seqs)
+            self._of[seq][_PLACES[target]] += ms / len(seqs)
 
 
 def phases_of(clocks: Sequence[PhaseClock], seqs: Sequence[int], n: np.ndarray) -> np.ndarray:
     """Milliseconds of PHASES, float64 [n_seqs, n_phases]: of each sequence alone, by the clock of
     its round, plus its part of the time that the n of that round spent together."""
-    nothing = _no_time()
-    common = np.array([clock._common for clock in clocks]) / n[:, None]
-    own = [clock._own.get(seq, nothing) for clock, seq in zip(clocks, seqs, strict=True)]
-    return common + own
+    nothing, of = _no_time(), [(*clocks, *clocks), (*seqs, *[None] * len(seqs))]
+    spent = [clock._of.get(seq, nothing) for clock, seq in zip(*of, strict=True)]
+    own, common = np.frombuffer(b"".join(spent)).reshape(2, len(n), -1)
+    return own + common / n[:, None]
 
 
 _OF_DRAFT = {

@@ -75,7 +75,6 @@ class Scheduler:
         if observer:
             observer.begin(self.sequences, memory, self._end_tokens)
         self.may_wait = False
-        """Whether the rows of the next rounds may wait until `settle`."""
         self.before_round: list[Callable[[int], None]] = []
         """Called with the number of each round before it, in this order."""
 
@@ -176,7 +175,8 @@ class Scheduler:
     @inference_mode
     def step(self) -> bool:
         """Do one round. False when every sequence has stopped."""
-        self._recorder.resume(may_wait=self.may_wait)
+        if not self.may_wait:
+            self._recorder.resume()
         for call in [*self.before_round]:
             call(self._round)
         self._slots.admit()
@@ -198,15 +198,15 @@ class Scheduler:
         return self._slots.is_busy
 
     @inference_mode
-    def settle(self) -> None:
-        """Write the rows that were held back; later rows are written at once."""
-        self.may_wait = False
-        self._recorder.resume()
+    def settle(self, *, may_wait: bool = False) -> None:
+        """Write the rows that were held back; later rows are written at once, or at the next call
+        if they may_wait."""
+        self.may_wait = may_wait
+        self._recorder.resume(may_wait=may_wait)
 
     @inference_mode
     def close(self) -> None:
         """The run has ended: write the rows that were held back."""
-        self.may_wait = False
         self._recorder.close()
 
     @property

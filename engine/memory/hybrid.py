@@ -71,6 +71,8 @@ class HybridMemory(ModelMemory):
             recurrent.batch_invariant = batch_invariant
         self._faults = frozenset(faults)
         self._graphs = graphs
+        self.was_ahead = False
+        """Whether the latest pass was decoded ahead: it changed nothing but how much is held."""
 
     @classmethod
     def for_model(
@@ -173,7 +175,8 @@ class HybridMemory(ModelMemory):
     def begin(self, ubatch: UBatch) -> UBatchTensors:
         """Prepare one forward pass; the ubatch's arrays on the device, where those of the next pass
         may replace them. ContextFullError leaves everything as it was."""
-        by_index, is_decoded = self._by_index(ubatch.tokens.size), self.is_ahead
+        by_index = self._by_index(ubatch.tokens.size)
+        self.was_ahead = is_decoded = self.is_ahead
         there = self.attention.begin(ubatch, by_index=by_index, is_decoded=is_decoded)
         if self.recurrent:
             self.recurrent.begin(ubatch, by_index=by_index, is_decoded=is_decoded)

@@ -81,7 +81,7 @@ class TraceWriter:
     def learn(self, tokens: Iterable[int], piece: Callable[[int], bytes]) -> None:
         """Keep the bytes of tokens that rows name; `piece` is asked for new ones only."""
         pieces = self.store.pieces
-        for token in dict.fromkeys(tokens):
+        for token in tokens:
             if token not in pieces:
                 pieces[token] = piece(token)
 

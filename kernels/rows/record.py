@@ -54,8 +54,8 @@ class RowRecord(NamedTuple):
 def weights(logits: np.ndarray, largest: np.ndarray) -> np.ndarray:
     """e to the power of the distance of logits from the largest of their rows, f32."""
     # a banned or infinitely unlikely token stays finite and adds nothing
-    found = logits - largest
-    torch.from_numpy(found).clamp_min_(LEAST).exp_()
+    found = np.maximum(logits - largest, LEAST)
+    torch.from_numpy(found).exp_()
     return found
 
 

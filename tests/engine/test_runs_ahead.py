@@ -64,6 +64,27 @@ def test_every_policy(taken: list[None], policy: str) -> None:
     assert_same(*both(MTP, options_of(40, rollback=policy)))
 
 
+def test_rows_that_are_written_amid_such_passes(
+    taken: list[None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options, real, left = options_of(40, ignore_eos=True), Run.step, iter(range(12))
+
+    def step(self: Run) -> bool:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return real(self)
+
+    run = session(MTP).start([prompt_of(MTP)], options, TraceStore())
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "step", step)
+        with pytest.raises(KeyboardInterrupt):
+            run.advance(60)
+    assert run._scheduler.is_ahead
+    while run.advance(60):
+        pass
+    assert_same(run, both(MTP, options)[1])
+
+
 def test_an_audit_sees_the_states_of_each_round(taken: list[None]) -> None:
     one, other = both(MTP, options_of(60, ignore_eos=True), audit=True)
     assert_same(one, other)
