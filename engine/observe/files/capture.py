@@ -144,6 +144,7 @@ def _replayed(
         run.log(log)
         run.log_ended()
     open_requests: dict[int, ObservedRequest] = {}
+    held: dict[int, list[bytes]] = {}
     for at_ms, _, number, what, value in sorted(_events(capture), key=lambda one: one[:3]):
         request = capture.requests[number]
         if what == "sent":
@@ -153,6 +154,13 @@ def _replayed(
             )
             continue
         observed = open_requests[number]
+        if what == "data" and not log:  # only the first counters say when they came
+            held.setdefault(number, []).append(value)
+            if b'"predicted_n"' not in value or any(observed.told):
+                continue
+            value = held[number].pop()
+        if pieces := held.pop(number, None):
+            observed.data(b"".join(pieces), at_ms)
         if what == "head":
             observed.head(request.status, {"Content-Type": request.content_type}, at_ms)
         elif what == "data":
