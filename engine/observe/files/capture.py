@@ -111,8 +111,10 @@ def replay(
     that cannot be read.
     """
     text = log or capture.log
-    # what the server is made of is learned before the first row is written
-    known = _replayed(capture, TraceStore(), attachment, text, file, None, None)
+    known, pieces = None, (one for request in capture.requests for _, one in request.pieces)
+    if text or any(b'"predicted_n"' in one for one in pieces):
+        # what the server is made of is learned before the first row is written
+        known = _replayed(capture, TraceStore(), attachment, text, file, None, None)
     return _replayed(capture, store, attachment, text, file, known, vocabulary).run_id
 
 
