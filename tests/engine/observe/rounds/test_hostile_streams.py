@@ -231,7 +231,7 @@ def test_a_stream_without_counters_gives_sums_only() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_events_that_come_together_are_those_that_come_alone(name: str) -> None:
-    """Also with a comment, an error and what is no JSON between them."""
+    """Also with a comment, an error and a text that cannot be read between them."""
     data = re.split(rb"(?<=\n\n)", stream_of(name))
     for wrong in (b"", b": ping\n\n", b'data: {"error":"x"}\n\n', b"data: {x}\n\n"):
         pieces = [*data[: len(data) // 2], wrong, *data[len(data) // 2 :]]
