@@ -391,10 +391,10 @@ def joint_counts(request: RecordedRequest) -> np.ndarray | None:
     """Steps by tokens drafted (rows) and accepted (columns), int64 [K + 1, K + 1]; None where the
     record has no drafted lengths."""
     if request.per_step_drafted is not None and request.per_step_accepted is not None:
-        drafted, accepted = map(np.array, (request.per_step_drafted, request.per_step_accepted))
+        lists = request.per_step_drafted, request.per_step_accepted
+        of, taken = (np.array(one, np.int64) for one in lists)
         size = 1 + max(request.per_step_drafted, default=0)
-        cells = (drafted * size + accepted).astype(np.int64)
-        return np.bincount(cells, minlength=size * size).reshape(size, size)
+        return np.bincount(of * size + taken, minlength=size * size).reshape(size, size)
     if request.by_length is not None:
         rows = [(d, a, n) for d, row in request.by_length.items() for a, n in enumerate(row) if n]
     else:
