@@ -216,8 +216,10 @@ def _write_rows(writer: TraceWriter, seq_id: int, request: RecordedRequest, rows
     pos0 = request.prompt_tokens
     # with rounds between that no list has, it is unknown where a step begins
     is_ordered = pos0 is not None and emitted is not None and 1 + sum(emitted) == completion
+    positions = None
     if is_ordered and emitted is not None:
         has_tokens = _write_tokens(writer, seq_id, request, rows.n, emitted)
+        positions = [*accumulate(emitted[:-1], initial=pos0)][: len(drafted)]
     rows.add(
         1,
         seq_id=seq_id,
@@ -229,7 +231,7 @@ def _write_rows(writer: TraceWriter, seq_id: int, request: RecordedRequest, rows
     rows.add(
         len(drafted),
         seq_id=seq_id,
-        pos0=[*accumulate(emitted[:-1], initial=pos0)][: len(drafted)] if is_ordered else None,
+        pos0=positions,
         num_draft_tokens=drafted,
         num_accepted_draft_tokens=accepted,
         num_emitted=emitted,
