@@ -84,8 +84,8 @@ DEEPEST = 64
 MOST_OBJECTS = 4_000_000
 _MOST_DIGITS = 40
 _MOST_VALUES = 16_000_000
-_FEW_OBJECTS = 256
-"""Up to which there is no need for speed."""
+_SHORT = 1 << 12
+"""Characters up to which there is no need for speed."""
 _DIGITS = bytes.maketrans(b"123456789", b"0" * 9)
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")
 
@@ -115,7 +115,7 @@ def parse_json(
         raise JsonError(f"it has more than {MOST_OBJECTS:,} objects and lists")
     if text.count(",") > _MOST_VALUES:
         raise JsonError(f"it has more than {_MOST_VALUES:,} values")
-    if n_inside > _FEW_OBJECTS and (plain := _plain(text, deepest)) is not None:
+    if len(text) > _SHORT and (plain := _plain(text, deepest)) is not None:
         return plain
     objects = _UniqueKeys() if unique else None
     decoder = _DECODER if objects is None else json.JSONDecoder(object_pairs_hook=objects, **_HOOKS)

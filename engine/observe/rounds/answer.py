@@ -254,9 +254,10 @@ class Answer:
         if chunk.additions and chunk.timings is not None:
             self._take_rounds(chunk.additions, at_ms)
             return
-        text = chunk.text
         if self._zero_ms is None:
             text = self.emitted.take(chunk)
+        else:
+            text = chunk.text or "".join(one.text for one in chunk.additions)
         if text:
             self._n_text += len(text)
             if self._n_text > MOST_TEXT:

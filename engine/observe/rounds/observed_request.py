@@ -6,18 +6,20 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import chain, groupby, repeat
 from typing import Any
 
 from engine.observe.rounds.answer import Answer, RequestRun
 from engine.observe.rounds.kept_requests import as_fact, asked_facts, n_answers_asked, stop_of
 from engine.observe.rounds.stream import Chunk, Timings, UnreadableError, chunks, read_json
-from engine.observe.rounds.stream_rounds import ContradictionError
+from engine.observe.rounds.stream_rounds import ContradictionError, additions
 
 MOST_LINE_BYTES = 16 << 20
 """A longer line, or a longer reply in one piece, is not read."""
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 _MOST_COUNTING = 16
+_FEWEST = 2
+"""Events among which none is between two others."""
 
 
 class EventReader:
@@ -58,13 +60,19 @@ class EventReader:
         lines = data.split(b"\n")
         rest = lines.pop() + (b"\r" if held else b"")
         self._parts, self._n_rest = [rest], len(rest)
-        for line in lines:
-            if self._is_lines:
-                yield from self._line(line)
-            elif line:
-                self._field(line if self.n_events else line.removeprefix(b"\xef\xbb\xbf"))
-            else:
-                yield from self._event()
+        events: list[bytes] = []
+        try:
+            for line in lines:
+                if self._is_lines:
+                    events += self._line(line)
+                elif line:
+                    self._field(line if self.n_events else line.removeprefix(b"\xef\xbb\xbf"))
+                else:
+                    events += self._event()
+        except UnreadableError:
+            yield from _chunks(events)
+            raise
+        yield from _chunks(events)
         if len(rest) > MOST_LINE_BYTES:
             raise UnreadableError(f"sent a line of more than {MOST_LINE_BYTES >> 20} MiB")
 
@@ -76,15 +84,15 @@ class EventReader:
             if data.strip():
                 yield from chunks(read_json(data))
         elif self._is_lines:
-            yield from self._line(data)
+            yield from _chunks(self._line(data))
         elif data == b"\r":
-            yield from self._event()
+            yield from _chunks(self._event())
 
-    def _line(self, line: bytes) -> Iterator[Chunk]:
+    def _line(self, line: bytes) -> list[bytes]:
         """A line that is an event by itself."""
-        if line.strip():
-            self.n_events += 1
-            yield from chunks(read_json(line))
+        is_event = bool(line.strip())
+        self.n_events += is_event
+        return [line] if is_event else []
 
     def _field(self, line: bytes) -> None:
         """A line of an event. Only its data matter (HTML standard, 9.2.6)."""
@@ -95,14 +103,23 @@ class EventReader:
         if name == b"data":
             self._data.append(value.removeprefix(b" "))
 
-    def _event(self) -> Iterator[Chunk]:
-        """A blank line: the event is complete."""
+    def _event(self) -> list[bytes]:
+        """A blank line: the event is complete. What it says, if it says something."""
         data, self._data, self._n_event = self._data, [], 0
-        if data:
-            self.n_events += 1
-            text = b"\n".join(data)
-            if text.strip() not in (b"", b"[DONE]", b"null"):
-                yield from chunks(read_json(text))
+        self.n_events += bool(data)
+        text = b"\n".join(data)
+        return [] if text.strip() in (b"", b"[DONE]", b"null") else [text]
+
+
+def _chunks(events: Sequence[bytes]) -> Iterator[Chunk]:
+    """What events of a stream say, one after another. Raises UnreadableError."""
+    texts = [event.decode("utf-8", "replace") for event in events]
+    of_each = zip(additions(texts) if len(texts) > _FEWEST else repeat(None), texts, strict=False)
+    for is_addition, some in groupby(of_each, lambda one: one[0] is not None):
+        if is_addition:
+            yield from chunks(tuple(one for one, _ in some))
+        else:
+            yield from chain.from_iterable(chunks(read_json(text)) for _, text in some)
 
 
 class ObservedRequest:

@@ -79,8 +79,10 @@ class Addition(Struct, forbid_unknown_fields=True, gc=False):
         """What it adds."""
         if self.choices is None:
             return self.content
-        choice = self.choices[0]
-        return choice.text or "" if choice.delta is None else message(choice.delta)
+        delta = self.choices[0].delta
+        if delta is None:
+            return self.choices[0].text or ""
+        return (len(delta) == 1 and delta.get("content")) or message(delta)
 
     @property
     def token_id(self) -> int | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Hashable
 from collections.abc import Set as AbstractSet
+from itertools import takewhile
 from typing import Any
 
 import msgspec
@@ -291,11 +292,11 @@ def _objects(text: str) -> tuple[list[tuple[str, Any]], int]:
     """Of a text that begins with an object in each line these, read at once: many are events; and
     where their lines end."""
     written = text.split("\n")
-    lines = [line.strip() for line in written]
-    n = next((i for i, line in enumerate(lines) if line[:1] + line[-1:] != "{}"), len(lines))
-    if (found := _each(lines[:n])) is None:
+    lines = [*takewhile(lambda line: line[:1] + line[-1:] == "{}", map(str.strip, written))]
+    if (found := _each(lines)) is None:
         return [], 0
-    end = len(text) if n == len(lines) else sum(map(len, written[:n])) + n
+    n = len(lines)
+    end = len(text) if n == len(written) else sum(map(len, written[:n])) + n
     return [(f"line {i}", one) for i, one in enumerate(found, start=1)], end
 
 

@@ -391,9 +391,11 @@ def joint_counts(request: RecordedRequest) -> np.ndarray | None:
     """Steps by tokens drafted (rows) and accepted (columns), int64 [K + 1, K + 1]; None where the
     record has no drafted lengths."""
     if request.per_step_drafted is not None and request.per_step_accepted is not None:
-        pairs = zip(request.per_step_drafted, request.per_step_accepted, strict=True)
-        rows = [(d, a, 1) for d, a in pairs]
-    elif request.by_length is not None:
+        lists = request.per_step_drafted, request.per_step_accepted
+        of, taken = (np.array(one, np.int64) for one in lists)
+        size = 1 + max(request.per_step_drafted, default=0)
+        return np.bincount(of * size + taken, minlength=size * size).reshape(size, size)
+    if request.by_length is not None:
         rows = [(d, a, n) for d, row in request.by_length.items() for a, n in enumerate(row) if n]
     else:
         return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import lru_cache
 from itertools import pairwise, permutations
 from pathlib import Path
@@ -53,6 +53,7 @@ _COLUMNS = [(one["is"], name) for one in NAMES["column"] for name in one["names"
 _NUMBER = re.compile(
     r"[~≈]?(\d{1,12}(?:\.\d{1,20})?)(?: ?(?:±|\+/-) ?[\d.]{1,9})? ?(%?)(?![\d.]|\s?[–—]|-\d)"
 )
+_DIGITS = re.compile(r"[0-9]+")
 _SHARE = re.compile(r"(?<![\d.])(\d{1,3}\.\d{1,6}|\d{2,3}(?= ?%)) ?(%?)(?![\d.])")
 _COUNT = re.compile(r"(?<![\d.])\d{1,9}(?!\d|\.\d| ?%)")
 _ALL_OF = re.compile(r"(?<![\d.])(\d{2,9})(?: ?/ ?| of | out of )\1(?![\d.])")
@@ -83,6 +84,8 @@ SAID_SPEED = re.compile(
     r" ?t(?:ok(?:en)?s?)?(?:/|[- ]per[- ])s(?:ec(?:ond)?s?)?\b"
 )
 ABOUT = re.compile(r"acc|draft|接受|^al$|^τ|^a\.len$|angenommen|akzept")
+_MAY_BE_ABOUT = re.compile(ABOUT.pattern.translate({ord("^"): None, ord("$"): None}))
+"""In any name of these."""
 _ACCEPTED = ("rate", "mean", "accepted", "per round")
 _COMPARES = re.compile(
     r"(?i)(?:.{0,80}, )?(?:% ?|rel\w{0,6} )?(?:difference|diff|delta|Δ|change)(?: ?\(?%\)?)?"
@@ -114,7 +117,11 @@ def read_tables(text: str) -> list[RecordedRequest]:
 
 def _requests(text: str) -> Iterator[RecordedRequest]:
     for table in _tables(text):
-        heads = [at for at, (_, cells) in enumerate(table) if _is_head(names_of(cells))]
+        heads = [
+            at
+            for at, (_, cells) in enumerate(table)
+            if _MAY_BE_ABOUT.search(" ".join(cells).lower()) and _is_head(names_of(cells))
+        ]
         if not heads and (wide := _pivoted(table)):
             table, heads = wide, [0]
         if not heads and _is_head(names_of([cells[0] for _, cells in table])):
@@ -123,8 +130,9 @@ def _requests(text: str) -> Iterator[RecordedRequest]:
             table, heads = [(number, list(cells)) for cells in columns], [0]
         for begin, end in pairwise([*heads, len(table)]):
             sides = _sides(*(names_of(table[at][1]) for at in (begin, max(begin - 1, 0))))
-            every = [one for _, row in table for one in row]
-            has_comma = any(map(_DECIMAL_COMMA.fullmatch, every)) and not any(
+            every = [one for _, row in table for one in row if "," in one or "." in one]
+            has_comma = any("," in one and _DECIMAL_COMMA.fullmatch(one) for one in every)
+            has_comma = has_comma and not any(
                 _DECIMAL_COMMA.fullmatch(one.translate(_OTHER_WAY)) for one in every
             )
             rows = table[begin + 1 : end]
@@ -132,10 +140,11 @@ def _requests(text: str) -> Iterator[RecordedRequest]:
                 rows = rows[-1:]  # counters of a server, which the newest row has all of
             spreads = [_OF_ALL.search(one.lower()) is not None for one in table[begin][1]]
             for number, cells in rows:
-                cells = [
-                    _BETWEEN.split(one)[0] if is_spread else one
-                    for one, is_spread in zip(cells, spreads, strict=True)
-                ]
+                if any(spreads):
+                    cells = [
+                        _BETWEEN.split(one)[0] if is_spread else one
+                        for one, is_spread in zip(cells, spreads, strict=True)
+                    ]
                 plain = [plain_number(one, has_comma) for one in cells]
                 for side, places, names in sides:
                     mine = [plain[i] for i in places]
@@ -172,7 +181,7 @@ def _pivoted(table: list[tuple[int, list[str]]]) -> list[tuple[int, list[str]]]:
 def _parted(names: list[str], cells: list[str]) -> Iterator[tuple[str, list[str]]]:
     """The figures of cells that have one for each of several settings, which the name of their
     column says in the same way, or from before and after: whose they are, and all cells."""
-    parts = {i: _BETWEEN.split(cell) for i, cell in enumerate(cells) if _SEVERAL.fullmatch(cell)}
+    parts = {i: _BETWEEN.split(cell) for i, cell in enumerate(cells) if _is_several(cell)}
     said = next(
         (
             [one.strip(" ()") for one in _BETWEEN.split(found[0])]
@@ -188,6 +197,16 @@ def _parted(names: list[str], cells: list[str]) -> Iterator[tuple[str, list[str]
     for at, whose in enumerate(said):
         ones = [parts[i][at] if at < len(parts.get(i, ())) else one for i, one in enumerate(cells)]
         yield whose, ones
+
+
+def _is_number(cell: str) -> bool:
+    """Whether a cell is a number and no more, as nearly all are."""
+    return cell.replace(".", "", 1).isdecimal()
+
+
+def _is_several(cell: str) -> bool:
+    """Whether a cell has several figures."""
+    return not _is_number(cell) and _SEVERAL.fullmatch(cell) is not None
 
 
 def _only_grow(rows: list[tuple[int, list[str]]]) -> bool:
@@ -258,7 +277,8 @@ def _parts(name: str) -> tuple[str, str]:
 
 def plain_number(cell: str, has_comma: bool) -> str:
     """A cell whose numbers have neither signs between thousands nor a comma for a point."""
-    if not cell.lstrip("~≈")[:1].isdigit() or len(cell) > _LONGEST_NUMBER:
+    is_plain = _is_number(cell) and not (has_comma and "." in cell)
+    if is_plain or not cell.lstrip("~≈")[:1].isdigit() or len(cell) > _LONGEST_NUMBER:
         return cell
     cell = cell.translate(_OTHER_WAY) if has_comma or _DECIMAL_COMMA.fullmatch(cell) else cell
     return without_signs(cell)
@@ -275,7 +295,7 @@ def _tables(text: str) -> Iterator[list[tuple[int, list[str]]]]:
         text = "\n".join(filter(str.strip, text.split("\n")))
     table: list[tuple[int, list[str]]] = []
     for number, line in enumerate(text.splitlines(), 1):
-        if len(line) <= _LONGEST and set(line) <= _RULE and line.strip():
+        if len(line) <= _LONGEST and _RULE.issuperset(line) and line.strip():
             continue
         if len(table) == 1 and not line.strip():
             continue
@@ -283,7 +303,7 @@ def _tables(text: str) -> Iterator[list[tuple[int, list[str]]]]:
         cells = _cells(line) if len(line) <= _LONGEST else []
         is_row = table or any(map(line.__contains__, _IN_ROWS)) or _COMMAS.search(line)
         cells = cells if is_row or (len(cells) > _FEW and _is_head(names_of(cells))) else []
-        named = _NAMED.findall(line) if len(line) <= _LONGEST else []
+        named = _NAMED.findall(line) if "=" in line and len(line) <= _LONGEST else []
         is_named = len({name for name, _ in named}) > _FEW or (
             len(named) == _FEW
             and _BARS.search(line) is None
@@ -350,16 +370,14 @@ def row_of(columns: list[str], cells: list[str], number: int, side: str) -> Reco
     words: list[str] = []
     weak = ""  # may be how far a draft goes
     for name, cell in zip(columns, cells, strict=True):
-        # what is a speed may be said by its unit
-        said = f"{name} {re.sub(r'[0-9]+', '0', cell)}"
-        if not (kind := kind_of(name) or ("speed" if kind_of(said) == "speed" else "")):
+        shape = "0" if _is_number(cell) else _DIGITS.sub("0", cell)
+        if not (kind := kind_of(name) or _speed_of(name, shape)):
             shown = f"run {cell}" if name == "run" else cell
             is_more = not any(words) or re.search(r"[^\W\d]", shown)
             words += [shown] if is_more and not values else []
         elif kind == "speed" or kind not in values or (kind, weak) == ("drafted", "draft"):
             values[kind], weak = cell, name  # of several speeds the last is the newest
-    around = " ".join([*columns, side])
-    engine = next((engine for sign, engine in NAMES["engines"]["columns"] if sign in around), "")
+    engine = _engine_of(" ".join([*columns, side]))
     words = list(filter(None, words))
     place = ", ".join(filter(None, [" ".join(words), side]))[:200] or f"line {number}"
     found = RecordedRequest(engine, place, stop=values.get("stop", "") or "end")
@@ -367,7 +385,7 @@ def row_of(columns: list[str], cells: list[str], number: int, side: str) -> Reco
     numbers = {
         kind: one
         for kind, v in values.items()
-        if (one := _NUMBER.match(v)) is not None and not _SEVERAL.fullmatch(v)
+        if (one := _NUMBER.match(v)) is not None and not _is_several(v)
     }
     if (one := numbers.get("accepted")) is not None and (
         one[2] or ("." in one[1] and float(one[1]) <= 1)
@@ -415,6 +433,27 @@ def row_of(columns: list[str], cells: list[str], number: int, side: str) -> Reco
     return None if is_empty else found
 
 
+@lru_cache(1 << 12)
+def _speed_of(name: str, shape: str) -> str:
+    """ "speed" for a column without a kind that has one, as the unit next to the number says; else
+    empty. shape: of the cell, with 0 for each number."""
+    return "speed" if kind_of(f"{name} {shape}") == "speed" else ""
+
+
+@lru_cache(1 << 8)
+def _engine_of(said: str) -> str:
+    return next((engine for sign, engine in NAMES["engines"]["columns"] if sign in said), "")
+
+
+@lru_cache(1 << 8)
+def _by_index(columns: tuple[str, ...]) -> list[str]:
+    """The columns that are named by the index in the draft, as far as they follow each other."""
+    found = {int(one[1]): name for name in columns if (one := _AT_INDEX.fullmatch(name))}
+    first = min(found, default=0)
+    names = [found[at] for at in range(first, first + len(found)) if at in found]
+    return names if first < _FEW and len(names) == len(found) else []
+
+
 def _take_shares(
     found: RecordedRequest,
     values: dict[str, str],
@@ -435,7 +474,7 @@ def _take_shares(
         found.given["mean_acceptance_length"] = 1 + float(more[1])
     if (mean := numbers.get("mean")) is not None and not (has_counts and steps):
         found.given["mean_acceptance_length"] = float(mean[1])
-    by = values.get("by", "") or _joined(columns, found.record)
+    by = values.get("by", "") or ", ".join(map(found.record.__getitem__, _by_index((*columns,))))
     if not by and len(_SHARES.findall(values.get("rate", ""))) > _FEW:
         by = values["rate"]
     rates = [float(one) / (100 if "%" in by else 1) for one in _SHARES.findall(by)]
@@ -444,12 +483,3 @@ def _take_shares(
         found.set_rates(rates)
     elif rates and "by" not in values and max(rates) <= 1:
         found.rates, found.num_spec_tokens = rates, len(rates)
-
-
-def _joined(columns: list[str], cells: Mapping[str, str]) -> str:
-    """The shares of columns that are named by the index in the draft, as far as they follow each
-    other."""
-    found = {int(one[1]): name for name in columns if (one := _AT_INDEX.fullmatch(name))}
-    first = min(found, default=0)
-    rows = [cells[found[at]] for at in range(first, first + len(found)) if at in found]
-    return ", ".join(rows) if first < _FEW and len(rows) == len(found) else ""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from operator import sub
 from typing import Any
 
 import msgspec
@@ -177,14 +179,16 @@ class _NewRows:
         self.columns: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
         self.n = 0
 
-    def add(self, **values: Any) -> None:
-        """A row, as the next round."""
-        self.columns["round"].append(self.n)
-        self.n += 1
+    def add(self, n: int, **values: Sequence[Any] | Any) -> None:
+        """n rows, as the next rounds: a list has the value of each, another value is that of all.
+        None is not known."""
+        self.columns["round"] += range(self.n, self.n + n)
+        self.n += n
         for name in _COLUMNS[1:]:
             value = values.get(name)
             empty = "" if name == "stop_kind" else MISSING
-            self.columns[name].append(empty if value is None else value)
+            each = value if isinstance(value, list) else [empty if value is None else value] * n
+            self.columns[name] += each
 
 
 _COLUMNS = (
@@ -212,28 +216,29 @@ def _write_rows(writer: TraceWriter, seq_id: int, request: RecordedRequest, rows
     pos0 = request.prompt_tokens
     # with rounds between that no list has, it is unknown where a step begins
     is_ordered = pos0 is not None and emitted is not None and 1 + sum(emitted) == completion
+    positions = None
     if is_ordered and emitted is not None:
         has_tokens = _write_tokens(writer, seq_id, request, rows.n, emitted)
+        positions = [*accumulate(emitted[:-1], initial=pos0)][: len(drafted)]
     rows.add(
+        1,
         seq_id=seq_id,
         pos0=request.timings.get("cache_n"),
         num_emitted=1,
         stop_kind="target",
         verify_width=request.timings.get("prompt_n"),
     )
-    for i, (d, a) in enumerate(zip(drafted, accepted, strict=True)):
-        n = None if emitted is None else emitted[i]
-        rows.add(
-            seq_id=seq_id,
-            pos0=pos0 if is_ordered else None,
-            num_draft_tokens=d,
-            num_accepted_draft_tokens=a,
-            num_emitted=n,
-            stop_kind=_stop_kind(d, a, n),
-            rollback_depth=d - a,
-            verify_width=d + 1,
-        )
-        pos0 = pos0 + n if pos0 is not None and n is not None else None
+    rows.add(
+        len(drafted),
+        seq_id=seq_id,
+        pos0=positions,
+        num_draft_tokens=drafted,
+        num_accepted_draft_tokens=accepted,
+        num_emitted=emitted,
+        stop_kind=None if emitted is None else [*map(_stop_kind, drafted, accepted, emitted)],
+        rollback_depth=[*map(sub, drafted, accepted)],
+        verify_width=[d + 1 for d in drafted],
+    )
     return has_tokens
 
 
@@ -271,9 +276,7 @@ def _emitted(accepted: list[int], completion: int | None) -> list[int] | None:
     return [*whole[:-1], min(whole[-1], left)] if whole else []
 
 
-def _stop_kind(drafted: int, accepted: int, emitted: int | None) -> str:
-    if emitted is None:
-        return ""
+def _stop_kind(drafted: int, accepted: int, emitted: int) -> str:
     if emitted <= accepted:
         return "end"
     if not drafted:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from dataclasses import replace
 from itertools import cycle
@@ -24,6 +25,7 @@ from engine.trace.records import EMITTED_KINDS
 from engine.trace.reopen import open_trace
 from engine.trace.store import TraceStore
 from tests.support.captures import SHARED, ids_of, imported, load, rounds_of
+from tests.support.scripted_server import token_events
 
 DEMO = Path(__file__).parents[4] / "resources" / "demo"
 # rows, tokens, accepted, drafted, paths but none; of each stream, as the README of the captures has
@@ -238,6 +240,28 @@ def test_what_is_kept_has_a_bound_and_no_gaps() -> None:
     raw.data(request, b"", 2.0)
     assert len(request.pieces) == 5
     assert raw.request("/completion", {}, 0, 3.0) is None
+
+
+def test_the_first_counters_say_when_a_stream_came() -> None:
+    """Whatever comes between: its later events are read together, and two streams take turns."""
+    events = token_events(60)
+    reply = {"head_ms": 5.0, "done_ms": 9000.0, "headers": {"Content-Type": "text/event-stream"}}
+    role = 'data: {"choices": [{"index": 0, "delta": {"role": "assistant", "content": null}}]}'
+    requests = []
+    for begun in (0.0, 1000.0):
+        texts = [role, *(one.decode().removesuffix("\n\n") for one in events)]
+        times = [begun + 10.0, *(begun + 100.0 + 500.0 * i for i in range(len(events)))]
+        pairs = [list(one) for one in zip(times, texts, strict=True)]
+        requests.append({"path": "/completion", "reply": {**reply, "events": pairs}})
+    said = json.dumps({"format": "draftscope-capture", "requests": requests}).encode()
+    store = imported(read_capture(said, "two.json"), with_log=False)
+    for seq_id, begun in enumerate((0.0, 1000.0)):
+        rows = rounds_of(store, seq_id, "t_ms", "num_emitted", "num_accepted_draft_tokens")
+        assert [n for _, n, _ in rows] == [1, *[3] * 19, 2]
+        assert [t for t, _, _ in rows] == pytest.approx(
+            [begun + 100.0 - 0.001, *(begun + 100.0 + 0.5 * i for i in range(1, 21))]
+        )
+    assert sorted(store.rounds.column("t_ms").tolist()) == store.rounds.column("t_ms").tolist()
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import json
 import random
 import re
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ def rounds(data: bytes) -> list[ObservedRound]:
     reader, told, found = EventReader("text/event-stream"), StreamRounds(PlaneReach()), []
     is_whole = False
     try:
-        for chunk in reader.feed(data):
+        for chunk in chain.from_iterable(map(reader.feed, re.split(rb"(?<=\n\n)", data))):
             if chunk.timings is not None and chunk.processed is None:
                 found += told.add(chunk)
             is_whole = chunk.last and chunk.final.get("stop_type") == "limit"
@@ -228,6 +229,26 @@ def test_a_stream_without_counters_gives_sums_only() -> None:
     assert "per-token" in store.runs[0]["requests"][0]["no_rounds"]
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_events_that_come_together_are_those_that_come_alone(name: str) -> None:
+    """Also with a comment, an error and a text that cannot be read between them."""
+    data = re.split(rb"(?<=\n\n)", stream_of(name))
+    for wrong in (b"", b": ping\n\n", b'data: {"error":"x"}\n\n', b"data: {x}\n\n"):
+        pieces = [*data[: len(data) // 2], wrong, *data[len(data) // 2 :]]
+        found = []
+        for parts in (pieces, [b"".join(pieces)]):
+            store, run, request = begun()
+            for piece in parts:
+                request.data(piece, 5.0)
+            request.done(7.0)
+            run.end()
+            rows = [store.rounds.row(i) for i in range(len(store.rounds))]
+            tokens = [store.tokens.row(i) for i in range(len(store.tokens))]
+            found.append((rows, tokens, request.text, store.runs[0]["requests"]))
+        assert found[0] == found[1]
+        assert found[0][1]
+
+
 def test_only_events_with_data_that_are_whole_count() -> None:
     reader = EventReader("text/event-stream")
     for piece in (b": ping\n\n", b"\n\n\n", b"event: x\n\n", b"id: 1\nretry: 5\n\n", b'data: {"a"'):
@@ -267,7 +288,7 @@ def test_events_are_those_of_a_well_known_reader(lines: list[Any], data: st.Data
     reader, found = EventReader("text/event-stream"), []
 
     def kept(raw: Any) -> Any:
-        found.append(raw.decode())
+        found.append(raw)
         return None
 
     cut = data.draw(st.integers(0, len(text)))
