@@ -258,13 +258,14 @@ def _tokens(
                     block.copy_past_caches(block.own, slot(back))
 
 
-@kernel(23)
+@kernel(24)
 def fold(
     code: Code, args: Sequence[Value], task: Value, sides: Sides, grouped: bool, counted: bool
 ) -> None:
-    state, k, u, g, out = strided_tensors(args, 5)
-    n_tokens, n_heads, n_k_heads = args[20:]
-    b, j, i, column = _place(sides, grouped, n_heads, n_k_heads, task)
+    state, left, right, g, out = strided_tensors(args, 5)
+    n_tokens, n_heads, n_left, n_right = args[20:]
+    b, j, i, column = _place(sides, grouped, n_heads, n_left, task)
+    group = j // (n_heads // n_right)
     block = StateBlock(code, sides)
     before, after = state.place(b, j, column), out.place(b, j, column)
     count = code.load(n_tokens + b * 8, I64) if counted else n_tokens
@@ -273,6 +274,6 @@ def fold(
     with code.loop(0, count) as t:
         S = block.place_if(t.less(1), before)
         target = block.place_if((count - 2).less(t), after)
-        u_t, gate = block.load(u.row(b, t, j) + column), g.row(b, t, j)
+        columns, gate = block.load(right.row(b, t, group) + column), g.row(b, t, j)
         block.decay(gate)
-        block.write(S, k.row(b, t, i), gate, u_t, target)
+        block.write(S, left.row(b, t, i), gate, columns, target)

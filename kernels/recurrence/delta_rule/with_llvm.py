@@ -125,22 +125,23 @@ def _run(
 
 def fold(*inputs: *FoldArguments, grouped: bool, out: Tensor | None = None) -> Tensor:
     """See kernels.recurrence.delta_rule.fold; token by token, with the states of
-    gated_delta_into."""
+    gated_delta_into and ssd_into."""
     state, log, n_tokens = inputs
-    k, u, state, channels = (_rows(log.left), _rows(log.right), _rows(state), log.g.dim() == 4)
+    left, right, state, channels = (*map(_rows, (*log[:2], state)), log.g.dim() == 4)
     g = _rows(log.g) if channels else log.g
-    n_batch, n_heads, d_k, d_v = state.shape
+    n_batch, n_heads, *size = state.shape
     if out is None:
         out = torch.empty(state.shape)
     counts = n_tokens if isinstance(n_tokens, int) else n_tokens.contiguous()
-    sides = Sides(d_k, d_v, channels)
+    sides = Sides(*size, channels)
     programs.fold(sides, grouped, not isinstance(counts, int))(
-        *_where(state, k, u, g, out),
+        *_where(state, left, right, g, out),
         counts if isinstance(counts, int) else counts.data_ptr(),
         n_heads,
-        k.shape[2],
-        tasks=n_batch * n_heads * (d_v // sides.width),
-        chunk=_chunk(sides, k.shape[1]),
+        left.shape[2],
+        right.shape[2],
+        tasks=n_batch * n_heads * (sides.d_v // sides.width),
+        chunk=_chunk(sides, left.shape[1]),
         threads=torch.get_num_threads(),
     )
     return out

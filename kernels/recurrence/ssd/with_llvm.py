@@ -36,7 +36,7 @@ from kernels.llvm.functions import (
 from kernels.llvm.functions import rows_together as _rows
 from kernels.llvm.functions import strided as _where
 from kernels.llvm.values import I64
-from kernels.recurrence import FoldArguments, UpdateLog
+from kernels.recurrence import UpdateLog
 from kernels.recurrence.ssd.naive import SsdArguments, SsdInputs, SsdSlotArguments
 
 # rows of a task, and those that share what is read of B and C
@@ -55,11 +55,9 @@ class SsdSides(NamedTuple):
         return divisor(self.p, ROWS)
 
 
-def _written(code: Code, numbers: Value, step: Value | None, log: Value | None, p: Value) -> Value:
+def _written(code: Code, numbers: Value, step: Value, log: Value | None, p: Value) -> Value:
     """What row p is written with: a number at an address, times `step`; it goes to `log` too."""
-    u = code.load(numbers + p * 4, F32)
-    if step is not None:
-        u *= step
+    u = code.load(numbers + p * 4, F32) * step
     if log is not None:
         code.store(u, log + p * 4)
     return u
@@ -94,9 +92,9 @@ class _Rows:
         g: Value,
         written: Callable[[Value], Value],
         B: Value,
+        C: Value,
         target: StatePlace,
-        C: Value | None = None,
-        give: Callable[[Value, Value], None] | None = None,
+        give: Callable[[Value, Value], None],
     ) -> None:
         """One token, from where the rows are to `target`. g, B, C: addresses. written: what a row
         is written with; give: takes a row and its s . C."""
@@ -110,24 +108,15 @@ class _Rows:
             totals = [code.variable(code.constant(F32X16, 0.0)) for _ in rows]
             for at, count in vectors(code, self._sides.n):
                 b = code.load_first(B + at, F32X16, count)
-                c = None if C is None else code.load_first(C + at, F32X16, count)
+                c = code.load_first(C + at, F32X16, count)
                 for p, u_p, total in zip(rows, u, totals, strict=True):
                     s = code.load_first(source.start + p * source.row + at, F32X16, count)
                     s = code.fma(b, u_p, s * decay)
                     code.store_first(s, target.start + p * target.row + at, count)
-                    if c is not None:
-                        total.set(code.fma(s, c, total.value))
-            if give is not None:
-                for p, total in zip(rows, totals, strict=True):
-                    give(p, code.sum(total.value))
+                    total.set(code.fma(s, c, total.value))
+            for p, total in zip(rows, totals, strict=True):
+                give(p, code.sum(total.value))
         self.begin(target)
-
-    def copy(self, source: StatePlace, target: StatePlace) -> None:
-        code = self._code
-        with code.loop(0, code.integer(self._sides.rows)) as p:
-            for at, count in vectors(code, self._sides.n):
-                s = code.load_first(source.start + p * source.row + at, F32X16, count)
-                code.store_first(s, target.start + p * target.row + at, count)
 
 
 class _Task(NamedTuple):
@@ -205,35 +194,9 @@ def _program(
             back = n_tokens - t - 1
             slot = to.slot(code.smaller(back, n_slots - 1))
             target = rows.place_if(back.less(n_slots), slot)
-        c, give = C.row(b, t, mine.group), partial(_give, code, values, skip, o + at)
-        rows.token(g.row(b, t, h), written, B.row(b, t, mine.group), target, c, give)
-
-
-@kernel(23)
-def _fold_program(
-    code: Code, args: Sequence[Value], task: Value, sides: SsdSides, counted: bool
-) -> None:
-    """The states after the tokens of a log.
-
-    Arguments: the state, u, B, g, the state to fill, tensors; n_tokens, or the address of one for
-    every sequence if they are counted; n_heads, n_groups.
-    """
-    state, u, B, g, out = strided_tensors(args, 5)
-    n_tokens, n_heads, n_groups = args[20:]
-    rows = _Rows(code, sides)
-    mine = _Task.of(task, sides, n_heads, n_groups)
-    b, h = mine.b, mine.head
-    before, after = (
-        mine.place(whole.address + b * whole.steps[0], whole.steps[1:]) for whole in (state, out)
-    )
-    count = code.load(n_tokens + b * 8, I64) if counted else n_tokens
-    with code.when(count.less(1)):
-        rows.copy(before, after)
-    rows.begin(before)
-    with code.loop(0, count) as t:
-        written = partial(_written, code, u.row(b, t, h) + mine.first * 4, None, None)
-        target = rows.place_if((count - 2).less(t), after)
-        rows.token(g.row(b, t, h), written, B.row(b, t, mine.group), target)
+        give = partial(_give, code, values, skip, o + at)
+        group = (side.row(b, t, mine.group) for side in (B, C))
+        rows.token(g.row(b, t, h), written, *group, target, give)
 
 
 # numbers of a state times tokens that are worth a second thread
@@ -306,27 +269,6 @@ def _run(
         holds=holds,
     )
     return o
-
-
-def fold(*inputs: *FoldArguments, out: Tensor | None = None) -> Tensor:
-    """See kernels.recurrence.ssd.fold. Here the very states of ssd_into."""
-    state, log, n_tokens = inputs
-    u, B, state = _rows(log.left), _rows(log.right), _rows(state)
-    n_batch, n_heads, p, n = state.shape
-    if out is None:
-        out = torch.empty(state.shape)
-    counts = n_tokens if isinstance(n_tokens, int) else n_tokens.contiguous()
-    sides = SsdSides(p, n)
-    _fold_program(sides, not isinstance(counts, int))(
-        *_where(state, u, B, log.g, out),
-        counts if isinstance(counts, int) else counts.data_ptr(),
-        n_heads,
-        B.shape[2],
-        tasks=n_batch * n_heads * (p // sides.rows),
-        chunk=_chunk(sides, u.shape[1]),
-        threads=torch.get_num_threads(),
-    )
-    return out
 
 
 def _chunk(sides: SsdSides, n_tokens: int) -> int:
