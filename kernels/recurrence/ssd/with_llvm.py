@@ -15,7 +15,6 @@ a program takes its address and three strides.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -26,16 +25,18 @@ from torch import Tensor
 from kernels.llvm import F32, F32X16, Code, Value, kernel
 from kernels.llvm.functions import (
     StatePlace,
+    StateSlots,
     StridedTensor,
     addresses,
     divisor,
     exp,
+    slot_rows,
+    slot_table,
     strided_tensors,
     vectors,
 )
 from kernels.llvm.functions import rows_together as _rows
 from kernels.llvm.functions import strided as _where
-from kernels.llvm.values import I64
 from kernels.recurrence import UpdateLog
 from kernels.recurrence.ssd.naive import SsdArguments, SsdInputs, SsdSlotArguments
 
@@ -134,35 +135,9 @@ class _Task(NamedTuple):
         b, h = head // n_heads, head % n_heads
         return cls(b, h, h // (n_heads // n_groups), task % n_parts * sides.rows)
 
-    def place(self, address: Value, steps: Sequence[Value]) -> StatePlace:
-        """Its rows of a state at an address; steps: bytes from head to head, from row to row."""
-        return StatePlace(address + self.head * steps[0] + self.first * steps[1], steps[1])
-
-
-class _Destination:
-    """Where a task's states come from and go to, as `recurrence` is given them."""
-
-    def __init__(
-        self, code: Code, task: _Task, pool: StridedTensor, where: Sequence[Value], indexed: bool
-    ) -> None:
-        self._code, self._task, self._pool, self._indexed = code, task, pool, indexed
-        if indexed:
-            read, read_step, write, write_step, self._back_step = where
-            self.start = code.load(read + task.b * read_step * 8, I64)
-            self._table = write + task.b * write_step * 8
-        else:
-            self.start = task.b
-            (self._slots,) = strided_tensors(where, 1)
-
-    def slot(self, back: Value) -> StatePlace:
-        """Where the state `back` tokens before the last one is kept."""
-        if self._indexed:
-            row = self._code.load(self._table + back * self._back_step * 8, I64)
-            (step, *steps), address = self._pool.steps, self._pool.address
-            return self._task.place(address + row * step, steps)
-        address, (step, *steps) = self._slots
-        address = self._code.load(address + back * 8, I64)
-        return self._task.place(address + self._task.b * step, steps)
+    def place(self, state: StridedTensor) -> StatePlace:
+        """Its rows of a state."""
+        return state.place(self.head, self.first * state.steps[1])
 
 
 @kernel(36)
@@ -173,17 +148,15 @@ def _program(
 
     Arguments: x, dt, g, B, C and the states, tensors; the address of D; o and, for the log, u
     [B, T, H, P], contiguous; n_slots, n_tokens, n_heads, n_groups; then where states go: the
-    address of a table of the slots' addresses, newest first, their three strides and one number
-    more; if indexed, rows of the pool that the states are: the addresses of `read` and `write`,
-    their strides.
+    arguments of StateSlots.
     """
     x, dt, g, B, C, state = strided_tensors(args, 6)
     D, o, u_log, n_slots, n_tokens, n_heads, n_groups, *where = args[24:]
     rows = _Rows(code, sides)
     mine = _Task.of(task, sides, n_heads, n_groups)
     b, h = mine.b, mine.head
-    to = _Destination(code, mine, state, where, indexed)
-    rows.begin(mine.place(state.address + to.start * state.steps[0], state.steps[1:]))
+    states = StateSlots(code, state, where, b, indexed)
+    rows.begin(mine.place(states.begin))
     skip = code.load(D + h * 4, F32)
     with code.loop(0, n_tokens) as t:
         at = (((b * n_tokens + t) * n_heads + h) * sides.p + mine.first) * 4
@@ -192,8 +165,8 @@ def _program(
         target = rows.own
         if not log:
             back = n_tokens - t - 1
-            slot = to.slot(code.smaller(back, n_slots - 1))
-            target = rows.place_if(back.less(n_slots), slot)
+            slot = states.slot(code.smaller(back, n_slots - 1))
+            target = rows.place_if(back.less(n_slots), mine.place(slot))
         give = partial(_give, code, values, skip, o + at)
         group = (side.row(b, t, mine.group) for side in (B, C))
         rows.token(g.row(b, t, h), written, *group, target, give)
@@ -211,21 +184,13 @@ def ssd(*inputs: *SsdArguments, n_snapshots: int = 1) -> tuple[Tensor, Tensor]:
 def ssd_into(*inputs: *SsdArguments, slots: Sequence[Tensor]) -> Tensor:
     """See kernels.recurrence.ssd.ssd_into; always invariant, as every token goes through the same
     operations, whatever other tokens there are."""
-    strides = slots[0].stride()
-    if any(slot.stride() != strides for slot in slots):
-        raise ValueError("the slots of one call differ in their strides")
-    if strides[3] != 1 and slots[0].shape[3] > 1:
-        raise ValueError("the numbers of a slot's rows do not lie side by side")
-    table = array("q", [slot.data_ptr() for slot in slots])
-    where = table.buffer_info()[0], *strides[:3], 0
+    where, table = slot_table(slots)
     return _run(inputs[:6], _rows(inputs[6]), len(slots), where, indexed=False, holds=table)
 
 
 def ssd_slots(*inputs: *SsdSlotArguments) -> Tensor:
     pool, read, write = inputs[6:]
-    if pool.stride(3) != 1 and pool.shape[3] > 1:
-        raise ValueError("the numbers of the pool's rows do not lie side by side")
-    where = read.data_ptr(), read.stride(0), write.data_ptr(), *write.stride()
+    where = slot_rows(pool, read, write)
     return _run(inputs[:6], pool, write.shape[1], where, indexed=True)
 
 
