@@ -216,7 +216,7 @@ class StridedTensor(NamedTuple):
         return StridedTensor(self.address + number * first, steps)
 
     def place(self, head: Value, first: Value) -> StatePlace:
-        """Rows of a tensor [H, rows, columns] of which the first one begins after so many bytes."""
+        """Rows of a tensor [H, rows, columns] of which the first one begins after `first` bytes."""
         return StatePlace(self.address + head * self.steps[0] + first, self.steps[1])
 
 
