@@ -218,14 +218,14 @@ def fold(
     rows, columns = per_value_head(rows, n_heads, grouped), per_value_head(columns, n_heads, True)
     g = gates_per_head(g)
     if invariant:
-        target = torch.empty(state.shape, device=state.device) if out is None else out
-        S = target.view(size).copy_(state.reshape(size))
+        whole = torch.empty(state.shape, device=state.device) if out is None else out
+        S = whole.view(size).copy_(state.reshape(size))
         decay = pointwise(torch.exp, g, invariant=True)
         for t in range(g.shape[1]):
             S.mul_(decay[:, t].unsqueeze(2)).addcmul_(
                 rows[:, t].unsqueeze(2), columns[:, t : t + 1]
             )
-        return target
+        return whole
     target = None if out is None else out.view(size)
     if g.shape[1] == 1:
         S = torch.mul(state.reshape(size), g.exp().transpose(1, 2), out=target)

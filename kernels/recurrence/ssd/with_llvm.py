@@ -168,8 +168,8 @@ def _program(
             slot = states.slot(code.smaller(back, n_slots - 1))
             target = rows.place_if(back.less(n_slots), mine.place(slot))
         give = partial(_give, code, values, skip, o + at)
-        group = (side.row(b, t, mine.group) for side in (B, C))
-        rows.token(g.row(b, t, h), written, *group, target, give)
+        B_row, C_row = (side.row(b, t, mine.group) for side in (B, C))
+        rows.token(g.row(b, t, h), written, B_row, C_row, target, give)
 
 
 # numbers of a state times tokens that are worth a second thread
