@@ -103,18 +103,18 @@ def fold(*inputs: *FoldArguments, grouped: bool, out: Tensor | None = None) -> T
     state, log, n_tokens = inputs
     left, right, state, channels = (*map(_rows, (*log[:2], state)), log.g.dim() == 4)
     g = _rows(log.g) if channels else log.g
-    n_batch, n_heads, *size = state.shape
+    n_batch, n_heads, d_k, d_v = state.shape
     if out is None:
         out = torch.empty(state.shape)
     counts = n_tokens if isinstance(n_tokens, int) else n_tokens.contiguous()
-    sides = Sides(*size, channels)
+    sides = Sides(d_k, d_v, channels)
     programs.fold(sides, grouped, not isinstance(counts, int))(
         *_where(state, left, right, g, out),
         counts if isinstance(counts, int) else counts.data_ptr(),
         n_heads,
         left.shape[2],
         right.shape[2],
-        tasks=n_batch * n_heads * (sides.d_v // sides.width),
+        tasks=n_batch * n_heads * (d_v // sides.width),
         chunk=_chunk(sides, left.shape[1]),
         threads=torch.get_num_threads(),
     )
