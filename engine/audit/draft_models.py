@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import permutations
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,16 +23,14 @@ from engine.batch import UBatch
 from engine.draft.draft_simple import STAND_IN
 from engine.machine.device import read, upload
 from engine.memory.hybrid import HybridMemory
+from engine.model.drafters.dflash import DFlash
+from engine.model.drafters.eagle3 import Eagle3
 from engine.model.hybrid import HybridModel
 from engine.model.layers import TargetRows
+from engine.model.mtp import MtpHead
+from engine.options import RunOptions
+from engine.session import Session
 from kernels.rows.reductions import top_k
-
-if TYPE_CHECKING:
-    from engine.model.drafters.dflash import DFlash
-    from engine.model.drafters.eagle3 import Eagle3
-    from engine.model.mtp import MtpHead
-    from engine.options import RunOptions
-    from engine.session import Session
 
 _CONTEXT, _DRAFT, _KEPT = 0, 1, 2
 _N_CANDIDATES = 256

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -38,11 +37,9 @@ from engine.audit.recorded_drafts import (
 from engine.draft.registry import model_drafters
 from engine.machine.device import read
 from engine.model.layers import TargetRows
+from engine.options import RunOptions
+from engine.session import Session
 from engine.trace.store import TraceStore
-
-if TYPE_CHECKING:
-    from engine.options import RunOptions
-    from engine.session import Session
 
 _EXACT = ("f32", "blocks")
 _TOLERANCE, _ROUNDED = 1e-3, 0.02

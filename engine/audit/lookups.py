@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,12 +20,10 @@ from engine.draft.drafter import Drafter, DraftRequest, branches
 from engine.draft.ngram_drafter import History, NgramSizes
 from engine.draft.registry import DRAFTERS
 from engine.model.layers import TargetRows
+from engine.options import RunOptions
+from engine.session import Session
 from engine.trace.run_ref import RunColumns
 from engine.trace.store import TraceStore
-
-if TYPE_CHECKING:
-    from engine.options import RunOptions
-    from engine.session import Session
 
 _MOST_ROUNDS = 512
 _NO_ROWS = TargetRows(torch.empty(0))

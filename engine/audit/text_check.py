@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,12 +21,10 @@ from engine.model.recurrence import StateKey
 from engine.options import Prompt, RunOptions, StateTypes
 from engine.sampling.grammar import Grammar
 from engine.sampling.sampler import Sampler
+from engine.session import Session
 from engine.trace.records import EMITTED_KINDS
 from engine.trace.run_ref import RunColumns
 from engine.trace.store import TraceStore
-
-if TYPE_CHECKING:
-    from engine.session import Session
 
 
 @dataclass(frozen=True, slots=True)

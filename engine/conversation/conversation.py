@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -17,12 +17,10 @@ from engine.decode.round import RoundObserver
 from engine.errors import ChatTemplateError, OptionError
 from engine.options import Prompt, RunOptions
 from engine.run import Run
+from engine.session import Session
 from engine.trace.facts import TurnFacts
 from engine.trace.prompt_reuse import n_common
 from engine.trace.store import TraceStore
-
-if TYPE_CHECKING:
-    from engine.session import Session
 
 _NOTHING_WRITTEN = 1
 """Tokens of a run whose answer is given: its prompt is processed, and one token chosen."""

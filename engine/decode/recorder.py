@@ -8,25 +8,23 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, chain
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
+from engine.batch import UBatch
 from engine.decode.round import PhaseClock, Round, TokenColumns, phases_of
+from engine.draft.drafter import Draft
 from engine.gguf.part_file import LOOK_S, ModelFiles
 from engine.machine.clock import run_clock
 from engine.machine.device import read, upload
+from engine.memory.hybrid import HybridMemory
 from engine.trace.facts import RunFacts
 from engine.trace.records import N_TOP, PHASES
 from engine.trace.store import TraceStore
 from engine.trace.writer import TraceWriter
 from kernels.rows.record import larger_than, on_host, row_record, weights
-
-if TYPE_CHECKING:
-    from engine.batch import UBatch
-    from engine.draft.drafter import Draft
-    from engine.memory.hybrid import HybridMemory
 
 
 @dataclass(frozen=True, slots=True)

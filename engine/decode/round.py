@@ -10,23 +10,21 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, groupby
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from engine.batch import Span
+from engine.decode.sequences import DecodingSequence
+from engine.draft.drafter import Draft
 from engine.machine.clock import run_clock
+from engine.memory.hybrid import HybridMemory
+from engine.model.layers import TargetRows
 from engine.sampling.grammar import AllowedTokens, is_allowed
+from engine.sampling.sampler import Sampler
 from engine.trace.records import MISSING, N_TOP, PHASES
-
-if TYPE_CHECKING:
-    from engine.decode.sequences import DecodingSequence
-    from engine.draft.drafter import Draft
-    from engine.memory.hybrid import HybridMemory
-    from engine.model.layers import TargetRows
-    from engine.sampling.sampler import Sampler
-    from engine.trace.store import TraceStore
+from engine.trace.store import TraceStore
 
 
 @dataclass(slots=True)

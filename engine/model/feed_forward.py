@@ -14,16 +14,7 @@ from kernels import pointwise
 from kernels.linear import operation_rows
 from kernels.linear.block_parts import PreparedRows, Residual, Rows
 from kernels.linear.packed import PackedWeight
-from kernels.moe import (
-    Added,
-    Choice,
-    add_to_experts,
-    experts,
-    route,
-    route_biased,
-    route_given,
-    route_product,
-)
+from kernels.moe import Added, Choice, add_to_experts, experts, route, route_given, route_product
 from kernels.moe.packed import (
     RELU2,
     SWIGLU,
@@ -91,22 +82,19 @@ class _Router:
             rows.append("ffn_gate_inp_shexp.weight")
             self._sizes.append(1)
         self._matrix = weights.stack([weights.numbers(name) for name in rows], compute="f32")
-        self._choice, self._bias = Choice(part.n_used, "softmax"), None
+        router = part.router
+        self._choice = Choice(
+            part.n_used,
+            router.scores,
+            router.normalised,
+            router.scale,
+            router.n_groups,
+            router.n_groups_used,
+        )
+        self._bias = weights.keep("exp_probs_b.bias") if router.biased else None
         self._by_token: Tensor | None = None
-        self._is_plain = part.router is None
-        if part.router is not None:
-            router = part.router
-            self._choice = Choice(
-                part.n_used,
-                router.scores,
-                router.normalised,
-                router.scale,
-                router.n_groups,
-                router.n_groups_used,
-            )
-            self._bias = weights.keep("exp_probs_b.bias") if router.biased else None
-            if router.by_token:
-                self._by_token = weights.keep_ids("ffn_gate_tid2eid.weight", part.n_experts)
+        if router.by_token:
+            self._by_token = weights.keep_ids("ffn_gate_tid2eid.weight", part.n_experts)
 
     def __call__(
         self, x: Tensor, tokens: Tensor | None, *, invariant: bool
@@ -123,14 +111,12 @@ class _Router:
         logits, *gate = routing.split(self._sizes, -1)
         if found is not None:
             _, weights, ids = found
-        elif self._is_plain:
-            weights, ids = route(logits, self._choice.n_used)
         elif self._by_token is not None:
             assert tokens is not None  # a trunk with such layers gives them
             ids = take_rows(self._by_token, tokens.flatten())
             weights = route_given(logits, ids, self._choice)
         else:
-            weights, ids = route_biased(logits, self._bias, self._choice)
+            weights, ids = route(logits, self._bias, self._choice)
         return weights, ids, gate[0] if gate else None
 
 

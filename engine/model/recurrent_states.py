@@ -221,7 +221,7 @@ class SsdState(MatrixState):
             [(n_heads, head_dim), (n_groups, d_state), (n_heads,)],
             into=ssd.ssd_into,
             log=ssd.ssd_log,
-            fold=ssd.fold,
+            fold=partial(delta_rule.fold, grouped=True),
             slots=ssd.ssd_slots,
             entries=UpdateLog,
         )

@@ -9,6 +9,7 @@ after their first terms.
 from __future__ import annotations
 
 import functools
+from array import array
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from kernels.llvm.code import Code
 from kernels.llvm.program import Program
-from kernels.llvm.values import F32X16, I32, Value, vector
+from kernels.llvm.values import F32X16, I32, I64, Value, vector
 
 # e^r = 1 + r + r^2 (c0 + c1 r + …) for |r| <= ln 2 / 2, to 2^-28
 _EXP = (
@@ -200,7 +201,7 @@ class StatePlace(NamedTuple):
 
 
 class StridedTensor(NamedTuple):
-    """A tensor of 4-byte numbers as a program sees it; steps: its first three strides, in bytes."""
+    """A tensor of 4-byte numbers as a program sees it; steps: its first strides, in bytes."""
 
     address: Value
     steps: Sequence[Value]
@@ -209,10 +210,63 @@ class StridedTensor(NamedTuple):
         """Address of a row [d] of a tensor [B, T, H, d]."""
         return self.address + b * self.steps[0] + t * self.steps[1] + head * self.steps[2]
 
-    def place(self, b: Value, head: Value, column: Value) -> StatePlace:
-        """The block that begins at a column, in bytes, of a tensor [B, H, d_k, d_v]."""
-        start = self.address + b * self.steps[0] + head * self.steps[1]
-        return StatePlace(start + column, self.steps[2])
+    def part(self, number: Value) -> StridedTensor:
+        """That number of its first axis."""
+        first, *steps = self.steps
+        return StridedTensor(self.address + number * first, steps)
+
+    def place(self, head: Value, first: Value) -> StatePlace:
+        """Rows of a tensor [H, rows, columns] of which the first one begins after `first` bytes."""
+        return StatePlace(self.address + head * self.steps[0] + first, self.steps[1])
+
+
+class StateSlots:
+    """Where the states of a sequence come from and go to: the address of each, and the same steps
+    to its heads and rows for all.
+
+    states: what they come from, one of each sequence. indexed: that is a pool, and rows of it are
+    read and written. where: five arguments of a program, from `slot_table` or `slot_rows`.
+    """
+
+    def __init__(
+        self, code: Code, states: StridedTensor, where: Sequence[Value], b: Value, indexed: bool
+    ) -> None:
+        self._code, self._states, self._where, self._b = code, states, where, b
+        self._indexed = indexed
+        number = code.load(where[0] + b * where[1] * 8, I64) if indexed else b
+        self.begin = states.part(number)
+
+    def slot(self, back: Value) -> StridedTensor:
+        """The state `back` tokens before the last one."""
+        if self._indexed:
+            _, _, write, step, back_step = self._where
+            at = write + self._b * step * 8 + back * back_step * 8
+            return self._states.part(self._code.load(at, I64))
+        table, *steps = self._where[:4]
+        slot = StridedTensor(self._code.load(table + back * 8, I64), [step * 4 for step in steps])
+        return slot.part(self._b)
+
+
+def slot_table(slots: Sequence[Tensor]) -> tuple[tuple[int, ...], object]:
+    """Tensors that receive states, newest first, for `StateSlots`, and what that points to. Raises
+    ValueError where they are strided otherwise than alike, or numbers of a row lie apart."""
+    strides = slots[0].stride()
+    if any(slot.stride() != strides for slot in slots):
+        raise ValueError("the slots of one call differ in their strides")
+    check_rows(slots[0])
+    table = array("q", [slot.data_ptr() for slot in slots])
+    return (table.buffer_info()[0], *strides[:3], 0), table
+
+
+def slot_rows(pool: Tensor, read: Tensor, write: Tensor) -> tuple[int, ...]:
+    """Rows of a pool of states, for `StateSlots`. Raises ValueError for rows with gaps."""
+    check_rows(pool)
+    return read.data_ptr(), read.stride(0), write.data_ptr(), *write.stride()
+
+
+def check_rows(x: Tensor) -> None:
+    if x.stride(-1) != 1 and x.shape[-1] > 1:
+        raise ValueError("the numbers of a state's rows do not lie side by side")
 
 
 def rows_together(x: Tensor) -> Tensor:

@@ -32,23 +32,9 @@ NOTHING: Added = (None, None, None)
 
 
 @operation(triton=_TRITON, llvm=_LLVM)
-def route(logits: Tensor, n_used: int) -> tuple[Tensor, Tensor]:
-    """The `n_used` most probable experts of every row, most probable first.
-
-    logits: f32 [n, E], 1 <= n_used <= E. Softmax over all E, then the selected probabilities are
-    divided by max(their sum, 2^-14). Of equal ones the lower id comes first. Returns weights
-    f32 [n, n_used] and ids int64 [n, n_used].
-    """
-    # topk, which is faster, leaves open which of two equal experts it takes
-    p, order = torch.sort(logits.softmax(-1), dim=-1, descending=True, stable=True)
-    chosen, ids = p[:, :n_used], order[:, :n_used]
-    return chosen / chosen.sum(-1, keepdim=True).clamp_min(MIN_SUM), ids
-
-
-@operation(triton=_TRITON, llvm=_LLVM)
-def route_biased(logits: Tensor, bias: Tensor | None, choice: Choice) -> tuple[Tensor, Tensor]:
+def route(logits: Tensor, bias: Tensor | None, choice: Choice) -> tuple[Tensor, Tensor]:
     """The experts of every row by score and bias (DeepSeek-V3, arXiv 2412.19437), the largest sum
-    first.
+    first; without a bias the most probable.
 
     logits: f32 [n, E]; bias: f32 [E], or None for none. Of equal sums the lower id comes first.
     Returns weights f32 [n, n_used] and ids int64 [n, n_used]. A row has the same bits whatever the
@@ -77,7 +63,7 @@ def route_product(
     *,
     invariant: bool,
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    """In one launch, on a GPU and for few rows alone: linear(x, packed), and route_biased of the
+    """In one launch, on a GPU and for few rows alone: linear(x, packed), and route of the
     first n_experts of each row of it. x: f32 [n, in]."""
     if not runs_triton(x):
         return None
@@ -88,7 +74,7 @@ def route_product(
 
 @operation(llvm=_LLVM)
 def route_given(logits: Tensor, ids: Tensor, choice: Choice) -> Tensor:
-    """The weights that experts get which are chosen already, as those of route_biased.
+    """The weights that experts get which are chosen already, as those of route.
 
     logits: f32 [n, E]; ids: int64 [n, n_used], not looked at by the host. Returns f32 [n, n_used].
     """
@@ -197,21 +183,7 @@ class Choice:
 # Mixture of experts row by row and expert by expert.
 
 
-def route_naive(logits: Tensor, n_used: int) -> tuple[Tensor, Tensor]:
-    weights, ids = [], []
-    for row in logits:
-        p = torch.exp(row - row.max())
-        p = p / p.sum()
-        order = sorted(range(len(p)), key=lambda e: (-float(p[e]), e))[:n_used]
-        chosen = p[order]
-        weights.append(chosen / max(float(chosen.sum()), 2.0**-14))
-        ids.append(torch.tensor(order))
-    return torch.stack(weights), torch.stack(ids)
-
-
-def route_biased_naive(
-    logits: Tensor, bias: Tensor | None, choice: Choice
-) -> tuple[Tensor, Tensor]:
+def route_naive(logits: Tensor, bias: Tensor | None, choice: Choice) -> tuple[Tensor, Tensor]:
     weights, ids = [], []
     for row in logits:
         p = _scores_naive(row, choice)

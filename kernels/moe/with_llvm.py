@@ -30,47 +30,16 @@ from kernels.moe import MIN_SUM, Choice, apply_each
 from kernels.moe.packed import ExpertPlaces, PackedExperts
 
 _I32X16 = vector(I32, LANES)
-# less than any probability: what is chosen already, and what fills up the last vector
-GONE = -1.0
+# less than any sum: what is chosen already, what may not be, and what fills up the last vector
+GONE = float("-inf")
 _NOWHERE = -(2**31)
 
 
-def route(logits: Tensor, n_used: int) -> tuple[Tensor, Tensor]:
-    n_rows, n_experts = logits.shape
-    weights = torch.empty(n_rows, n_used)
-    ids = torch.empty(n_rows, n_used, dtype=torch.int64)
-    logits, places = rows(logits)
-    given = *places, n_used, *addresses(weights, ids)
-    run(_program(n_experts), n_rows, n_experts * n_used, *given)
-    return weights, ids
-
-
-@kernel(7)
-def _program(code: Code, args: Sequence[Value], row: Value, n: int) -> None:
-    """Arguments: logits in RowPlaces, how many are chosen, weights, ids."""
-    n_used, weights, ids = args[4:]
-    whole = -(-n // LANES) * LANES
-    p = code.stack(4 * whole)
-    softmax(code, n, start(args[:4], row), p)
-    total = code.variable(code.constant(F32, 0.0))
-    with code.loop(0, n_used) as i:
-        largest, index = largest_of(code, whole, p, GONE)
-        at = row * n_used + i
-        code.store(largest, weights + at * 4)
-        code.store(index, ids + at * 8)
-        code.store(code.constant(F32, GONE), p + index * 4)
-        total.set(total.value + largest)
-    divisor = code.choose(total.value.less(MIN_SUM), code.constant(F32, MIN_SUM), total.value)
-    with code.loop(0, n_used) as i:
-        at = weights + (row * n_used + i) * 4
-        code.store(code.load(at, F32) / divisor, at)
-
-
 def softmax(code: Code, n: int, logits: Value, p: Value) -> None:
-    """The probabilities of a row of n logits, filled up to whole vectors."""
+    """The probabilities of a row of n logits, and others in the rest of the last vector."""
     largest = code.variable(code.constant(F32X16, float("-inf")))
     for at, count in vectors(code, n):
-        values = filled(code, code.load_first(logits + at, F32X16, count), count, float("-inf"))
+        values = filled(code, code.load_first(logits + at, F32X16, count), count, GONE)
         largest.set(code.larger(values, largest.value))
     shift = code.splat(code.maximum(largest.value))
     total = code.variable(code.constant(F32X16, 0.0))
@@ -79,14 +48,13 @@ def softmax(code: Code, n: int, logits: Value, p: Value) -> None:
         code.store(powers, p + at)
         total.set(total.value + filled(code, powers, count, 0.0))
     whole = code.splat(code.sum(total.value))
-    for at, count in vectors(code, n):
-        code.store(filled(code, code.load(p + at, F32X16) / whole, count, GONE), p + at)
+    for at, _ in vectors(code, n):
+        code.store(code.load(p + at, F32X16) / whole, p + at)
 
 
-def largest_of(code: Code, n: int, p: Value, least: float) -> tuple[Value, Value]:
-    """The largest of n numbers, none below `least`, and the lowest place it is at; among NaN
-    the first place."""
-    best = code.variable(code.constant(F32X16, least))
+def largest_of(code: Code, n: int, p: Value) -> tuple[Value, Value]:
+    """The largest of n numbers and the lowest place it is at; among NaN the first place."""
+    best = code.variable(code.constant(F32X16, GONE))
     for at, _ in vectors(code, n):
         best.set(code.larger(best.value, code.load(p + at, F32X16)))
     largest = code.maximum(best.value)
@@ -108,18 +76,14 @@ def filled(code: Code, values: Value, count: int, filling: float) -> Value:
     return code.choose(inside, values, code.constant(F32X16, filling))
 
 
-# less than any sum: what is chosen already, what may not be, and what fills up the last vector
-_GONE = float("-inf")
-
-
-def route_biased(logits: Tensor, bias: Tensor | None, choice: Choice) -> tuple[Tensor, Tensor]:
+def route(logits: Tensor, bias: Tensor | None, choice: Choice) -> tuple[Tensor, Tensor]:
     n_rows, n_experts = logits.shape
     weights = torch.empty(n_rows, choice.n_used)
     ids = torch.empty(n_rows, choice.n_used, dtype=torch.int64)
     logits, places = rows(logits)
     bias = None if bias is None else bias.contiguous()
     run(
-        _biased_program(n_experts, bias is not None, choice),
+        _program(n_experts, bias is not None, choice),
         n_rows,
         n_experts * choice.n_used,
         *places,
@@ -153,7 +117,7 @@ def _given_program(code: Code, args: Sequence[Value], row: Value, n: int, choice
 
 
 def _score(code: Code, n: int, choice: Choice, logits: Value, scores: Value) -> None:
-    """The scores of a row, filled up to whole vectors."""
+    """The scores of a row, and others in the rest of the last vector."""
     if choice.scores == "softmax":
         return softmax(code, n, logits, scores)
     for at, count in vectors(code, n):
@@ -176,7 +140,7 @@ def _weigh(code: Code, choice: Choice, total: Value, weights: Value) -> None:
 
 
 @kernel(7)
-def _biased_program(
+def _program(
     code: Code, args: Sequence[Value], row: Value, n: int, biased: bool, choice: Choice
 ) -> None:
     """Arguments: logits in RowPlaces, the bias if there is one, weights, ids."""
@@ -188,13 +152,13 @@ def _biased_program(
         total = code.load(scores + at, F32X16)
         if biased:
             total += code.load_first(bias + at, F32X16, count)
-        code.store(filled(code, total, count, _GONE), sums + at)
+        code.store(filled(code, total, count, GONE), sums + at)
     if choice.n_groups > 1:
         _leave_groups_out(code, n // choice.n_groups, choice, sums)
     all_ = code.variable(code.constant(F32, 0.0))
     with code.loop(0, code.integer(choice.n_used)) as i:
-        _, index = largest_of(code, whole, sums, _GONE)
-        code.store(code.constant(F32, _GONE), sums + index * 4)
+        _, index = largest_of(code, whole, sums)
+        code.store(code.constant(F32, GONE), sums + index * 4)
         score, at = code.load(scores + index * 4, F32), row * choice.n_used + i
         code.store(score, weights + at * 4)
         code.store(index, ids + at * 8)
@@ -204,11 +168,11 @@ def _biased_program(
 
 def _leave_groups_out(code: Code, size: int, choice: Choice, sums: Value) -> None:
     """The sums of all groups but those with the largest two become less than any."""
-    gone, n_groups = code.constant(F32, _GONE), code.integer(choice.n_groups)
+    gone, n_groups = code.constant(F32, GONE), code.integer(choice.n_groups)
     padded = -(-choice.n_groups // LANES) * LANES
     best_two = code.stack(4 * padded)
     for at in range(0, 4 * padded, 4 * LANES):
-        code.store(code.constant(F32X16, _GONE), best_two + at)
+        code.store(code.constant(F32X16, GONE), best_two + at)
     with code.loop(0, n_groups) as group:
         best, second = code.variable(gone), code.variable(gone)
         with code.loop(0, code.integer(size)) as i:
@@ -220,7 +184,7 @@ def _leave_groups_out(code: Code, size: int, choice: Choice, sums: Value) -> Non
         code.store(both, best_two + group * 4)
     # those that stay are taken out, the others are left
     with code.loop(0, code.integer(choice.n_groups_used)):
-        _, index = largest_of(code, padded, best_two, _GONE)
+        _, index = largest_of(code, padded, best_two)
         code.store(gone, best_two + index * 4)
     with code.loop(0, n_groups) as group:
         is_left = gone.less(code.load(best_two + group * 4, F32))

@@ -236,17 +236,13 @@ def _combine(lines, weights, y, added, d, stride, N_USED: tl.constexpr, BD: tl.c
     tl.store(y + row * d + c, added_to(total, added, row, c, c < d), c < d)
 
 
-def route(logits: Tensor, n_used: int) -> tuple[Tensor, Tensor]:
-    return route_biased(logits, None, Choice(n_used, "softmax"))
-
-
-def route_biased(logits: Tensor, bias: Tensor | None, choice: Choice) -> tuple[Tensor, Tensor]:
-    """See kernels.moe.route_biased. Groups whose sides are no powers of two are left to torch."""
+def route(logits: Tensor, bias: Tensor | None, choice: Choice) -> tuple[Tensor, Tensor]:
+    """See kernels.moe.route. Groups whose sides are no powers of two are left to torch."""
     if logits.stride(1) != 1:
         logits = logits.contiguous()
     routing = _routing(logits.shape[0], logits.shape[1], bias, choice, logits.device)
     if routing is None:
-        return torch_version(moe.route_biased)(logits, bias, choice)
+        return torch_version(moe.route)(logits, bias, choice)
     _, (_, weights, ids, *_), kept = routing
     _route[(len(logits),)](logits, routing[1], logits.stride(0), KEPT=kept, num_warps=4)
     return weights, ids

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from kernels.dispatch import operation, runs_triton, torch_version
+from kernels.linear.block_parts import Rows
+from kernels.linear.packed import PackedWeight
 from kernels.llvm import F32, F32X16, Code, Value, kernel
 from kernels.llvm.code import Variable
 from kernels.llvm.functions import rows, run, sigmoid, silu, start, vectors
 from kernels.pointwise.with_torch import pointwise
 
 _TRITON = "kernels.norm.with_triton"
-
-if TYPE_CHECKING:
-    from kernels.linear.block_parts import Rows
-    from kernels.linear.packed import PackedWeight
 
 GatedArguments = tuple[Tensor, Tensor, Tensor, float]
 """x, gate, weight and eps, as gated_rms_norm and group_rms_norm describe them."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Sequence
 
 import torch
@@ -10,8 +9,16 @@ from torch import Tensor
 
 from kernels.dispatch import operation, torch_version
 from kernels.llvm import F32, F32X16, Code, Value, kernel
-from kernels.llvm.functions import addresses, exp, vectors
-from kernels.llvm.values import I64
+from kernels.llvm.functions import (
+    StateSlots,
+    addresses,
+    exp,
+    slot_rows,
+    slot_table,
+    strided,
+    strided_tensors,
+    vectors,
+)
 from kernels.pointwise.with_torch import pointwise
 
 _TRITON = "kernels.recurrence.with_triton"
@@ -100,12 +107,10 @@ _WIDTH, _GRAIN = 64, 8192
 def scan_into_with_llvm(*inputs: *ScanArguments, slots: Slots) -> Tensor:
     """See scan_into; always invariant."""
     state = inputs[6]
-    step = slots[0].stride(0)
-    if any(slot.stride() != slots[0].stride() or not slot[:1].is_contiguous() for slot in slots):
-        raise ValueError("the slots of one call differ in their strides or are not contiguous")
-    table = array("q", [slot.data_ptr() for slot in slots])
+    if not all(slot[:1].is_contiguous() for slot in slots):
+        raise ValueError("a slot of the call is not contiguous")
+    where, table = slot_table(slots)
     states = state if state[:1].is_contiguous() else state.contiguous()
-    where = table.buffer_info()[0], step, 0, 0, 0
     return _scan(inputs[:6], states, len(slots), where, holds=table)
 
 
@@ -113,8 +118,7 @@ def scan_slots_with_llvm(*inputs: *ScanSlotArguments) -> Tensor:
     pool, read, write = inputs[6:]
     if not pool[:1].is_contiguous():
         raise ValueError("the numbers of a state do not lie side by side")
-    where = read.data_ptr(), read.stride(0), write.data_ptr(), *write.stride()
-    return _scan(inputs[:6], pool, write.shape[1], where)
+    return _scan(inputs[:6], pool, write.shape[1], slot_rows(pool, read, write))
 
 
 def _scan(
@@ -137,8 +141,7 @@ def _scan(
         *addresses(A, D, o),
         n_tokens,
         n_slots,
-        states.data_ptr(),
-        states.stride(0),
+        *strided(states),
         *where,
         tasks=n_batch * (n_channels // width),
         chunk=-(-_GRAIN // (n_tokens * n_state * width)),
@@ -148,7 +151,7 @@ def _scan(
     return o
 
 
-@kernel(24)
+@kernel(26)
 def _program(
     code: Code,
     args: Sequence[Value],
@@ -159,10 +162,10 @@ def _program(
     indexed: bool,
 ) -> None:
     """Arguments: x, dt, B and C, addresses with two strides; A, D and o; n_tokens, n_slots; the
-    states and their stride; then a table of the slots' addresses, newest first, their stride and
-    three zeros, or if indexed `read` and its stride, `write` and its two."""
+    states, a tensor; then those of StateSlots."""
     tokens = [(args[i], args[i + 1] * 4, args[i + 2] * 4) for i in range(0, 12, 3)]
-    A, D, o, n_tokens, n_slots, states, state_step, *where = args[12:]
+    A, D, o, n_tokens, n_slots = args[12:17]
+    (states,) = strided_tensors(args[17:], 1)
     row, n_parts = 4 * n_channels, n_channels // width
 
     def load_row(place: Value, count: int) -> Value:
@@ -171,20 +174,14 @@ def _program(
     b, column = task // n_parts, task % n_parts * (4 * width)
     x, dt, B, C = ((at + b * steps, step) for at, steps, step in tokens)
 
-    def slot(back: Value, b: Value = b) -> Value:
-        if indexed:
-            at = where[2] + b * where[3] * 8 + back * where[4] * 8
-            return states + code.load(at, I64) * state_step * 4
-        return code.load(where[0] + back * 8, I64) + b * where[1] * 4
-
-    number = code.load(where[0] + b * where[1] * 8, I64) if indexed else b
-    begin = states + number * state_step * 4
+    places = StateSlots(code, states, args[21:], b, indexed)
     for at, count in vectors(code, width):
         place = column + at
-        source = code.variable(begin + place)
+        source = code.variable(places.begin.address + place)
         skip = load_row(D + place, count)
         with code.loop(0, n_tokens) as t:
-            target = slot(code.smaller(n_tokens - t - 1, n_slots - 1)) + place
+            kept = places.slot(code.smaller(n_tokens - t - 1, n_slots - 1))
+            target = kept.address + place
             value = load_row(x[0] + t * x[1] + place, count)
             step = load_row(dt[0] + t * dt[1] + place, count)
             written, total = value * step, code.variable(value * skip)

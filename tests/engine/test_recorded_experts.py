@@ -8,7 +8,7 @@ import torch
 from engine.machine.graphs import RecordOnProcessor
 from kernels.dispatch import uses_llvm
 from kernels.linear.blocks import pack_blocks, stack_weights
-from kernels.moe import experts, route
+from kernels.moe import Choice, experts, route
 from kernels.moe.packed import PackedExperts, put_together
 from tests.support.random_blocks import random_blocks
 
@@ -39,7 +39,7 @@ def test_replayed_with_other_choices(n_rows: int) -> None:
     mixture, x, logits = layer(), torch.randn(n_rows, D), torch.randn(n_rows, N_EXPERTS)
 
     def compute() -> tuple[torch.Tensor, torch.Tensor]:
-        weights, ids = route(logits, 2)
+        weights, ids = route(logits, None, Choice(2, "softmax"))
         return experts(x, weights, ids, mixture), ids
 
     (y, ids), replay = RecordOnProcessor()(compute)

@@ -13,7 +13,7 @@ from kernels.attention import attend
 from kernels.attention import with_llvm as llvm_attention
 from kernels.linear.integers import weight_levels
 from kernels.linear.packed import MODES
-from kernels.moe import experts, pack_experts, route
+from kernels.moe import Choice, experts, pack_experts, route
 from kernels.norm import gated_rms_norm, group_rms_norm, l2_norm, rms_norm
 from kernels.pointwise import delta_gates, relu2, step_gates, swiglu
 from kernels.pointwise.with_torch import invariant as torch_ops
@@ -151,7 +151,7 @@ def test_experts(mode):
     gate, up = torch.randn(2, n_experts, f, d)
     down = torch.randn(n_experts, d, f)
     pairs = [(torch.cat((g, u)), out) for g, u, out in zip(gate, up, down, strict=True)]
-    weights, ids = route(torch.randn(16, n_experts), 3)
+    weights, ids = route(torch.randn(16, n_experts), None, Choice(3, "softmax"))
     packed, law = (
         pack_experts(gate, up, down, mode),
         naive_moe.pack(gate, pairs, mode, levels=weight_levels()),
@@ -168,9 +168,9 @@ def test_experts(mode):
 @pytest.mark.parametrize("n_used", [1, 3, 8])
 def test_routing(n_used):
     logits = torch.randn(16, 10)
-    weights, ids = route(logits, n_used)
+    weights, ids = route(logits, None, Choice(n_used, "softmax"))
     for width in WIDTHS:
-        some_weights, some_ids = route(logits[16 - width :], n_used)
+        some_weights, some_ids = route(logits[16 - width :], None, Choice(n_used, "softmax"))
         assert torch.equal(some_weights, weights[16 - width :])
         assert torch.equal(some_ids, ids[16 - width :])
 

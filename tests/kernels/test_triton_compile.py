@@ -211,8 +211,8 @@ def test_state_space_duality(compiled):
     inputs = ssd_inputs.make(4, n_batch=2, n_groups=1, share=32, p=64, n=128)
     ssd.ssd(*inputs, n_snapshots=4)
     _, log = ssd.ssd_log(*inputs)
-    ssd.fold(inputs.state, log, 4)
-    ssd.fold(inputs.state, log, torch.tensor([1, 0]))
+    delta.fold(inputs.state, log, 4, grouped=True)
+    delta.fold(inputs.state, log, torch.tensor([1, 0]), grouped=True)
     pool = scattered(inputs.state, 2, over=0)
     ssd.ssd_slots(*inputs[:6], pool.rows, pool.read, pool.write)
     gates = torch.ones(32), torch.ones(32)
@@ -260,11 +260,11 @@ def test_products_with_blocks(compiled, type_and_rows):
 @pytest.mark.thinned(4)
 def test_mixture_of_experts(compiled, sizes, mode):
     n_tokens, n_experts = sizes
-    weights, ids = moe.route(torch.ones(n_tokens, n_experts), 8)
+    weights, ids = moe.route(torch.ones(n_tokens, n_experts), None, Choice(8, "softmax"))
     pairs = [(torch.ones(256, 128), torch.ones(128, 128))] * n_experts
     packed = moe.pack(pairs[0][0], pairs, mode)
     moe.experts(torch.ones(n_tokens, 128), weights, ids, packed)
-    moe.route_biased(
+    moe.route(
         torch.ones(n_tokens, n_experts),
         torch.ones(n_experts),
         Choice(8, n_groups=4, n_groups_used=2),

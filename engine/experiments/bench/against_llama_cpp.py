@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from time import perf_counter, process_time
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -26,11 +26,9 @@ from engine.experiments.bench.llama_programs import (
 from engine.experiments.bench.request import Configuration, measure_request
 from engine.machine.host_memory import forget_peak, give_back_memory, peak_resident
 from engine.memory.hybrid import HybridMemory
+from engine.model.hybrid import HybridModel
 from engine.options import Prompt, RunOptions, SamplerOptions
-
-if TYPE_CHECKING:
-    from engine.model.hybrid import HybridModel
-    from engine.session import Session
+from engine.session import Session
 
 _T = TypeVar("_T")
 _U = TypeVar("_U")

@@ -9,7 +9,7 @@ from functools import partial
 from inspect import isfunction, ismethod
 from statistics import median
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -23,12 +23,9 @@ from engine.model.hybrid import HybridModel
 from engine.model.mixers.attention import Attention
 from engine.model.weights import Projection
 from engine.options import SPLITS, Prompt, RunOptions
+from engine.session import Session
 from kernels.dispatch import uses_llvm
-
-if TYPE_CHECKING:
-    from engine.session import Session
-    from kernels.llvm.program import KernelClock
-
+from kernels.llvm.program import KernelClock
 
 MODEL_SECTIONS = ("linears", "recurrent core", "attention", "head", "rest")
 """linears: projections and experts. recurrent core: convolution, delta rule and what the policy

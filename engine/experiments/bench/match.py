@@ -16,7 +16,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -26,11 +25,9 @@ from engine.batch import Span
 from engine.errors import OptionError
 from engine.experiments.bench.request import Configuration, run_to_end
 from engine.options import Prompt, RunOptions
+from engine.run import Run
+from engine.session import Session
 from engine.trace.records import EMITTED_KINDS
-
-if TYPE_CHECKING:
-    from engine.run import Run
-    from engine.session import Session
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ import os
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -24,11 +24,8 @@ from engine.analysis.run_cost import sign_test
 from engine.errors import DraftscopeError, OptionError
 from engine.experiments.bench.request import PLAIN, Configuration, TimedRun, timed_run
 from engine.options import ROLLBACK_POLICIES, SPLITS, Prompt, RunOptions
+from engine.session import Session
 from engine.threads import temporary_threads
-
-if TYPE_CHECKING:
-    from engine.session import Session
-
 
 SIGNIFICANT = 0.05
 """A probability below this shows a difference; six rounds all of one sign have 0.031."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -24,10 +23,8 @@ from engine.experiments.bench.prompts import NamedPrompt
 from engine.experiments.bench.request import Configuration, run_to_end, shorter
 from engine.experiments.tune.lengths import DraftSetting, drafting, has_floor, has_length
 from engine.options import Prompt, RunOptions
+from engine.session import Session
 from engine.trace.run_ref import RunRef
-
-if TYPE_CHECKING:
-    from engine.session import Session
 
 LONGEST = 16
 """Tokens of the drafts that are recorded."""

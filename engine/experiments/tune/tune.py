@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from engine.analysis.what_if.rules import FIXED
 from engine.analysis.what_if.surface import Outcomes
@@ -49,11 +49,8 @@ from engine.experiments.tune.record import LONGEST, Report, TunePlan, TuneRecord
 from engine.machine.device import device_name
 from engine.machine.host_memory import wait_for_huge_pages
 from engine.options import Prompt
+from engine.session import Session
 from engine.trace.typed_json import strict_json
-
-if TYPE_CHECKING:
-    from engine.session import Session
-
 
 N_CONFIRMED = 3
 

@@ -52,7 +52,7 @@ def _matrices(rows: dict[str, int], n_embd: int, width: int, present: Container[
 
 @dataclass(frozen=True, slots=True)
 class RouterPart:
-    """How experts are chosen, where not by softmax alone (kernels.moe.Choice).
+    """How experts are chosen (kernels.moe.Choice).
 
     biased: the file has a bias for the choice. by_token: of a vocabulary of this many tokens each
     has its experts in a table, which are not chosen.
@@ -65,6 +65,10 @@ class RouterPart:
     n_groups: int = 1
     n_groups_used: int = 1
     by_token: int = 0
+
+
+SOFTMAX = RouterPart("softmax", biased=False)
+"""By the softmax of all, renormalised."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +87,8 @@ class MixturePart:
     """Mixture of experts; n_ff is their width.
 
     n_ff_shared: width of an expert that is always on, 0 for none; shared_gate: whether a gate of
-    its own opens it. router: None for the softmax of all, renormalised. activation: "swiglu" or
-    "relu2", of all experts. gating, shared_gating: what replaces plain SwiGLU in the
-    routed experts and in the shared one.
+    its own opens it. activation: "swiglu" or "relu2", of all experts. gating, shared_gating: what
+    replaces plain SwiGLU in the routed experts and in the shared one.
     """
 
     n_experts: int
@@ -93,7 +96,7 @@ class MixturePart:
     n_ff: int
     n_ff_shared: int
     shared_gate: bool = True
-    router: RouterPart | None = None
+    router: RouterPart = SOFTMAX
     activation: str = "swiglu"
     latent: LatentPart | None = None
     gating: Gating | None = None
@@ -117,9 +120,9 @@ class MixturePart:
         else:
             shapes |= dict.fromkeys(("ffn_gate_exps.weight", "ffn_up_exps.weight"), (n, width, d))
         shapes["ffn_down_exps.weight"] = (n, d, width)
-        if self.router and self.router.biased:
+        if self.router.biased:
             shapes["exp_probs_b.bias"] = (n,)
-        if self.router and self.router.by_token:
+        if self.router.by_token:
             shapes["ffn_gate_tid2eid.weight"] = (self.router.by_token, self.n_used)
         if self.latent:
             shapes[self.latent.down] = (d, n_embd)

@@ -122,13 +122,14 @@ def gated_delta_log(
 def fold(
     *inputs: *FoldArguments, grouped: bool, out: Tensor | None = None, invariant: bool = False
 ) -> Tensor:
-    """The state after the first n_tokens tokens of a log.
+    """The state after the first n_tokens tokens of a log, this rule's or kernels.recurrence.ssd's.
 
-    S_n = e^(c_n) S_0 + sum over i <= n of e^(c_n - c_i) k_i u_i^T with c the running sum of g, a
-    number per head or per row of S: the deferred commit of ReplaySSM, the prefix form of the
-    chunked delta rule.
+    S_n = e^(c_n) S_0 + sum over i <= n of e^(c_n - c_i) left_i right_i^T with c the running sum of
+    g, a number per head or per row of S: the deferred commit of ReplaySSM, the prefix form of the
+    chunked delta rule. Heads may share what is on the left as `grouped` says, and what is on the
+    right in groups of neighbours, as those of ssd do.
 
-    inputs: state, log, n_tokens. state: [B, H_v, d_k, d_v], from before the log. n_tokens: 0 .. T,
+    inputs: state, log, n_tokens. state: [B, H, d_k, d_v], from before the log. n_tokens: 0 .. T,
     one for all rows or an int64 tensor [B]; nothing beyond it in the log is looked at. out:
     contiguous, filled and returned instead of new memory; may be `state` itself. Equal to the
     recurrence up to rounding.

@@ -82,18 +82,19 @@ def gated_delta_log(*inputs: *DeltaArguments, grouped: bool) -> tuple[Tensor, Up
 
 
 def fold(*inputs: *FoldArguments, grouped: bool, out: Tensor | None = None) -> Tensor:
-    """See kernels.recurrence.delta_rule.fold: the recurrence with u already known."""
+    """See kernels.recurrence.delta_rule.fold: the recurrence with what it adds known."""
     state, log, n_tokens = inputs
-    k, u, g = log
-    n_batch, n_v_heads = state.shape[:2]
+    left, right, g = log
+    n_batch, n_heads = state.shape[:2]
     counts = [n_tokens] * n_batch if isinstance(n_tokens, int) else n_tokens.tolist()
     folded = state.clone()
     for b in range(n_batch):
-        for j in range(n_v_heads):
-            i = _key_head(j, n_v_heads, k.shape[2], grouped)
+        for j in range(n_heads):
+            i = _key_head(j, n_heads, left.shape[2], grouped)
+            group = _key_head(j, n_heads, right.shape[2], True)
             for t in range(counts[b]):
                 decayed = g[b, t, j].exp().unsqueeze(-1) * folded[b, j]
-                folded[b, j] = decayed + torch.outer(k[b, t, i], u[b, t, j])
+                folded[b, j] = decayed + torch.outer(left[b, t, i], right[b, t, group])
     return folded if out is None else out.copy_(folded)
 
 

@@ -5,12 +5,12 @@ Where a tensor is asked for, a program takes four arguments: its address and thr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from kernels.llvm import F32, Code, Value, kernel, vector
 from kernels.llvm.code import Variable
-from kernels.llvm.functions import StatePlace, StridedTensor, divisor, exp, strided_tensors
+from kernels.llvm.functions import StatePlace, StateSlots, divisor, exp, strided_tensors
 from kernels.llvm.values import I64
 
 LANES = 16
@@ -171,9 +171,6 @@ def _added(sums: Sequence[Sequence[Variable]]) -> list[Value]:
 
 _Place = tuple[Value, Value, Value, Value]
 """Of a task: sequence, value head, key head, and the bytes in front of the first column."""
-_Kept = tuple[Callable[[Value], StatePlace], Value, Value]
-"""Slots, by the tokens from a state to the last one; how many; whether they are large: writing them
-would only push other things out of the caches."""
 
 
 def _place(sides: Sides, grouped: bool, n_heads: Value, n_k_heads: Value, task: Value) -> _Place:
@@ -184,56 +181,28 @@ def _place(sides: Sides, grouped: bool, n_heads: Value, n_k_heads: Value, task: 
     return b, j, i, (task % n_blocks) * (4 * sides.width)
 
 
-@kernel(35)
+@kernel(36)
 def recurrence(
-    code: Code, args: Sequence[Value], task: Value, sides: Sides, grouped: bool, log: bool
-) -> None:
-    *inputs, state, slots = strided_tensors(args, 7)
-    o, u_log, n_slots, n_tokens, n_heads, n_k_heads, is_large = args[28:]
-    b, j, _, column = at = _place(sides, grouped, n_heads, n_k_heads, task)
-
-    def slot(back: Value) -> StatePlace:
-        address = code.load(slots.address + back * 8, I64)
-        return slots._replace(address=address).place(b, j, column)
-
-    start = state.place(b, j, column)
-    kept = None if log else (slot, n_slots, is_large)
-    _tokens(code, sides, at, inputs, (n_tokens, n_heads), start, o, u_log, kept)
-
-
-@kernel(32)
-def slots(code: Code, args: Sequence[Value], task: Value, sides: Sides, grouped: bool) -> None:
-    *inputs, pool = strided_tensors(args, 6)
-    read, write, o, n_slots, n_tokens, n_heads, n_k_heads, is_large = args[24:]
-    b, j, _, column = at = _place(sides, grouped, n_heads, n_k_heads, task)
-
-    def row(number: Value) -> StatePlace:
-        return pool.place(code.load(number, I64), j, column)
-
-    def slot(back: Value) -> StatePlace:
-        return row(write + (b * n_slots + back) * 8)
-
-    kept = slot, n_slots, is_large
-    _tokens(code, sides, at, inputs, (n_tokens, n_heads), row(read + b * 8), o, None, kept)
-
-
-def _tokens(
     code: Code,
+    args: Sequence[Value],
+    task: Value,
     sides: Sides,
-    at: _Place,
-    inputs: Sequence[StridedTensor],
-    counts: tuple[Value, Value],
-    start: StatePlace,
-    o: Value,
-    u_log: Value | None,
-    kept: _Kept | None,
+    grouped: bool,
+    indexed: bool,
+    log: bool,
 ) -> None:
-    """A task's tokens from the state at `start`. counts: tokens and heads. u_log: where u is
-    logged, if it is. kept: None if not even the last state is made."""
-    (n_tokens, n_heads), block = counts, StateBlock(code, sides)
-    q, k, v, g, beta = inputs
-    b, j, i, column = at
-    nothing = code.integer(0)
+    """A task's tokens. Arguments: tensors; o and where u is logged, if it is; slots, tokens and
+    heads; whether slots are large, so that writing them would only push other things out of the
+    caches; then those of StateSlots. With a log not even the last state is made."""
+    q, k, v, g, beta, state = strided_tensors(args, 6)
+    o, u_log, n_slots, n_tokens, n_heads, n_k_heads, is_large, *where = args[24:]
+    b, j, i, column = _place(sides, grouped, n_heads, n_k_heads, task)
+    states, block = StateSlots(code, state, where, b, indexed), StateBlock(code, sides)
+    start, nothing = states.begin.place(j, column), code.integer(0)
+
+    def slot(back: Value) -> StatePlace:
+        return states.slot(back).place(j, column)
+
     with code.loop(0, n_tokens) as t:
         S = block.place_if(t.less(1), start)
         key, gate = k.row(b, t, i), g.row(b, t, j)
@@ -242,13 +211,11 @@ def _tokens(
         written = ((b * n_tokens + t) * n_heads + j) * (4 * sides.d_v) + column
         block.store(outputs, o + written)
         back = n_tokens - t - 1
-        if kept is None:
-            assert u_log is not None  # a log is what is left of the tokens
+        if log:
             block.store(u, u_log + written)
             with code.when(nothing.less(back)):
                 block.write(S, key, gate, u, block.own)
         else:
-            slot, n_slots, is_large = kept
             in_place = back.less(1) & is_large.less(1)
             block.write(S, key, gate, u, block.place_if(in_place, slot(nothing)))
             with code.when(back.less(n_slots)):
@@ -258,21 +225,22 @@ def _tokens(
                     block.copy_past_caches(block.own, slot(back))
 
 
-@kernel(23)
+@kernel(24)
 def fold(
     code: Code, args: Sequence[Value], task: Value, sides: Sides, grouped: bool, counted: bool
 ) -> None:
-    state, k, u, g, out = strided_tensors(args, 5)
-    n_tokens, n_heads, n_k_heads = args[20:]
-    b, j, i, column = _place(sides, grouped, n_heads, n_k_heads, task)
+    state, left, right, g, out = strided_tensors(args, 5)
+    n_tokens, n_heads, n_left, n_right = args[20:]
+    b, j, i, column = _place(sides, grouped, n_heads, n_left, task)
+    group = j // (n_heads // n_right)
     block = StateBlock(code, sides)
-    before, after = state.place(b, j, column), out.place(b, j, column)
+    before, after = (whole.part(b).place(j, column) for whole in (state, out))
     count = code.load(n_tokens + b * 8, I64) if counted else n_tokens
     with code.when(count.less(1)):
         block.copy(before, after)
     with code.loop(0, count) as t:
         S = block.place_if(t.less(1), before)
         target = block.place_if((count - 2).less(t), after)
-        u_t, gate = block.load(u.row(b, t, j) + column), g.row(b, t, j)
+        columns, gate = block.load(right.row(b, t, group) + column), g.row(b, t, j)
         block.decay(gate)
-        block.write(S, k.row(b, t, i), gate, u_t, target)
+        block.write(S, left.row(b, t, i), gate, columns, target)

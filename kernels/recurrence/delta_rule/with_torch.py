@@ -209,47 +209,34 @@ def fold(
     *inputs: *FoldArguments, grouped: bool, out: Tensor | None = None, invariant: bool = False
 ) -> Tensor:
     """See kernels.recurrence.delta_rule.fold. Keeps the dtype of its inputs. invariant: token by
-    token, with the bits of the states of an invariant gated_delta_into."""
+    token, with the bits of the states of an invariant gated_delta_into or ssd_into."""
     state, log, n_tokens = inputs
-    if invariant:
-        return _fold_by_token(state, log, n_tokens, grouped, out)
-    k, u, g = _prefix(log, n_tokens)
-    if k.shape[1] == 0:
+    rows, columns, g = _prefix(log, n_tokens)
+    if g.shape[1] == 0:
         return state.clone() if out is None else out.copy_(state)
-    size = (-1, *state.shape[2:])
-    n_heads = u.shape[2]
-    k, u, g = (
-        per_value_head(k, n_heads, grouped),
-        per_value_head(u, n_heads, grouped),
-        gates_per_head(g),
-    )
+    n_heads, size = state.shape[1], (-1, *state.shape[2:])
+    rows, columns = per_value_head(rows, n_heads, grouped), per_value_head(columns, n_heads, True)
+    g = gates_per_head(g)
+    if invariant:
+        whole = torch.empty(state.shape, device=state.device) if out is None else out
+        S = whole.view(size).copy_(state.reshape(size))
+        decay = pointwise(torch.exp, g, invariant=True)
+        for t in range(g.shape[1]):
+            S.mul_(decay[:, t].unsqueeze(2)).addcmul_(
+                rows[:, t].unsqueeze(2), columns[:, t : t + 1]
+            )
+        return whole
     target = None if out is None else out.view(size)
-    if k.shape[1] == 1:
+    if g.shape[1] == 1:
         S = torch.mul(state.reshape(size), g.exp().transpose(1, 2), out=target)
-        S.addcmul_(k.transpose(1, 2), u)
+        S.addcmul_(rows.transpose(1, 2), columns)
     else:
         # f64: the differences of long sums would lose the small ones, which weigh most
         c = g.cumsum(1, dtype=torch.float64)
         last = c[:, -1:]
-        S = torch.mul(state.reshape(size), last.to(u.dtype).exp().transpose(1, 2), out=target)
-        S.baddbmm_((k * (last - c).to(u.dtype).exp()).transpose(1, 2), u)
+        S = torch.mul(state.reshape(size), last.to(g.dtype).exp().transpose(1, 2), out=target)
+        S.baddbmm_((rows * (last - c).to(g.dtype).exp()).transpose(1, 2), columns)
     return S.view(state.shape) if out is None else out
-
-
-def _fold_by_token(
-    state: Tensor, log: UpdateLog, n_tokens: int | Tensor, grouped: bool, out: Tensor | None
-) -> Tensor:
-    k, u, g = _prefix(log, n_tokens)
-    size = (-1, *state.shape[2:])
-    target = torch.empty(state.shape, device=state.device) if out is None else out
-    S = target.view(size).copy_(state.reshape(size))
-    if k.shape[1] == 0:
-        return target
-    k, u = (per_value_head(x, u.shape[2], grouped) for x in (k, u))
-    decay = pointwise(torch.exp, gates_per_head(g), invariant=True)
-    for t in range(k.shape[1]):
-        S.mul_(decay[:, t].unsqueeze(2)).addcmul_(k[:, t].unsqueeze(2), u[:, t : t + 1])
-    return target
 
 
 def _prefix(log: UpdateLog, n_tokens: int | Tensor) -> UpdateLog:

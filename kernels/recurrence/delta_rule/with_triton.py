@@ -83,7 +83,7 @@ def gated_delta_log(*inputs: *DeltaArguments, grouped: bool) -> tuple[Tensor, Up
 
 @jit(do_not_specialize_on_alignment=["n_tokens"])
 def _fold(
-    state, k, u, g, out, counts, n_tokens, n_heads, n_k_heads, d_k, d_v,
+    state, k, u, g, out, counts, n_tokens, n_heads, n_k_heads, n_groups, d_k, d_v,
     state_b, state_h, state_k, state_v, k_b, k_t, k_h, k_d, u_b, u_t, u_h, u_d, g_b, g_t, g_h, g_d,
     GROUPED: tl.constexpr, CHANNELS: tl.constexpr, COUNTED: tl.constexpr,
     BK: tl.constexpr, BV: tl.constexpr,
@@ -98,7 +98,7 @@ def _fold(
     tile = state + b * state_b + j * state_h
     S = tl.load(tile + rows[:, None] * state_k + columns[None, :] * state_v, inside, 0.0)
     k += b * k_b + i * k_h + rows * k_d
-    u += b * u_b + j * u_h + columns * u_d
+    u += b * u_b + j // (n_heads // n_groups) * u_h + columns * u_d
     g += b * g_b + j * g_h
     last = tl.load(counts + b) if COUNTED else n_tokens
     for _ in range(last):
@@ -126,7 +126,7 @@ def fold(*inputs: *FoldArguments, grouped: bool, out: Tensor | None = None) -> T
     width = columns_per_program(n_batch * n_heads, d_v)
     _fold[(cdiv(d_v, width), n_heads, n_batch)](
         state, k, u, g, out, n_tokens if counted else out, 0 if counted else n_tokens,
-        n_heads, k.shape[2], d_k, d_v,
+        n_heads, k.shape[2], u.shape[2], d_k, d_v,
         *state.stride(), *k.stride(), *u.stride(), *g.stride(), *(() if channels else (0,)),
         GROUPED=grouped, CHANNELS=channels, COUNTED=counted,
         BK=power_of_2(d_k), BV=width, num_warps=1,

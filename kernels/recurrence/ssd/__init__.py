@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from kernels.dispatch import pick, pick_invariant
-from kernels.recurrence import FoldArguments, UpdateLog
+from kernels.recurrence import UpdateLog
 from kernels.recurrence.ssd import naive, with_torch
 from kernels.recurrence.ssd.naive import SsdArguments, SsdInputs, SsdSlotArguments
 
-__all__ = ["SsdInputs", "fold", "ssd", "ssd_into", "ssd_log", "ssd_slots"]
+__all__ = ["SsdInputs", "ssd", "ssd_into", "ssd_log", "ssd_slots"]
 
 _TRITON, _LLVM = "kernels.recurrence.ssd.with_triton", "kernels.recurrence.ssd.with_llvm"
 
@@ -19,10 +19,8 @@ _run = pick(naive.ssd, with_torch.ssd, _TRITON, _LLVM)
 _into = pick(naive.ssd_into, with_torch.ssd_into, _TRITON, _LLVM)
 _slots = pick(naive.ssd_slots, with_torch.ssd_slots, _TRITON, _LLVM)
 _log = pick(naive.ssd_log, with_torch.ssd_log, _TRITON, _LLVM)
-_fold = pick(naive.fold, with_torch.fold, _TRITON, _LLVM)
 _into_invariant = pick_invariant(with_torch.ssd_into, _LLVM)
 _log_invariant = pick_invariant(with_torch.ssd_log, _LLVM)
-_fold_invariant = pick_invariant(with_torch.fold, _LLVM)
 
 
 def ssd(*inputs: *SsdArguments, n_snapshots: int = 1) -> tuple[Tensor, Tensor]:
@@ -82,20 +80,7 @@ def ssd_slots(*inputs: *SsdSlotArguments, raw: tuple[Tensor, Tensor] | None = No
 def ssd_log(*inputs: *SsdArguments, invariant: bool = False) -> tuple[Tensor, UpdateLog]:
     """ssd that keeps no state: o [B, T, H, P] and the log of its tokens.
 
-    `fold` rebuilds the state after any of the tokens from the log and `state`; a token's entry is
-    H * (P + 1) + G * N numbers, where a state is H * P * N.
+    kernels.recurrence.delta_rule.fold, `grouped`, rebuilds the state after any of the tokens from
+    the log and `state`; a token's entry is H * (P + 1) + G * N numbers, a state's H * P * N.
     """
     return (_log_invariant if invariant else _log)(*inputs)
-
-
-def fold(*inputs: *FoldArguments, out: Tensor | None = None, invariant: bool = False) -> Tensor:
-    """The state after the first n_tokens tokens of a log.
-
-    S_n = e^(c_n) S_0 + sum over i <= n of e^(c_n - c_i) u_i B_i^T with c the running sum of g.
-
-    inputs: state, log, n_tokens. state: [B, H, P, N], from before the log. n_tokens: 0 .. T, one
-    for all rows or an int64 tensor [B]; nothing beyond it in the log is looked at. out: contiguous,
-    filled and returned instead of new memory; may be `state` itself. Equal to the recurrence up to
-    rounding.
-    """
-    return (_fold_invariant if invariant else _fold)(*inputs, out=out)

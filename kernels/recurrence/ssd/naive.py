@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kernels.recurrence import FoldArguments, UpdateLog
+from kernels.recurrence import UpdateLog
 
 SsdInputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 """x, dt, g, B, C and D, as kernels.recurrence.ssd.ssd describes them."""
@@ -58,19 +58,3 @@ def ssd_log(*inputs: *SsdArguments) -> tuple[Tensor, UpdateLog]:
     x, dt, g, B, *_ = inputs
     o, _ = ssd(*inputs)
     return o, UpdateLog(dt.unsqueeze(-1) * x, B, g)
-
-
-def fold(*inputs: *FoldArguments, out: Tensor | None = None) -> Tensor:
-    """See kernels.recurrence.ssd.fold: the recurrence without its outputs."""
-    state, log, n_tokens = inputs
-    u, B, g = log
-    n_batch, n_heads = state.shape[:2]
-    share = n_heads // B.shape[2]
-    counts = [n_tokens] * n_batch if isinstance(n_tokens, int) else n_tokens.tolist()
-    folded = state.clone()
-    for b in range(n_batch):
-        for h in range(n_heads):
-            for t in range(counts[b]):
-                written = torch.outer(u[b, t, h], B[b, t, h // share])
-                folded[b, h] = g[b, t, h].exp() * folded[b, h] + written
-    return folded if out is None else out.copy_(folded)

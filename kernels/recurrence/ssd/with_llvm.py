@@ -15,7 +15,6 @@ a program takes its address and three strides.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -26,17 +25,19 @@ from torch import Tensor
 from kernels.llvm import F32, F32X16, Code, Value, kernel
 from kernels.llvm.functions import (
     StatePlace,
+    StateSlots,
     StridedTensor,
     addresses,
     divisor,
     exp,
+    slot_rows,
+    slot_table,
     strided_tensors,
     vectors,
 )
 from kernels.llvm.functions import rows_together as _rows
 from kernels.llvm.functions import strided as _where
-from kernels.llvm.values import I64
-from kernels.recurrence import FoldArguments, UpdateLog
+from kernels.recurrence import UpdateLog
 from kernels.recurrence.ssd.naive import SsdArguments, SsdInputs, SsdSlotArguments
 
 # rows of a task, and those that share what is read of B and C
@@ -55,11 +56,9 @@ class SsdSides(NamedTuple):
         return divisor(self.p, ROWS)
 
 
-def _written(code: Code, numbers: Value, step: Value | None, log: Value | None, p: Value) -> Value:
+def _written(code: Code, numbers: Value, step: Value, log: Value | None, p: Value) -> Value:
     """What row p is written with: a number at an address, times `step`; it goes to `log` too."""
-    u = code.load(numbers + p * 4, F32)
-    if step is not None:
-        u *= step
+    u = code.load(numbers + p * 4, F32) * step
     if log is not None:
         code.store(u, log + p * 4)
     return u
@@ -94,9 +93,9 @@ class _Rows:
         g: Value,
         written: Callable[[Value], Value],
         B: Value,
+        C: Value,
         target: StatePlace,
-        C: Value | None = None,
-        give: Callable[[Value, Value], None] | None = None,
+        give: Callable[[Value, Value], None],
     ) -> None:
         """One token, from where the rows are to `target`. g, B, C: addresses. written: what a row
         is written with; give: takes a row and its s . C."""
@@ -110,24 +109,15 @@ class _Rows:
             totals = [code.variable(code.constant(F32X16, 0.0)) for _ in rows]
             for at, count in vectors(code, self._sides.n):
                 b = code.load_first(B + at, F32X16, count)
-                c = None if C is None else code.load_first(C + at, F32X16, count)
+                c = code.load_first(C + at, F32X16, count)
                 for p, u_p, total in zip(rows, u, totals, strict=True):
                     s = code.load_first(source.start + p * source.row + at, F32X16, count)
                     s = code.fma(b, u_p, s * decay)
                     code.store_first(s, target.start + p * target.row + at, count)
-                    if c is not None:
-                        total.set(code.fma(s, c, total.value))
-            if give is not None:
-                for p, total in zip(rows, totals, strict=True):
-                    give(p, code.sum(total.value))
+                    total.set(code.fma(s, c, total.value))
+            for p, total in zip(rows, totals, strict=True):
+                give(p, code.sum(total.value))
         self.begin(target)
-
-    def copy(self, source: StatePlace, target: StatePlace) -> None:
-        code = self._code
-        with code.loop(0, code.integer(self._sides.rows)) as p:
-            for at, count in vectors(code, self._sides.n):
-                s = code.load_first(source.start + p * source.row + at, F32X16, count)
-                code.store_first(s, target.start + p * target.row + at, count)
 
 
 class _Task(NamedTuple):
@@ -145,35 +135,9 @@ class _Task(NamedTuple):
         b, h = head // n_heads, head % n_heads
         return cls(b, h, h // (n_heads // n_groups), task % n_parts * sides.rows)
 
-    def place(self, address: Value, steps: Sequence[Value]) -> StatePlace:
-        """Its rows of a state at an address; steps: bytes from head to head, from row to row."""
-        return StatePlace(address + self.head * steps[0] + self.first * steps[1], steps[1])
-
-
-class _Destination:
-    """Where a task's states come from and go to, as `recurrence` is given them."""
-
-    def __init__(
-        self, code: Code, task: _Task, pool: StridedTensor, where: Sequence[Value], indexed: bool
-    ) -> None:
-        self._code, self._task, self._pool, self._indexed = code, task, pool, indexed
-        if indexed:
-            read, read_step, write, write_step, self._back_step = where
-            self.start = code.load(read + task.b * read_step * 8, I64)
-            self._table = write + task.b * write_step * 8
-        else:
-            self.start = task.b
-            (self._slots,) = strided_tensors(where, 1)
-
-    def slot(self, back: Value) -> StatePlace:
-        """Where the state `back` tokens before the last one is kept."""
-        if self._indexed:
-            row = self._code.load(self._table + back * self._back_step * 8, I64)
-            (step, *steps), address = self._pool.steps, self._pool.address
-            return self._task.place(address + row * step, steps)
-        address, (step, *steps) = self._slots
-        address = self._code.load(address + back * 8, I64)
-        return self._task.place(address + self._task.b * step, steps)
+    def place(self, state: StridedTensor) -> StatePlace:
+        """Its rows of a state."""
+        return state.place(self.head, self.first * state.steps[1])
 
 
 @kernel(36)
@@ -184,17 +148,15 @@ def _program(
 
     Arguments: x, dt, g, B, C and the states, tensors; the address of D; o and, for the log, u
     [B, T, H, P], contiguous; n_slots, n_tokens, n_heads, n_groups; then where states go: the
-    address of a table of the slots' addresses, newest first, their three strides and one number
-    more; if indexed, rows of the pool that the states are: the addresses of `read` and `write`,
-    their strides.
+    arguments of StateSlots.
     """
     x, dt, g, B, C, state = strided_tensors(args, 6)
     D, o, u_log, n_slots, n_tokens, n_heads, n_groups, *where = args[24:]
     rows = _Rows(code, sides)
     mine = _Task.of(task, sides, n_heads, n_groups)
     b, h = mine.b, mine.head
-    to = _Destination(code, mine, state, where, indexed)
-    rows.begin(mine.place(state.address + to.start * state.steps[0], state.steps[1:]))
+    states = StateSlots(code, state, where, b, indexed)
+    rows.begin(mine.place(states.begin))
     skip = code.load(D + h * 4, F32)
     with code.loop(0, n_tokens) as t:
         at = (((b * n_tokens + t) * n_heads + h) * sides.p + mine.first) * 4
@@ -203,37 +165,11 @@ def _program(
         target = rows.own
         if not log:
             back = n_tokens - t - 1
-            slot = to.slot(code.smaller(back, n_slots - 1))
-            target = rows.place_if(back.less(n_slots), slot)
-        c, give = C.row(b, t, mine.group), partial(_give, code, values, skip, o + at)
-        rows.token(g.row(b, t, h), written, B.row(b, t, mine.group), target, c, give)
-
-
-@kernel(23)
-def _fold_program(
-    code: Code, args: Sequence[Value], task: Value, sides: SsdSides, counted: bool
-) -> None:
-    """The states after the tokens of a log.
-
-    Arguments: the state, u, B, g, the state to fill, tensors; n_tokens, or the address of one for
-    every sequence if they are counted; n_heads, n_groups.
-    """
-    state, u, B, g, out = strided_tensors(args, 5)
-    n_tokens, n_heads, n_groups = args[20:]
-    rows = _Rows(code, sides)
-    mine = _Task.of(task, sides, n_heads, n_groups)
-    b, h = mine.b, mine.head
-    before, after = (
-        mine.place(whole.address + b * whole.steps[0], whole.steps[1:]) for whole in (state, out)
-    )
-    count = code.load(n_tokens + b * 8, I64) if counted else n_tokens
-    with code.when(count.less(1)):
-        rows.copy(before, after)
-    rows.begin(before)
-    with code.loop(0, count) as t:
-        written = partial(_written, code, u.row(b, t, h) + mine.first * 4, None, None)
-        target = rows.place_if((count - 2).less(t), after)
-        rows.token(g.row(b, t, h), written, B.row(b, t, mine.group), target)
+            slot = states.slot(code.smaller(back, n_slots - 1))
+            target = rows.place_if(back.less(n_slots), mine.place(slot))
+        give = partial(_give, code, values, skip, o + at)
+        B_row, C_row = (side.row(b, t, mine.group) for side in (B, C))
+        rows.token(g.row(b, t, h), written, B_row, C_row, target, give)
 
 
 # numbers of a state times tokens that are worth a second thread
@@ -248,21 +184,13 @@ def ssd(*inputs: *SsdArguments, n_snapshots: int = 1) -> tuple[Tensor, Tensor]:
 def ssd_into(*inputs: *SsdArguments, slots: Sequence[Tensor]) -> Tensor:
     """See kernels.recurrence.ssd.ssd_into; always invariant, as every token goes through the same
     operations, whatever other tokens there are."""
-    strides = slots[0].stride()
-    if any(slot.stride() != strides for slot in slots):
-        raise ValueError("the slots of one call differ in their strides")
-    if strides[3] != 1 and slots[0].shape[3] > 1:
-        raise ValueError("the numbers of a slot's rows do not lie side by side")
-    table = array("q", [slot.data_ptr() for slot in slots])
-    where = table.buffer_info()[0], *strides[:3], 0
+    where, table = slot_table(slots)
     return _run(inputs[:6], _rows(inputs[6]), len(slots), where, indexed=False, holds=table)
 
 
 def ssd_slots(*inputs: *SsdSlotArguments) -> Tensor:
     pool, read, write = inputs[6:]
-    if pool.stride(3) != 1 and pool.shape[3] > 1:
-        raise ValueError("the numbers of the pool's rows do not lie side by side")
-    where = read.data_ptr(), read.stride(0), write.data_ptr(), *write.stride()
+    where = slot_rows(pool, read, write)
     return _run(inputs[:6], pool, write.shape[1], where, indexed=True)
 
 
@@ -306,27 +234,6 @@ def _run(
         holds=holds,
     )
     return o
-
-
-def fold(*inputs: *FoldArguments, out: Tensor | None = None) -> Tensor:
-    """See kernels.recurrence.ssd.fold. Here the very states of ssd_into."""
-    state, log, n_tokens = inputs
-    u, B, state = _rows(log.left), _rows(log.right), _rows(state)
-    n_batch, n_heads, p, n = state.shape
-    if out is None:
-        out = torch.empty(state.shape)
-    counts = n_tokens if isinstance(n_tokens, int) else n_tokens.contiguous()
-    sides = SsdSides(p, n)
-    _fold_program(sides, not isinstance(counts, int))(
-        *_where(state, u, B, log.g, out),
-        counts if isinstance(counts, int) else counts.data_ptr(),
-        n_heads,
-        B.shape[2],
-        tasks=n_batch * n_heads * (p // sides.rows),
-        chunk=_chunk(sides, u.shape[1]),
-        threads=torch.get_num_threads(),
-    )
-    return out
 
 
 def _chunk(sides: SsdSides, n_tokens: int) -> int:

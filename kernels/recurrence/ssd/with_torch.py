@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from kernels.pointwise.with_torch import pointwise
-from kernels.recurrence import FoldArguments, UpdateLog
+from kernels.recurrence import UpdateLog
 from kernels.recurrence.ssd.naive import SsdArguments, SsdInputs, SsdSlotArguments
 
 # Up to here the recurrence is as fast, and hands out every state on its way.
@@ -72,35 +72,6 @@ def ssd_log(*inputs: *SsdArguments, invariant: bool = False) -> tuple[Tensor, Up
     x, dt, g, B, *_, state = inputs
     o = _by_heads(inputs, [torch.empty_like(state)], invariant=invariant)
     return o, UpdateLog(dt.unsqueeze(-1) * x, B, g)
-
-
-def fold(*inputs: *FoldArguments, out: Tensor | None = None, invariant: bool = False) -> Tensor:
-    """See kernels.recurrence.ssd.fold. Keeps the dtype of its inputs. invariant: token by token,
-    with the bits of the states of an invariant ssd_into."""
-    state, log, n_tokens = inputs
-    u, B, g = _prefix_rows(log, n_tokens)
-    if invariant:
-        return _fold_by_token(state, UpdateLog(u, B, g), out)
-    target = (
-        torch.empty(state.shape, dtype=state.dtype, device=state.device) if out is None else out
-    )
-    if u.shape[1] == 0:
-        return target.copy_(state)
-    M, e = _decays(g)
-    size = (-1, *state.shape[2:])
-    S = torch.mul(state.reshape(size), e[:, -1:], out=target.view(size))
-    S.baddbmm_((u * M[:, -1].unsqueeze(2)).transpose(1, 2), B)
-    return target
-
-
-def _fold_by_token(state: Tensor, rows: UpdateLog, out: Tensor | None) -> Tensor:
-    u, B, g = rows
-    target = torch.empty(state.shape, device=state.device) if out is None else out
-    S = target.copy_(state).view(-1, *state.shape[2:])
-    decay = pointwise(torch.exp, g, invariant=True)
-    for t in range(u.shape[1]):
-        S.mul_(decay[:, t : t + 1]).addcmul_(u[:, t].unsqueeze(2), B[:, t : t + 1])
-    return target
 
 
 def _by_heads(inputs: SsdArguments, slots: Slots, *, invariant: bool) -> Tensor:
@@ -175,21 +146,6 @@ def _rows_per_head(inputs: SsdInputs) -> SsdHeadRows:
     u = x * _heads_first(dt.unsqueeze(-1))
     B, C = (_heads_first(_of_each_head(part, n_heads)) for part in (B, C))
     return SsdHeadRows(u, x, _heads_first(g.unsqueeze(-1)), B, C, D.repeat(n_batch).view(-1, 1, 1))
-
-
-def _prefix_rows(log: UpdateLog, n_tokens: int | Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """u, B and g of the first tokens, per head. Where rows differ, the rest of the shorter ones is
-    zeros: no decay and nothing added, whatever the log holds there."""
-    u, B, g = log
-    if isinstance(n_tokens, int):
-        u, B, g = (x[:, :n_tokens] for x in log)
-    else:
-        inside = torch.arange(g.shape[1], device=g.device) < n_tokens.unsqueeze(1)
-        zero, wide = g.new_zeros(()), inside[..., None, None]
-        u, B = torch.where(wide, u, zero), torch.where(wide, B, zero)
-        g = torch.where(inside[..., None], g, zero)
-    B = _of_each_head(B, g.shape[2])
-    return _heads_first(u), _heads_first(B), _heads_first(g.unsqueeze(-1))
 
 
 def _of_each_head(x: Tensor, n_heads: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""State-space duality on a GPU, and the fold of its log: few tokens one by one, prompts in chunks.
+"""State-space duality on a GPU: few tokens one by one, prompts in chunks.
 
 Few tokens: a program owns BP rows [BP, N] of one state. Rows do not mix in the recurrence, so it
 reads its tile once, runs through all tokens, and writes the tile where a token's state is asked
@@ -24,7 +24,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.pointwise.with_triton import STEP_GATES
-from kernels.recurrence import FoldArguments, UpdateLog
+from kernels.recurrence import UpdateLog
 from kernels.recurrence.ssd.naive import SsdArguments, SsdInputs, SsdSlotArguments
 from kernels.recurrence.with_triton import FEW_TOKENS, run_into
 from kernels.triton_setup import LEAST_DEPTH, cdiv, jit, power_of_2
@@ -65,52 +65,6 @@ def ssd_log(*inputs: *SsdArguments) -> tuple[Tensor, UpdateLog]:
     else:
         o, u = run_recurrence(inputs[:6], state, (), log=True)
     return o, UpdateLog(u, B, g)
-
-
-@jit(do_not_specialize_on_alignment=["n_tokens"])
-def _fold(
-    state, u, B, g, out, counts, n_tokens, n_heads, n_groups, p_size, n_size,
-    state_b, state_h, state_p, state_n, u_b, u_t, u_h, u_p, B_b, B_t, B_g, B_n, g_b, g_t, g_h,
-    COUNTED: tl.constexpr, BP: tl.constexpr, BN: tl.constexpr,
-):  # fmt: skip
-    h = tl.program_id(1)
-    b = tl.program_id(2).to(tl.int64)
-    group = h // (n_heads // n_groups)
-    p, n = tl.program_id(0) * BP + tl.arange(0, BP), tl.arange(0, BN)
-    in_rows, in_columns = p < p_size, n < n_size
-    inside = in_rows[:, None] & in_columns[None, :]
-
-    tile = state + b * state_b + h * state_h
-    S = tl.load(tile + p[:, None] * state_p + n[None, :] * state_n, inside, 0.0)
-    u += b * u_b + h * u_h + p * u_p
-    B += b * B_b + group * B_g + n * B_n
-    g += b * g_b + h * g_h
-    last = tl.load(counts + b) if COUNTED else n_tokens
-    for _ in range(last):
-        written = tl.load(u, in_rows, 0.0)[:, None] * tl.load(B, in_columns, 0.0)[None, :]
-        S = S * tl.exp(tl.load(g)) + written
-        u += u_t
-        B += B_t
-        g += g_t
-    whole = out + (b * n_heads + h) * p_size * n_size
-    tl.store(whole + p[:, None] * n_size + n[None, :], S, inside)
-
-
-def fold(*inputs: *FoldArguments, out: Tensor | None = None) -> Tensor:
-    """See kernels.recurrence.ssd.fold. The recurrence without its outputs."""
-    state, log, n_tokens = inputs
-    u, B, g = log
-    if out is None:
-        out = state.new_empty(state.shape)
-    n_batch, n_heads, p, n = state.shape
-    counted = isinstance(n_tokens, Tensor)
-    _fold[(cdiv(p, ROWS), n_heads, n_batch)](
-        state, u, B, g, out, n_tokens if counted else out, 0 if counted else n_tokens,
-        n_heads, B.shape[2], p, n,
-        *state.stride(), *u.stride(), *B.stride(), *g.stride(),
-        COUNTED=counted, BP=ROWS, BN=power_of_2(n), num_warps=1,
-    )  # fmt: skip
-    return out
 
 
 # rows of a state in one program: with N = 128, 32 registers in each thread of one warp

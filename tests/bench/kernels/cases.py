@@ -18,7 +18,7 @@ from kernels.linear import naive as linear_law
 from kernels.linear.block_linear import TYPES, block_linear
 from kernels.linear.integers import weight_levels
 from kernels.linear.packed import MODES
-from kernels.moe import experts, pack_experts, route
+from kernels.moe import Choice, experts, pack_experts, route
 from kernels.norm import gated_rms_norm, l2_norm, rms_norm
 from kernels.pointwise import delta_gates, swiglu
 from kernels.pointwise import naive as pointwise_law
@@ -250,13 +250,14 @@ def _attention(sizes: Sizes, device: torch.device) -> Iterator[KernelCase]:
 
 def _route(sizes: Sizes, device: torch.device) -> Iterator[KernelCase]:
     n_experts, n_used = sizes.n_experts, sizes.n_used
+    choice = Choice(n_used, "softmax")
     for n in sizes.tokens:
         logits = torch.randn(n, n_experts, device=device)
         yield KernelCase(
             "route",
             f"{n} rows, {n_used} of {n_experts} experts",
-            partial(route, logits, n_used),
-            partial(moe_law.route, logits, n_used),
+            partial(route, logits, None, choice),
+            partial(moe_law.route, logits, None, choice),
             count.route_bytes(sizes, n),
             n * n_experts * (3 + n_used),
             n,
@@ -277,7 +278,9 @@ def _moe(sizes: Sizes, device: torch.device) -> Iterator[KernelCase]:
         )
         for n in sizes.tokens:
             x = torch.randn(n, sizes.n_embd, device=device)
-            weights, ids = route(torch.randn(n, n_experts, device=device), n_used)
+            weights, ids = route(
+                torch.randn(n, n_experts, device=device), None, Choice(n_used, "softmax")
+            )
             chosen = packed.n_bytes // n_experts * len(ids.unique())
             yield KernelCase(
                 "moe",

@@ -14,6 +14,7 @@ from kernels.linear import with_torch as linear_op
 from kernels.linear.blocks import pack_blocks, stack_weights
 from kernels.linear.dequant import dequantise
 from kernels.linear.packed import MODES
+from kernels.moe import Choice
 from tests.support.closeness import nmse
 from tests.support.implementations import implementations
 from tests.support.random_blocks import random_blocks
@@ -28,7 +29,7 @@ BOUNDS = {"f32": F32, "bf16": 1e-4, "int8": 2e-3, "int8x2": 1e-3, "q8": 2e-3}
 
 
 def make(n_rows=5, n_experts=6, n_used=2, d=8, f=12):
-    weights, ids = naive.route(torch.randn(n_rows, n_experts), n_used)
+    weights, ids = naive.route(torch.randn(n_rows, n_experts), None, Choice(n_used, "softmax"))
     gate, up = torch.randn(2, n_experts, f, d)
     return torch.randn(n_rows, d), weights, ids, gate, up, torch.randn(n_experts, d, f)
 
@@ -51,7 +52,7 @@ def dense(x, weights, ids, gate, up, down):
 @ROUTES
 def test_route_by_hand(ops):
     logits = torch.tensor([[1.0, 2.0, 3.0, 6.0], [4.0, 3.0, 1.0, 2.0]]).log()
-    weights, ids = ops.route(logits, 2)
+    weights, ids = ops.route(logits, None, Choice(2, "softmax"))
     assert ids.tolist() == [[3, 2], [0, 1]]
     torch.testing.assert_close(weights, torch.tensor([[2 / 3, 1 / 3], [4 / 7, 3 / 7]]))
 
@@ -60,7 +61,7 @@ def test_route_by_hand(ops):
 @pytest.mark.parametrize("n_used", [1, 3, 16])
 def test_route_renormalises_the_largest_probabilities(ops, n_used):
     logits = torch.randn(9, 16) * 4
-    weights, ids = ops.route(logits, n_used)
+    weights, ids = ops.route(logits, None, Choice(n_used, "softmax"))
     assert weights.shape == ids.shape == (9, n_used)
     p = logits.double().softmax(-1)
     largest = p.sort(-1, descending=True).values[:, :n_used]
@@ -74,7 +75,7 @@ def test_of_equal_experts_the_lower_id_comes_first(ops, n_experts):
     logits = torch.zeros(3, n_experts)
     logits[1, 4] = 1
     logits[2, [1, 3]] = -1
-    _, ids = ops.route(logits, 4)
+    _, ids = ops.route(logits, None, Choice(4, "softmax"))
     assert ids.tolist() == [[0, 1, 2, 3], [4, 0, 1, 2], [0, 2, 4, 5]]
 
 
@@ -83,14 +84,14 @@ def test_a_vanishing_sum_is_not_blown_up(ops):
     n_experts = 20000
     logits = torch.zeros(1, n_experts)
     logits[0, 7] = 1e-3
-    weights, ids = ops.route(logits, 1)
+    weights, ids = ops.route(logits, None, Choice(1, "softmax"))
     assert ids.item() == 7
     assert weights.item() == pytest.approx(1.001 / n_experts * 2**14, rel=1e-3)
 
 
 @ROUTES
 def test_route_survives_extreme_logits(ops):
-    weights, ids = ops.route(torch.tensor([[9999.0, -1e4, 1e4, 0.0]]), 2)
+    weights, ids = ops.route(torch.tensor([[9999.0, -1e4, 1e4, 0.0]]), None, Choice(2, "softmax"))
     assert ids.tolist() == [[2, 0]]
     odds = torch.tensor([[1.0, -1.0]]).sigmoid()
     torch.testing.assert_close(weights, odds)
@@ -232,11 +233,11 @@ def test_nothing_waits_for_the_gpu():
     """Neither routing nor the products: the host may go on, and a CUDA graph can hold them."""
     x, logits = torch.randn(5, 64, device="cuda"), torch.randn(5, 6, device="cuda")
     packed = moe.pack_experts(*(part.cuda() for part in make(d=64, f=32)[3:]), "bf16")
-    expected = moe.experts(x, *moe.route(logits, 2), packed)  # compiles
+    expected = moe.experts(x, *moe.route(logits, None, Choice(2, "softmax")), packed)  # compiles
     before = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        again = moe.experts(x, *moe.route(logits, 2), packed)
+        again = moe.experts(x, *moe.route(logits, None, Choice(2, "softmax")), packed)
     finally:
         torch.cuda.set_sync_debug_mode(before)
     assert torch.equal(again, expected)

@@ -10,7 +10,7 @@ from kernels.dispatch import uses_llvm
 from kernels.linear.blocks import pack_blocks, stack_weights
 from kernels.linear.integer_blocks import TYPES, integer_linear
 from kernels.linear.packed import BlockData, PackedWeight
-from kernels.moe import experts, route
+from kernels.moe import Choice, experts, route
 from kernels.moe.packed import RELU2, SWIGLU, Activation, PackedExperts, find_places, put_together
 from tests.support.closeness import nmse
 from tests.support.implementations import Implementation
@@ -96,7 +96,7 @@ def test_experts_have_the_same_bits_at_every_width(activation: Activation) -> No
     packed = layer(4, activation)
     assert packed.places is not None
     x = torch.randn(40, 512)
-    weights, ids = route(torch.randn(40, 4), 2)
+    weights, ids = route(torch.randn(40, 4), None, Choice(2, "softmax"))
     together = experts(x, weights, ids, packed)
     law = naive.experts(x[:3], weights[:3], ids[:3], packed)
     assert nmse(together[:3], law) < 1e-12

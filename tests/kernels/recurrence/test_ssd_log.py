@@ -7,8 +7,9 @@ from functools import partial
 import pytest
 import torch
 
-from kernels.recurrence import UpdateLog
+from kernels.recurrence import UpdateLog, delta_rule
 from kernels.recurrence import ssd as op
+from kernels.recurrence.delta_rule import with_llvm as delta_with_llvm
 from kernels.recurrence.ssd import naive, with_llvm, with_torch
 from tests.support.closeness import nmse
 from tests.support.ssd_inputs import make, strided
@@ -16,6 +17,14 @@ from tests.support.ssd_inputs import make, strided
 IMPLEMENTATIONS = pytest.mark.parametrize(
     "module", [naive, with_torch, with_llvm], ids=["naive", "torch", "llvm"]
 )
+folding = {
+    ssd: partial(delta.fold, grouped=True)
+    for ssd, delta in (
+        (naive, delta_rule.naive),
+        (with_torch, delta_rule.with_torch),
+        (with_llvm, delta_with_llvm),
+    )
+}
 F32 = 1e-11
 CHUNK = with_torch.CHUNK
 
@@ -32,8 +41,8 @@ def test_every_prefix_of_the_log_is_a_snapshot(module, n_tokens):
         assert torch.equal(log.left, given.dt.unsqueeze(-1) * given.x)
         for n in {1, 2, n_tokens // 2, n_tokens} - {0}:
             if n <= n_tokens:
-                assert nmse(module.fold(given.state, log, n), kept[:, -n]) < F32
-        assert torch.equal(module.fold(given.state, log, 0), inputs.state)
+                assert nmse(folding[module](given.state, log, n), kept[:, -n]) < F32
+        assert torch.equal(folding[module](given.state, log, 0), inputs.state)
 
 
 @IMPLEMENTATIONS
@@ -46,13 +55,13 @@ def test_rows_of_different_lengths(module, counts):
     for row, n in enumerate(counts):
         for part in log:
             part[row, n:] = torch.nan
-    folded = module.fold(inputs.state, log, torch.tensor(counts))
+    folded = folding[module](inputs.state, log, torch.tensor(counts))
     for row, n in enumerate(counts):
         state = inputs.state[row : row + 1]
         alone = UpdateLog(*(part[row : row + 1, :n] for part in log))
-        assert nmse(folded[row : row + 1], naive.fold(state.double(), alone, n)) < F32
+        assert nmse(folded[row : row + 1], folding[naive](state.double(), alone, n)) < F32
     state = inputs.state.clone()
-    assert module.fold(state, log, torch.tensor(counts), out=state) is state
+    assert folding[module](state, log, torch.tensor(counts), out=state) is state
     assert torch.equal(state, folded)
 
 
@@ -61,10 +70,13 @@ def test_rows_of_different_lengths(module, counts):
     [
         tuple(
             partial(form, invariant=True)
-            for form in (with_torch.ssd_into, with_torch.ssd_log, with_torch.fold)
+            for form in (with_torch.ssd_into, with_torch.ssd_log, folding[with_torch])
         ),
-        (with_llvm.ssd_into, with_llvm.ssd_log, with_llvm.fold),
-        tuple(partial(form, invariant=True) for form in (op.ssd_into, op.ssd_log, op.fold)),
+        (with_llvm.ssd_into, with_llvm.ssd_log, folding[with_llvm]),
+        tuple(
+            partial(form, invariant=True)
+            for form in (op.ssd_into, op.ssd_log, partial(delta_rule.fold, grouped=True))
+        ),
     ],
     ids=["torch", "llvm", "public"],
 )
@@ -97,4 +109,4 @@ def test_the_public_functions_agree_in_inference_mode():
     logged, log = op.ssd_log(*inputs)
     assert nmse(o, truth[0]) < F32 and nmse(logged, truth[0]) < F32
     assert nmse(kept, truth[1]) < F32
-    assert nmse(op.fold(inputs.state, log, 20), truth[1][:, 0]) < F32
+    assert nmse(delta_rule.fold(inputs.state, log, 20, grouped=True), truth[1][:, 0]) < F32

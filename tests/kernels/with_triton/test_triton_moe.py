@@ -62,8 +62,8 @@ def run(device, x, weights, ids, matrices, mode="f32"):
 @pytest.mark.parametrize(("n_experts", "n_used"), [(1, 1), (6, 2), (6, 6), (40, 8), (64, 3)])
 def test_route(device, n_rows, n_experts, n_used):
     logits = torch.randn(n_rows, n_experts) * 4
-    weights, ids = with_triton.route(logits.to(device), n_used)
-    wanted, order = naive.route(logits, n_used)
+    weights, ids = with_triton.route(logits.to(device), None, Choice(n_used, "softmax"))
+    wanted, order = naive.route(logits, None, Choice(n_used, "softmax"))
     assert ids.dtype == torch.int64 and torch.equal(ids.cpu(), order)
     assert nmse(weights.cpu(), wanted) < F32
 
@@ -88,13 +88,13 @@ def test_biased_route(device, biased, choice):
     logits[1, 1:17], logits[2, 1:17] = 0.0, -60.0
     logits = logits[:, 1:17]
     bias = torch.randn(16) / 4 if biased else None
-    weights, ids = with_triton.route_biased(
+    weights, ids = with_triton.route(
         logits.to(device), None if bias is None else bias.to(device), choice
     )
-    wanted, chosen = naive.route_biased(logits, bias, choice)
+    wanted, chosen = naive.route(logits, bias, choice)
     assert torch.equal(ids.cpu(), chosen)
     torch.testing.assert_close(weights.cpu(), wanted, rtol=2e-6, atol=1e-30)
-    _, ids = with_triton.route_biased(torch.full((2, 16), torch.nan, device=device), None, choice)
+    _, ids = with_triton.route(torch.full((2, 16), torch.nan, device=device), None, choice)
     assert ((ids >= 0) & (ids < 16)).all()
 
 
@@ -112,32 +112,34 @@ def test_of_equal_experts_the_lower_id_comes_first(device):
     logits = torch.zeros(3, 6)
     logits[1, 4] = 1
     logits[2, [1, 3]] = -1
-    _, ids = with_triton.route(logits.to(device), 4)
+    _, ids = with_triton.route(logits.to(device), None, Choice(4, "softmax"))
     assert ids.tolist() == [[0, 1, 2, 3], [4, 0, 1, 2], [0, 2, 4, 5]]
 
 
 def test_route_of_extreme_logits_and_of_a_part_of_wider_rows(device):
     logits = torch.tensor([[9999.0, -1e4, 1e4, 0.0, 2e4], [0.0, 10.0, -200.0, 3.0, 999.0]])
-    weights, ids = with_triton.route(logits.to(device)[:, :4], 2)
+    weights, ids = with_triton.route(logits.to(device)[:, :4], None, Choice(2, "softmax"))
     assert ids.tolist() == [[2, 0], [1, 3]]
     wanted = torch.tensor([[1.0, -1.0], [7.0, -7.0]]).sigmoid()
     torch.testing.assert_close(weights.cpu(), wanted)
     columns = logits[:, :4].T.contiguous().T.to(device)
-    assert torch.equal(with_triton.route(columns, 2)[0], weights)
+    assert torch.equal(with_triton.route(columns, None, Choice(2, "softmax"))[0], weights)
 
 
 def test_a_vanishing_sum_is_not_blown_up(device):
     n_experts = 20000
     logits = torch.zeros(1, n_experts)
     logits[0, 7] = 1e-3
-    weights, ids = with_triton.route(logits.to(device), 1)
+    weights, ids = with_triton.route(logits.to(device), None, Choice(1, "softmax"))
     assert ids.item() == 7
     assert weights.item() == pytest.approx(1.001 / n_experts * 2**14, rel=1e-3)
 
 
 @pytest.mark.filterwarnings("ignore:invalid value")
 def test_rows_of_nan_name_experts_that_exist(device):
-    weights, ids = with_triton.route(torch.full((2, 5), torch.nan, device=device), 3)
+    weights, ids = with_triton.route(
+        torch.full((2, 5), torch.nan, device=device), None, Choice(3, "softmax")
+    )
     assert weights.isnan().all()
     assert ((ids >= 0) & (ids < 5)).all()
 
@@ -148,7 +150,7 @@ def test_rows_of_nan_name_experts_that_exist(device):
 )
 def test_experts(device, mode, n_rows, n_experts, n_used):
     """Also experts without rows, and with more than a tile of them."""
-    weights, ids = naive.route(torch.randn(n_rows, n_experts), n_used)
+    weights, ids = naive.route(torch.randn(n_rows, n_experts), None, Choice(n_used, "softmax"))
     x = torch.randn(n_rows, 40)
     y, law = run(device, x, weights, ids, make(n_experts), mode)
     assert nmse(y, law) < BOUNDS[mode]
@@ -156,7 +158,7 @@ def test_experts(device, mode, n_rows, n_experts, n_used):
 
 @pytest.mark.parametrize(("d", "f"), [(130, 65), (7, 5)])
 def test_sides_that_fill_no_whole_program(device, d, f):
-    weights, ids = naive.route(torch.randn(9, 4), 2)
+    weights, ids = naive.route(torch.randn(9, 4), None, Choice(2, "softmax"))
     y, law = run(device, torch.randn(9, d), weights, ids, make(4, d, f))
     assert nmse(y, law) < F32
 
@@ -170,7 +172,7 @@ def test_all_rows_to_one_expert(device, n_rows, expert):
 
 def test_experts_nobody_chose_are_not_read(device):
     matrices = make(8)
-    weights, ids = naive.route(torch.randn(7, 3), 2)
+    weights, ids = naive.route(torch.randn(7, 3), None, Choice(2, "softmax"))
     ids = ids * 2 + 1
     x = torch.randn(7, 40)
     expected, _ = run(device, x, weights, ids, matrices)
@@ -182,7 +184,7 @@ def test_experts_nobody_chose_are_not_read(device):
 
 
 def test_any_strides(device):
-    weights, ids = naive.route(torch.randn(5, 6), 2)
+    weights, ids = naive.route(torch.randn(5, 6), None, Choice(2, "softmax"))
     x, matrices = torch.randn(5, 40), make()
     expected, _ = run(device, x, weights, ids, matrices)
     wide = torch.cat((x + 9, x), 1)[:, 40:]
@@ -194,7 +196,7 @@ def test_any_strides(device):
 
 def test_a_row_has_the_same_bits_in_every_tile_of_one_size(device, products_in_order):
     """Where it is among the rows of its expert does not matter."""
-    weights, ids = naive.route(torch.randn(12, 6), 2)
+    weights, ids = naive.route(torch.randn(12, 6), None, Choice(2, "softmax"))
     x, matrices = torch.randn(12, 40), make()
     together, _ = run(device, x, weights, ids, matrices)
     backwards, _ = run(device, x.flip(0), weights.flip(0), ids.flip(0), matrices)
@@ -211,7 +213,9 @@ def test_invariant_experts(device, products_in_order, mode):
     inner = torch.cat((gate, up), 1)
     pairs = [(a.to(device), b.to(device)) for a, b in zip(inner, down, strict=True)]
     packed = with_triton.pack(pairs[0][0], pairs, mode)
-    weights, ids = (x.to(device) for x in naive.route(torch.randn(60, 3), 2))
+    weights, ids = (
+        x.to(device) for x in naive.route(torch.randn(60, 3), None, Choice(2, "softmax"))
+    )
     x = torch.randn(60, 40, device=device)
     together = with_triton.experts_invariant(x, weights, ids, packed)
     assert with_triton.tile_sides(120, 3, mode) != with_triton.tile_sides(2, 3, mode)
@@ -237,7 +241,10 @@ def test_int8_is_refused():
 @pytest.mark.parametrize("mode", ["f32", "bf16"])
 def test_experts_without_a_gate(device, mode):
     up, down = torch.randn(6, 24, 40), torch.randn(6, 40, 24)
-    x, (weights, ids) = torch.randn(5, 40), naive.route(torch.randn(5, 6), 2)
+    x, (weights, ids) = (
+        torch.randn(5, 40),
+        naive.route(torch.randn(5, 6), None, Choice(2, "softmax")),
+    )
     pairs = list(zip(up, down, strict=True))
     given = [(a.to(device), b.to(device)) for a, b in pairs]
     packed = with_triton.pack(given[0][0], given, mode, RELU2)
@@ -259,7 +266,10 @@ def test_experts_without_a_gate(device, mode):
 )
 def test_experts_with_other_activations(device, mode, activation):
     gate_up, down = torch.randn(6, 48, 40) / 3, torch.randn(6, 40, 24)
-    x, (weights, ids) = torch.randn(5, 40), naive.route(torch.randn(5, 6), 2)
+    x, (weights, ids) = (
+        torch.randn(5, 40),
+        naive.route(torch.randn(5, 6), None, Choice(2, "softmax")),
+    )
     pairs = list(zip(gate_up, down, strict=True))
     given = [(a.to(device), b.to(device)) for a, b in pairs]
     packed = with_triton.pack(given[0][0], given, mode, activation)
@@ -302,7 +312,7 @@ def test_experts_in_blocks(device, types, sizes, n_rows, activation):
     parts = blocks_of(types, *sizes, device)
     packed = pack_expert_blocks(parts, "q8", activation)
     assert packed.n_bytes == sum(part.bytes.numel() for part in parts)
-    weights, ids = naive.route(torch.randn(n_rows, n_experts), 2)
+    weights, ids = naive.route(torch.randn(n_rows, n_experts), None, Choice(2, "softmax"))
     added = torch.randn(n_rows, d), torch.randn(n_rows, 1), torch.randn(n_rows, d)
     given = [x, weights, ids, *added]
     x_there, weights_there, ids_there, *added_there = (each.to(device) for each in given)
@@ -326,7 +336,10 @@ def test_experts_in_blocks(device, types, sizes, n_rows, activation):
 @pytest.mark.parametrize("type_name", ["Q4_K"])
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_experts_of_exact_weights(device, type_name):
-    x, (weights, ids) = torch.randn(5, 256) / 64, naive.route(torch.randn(5, 2), 1)
+    x, (weights, ids) = (
+        torch.randn(5, 256) / 64,
+        naive.route(torch.randn(5, 2), None, Choice(1, "softmax")),
+    )
     parts = blocks_of((type_name,) * 3, 2, 256, 256, device)
     packed = pack_expert_blocks(parts, "blocks")
     y = moe.experts(x.to(device), weights.to(device), ids.to(device), packed, added=NOTHING)
@@ -356,7 +369,7 @@ def test_the_last_program_of_a_router_chooses(device, n_rows, n_experts, choice,
     packed = PackedWeight("f32", (n_experts + 1, 40), 0, matrix)
     bias = torch.randn(n_experts, device=device) if biased else None
     (wanted,) = products(x, [packed], invariant=invariant)
-    weights, ids = moe.route_biased(wanted[:, :n_experts], bias, choice)
+    weights, ids = moe.route(wanted[:, :n_experts], bias, choice)
     for _ in range(2):
         found = moe.route_product(x, packed, n_experts, bias, choice, invariant=invariant)
         assert found is not None

@@ -8,6 +8,8 @@ import torch
 from kernels.pointwise.with_triton import step_gates
 from kernels.recurrence import UpdateLog, ssd
 from kernels.recurrence import with_triton as shared
+from kernels.recurrence.delta_rule import naive as delta_naive
+from kernels.recurrence.delta_rule import with_triton as delta_with_triton
 from kernels.recurrence.ssd import naive, with_triton
 from kernels.recurrence.with_triton import FEW_TOKENS
 from tests.support.closeness import nmse
@@ -169,16 +171,16 @@ def test_the_log_rebuilds_the_states(device, ran, n_tokens):
     assert_near(log.left, law.left)
     assert log.right is given.B and log.g is given.g
     for n in {0, 1, n_tokens}:
-        folded = with_triton.fold(given.state, log, n)
-        assert_near(folded, naive.fold(inputs.state.double(), law, n))
+        folded = delta_with_triton.fold(given.state, log, n, grouped=True)
+        assert_near(folded, delta_naive.fold(inputs.state.double(), law, n, grouped=True))
     counts = torch.tensor([1, 0])
     poisoned = UpdateLog(*(part.clone() for part in log))
     for part in poisoned:
         part[0, 1:], part[1] = torch.nan, torch.nan
     state = given.state.clone().contiguous()
-    folded = with_triton.fold(state, poisoned, counts.to(device), out=state)
+    folded = delta_with_triton.fold(state, poisoned, counts.to(device), grouped=True, out=state)
     assert folded is state
-    assert_near(folded, naive.fold(inputs.state.double(), law, counts))
+    assert_near(folded, delta_naive.fold(inputs.state.double(), law, counts, grouped=True))
     assert ran == ([n_tokens] if n_tokens > FEW else [])
 
 
