@@ -187,7 +187,7 @@ class RopeTables:
         self, config: RopeConfig | None, device: torch.device = CPU, factors: Tensor | None = None
     ) -> None:
         """factors: what each pair's angle is divided by, [n_rot/2]; None for 1."""
-        self._device = device
+        self._device, self.config = device, config
         self._n_rot = config.n_rot if config else 0
         self._scale = config.magnitude if config else 1.0
         inverse = config.inverse_frequencies() if config else []
@@ -203,17 +203,19 @@ class RopeTables:
         base: float = 1.0,
         stretch: float = 1.0,
         share: float = 1.0,
-        slow: float = 0.0,
         place: Callable[[Tensor], Tensor] | None = None,
+        config: RopeConfig | None = None,
     ) -> RopeTables:
-        """Others whose frequency base, and whose angles, are this many times these; of pairs after
-        this share the angles are `slow` times as large, too. place: what positions int64 [n] are
-        taken for."""
-        made = RopeTables(None, self._device)
-        made._n_rot, made._scale, made._place = self._n_rot, self._scale, place
+        """Others whose frequency base, and whose angles, are this many times these, and of whose
+        pairs this share turns. place: what positions int64 [n] are taken for. config: in place of
+        their own."""
+        made = RopeTables(config, self._device)
+        if config is None:
+            made._n_rot, made._scale, made._inv_freq = self._n_rot, self._scale, self._inv_freq
         power = torch.arange(len(self._inv_freq), dtype=torch.float64) * (-2 / max(1, self._n_rot))
-        made._inv_freq = self._inv_freq * stretch * base**power
-        made._inv_freq[round(share * len(power)) :] *= slow
+        made._inv_freq = made._inv_freq * stretch * base**power
+        made._inv_freq[round(share * len(power)) :] = 0.0
+        made._place = place
         return made
 
     def reach(self, highest: int) -> int:

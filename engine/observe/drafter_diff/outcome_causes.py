@@ -122,7 +122,14 @@ def sampler_cause(a: DraftSide, b: DraftSide) -> Cause | None:
 
 
 def _short(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else f"{str(value) or 'none':.60}"
+    is_none = value is None or value in ("", ())
+    return f"{value:.6g}" if isinstance(value, float) else f"{'none' if is_none else value!s:.60}"
+
+
+def _is_near(one: Any, other: Any) -> bool:
+    """Whether two settings are one, but for how a log rounds it."""
+    is_number = isinstance(one, int | float) and isinstance(other, int | float)
+    return abs(one - other) <= _AS_LOGGED if is_number else bool(one == other)
 
 
 def _penalises(setting: Mapping[str, Any]) -> bool:
@@ -165,15 +172,17 @@ def with_limits(a: DraftSide, b: DraftSide, causes: Sequence[Cause]) -> list[Cau
     """Causes with the settings that make drafts of other lengths, where both are known: said with
     the one that lengths show, else one more."""
     limits, found = (a.limits, b.limits), [*causes]
+    both = [name for name in limits[0] if name in limits[1]]
+    differ = [name for name in both if not _is_near(limits[0][name], limits[1][name])]
     said = "; ".join(
-        f"{name} {limits[0][name]:g} in A, {limits[1][name]:g} in B"
-        for name in limits[0]
-        if name in limits[1] and abs(limits[0][name] - limits[1][name]) > _AS_LOGGED
+        f"{name} {_short(limits[0][name])} in A, {_short(limits[1][name])} in B" for name in differ
     )
     shown = [i for i, one in enumerate(found) if one.stage == CANDIDATES]
     for i in shown if said else ():
         if not found[i].side:
-            found[i] = replace(found[i], about=f"{found[i].about} Their settings: {said}.")
+            is_other = any(f"another {name}" in found[i].about for name in {*both} - {*differ})
+            about = "Drafts end otherwise." if is_other else found[i].about
+            found[i] = replace(found[i], about=f"{about} Their settings: {said}.")
     if said and not shown:
         found.append(Cause(CANDIDATES, "", f"Drafts are limited otherwise: {said}."))
     return found
@@ -246,6 +255,7 @@ def _ways(a: int, d: int) -> dict[str, Counts]:
         f"{replays} again, as accepted ones": (a + again, d),
         "fewer accepted tokens than its rounds have, one for any number": (min(a, 1), d),
         "one accepted token where none was": (max(a, min(d, 1)), d),
+        "drafts that were accepted whole twice": (a + a * (a == d), d + d * (a == d)),
         "all accepted tokens but the last one of drafts that were accepted whole": (
             a - (a == d),
             d,

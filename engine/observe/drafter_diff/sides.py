@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 _SHOWN = 16
 _LIMITS = {"n_max": LONGEST_DRAFT, "n_min": LONGEST_DRAFT, "p_min": 1.0}
 """Settings of how long drafts are, with the most that each may be."""
+_WAYS = ("adapt", "tree", "verify_max")
+"""Others, which no log says."""
 _LONGEST_PROMPT = 1 << 20
 LONGEST_TEXT = 8192
 """Tokens that are decoded again."""
@@ -153,15 +155,15 @@ class DraftSide:
         return self.rule is not None and self.rule.draws and not is_greedy
 
     @property
-    def limits(self) -> dict[str, float]:
-        """n_max, n_min and p_min of a drafter with a model, as far as options or a log say them."""
+    def limits(self) -> dict[str, Any]:
+        """What limits drafts of a drafter with a model, as far as options or a log say it."""
         if not any(DRAFTERS[name].needs for name in self.drafters if name in DRAFTERS):
             return {}
         facts = self.run.facts
         if facts.options is not None:
-            return {name: getattr(facts.options.spec, name) for name in _LIMITS}
+            return {name: getattr(facts.options.spec, name) for name in (*_LIMITS, *_WAYS)}
         launch = facts.server.launch if facts.server else {}
-        found = dict[str, float]()
+        found = dict[str, Any]()
         for name, most in _LIMITS.items():
             values = launch.get(name, ())
             if len(values) == 1:

@@ -23,8 +23,8 @@ from engine.sampling.sampler import Sampler
 from engine.session import Session
 
 _SHARE, _SHARE_AFTER, _LEAST_LIKELY = 0.05, 0.25, -6.0
-"""Share of accepted tokens, and of those after a rejection, that have to be wrong; logarithm of a
-chance."""
+"""Share of accepted tokens, where the run rounds otherwise, and of those after a rejection, that
+have to be wrong; logarithm of a chance."""
 _OFF: dict[str, Any] = {
     "top_k": 0,
     "top_p": 1.0,
@@ -157,7 +157,7 @@ class TargetChoices:
         drafted = self._accepted_places()
         places = sorted(i for i in drafted if i < len(self._chosen))
         wrong = [i for i in places if not self._chosen[i]]
-        if len(wrong) < FEW or len(wrong) < _SHARE * len(places):
+        if len(wrong) < (FEW if self._is_exact else max(FEW, _SHARE * len(places))):
             return None
         pos = self._side.n_prompt + wrong[0]
         drafts = self._side.drafts

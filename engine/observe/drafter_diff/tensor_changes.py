@@ -1,15 +1,18 @@
-"""What a kernel may read in place of a tensor or a number, and layers in place of their windows: a
-sentence's part, and how it is made of the right one."""
+"""What a kernel may read in place of a tensor or a number, and layers in place of their windows and
+ropes: a sentence's part, and how it is made of the right one."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from typing import Any
 
 import torch
+
+from engine.model.rope import RopeConfig
 
 FACTORS = (0.0, 0.5, 2.0, -1.0, 0.25, 4.0, math.sqrt(0.5), math.sqrt(2.0))
 _NUMBERS = (0.0, 0.01, 0.1, 10.0, 100.0, 1e3, 1e4, 1e5)
@@ -137,3 +140,52 @@ def other_windows(own: Sequence[int | None]) -> Iterator[tuple[str, Sequence[int
 
 def _listed(windows: Sequence[int | None]) -> str:
     return ", ".join(str(size or "none") for size in windows)
+
+
+_ROPES: tuple[tuple[str, tuple[float, ...], str], ...] = (
+    (
+        "base",
+        (10, 0.1, 100, 0.01, 50, 0.02, 20, 0.05, 5, 0.2, 2, 0.5, 1e3, 1e-3),
+        "has {:g} times the frequency base, or so",
+    ),
+    ("stretch", (0.0, 0.5, 2.0, 0.25, 4.0, 0.125, 8.0, -1.0), "turns by {:g} times the angles"),
+    ("share", (0.5, 0.25, 0.75), "turns the first {:g} of its pairs alone (partial dimensions)"),
+)
+_SCALED_BY, _SCALED_FROM = (2.0, 4.0, 8.0, 32.0), [1 << i for i in range(6, 16)]
+
+
+def other_ropes(
+    own: RopeConfig | None, places: Sequence[int]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """How ropes may turn otherwise: a sentence's part, and what RopeTables.turned takes. places:
+    positions from which on they may."""
+    for name, values, about in _ROPES:
+        yield from ((about.format(x), {name: x}) for x in values)
+    yield from ((about, {"config": config}) for about, config in _scaled(own))
+    for at in places:
+        about, place = f"turns positions from {at} on as", partial(torch.remainder, other=at)
+        yield f"{about} {at}", {"place": partial(torch.clamp, max=at)}
+        yield f"{about} those from 0 on", {"place": place}
+    for by, where in ((1, "after"), (-1, "before")):
+        yield f"turns a position as the one {where} it", {"place": partial(_next_to, by)}
+
+
+def _scaled(own: RopeConfig | None) -> Iterator[tuple[str, RopeConfig]]:
+    """Rope scaling that a file has and an engine has not, or the other way round."""
+    if own is None:
+        return
+    plain = replace(own, scaling="none", factors=())
+    if plain != own:
+        yield "is not scaled, as its file says", plain
+    for factor, n_ctx in product(_SCALED_BY, _SCALED_FROM):
+        how = f"with a factor of {factor:g} for contexts of more than {n_ctx} tokens, or so"
+        yarn = replace(plain, scaling="yarn", factor=factor, n_ctx_orig=n_ctx)
+        yield f"is scaled {how} (yarn)", yarn
+        share = torch.tensor(plain.inverse_frequencies()) * n_ctx / (2 * math.pi)
+        keep = ((share - 1) / 3).clamp(0, 1)  # of pairs that turn once to four times in n_ctx
+        factors = 1 / (keep + (1 - keep) / factor)
+        yield f"is scaled {how} (llama3)", replace(plain, factors=tuple(factors.tolist()))
+
+
+def _next_to(by: int, positions: torch.Tensor) -> torch.Tensor:
+    return (positions + by).clamp(min=0)

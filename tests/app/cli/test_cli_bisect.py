@@ -108,7 +108,10 @@ def test_commits_and_ranges_of_them(repo: Path, tmp_path: Path) -> None:
         (["--repo", "{repo}", "--good", "--x", "--bad", "c9"], "expected one argument"),
         (["--repo", "{repo}", "--good", "c1"], "--good and --bad name the ends"),
         (["--good", "c1", "--bad", "c9"], "There is nothing to search in"),
-        (["--builds", "{work}", "{work}", "-j", "2", "--target", "x"], "--target, --jobs: of commits"),
+        (
+            ["--builds", "{work}", "{work}", "-j", "2", "--target", "x"],
+            "--target, --jobs: of commits",
+        ),
         (["--builds", "{work}", "{work}", "--skip", "c1"], "--skip: of commits that are built"),
         (["--builds", "{work}", "{work}", "--cmake-args=-DX=1"], "--cmake-args: of commits"),
         (["--builds", "{work}"], "There is nothing between fewer than two builds"),
