@@ -37,7 +37,6 @@ from engine.observe.drafter_diff.records import (
     n_equal,
     prompt_cause,
     same_contexts,
-    settings_cause,
 )
 from engine.observe.drafter_diff.sides import LONGEST_TEXT, DraftSide, no_drafts, paired, sides_of
 from engine.trace.run_ref import RunRef
@@ -226,7 +225,6 @@ def _pair(
     causes += stated.values()
     if prompt is None and (causes or n_common(a, b) < min(len(a.text), len(b.text))):
         causes += cell_causes(a, b)  # which need not change anything
-    causes += filter(None, [settings_cause(a, b)])
     root = root_cause(a, b, contexts)
     if not is_drafted:
         pass

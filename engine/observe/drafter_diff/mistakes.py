@@ -36,6 +36,7 @@ _READ: dict[str, _Which] = {
     "that of the first step": lambda given, _: given[0],
 }
 """Which entry a step reads a part of, of those that steps should read and those that they did."""
+_LEAST_PAGE = 8
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
@@ -177,6 +178,8 @@ class Mistakes:
             "accepted tokens": [d.pos0 + 1 + i for d in drafts for i in range(d.n_accepted)],
             "tokens that were not drafted": [draft.pos0 for draft in drafts],
         }
+        for size in (s for s in _SIZES if _LEAST_PAGE <= s < len(self._text.tokens)):
+            found[f"every {size}th token"] = range(0, len(self._text.tokens), size)
         for size in _SIZES:
             if size < n:
                 found[f"the prompt but its last {size} tokens"] = range(n - size)

@@ -169,8 +169,8 @@ def cell_causes(a: DraftSide, b: DraftSide) -> Iterator[Cause]:
 
 
 def with_limits(a: DraftSide, b: DraftSide, causes: Sequence[Cause]) -> list[Cause]:
-    """Causes with the settings that make drafts of other lengths, where both are known: said with
-    the one that lengths show, else one more."""
+    """Causes with the settings that drafts are made by, where both are known and differ: said with
+    the one that drafts show, else one more where they are other ones."""
     limits, found = (a.limits, b.limits), [*causes]
     both = [name for name in limits[0] if name in limits[1]]
     differ = [name for name in both if not _is_near(limits[0][name], limits[1][name])]
@@ -183,8 +183,15 @@ def with_limits(a: DraftSide, b: DraftSide, causes: Sequence[Cause]) -> list[Cau
             is_other = any(f"another {name}" in found[i].about for name in {*both} - {*differ})
             about = "Drafts end otherwise." if is_other else found[i].about
             found[i] = replace(found[i], about=f"{about} Their settings: {said}.")
-    if said and not shown:
-        found.append(Cause(CANDIDATES, "", f"Drafts are limited otherwise: {said}."))
+    n_same = n_common(a, b)
+    at = sorted(place for place in {*a.starts} & {*b.starts} if place < n_same)
+    known = [{one.pos0: (one.tokens, one.n_drafted) for one in side.drafts} for side in (a, b)]
+    wrong = [place for place in at if known[0].get(place) != known[1].get(place)]
+    if said and not shown and (len(wrong) >= FEW or not all(known)):
+        place = f"position {wrong[0]}" if wrong else ""
+        size = f"{len(wrong)} of {len(at)} rounds after the same text draft otherwise"
+        about = f"Drafts are made by other settings: {said}."
+        found.append(Cause(CANDIDATES, "", about, place, size if wrong else ""))
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -156,10 +156,14 @@ class DraftSide:
 
     @property
     def limits(self) -> dict[str, Any]:
-        """What limits drafts of a drafter with a model, as far as options or a log say it."""
+        """What its one look-up is set to, or what limits drafts of a drafter with a model, as far
+        as options or a log say it."""
+        facts = self.run.facts
+        if facts.options is not None and self.looks_up:
+            spec = DRAFTERS[self.drafters[0]]
+            return asdict(spec.options_of(facts.options.spec))
         if not any(DRAFTERS[name].needs for name in self.drafters if name in DRAFTERS):
             return {}
-        facts = self.run.facts
         if facts.options is not None:
             return {name: getattr(facts.options.spec, name) for name in (*_LIMITS, *_WAYS)}
         launch = facts.server.launch if facts.server else {}

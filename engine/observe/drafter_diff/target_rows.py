@@ -25,6 +25,7 @@ MOVED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "those of the position before": lambda x: torch.cat((x[:1], x[:-1])),
     "those of the position after": lambda x: torch.cat((x[1:], x[-1:])),
 }
+_CLIPPED = (0.25, 0.5, 1.0, 2.0)
 PASS = 256
 """Tokens of a pass."""
 
@@ -83,6 +84,10 @@ class TextRows:
         for n_bits in (2, 3, 4):
             changes[f"rounded to about {n_bits} bits"] = partial(rounded, 2 ** (n_bits - 1) - 1)
         changes["in another order: their halves are exchanged"] = halves
+        for which, half in (("first", 0), ("second", 1)):
+            changes[f"zeros in their {which} half"] = partial(_without_half, half)
+        for share in _CLIPPED:
+            changes[f"cut off at about {share:g} times their mean size"] = partial(clipped, share)
         for what, change in (changes | MOVED).items():
             if what in changes:
                 yield f"the target's rows are {what}", mapped(rows, change), None
@@ -135,6 +140,18 @@ def mapped(
     """Rows with each of them changed. only: the one layer whose rows are changed, None for all."""
     taps = {i: change(x) if only in (None, i) else x for i, x in rows.taps.items()}
     return TargetRows(change(rows.hidden), taps)
+
+
+def _without_half(which: int, x: torch.Tensor) -> torch.Tensor:
+    halves = [*x.chunk(2, -1)]
+    halves[which] = torch.zeros_like(halves[which])
+    return torch.cat(halves, -1)
+
+
+def clipped(share: float, x: torch.Tensor) -> torch.Tensor:
+    """Rows with their numbers within `share` times the root mean square of all."""
+    most = share * x.square().mean().sqrt().item()
+    return x.clamp(-most, most)
 
 
 def rounded(most: int, x: torch.Tensor) -> torch.Tensor:

@@ -101,9 +101,11 @@ def test_a_rejected_token_that_is_drawn_again_shows_no_residual() -> None:
     assert cause is not None and "not from the residual" in cause.about
 
 
-def _started(name: str, limits: dict[str, float] | None = None, **launch: list[str]) -> Any:
+def _started(name: str, limits: dict[str, Any] | None = None, **launch: list[str]) -> Any:
     facts = SimpleNamespace(server=SimpleNamespace(launch=launch) if launch else None)
-    return SimpleNamespace(name=name, run=SimpleNamespace(facts=facts), limits=limits or {})
+    text = {"starts": (), "drafts": [], "text": [], "n_prompt": 0, "prompt": ()}
+    run = SimpleNamespace(facts=facts)
+    return SimpleNamespace(name=name, run=run, limits=limits or {}, **text)
 
 
 def test_what_a_server_says_of_its_start_is_held_against_the_other() -> None:
@@ -141,11 +143,23 @@ def test_other_limits_of_drafts_are_said() -> None:
     both = _started("A", {"n_max": 3, "p_min": 0.333}), _started("B", {"n_max": 5, "p_min": 0.33})
     (cause,) = with_limits(*both, [])
     assert (cause.stage, cause.side) == ("candidates", "")
-    assert cause.about == "Drafts are limited otherwise: n_max 3 in A, 5 in B."
+    assert cause.about == "Drafts are made by other settings: n_max 3 in A, 5 in B."
     (shown,) = with_limits(*both, [Cause("candidates", "", "Longer.")])
     assert shown.about == "Longer. Their settings: n_max 3 in A, 5 in B."
+    (shown,) = with_limits(*both, [Cause("candidates", "", "Shorter: another p_min.")])
+    assert shown.about == "Drafts end otherwise. Their settings: n_max 3 in A, 5 in B."
     own = [Cause("candidates", "B", "The second best.")]
     assert with_limits(*both, own) == own
+    ways = [_started("A", {"adapt": x, "tree": ()}) for x in ("none", "step")]
+    (cause,) = with_limits(*ways, [])
+    assert cause.about == "Drafts are made by other settings: adapt none in A, step in B."
+    for way, shift in zip(ways, (0, 1), strict=True):  # of drafts that are alike, none is named
+        way.text, way.starts = [5] * 40, range(0, 40, 4)
+        way.drafts = [RecordedDraft(i, 4 * i, [5], [], 1, 0, 0.0, 1) for i in range(10)]
+        assert with_limits(*ways, []) == [] or not shift
+    ways[1].drafts = [one._replace(n_drafted=2) for one in ways[1].drafts[:4]]
+    (cause,) = with_limits(*ways, [])
+    assert cause.size == "10 of 10 rounds after the same text draft otherwise"
     assert with_limits(both[0], both[0], []) == []
 
 
