@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.cli.common import target_path
-from app.cli.option_lines import declare
+from app.cli.option_lines import declare, refuse_given
 from app.cli.output import is_terminal, print_report, show_progress, tell
 from engine.errors import DraftscopeError, OptionError
 from engine.experiments.bisect import progress_file
@@ -24,18 +24,12 @@ if TYPE_CHECKING:
     from engine.experiments.bisect.history import Revision
     from engine.experiments.bisect.search import Search
 
-_OF_COMMITS = {
-    "--skip": "skip",
-    "--cmake-args": "cmake_args",
-    "--target": "target",
-    "--jobs": "jobs",
-    "--build-limit": "build_limit",
-}
+_OF_COMMITS = "--skip", "--cmake-args", "--target", "-j, --jobs", "--build-limit"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     declare(parser, __name__)
-    parser.set_defaults(judge="check-rollback", target=None, build_limit=None)
+    parser.set_defaults(cmake_args="", judge="check-rollback")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -46,12 +40,8 @@ def run(args: argparse.Namespace) -> int:
             "There is nothing to search in.",
             "Give either --repo with --good and --bad, or --builds.",
         )
-    given = [name for name, dest in _OF_COMMITS.items() if vars(args)[dest] not in (None, [])]
-    if given and not with_repo:
-        raise OptionError(
-            f"{', '.join(given)}: of commits that are built from a repository.",
-            "Leave it out with --builds, which are taken as they are.",
-        )
+    if not with_repo:
+        refuse_given(args, "--repo", *_OF_COMMITS)
     if with_repo != (args.good is not None) or with_repo != (args.bad is not None):
         raise OptionError(
             "--good and --bad name the ends of a repository's history.",
@@ -100,8 +90,7 @@ def _search(args: argparse.Namespace, model: Path | None) -> tuple[Search, Path]
     from engine.experiments.bisect.history import chosen, commits, in_a_row
     from engine.experiments.bisect.search import Search
 
-    target = args.target or "llama"
-    options = _words(args.cmake_args or "", "--cmake-args")
+    options = _words(args.cmake_args, "--cmake-args")
     if args.builds is not None:
         history, note = in_a_row(args.builds), ""
     else:
@@ -117,9 +106,8 @@ def _search(args: argparse.Namespace, model: Path | None) -> tuple[Search, Path]
     forget: Callable[[Iterable[Revision]], object] | None = None
     alone: Callable[[Revision, Revision], Path] | None = None
     if args.repo is not None:
-        limit_s = 3600.0 if args.build_limit is None else args.build_limit
         builds = made = CMakeBuilds(
-            args.repo, folder, options, target=target, jobs=args.jobs, limit_s=limit_s
+            args.repo, folder, options, target=args.target, jobs=args.jobs, limit_s=args.build_limit
         )
         skip = chosen(args.repo, history, args.skip)
         forget, alone = made.forget_all_but, made.alone
@@ -127,7 +115,7 @@ def _search(args: argparse.Namespace, model: Path | None) -> tuple[Search, Path]
         history,
         builds,
         judge,
-        state=folder / f"verdicts-{_mark(label, target, *options)}.json",
+        state=folder / f"verdicts-{_mark(label, args.target, *options)}.json",
         skip=skip,
         retry_skipped=args.retry_skipped,
         forget=forget,

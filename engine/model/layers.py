@@ -9,7 +9,7 @@ several streams (deepseek4) every tap is the mean, the last one before the head 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
@@ -184,39 +184,29 @@ class RopeTables:
     columns where nothing rotates."""
 
     def __init__(
-        self, config: RopeConfig | None, device: torch.device = CPU, factors: Tensor | None = None
+        self,
+        config: RopeConfig | None,
+        device: torch.device = CPU,
+        factors: Tensor | None = None,
+        place: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        """factors: what each pair's angle is divided by, [n_rot/2]; None for 1."""
-        self._device, self.config = device, config
+        """factors: what each pair's angle is divided by, [n_rot/2]; None for those of `config`.
+        place: what positions int64 [n] are taken for."""
+        if config is not None and factors is not None:
+            config = replace(config, factors=tuple(factors.tolist()))
+        self.config, self._device, self._place = config, device, place
         self._n_rot = config.n_rot if config else 0
         self._scale = config.magnitude if config else 1.0
         inverse = config.inverse_frequencies() if config else []
         self._inv_freq = torch.tensor(inverse, dtype=torch.float64)
-        if factors is not None:
-            self._inv_freq /= factors.double()
         self.table = torch.empty(0, self._n_rot)
         """Of every position so far cosines, then sines, f32 [n_positions, n_rot]."""
-        self._place: Callable[[Tensor], Tensor] | None = None
 
     def turned(
-        self,
-        base: float = 1.0,
-        stretch: float = 1.0,
-        share: float = 1.0,
-        place: Callable[[Tensor], Tensor] | None = None,
-        config: RopeConfig | None = None,
+        self, config: RopeConfig | None = None, place: Callable[[Tensor], Tensor] | None = None
     ) -> RopeTables:
-        """Others whose frequency base, and whose angles, are this many times these, and of whose
-        pairs this share turns. place: what positions int64 [n] are taken for. config: in place of
-        their own."""
-        made = RopeTables(config, self._device)
-        if config is None:
-            made._n_rot, made._scale, made._inv_freq = self._n_rot, self._scale, self._inv_freq
-        power = torch.arange(len(self._inv_freq), dtype=torch.float64) * (-2 / max(1, self._n_rot))
-        made._inv_freq = made._inv_freq * stretch * base**power
-        made._inv_freq[round(share * len(power)) :] = 0.0
-        made._place = place
-        return made
+        """Those of another configuration, or of positions that are taken for others."""
+        return RopeTables(config or self.config, self._device, place=place)
 
     def reach(self, highest: int) -> int:
         """Make the tables reach the position `highest`; how many positions they have."""

@@ -204,7 +204,9 @@ def _one_layer_zero(patch: Patch, session: Session) -> None:
 def _other_rope(patch: Patch, session: Session) -> None:
     _no_recordings(patch)
     model: Any = session.drafts["draft-simple"]
-    patch.setattr(model, "_rope", model._rope.turned(0.1))
+    config = model._rope.config
+    other = replace(config, freq_base=0.1 * config.freq_base)
+    patch.setattr(model, "_rope", model._rope.turned(other))
 
 
 def _halves_exchanged(patch: Patch, session: Session) -> None:

@@ -130,7 +130,7 @@ def drafter_diff(
             f"A and B have two drafters: {', '.join(names[0])} and {', '.join(names[1])}.",
             "Record both with one; `draftscope acceptance A B` compares what came of two.",
         )
-    pairs = paired(*sides)[:_MOST_PAIRS]
+    pairs = paired(sides[0][:_MOST_PAIRS], sides[1])
     watched: list[Cause | None] = [None, None]
     if session is not None and pairs and any(values):
         from engine.observe.drafter_diff.stage_values import values_cause

@@ -19,7 +19,7 @@ from engine.observe.drafter_diff.guesses import GOES_ON, Guess
 from engine.observe.drafter_diff.operations import PHASES, in_place, part_changes
 from engine.observe.drafter_diff.records import BLOCK, CANDIDATES, POSITIONS, ROWS, STATE
 from engine.observe.drafter_diff.sides import LONGEST_TEXT, DraftSide
-from engine.observe.drafter_diff.target_rows import FACTORS, MOVED, TextRows, mapped
+from engine.observe.drafter_diff.target_rows import CHANGES, MOVED, TextRows, mapped
 from engine.observe.drafter_diff.tensor_changes import other_windows
 from engine.session import Session
 
@@ -245,16 +245,12 @@ class Mistakes:
             yield self._handing(POSITIONS, about, partial(_moved, by))
         if not model.reads_rows:
             return
-        changes: dict[str, Callable[[Any], Any]] = {
-            "zeros": torch.zeros_like,
-            "normed": lambda x: x * x.square().mean(-1, keepdim=True).rsqrt(),
-        }
+        changes: dict[str, Callable[[Any], Any]]
+        changes = {"normed": lambda x: x * x.square().mean(-1, keepdim=True).rsqrt()} | CHANGES
         output = vars(model.core).get("_output")
         if (norm := getattr(output, "norm", None)) is not None:
             changes["normed by its final norm (again)"] = output.hidden
             changes["taken before its final norm"] = partial(torch.div, other=norm)
-        for factor in FACTORS:
-            changes[f"about {factor:g} times what it should be"] = partial(torch.mul, other=factor)
         for what, change in changes.items():
             about = f"what a step hands on to the next one is {what}"
             yield self._handing(STATE, about, partial(_with_rows, change))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -256,20 +256,12 @@ def _told(run: RunRef, seq_id: int) -> Mapping[str, Any]:
 
 def paired(a: Sequence[DraftSide], b: Sequence[DraftSide]) -> list[tuple[DraftSide, DraftSide]]:
     """Sequences that belong together: of the same prompt, else in their order."""
-    waiting: dict[Hashable, list[int]] = {}
-    for i, other in reversed(list(enumerate(b))):
-        for key in (other.prompt, other.asked.prompt):
-            waiting.setdefault(key, []).append(i)
-    partner: dict[int, int] = {}
-    taken: set[int] = set()
+    left, partner = [*b], dict[int, DraftSide]()
     for i, one in enumerate(a):
-        for key in (one.prompt, one.asked.prompt):
-            left = waiting.get(key, []) if key is not None else []
-            while left and i not in partner:
-                if (at := left.pop()) not in taken:
-                    partner[i] = at
-                    taken.add(at)
-    rest = iter([i for i in range(len(b)) if i not in taken])
-    pairs = [(one, partner.get(i, -1)) for i, one in enumerate(a)]
-    found = [(one, at if at >= 0 else next(rest, -1)) for one, at in pairs]
-    return [(one, b[at]) for one, at in found if at >= 0]
+        own = [key for key in (one.prompt, one.asked.prompt) if key is not None]
+        alike = (k for k, x in enumerate(left) if x.prompt in own or x.asked.prompt in own)
+        if (at := next(alike, None)) is not None:
+            partner[i] = left.pop(at)
+    rest = iter(left)
+    pairs = [(one, partner[i] if i in partner else next(rest, None)) for i, one in enumerate(a)]
+    return [(one, other) for one, other in pairs if other is not None]

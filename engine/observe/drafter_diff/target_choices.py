@@ -115,12 +115,18 @@ class TargetChoices:
         _, others = self._own_tokens()
         return len(others) - others.count(True), len(others)
 
+    @property
+    def is_near_choice(self) -> bool:
+        """Whether the target's own tokens are often not its choice, and among its best."""
+        n_else, n_others = self.n_else
+        return n_else >= max(FEW, self._share * n_others) and self._is_near
+
     def stale_choice(self) -> Cause | None:
         """Whether the target's tokens after a rejection, or all of its own, are not its choice."""
         after, others = self._own_tokens()
         wrong = [place for place, chosen in after.items() if not chosen]
         n_else, n_others = self.n_else
-        if n_else >= max(FEW, self._share * n_others) and self._is_near:
+        if self.is_near_choice:
             place = f"position {self._side.n_prompt + self._chosen.index(False)}"
             size = f"{n_else} of {n_others} tokens, neither drafted nor after a rejection"
             return Cause(RULE, self._side.name, NEAR_CHOICE, place, size)

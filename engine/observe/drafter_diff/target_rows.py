@@ -20,12 +20,48 @@ from engine.observe.drafter_diff.tensor_changes import halves
 from kernels.norm import rms_norm
 
 _LAYERS_OFF = {1: "one on (outputs)", -1: "one before (inputs)", 2: "two on", -2: "two before"}
-FACTORS = (0.5, 2.0, 0.7, 1.4, 0.25, 4.0, 0.125, 8.0, -1.0)
+_HALVES = "first", "second"
+
+
+def _without_half(which: int, x: torch.Tensor) -> torch.Tensor:
+    parts = [*x.chunk(2, -1)]
+    parts[which] = torch.zeros_like(parts[which])
+    return torch.cat(parts, -1)
+
+
+def clipped(share: float, x: torch.Tensor) -> torch.Tensor:
+    """Rows with their numbers within `share` times the root mean square of all."""
+    most = share * x.square().mean().sqrt().item()
+    return x.clamp(-most, most)
+
+
+def rounded(most: int, x: torch.Tensor) -> torch.Tensor:
+    """Rows as integers up to `most`, of their largest number."""
+    step = x.abs().amax(-1, keepdim=True).clamp(min=1e-30) / most
+    return (x / step).round() * step
+
+
+CHANGES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "zeros": torch.zeros_like,
+    **{
+        f"about {factor:g} times as large": partial(torch.mul, other=factor)
+        for factor in (0.5, 2.0, 0.7, 1.4, 0.25, 4.0, 0.125, 8.0, -1.0)
+    },
+    **{
+        f"rounded to about {n_bits} bits": partial(rounded, 2 ** (n_bits - 1) - 1)
+        for n_bits in (2, 3, 4)
+    },
+    "in another order: halves are exchanged": halves,
+    **{f"zeros in the {which} half": partial(_without_half, i) for i, which in enumerate(_HALVES)},
+    **{
+        f"cut off at about {share:g} times the mean size": partial(clipped, share)
+        for share in (0.25, 0.5, 1.0, 2.0)
+    },
+}
 MOVED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "those of the position before": lambda x: torch.cat((x[:1], x[:-1])),
     "those of the position after": lambda x: torch.cat((x[1:], x[-1:])),
 }
-_CLIPPED = (0.25, 0.5, 1.0, 2.0)
 PASS = 256
 """Tokens of a pass."""
 
@@ -77,19 +113,8 @@ class TextRows:
         """What may be wrong with all rows, these rows, and the layers that are read of them.
         orders: other ones of its layers."""
         rows, taps = self.rows, self.taps
-        changes: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"zeros": torch.zeros_like}
-        for factor in FACTORS:
-            how = f"about {factor:g} times what they should be"
-            changes[how] = partial(torch.mul, other=factor)
-        for n_bits in (2, 3, 4):
-            changes[f"rounded to about {n_bits} bits"] = partial(rounded, 2 ** (n_bits - 1) - 1)
-        changes["in another order: their halves are exchanged"] = halves
-        for which, half in (("first", 0), ("second", 1)):
-            changes[f"zeros in their {which} half"] = partial(_without_half, half)
-        for share in _CLIPPED:
-            changes[f"cut off at about {share:g} times their mean size"] = partial(clipped, share)
-        for what, change in (changes | MOVED).items():
-            if what in changes:
+        for what, change in (CHANGES | MOVED).items():
+            if what in CHANGES:
                 yield f"the target's rows are {what}", mapped(rows, change), None
             for tap in taps:
                 yield f"rows of layer {tap} are {what}", mapped(rows, change, tap), None
@@ -140,24 +165,6 @@ def mapped(
     """Rows with each of them changed. only: the one layer whose rows are changed, None for all."""
     taps = {i: change(x) if only in (None, i) else x for i, x in rows.taps.items()}
     return TargetRows(change(rows.hidden), taps)
-
-
-def _without_half(which: int, x: torch.Tensor) -> torch.Tensor:
-    halves = [*x.chunk(2, -1)]
-    halves[which] = torch.zeros_like(halves[which])
-    return torch.cat(halves, -1)
-
-
-def clipped(share: float, x: torch.Tensor) -> torch.Tensor:
-    """Rows with their numbers within `share` times the root mean square of all."""
-    most = share * x.square().mean().sqrt().item()
-    return x.clamp(-most, most)
-
-
-def rounded(most: int, x: torch.Tensor) -> torch.Tensor:
-    """Rows as integers up to `most`, of their largest number."""
-    step = x.abs().amax(-1, keepdim=True).clamp(min=1e-30) / most
-    return (x / step).round() * step
 
 
 def what_rows_are(found: np.ndarray, own: np.ndarray, wrong: np.ndarray, rows: TargetRows) -> str:

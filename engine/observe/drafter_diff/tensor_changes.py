@@ -142,26 +142,14 @@ def _listed(windows: Sequence[int | None]) -> str:
     return ", ".join(str(size or "none") for size in windows)
 
 
-_ROPES: tuple[tuple[str, tuple[float, ...], str], ...] = (
-    (
-        "base",
-        (10, 0.1, 100, 0.01, 50, 0.02, 20, 0.05, 5, 0.2, 2, 0.5, 1e3, 1e-3),
-        "has {:g} times the frequency base, or so",
-    ),
-    ("stretch", (0.0, 0.5, 2.0, 0.25, 4.0, 0.125, 8.0, -1.0), "turns by {:g} times the angles"),
-    ("share", (0.5, 0.25, 0.75), "turns the first {:g} of its pairs alone (partial dimensions)"),
-)
+_LEAST_BASE = 2.0
 _SCALED_BY, _SCALED_FROM = (2.0, 4.0, 8.0, 32.0), [1 << i for i in range(6, 16)]
 
 
-def other_ropes(
-    own: RopeConfig | None, places: Sequence[int]
-) -> Iterator[tuple[str, dict[str, Any]]]:
+def other_ropes(own: RopeConfig, places: Sequence[int]) -> Iterator[tuple[str, dict[str, Any]]]:
     """How ropes may turn otherwise: a sentence's part, and what RopeTables.turned takes. places:
     positions from which on they may."""
-    for name, values, about in _ROPES:
-        yield from ((about.format(x), {name: x}) for x in values)
-    yield from ((about, {"config": config}) for about, config in _scaled(own))
+    yield from ((about, {"config": config}) for about, config in _other_angles(own))
     for at in places:
         about, place = f"turns positions from {at} on as", partial(torch.remainder, other=at)
         yield f"{about} {at}", {"place": partial(torch.clamp, max=at)}
@@ -170,10 +158,18 @@ def other_ropes(
         yield f"turns a position as the one {where} it", {"place": partial(_next_to, by)}
 
 
-def _scaled(own: RopeConfig | None) -> Iterator[tuple[str, RopeConfig]]:
-    """Rope scaling that a file has and an engine has not, or the other way round."""
-    if own is None:
-        return
+def _other_angles(own: RopeConfig) -> Iterator[tuple[str, RopeConfig]]:
+    for x in (10, 0.1, 100, 0.01, 50, 0.02, 20, 0.05, 5, 0.2, 2, 0.5, 1e3, 1e-3):
+        about = f"has {x:g} times the frequency base, or so"
+        yield about, replace(own, freq_base=max(x * own.freq_base, _LEAST_BASE))
+    ones = own.factors or (1.0,) * (own.n_rot // 2)
+    for x in (0.0, 0.5, 2.0, 0.25, 4.0, 0.125, 8.0, -1.0):
+        divided = tuple(one / x if x else math.inf for one in ones)
+        yield f"turns by {x:g} times the angles", replace(own, factors=divided)
+    for x in (0.5, 0.25, 0.75):
+        about, n = f"turns the first {x:g} of its pairs alone", round(x * len(ones))
+        yield about, replace(own, factors=(*ones[:n], *[math.inf] * (len(ones) - n)))
+    # scaling that a file has and an engine has not, or the other way round
     plain = replace(own, scaling="none", factors=())
     if plain != own:
         yield "is not scaled, as its file says", plain

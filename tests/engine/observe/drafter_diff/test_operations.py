@@ -102,7 +102,10 @@ def test_a_call_is_changed_at_its_own_place_alone(eagle: Session) -> None:
 def test_a_rope_of_which_a_share_of_the_pairs_turns(eagle: Session) -> None:
     core: Any = eagle.drafts["draft-eagle3"]
     rope: RopeTables = core.model._rope
-    half, at = rope.turned(share=0.5), torch.tensor([[0, 7]])
+    assert rope.config is not None
+    ways = dict(other_ropes(rope.config, ()))
+    half = rope.turned(**ways["turns the first 0.5 of its pairs alone"])
+    at = torch.tensor([[0, 7]])
     for one in (rope, half):
         one.reach(7)
     n = half.at(at)[0].shape[-1] // 2
