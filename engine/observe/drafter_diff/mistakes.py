@@ -154,16 +154,13 @@ class Mistakes:
             moved = [p % size if p < self._text.starts[0] else p for p in range(len(table))]
             about = f"rows of a prompt's later passes, of {size} tokens, are those of the first"
             yield self._of_table(about, table[moved])
-        changes: dict[str, torch.Tensor | None] = {k: f(table) for k, f in MOVED.items()}
         own, taps = self._target.rows, self._target.taps
-        zeros = mapped(own, torch.zeros_like)
-        changes["zeros"] = model.table(zeros)
+        changes: dict[str, torch.Tensor | None] = {k: f(table) for k, f in MOVED.items()}
+        changes["zeros"] = model.table(mapped(own, torch.zeros_like))
         for tap in taps if len(taps) > 1 else ():
-            alone = mapped(zeros, partial(torch.add, own.taps[tap]), tap)
-            changes[f"zeros but for layer {tap}"] = model.table(alone)
             changes[f"zeros in layer {tap}"] = model.table(mapped(own, torch.zeros_like, tap))
         for (where, places), (what, rows) in product(self._places().items(), changes.items()):
-            about = f"rows{where and ' of '}{where} are {what}"
+            about = f"rows of {where} are {what}"
             scope = "", {place + 1 for place in places}, None
             if (guess := self._of_table(about, rows).within(scope, self._text)) is not None:
                 yield guess
@@ -184,7 +181,6 @@ class Mistakes:
             if size < n:
                 found[f"the prompt but its last {size} tokens"] = range(n - size)
                 found[f"the first {size} tokens"] = range(size)
-        found[""] = range(len(self._text.tokens))
         return {where: places for where, places in found.items() if places}
 
     def _of_module(self) -> Iterator[Guess]:

@@ -52,6 +52,8 @@ CHANGES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
         for n_bits in (2, 3, 4)
     },
     "in another order: halves are exchanged": halves,
+}
+_OF_ALL: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     **{f"zeros in the {which} half": partial(_without_half, i) for i, which in enumerate(_HALVES)},
     **{
         f"cut off at about {share:g} times the mean size": partial(clipped, share)
@@ -113,11 +115,14 @@ class TextRows:
         """What may be wrong with all rows, these rows, and the layers that are read of them.
         orders: other ones of its layers."""
         rows, taps = self.rows, self.taps
-        for what, change in (CHANGES | MOVED).items():
-            if what in CHANGES:
-                yield f"the target's rows are {what}", mapped(rows, change), None
-            for tap in taps:
+        for what, change in (MOVED | CHANGES | _OF_ALL).items():
+            yield f"the target's rows are {what}", mapped(rows, change), None
+            for tap in taps if what not in _OF_ALL else ():
                 yield f"rows of layer {tap} are {what}", mapped(rows, change, tap), None
+        zeros = mapped(rows, torch.zeros_like)
+        for tap in taps if len(taps) > 1 else ():
+            alone = mapped(zeros, partial(torch.add, rows.taps[tap]), tap)
+            yield f"the target's rows are zeros but for layer {tap}", alone, None
         (norm, eps), n_layer = self._model.final_norm, self._model.config.n_layer
         if norm is not None:
             last, normed = n_layer if taps else None, partial(_normed, norm, eps)
