@@ -14,7 +14,6 @@ from engine.gguf.binary import never
 from engine.observe.drafter_diff.outcome_causes import (
     cell_causes,
     counting_cause,
-    root_cause,
     rope_causes,
     rule_cause,
     sampler_cause,
@@ -225,7 +224,7 @@ def _pair(
     causes += stated.values()
     if prompt is None and (causes or n_common(a, b) < min(len(a.text), len(b.text))):
         causes += cell_causes(a, b)  # which need not change anything
-    root = root_cause(a, b, contexts)
+    root = width_cause(a, b, contexts)
     if not is_drafted:
         pass
     elif len(judged) < 2 and not (stated or a.draws or b.draws):  # drawn ones differ by chance
@@ -234,8 +233,6 @@ def _pair(
     elif not a.looks_up and root is None:  # the lengths of look-ups are of what they find
         equal = [pair for pair in contexts if n_equal(*pair) is None and pair[0].tokens]
         causes += length_causes(a, b, equal)
-    elif root is None:
-        causes += filter(None, [width_cause(a, b, contexts)])
     causes = with_limits(a, b, causes) if prompt is None else causes
     causes += filter(None, [rule_cause(a), rule_cause(b)])
     if not any(one.stage == RULE for one in causes):

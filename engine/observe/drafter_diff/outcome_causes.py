@@ -426,38 +426,27 @@ def _n_drafted_right(side: DraftSide, draft: RecordedDraft) -> int | None:
 def width_cause(
     a: DraftSide, b: DraftSide, pairs: Sequence[tuple[RecordedDraft, RecordedDraft]]
 ) -> Cause | None:
-    """Whether one counts as many drafted tokens in each round as there may be at most, where a
-    look-up of the other finds fewer."""
+    """Whether one counts more drafted tokens than the other has at the same contexts: its draft's
+    root, too, so that it accepts no draft whole, or in all rounds of a look-up as many as there is
+    room for."""
     for side, which in ((a, 0), (b, 1)):
-        both = [(pair[which], pair[1 - which]) for pair in pairs]
+        both = [(pair[which], pair[1 - which]) for pair in pairs if not side.knows_all]
+        whole = [x for x in both if x[1].n_accepted == x[1].n_drafted == x[0].n_accepted]
         fewer = [(own, one) for own, one in both if one.n_drafted < own.n_drafted]
-        widths, is_known = {own.n_drafted for own in side.drafts}, side.has_lengths
-        if side.has_rejected or not is_known or len(widths) > 1 or len(fewer) < _SHOWS_RULE:
-            continue
-        about = "It counts as drafted what a round has room for, not the tokens that were found."
-        size = f"{widths.pop()} in each round; in {len(fewer)} of {len(both)} fewer are found"
-        counts = sums(own for own, _ in both), sums(one for _, one in both)
-        return Cause(COUNTING, side.name, about, place_of(fewer[0][0]), size, *counts)
-    return None
-
-
-def root_cause(
-    a: DraftSide, b: DraftSide, pairs: Sequence[tuple[RecordedDraft, RecordedDraft]]
-) -> Cause | None:
-    """Whether one counts a drafted token more in each round: what the other accepted whole it
-    accepts as far, and no draft of its own whole."""
-    for side, which in ((a, 0), (b, 1)):
-        both = [(pair[which], pair[1 - which]) for pair in pairs]
-        whole = [
-            (own, one) for own, one in both if one.n_accepted == one.n_drafted == own.n_accepted
-        ]
         has_whole = any(draft.n_accepted >= draft.n_drafted for draft in side.drafts)
-        beyond = {own.n_drafted - one.n_drafted for own, one in whole}
-        if has_whole or len(whole) < _SHOWS_RULE or beyond != {1} or side.knows_all:
+        is_steady = len({own.n_drafted for own in side.drafts}) == 1
+        can_tell = side.looks_up and side.has_lengths and not side.has_rejected
+        if {own.n_drafted - one.n_drafted for own, one in whole} == {1} and not has_whole:
+            about, shown = "the newest token of a round, its draft's root, as a drafted one", whole
+            counts = side.counts, (side.counts[0], side.counts[1] - len(side.drafts))
+            size = f"{len(side.drafts)} rounds, {len(whole)} of which the other accepted whole"
+        elif can_tell and is_steady:
+            about, shown = "as drafted what a round has room for, not what was found", fewer
+            counts = sums(own for own, _ in both), sums(one for _, one in both)
+            size = f"as many in each round; in {len(fewer)} of {len(both)} fewer are found"
+        else:
             continue
-        about = "It counts the newest token of a round, its draft's root, as a drafted one."
-        mended = side.counts[0], side.counts[1] - len(side.drafts)
-        size = f"{len(side.drafts)} rounds, {len(whole)} of which the other accepted whole"
-        where = place_of(whole[0][0])
-        return Cause(COUNTING, side.name, about, where, size, side.counts, mended)
+        if len(shown) >= _SHOWS_RULE:
+            where = place_of(shown[0][0])
+            return Cause(COUNTING, side.name, f"It counts {about}.", where, size, *counts)
     return None

@@ -80,8 +80,9 @@ def test_a_stricter_rule_is_named_with_the_rounds_that_it_holds_in(
 def test_widths_that_are_counted_as_drafted_tokens_are_named() -> None:
     found = [RecordedDraft(i, 4 * i, [7], [], 1, 0, 0.0, 1 + i % 5) for i in range(20)]
     counted = [one._replace(n_drafted=5) for one in found]
+    more: dict[str, Any] = {"has_lengths": True, "looks_up": True, "counts": (20, 60)}
     both: list[Any] = [
-        SimpleNamespace(name=name, drafts=drafts, has_rejected=name == "B", has_lengths=True)
+        SimpleNamespace(name=name, drafts=drafts, has_rejected=name == "B", knows_all=False, **more)
         for name, drafts in (("A", counted), ("B", found))
     ]
     cause = width_cause(*both, [*zip(counted, found, strict=True)])
@@ -89,6 +90,11 @@ def test_widths_that_are_counted_as_drafted_tokens_are_named() -> None:
     assert (cause.recorded, cause.mended) == ((20, 100), (20, 60))
     both[0].has_lengths = False
     assert width_cause(*both, [*zip(counted, found, strict=True)]) is None
+    right = [one._replace(n_accepted=one.n_drafted) for one in found]
+    both[0].drafts = [one._replace(n_drafted=one.n_drafted + 1) for one in right]
+    both[1].drafts = right
+    cause = width_cause(*both, [*zip(both[0].drafts, right, strict=True)])
+    assert cause is not None and "its draft's root" in cause.about
 
 
 def test_a_rejected_token_that_is_drawn_again_shows_no_residual() -> None:
