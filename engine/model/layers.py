@@ -194,19 +194,13 @@ class RopeTables:
         place: what positions int64 [n] are taken for."""
         if config is not None and factors is not None:
             config = replace(config, factors=tuple(factors.tolist()))
-        self.config, self._device, self._place = config, device, place
+        self.config, self.device, self._place = config, device, place
         self._n_rot = config.n_rot if config else 0
         self._scale = config.magnitude if config else 1.0
         inverse = config.inverse_frequencies() if config else []
         self._inv_freq = torch.tensor(inverse, dtype=torch.float64)
         self.table = torch.empty(0, self._n_rot)
         """Of every position so far cosines, then sines, f32 [n_positions, n_rot]."""
-
-    def turned(
-        self, config: RopeConfig | None = None, place: Callable[[Tensor], Tensor] | None = None
-    ) -> RopeTables:
-        """Those of another configuration, or of positions that are taken for others."""
-        return RopeTables(config or self.config, self._device, place=place)
 
     def reach(self, highest: int) -> int:
         """Make the tables reach the position `highest`; how many positions they have."""
@@ -225,7 +219,7 @@ class RopeTables:
         if self._place is not None:
             places = self._place(places)
         cos, sin = rope_table(places, self._n_rot, self._inv_freq, self._scale)
-        self.table = torch.cat((cos, sin), -1).to(self._device)
+        self.table = torch.cat((cos, sin), -1).to(self.device)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,11 +24,6 @@ from engine.observe.drafter_diff.records import STAGES
 _Drafts = Sequence[RecordedDraft]
 Rows = Mapping[int, Sequence[Candidates]]
 """Candidates of drafts, by round."""
-_OF_TEXT: dict[str, Any] = {
-    **{"what": "", "about": "", "places": None, "best": False},
-    **{"row_shift": 0, "token_shift": 0, "unseen": 0, "window": 0},
-}
-"""Of a deviation what goes by the text alone, not by the drafts before."""
 GOES_ON = Deviation("", "", best=True)
 """A step goes on from the best token of the one before, whatever was drafted."""
 ROUNDED = 0.05
@@ -124,7 +119,9 @@ class Guess:
     @property
     def goes_by_drafts(self) -> bool:
         """Whether what is in memory may come of the drafts before, not of the text alone."""
-        return bool(self.left) or replace(self.deviation, **_OF_TEXT) != Deviation("", "")
+        own = replace(self.deviation, what="", about="", places=None, best=False)
+        own = replace(own, row_shift=0, token_shift=0, unseen=0, window=0)  # of the text
+        return bool(self.left) or own != Deviation("", "")
 
     def drafts_alone(self, right: DraftedText) -> bool:
         """Whether all that is in memory is right, and drafts are made otherwise from it."""

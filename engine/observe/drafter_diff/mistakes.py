@@ -36,7 +36,6 @@ _READ: dict[str, _Which] = {
     "that of the first step": lambda given, _: given[0],
 }
 """Which entry a step reads a part of, of those that steps should read and those that they did."""
-_LEAST_PAGE = 8
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
@@ -75,7 +74,6 @@ class Mistakes:
         sizes = dict.fromkeys((n, n // 2, *_SIZES))
         yield from self._of_beginnings([size for size in sizes if 0 < size <= n])
         yield from self._of_rejected(window)
-        yield from self._of_module()
         yield from self._of_steps()
 
     def _of_state(self, wrong: _Drafts) -> Iterator[Guess]:
@@ -175,22 +173,11 @@ class Mistakes:
             "accepted tokens": [d.pos0 + 1 + i for d in drafts for i in range(d.n_accepted)],
             "tokens that were not drafted": [draft.pos0 for draft in drafts],
         }
-        for size in (s for s in _SIZES if _LEAST_PAGE <= s < len(self._text.tokens)):
-            found[f"every {size}th token"] = range(0, len(self._text.tokens), size)
         for size in _SIZES:
             if size < n:
                 found[f"the prompt but its last {size} tokens"] = range(n - size)
                 found[f"the first {size} tokens"] = range(size)
         return {where: places for where, places in found.items() if places}
-
-    def _of_module(self) -> Iterator[Guess]:
-        """What the drafter's own module reads and how it turns it."""
-        core, model = self._model.core, self._model
-        if vars(core).get("selector") is not None:
-            out = self._guess(BLOCK, "its selector is left out")
-            yield replace(out, changes=((core, "selector", None),))
-            about = "its walk takes the best candidate for the one chosen before every row"
-            yield replace(self._guess(CANDIDATES, about), changes=((model, "walks", False),))
 
     def of_parts(self, only: str = "", wrong: _Drafts = ()) -> Iterator[Guess]:
         """The same, of each of its parts, and of rows that it makes of the target's with them; and
@@ -377,8 +364,15 @@ class Mistakes:
             found[f"{which} of a block is one position too {'early' if by < 0 else 'far'}"] = {
                 "moved": {row: by}
             }
+        if model.core.selector is not None:
+            about = "its selector is left out"
+            yield self._guess(BLOCK, about, changes=((model.core, "selector", None),))
+            found["its walk takes the best candidate for the one chosen before every row"] = {
+                "walks": False
+            }
         for about, changed in found.items():
             stage = POSITIONS if {"apart", "moved"} & changed.keys() else BLOCK
+            stage = CANDIDATES if "walks" in changed else stage
             changes = tuple((model, name, value) for name, value in changed.items())
             yield self._guess(stage, about, changes=changes, during="draft")
 

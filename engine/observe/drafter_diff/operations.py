@@ -110,10 +110,10 @@ def part_changes(
 def _ropes(found: Sequence[Site], places: Sequence[int]) -> Iterator[PartChange]:
     for site in found:
         ropes = [getattr(owner, site.name) for owner in site.owners]
-        if not all(isinstance(rope, RopeTables) and rope.config for rope in ropes):
+        if not all(isinstance(rope, RopeTables) for rope in ropes):
             continue
-        for about, how in other_ropes(ropes[0].config, places):
-            made = [(x, site.name, getattr(x, site.name).turned(**how)) for x in site.owners]
+        for about, rope in other_ropes(ropes[0], places):
+            made = [(x, site.name, rope) for x in site.owners]
             is_short = any(one in about for one in _ROPES_AT_TIMES)
             phases = [*PHASES] if is_short else ["", *["draft", "alone"] * ("scaled" not in about)]
             yield PartChange(POSITIONS, f"its rope {about}", tuple(made), phases)

@@ -188,10 +188,10 @@ def with_limits(a: DraftSide, b: DraftSide, causes: Sequence[Cause]) -> list[Cau
     known = [{one.pos0: (one.tokens, one.n_drafted) for one in side.drafts} for side in (a, b)]
     wrong = [place for place in at if known[0].get(place) != known[1].get(place)]
     if said and not shown and (len(wrong) >= FEW or not all(known)):
-        place = f"position {wrong[0]}" if wrong else ""
-        size = f"{len(wrong)} of {len(at)} rounds after the same text draft otherwise"
         about = f"Drafts are made by other settings: {said}."
-        found.append(Cause(CANDIDATES, "", about, place, size if wrong else ""))
+        size = f"{len(wrong)} of {len(at)} rounds after the same text draft otherwise"
+        where = (f"position {wrong[0]}", size) if wrong else ()
+        found.append(Cause(CANDIDATES, "", about, *where))
     return found
 
 

@@ -160,8 +160,7 @@ class DraftSide:
         as options or a log say it."""
         facts = self.run.facts
         if facts.options is not None and self.looks_up:
-            spec = DRAFTERS[self.drafters[0]]
-            return asdict(spec.options_of(facts.options.spec))
+            return asdict(DRAFTERS[self.drafters[0]].options_of(facts.options.spec))
         if not any(DRAFTERS[name].needs for name in self.drafters if name in DRAFTERS):
             return {}
         if facts.options is not None:

@@ -20,19 +20,12 @@ from engine.observe.drafter_diff.tensor_changes import halves
 from kernels.norm import rms_norm
 
 _LAYERS_OFF = {1: "one on (outputs)", -1: "one before (inputs)", 2: "two on", -2: "two before"}
-_HALVES = "first", "second"
 
 
 def _without_half(which: int, x: torch.Tensor) -> torch.Tensor:
     parts = [*x.chunk(2, -1)]
     parts[which] = torch.zeros_like(parts[which])
     return torch.cat(parts, -1)
-
-
-def clipped(share: float, x: torch.Tensor) -> torch.Tensor:
-    """Rows with their numbers within `share` times the root mean square of all."""
-    most = share * x.square().mean().sqrt().item()
-    return x.clamp(-most, most)
 
 
 def rounded(most: int, x: torch.Tensor) -> torch.Tensor:
@@ -52,13 +45,8 @@ CHANGES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
         for n_bits in (2, 3, 4)
     },
     "in another order: halves are exchanged": halves,
-}
-_OF_ALL: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    **{f"zeros in the {which} half": partial(_without_half, i) for i, which in enumerate(_HALVES)},
-    **{
-        f"cut off at about {share:g} times the mean size": partial(clipped, share)
-        for share in (0.25, 0.5, 1.0, 2.0)
-    },
+    "zeros in the first half": partial(_without_half, 0),
+    "zeros in the second half": partial(_without_half, 1),
 }
 MOVED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "those of the position before": lambda x: torch.cat((x[:1], x[:-1])),
@@ -115,9 +103,9 @@ class TextRows:
         """What may be wrong with all rows, these rows, and the layers that are read of them.
         orders: other ones of its layers."""
         rows, taps = self.rows, self.taps
-        for what, change in (MOVED | CHANGES | _OF_ALL).items():
+        for what, change in (MOVED | CHANGES).items():
             yield f"the target's rows are {what}", mapped(rows, change), None
-            for tap in taps if what not in _OF_ALL else ():
+            for tap in taps:
                 yield f"rows of layer {tap} are {what}", mapped(rows, change, tap), None
         zeros = mapped(rows, torch.zeros_like)
         for tap in taps if len(taps) > 1 else ():

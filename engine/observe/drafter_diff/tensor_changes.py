@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from engine.model.layers import RopeTables
 from engine.model.rope import RopeConfig
 
 FACTORS = (0.0, 0.5, 2.0, -1.0, 0.25, 4.0, math.sqrt(0.5), math.sqrt(2.0))
@@ -142,26 +143,26 @@ def _listed(windows: Sequence[int | None]) -> str:
     return ", ".join(str(size or "none") for size in windows)
 
 
-_LEAST_BASE = 2.0
-_SCALED_BY, _SCALED_FROM = (2.0, 4.0, 8.0, 32.0), [1 << i for i in range(6, 16)]
-
-
-def other_ropes(own: RopeConfig, places: Sequence[int]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """How ropes may turn otherwise: a sentence's part, and what RopeTables.turned takes. places:
+def other_ropes(rope: RopeTables, places: Sequence[int]) -> Iterator[tuple[str, RopeTables]]:
+    """How ropes may turn otherwise: a sentence's part, and what is in their place. places:
     positions from which on they may."""
-    yield from ((about, {"config": config}) for about, config in _other_angles(own))
+    own, device = rope.config, rope.device
+    for about, config in _other_angles(own) if own is not None else ():
+        yield about, RopeTables(config, device)
+    moved: dict[str, TensorChange] = {}
     for at in places:
-        about, place = f"turns positions from {at} on as", partial(torch.remainder, other=at)
-        yield f"{about} {at}", {"place": partial(torch.clamp, max=at)}
-        yield f"{about} those from 0 on", {"place": place}
+        about = f"turns positions from {at} on as"
+        moved[f"{about} {at}"] = partial(torch.clamp, max=at)
+        moved[f"{about} those from 0 on"] = partial(torch.remainder, other=at)
     for by, where in ((1, "after"), (-1, "before")):
-        yield f"turns a position as the one {where} it", {"place": partial(_next_to, by)}
+        moved[f"turns a position as the one {where} it"] = partial(_next_to, by)
+    yield from ((about, RopeTables(own, device, place=place)) for about, place in moved.items())
 
 
 def _other_angles(own: RopeConfig) -> Iterator[tuple[str, RopeConfig]]:
     for x in (10, 0.1, 100, 0.01, 50, 0.02, 20, 0.05, 5, 0.2, 2, 0.5, 1e3, 1e-3):
         about = f"has {x:g} times the frequency base, or so"
-        yield about, replace(own, freq_base=max(x * own.freq_base, _LEAST_BASE))
+        yield about, replace(own, freq_base=max(x * own.freq_base, 2.0))
     ones = own.factors or (1.0,) * (own.n_rot // 2)
     for x in (0.0, 0.5, 2.0, 0.25, 4.0, 0.125, 8.0, -1.0):
         divided = tuple(one / x if x else math.inf for one in ones)
@@ -173,7 +174,7 @@ def _other_angles(own: RopeConfig) -> Iterator[tuple[str, RopeConfig]]:
     plain = replace(own, scaling="none", factors=())
     if plain != own:
         yield "is not scaled, as its file says", plain
-    for factor, n_ctx in product(_SCALED_BY, _SCALED_FROM):
+    for factor, n_ctx in product((2.0, 4.0, 8.0, 32.0), (1 << i for i in range(6, 16))):
         how = f"with a factor of {factor:g} for contexts of more than {n_ctx} tokens, or so"
         yarn = replace(plain, scaling="yarn", factor=factor, n_ctx_orig=n_ctx)
         yield f"is scaled {how} (yarn)", yarn

@@ -102,9 +102,7 @@ def test_a_call_is_changed_at_its_own_place_alone(eagle: Session) -> None:
 def test_a_rope_of_which_a_share_of_the_pairs_turns(eagle: Session) -> None:
     core: Any = eagle.drafts["draft-eagle3"]
     rope: RopeTables = core.model._rope
-    assert rope.config is not None
-    ways = dict(other_ropes(rope.config, ()))
-    half = rope.turned(**ways["turns the first 0.5 of its pairs alone"])
+    half = dict(other_ropes(rope, ()))["turns the first 0.5 of its pairs alone"]
     at = torch.tensor([[0, 7]])
     for one in (rope, half):
         one.reach(7)
@@ -117,23 +115,21 @@ def test_a_rope_of_which_a_share_of_the_pairs_turns(eagle: Session) -> None:
 def test_ropes_are_scaled_as_files_have_it_and_not(eagle: Session) -> None:
     core: Any = eagle.drafts["draft-eagle3"]
     own: RopeConfig = core.model._rope.config
-    ways = dict(other_ropes(own, ()))
+    ways = dict(other_ropes(core.model._rope, ()))
     yarn, llama3 = (
         ways[f"is scaled with a factor of 8 for contexts of more than 64 tokens, or so ({kind})"]
         for kind in ("yarn", "llama3")
     )
-    assert yarn["config"] == replace(own, scaling="yarn", factor=8.0, n_ctx_orig=64)
+    assert yarn.config == replace(own, scaling="yarn", factor=8.0, n_ctx_orig=64)
     # a pair that turns four times in 64 tokens stays, one that does not turn once is slower
     frequencies = torch.tensor(own.inverse_frequencies())
-    ratio = torch.tensor(llama3["config"].inverse_frequencies()) / frequencies
+    ratio = llama3._inv_freq.float() / frequencies
     turns = frequencies * 64 / (2 * math.pi)
     assert torch.allclose(ratio[turns > 4], torch.tensor(1.0))
     assert torch.allclose(ratio[turns < 1], torch.tensor(0.125))
-    rope = core.model._rope.turned(**yarn)
-    assert torch.equal(rope._inv_freq, RopeTables(yarn["config"])._inv_freq)
     name = "is not scaled, as its file says"
-    plain = dict(other_ropes(yarn["config"], ()))[name]["config"]
-    assert name not in ways and plain.inverse_frequencies() == own.inverse_frequencies()
+    plain = dict(other_ropes(yarn, ()))[name]
+    assert name not in ways and plain._inv_freq.tolist() == own.inverse_frequencies()
 
 
 @pytest.mark.parametrize(("first", "read"), [(True, [1, 1, 1, 1]), (False, [1, 1, 2, 3])])

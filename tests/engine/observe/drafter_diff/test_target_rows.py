@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from engine.model.layers import TargetRows
-from engine.observe.drafter_diff.target_rows import clipped, what_rows_are
+from engine.observe.drafter_diff.target_rows import CHANGES, what_rows_are
 
 _OWN, _LAYER = np.random.default_rng(1).standard_normal((2, 24, 32)).astype(np.float32)
 
@@ -37,7 +37,7 @@ def test_rows_are_said_to_be_what_they_are(
     assert what_rows_are(found, _OWN, wrong, rows) == words
 
 
-def test_rows_are_cut_off_at_a_share_of_their_size() -> None:
-    found = clipped(0.5, torch.tensor([[3.0, -4.0, 0.5, -0.25]]))
-    most = 0.5 * (25.3125 / 4) ** 0.5
-    assert torch.allclose(found, torch.tensor([[most, -most, 0.5, -0.25]]))
+def test_half_of_the_numbers_of_rows_may_be_zeros() -> None:
+    rows = torch.ones(2, 4)
+    assert CHANGES["zeros in the second half"](rows).tolist() == [[1, 1, 0, 0]] * 2
+    assert CHANGES["zeros in the first half"](rows).tolist() == [[0, 0, 1, 1]] * 2
