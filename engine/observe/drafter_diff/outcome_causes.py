@@ -32,8 +32,6 @@ _SHOWS_RULE = 5
 """Rounds that show a rule where ids of rejected tokens do not."""
 _FLOAT_CELLS = "f32", "f16", "bf16"
 _START = "the start of the server, by its log"
-_AS_LOGGED = 0.005
-"""Of p_min, which a log rounds to two decimals."""
 _SPREAD = ("top_k", "top_p", "min_p", "top_n_sigma", "dynatemp_range", "samplers", "seed")
 """Settings that never take the best token away."""
 
@@ -126,10 +124,9 @@ def _short(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else f"{'none' if is_none else value!s:.60}"
 
 
-def _is_near(one: Any, other: Any) -> bool:
-    """Whether two settings are one, but for how a log rounds it."""
-    is_number = isinstance(one, int | float) and isinstance(other, int | float)
-    return abs(one - other) <= _AS_LOGGED if is_number else bool(one == other)
+def _logged(value: Any) -> Any:
+    """A setting as a log rounds it, to two decimals."""
+    return round(value, 2) if isinstance(value, float) else value
 
 
 def _penalises(setting: Mapping[str, Any]) -> bool:
@@ -173,7 +170,7 @@ def with_limits(a: DraftSide, b: DraftSide, causes: Sequence[Cause]) -> list[Cau
     the one that drafts show, else one more where they are other ones."""
     limits, found = (a.limits, b.limits), [*causes]
     both = [name for name in limits[0] if name in limits[1]]
-    differ = [name for name in both if not _is_near(limits[0][name], limits[1][name])]
+    differ = [name for name in both if _logged(limits[0][name]) != _logged(limits[1][name])]
     said = "; ".join(
         f"{name} {_short(limits[0][name])} in A, {_short(limits[1][name])} in B" for name in differ
     )

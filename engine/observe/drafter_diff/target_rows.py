@@ -16,16 +16,14 @@ from engine.gguf.binary import check_cancelled
 from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
 from engine.model.layers import TargetRows, join_rows
-from engine.observe.drafter_diff.tensor_changes import halves
+from engine.observe.drafter_diff.tensor_changes import halves, with_part
 from kernels.norm import rms_norm
 
 _LAYERS_OFF = {1: "one on (outputs)", -1: "one before (inputs)", 2: "two on", -2: "two before"}
 
 
 def _without_half(which: int, x: torch.Tensor) -> torch.Tensor:
-    parts = [*x.chunk(2, -1)]
-    parts[which] = torch.zeros_like(parts[which])
-    return torch.cat(parts, -1)
+    return torch.cat([*with_part(which, torch.zeros_like, x.chunk(2, -1))], -1)
 
 
 def rounded(most: int, x: torch.Tensor) -> torch.Tensor:

@@ -49,8 +49,8 @@ def other_values(x: Any, is_weight: bool) -> Iterator[tuple[str, Callable[..., A
         yield "in reverse order", lambda x: x[::-1]
         for i in range(len(x)):
             before = partial(rows_on, by=1)
-            yield f"with its part {i} of zeros", partial(_with_part, i, torch.zeros_like)
-            yield f"with its part {i} of the row before", partial(_with_part, i, before)
+            yield f"with its part {i} of zeros", partial(with_part, i, torch.zeros_like)
+            yield f"with its part {i} of the row before", partial(with_part, i, before)
     elif is_floats(x) and is_weight:
         root = x.shape[-1] ** 0.5 if x.dim() > 1 else 1.0
         yield "as ones", partial(torch.full_like, fill_value=root)
@@ -79,7 +79,7 @@ def is_floats(x: Any) -> bool:
     return torch.is_tensor(x) and x.is_floating_point() and x.dim() > 0
 
 
-def _with_part(i: int, change: TensorChange, x: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+def with_part(i: int, change: TensorChange, x: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
     return [*x[:i], change(x[i]), *x[i + 1 :]]
 
 
