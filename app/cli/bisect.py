@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.cli.common import target_path
-from app.cli.option_lines import declare
+from app.cli.option_lines import declare, refuse_given
 from app.cli.output import is_terminal, print_report, show_progress, tell
 from engine.errors import DraftscopeError, OptionError
 from engine.experiments.bisect import progress_file
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from engine.experiments.bisect.builds import Judge
     from engine.experiments.bisect.history import Revision
     from engine.experiments.bisect.search import Search
+
+_OF_COMMITS = "--skip", "--cmake-args", "--target", "-j, --jobs", "--build-limit"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,8 +40,8 @@ def run(args: argparse.Namespace) -> int:
             "There is nothing to search in.",
             "Give either --repo with --good and --bad, or --builds.",
         )
-    if args.skip and not with_repo:
-        raise OptionError("--skip names commits.", "Leave those builds out of --builds.")
+    if not with_repo:
+        refuse_given(args, "--repo", *_OF_COMMITS)
     if with_repo != (args.good is not None) or with_repo != (args.bad is not None):
         raise OptionError(
             "--good and --bad name the ends of a repository's history.",

@@ -9,7 +9,7 @@ several streams (deepseek4) every tap is the mean, the last one before the head 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
@@ -184,37 +184,23 @@ class RopeTables:
     columns where nothing rotates."""
 
     def __init__(
-        self, config: RopeConfig | None, device: torch.device = CPU, factors: Tensor | None = None
+        self,
+        config: RopeConfig | None,
+        device: torch.device = CPU,
+        factors: Tensor | None = None,
+        place: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        """factors: what each pair's angle is divided by, [n_rot/2]; None for 1."""
-        self._device = device
+        """factors: what each pair's angle is divided by, [n_rot/2]; None for those of `config`.
+        place: what positions int64 [n] are taken for."""
+        if config is not None and factors is not None:
+            config = replace(config, factors=tuple(factors.tolist()))
+        self.config, self.device, self._place = config, device, place
         self._n_rot = config.n_rot if config else 0
         self._scale = config.magnitude if config else 1.0
         inverse = config.inverse_frequencies() if config else []
         self._inv_freq = torch.tensor(inverse, dtype=torch.float64)
-        if factors is not None:
-            self._inv_freq /= factors.double()
         self.table = torch.empty(0, self._n_rot)
         """Of every position so far cosines, then sines, f32 [n_positions, n_rot]."""
-        self._place: Callable[[Tensor], Tensor] | None = None
-
-    def turned(
-        self,
-        base: float = 1.0,
-        stretch: float = 1.0,
-        share: float = 1.0,
-        slow: float = 0.0,
-        place: Callable[[Tensor], Tensor] | None = None,
-    ) -> RopeTables:
-        """Others whose frequency base, and whose angles, are this many times these; of pairs after
-        this share the angles are `slow` times as large, too. place: what positions int64 [n] are
-        taken for."""
-        made = RopeTables(None, self._device)
-        made._n_rot, made._scale, made._place = self._n_rot, self._scale, place
-        power = torch.arange(len(self._inv_freq), dtype=torch.float64) * (-2 / max(1, self._n_rot))
-        made._inv_freq = self._inv_freq * stretch * base**power
-        made._inv_freq[round(share * len(power)) :] *= slow
-        return made
 
     def reach(self, highest: int) -> int:
         """Make the tables reach the position `highest`; how many positions they have."""
@@ -233,7 +219,7 @@ class RopeTables:
         if self._place is not None:
             places = self._place(places)
         cos, sin = rope_table(places, self._n_rot, self._inv_freq, self._scale)
-        self.table = torch.cat((cos, sin), -1).to(self._device)
+        self.table = torch.cat((cos, sin), -1).to(self.device)
 
 
 @dataclass(frozen=True, slots=True)

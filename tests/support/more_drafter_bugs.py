@@ -21,7 +21,7 @@ from engine.draft.ngram_map import NgramSimple
 from engine.draft.row_drafter import RowDrafter
 from engine.memory.hybrid import LentMemories
 from engine.model import mtp
-from engine.model.layers import TargetRows
+from engine.model.layers import RopeTables, TargetRows
 from engine.options import Prompt, RunOptions
 from engine.session import Session
 from engine.trace.run_ref import RunRef
@@ -204,7 +204,9 @@ def _one_layer_zero(patch: Patch, session: Session) -> None:
 def _other_rope(patch: Patch, session: Session) -> None:
     _no_recordings(patch)
     model: Any = session.drafts["draft-simple"]
-    patch.setattr(model, "_rope", model._rope.turned(0.1))
+    config = model._rope.config
+    other = replace(config, freq_base=0.1 * config.freq_base)
+    patch.setattr(model, "_rope", RopeTables(other))
 
 
 def _halves_exchanged(patch: Patch, session: Session) -> None:

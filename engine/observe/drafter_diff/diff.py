@@ -14,7 +14,6 @@ from engine.gguf.binary import never
 from engine.observe.drafter_diff.outcome_causes import (
     cell_causes,
     counting_cause,
-    root_cause,
     rope_causes,
     rule_cause,
     sampler_cause,
@@ -37,7 +36,6 @@ from engine.observe.drafter_diff.records import (
     n_equal,
     prompt_cause,
     same_contexts,
-    settings_cause,
 )
 from engine.observe.drafter_diff.sides import LONGEST_TEXT, DraftSide, no_drafts, paired, sides_of
 from engine.trace.run_ref import RunRef
@@ -131,7 +129,7 @@ def drafter_diff(
             f"A and B have two drafters: {', '.join(names[0])} and {', '.join(names[1])}.",
             "Record both with one; `draftscope acceptance A B` compares what came of two.",
         )
-    pairs = paired(*sides)[:_MOST_PAIRS]
+    pairs = paired(sides[0][:_MOST_PAIRS], sides[1])
     watched: list[Cause | None] = [None, None]
     if session is not None and pairs and any(values):
         from engine.observe.drafter_diff.stage_values import values_cause
@@ -226,8 +224,7 @@ def _pair(
     causes += stated.values()
     if prompt is None and (causes or n_common(a, b) < min(len(a.text), len(b.text))):
         causes += cell_causes(a, b)  # which need not change anything
-    causes += filter(None, [settings_cause(a, b)])
-    root = root_cause(a, b, contexts)
+    root = width_cause(a, b, contexts)
     if not is_drafted:
         pass
     elif len(judged) < 2 and not (stated or a.draws or b.draws):  # drawn ones differ by chance
@@ -236,8 +233,6 @@ def _pair(
     elif not a.looks_up and root is None:  # the lengths of look-ups are of what they find
         equal = [pair for pair in contexts if n_equal(*pair) is None and pair[0].tokens]
         causes += length_causes(a, b, equal)
-    elif root is None:
-        causes += filter(None, [width_cause(a, b, contexts)])
     causes = with_limits(a, b, causes) if prompt is None else causes
     causes += filter(None, [rule_cause(a), rule_cause(b)])
     if not any(one.stage == RULE for one in causes):

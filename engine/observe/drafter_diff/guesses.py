@@ -116,10 +116,18 @@ class Guess:
         """Whether it is made in some places alone."""
         return self.steps is not None or self.deviation.places is not None
 
+    @property
+    def goes_by_drafts(self) -> bool:
+        """Whether what is in memory may come of the drafts before, not of the text alone."""
+        own = replace(self.deviation, what="", about="", places=None, best=False)
+        own = replace(own, row_shift=0, token_shift=0, unseen=0, window=0)  # of the text
+        return bool(self.left) or own != Deviation("", "")
+
     def drafts_alone(self, right: DraftedText) -> bool:
         """Whether all that is in memory is right, and drafts are made otherwise from it."""
         is_right = self.text is right and replace(self.deviation, places=None) in (CLEAN, GOES_ON)
-        return is_right and not self.left and (self.during == "draft" or not self.changes)
+        is_right = is_right and not self.left
+        return is_right and (self.during == "draft" or not self.changes)
 
     def acts(self, pos0: int, step: int = 0) -> bool:
         """Whether it is made in a draft after pos0 tokens, at one of its steps."""
@@ -306,7 +314,7 @@ class Trials:
                 is_likely = any(gives(guess, [one], n_before) for one in probes)
                 is_likely = is_likely and gives(guess, wrong[:_MOST_SHOWN], n_before)
             else:  # what is wrong in memory may come of all drafts before these
-                is_likely = guess.change is not None or not guess.drafts_alone(self._text)
+                is_likely = guess.change is not None or guess.goes_by_drafts
                 is_likely = is_likely or gives(guess, stretch, share=_HALF)
             if is_likely and is_exact(guess, share * clean):
                 return best, left

@@ -19,7 +19,7 @@ from engine.observe.drafter_diff.guesses import GOES_ON, Guess
 from engine.observe.drafter_diff.operations import PHASES, in_place, part_changes
 from engine.observe.drafter_diff.records import BLOCK, CANDIDATES, POSITIONS, ROWS, STATE
 from engine.observe.drafter_diff.sides import LONGEST_TEXT, DraftSide
-from engine.observe.drafter_diff.target_rows import FACTORS, MOVED, TextRows, mapped
+from engine.observe.drafter_diff.target_rows import CHANGES, MOVED, TextRows, mapped
 from engine.observe.drafter_diff.tensor_changes import other_windows
 from engine.session import Session
 
@@ -74,7 +74,6 @@ class Mistakes:
         sizes = dict.fromkeys((n, n // 2, *_SIZES))
         yield from self._of_beginnings([size for size in sizes if 0 < size <= n])
         yield from self._of_rejected(window)
-        yield from self._of_module()
         yield from self._of_steps()
 
     def _of_state(self, wrong: _Drafts) -> Iterator[Guess]:
@@ -153,16 +152,13 @@ class Mistakes:
             moved = [p % size if p < self._text.starts[0] else p for p in range(len(table))]
             about = f"rows of a prompt's later passes, of {size} tokens, are those of the first"
             yield self._of_table(about, table[moved])
-        changes: dict[str, torch.Tensor | None] = {k: f(table) for k, f in MOVED.items()}
         own, taps = self._target.rows, self._target.taps
-        zeros = mapped(own, torch.zeros_like)
-        changes["zeros"] = model.table(zeros)
+        changes: dict[str, torch.Tensor | None] = {k: f(table) for k, f in MOVED.items()}
+        changes["zeros"] = model.table(mapped(own, torch.zeros_like))
         for tap in taps if len(taps) > 1 else ():
-            alone = mapped(zeros, partial(torch.add, own.taps[tap]), tap)
-            changes[f"zeros but for layer {tap}"] = model.table(alone)
             changes[f"zeros in layer {tap}"] = model.table(mapped(own, torch.zeros_like, tap))
         for (where, places), (what, rows) in product(self._places().items(), changes.items()):
-            about = f"rows{where and ' of '}{where} are {what}"
+            about = f"rows of {where} are {what}"
             scope = "", {place + 1 for place in places}, None
             if (guess := self._of_table(about, rows).within(scope, self._text)) is not None:
                 yield guess
@@ -181,17 +177,7 @@ class Mistakes:
             if size < n:
                 found[f"the prompt but its last {size} tokens"] = range(n - size)
                 found[f"the first {size} tokens"] = range(size)
-        found[""] = range(len(self._text.tokens))
         return {where: places for where, places in found.items() if places}
-
-    def _of_module(self) -> Iterator[Guess]:
-        """What the drafter's own module reads and how it turns it."""
-        core, model = self._model.core, self._model
-        if vars(core).get("selector") is not None:
-            out = self._guess(BLOCK, "its selector is left out")
-            yield replace(out, changes=((core, "selector", None),))
-            about = "its walk takes the best candidate for the one chosen before every row"
-            yield replace(self._guess(CANDIDATES, about), changes=((model, "walks", False),))
 
     def of_parts(self, only: str = "", wrong: _Drafts = ()) -> Iterator[Guess]:
         """The same, of each of its parts, and of rows that it makes of the target's with them; and
@@ -242,16 +228,12 @@ class Mistakes:
             yield self._handing(POSITIONS, about, partial(_moved, by))
         if not model.reads_rows:
             return
-        changes: dict[str, Callable[[Any], Any]] = {
-            "zeros": torch.zeros_like,
-            "normed": lambda x: x * x.square().mean(-1, keepdim=True).rsqrt(),
-        }
+        changes: dict[str, Callable[[Any], Any]]
+        changes = {"normed": lambda x: x * x.square().mean(-1, keepdim=True).rsqrt()} | CHANGES
         output = vars(model.core).get("_output")
         if (norm := getattr(output, "norm", None)) is not None:
             changes["normed by its final norm (again)"] = output.hidden
             changes["taken before its final norm"] = partial(torch.div, other=norm)
-        for factor in FACTORS:
-            changes[f"about {factor:g} times what it should be"] = partial(torch.mul, other=factor)
         for what, change in changes.items():
             about = f"what a step hands on to the next one is {what}"
             yield self._handing(STATE, about, partial(_with_rows, change))
@@ -382,8 +364,15 @@ class Mistakes:
             found[f"{which} of a block is one position too {'early' if by < 0 else 'far'}"] = {
                 "moved": {row: by}
             }
+        if model.core.selector is not None:
+            about = "its selector is left out"
+            yield self._guess(BLOCK, about, changes=((model.core, "selector", None),))
+            found["its walk takes the best candidate for the one chosen before every row"] = {
+                "walks": False
+            }
         for about, changed in found.items():
             stage = POSITIONS if {"apart", "moved"} & changed.keys() else BLOCK
+            stage = CANDIDATES if "walks" in changed else stage
             changes = tuple((model, name, value) for name, value in changed.items())
             yield self._guess(stage, about, changes=changes, during="draft")
 

@@ -19,7 +19,7 @@ from engine.model.drafters.dflash import MarkovHead, Selector
 from engine.model.layers import RopeTables
 from engine.model.weights import Embedding, Projection
 from engine.observe.drafter_diff.records import BLOCK, CANDIDATES, POSITIONS, ROWS
-from engine.observe.drafter_diff.tensor_changes import FACTORS, is_floats, other_values
+from engine.observe.drafter_diff.tensor_changes import FACTORS, is_floats, other_ropes, other_values
 
 Changes = tuple[tuple[Any, str, Any], ...]
 """Objects, their attributes, and what is in place of these."""
@@ -32,15 +32,6 @@ PHASES = {
 }
 """When a change is in force, by the method of a DraftModel or by the rows of a pass, in words."""
 _MOST_HEADS, _MOST_ALONE, _NONE = 8, 4, object()
-_ROPES: tuple[tuple[str, tuple[float, ...], str], ...] = (
-    (
-        "base",
-        (10, 0.1, 100, 0.01, 50, 0.02, 20, 0.05, 5, 0.2, 2, 0.5, 1e3, 1e-3),
-        "has {:g} times the frequency base, or so",
-    ),
-    ("stretch", (0.0, 0.5, 2.0, 0.25, 4.0, 0.125, 8.0, -1.0), "turns by {:g} times the angles"),
-    ("share", (0.5, 0.25, 0.75), "turns the first {:g} of its pairs alone (partial dimensions)"),
-)
 _ROPES_AT_TIMES = ("by 0 times", "turns a position")
 OF_ROWS = ("fuse", "context", "feature", "hnorm")
 
@@ -121,27 +112,11 @@ def _ropes(found: Sequence[Site], places: Sequence[int]) -> Iterator[PartChange]
         ropes = [getattr(owner, site.name) for owner in site.owners]
         if not all(isinstance(rope, RopeTables) for rope in ropes):
             continue
-        ways: list[tuple[str, dict[str, Any]]]
-        ways = [(about.format(x), {name: x}) for name, xs, about in _ROPES for x in xs]
-        for slow, share in product((0.125, 0.25, 0.5, 2.0, 4.0, 8.0), (0.25, 0.5, 0.75)):
-            about = f"turns its slow pairs, after {share:g} of them, by {slow:g} times the angles"
-            ways.append((f"{about} (rope scaling)", {"share": share, "slow": slow}))
-        for at in places:
-            about, place = f"turns positions from {at} on as", partial(torch.remainder, other=at)
-            ways.append((f"{about} {at}", {"place": partial(torch.clamp, max=at)}))
-            ways.append((f"{about} those from 0 on", {"place": place}))
-        for by, where in ((1, "after"), (-1, "before")):
-            place = partial(_next_to, by)
-            ways.append((f"turns a position as the one {where} it", {"place": place}))
-        for about, how in ways:
-            made = [(x, site.name, getattr(x, site.name).turned(**how)) for x in site.owners]
+        for about, rope in other_ropes(ropes[0], places):
+            made = [(x, site.name, rope) for x in site.owners]
             is_short = any(one in about for one in _ROPES_AT_TIMES)
-            phases = [*PHASES] if is_short else ["", "draft", "alone"]
+            phases = [*PHASES] if is_short else ["", *["draft", "alone"] * ("scaled" not in about)]
             yield PartChange(POSITIONS, f"its rope {about}", tuple(made), phases)
-
-
-def _next_to(by: int, positions: torch.Tensor) -> torch.Tensor:
-    return (positions + by).clamp(min=0)
 
 
 def _layers(found: Sequence[Site]) -> Iterator[PartChange]:

@@ -32,8 +32,6 @@ _SHOWS_RULE = 5
 """Rounds that show a rule where ids of rejected tokens do not."""
 _FLOAT_CELLS = "f32", "f16", "bf16"
 _START = "the start of the server, by its log"
-_AS_LOGGED = 0.005
-"""Of p_min, which a log rounds to two decimals."""
 _SPREAD = ("top_k", "top_p", "min_p", "top_n_sigma", "dynatemp_range", "samplers", "seed")
 """Settings that never take the best token away."""
 
@@ -122,7 +120,13 @@ def sampler_cause(a: DraftSide, b: DraftSide) -> Cause | None:
 
 
 def _short(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else f"{str(value) or 'none':.60}"
+    is_none = value is None or value in ("", ())
+    return f"{value:.6g}" if isinstance(value, float) else f"{'none' if is_none else value!s:.60}"
+
+
+def _logged(value: Any) -> Any:
+    """A setting as a log rounds it, to two decimals."""
+    return round(value, 2) if isinstance(value, float) else value
 
 
 def _penalises(setting: Mapping[str, Any]) -> bool:
@@ -162,20 +166,29 @@ def cell_causes(a: DraftSide, b: DraftSide) -> Iterator[Cause]:
 
 
 def with_limits(a: DraftSide, b: DraftSide, causes: Sequence[Cause]) -> list[Cause]:
-    """Causes with the settings that make drafts of other lengths, where both are known: said with
-    the one that lengths show, else one more."""
+    """Causes with the settings that drafts are made by, where both are known and differ: said with
+    the one that drafts show, else one more where they are other ones."""
     limits, found = (a.limits, b.limits), [*causes]
+    both = [name for name in limits[0] if name in limits[1]]
+    differ = [name for name in both if _logged(limits[0][name]) != _logged(limits[1][name])]
     said = "; ".join(
-        f"{name} {limits[0][name]:g} in A, {limits[1][name]:g} in B"
-        for name in limits[0]
-        if name in limits[1] and abs(limits[0][name] - limits[1][name]) > _AS_LOGGED
+        f"{name} {_short(limits[0][name])} in A, {_short(limits[1][name])} in B" for name in differ
     )
     shown = [i for i, one in enumerate(found) if one.stage == CANDIDATES]
     for i in shown if said else ():
         if not found[i].side:
-            found[i] = replace(found[i], about=f"{found[i].about} Their settings: {said}.")
-    if said and not shown:
-        found.append(Cause(CANDIDATES, "", f"Drafts are limited otherwise: {said}."))
+            is_other = any(f"another {name}" in found[i].about for name in {*both} - {*differ})
+            about = "Drafts end otherwise." if is_other else found[i].about
+            found[i] = replace(found[i], about=f"{about} Their settings: {said}.")
+    n_same = n_common(a, b)
+    at = sorted(place for place in {*a.starts} & {*b.starts} if place < n_same)
+    known = [{one.pos0: (one.tokens, one.n_drafted) for one in side.drafts} for side in (a, b)]
+    wrong = [place for place in at if known[0].get(place) != known[1].get(place)]
+    if said and not shown and (len(wrong) >= FEW or not all(known)):
+        about = f"Drafts are made by other settings: {said}."
+        size = f"{len(wrong)} of {len(at)} rounds after the same text draft otherwise"
+        where = (f"position {wrong[0]}", size) if wrong else ()
+        found.append(Cause(CANDIDATES, "", about, *where))
     return found
 
 
@@ -246,6 +259,7 @@ def _ways(a: int, d: int) -> dict[str, Counts]:
         f"{replays} again, as accepted ones": (a + again, d),
         "fewer accepted tokens than its rounds have, one for any number": (min(a, 1), d),
         "one accepted token where none was": (max(a, min(d, 1)), d),
+        "drafts that were accepted whole twice": (a + a * (a == d), d + d * (a == d)),
         "all accepted tokens but the last one of drafts that were accepted whole": (
             a - (a == d),
             d,
@@ -409,38 +423,27 @@ def _n_drafted_right(side: DraftSide, draft: RecordedDraft) -> int | None:
 def width_cause(
     a: DraftSide, b: DraftSide, pairs: Sequence[tuple[RecordedDraft, RecordedDraft]]
 ) -> Cause | None:
-    """Whether one counts as many drafted tokens in each round as there may be at most, where a
-    look-up of the other finds fewer."""
+    """Whether one counts more drafted tokens than the other has at the same contexts: its draft's
+    root, too, so that it accepts no draft whole, or in all rounds of a look-up as many as there is
+    room for."""
     for side, which in ((a, 0), (b, 1)):
-        both = [(pair[which], pair[1 - which]) for pair in pairs]
+        both = [(pair[which], pair[1 - which]) for pair in pairs if not side.knows_all]
+        whole = [x for x in both if x[1].n_accepted == x[1].n_drafted == x[0].n_accepted]
         fewer = [(own, one) for own, one in both if one.n_drafted < own.n_drafted]
-        widths, is_known = {own.n_drafted for own in side.drafts}, side.has_lengths
-        if side.has_rejected or not is_known or len(widths) > 1 or len(fewer) < _SHOWS_RULE:
-            continue
-        about = "It counts as drafted what a round has room for, not the tokens that were found."
-        size = f"{widths.pop()} in each round; in {len(fewer)} of {len(both)} fewer are found"
-        counts = sums(own for own, _ in both), sums(one for _, one in both)
-        return Cause(COUNTING, side.name, about, place_of(fewer[0][0]), size, *counts)
-    return None
-
-
-def root_cause(
-    a: DraftSide, b: DraftSide, pairs: Sequence[tuple[RecordedDraft, RecordedDraft]]
-) -> Cause | None:
-    """Whether one counts a drafted token more in each round: what the other accepted whole it
-    accepts as far, and no draft of its own whole."""
-    for side, which in ((a, 0), (b, 1)):
-        both = [(pair[which], pair[1 - which]) for pair in pairs]
-        whole = [
-            (own, one) for own, one in both if one.n_accepted == one.n_drafted == own.n_accepted
-        ]
         has_whole = any(draft.n_accepted >= draft.n_drafted for draft in side.drafts)
-        beyond = {own.n_drafted - one.n_drafted for own, one in whole}
-        if has_whole or len(whole) < _SHOWS_RULE or beyond != {1} or side.knows_all:
+        is_steady = len({own.n_drafted for own in side.drafts}) == 1
+        can_tell = side.looks_up and side.has_lengths and not side.has_rejected
+        if {own.n_drafted - one.n_drafted for own, one in whole} == {1} and not has_whole:
+            about, shown = "the newest token of a round, its draft's root, as a drafted one", whole
+            counts = side.counts, (side.counts[0], side.counts[1] - len(side.drafts))
+            size = f"{len(side.drafts)} rounds, {len(whole)} of which the other accepted whole"
+        elif can_tell and is_steady:
+            about, shown = "as drafted what a round has room for, not what was found", fewer
+            counts = sums(own for own, _ in both), sums(one for _, one in both)
+            size = f"as many in each round; in {len(fewer)} of {len(both)} fewer are found"
+        else:
             continue
-        about = "It counts the newest token of a round, its draft's root, as a drafted one."
-        mended = side.counts[0], side.counts[1] - len(side.drafts)
-        size = f"{len(side.drafts)} rounds, {len(whole)} of which the other accepted whole"
-        where = place_of(whole[0][0])
-        return Cause(COUNTING, side.name, about, where, size, side.counts, mended)
+        if len(shown) >= _SHOWS_RULE:
+            where = place_of(shown[0][0])
+            return Cause(COUNTING, side.name, f"It counts {about}.", where, size, *counts)
     return None

@@ -6,13 +6,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 from unicodedata import normalize
 
 from engine.audit.recorded_drafts import RecordedDraft
-from engine.draft.registry import DRAFTERS
 from engine.draft.spec import OUT_OF_STEP
 from engine.observe.drafter_diff.sides import DraftSide
 
@@ -335,27 +334,6 @@ def one_for_one(pairs: Sequence[tuple[int, int]]) -> dict[int, int]:
     changed = sum(own != token for own, token in names.items())
     is_map = all(names[own] == token for own, token in pairs) and len(pairs) > 2 * len(names)
     return names if is_map and changed >= FEW else {}
-
-
-def settings_cause(a: DraftSide, b: DraftSide) -> Cause | None:
-    """Whether look-ups are set otherwise in two runs of this engine, and draft otherwise after the
-    same text."""
-    options = a.run.facts.options, b.run.facts.options
-    if a.drafters != b.drafters or not a.looks_up or None in options:
-        return None
-    spec = DRAFTERS[a.drafters[0]]
-    mine, theirs = (asdict(spec.options_of(one.spec)) for one in options if one is not None)
-    differ = [name for name in mine if mine[name] != theirs[name]]
-    said = [f"{name} {mine[name]} in A, {theirs[name]} in B" for name in differ]
-    n_same = n_common(a, b)
-    both = sorted(at for at in {*a.starts} & {*b.starts} if at < n_same)
-    tokens = [{draft.pos0: draft.tokens for draft in side.drafts} for side in (a, b)]
-    wrong = [at for at in both if tokens[0].get(at) != tokens[1].get(at)]
-    if not said or len(wrong) < FEW:
-        return None
-    about = f"{spec.name} is set otherwise: {'; '.join(said)}."
-    size = f"{len(wrong)} of {len(both)} rounds after the same text draft otherwise"
-    return Cause(CANDIDATES, "", about, f"position {wrong[0]}", size)
 
 
 def length_causes(

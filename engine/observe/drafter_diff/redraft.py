@@ -231,7 +231,8 @@ class Redrafter:
         rows = self._rows, self._right(sampled, own=True)
         self._trials = Trials(self._model, self._text, rows, self._apart)
         is_many = len(wrong) >= _SHARE_VAGUE * len(sampled)
-        is_sure = is_many or exact
+        # where the target's own tokens are others by rounding, many drafts may be, too
+        is_sure = exact or (is_many and not self.choices.is_near_choice)
         n_wrong = self._trials.clean(window)
         guess, left = None, dict[int, float]()
         are_right = not any(rank for draft in wrong for rank, _ in self._ranks[draft.round])

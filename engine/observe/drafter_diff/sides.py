@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 _SHOWN = 16
 _LIMITS = {"n_max": LONGEST_DRAFT, "n_min": LONGEST_DRAFT, "p_min": 1.0}
 """Settings of how long drafts are, with the most that each may be."""
+_WAYS = ("adapt", "tree", "verify_max")
+"""Others, which no log says."""
 _LONGEST_PROMPT = 1 << 20
 LONGEST_TEXT = 8192
 """Tokens that are decoded again."""
@@ -153,15 +155,18 @@ class DraftSide:
         return self.rule is not None and self.rule.draws and not is_greedy
 
     @property
-    def limits(self) -> dict[str, float]:
-        """n_max, n_min and p_min of a drafter with a model, as far as options or a log say them."""
+    def limits(self) -> dict[str, Any]:
+        """What its one look-up is set to, or what limits drafts of a drafter with a model, as far
+        as options or a log say it."""
+        facts = self.run.facts
+        if facts.options is not None and self.looks_up:
+            return asdict(DRAFTERS[self.drafters[0]].options_of(facts.options.spec))
         if not any(DRAFTERS[name].needs for name in self.drafters if name in DRAFTERS):
             return {}
-        facts = self.run.facts
         if facts.options is not None:
-            return {name: getattr(facts.options.spec, name) for name in _LIMITS}
+            return {name: getattr(facts.options.spec, name) for name in (*_LIMITS, *_WAYS)}
         launch = facts.server.launch if facts.server else {}
-        found = dict[str, float]()
+        found = dict[str, Any]()
         for name, most in _LIMITS.items():
             values = launch.get(name, ())
             if len(values) == 1:
@@ -250,20 +255,12 @@ def _told(run: RunRef, seq_id: int) -> Mapping[str, Any]:
 
 def paired(a: Sequence[DraftSide], b: Sequence[DraftSide]) -> list[tuple[DraftSide, DraftSide]]:
     """Sequences that belong together: of the same prompt, else in their order."""
-    waiting: dict[Hashable, list[int]] = {}
-    for i, other in reversed(list(enumerate(b))):
-        for key in (other.prompt, other.asked.prompt):
-            waiting.setdefault(key, []).append(i)
-    partner: dict[int, int] = {}
-    taken: set[int] = set()
+    left, partner = [*b], dict[int, DraftSide]()
     for i, one in enumerate(a):
-        for key in (one.prompt, one.asked.prompt):
-            left = waiting.get(key, []) if key is not None else []
-            while left and i not in partner:
-                if (at := left.pop()) not in taken:
-                    partner[i] = at
-                    taken.add(at)
-    rest = iter([i for i in range(len(b)) if i not in taken])
-    pairs = [(one, partner.get(i, -1)) for i, one in enumerate(a)]
-    found = [(one, at if at >= 0 else next(rest, -1)) for one, at in pairs]
-    return [(one, b[at]) for one, at in found if at >= 0]
+        own = [key for key in (one.prompt, one.asked.prompt) if key is not None]
+        alike = (k for k, x in enumerate(left) if x.prompt in own or x.asked.prompt in own)
+        if (at := next(alike, None)) is not None:
+            partner[i] = left.pop(at)
+    rest = iter(left)
+    pairs = [(one, partner[i] if i in partner else next(rest, None)) for i, one in enumerate(a)]
+    return [(one, other) for one, other in pairs if other is not None]

@@ -23,8 +23,8 @@ from engine.sampling.sampler import Sampler
 from engine.session import Session
 
 _SHARE, _SHARE_AFTER, _LEAST_LIKELY = 0.05, 0.25, -6.0
-"""Share of accepted tokens, and of those after a rejection, that have to be wrong; logarithm of a
-chance."""
+"""Share of accepted tokens, where the run rounds otherwise, and of those after a rejection, that
+have to be wrong; logarithm of a chance."""
 _OFF: dict[str, Any] = {
     "top_k": 0,
     "top_p": 1.0,
@@ -115,12 +115,18 @@ class TargetChoices:
         _, others = self._own_tokens()
         return len(others) - others.count(True), len(others)
 
+    @property
+    def is_near_choice(self) -> bool:
+        """Whether the target's own tokens are often not its choice, and among its best."""
+        n_else, n_others = self.n_else
+        return n_else >= max(FEW, self._share * n_others) and self._is_near
+
     def stale_choice(self) -> Cause | None:
         """Whether the target's tokens after a rejection, or all of its own, are not its choice."""
         after, others = self._own_tokens()
         wrong = [place for place, chosen in after.items() if not chosen]
         n_else, n_others = self.n_else
-        if n_else >= max(FEW, self._share * n_others) and self._is_near:
+        if self.is_near_choice:
             place = f"position {self._side.n_prompt + self._chosen.index(False)}"
             size = f"{n_else} of {n_others} tokens, neither drafted nor after a rejection"
             return Cause(RULE, self._side.name, NEAR_CHOICE, place, size)
@@ -157,7 +163,7 @@ class TargetChoices:
         drafted = self._accepted_places()
         places = sorted(i for i in drafted if i < len(self._chosen))
         wrong = [i for i in places if not self._chosen[i]]
-        if len(wrong) < FEW or len(wrong) < _SHARE * len(places):
+        if len(wrong) < (FEW if self._is_exact else max(FEW, _SHARE * len(places))):
             return None
         pos = self._side.n_prompt + wrong[0]
         drafts = self._side.drafts

@@ -16,11 +16,36 @@ from engine.gguf.binary import check_cancelled
 from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
 from engine.model.layers import TargetRows, join_rows
-from engine.observe.drafter_diff.tensor_changes import halves
+from engine.observe.drafter_diff.tensor_changes import halves, with_part
 from kernels.norm import rms_norm
 
 _LAYERS_OFF = {1: "one on (outputs)", -1: "one before (inputs)", 2: "two on", -2: "two before"}
-FACTORS = (0.5, 2.0, 0.7, 1.4, 0.25, 4.0, 0.125, 8.0, -1.0)
+
+
+def _without_half(which: int, x: torch.Tensor) -> torch.Tensor:
+    return torch.cat([*with_part(which, torch.zeros_like, x.chunk(2, -1))], -1)
+
+
+def rounded(most: int, x: torch.Tensor) -> torch.Tensor:
+    """Rows as integers up to `most`, of their largest number."""
+    step = x.abs().amax(-1, keepdim=True).clamp(min=1e-30) / most
+    return (x / step).round() * step
+
+
+CHANGES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "zeros": torch.zeros_like,
+    **{
+        f"about {factor:g} times as large": partial(torch.mul, other=factor)
+        for factor in (0.5, 2.0, 0.7, 1.4, 0.25, 4.0, 0.125, 8.0, -1.0)
+    },
+    **{
+        f"rounded to about {n_bits} bits": partial(rounded, 2 ** (n_bits - 1) - 1)
+        for n_bits in (2, 3, 4)
+    },
+    "in another order: halves are exchanged": halves,
+    "zeros in the first half": partial(_without_half, 0),
+    "zeros in the second half": partial(_without_half, 1),
+}
 MOVED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "those of the position before": lambda x: torch.cat((x[:1], x[:-1])),
     "those of the position after": lambda x: torch.cat((x[1:], x[-1:])),
@@ -76,18 +101,14 @@ class TextRows:
         """What may be wrong with all rows, these rows, and the layers that are read of them.
         orders: other ones of its layers."""
         rows, taps = self.rows, self.taps
-        changes: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"zeros": torch.zeros_like}
-        for factor in FACTORS:
-            how = f"about {factor:g} times what they should be"
-            changes[how] = partial(torch.mul, other=factor)
-        for n_bits in (2, 3, 4):
-            changes[f"rounded to about {n_bits} bits"] = partial(rounded, 2 ** (n_bits - 1) - 1)
-        changes["in another order: their halves are exchanged"] = halves
-        for what, change in (changes | MOVED).items():
-            if what in changes:
-                yield f"the target's rows are {what}", mapped(rows, change), None
+        for what, change in (MOVED | CHANGES).items():
+            yield f"the target's rows are {what}", mapped(rows, change), None
             for tap in taps:
                 yield f"rows of layer {tap} are {what}", mapped(rows, change, tap), None
+        zeros = mapped(rows, torch.zeros_like)
+        for tap in taps if len(taps) > 1 else ():
+            alone = mapped(zeros, partial(torch.add, rows.taps[tap]), tap)
+            yield f"the target's rows are zeros but for layer {tap}", alone, None
         (norm, eps), n_layer = self._model.final_norm, self._model.config.n_layer
         if norm is not None:
             last, normed = n_layer if taps else None, partial(_normed, norm, eps)
@@ -135,12 +156,6 @@ def mapped(
     """Rows with each of them changed. only: the one layer whose rows are changed, None for all."""
     taps = {i: change(x) if only in (None, i) else x for i, x in rows.taps.items()}
     return TargetRows(change(rows.hidden), taps)
-
-
-def rounded(most: int, x: torch.Tensor) -> torch.Tensor:
-    """Rows as integers up to `most`, of their largest number."""
-    step = x.abs().amax(-1, keepdim=True).clamp(min=1e-30) / most
-    return (x / step).round() * step
 
 
 def what_rows_are(found: np.ndarray, own: np.ndarray, wrong: np.ndarray, rows: TargetRows) -> str:

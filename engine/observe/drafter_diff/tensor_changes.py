@@ -1,15 +1,19 @@
-"""What a kernel may read in place of a tensor or a number, and layers in place of their windows: a
-sentence's part, and how it is made of the right one."""
+"""What a kernel may read in place of a tensor or a number, and layers in place of their windows and
+ropes: a sentence's part, and how it is made of the right one."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from typing import Any
 
 import torch
+
+from engine.model.layers import RopeTables
+from engine.model.rope import RopeConfig
 
 FACTORS = (0.0, 0.5, 2.0, -1.0, 0.25, 4.0, math.sqrt(0.5), math.sqrt(2.0))
 _NUMBERS = (0.0, 0.01, 0.1, 10.0, 100.0, 1e3, 1e4, 1e5)
@@ -45,8 +49,8 @@ def other_values(x: Any, is_weight: bool) -> Iterator[tuple[str, Callable[..., A
         yield "in reverse order", lambda x: x[::-1]
         for i in range(len(x)):
             before = partial(rows_on, by=1)
-            yield f"with its part {i} of zeros", partial(_with_part, i, torch.zeros_like)
-            yield f"with its part {i} of the row before", partial(_with_part, i, before)
+            yield f"with its part {i} of zeros", partial(with_part, i, torch.zeros_like)
+            yield f"with its part {i} of the row before", partial(with_part, i, before)
     elif is_floats(x) and is_weight:
         root = x.shape[-1] ** 0.5 if x.dim() > 1 else 1.0
         yield "as ones", partial(torch.full_like, fill_value=root)
@@ -75,7 +79,7 @@ def is_floats(x: Any) -> bool:
     return torch.is_tensor(x) and x.is_floating_point() and x.dim() > 0
 
 
-def _with_part(i: int, change: TensorChange, x: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+def with_part(i: int, change: TensorChange, x: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
     return [*x[:i], change(x[i]), *x[i + 1 :]]
 
 
@@ -137,3 +141,48 @@ def other_windows(own: Sequence[int | None]) -> Iterator[tuple[str, Sequence[int
 
 def _listed(windows: Sequence[int | None]) -> str:
     return ", ".join(str(size or "none") for size in windows)
+
+
+def other_ropes(rope: RopeTables, places: Sequence[int]) -> Iterator[tuple[str, RopeTables]]:
+    """How ropes may turn otherwise: a sentence's part, and what is in their place. places:
+    positions from which on they may."""
+    own, device = rope.config, rope.device
+    for about, config in _other_angles(own) if own is not None else ():
+        yield about, RopeTables(config, device)
+    moved: dict[str, TensorChange] = {}
+    for at in places:
+        about = f"turns positions from {at} on as"
+        moved[f"{about} {at}"] = partial(torch.clamp, max=at)
+        moved[f"{about} those from 0 on"] = partial(torch.remainder, other=at)
+    for by, where in ((1, "after"), (-1, "before")):
+        moved[f"turns a position as the one {where} it"] = partial(_next_to, by)
+    yield from ((about, RopeTables(own, device, place=place)) for about, place in moved.items())
+
+
+def _other_angles(own: RopeConfig) -> Iterator[tuple[str, RopeConfig]]:
+    for x in (10, 0.1, 100, 0.01, 50, 0.02, 20, 0.05, 5, 0.2, 2, 0.5, 1e3, 1e-3):
+        about = f"has {x:g} times the frequency base, or so"
+        yield about, replace(own, freq_base=max(x * own.freq_base, 2.0))
+    ones = own.factors or (1.0,) * (own.n_rot // 2)
+    for x in (0.0, 0.5, 2.0, 0.25, 4.0, 0.125, 8.0, -1.0):
+        divided = tuple(one / x if x else math.inf for one in ones)
+        yield f"turns by {x:g} times the angles", replace(own, factors=divided)
+    for x in (0.5, 0.25, 0.75):
+        about, n = f"turns the first {x:g} of its pairs alone", round(x * len(ones))
+        yield about, replace(own, factors=(*ones[:n], *[math.inf] * (len(ones) - n)))
+    # scaling that a file has and an engine has not, or the other way round
+    plain = replace(own, scaling="none", factors=())
+    if plain != own:
+        yield "is not scaled, as its file says", plain
+    for factor, n_ctx in product((2.0, 4.0, 8.0, 32.0), (1 << i for i in range(6, 16))):
+        how = f"with a factor of {factor:g} for contexts of more than {n_ctx} tokens, or so"
+        yarn = replace(plain, scaling="yarn", factor=factor, n_ctx_orig=n_ctx)
+        yield f"is scaled {how} (yarn)", yarn
+        share = torch.tensor(plain.inverse_frequencies()) * n_ctx / (2 * math.pi)
+        keep = ((share - 1) / 3).clamp(0, 1)  # of pairs that turn once to four times in n_ctx
+        factors = 1 / (keep + (1 - keep) / factor)
+        yield f"is scaled {how} (llama3)", replace(plain, factors=tuple(factors.tolist()))
+
+
+def _next_to(by: int, positions: torch.Tensor) -> torch.Tensor:
+    return (positions + by).clamp(min=0)

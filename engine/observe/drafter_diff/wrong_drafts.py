@@ -14,6 +14,7 @@ from engine.audit.recorded_drafts import OUTCOMES, RecordedDraft, outcomes
 from engine.draft.model_drafter import N_CANDIDATES
 from engine.observe.drafter_diff.guesses import Rows, Scope
 from engine.observe.drafter_diff.records import BLOCK, CANDIDATES, FEW, ROWS, STATE
+from engine.sampling.distribution import softmax
 
 Ranks = dict[int, list[tuple[int, float]]]
 """By round, of each drafted token: how many right candidates are better, 0 where none is but for
@@ -237,7 +238,7 @@ def same_logits(
     for draft in wrong:
         step = next(iter(_wrong_steps(ranks, draft)), len(draft.tops))
         for own, shares in _logits_and_shares(draft, rows[draft.round], step, step + 1):
-            found.append(np.abs(_softmax(own) - shares).sum() / 2)
+            found.append(np.abs(softmax(own) - shares).sum() / 2)
     return None if len(found) < FEW else float(np.quantile(found, _NEAR)) < tie
 
 
@@ -257,7 +258,7 @@ def logits_scale(drafts: Sequence[RecordedDraft], rows: Rows, tie: float) -> flo
     if len(ratios) < _SHOWS:
         return None
     scale = float(np.median(ratios))
-    apart = [np.abs(_softmax(own * scale) - shares).sum() / 2 for own, shares in known]
+    apart = [np.abs(softmax(own * scale) - shares).sum() / 2 for own, shares in known]
     is_it = float(np.quantile(apart, _NEAR)) < tie and abs(scale - 1) > _SCALED
     return scale if is_it else None
 
@@ -270,11 +271,6 @@ def _logits_and_shares(
         shares, logits = np.sort([*top.values()])[::-1], np.array([*row.values()])
         if 1 < len(shares) <= len(logits) and shares.sum() > 0:
             yield logits[: len(shares)], shares / shares.sum()
-
-
-def _softmax(logits: np.ndarray) -> np.ndarray:
-    found: np.ndarray = np.exp(logits - logits.max())
-    return found / found.sum()
 
 
 def stage_of(

@@ -108,6 +108,13 @@ def test_commits_and_ranges_of_them(repo: Path, tmp_path: Path) -> None:
         (["--repo", "{repo}", "--good", "--x", "--bad", "c9"], "expected one argument"),
         (["--repo", "{repo}", "--good", "c1"], "--good and --bad name the ends"),
         (["--good", "c1", "--bad", "c9"], "There is nothing to search in"),
+        (["--builds", "{work}", "{work}", "--target", "x"], "--target goes only with --repo"),
+        (["--builds", "{work}", "{work}", "-j", "2"], "-j goes only with --repo"),
+        (["--builds", "{work}", "{work}", "--skip", "c1"], "--skip goes only with --repo"),
+        (
+            ["--builds", "{work}", "{work}", "--cmake-args=-DX=1"],
+            "--cmake-args goes only with --repo",
+        ),
         (["--builds", "{work}"], "There is nothing between fewer than two builds"),
         (["--builds", "{work}", "{work}/no"], "There is no build at"),
         (["--builds", "{work}", "{work}", "--judge-command", "'"], "Close the quotation"),

@@ -86,6 +86,19 @@ def test_a_change_acts_in_some_steps_of_a_draft() -> None:
     assert model.written == [7, 6, 17, 18]
 
 
+def test_what_goes_by_the_text_alone_needs_no_drafts_before() -> None:
+    guess, *_ = _guess()
+    assert not guess.goes_by_drafts
+    for deviation, goes in (
+        (Deviation("", "", row_shift=-1), False),
+        (Deviation("", "", unseen=4, places=range(9)), False),
+        (Deviation("", "", n_kept=1), True),
+        (Deviation("", "", drift=1), True),
+    ):
+        assert replace(guess, deviation=deviation).goes_by_drafts == goes
+    assert replace(guess, left={3: Entries([4], [0])}).goes_by_drafts
+
+
 def test_two_mistakes_are_made_at_once_where_they_change_two_things() -> None:
     right, text, _ = _guess()
     rows = replace(right, about="Rows are zeros.", text=replace(text, table=torch.zeros(8, 1)))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import sys
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +16,7 @@ import torch
 from engine.batch import UBatch
 from engine.memory.hybrid import HybridMemory
 from engine.model.layers import RopeTables
+from engine.model.rope import RopeConfig
 from engine.observe.drafter_diff.operations import (
     _called,
     _in_head,
@@ -24,6 +27,7 @@ from engine.observe.drafter_diff.operations import (
     part_changes,
     sites,
 )
+from engine.observe.drafter_diff.tensor_changes import other_ropes
 from engine.session import Session
 from kernels.norm import rms_norm
 from tests.support.drafter_diff_campaign import opened
@@ -98,18 +102,34 @@ def test_a_call_is_changed_at_its_own_place_alone(eagle: Session) -> None:
 def test_a_rope_of_which_a_share_of_the_pairs_turns(eagle: Session) -> None:
     core: Any = eagle.drafts["draft-eagle3"]
     rope: RopeTables = core.model._rope
-    half, at = rope.turned(share=0.5), torch.tensor([[0, 7]])
+    half = dict(other_ropes(rope, ()))["turns the first 0.5 of its pairs alone"]
+    at = torch.tensor([[0, 7]])
     for one in (rope, half):
         one.reach(7)
     n = half.at(at)[0].shape[-1] // 2
     for own, other in zip(rope.at(at), half.at(at), strict=True):
         assert torch.equal(own[..., :n], other[..., :n])
     assert (half.at(at)[0][..., n:] == 1).all()
-    scaled = rope.turned(share=0.5, slow=0.5)
-    scaled.reach(14)
-    for own, other in zip(rope.at(at), scaled.at(2 * at), strict=True):
-        assert torch.allclose(own[..., n:], other[..., n:], atol=1e-6)
-    assert not torch.allclose(rope.at(at)[0][..., :n], scaled.at(2 * at)[0][..., :n], atol=1e-3)
+
+
+def test_ropes_are_scaled_as_files_have_it_and_not(eagle: Session) -> None:
+    core: Any = eagle.drafts["draft-eagle3"]
+    own: RopeConfig = core.model._rope.config
+    ways = dict(other_ropes(core.model._rope, ()))
+    yarn, llama3 = (
+        ways[f"is scaled with a factor of 8 for contexts of more than 64 tokens, or so ({kind})"]
+        for kind in ("yarn", "llama3")
+    )
+    assert yarn.config == replace(own, scaling="yarn", factor=8.0, n_ctx_orig=64)
+    # a pair that turns four times in 64 tokens stays, one that does not turn once is slower
+    frequencies = torch.tensor(own.inverse_frequencies())
+    ratio = llama3._inv_freq.float() / frequencies
+    turns = frequencies * 64 / (2 * math.pi)
+    assert torch.allclose(ratio[turns > 4], torch.tensor(1.0))
+    assert torch.allclose(ratio[turns < 1], torch.tensor(0.125))
+    name = "is not scaled, as its file says"
+    plain = dict(other_ropes(yarn, ()))[name]
+    assert name not in ways and plain._inv_freq.tolist() == own.inverse_frequencies()
 
 
 @pytest.mark.parametrize(("first", "read"), [(True, [1, 1, 1, 1]), (False, [1, 1, 2, 3])])

@@ -80,8 +80,9 @@ def test_a_stricter_rule_is_named_with_the_rounds_that_it_holds_in(
 def test_widths_that_are_counted_as_drafted_tokens_are_named() -> None:
     found = [RecordedDraft(i, 4 * i, [7], [], 1, 0, 0.0, 1 + i % 5) for i in range(20)]
     counted = [one._replace(n_drafted=5) for one in found]
+    more: dict[str, Any] = {"has_lengths": True, "looks_up": True, "counts": (20, 60)}
     both: list[Any] = [
-        SimpleNamespace(name=name, drafts=drafts, has_rejected=name == "B", has_lengths=True)
+        SimpleNamespace(name=name, drafts=drafts, has_rejected=name == "B", knows_all=False, **more)
         for name, drafts in (("A", counted), ("B", found))
     ]
     cause = width_cause(*both, [*zip(counted, found, strict=True)])
@@ -89,6 +90,11 @@ def test_widths_that_are_counted_as_drafted_tokens_are_named() -> None:
     assert (cause.recorded, cause.mended) == ((20, 100), (20, 60))
     both[0].has_lengths = False
     assert width_cause(*both, [*zip(counted, found, strict=True)]) is None
+    right = [one._replace(n_accepted=one.n_drafted) for one in found]
+    both[0].drafts = [one._replace(n_drafted=one.n_drafted + 1) for one in right]
+    both[1].drafts = right
+    cause = width_cause(*both, [*zip(both[0].drafts, right, strict=True)])
+    assert cause is not None and "its draft's root" in cause.about
 
 
 def test_a_rejected_token_that_is_drawn_again_shows_no_residual() -> None:
@@ -101,9 +107,11 @@ def test_a_rejected_token_that_is_drawn_again_shows_no_residual() -> None:
     assert cause is not None and "not from the residual" in cause.about
 
 
-def _started(name: str, limits: dict[str, float] | None = None, **launch: list[str]) -> Any:
+def _started(name: str, limits: dict[str, Any] | None = None, **launch: list[str]) -> Any:
     facts = SimpleNamespace(server=SimpleNamespace(launch=launch) if launch else None)
-    return SimpleNamespace(name=name, run=SimpleNamespace(facts=facts), limits=limits or {})
+    text = {"starts": (), "drafts": [], "text": [], "n_prompt": 0, "prompt": ()}
+    run = SimpleNamespace(facts=facts)
+    return SimpleNamespace(name=name, run=run, limits=limits or {}, **text)
 
 
 def test_what_a_server_says_of_its_start_is_held_against_the_other() -> None:
@@ -141,11 +149,23 @@ def test_other_limits_of_drafts_are_said() -> None:
     both = _started("A", {"n_max": 3, "p_min": 0.333}), _started("B", {"n_max": 5, "p_min": 0.33})
     (cause,) = with_limits(*both, [])
     assert (cause.stage, cause.side) == ("candidates", "")
-    assert cause.about == "Drafts are limited otherwise: n_max 3 in A, 5 in B."
+    assert cause.about == "Drafts are made by other settings: n_max 3 in A, 5 in B."
     (shown,) = with_limits(*both, [Cause("candidates", "", "Longer.")])
     assert shown.about == "Longer. Their settings: n_max 3 in A, 5 in B."
+    (shown,) = with_limits(*both, [Cause("candidates", "", "Shorter: another p_min.")])
+    assert shown.about == "Drafts end otherwise. Their settings: n_max 3 in A, 5 in B."
     own = [Cause("candidates", "B", "The second best.")]
     assert with_limits(*both, own) == own
+    ways = [_started("A", {"adapt": x, "tree": ()}) for x in ("none", "step")]
+    (cause,) = with_limits(*ways, [])
+    assert cause.about == "Drafts are made by other settings: adapt none in A, step in B."
+    for way, shift in zip(ways, (0, 1), strict=True):  # of drafts that are alike, none is named
+        way.text, way.starts = [5] * 40, range(0, 40, 4)
+        way.drafts = [RecordedDraft(i, 4 * i, [5], [], 1, 0, 0.0, 1) for i in range(10)]
+        assert with_limits(*ways, []) == [] or not shift
+    ways[1].drafts = [one._replace(n_drafted=2) for one in ways[1].drafts[:4]]
+    (cause,) = with_limits(*ways, [])
+    assert cause.size == "10 of 10 rounds after the same text draft otherwise"
     assert with_limits(both[0], both[0], []) == []
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from engine.model.layers import TargetRows
-from engine.observe.drafter_diff.target_rows import what_rows_are
+from engine.observe.drafter_diff.target_rows import CHANGES, what_rows_are
 
 _OWN, _LAYER = np.random.default_rng(1).standard_normal((2, 24, 32)).astype(np.float32)
 
@@ -35,3 +35,9 @@ def test_rows_are_said_to_be_what_they_are(
     found = np.ascontiguousarray(change(_OWN))
     wrong = np.flatnonzero(~(np.abs(found - _OWN).sum(1) < 1e-3))
     assert what_rows_are(found, _OWN, wrong, rows) == words
+
+
+def test_half_of_the_numbers_of_rows_may_be_zeros() -> None:
+    rows = torch.ones(2, 4)
+    assert CHANGES["zeros in the second half"](rows).tolist() == [[1, 1, 0, 0]] * 2
+    assert CHANGES["zeros in the first half"](rows).tolist() == [[0, 0, 1, 1]] * 2
