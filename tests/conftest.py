@@ -23,7 +23,7 @@ from tests.support.all_pairs import rows_of_all_pairs
 
 # a busy machine is slow at everything; only the results of a test count
 settings.register_profile(
-    "any", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow]
+    "any", deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.register_profile("all", settings.get_profile("any"), max_examples=100)
 settings.load_profile("all" if "--all" in sys.argv else "any")

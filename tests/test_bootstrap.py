@@ -163,7 +163,7 @@ def test_the_demo_needs_a_torch_for_the_cpu_and_no_packages_of_the_tests(bootstr
 
 
 @pytest.mark.parametrize("why", ["no such version", "no server"])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_without_an_index_of_torch_the_ordinary_one_is_taken(bootstrap, project, index, why):
     url = f"{index.url}/cpu"
     if why == "no such version":

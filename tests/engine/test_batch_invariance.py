@@ -110,7 +110,7 @@ def alone(name: str, mode: str) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("name", "mode"), CASES)
-@pytest.mark.thinned(8)
+@pytest.mark.thinned(16)
 def test_every_verify_width_gives_the_same_bits(name: str, mode: str) -> None:
     for width, n_seqs in ((2, 1), (3, 3), (4, 1), (8, 3), (16, 1), (N_TOKENS, 3)):
         cuts = range(width, N_TOKENS, width)
@@ -118,7 +118,7 @@ def test_every_verify_width_gives_the_same_bits(name: str, mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", [*MODES, "q8"])
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 def test_the_demo_model(mode: str) -> None:
     for cuts, n_seqs in (((16, 20, 24, 28, 32), 3), (range(3, N_TOKENS, 3), 1)):
         assert torch.equal(logits_in("demo", mode, cuts, n_seqs), alone("demo", mode))
@@ -177,7 +177,7 @@ def test_rollbacks_leave_no_trace(name: str, policy: str, unified: bool) -> None
 @pytest.mark.parametrize(
     ("name", "mode"), [("qwen35moe-d-v2x-mtp-f32", "f32"), (Q8_0, "q8")], ids=["f32", "q8"]
 )
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(8)
 def test_a_speculative_run_has_the_logits_of_a_plain_one(name: str, mode: str, policy: str) -> None:
     session, prompts = opened(name, mode), [prompt_of(name), prompt_of(name)]
     plain = decode(session, prompts[:1], options_of(30, batch_invariant=True))

@@ -86,7 +86,7 @@ def test_no_token_changes(name, policy, split, kv, parallel, sampler, chained, n
 
 
 @pytest.mark.parametrize("name", FAMILY)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_a_prompt_that_goes_on_from_the_cache_drafts_the_same(name):
     """Cut in the middle of what was decoded, and from a context checkpoint."""
     first, *_ = prompts_of(name)

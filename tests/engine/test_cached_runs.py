@@ -100,7 +100,7 @@ conversations = given(n=st.integers(2, 30), turns=st.lists(edits(), min_size=2, 
 )
 @settings(max_examples=3)
 @conversations
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_a_conversation_goes_on_as_if_nothing_were_cached(policy, kv, n, turns):
     options = options_of("draft-mtp", rollback=policy, kv=kv)
     converse(session(MTP), list(prompt_of(MTP).tokens), options, OpenCache(CACHE), n, turns)
@@ -111,7 +111,7 @@ def test_a_conversation_goes_on_as_if_nothing_were_cached(policy, kv, n, turns):
 )
 @settings(max_examples=2)
 @conversations
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(8)
 def test_a_draft_model_keeps_in_step(target, draft, n, turns):
     opened, source = session(target, draft), list(prompt_of(target).tokens)
     converse(opened, source, options_of("draft-simple"), OpenCache(CACHE), n, turns)
@@ -265,7 +265,7 @@ def test_rejection_draws_the_same():
         (SMALL, DENSE, "draft-simple"),
     ],
 )
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_a_drafter_forgets_what_was_cut(target, draft, drafter):
     opened, source, cache = session(target, draft), prompt_of(target).tokens, OpenCache(CACHE)
     options = options_of(drafter, n=12)

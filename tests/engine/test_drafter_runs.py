@@ -85,7 +85,7 @@ CASES = [
     CASES,
     ids=lambda v: ("greedy" if v is GREEDY else "sampled") if hasattr(v, "temp") else str(v),
 )
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_no_token_changes(types, n, m, n_max, slots, policy, sampler):
     spec = spec_of(*types, n_max=n_max, n=n, m=m)
     options = RunOptions(n_predict=N, sampler=sampler, parallel=slots, rollback=policy, spec=spec)
@@ -101,7 +101,7 @@ def test_no_token_changes(types, n, m, n_max, slots, policy, sampler):
 @pytest.mark.parametrize(
     ("policy", "replay"), [*((policy, "trust") for policy in ROLLBACK_POLICIES), ("ring", "verify")]
 )
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_a_draft_beyond_the_planes_falls_back_to_a_checkpoint(policy, replay):
     spec = spec_of("ngram-simple", "draft-mtp", n=1, m=48)
     options = RunOptions(n_predict=N, rollback=policy, spec=spec, replay=replay, parallel=2)
@@ -231,7 +231,7 @@ def test_a_lookup_cache_is_read_before_the_run(tmp_path):
     [(NGRAMS, 3, GREEDY), (("ngram-mod", "draft-mtp", "draft-simple"), 48, SAMPLED)],
     ids=["greedy", "sampled"],
 )
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_demo_models_say_the_same(types, m, sampler):
     opened = Session.open(DEMO_TARGET, DEMO_DRAFT, compute="f32")
     code = "def add(a, b):\n    return a + b\n\n\n"

@@ -43,7 +43,7 @@ def by_steps(name: str, prompts: list[Prompt], options) -> Run:
 
 @pytest.mark.parametrize("n_max", [1, 2, 3, 6])
 @pytest.mark.parametrize("name", [MTP, "qwen35-h-v2x-mtp-q8_0"])
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(8)
 def test_drafts_are_those_of_steps(name, n_max, at_once):
     # beyond the cells that are allocated at first
     options = options_of(280, "draft-mtp", n_max=n_max, rollback="planes", sampler=SAMPLED)

@@ -90,7 +90,7 @@ def check_trace(run: Run, golden: dict[str, np.ndarray], kind: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "kind"), list(product(NAMES, ("spec", "pmin"))))
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_drafts_and_acceptance_are_golden(name, kind):
     golden = golden_drafter(name)
     p_min = float(golden["pmin_value"]) if kind == "pmin" else 0.0
@@ -172,7 +172,7 @@ def test_parts_of_a_prompt_change_no_draft(name):
 
 
 @pytest.mark.parametrize("name", [HYBRID, DENSE])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_a_cached_prompt_drafts_as_a_new_one(name):
     """Cut back within the snapshots, from a context checkpoint, and from the beginning."""
     options = options_of(name, 6, n_ubatch=8, n_batch=16, ignore_eos=True, n_ctx=128)

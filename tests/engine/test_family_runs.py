@@ -46,7 +46,7 @@ def plain(name: str, sampler: SamplerOptions) -> list[list[int]]:
     ("name", "policy", "how", "sampler", "parallel"),
     all_pairs(MODELS, list(ROLLBACK_POLICIES), list(product(SPLITS, KV_MODES)), SAMPLERS, (1, 4)),
 )
-@pytest.mark.thinned(6)
+@pytest.mark.thinned(12)
 def test_no_token_changes(name, policy, how, sampler, parallel):
     split, kv = how
     own_head = name in with_mtp(MODELS)
@@ -71,7 +71,7 @@ def test_no_token_changes(name, policy, how, sampler, parallel):
         for turn in (2 * i, 2 * i + 1)
     ],
 )
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 def test_drafters_that_look_up(name, drafter, policy):
     options = replace(options_of(N, drafter), rollback=policy, parallel=4)
     wanted = plain(name, SamplerOptions())
@@ -80,7 +80,7 @@ def test_drafters_that_look_up(name, drafter, policy):
 
 # in the usual run those that test_family_faults.py leaves out
 @pytest.mark.parametrize("name", [*MODELS[1:], MODELS[0]])
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 def test_wrong_drafts_are_undone(name):
     """Drafted by another family: hardly one is right. Two policies for each family by turns."""
     other = next(one for one in MODELS if one != name)
@@ -132,7 +132,7 @@ def a_fault(name: str, fault: str) -> str:
 @pytest.mark.parametrize(
     ("name", "fault"), [(name, a_fault(name, fault)) for name, fault in zip(MODELS, cycle(FAULTY))]
 )
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 def test_faults_change_the_output(name, fault):
     """Tokens, or where a model says the same again and again, its confidence in them."""
     other = next(one for one in MODELS if one != name)
@@ -145,7 +145,7 @@ def test_faults_change_the_output(name, fault):
 
 
 @pytest.mark.parametrize("policy", ROLLBACK_POLICIES)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_the_last_of_several_passes_says_how_far_back(policy):
     """Where rows go by position, how far a state serves depends on where its pass began."""
     name = "deepseek4-a-mtp-f32"

@@ -169,7 +169,7 @@ def test_a_fork_is_forked(at: tuple[int, int]) -> None:
         ({"types": ("draft-simple",)}, {"types": ("draft-simple",), "n_max": 5}),
     ],
 )
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_from_a_checkpoint_it_goes_on_as_one_that_was_decoded_again(
     first: dict[str, Any], later: dict[str, Any]
 ) -> None:

@@ -61,7 +61,7 @@ def prompts(opened: Session) -> list[Prompt]:
 
 
 @pytest.mark.parametrize(("temp", "slots"), [(0.0, (1, 4, 4, 1)), (0.8, (4, 1, 1, 4))])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_every_drafter_gives_the_text_of_plain_constrained_decoding(demo, folder, temp, slots):
     sampler = replace(schema_file(folder), temp=temp)
     base = RunOptions(n_predict=N, sampler=sampler)
@@ -91,7 +91,7 @@ def penalised(demo, folder) -> tuple[RunOptions, list[list[int]]]:
 @pytest.mark.parametrize(
     ("policy", "replay"), [*zip(ROLLBACK_POLICIES, cycle(REPLAY_MODES)), ("checkpoint", "verify")]
 )
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_every_policy_rolls_the_grammar_back_and_the_fault_is_named(
     demo, penalised, policy, replay
 ):

@@ -58,7 +58,7 @@ def _weighted(tensors):
         ("plamo2", {"plamo2.attention.head_count": [0, 4, 0, 4]}, True),
     ],
 )
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(8)
 def test_logits_are_those_of_the_definition(folder, tmp_path, arch, keys, normed, width):
     path = rewrite(folder / f"{arch}.gguf", tmp_path / "x.gguf", keys, _weighted)
     with GgufFile.open(path) as file:
@@ -89,7 +89,7 @@ def plain(sessions) -> dict[str, list[list[int]]]:
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("policy", ROLLBACK_POLICIES)
 @pytest.mark.parametrize("kv", KV_MODES)
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(8)
 def test_no_token_changes(sessions, plain, arch, policy, kv):
     split = list(SPLITS)[list(ROLLBACK_POLICIES).index(policy) % len(SPLITS)]
     options = options_of(12, "ngram-simple", rollback=policy, kv=kv, split=split, parallel=2)

@@ -37,7 +37,7 @@ def both(monkeypatch, name, prompts, options, draft=None) -> tuple[Run, Run]:
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("drafter", ["draft-mtp", "ngram-mod", "none"])
-@pytest.mark.thinned(8)
+@pytest.mark.thinned(16)
 def test_every_table_is_the_same(monkeypatch, policy, drafter):
     types = () if drafter == "none" else (drafter,)
     options = options_of(40, *types, rollback=policy)

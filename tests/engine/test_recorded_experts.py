@@ -34,7 +34,7 @@ def layer() -> PackedExperts:
 @pytest.mark.skipif(not uses_llvm(), reason="kernels that are not compiled")
 @pytest.mark.parametrize("n_rows", [1, 16])
 @torch.inference_mode()
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_replayed_with_other_choices(n_rows: int) -> None:
     mixture, x, logits = layer(), torch.randn(n_rows, D), torch.randn(n_rows, N_EXPERTS)
 

@@ -64,7 +64,7 @@ def check(arch: str, policy: str, path, recorded, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("arch", FAMILIES)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 def test_recorded_runs_are_plain_ones(arch, tmp_path, recorded, monkeypatch):
     # each family with another policy
     policy = POLICIES[FAMILIES.index(arch) % len(POLICIES)]
@@ -72,7 +72,7 @@ def test_recorded_runs_are_plain_ones(arch, tmp_path, recorded, monkeypatch):
 
 
 @pytest.mark.parametrize("policy", ["planes", "replay"])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_where_queries_choose_among_blocks(policy, tmp_path, recorded, monkeypatch):
     tiny = RANDOM_FAMILIES["qwen4exp"]["tiny"]
     ratios = tiny.keys["attention.compress_ratios"] // 4

@@ -43,7 +43,7 @@ def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.skipif(not uses_llvm(), reason="kernels that are not compiled")
 @pytest.mark.parametrize("policy", ["planes", "carry", "ring", "replay", "checkpoint"])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_recorded_runs_are_plain_ones(dense, policy, monkeypatch):
     recorded: list[bool] = []
 

@@ -62,7 +62,7 @@ def both(
 
 @compiled
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_speculation_with_the_mtp_head(policy, monkeypatch, counts):
     options = options_of(60, "draft-mtp", rollback=policy)
     recorded, plain = both(monkeypatch, MTP, [prompt_of(MTP)], options)
@@ -77,7 +77,7 @@ def test_speculation_with_the_mtp_head(policy, monkeypatch, counts):
 @compiled
 @pytest.mark.parametrize("policy", ["planes", "ring", "replay"])
 @pytest.mark.parametrize("kv", ["per-seq", "unified"])
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(8)
 def test_several_sequences(policy, kv, monkeypatch, counts):
     tokens = prompt_of(MTP).tokens
     prompts = [Prompt(tokens[:n]) for n in (len(tokens), 5, 9)]

@@ -59,7 +59,7 @@ def test_rejection_without_chance_is_match():
 
 
 @pytest.mark.parametrize(("name", "draft", "drafter"), PAIRS, ids=str)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_rejection_is_reproducible_and_the_same_for_every_rollback(name, draft, drafter):
     opened, prompts = session(name, draft), prompts_of(name)
     first = tokens_of(decode(opened, prompts, rejecting(14, drafter=drafter)))
@@ -103,7 +103,7 @@ def test_what_the_rule_went_by_is_recorded(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)
 @pytest.mark.parametrize("rule", ["match", "rejection"])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_stale_logits_still_show(rule, sampler):
     spec = SpecOptions(("draft-mtp",), n_max=5, accept=rule)
     clean = RunOptions(n_predict=30, spec=spec, sampler=sampler)

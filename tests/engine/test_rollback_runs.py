@@ -56,7 +56,7 @@ def plain_tokens(name: str, sampler: SamplerOptions) -> list[list[int]]:
     ("models", "policy", "how", "sampler"),
     all_pairs(PAIRS, list(ROLLBACK_POLICIES), list(product(SPLITS, KV_MODES)), SAMPLERS),
 )
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(8)
 def test_no_token_changes(models, policy, how, sampler):
     (name, draft, drafter), (split, kv) = models, how
     opened, prompts = session(name, draft), four_prompts(name)
@@ -84,7 +84,7 @@ def test_unequal_drafts_of_a_dense_model_share_a_pass():
 
 
 @pytest.mark.parametrize("policy", ROLLBACK_POLICIES)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_unequal_drafts_in_several_passes(policy, monkeypatch):
     """A pass that leaves a sequence out may relocate it: it has rolled back before that."""
     opened, prompts = session(MTP), four_prompts(MTP)[:3]
@@ -120,7 +120,7 @@ DEMO_TEXTS = ("def quicksort(arr):", "class Node:\n    def ", "import os\n", "fo
 @pytest.mark.parametrize(("split", "kv"), list(product(SPLITS, KV_MODES)))
 @pytest.mark.parametrize("drafter", ["draft-mtp", "draft-simple"])
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=["greedy", "sampled"])
-@pytest.mark.thinned(8)
+@pytest.mark.thinned(16)
 def test_demo_models_say_the_same(demo, policy, split, kv, drafter, sampler):
     prompts = [demo.prompt(text) for text in DEMO_TEXTS]
     options = replace(
@@ -291,7 +291,7 @@ def test_bytes_add_up(policy):
 
 
 @pytest.mark.parametrize("policy", ROLLBACK_POLICIES)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_ten_identical_requests_give_one_output(policy):
     options = replace(options_of(20, "draft-mtp"), rollback=policy, parallel=3, sampler=SAMPLED)
     run = decode(session(MTP), [prompt_of(MTP)] * 10, options)

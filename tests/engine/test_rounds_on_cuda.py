@@ -77,7 +77,7 @@ def test_the_fake_device_notices(fake):
 @pytest.mark.parametrize("quant", ["q8_0", "q4_k_m"])
 @pytest.mark.parametrize("compute", ["q8", "blocks"])
 @pytest.mark.parametrize("size", ["tiny", "moe-tiny"])
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(8)
 def test_weights_stay_as_their_file_has_them(fake, tmp_path, quant, compute, size):
     """Embedding and head, which are one matrix, included, and experts."""
     path = tmp_path / "model.gguf"
@@ -92,7 +92,7 @@ def test_weights_stay_as_their_file_has_them(fake, tmp_path, quant, compute, siz
     ("compute", "policy"),
     [("f32", "planes"), ("bf16", "carry"), ("blocks", "replay")],  # a ring is in others
 )
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_a_round_waits_for_the_tokens_and_nothing_else(fake, compute, policy):
     """The drafted tokens stay on the device and come with the record of the verified rows. Uploads
     are as many however many layers there are."""

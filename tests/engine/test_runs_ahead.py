@@ -52,7 +52,7 @@ def both(name: str, options: RunOptions, *, audit: bool = False) -> tuple[Run, R
 
 
 @pytest.mark.parametrize("name", [MTP, "qwen35-a-f32", *MTP_MODELS[1:]])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_every_table_is_that_of_single_steps(taken: list[None], name: str) -> None:
     one, other = both(name, options_of(90, ignore_eos=True))
     assert_same(one, other)

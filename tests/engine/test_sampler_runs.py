@@ -26,7 +26,7 @@ from tests.support.sampler_runs import MTP, PAIRS, SAMPLERS, WAYS, plain, prompt
 @pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)
 @pytest.mark.parametrize(("policy", "replay"), WAYS, ids=["-".join(way) for way in WAYS])
 @pytest.mark.parametrize(("name", "draft", "drafter"), PAIRS, ids=str)
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(8)
 def test_matching_changes_no_token(name, draft, drafter, policy, replay, sampler):
     options = replace(
         options_of(20, drafter, n_max=4),
@@ -49,7 +49,7 @@ DEMO_TEXTS = ("def quicksort(arr):", "import os\n")
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_matching_changes_no_token_of_the_demo(demo, sampler):
     prompts = [demo.prompt(text) for text in DEMO_TEXTS]
     base = options_of(12, ignore_eos=True)

@@ -37,7 +37,7 @@ from tests.support.golden_runs import (
 
 
 @pytest.mark.parametrize("name", [*MODELS, *second_set()])
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(8)
 def test_greedy_decoding_gives_the_golden_tokens(name):
     run = decode(session(name), [prompt_of(name)], options_of())
     assert tokens_of(run) == [golden(name)["greedy"].tolist()]
@@ -54,7 +54,7 @@ def test_logits_are_within_the_golden_bounds(name):
 
 
 @pytest.mark.parametrize("name", [*MTP_MODELS, *with_mtp(second_set())])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_mtp_drafts_and_acceptance_follow_the_golden_trace(name):
     data = golden(name)
     run = decode(session(name), [prompt_of(name)], options_of(60, "draft-mtp"))
@@ -100,7 +100,7 @@ def plain_tokens(name: str, sampler: SamplerOptions) -> list[list[int]]:
 @pytest.mark.parametrize(
     ("models", "variant", "sampler"), all_pairs(PAIRS, list(VARIANTS), (SamplerOptions(), SAMPLED))
 )
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(8)
 def test_drafting_changes_no_token(models, variant, sampler):
     name, draft, drafter = models
     options = replace(options_of(30, drafter), sampler=sampler, **VARIANTS[variant])
@@ -131,7 +131,7 @@ def test_restores_happen_and_replay_the_accepted_tokens():
 
 
 @pytest.mark.parametrize("parallel", [1, 2, 3])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_sequences_side_by_side_give_what_they_give_alone(parallel):
     name = "qwen35-c-v2x-mtp-f32"
     opened, whole = session(name), prompt_of(name).tokens

@@ -66,7 +66,7 @@ def poison_behind(renew):
 
 
 @pytest.mark.parametrize(("policy", "kv"), list(zip(POLICIES, cycle(("unified", "per-seq")))))
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_a_later_run_is_the_first_bit_for_bit(policy, kv, opened):
     options = options_of(60, "draft-mtp", rollback=policy, kv=kv, parallel=2)
     first = decode(opened, prompts(), options)

@@ -140,7 +140,7 @@ def test_so_does_a_disk_without_room(machine, demo, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("compute", threads.MODES)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_bits_do_not_depend_on_the_number_of_threads(compute) -> None:
     model, found = Session.open(DEMO_TARGET, compute=compute).model, []
     before = torch.get_num_threads()

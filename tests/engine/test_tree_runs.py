@@ -125,7 +125,7 @@ def with_trees(name: str, options: RunOptions, seed: int, n: int = 1) -> Run:
         NAMES, list(ROLLBACK_POLICIES), SPLITS, KV_MODES, [(s, n) for s in SAMPLERS for n in (1, 3)]
     ),
 )
-@pytest.mark.thinned(6)
+@pytest.mark.thinned(12)
 def test_no_token_changes(name, policy, split, kv, way):
     sampler, n = way
     options = tree_options((3, 2), rollback=policy, split=split, kv=kv, sampler=sampler, parallel=n)
@@ -138,7 +138,7 @@ def test_no_token_changes(name, policy, split, kv, way):
 
 
 @pytest.mark.parametrize("seed", range(20))
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(8)
 def test_whatever_is_drawn(seed, pytestconfig):
     """200 runs, 40 of them without --all: snapshots that reach and that do not, passes that split,
     replays of both kinds."""
@@ -231,7 +231,7 @@ def test_a_wrong_parent_is_caught():
 
 
 @pytest.mark.parametrize("policy", ROLLBACK_POLICIES)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_the_state_of_another_branch_is_caught(policy):
     """The text goes on from its first branch, whichever was accepted."""
     copy = HybridMemory.fork
@@ -295,7 +295,7 @@ def drafter_of(draft: str) -> str:
         [(s, n, p_min) for s in SAMPLERS for n, p_min in ((1, 0.0), (3, 0.1))],
     ),
 )
-@pytest.mark.thinned(5)
+@pytest.mark.thinned(10)
 def test_model_drafters_change_no_token(models, policy, how, way):
     (name, draft), (split, kv), (sampler, n, p_min) = models, how, way
     spec = SpecOptions(types=(drafter_of(draft),), tree=(2, 2), n_max=3, p_min=p_min)
@@ -409,7 +409,7 @@ def test_a_tree_keeps_to_its_widths():
 
 @pytest.mark.parametrize("kv", KV_MODES)
 @pytest.mark.parametrize("policy", ROLLBACK_POLICIES)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_a_prompt_cache_holds_the_text_after_trees(policy, kv):
     spec = SpecOptions(types=("draft-mtp",), tree=(2, 2))
     options = replace(options_of(N), spec=spec, rollback=policy, kv=kv, parallel=2)
@@ -428,7 +428,7 @@ def test_a_prompt_cache_holds_the_text_after_trees(policy, kv):
         NAMES, list(ROLLBACK_POLICIES), SPLITS, KV_MODES, [(s, n) for s in SAMPLERS for n in (1, 3)]
     )[::6],
 )
-@pytest.mark.thinned(6)
+@pytest.mark.thinned(12)
 def test_a_lane_of_trees_is_as_plain_decoding(name, policy, split, kv, way):
     sampler, n = way
     options = tree_options((3, 2), sampler=sampler, parallel=n)

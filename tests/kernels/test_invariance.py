@@ -57,7 +57,7 @@ def test_pointwise_leaves_the_rest_alone():
 
 
 @pytest.mark.parametrize("d", [4, 20, 64, 1000])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_norms_and_gates(d):
     x, gate, weight = torch.randn(16, 3, d + 1)[..., :d], torch.randn(16, 3, d), torch.randn(d)
     groups = torch.randn(3, d)

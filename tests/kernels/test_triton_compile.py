@@ -98,7 +98,7 @@ def compiled(
 
 @pytest.mark.parametrize("kda", [False, True], ids=["head", "channel"])
 @in_turn("sizes", [(1, 1, 1), (4, 4, 1), (16, 8, 1), (1, 1, 32), (4, 4, 32)])
-@pytest.mark.thinned(6)
+@pytest.mark.thinned(12)
 def test_the_delta_rule(compiled, sizes, kda):
     n_tokens, n_snapshots, n_batch = sizes
     inputs = make(16, 128, n_tokens, n_batch, repeat=2, kda=kda)
@@ -112,7 +112,7 @@ def test_the_delta_rule(compiled, sizes, kda):
 
 @pytest.mark.parametrize("kda", [False, True], ids=["head", "channel"])
 @in_turn("sizes", [(4, 4, 2), (16, 8, 1)])
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 def test_the_delta_rule_between_rows_of_a_pool(compiled, sizes, kda):
     n_tokens, n, n_batch = sizes
     inputs = make(16, 128, n_tokens, n_batch, repeat=2, kda=kda)
@@ -139,7 +139,7 @@ def test_any_number_of_rows_of_a_pool_is_one_kernel(compiled, numbers):
 
 
 @in_turn("widths", [(256, 64), (64, 256)])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_the_delta_rule_of_prompts(compiled, widths):
     """Widths with a gate for each channel, which need most registers, and with one for a head."""
     channels, heads = (
@@ -154,7 +154,7 @@ def test_the_delta_rule_of_prompts(compiled, widths):
 
 
 @in_turn("d", [256, 16])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_attention(compiled, d):
     """More rows of queries are more programs, so one number of tokens stands for all."""
     q, k, v = torch.ones(1, 4, 8, d), torch.ones(1, 2, 4096, d), torch.ones(1, 2, 4096, d)
@@ -196,7 +196,7 @@ def test_no_product_is_fused_with_a_sum(compiled, n_tokens):
 
 @pytest.mark.parametrize("kda", [False, True], ids=["head", "channel"])
 @in_turn("n_tokens", [1, 4])
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 def test_the_log_and_its_fold(compiled, n_tokens, kda):
     inputs = make(16, 128, n_tokens, 2, repeat=2, kda=kda)
     _, log = delta.gated_delta_log(*inputs, grouped=False)
@@ -206,7 +206,7 @@ def test_the_log_and_its_fold(compiled, n_tokens, kda):
 
 
 @pytest.mark.parametrize("compiled", [80, 100], indirect=True)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_state_space_duality(compiled):
     inputs = ssd_inputs.make(4, n_batch=2, n_groups=1, share=32, p=64, n=128)
     ssd.ssd(*inputs, n_snapshots=4)
@@ -223,7 +223,7 @@ def test_state_space_duality(compiled):
 
 
 @pytest.mark.parametrize("compiled", [90, 120], indirect=True)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_the_selective_scan(compiled):
     x, low = torch.ones(2, 4, 2048), torch.ones(2, 4, 16)
     inputs = x, x, torch.ones(16, 2048), low, low, torch.ones(2048)
@@ -236,7 +236,7 @@ def test_the_selective_scan(compiled):
 
 
 @in_turn("n", [256, 16])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_state_space_duality_of_prompts(compiled, n):
     inputs = ssd_inputs.make(500, n_groups=1, share=32, p=64, n=n)
     ssd.ssd(*inputs)
@@ -246,7 +246,7 @@ def test_state_space_duality_of_prompts(compiled, n):
 
 
 @in_turn("type_and_rows", list(zip(TYPES, itertools.cycle([1, 8, 16]))))
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(8)
 def test_products_with_blocks(compiled, type_and_rows):
     type_name, n_rows = type_and_rows
     blocks = random_blocks(type_name, 8, 1024)
@@ -257,7 +257,7 @@ def test_products_with_blocks(compiled, type_and_rows):
 
 @pytest.mark.parametrize("mode", ["f32", "bf16"])
 @in_turn("sizes", [(1, 256), (512, 32)])
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(8)
 def test_mixture_of_experts(compiled, sizes, mode):
     n_tokens, n_experts = sizes
     weights, ids = moe.route(torch.ones(n_tokens, n_experts), None, Choice(8, "softmax"))
@@ -277,7 +277,7 @@ def test_mixture_of_experts(compiled, sizes, mode):
 
 
 @in_turn("types", [("Q4_K", "Q6_K"), ("Q5_1", "MXFP4")])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_experts_in_blocks(compiled, types, monkeypatch):
     """As 8B-A1B has them: a token, and more, whose experts are shared."""
     monkeypatch.setattr("kernels.moe.runs_triton", lambda x: True)
@@ -305,7 +305,7 @@ def test_experts_in_blocks(compiled, types, monkeypatch):
 
 
 @in_turn("sizes", [(256, 1), (64, 2)])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_a_router_that_chooses(compiled, sizes):
     n_experts, n_rows = sizes
     packed = PackedWeight("f32", (n_experts + 1, 2048), 0, torch.ones(n_experts + 1, 2048))
@@ -316,7 +316,7 @@ def test_a_router_that_chooses(compiled, sizes):
 
 
 @in_turn("types", [("Q8_0", "Q4_0"), ("Q5_K", "Q5_K")])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_products_of_columns(compiled, types):
     def packed(type_name, n_out, n_in):
         return pack_blocks(random_blocks(type_name, n_out, n_in), type_name, "q8")
@@ -329,7 +329,7 @@ def test_products_of_columns(compiled, types):
 
 
 @in_turn("n_vocab", [512, 248_320])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_records_of_rows(compiled, n_vocab):
     logits = torch.ones(1, n_vocab).expand(4, n_vocab)
     streams.row_record(logits, 10, torch.ones(4, dtype=torch.int64))
@@ -337,7 +337,7 @@ def test_records_of_rows(compiled, n_vocab):
 
 
 @in_turn("type_and_rows", list(zip(INTEGER_TYPES, itertools.cycle([1, 4, 8]))))
-@pytest.mark.thinned(8)
+@pytest.mark.thinned(16)
 def test_integer_products(compiled, type_and_rows):
     type_name, n_rows = type_and_rows
     n_in = 2560
@@ -352,7 +352,7 @@ def test_integer_products(compiled, type_and_rows):
 
 
 @in_turn("sizes", [(1024, 4), (2560, 1), (4096, 4)])
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 def test_products_with_what_is_done_to_their_rows(compiled, sizes):
     """The layers of models of 0.65 to 8 billion: a norm that rounds, products of two types and of
     gates in one launch, a gated norm that rounds, SwiGLU, and a residual."""
@@ -406,7 +406,7 @@ def test_expanding_a_matrix(compiled, type_name, monkeypatch):
     "activation",
     [swiglu_within(1.0), situ_activation(4.0, 25.0), RELU2, SWIGLU, clamped_swiglu_activation(7.0)],
 )
-@pytest.mark.thinned(5)
+@pytest.mark.thinned(10)
 def test_activations_of_experts(compiled, activation):
     n_opened = 256 if activation.gated else 128
     pairs = [(torch.ones(n_opened, 128), torch.ones(128, 128))] * 4
@@ -417,7 +417,7 @@ def test_activations_of_experts(compiled, activation):
 
 
 @in_turn("n_tokens", [1, 5])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_convolution_norms_rope_and_swiglu(compiled, n_tokens):
     recurrence.causal_conv(
         torch.ones(2, n_tokens, 6144), torch.ones(6144, 4), torch.ones(2, 3, 6144)
@@ -477,7 +477,7 @@ def test_convolution_norms_rope_and_swiglu(compiled, n_tokens):
 
 
 @in_turn("n_tokens", [1, 8])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_parts_of_kimi_delta_and_latent_attention(compiled, n_tokens):
     x, channels = torch.ones(1, n_tokens, 2048), torch.ones(2048)
     pointwise.situ(x, x, 4.0, 25.0)
@@ -494,7 +494,7 @@ def test_parts_of_kimi_delta_and_latent_attention(compiled, n_tokens):
 
 
 @in_turn("n_tokens", [1, 8])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_mixed_streams(compiled, n_tokens):
     x, m = torch.ones(1, n_tokens, 4, 1024), torch.ones(1, n_tokens, N_GATES)
     gates = streams.stream_gates(m, torch.ones(3), torch.ones(N_GATES), 20, 1e-6)

@@ -19,7 +19,7 @@ from tests.torture.trace_steps import apply, draw, real_trace
 
 @pytest.mark.parametrize("version", READ_VERSIONS)
 @pytest.mark.parametrize("minor", range(SCHEMA_MINOR + 2))
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_earlier_and_later_schemas_open(tmp_path: Path, version: int, minor: int) -> None:
     folder = _copy(tmp_path)
     how = "earlier" if minor < SCHEMA_MINOR else "later"

@@ -62,7 +62,7 @@ JUDGE = ("--judge-command", f"sh -c '! grep -q wrong {{}}/lib/{LIBRARY}'")
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_a_planted_fault_is_found(folder: Path, fault: Fault) -> None:
     status, reply, said = play(folder / "repo", folder / "work", branch_of(fault), JUDGE)
     assert status == 0, said

@@ -71,7 +71,7 @@ def somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_two_dashes_are_a_value_like_others(cli: Cli, name: str) -> None:
     for action in options(name):
         for option in action.option_strings:
@@ -92,7 +92,7 @@ def distinct() -> list[tuple[str, Action]]:
 
 
 @pytest.mark.parametrize("value", AWKWARD, ids=lambda value: repr(value[:12]))
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_any_value_of_any_option_ends_in_a_sentence(cli: Cli, value: str) -> None:
     for name, action in distinct():
         check(cli(*words(name, action, value)))

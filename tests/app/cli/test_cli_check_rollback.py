@@ -96,7 +96,7 @@ FAMILIES = {
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_states_of_every_family_are_read(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

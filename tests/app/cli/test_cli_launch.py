@@ -94,7 +94,7 @@ def test_without_a_display_there_is_one_clear_line(python: Python) -> None:
     ],
     ids=str,
 )
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_a_display_that_does_not_answer_is_no_abort(
     python: Python, environment: dict[str, str]
 ) -> None:

@@ -39,7 +39,7 @@ def one(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("compute", ["f32", "int8"])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_the_demo_passes(cli: Cli, compute: str) -> None:
     outcome = cli(*DEMO, "--compute", compute)
     assert outcome.status == 0

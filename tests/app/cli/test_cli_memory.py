@@ -78,7 +78,7 @@ def test_a_bad_script_is_one_sentence_with_file_and_line(capsys, tmp_path):
 
 
 @pytest.mark.parametrize("refuses", [False, True])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_llama_cpp_plays_what_its_interface_has(monkeypatch, capsys, refuses):
     """A build that accepts what it should refuse fails the scripts that expect a refusal."""
     use(monkeypatch, FakeLlama(session("qwen35-a-f32"), refuses=refuses))

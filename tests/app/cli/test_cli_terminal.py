@@ -221,7 +221,7 @@ def check(outcome: Outcome, *, is_terminal: bool) -> None:
         *((name, False) for name in ("info, json", "run, json", "run, markdown", "rescore")),
     ],
 )
-@pytest.mark.thinned(6)
+@pytest.mark.thinned(12)
 def test_no_command_sends_a_terminal_what_a_file_says(
     cli: Cli, world: World, name: str, is_terminal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

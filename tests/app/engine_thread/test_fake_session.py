@@ -61,7 +61,7 @@ def real() -> tuple[TraceStore, TraceStore]:
 
 
 @pytest.mark.parametrize("which", [0, 1])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_the_same_columns_are_filled(
     real: tuple[TraceStore, TraceStore], which: int, tmp_path: Path
 ) -> None:

@@ -222,7 +222,7 @@ def test_both_themes_have_all_colours() -> None:
 
 
 @pytest.mark.parametrize("m", [16_000, 50_000])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_ten_thousand_rounds_fit_in_five_megabytes(m: int) -> None:
     """With the candidates of every token, which a run as long as the other one leaves out."""
     store, n = TraceStore(), 10_000

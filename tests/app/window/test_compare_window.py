@@ -290,7 +290,7 @@ def test_the_demo_compared_with_a_faulty_lane(
 
 
 @pytest.mark.usefixtures("each_font")
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_the_divergence_layout_fits_a_small_screen(loaded: MainWindow, qtbot: QtBot) -> None:
     """However many lanes there are and with their editor open: what is too high scrolls."""
     loaded.resize(1280, 800)
@@ -313,7 +313,7 @@ def test_the_divergence_layout_fits_a_small_screen(loaded: MainWindow, qtbot: Qt
 
 
 @pytest.mark.usefixtures("each_font")
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_the_usual_lanes_fit_without_scrolling(loaded: MainWindow, qtbot: QtBot) -> None:
     loaded.resize(1280, 800)
     loaded.actions_by_id["view.layout_divergence"].trigger()

@@ -34,7 +34,7 @@ def share(window: MainWindow, name: str) -> float:
 
 
 @pytest.mark.usefixtures("each_font")
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_the_share_is_that_of_the_layout_at_any_size(
     make_window: Callable[[Bridge], MainWindow], engine: FakeEngine, qtbot: QtBot
 ) -> None:

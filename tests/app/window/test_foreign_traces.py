@@ -85,7 +85,7 @@ PASSING = set(DAMAGES) - {"beyond the largest", "beyond all integers", "a word"}
 
 
 @pytest.mark.parametrize("damage", sorted(PASSING))
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 def test_damage_that_opens_is_shown(
     real: Path, tmp_path: Path, window: MainWindow, qtbot: QtBot, damage: str
 ) -> None:

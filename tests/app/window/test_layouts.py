@@ -98,7 +98,7 @@ def test_a_layout_makes_the_plots_in_sight_and_no_others(window: MainWindow, qtb
 
 
 @pytest.mark.usefixtures("each_font")
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_divergence_gets_the_room(window: MainWindow, qtbot: QtBot) -> None:
     choose(window, "divergence")
     dock = window.docks["divergence"]
@@ -142,7 +142,7 @@ def test_each_is_kept_for_itself(
 
 @pytest.mark.usefixtures("each_font")
 @pytest.mark.parametrize(("n_lines", "n_columns"), [(38, 2), (64, 1)])
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(8)
 def test_plots_fit_a_low_window_in_two_columns(
     window: MainWindow, qtbot: QtBot, n_lines: int, n_columns: int
 ) -> None:
@@ -157,7 +157,7 @@ def test_plots_fit_a_low_window_in_two_columns(
 
 
 @pytest.mark.usefixtures("each_font")
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_panels_at_the_right_leave_room_for_the_text(window: MainWindow, qtbot: QtBot) -> None:
     window.resize(1024, 720)
     window.docks.reveal("findings")
@@ -223,7 +223,7 @@ def test_a_window_beyond_the_screen_comes_back_onto_it(window: MainWindow) -> No
 
 @pytest.mark.usefixtures("each_font")
 @pytest.mark.parametrize("name", [min(LAYOUTS), max(LAYOUTS)])
-@pytest.mark.thinned(4)  # of the layouts it is left in: all are chosen afterwards
+@pytest.mark.thinned(8)  # of the layouts it is left in: all are chosen afterwards
 def test_a_layout_left_on_a_large_screen_fits_a_small_one(
     make_window: Callable[[Bridge], MainWindow],
     engine: FakeEngine,
@@ -255,7 +255,7 @@ def test_a_layout_left_on_a_large_screen_fits_a_small_one(
 
 
 @pytest.mark.usefixtures("each_font")
-@pytest.mark.thinned(2)  # of two fonts, the one that needs more room
+@pytest.mark.thinned(4)  # of two fonts, the one that needs more room
 def test_no_panel_makes_a_window_of_1280_by_800_at_one_and_a_half_too_large(
     window: MainWindow, qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

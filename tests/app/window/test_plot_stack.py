@@ -27,7 +27,7 @@ def edges(view: RoundView) -> tuple[float, float]:
 
 @pytest.mark.usefixtures("each_font")
 @pytest.mark.parametrize(("width", "n_lines"), [(1024, 54), (1600, 71)])
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(8)
 def test_in_the_stack_equal_rounds_stand_in_line_over_one_axis(
     window: MainWindow, qtbot: QtBot, width: int, n_lines: int
 ) -> None:

@@ -75,7 +75,7 @@ def test_pages_about_files_do_not_name_a_run(window: MainWindow, store: TraceSto
 
 @pytest.mark.shares_window
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_the_name_is_in_sight_between_title_and_buttons(
     window: MainWindow, store: TraceStore, qtbot: QtBot, layout: str
 ) -> None:

@@ -186,7 +186,7 @@ def test_every_choice_says_what_it_chooses(window: MainWindow, qtbot: QtBot) -> 
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_buttons_of_titles_are_seen_and_say_what_they_do(window: MainWindow, theme: str) -> None:
     window.set_theme(theme)
     dock = window.docks["findings"]

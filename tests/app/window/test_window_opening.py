@@ -120,10 +120,7 @@ def test_drop_opens_the_larger_as_target(
     assert engine.opened == [(model_file, (small,), "auto")]
 
 
-def test_drop_of_something_else_is_refused(window: MainWindow, tmp_path: Path) -> None:
-    text = tmp_path / "notes.txt"
-    text.write_text("x")
-    assert not drop(window, text)
+def test_drop_of_a_file_that_is_not_there_is_refused(window: MainWindow, tmp_path: Path) -> None:
     assert not drop(window, tmp_path / "missing.gguf")
 
 

@@ -219,7 +219,7 @@ PLANTED += [Planted(name, BLOCKS[-1], *bug) for name, *bug in BLOCK_PLANTED[2:3]
 
 
 @pytest.mark.parametrize("bug", PLANTED, ids=lambda bug: f"{bug.kind}: {bug.name}")
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_a_planted_bug_is_named(bug, monkeypatch):
     owner, name, changed = reworded(bug.place, bug.old, bug.new)
     options = options_for(bug.kind)
@@ -237,7 +237,7 @@ CLEAN = [
 
 
 @pytest.mark.parametrize(("kind", "front", "spec"), CLEAN)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_clean_drafts_are_made_again(kind, front, spec):
     options = replace(options_for(kind, 12, *front, **spec), parallel=2)
     if "accept" in spec:

@@ -208,7 +208,7 @@ def test_lanes_accept_what_llama_cpp_accepts() -> None:
         ("qwen3-f-f32", SAMPLED),
     ],
 )
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_models_without_head_follow_a_script(name: str, sampler) -> None:
     opened, prompt = session(name), prompt_of(name)
     options = options_of(N, n_max=5, n_ubatch=16, ignore_eos=True)

@@ -64,7 +64,7 @@ def test_a_token_that_its_logits_do_not_give_is_no_near_tie(
 
 
 @pytest.mark.parametrize("sampler", [None, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_every_fault_that_changes_a_token_fails_its_free_lane(
     sampler: SamplerOptions | None,
 ) -> None:
@@ -78,7 +78,7 @@ def test_every_fault_that_changes_a_token_fails_its_free_lane(
 
 
 @pytest.mark.parametrize("sampler", [None, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_noise_that_tips_a_choice_is_a_fork_and_no_fault(
     sampler: SamplerOptions | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -69,7 +69,7 @@ def test_a_trace_with_free_lanes_of_several_sequences_opens(tmp_path: Path) -> N
         ("ring,free=1", None),
     ],
 )
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_a_clean_lane_never_forks(lane: str, sampler) -> None:
     options = options_of(60, "draft-mtp", n_max=4, ignore_eos=True)
     if sampler:

@@ -69,7 +69,7 @@ def rows(trace: TraceStore, table: str, run_id: int, without: tuple[str, ...]) -
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_sequences_side_by_side_are_clean(name: str) -> None:
     for lane, verdict in verdicts(compared(name)).items():
         assert verdict.verdict in ("reference", *PASSED), (lane, verdict.error)
@@ -78,7 +78,7 @@ def test_sequences_side_by_side_are_clean(name: str) -> None:
 
 @pytest.mark.parametrize("lane", LANES)
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(8)
 def test_a_lane_does_what_a_run_does(name: str, lane: str) -> None:
     loaded, prompts = opened(name)
     comparison = compared(name)

@@ -186,7 +186,7 @@ def test_sequences_side_by_side_share_a_batch(fake: FakeLlama) -> None:
 
 
 @pytest.mark.parametrize(("rank", "verdict"), [(2.0, "within"), (4.0, "suspect")])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_the_bound_is_three_times_the_noise(fake: FakeLlama, rank: float, verdict: str) -> None:
     fake.scales = {1: 1.01, 2: 1.01, 3: 1 + 0.01 * math.sqrt(rank)}
     found = verdicts(finish(compared(fake, PLANES)))
@@ -300,7 +300,7 @@ def test_noise_raises_the_bounds_of_scripts(monkeypatch: pytest.MonkeyPatch) -> 
         ("keep-stale-kv", ("checkpoint-and-slot-file",)),
     ],
 )
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_scripts_see_planted_faults(fault: str | None, seen_by: tuple[str, ...]) -> None:
     """On this engine, whose memory can be made wrong."""
     seen = []

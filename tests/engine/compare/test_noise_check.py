@@ -182,7 +182,7 @@ BATCHES = "batch-differs"
         (prompts_see_the_next_token, BATCHES, 1),
     ],
 )
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 def test_a_bug_of_the_noise_lane_is_named(
     monkeypatch: Patch, tmp_path: Path, bug: Callable[[Patch], None], finds: str, n_seqs: int
 ) -> None:

@@ -112,7 +112,7 @@ class RoundingLlama(FakeLlama):
 
 @pytest.mark.parametrize("name", ["qwen35-h-v2x-mtp-q8_0", "qwen35-g-v2x-q4_k_m"])
 @pytest.mark.parametrize(("reads", "verdict"), [(0, "agrees"), (1, "suspect")])
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(8)
 def test_rounding_is_explained_and_a_wrong_token_is_not(
     monkeypatch: pytest.MonkeyPatch, name: str, reads: int, verdict: str
 ) -> None:

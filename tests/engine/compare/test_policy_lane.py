@@ -41,7 +41,7 @@ def named(comparison: Comparison, lane: str) -> set[str]:
 @pytest.mark.parametrize(
     ("lanes", "n_seqs", "kv"), [(POLICIES, 1, "per-seq"), (POLICIES[1:3], 3, "unified")]
 )
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_clean_lanes_with_forks_are_within_the_noise(
     lanes: tuple[str, ...], n_seqs: int, kv: str
 ) -> None:

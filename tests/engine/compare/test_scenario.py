@@ -38,7 +38,7 @@ def read(tmp_path: Path) -> Callable[[str], Scenario]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_it_shows_what_it_promises(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, FakeLlama(demo()))  # for lanes of llama.cpp
     monkeypatch.setattr(cost, "_DOMINATES", 0.0)  # the share itself is this machine's

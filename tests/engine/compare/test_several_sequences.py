@@ -52,7 +52,7 @@ def compared(n: int, parallel: int) -> Comparison:
 
 
 @pytest.mark.parametrize(("n", "parallel"), [(3, 3), (4, 2)])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_the_reference_decodes_each_sequence_as_if_alone(n: int, parallel: int) -> None:
     alone = [
         tokens_of(decode(session(MTP), [p], options_of(N, ignore_eos=True)))[0] for p in prompts(n)

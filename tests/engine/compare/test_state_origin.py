@@ -98,7 +98,7 @@ BUGS: dict[str, tuple[Callable[[Patch], None], str, int, tuple[str, int], str]] 
 
 
 @pytest.mark.parametrize("bug", BUGS)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_a_wrong_state_is_explained(monkeypatch: Patch, bug: str) -> None:
     switch_on, lane, n_seqs, expected, rule = BUGS[bug]
     switch_on(monkeypatch)

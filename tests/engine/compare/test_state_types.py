@@ -27,7 +27,7 @@ def compared(compute: str, *accept: int) -> Comparison:
 
 
 @pytest.mark.parametrize("compute", ["f32", "q8"])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_where_every_draft_is_rejected_rounding_is_that_of_plain_decoding(compute: str) -> None:
     found = verdicts(compared(compute, 0))
     distance = found[f"reference,{TYPED}"]

@@ -77,7 +77,7 @@ MISREADS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 
 
 @pytest.mark.parametrize("policy", MISREADS)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_a_wrong_read_is_seen_before_it_acts(monkeypatch: pytest.MonkeyPatch, policy: str) -> None:
     assert max(worst(compared(policy))) < 1e-4
     MISREADS[policy](monkeypatch)

@@ -139,7 +139,7 @@ def test_what_the_mistakes_are_planted_in_passes(adapter, recurrence):
 
 
 @pytest.mark.parametrize(("adapter", "recurrence", "cause"), PLANTED)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_a_planted_mistake_is_named(adapter, recurrence, cause):
     found = planted(adapter, recurrence)
     assert found

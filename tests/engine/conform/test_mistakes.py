@@ -148,7 +148,7 @@ def first(adapter, recurrence, name="depths", **kernel) -> Fault:
         (LastOnly, "gdn", "state-not-committed", "leave the state after 0, none (NaN), 3"),
     ],
 )
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_a_formula_a_decay_or_a_count_is_named_with_its_place(adapter, recurrence, cause, words):
     fault = first(adapter, recurrence)
     assert (fault.cause, words in fault.detail) == (cause, True), fault.detail
@@ -461,10 +461,12 @@ def test_the_number_of_a_mistake_is_fitted(recurrence, words, last):
     outputs, states = play(shape, state, wrong)
     situation = Situation(KERNEL, Reference(shape, [state]), 0, rows, [], 3)
     if last and recurrence != "conv":
+        # the state alone may not say which part of a row it is wrong in
         cause, said = situation.explain_state(states[-1], 3, 1e-5)
+        assert (cause[:6], said.split(",")[0]) == ("wrong-", words.split(",")[0])
     else:
         cause, said = situation.explain_outputs(torch.stack(outputs), 1e-5)
-    assert (cause[:6], said.split(", in the state")[0]) == ("wrong-", words)
+        assert (cause[:6], said.split(", in the state")[0]) == ("wrong-", words)
 
 
 def test_a_window_that_no_pass_leaves_is_what_taps_read():

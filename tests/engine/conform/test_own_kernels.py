@@ -9,7 +9,7 @@ from tests.support.own_kernels import faults, kernels
 
 
 @pytest.mark.parametrize(("name", "recurrence"), kernels("naive", "torch", "llvm"))
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(8)
 def test_they_pass(name, recurrence):
     assert not faults(name, recurrence)
 

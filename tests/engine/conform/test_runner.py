@@ -306,7 +306,7 @@ def selective_state_update"""
     ],
 )
 @pytest.mark.parametrize("wrapped", [False, True])
-@pytest.mark.thinned(6)
+@pytest.mark.thinned(12)
 def test_a_changed_signature_names_the_argument(mamba_ssm, old, new, cause, words, wrapped):
     text = MAMBA.replace(old, new)
     if wrapped:

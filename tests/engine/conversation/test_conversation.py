@@ -47,7 +47,7 @@ turns = given(st.lists(moves(), min_size=3, max_size=6))
 )
 @settings(max_examples=3)
 @turns
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(8)
 def test_answers_are_those_of_plain_decoding(policy, n_slots, made):
     options = options_of("draft-mtp", rollback=policy, parallel=n_slots)
     converse(session(MTP), options, made, CACHE)
@@ -56,7 +56,7 @@ def test_answers_are_those_of_plain_decoding(policy, n_slots, made):
 @pytest.mark.parametrize("drafter", ["", "draft-simple", "draft-eagle3", "draft-mtp"])
 @settings(max_examples=2)
 @turns
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_also_with_every_drafter(drafter, made):
     options = options_of(*([drafter] if drafter else []), n_ubatch=32, n_batch=64)
     converse(demo(), options, made, CACHE)
@@ -188,7 +188,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", ["", *FAULTS])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_a_fault_is_named_by_its_finding(fault):
     """Turns that go on, roll back, and start from a checkpoint."""
     rule, others = FAULTS.get(fault, ("", {"rollback": "ring"}))

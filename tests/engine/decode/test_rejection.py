@@ -52,7 +52,7 @@ def first_tokens(q: Distribution | None, seed: int, token: int = 1) -> Iterator[
 
 
 @pytest.mark.parametrize(("q", "seed"), list(zip(QS.values(), cycle(SEEDS))), ids=QS)
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(8)
 def test_the_target_distribution_is_kept(q: Distribution, seed: int) -> None:
     assert chi_square(first_tokens(q, seed), PROBS) > UNLIKELY
 
@@ -67,7 +67,7 @@ def wrong_residual(p: Distribution, q: Distribution) -> Distribution:
 
 
 @pytest.mark.parametrize("q", ["similar", "opposite", "zero where p is not", "uniform"])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_resampling_from_p_would_be_noticed(monkeypatch: pytest.MonkeyPatch, q: str) -> None:
     monkeypatch.setattr(acceptance, "residual", wrong_residual)
     assert chi_square(first_tokens(QS[q], 1), PROBS) < UNLIKELY**3
@@ -96,7 +96,7 @@ def second_q(first: int) -> Distribution:
 
 
 @pytest.mark.parametrize(("n_drafted", "seed"), [(0, 1), (1, 1), (2, 2)])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_two_positions_have_the_joint_distribution(n_drafted: int, seed: int) -> None:
     """The second token comes from the same draft, a bonus, or a round of its own."""
     sampler, drafter = Sampler(SamplerOptions(seed=seed)), np.random.default_rng(seed + 9)

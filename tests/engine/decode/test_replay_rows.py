@@ -59,7 +59,7 @@ def rounds_of(run: Run, n: int) -> Iterator[tuple[dict, list[dict], list[int]]]:
 @pytest.mark.parametrize("sampler", [GREEDY, HOT], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("accept", ["sampled", "synthetic"])
 @pytest.mark.parametrize("memory", [("checkpoint", None), ("planes", 2)], ids=str)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_rows_tell_the_verification_that_counted(
     monkeypatch: pytest.MonkeyPatch,
     memory: tuple[str, int | None],

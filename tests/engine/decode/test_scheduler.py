@@ -53,7 +53,7 @@ def passes_per_round(trace: TraceStore, purpose: str = "verify") -> list[int]:
         PAIRS, list(ROLLBACK_POLICIES), SPLITS, KV_MODES, ((SAMPLED, 4), (SamplerOptions(), 5))
     ),
 )
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_drafts_of_unequal_length_change_no_token(models, policy, split, kv, way):
     (name, draft, drafter), (sampler, parallel) = models, way
     opened = session(name, draft)
@@ -140,7 +140,7 @@ def test_one_long_draft_does_not_drag_the_others_along(monkeypatch):
 @pytest.mark.parametrize(
     ("policy", "n_batch", "split"), all_pairs(list(ROLLBACK_POLICIES), [1, 5, 16], SPLITS)
 )
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(8)
 def test_a_long_prompt_does_not_stall_the_others(policy, split, n_batch):
     options = options_of(12, "draft-mtp", parallel=2, rollback=policy, split=split, n_batch=n_batch)
     run = decode(session(MTP), prompts_of(MTP, 4), options)
@@ -189,7 +189,7 @@ def test_time_is_booked_to_the_sequences_that_it_was_spent_on():
     ("policy", "kv", "sampler"),
     all_pairs(list(ROLLBACK_POLICIES), KV_MODES, (SamplerOptions(), SAMPLED)),
 )
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(8)
 def test_freed_slots_are_refilled_at_once(policy, kv, sampler):
     options = replace(
         options_of(9, "draft-mtp", parallel=2), rollback=policy, kv=kv, sampler=sampler
@@ -277,7 +277,7 @@ def test_an_unknown_sequence_is_not_cancelled(seq_id):
 @pytest.mark.parametrize("policy", ROLLBACK_POLICIES)
 @pytest.mark.parametrize("kv", KV_MODES)
 @pytest.mark.parametrize("split", SPLITS)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_the_context_fills_up_at_each_offset_in_a_draft(policy, kv, split, monkeypatch):
     """A drafter that is right leaves 0 to 4 drafted tokens in front of the last one."""
     prompts, drafted_last = prompts_of(MTP, 3), set()

@@ -84,7 +84,7 @@ def golden_rounds(golden, kind: str, seq: int = 0) -> list[tuple[int, list[int],
 
 @pytest.mark.parametrize("kind", ["spec", "pmin", "multi"])
 @pytest.mark.parametrize("name", FAMILY)
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(8)
 def test_traces_are_golden(name, kind):
     golden = golden_drafter(name)
     if f"{kind}_past" not in golden:
@@ -229,7 +229,7 @@ def test_several_sequences_share_a_pass():
 
 
 @pytest.mark.parametrize("name", [name for name in FAMILY if name.startswith("dflash")])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_tokens_are_drawn_from_what_is_told_of_them(name):
     """Also a second token after a certain first one: what it is drawn from depends on that."""
     golden, session = golden_drafter(name), opened(name)

@@ -46,7 +46,7 @@ def drafted(run: Run) -> np.ndarray:
 
 @pytest.mark.parametrize("n", SIZES)
 @pytest.mark.parametrize("side", ["target", "draft"])
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 def test_no_token_changes(side, n):
     opened = pair(NAME, n, 0) if side == "target" else pair(NAME, 0, n)
     expected = tokens_of(decode(opened, prompts(opened), options(side=side)))

@@ -50,7 +50,7 @@ def drafts(temp: float, n: int, *, n_max: int = 1, seed: int = 42, **spec: float
 
 
 @pytest.mark.parametrize("temp", [0.5, 1.0, 2.0])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_tokens_are_drawn_from_the_q_that_is_handed_over(temp: float) -> None:
     found = drafts(temp, N)
     expected = dict(enumerate(softmax(LOGITS.numpy(), temp).tolist()))

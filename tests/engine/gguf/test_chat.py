@@ -260,7 +260,7 @@ def test_a_template_cannot_reach_the_interpreter(source: str) -> None:
     ids=lambda value: value[:20].strip(),
 )
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not limit memory")
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_a_template_that_takes_too_much_is_an_error(source: str, named: str) -> None:
     tracemalloc.start()
     try:
@@ -281,7 +281,7 @@ def test_a_template_that_takes_too_much_is_an_error(source: str, named: str) -> 
     ids=["loops", "power", "modulus", "macros"],
 )
 @pytest.mark.skipif(sys.platform == "win32", reason="no limit of processor time")
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_a_template_that_does_not_end_is_stopped(
     source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -69,7 +69,7 @@ def naive_merge(piece: str, ids: dict[str, int], ranks: dict[str, int]) -> list[
 
 @NEEDS_VOCAB
 @pytest.mark.parametrize("parse_special", [False, True])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_golden_vectors_of_the_full_vocabulary(parse_special: bool) -> None:
     golden = json.loads((VOCAB / "qwen35_vectors.json").read_text(encoding="utf-8"))
     with GgufFile.open(VOCAB / golden["vocab"]) as file:
@@ -157,7 +157,7 @@ def assigned() -> list[str]:
 
 
 @pytest.mark.parametrize("pre", ["qwen2", "qwen35", "lfm2", "kimi-k2", "refact", "granite-docling"])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_split_puts_every_assigned_character_in_the_class_of_its_category(pre: str) -> None:
     splitter, known = pre_tokenizer(SPLITTINGS[pre]), assigned()
     for start in range(0, len(known), 512):
@@ -402,7 +402,7 @@ def test_of_a_merge_listed_twice_the_first_counts() -> None:
 @pytest.mark.parametrize(
     "unit", ["a", " ", "1", "!", "\n", " \n", "the", "\u4e2d", "'", "<|im_end|>", "<|im_end|"]
 )
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 def test_work_grows_in_proportion_to_the_text(unit: str) -> None:
     tokenizer = build({})
     short, long = (unit * (n // len(unit)) for n in (5_000, 20_000))

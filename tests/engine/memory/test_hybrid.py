@@ -33,7 +33,7 @@ def decode(name: str, memory: HybridMemory, seq: int, pos0: int, tokens: list[in
 
 @pytest.mark.parametrize("unified", [False, True])
 @pytest.mark.parametrize("policy", ROLLBACK_POLICIES)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_a_sequence_goes_on_from_a_file(policy: str, unified: bool, tmp_path: Path) -> None:
     n_rs_seq = 0 if policy == "checkpoint" else 4
     memory = memory_of(MTP, policy=policy, n_rs_seq=n_rs_seq, unified=unified)

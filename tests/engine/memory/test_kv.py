@@ -431,7 +431,7 @@ def test_sixty_four_sequences_share_a_pool_and_no_more():
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, 0.18579])
 @BOTH
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_garbage_in_storage_never_reaches_attention(unified, value, monkeypatch):
     """Freed, foreign and unwritten cells, storage that grew, views wider than a sequence."""
     empty = torch.empty

@@ -197,7 +197,7 @@ def test_random_operations_agree_with_decoding_from_scratch(name, data):
 @pytest.mark.parametrize("name", POLICIES)
 @settings(max_examples=6, deadline=None)
 @given(data=st.data())
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_layers_of_another_kind_need_no_other_policy(name, data):
     kinds = sorted(kind for kind, layers in LAYERS.items() if layers is not HEAD_GATES)
     random_operations(name, data, LAYERS[data.draw(st.sampled_from(kinds))])

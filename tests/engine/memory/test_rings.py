@@ -60,7 +60,7 @@ def deepest(length: int, n_batch: int, n_rs_seq: int) -> int:
 
 @pytest.mark.parametrize("policy", ["planes", "replay"])
 @pytest.mark.parametrize("length", [40, 41, 42, 43, 128, 129])
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 def test_what_is_accepted_beyond_the_last_batch_is_right(policy, length):
     n_batch, n_rs_seq = 3, 8
     reach = deepest(length, n_batch, n_rs_seq)
@@ -79,7 +79,7 @@ def test_what_is_accepted_beyond_the_last_batch_is_right(policy, length):
 
 
 @pytest.mark.parametrize("policy", [name for name in ROLLBACK_POLICIES if name != "checkpoint"])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_rounds_one_after_the_other_stay_right(policy):
     """Drafts that are wrong, undone as deep as a policy allows, again and again."""
     rng = np.random.default_rng(len(policy))

@@ -79,14 +79,14 @@ def test_every_script_is_there() -> None:
 @pytest.mark.parametrize(
     ("script", "policy"), [case for case in CASES if case[0].startswith(("7-", "8-", "9-", "11-"))]
 )
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_rings_by_position(script: str, policy: str) -> None:
     """Where they differ from other states, or copies of copies share them."""
     assert wrong(play("deepseek4-a-mtp-f32", SCRIPTS[script], policy)) == []
 
 
 @pytest.mark.parametrize(("case", "model", "fill"), all_pairs(CASES, MODELS, list(FILLS)))
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 def test_scenario(case: tuple[str, str], model: str, fill: str) -> None:
     name, policy = case
     played = play(model, SCRIPTS[name], policy, fill)
@@ -111,7 +111,7 @@ def test_scenario_with_bits_that_no_batch_changes(policy: str) -> None:
 
 @pytest.mark.parametrize("target", [*ROLLING, "checkpoint"])
 @pytest.mark.parametrize("policy", ROLLING)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 def test_a_saved_state_fits_every_policy(policy: str, target: str) -> None:
     script = changed(FIRST, "context B n_rs_seq=8", f"context B n_rs_seq=8 policy={target}")
     text = [o for o in play(MODELS[0], script, policy).failures if o.bound is None]
@@ -125,7 +125,7 @@ def test_a_saved_state_fits_every_policy(policy: str, target: str) -> None:
     [("planes", "plane-off-by-one"), ("carry", "plane-off-by-one")]
     + [(policy, "no-conv-rollback") for policy in ROLLING],
 )
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_a_fault_fails_the_scenario(model: str, policy: str, fault: str) -> None:
     """So that a script that passes says something."""
     played = play(
@@ -188,7 +188,7 @@ def test_rejected_drafts_leave_the_golden_logits(model, policy, n_draft):
         ("12-idle-neighbours", "carry", carry_reads_by_cell),
     ],
 )
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_a_bug_of_copies_or_neighbours_fails_its_script(
     script: str, policy: str, bug: Callable[[pytest.MonkeyPatch], None], monkeypatch
 ) -> None:

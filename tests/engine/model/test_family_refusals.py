@@ -126,7 +126,7 @@ def test_a_key_that_is_missing_or_impossible(base, key, value, tmp_path):
 
 
 @pytest.mark.parametrize(("base", "name"), TENSORS)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_a_tensor_that_is_missing_or_of_another_shape(base, name, tmp_path):
     def without(tensors):
         del tensors[name]

@@ -41,7 +41,7 @@ def _widths(shape: str, n_prompt: int, n: int) -> list[int]:
 
 @pytest.mark.parametrize("shape", ["prompt and continuation", "token by token", "sevens"])
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 def test_logits(name, shape, golden, reference):
     arrays, model = reference(name), golden(name)
     tokens = arrays["tokens"].tolist()
@@ -121,7 +121,7 @@ def test_rings_and_rows_of_blocks_after_the_prompt(name, golden, reference):
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(8)
 def test_greedy_continuation(name, golden, reference):
     arrays, model = reference(name), golden(name)
     memory = NaiveMemory.for_model(model.config)

@@ -24,7 +24,7 @@ FILES = sorted(DATA.glob("*.gguf"))
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 def test_it_is_what_loading_counts(path, mode):
     hold(path, mode)
 

@@ -101,7 +101,7 @@ def _trunk(variant, name, index):
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_trunk_and_file_are_the_joined_model(name, golden, variant):
     index = MODELS[name]
     trunk = _trunk(variant, name, index)

@@ -142,7 +142,7 @@ def test_a_draft_ends_before_what_is_forbidden(text, kept, end, drawn):
 
 
 @pytest.mark.parametrize("q", [(0.1, 0.2, 0.7), (0.5, 0.4, 0.1), (0.0, 0.9, 0.1)], ids=str)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_a_cut_at_forbidden_keeps_the_target_distribution(q):
     """Where a forbidden token was drawn the target draws freely; else p/q over the allowed."""
     state = sums("start: /[abc]/\n").start()

@@ -41,7 +41,7 @@ CHECKED_BY = {"run_id": "round", "token_id": "token_hex"}
 
 
 @pytest.mark.parametrize("table", TABLES)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_a_damaged_column_opens_or_is_named(real: Path, tmp_path: Path, table: str) -> None:
     folder = tmp_path / "trace"
     shutil.copytree(real, folder)
@@ -67,7 +67,7 @@ def test_a_damaged_column_opens_or_is_named(real: Path, tmp_path: Path, table: s
 
 
 @pytest.mark.parametrize("junk", JUNK, ids=lambda junk: str(junk)[:12])
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 def test_a_damaged_fact_opens_or_is_named(real: Path, tmp_path: Path, junk: object) -> None:
     session = without_tables(json.loads((real / SESSION_FILE).read_text("utf-8")))
     # of two neighbours each damage changes one

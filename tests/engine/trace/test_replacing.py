@@ -64,7 +64,7 @@ def stores() -> tuple[TraceStore, TraceStore]:
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("foreign", [False, True], ids=["", "foreign file"])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_a_kill_loses_nothing(tmp_path: Path, after: bool, foreign: bool) -> None:
     first, second = stores()
     n = 0

@@ -136,7 +136,7 @@ def test_both_forms_are_in_use(monkeypatch):
 @pytest.mark.parametrize(
     ("n_tokens", "n_cells"), [(1, 512), (2, 513), (1, 1500), (17, 1100), (70, 600)]
 )
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(8)
 def test_chunks_of_cells_and_tokens(n_tokens, n_cells, heads):
     q, k, v, mask = make(2, n_tokens, heads, n_cells)
     mask[1, :, 20:] = False  # chunks that no one sees

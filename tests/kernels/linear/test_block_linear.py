@@ -109,7 +109,7 @@ def test_rows_longer_than_a_stack_has_room_for():
 
 
 @pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_processors_with_and_without_products_in_bfloat16(monkeypatch, fused):
     """Without them, rounded numbers are multiplied in f32."""
     if fused and not has_feature("avx512bf16"):

@@ -88,7 +88,7 @@ def test_products_are_those_of_gguf_pys_weights(type_name):
 
 
 @TYPES
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_rounding_of_rows_is_all_that_an_integer_product_loses(type_name):
     blocks, x = random_blocks(type_name, 16, 1024), torch.randn(5, 1024)
     weight = gguf.quants.dequantize(blocks.numpy(), gguf.GGMLQuantizationType[type_name])
@@ -125,7 +125,7 @@ def test_edges_of_the_scales_of_nvfp4(bits, number):
 
 
 @TYPES
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_a_row_with_a_number_that_is_none_gives_nan(type_name):
     blocks, x = random_blocks(type_name, 5, 512), torch.randn(4, 512)
     expected = op.integer_linear(x, blocks, type_name)

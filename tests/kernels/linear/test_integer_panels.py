@@ -41,7 +41,7 @@ def same(found: torch.Tensor, expected: torch.Tensor) -> bool:
 
 @pytest.mark.parametrize("type_name", TYPES)
 @pytest.mark.parametrize("n_out", [1, OUTPUTS, 2 * OUTPUTS + 3])
-@pytest.mark.thinned(6)
+@pytest.mark.thinned(12)
 def test_every_edge(type_name, n_out):
     blocks = random_blocks(type_name, n_out, 768)
     x = torch.randn(9, 768) * torch.logspace(-3, 3, 9).unsqueeze(1)
@@ -133,7 +133,7 @@ def test_sums_of_16_bits_hold_their_products(type_name):
 
 
 @pytest.mark.parametrize(("type_name", "bits"), list(zip(TYPES, cycle((256, 512)))))
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(8)
 def test_products_that_are_summed_in_32_bits(type_name, bits, monkeypatch):
     if bits == 512 and not has_feature("avx512bw"):
         pytest.skip("this processor has no vectors of 512 bits")
@@ -147,7 +147,7 @@ def test_products_that_are_summed_in_32_bits(type_name, bits, monkeypatch):
 
 
 @pytest.mark.parametrize("type_name", ["Q8_0", "Q4_K"])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_code_for_processors_that_add_products_of_bytes(type_name, monkeypatch):
     """It cannot run everywhere."""
     monkeypatch.setattr(program, "Program", lambda body, n_args, before: body)

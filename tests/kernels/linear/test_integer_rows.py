@@ -32,7 +32,7 @@ def same(found: torch.Tensor, expected: torch.Tensor) -> bool:
 
 
 @pytest.mark.parametrize(("turn", "type_name"), list(enumerate(TYPES)))
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(8)
 def test_every_number_of_rows(turn, type_name):
     """Each is a program that takes a tenth of a second to compile: but for 1 and 4, the types have
     one of several in turn."""

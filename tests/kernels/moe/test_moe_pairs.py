@@ -34,7 +34,7 @@ def stacked(parts: list[PackedWeight]) -> PackedWeight:
 
 
 @pytest.mark.parametrize("type", TYPES)
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(8)
 def test_pairs_have_the_bits_of_each_experts_product(type: str) -> None:
     """Rows that share an expert, and experts that no one chose; 70 rows: one task is short."""
     from kernels.moe.with_llvm import multiply_pairs
@@ -90,7 +90,7 @@ def layer(n_experts: int, activation: Activation) -> PackedExperts:
 
 
 @pytest.mark.parametrize("activation", [SWIGLU, RELU2], ids=lambda kind: kind.name)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_experts_have_the_same_bits_at_every_width(activation: Activation) -> None:
     """In pairs, and grouped by expert; with and without neighbours."""
     packed = layer(4, activation)

@@ -77,7 +77,7 @@ def test_bits_do_not_depend_on_threads(threads, kda):
 @pytest.mark.parametrize("kda", [False, True], ids=["head", "channel"])
 @pytest.mark.parametrize("d_v", [1, 3, 6, 12, 48, 96, COLUMNS, 3 * COLUMNS])
 @pytest.mark.parametrize("d_k", [1, 7, 12, 48])
-@pytest.mark.thinned(6)
+@pytest.mark.thinned(12)
 def test_any_sides(d_k, d_v, kda):
     plain = make(2, d_k, 3, 2, repeat=2, kda=kda, lowest_g=-1.0, d_v=d_v)
     truth = naive.gated_delta_rule(*plain.double(), grouped=True, n_snapshots=2)

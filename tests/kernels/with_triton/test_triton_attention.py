@@ -61,7 +61,7 @@ def run(device, *inputs):
 
 
 @pytest.mark.parametrize(("heads", "sizes"), SHAPES, ids=str)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_equals_the_law(device, small_splits, heads, sizes):
     n_batch, n_tokens, n_cells = sizes
     inputs = make(n_batch, n_tokens, heads, n_cells)
@@ -161,7 +161,7 @@ def test_hidden_cells_at_the_end_do_not_change_a_bit(device, small_splits, produ
 
 
 @pytest.mark.parametrize("invariant", [False, True])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_sinks(device, small_splits, invariant):
     q, k, v, mask = make(2, 3, (6, 2, 16), 101)
     sinks = torch.randn(6) * 3
@@ -172,7 +172,7 @@ def test_sinks(device, small_splits, invariant):
 
 
 @pytest.mark.parametrize(("heads", "sizes"), [*SHAPES, ((2, 1, 300), (1, 17, 70))], ids=str)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 def test_each_query_by_itself(device, small_splits, heads, sizes):
     """Keys of latent attention and prompts too."""
     n_batch, n_tokens, n_cells = sizes

@@ -31,7 +31,7 @@ def test_the_weights_are_those_of_gguf_to_the_bit(device, type_name):
 
 @EVERY_TYPE
 @pytest.mark.parametrize("n_rows", [1, 5, 17])
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 def test_products(device, type_name, n_rows):
     """Columns and groups that fill no whole program."""
     n_in = 768 if type_name.endswith("K") else 608

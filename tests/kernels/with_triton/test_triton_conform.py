@@ -15,7 +15,7 @@ from tests.support.own_kernels import faults, kernels
 
 
 @pytest.mark.parametrize(("name", "recurrence"), kernels("triton"))
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_they_pass(device, monkeypatch, name, recurrence):
     if device == "cpu":  # the interpreter pays for each program: there one holds a whole state
         for module, width in ((delta_rule, "NARROW"), (delta_rule, "WIDE"), (ssd, "ROWS")):

@@ -39,7 +39,7 @@ def assert_near(result: torch.Tensor, truth: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("lowest_g", [-20.0, -0.05], ids=["strong", "weak"])
 @pytest.mark.parametrize("n_tokens", [FEW + 1, 2 * CHUNK, 3 * CHUNK + 5])
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 def test_equals_the_law(device, ran, n_tokens, lowest_g):
     """Gates that forget within a chunk, and gates that keep every token to the end."""
     inputs = make(1, 32, n_tokens, 2, lowest_g=lowest_g)

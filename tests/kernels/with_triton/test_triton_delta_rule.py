@@ -54,7 +54,7 @@ def test_upstream_shapes(device, heads, d, n_tokens, n_batch, repeat, kda, n_sna
 @pytest.mark.parametrize("width", REAL_WIDTHS)
 @pytest.mark.parametrize("kda", [False, True], ids=["head", "channel"])
 @pytest.mark.parametrize("d", [16, 12], ids=["d16", "d12"])
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(8)
 def test_states_in_several_programs(device, monkeypatch, width, kda, d):
     """Also with sides that are no powers of two, and d_v unlike d_k."""
     for name in ("NARROW", "WIDE"):
@@ -76,7 +76,7 @@ def test_programs_widen_once_there_are_enough(monkeypatch):
 @pytest.mark.parametrize("kda", [False, True], ids=["head", "channel"])
 @pytest.mark.parametrize("grouped", [False, True], ids=["tiled", "grouped"])
 @pytest.mark.parametrize("n_tokens", [1, 4])
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(8)
 def test_any_strides(device, n_tokens, grouped, kda):
     plain = make(2, 16, n_tokens, 2, repeat=3, kda=kda)
     permuted = strided(plain.to(device))
@@ -136,7 +136,7 @@ def test_strong_decay_neither_overflows_nor_poisons(device, kda, g):
     ("n_tokens", "n_planes"), [(1, 4), (2, 4), (3, 3), (5, 2)], ids=lambda x: str(x)
 )
 @pytest.mark.parametrize("over", [None, 0, -1], ids=["apart", "newest", "oldest"])
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 def test_states_are_written_into_planes(device, n_tokens, n_planes, over):
     """Planes [K, cells, ...] of which a call writes some cells; the rest keeps its bits."""
     inputs = make(2, 8, n_tokens, 2, lowest_g=-1.0)

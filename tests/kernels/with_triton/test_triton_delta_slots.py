@@ -50,7 +50,7 @@ def test_states_in_several_programs_that_write_where_they_read(device, monkeypat
 
 @pytest.mark.parametrize("kda", [False, True], ids=["head", "channel"])
 @pytest.mark.parametrize(("n_tokens", "n"), [(1, 1), (4, 4), (FEW_TOKENS, 2)])
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 def test_the_bits_are_those_of_states_given_as_tensors(device, n_tokens, n, kda):
     inputs = make(2, 16, n_tokens, 2, kda=kda, lowest_g=-1.0)
     pool, given = scattered(inputs.state, n, over=-1).to(device), inputs.to(device)
@@ -87,7 +87,7 @@ def test_one_table_for_all_sequences_and_back_to_front(device):
 
 @pytest.mark.parametrize("bound", [None, -5.0])
 @pytest.mark.parametrize("kda", [False, True], ids=["head", "channel"])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_norms_and_gates_in_the_launch(device, kda, bound):
     """The bits of both apart; queries, keys, decay and beta are columns of something wider."""
     inputs = make(2, 12, 3, 2, repeat=2, kda=kda)

@@ -91,7 +91,7 @@ def test_a_row_has_the_bits_it_has_alone(device):
     ids=str,
 )
 @pytest.mark.parametrize("n_rows", [1, 5])
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 def test_a_gate_is_opened_where_it_is_made(device, n_rows, name, constants, types):
     x, width = rows(n_rows, device) / 8, 7
     packed = stack_weights(
@@ -129,7 +129,7 @@ READS = [("Q4_K", "Q8_0", "Q2_K"), ("Q6_K",), ("Q8_0",)]
 
 @pytest.mark.parametrize("types", READS, ids=str)
 @pytest.mark.parametrize("n_rows", [1, 4])
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 def test_rows_are_normed_and_rounded(device, n_rows, types):
     x, weight = rows(n_rows, device), torch.randn(N_IN, device=device)
     reads = [blocks(name, 4, device) for name in types]
@@ -145,7 +145,7 @@ def test_rows_are_normed_and_rounded(device, n_rows, types):
 @pytest.mark.parametrize(
     ("n_heads", "d"), [(4, 128), (32, 16), (2, 256), (1, 512), (128, 4), (8, 96), (3, 256)], ids=str
 )
-@pytest.mark.thinned(6)
+@pytest.mark.thinned(12)
 def test_heads_are_gated_and_rounded(device, n_heads, d, types):
     """Heads of a power of two fill blocks together; others are rounded in a launch of their own.
     The gate is columns of something wider."""
@@ -171,7 +171,7 @@ def test_heads_are_gated_and_rounded(device, n_heads, d, types):
 
 @pytest.mark.parametrize("types", READS, ids=str)
 @pytest.mark.parametrize("name", ["output_gate", "multiply", "swiglu", "relu2"])
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(8)
 def test_operations_are_rounded(device, name, types):
     x, other = rows(3, device), rows(3, device)
     operands = (x,) if name == "relu2" else (x, other)
@@ -186,7 +186,7 @@ def test_operations_are_rounded(device, name, types):
 @pytest.mark.parametrize(
     ("n_rows", "width", "types"), [(1, 256, READS[0]), (3, 256, READS[1]), (1, 512, READS[2])]
 )
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 def test_the_last_of_a_group_of_programs_rounds_it(device, n_rows, width, types, monkeypatch):
     """Also a second time: counters are zeros again."""
     if device == "cpu":
@@ -214,7 +214,7 @@ def test_the_last_of_a_group_of_programs_rounds_it(device, n_rows, width, types,
     ],
     ids=str,
 )
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_the_last_program_norms_the_sum(device, n_rows, d, closing, types, invariant, monkeypatch):
     """Also a second time: the counter is zero again."""
     if device == "cpu":
@@ -251,7 +251,7 @@ def test_many_rows_are_normed_by_a_launch_of_their_own(device):
     [(1, 64, ("Q4_0", "Q8_0")), (3, 96, ("Q5_1",)), (2, 256, ("Q4_K", "Q2_K"))],
     ids=str,
 )
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_columns_of_results_are_rounded_where_they_are_made(
     device, n_rows, width, types, monkeypatch
 ):

@@ -26,7 +26,7 @@ TYPES = pytest.mark.parametrize("type_name", op.GPU_TYPES)
 
 @TYPES
 @pytest.mark.parametrize("n_rows", [1, 3, 9])
-@pytest.mark.thinned(5)
+@pytest.mark.thinned(10)
 def test_the_bits_are_those_of_the_law(device, type_name, n_rows):
     """Stretches that are not whole, rows of weights and of x that fill no program."""
     n_in = 512 if is_long(type_name) else 352

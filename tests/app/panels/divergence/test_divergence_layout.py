@@ -19,7 +19,7 @@ from tests.support.window_acts import settle
 
 
 @pytest.mark.usefixtures("each_font")
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_an_open_editor_leaves_plots_and_tables_readable(
     faulty: DivergenceView, qtbot: QtBot
 ) -> None:
@@ -38,7 +38,7 @@ def test_an_open_editor_leaves_plots_and_tables_readable(
 
 
 @pytest.mark.usefixtures("each_font")
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_a_low_view_fits_without_the_editor(faulty: DivergenceView, qtbot: QtBot) -> None:
     line = faulty.fontMetrics().height()
     faulty.resize(1280, 31 * line)  # what the same window has with a tall font

@@ -188,7 +188,7 @@ def test_a_reopened_trace_tells_the_same(window: MainWindow, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("width", [330, 520, 1100])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_what_the_table_has_no_room_for_is_told_below(
     shown: MainWindow, qtbot: QtBot, width: int
 ) -> None:

@@ -338,7 +338,7 @@ class _Ticks:
 
 
 @pytest.mark.parametrize("looks", [0.5, 3, 20], ids=["busy", "slow", "fast"])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_a_long_stream_is_shown_before_it_is_laid_out(
     show: Callable[..., Shown], monkeypatch: pytest.MonkeyPatch, looks: float
 ) -> None:

@@ -20,7 +20,7 @@ MTP = "qwen35-c-v2x-mtp-f32"
 @pytest.mark.parametrize(
     ("name", "n_seqs"), [(MTP, 4), ("qwen3next-e-v2x-f32", 1), ("qwen35-g-v2x-q4_k_m", 1)]
 )
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_lanes(name: str, n_seqs: int) -> None:
     options = options_of(12, n_max=4, parallel=n_seqs, ignore_eos=True)
     prompts = [Prompt(prompt_of(name).tokens[:14])] * n_seqs

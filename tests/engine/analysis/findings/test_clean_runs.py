@@ -29,7 +29,7 @@ def demo() -> Session:
     ("policy", "kv", "sampler", "ignore_eos"),
     all_pairs(list(ROLLBACK_POLICIES), KV_MODES, SAMPLERS, (False, True)),
 )
-@pytest.mark.thinned(8)
+@pytest.mark.thinned(16)
 def test_golden(policy: str, kv: str, sampler: SamplerOptions, ignore_eos: bool) -> None:
     tokens = prompt_of(MTP).tokens
     options = options_of(
@@ -52,7 +52,7 @@ def test_golden(policy: str, kv: str, sampler: SamplerOptions, ignore_eos: bool)
     ("policy", "drafter", "sampler"),
     all_pairs(list(ROLLBACK_POLICIES), ("draft-mtp", "draft-simple"), SAMPLERS),
 )
-@pytest.mark.thinned(8)
+@pytest.mark.thinned(16)
 def test_demo(policy: str, drafter: str, sampler: SamplerOptions) -> None:
     options = options_of(40, drafter, rollback=policy, sampler=sampler, parallel=3, ignore_eos=True)
     run = decode(demo(), [demo().prompt(text) for text in TEXTS], options)

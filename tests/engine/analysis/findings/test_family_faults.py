@@ -26,7 +26,7 @@ FAULTY = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 def test_every_fault_is_named_and_nothing_else(name: str) -> None:
     assert {lane.split("fault=")[1] for lane in FAULTY} == LARGE_FAULTS
     turn, rules = MODELS.index(name), list(FAULTY.items())

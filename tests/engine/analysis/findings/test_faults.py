@@ -45,7 +45,7 @@ def compared(name: str, compute: str, sampled: bool) -> Comparison:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_every_fault_is_named_and_nothing_else(case) -> None:
     assert_named(compared(*case).trace)
 

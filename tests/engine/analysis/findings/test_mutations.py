@@ -29,7 +29,7 @@ def test_a_bug_is_named(monkeypatch: pytest.MonkeyPatch, mutation: Mutation) -> 
 
 
 @pytest.mark.parametrize("mutation", SETTINGS, ids=lambda m: f"{m.where}-{m.setting}-{m.n_seqs}")
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(8)
 def test_its_setting_is_clean_without_it(mutation: Mutation) -> None:
     findings, verdict = outcome(mutation)
     noticed = [f for f in findings if f.severity != INFO and f.rule != "checkpoint-dominates"]

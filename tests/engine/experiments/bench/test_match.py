@@ -55,7 +55,7 @@ def test_speculation_that_is_right_matches_in_every_step() -> None:
 
 
 @pytest.mark.parametrize("kind", ["seq", "par"])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_a_fault_that_repeats_itself_is_found(kind: str) -> None:
     options = replace(OPTIONS, faults=("stale-logits",))
     test = run(options, kind)

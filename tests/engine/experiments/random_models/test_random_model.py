@@ -92,7 +92,7 @@ def load(path: Path) -> HybridModel:
 
 
 @EVERY_FILE
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(8)
 def test_it_has_the_keys_and_tensors_of_a_converted_model(
     folder: Path, size: str, quant: str
 ) -> None:
@@ -125,7 +125,7 @@ def test_routers_and_vectors_are_never_rounded(folder: Path, size: str, quant: s
 
 
 @EVERY_FILE
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(8)
 def test_logits_are_finite_and_of_a_sane_size(folder: Path, size: str, quant: str) -> None:
     model = load(folder / f"{size}-{quant}.gguf")
     tokens = np.random.default_rng(1).integers(0, N_VOCAB, 48).tolist()

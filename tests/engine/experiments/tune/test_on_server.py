@@ -39,7 +39,7 @@ def best_length(rate: float, width_ms: float, lengths: tuple[int, ...]) -> int:
 
 
 @pytest.mark.parametrize(("rate", "width_ms"), [(0.8, 1.0), (0.5, 3.0)])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_the_fastest_length_is_recommended(rate: float, width_ms: float) -> None:
     asked = plan("--rate", rate, "--width-ms", width_ms)
     found = tune_server(asked)
@@ -61,7 +61,7 @@ def test_the_fastest_length_is_recommended(rate: float, width_ms: float) -> None
         (0.6, 0.8, 4.0, 4, 10.0),
     ],
 )
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_a_recorded_run_says_which_lengths_are_worth_measuring(
     rate: float, fade: float, width_ms: float, jump_at: int, jump_ms: float
 ) -> None:
@@ -237,7 +237,7 @@ def _running(word: str) -> list[str]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="servers end with their parent on Linux")
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_no_server_outlives_an_ended_tune(tmp_path: Path, how: signal.Signals) -> None:
     starts = tmp_path / "starts"
     asked = command("--started", starts)

@@ -68,7 +68,7 @@ def test_synthetic_acceptance_is_recorded_with_its_rates() -> None:
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_the_luck_of_a_round_is_that_of_real_runs_of_any_length(seed: int) -> None:
     rates = (0.9, 0.6, 0.5, 0.2, 0.2, 0.1)
     base = replace(BASE, sampler=replace(BASE.sampler, seed=seed))

@@ -116,7 +116,7 @@ def test_blocks_are_those_of_the_definition(files, tmp_path, window):
 
 @pytest.mark.parametrize("policy", ROLLBACK_POLICIES)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(8)
 def test_no_token_changes(files, kind, policy):
     opened = Session.open(files / "target.gguf", files / f"{kind}.gguf")
     at = list(ROLLBACK_POLICIES).index(policy)

@@ -37,7 +37,7 @@ from tests.support.observed_texts import CAPTURED_TARGET
 
 
 @pytest.mark.parametrize("name", ["before the norm", "stale row", "other cut", "counts late"])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_a_planted_mistake_is_named_first(name: str) -> None:
     played = play_planted(name, 1)
     assert played.right, str(played)
@@ -55,14 +55,14 @@ def test_a_mask_of_a_block_is_named() -> None:
 
 
 @pytest.mark.parametrize("name", ["scaled rows", "first dropped"])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_a_mistake_that_no_one_listed_is_named_by_its_stage(name: str) -> None:
     played = play_planted(name, 1)
     assert played.right and played.says_which, str(played)
 
 
 @pytest.mark.parametrize("name", ["prompt alone", "second choice"])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_a_mistake_of_a_look_up_is_named(name: str) -> None:
     played = play_planted(name, 9119)
     assert played.right and played.says_which, str(played)
@@ -71,7 +71,7 @@ def test_a_mistake_of_a_look_up_is_named(name: str) -> None:
 @pytest.mark.parametrize(
     "name", ["half rolled back", "read as padding", "earliest match", "judged counts"]
 )
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_a_mistake_in_one_place_is_named_by_it(name: str) -> None:
     played = play_planted(name, 3)
     assert played.right and played.says_which, str(played)

@@ -60,7 +60,7 @@ def compared(
 @pytest.mark.parametrize("temp", [0.0, 0.9])
 @pytest.mark.parametrize("kind", FILES)
 @pytest.mark.parametrize("has_planes", [True, False])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_drafts_of_the_library_are_those_of_this_engine(
     monkeypatch: pytest.MonkeyPatch, kind: str, has_planes: bool, temp: float
 ) -> None:

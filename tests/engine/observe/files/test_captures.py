@@ -47,7 +47,7 @@ STREAMED = [*TOLD, "endpoints", "jsonl", "stops", "proxy-openai-client"]
 
 
 @pytest.mark.parametrize("name", TOLD)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_a_capture_gives_the_table_of_its_readme(name: str) -> None:
     store = imported(load(name), with_log=False)
     for seq_id, (n_rows, n_tokens, accepted, drafted, paths) in enumerate(TOLD[name]):
@@ -62,7 +62,7 @@ def test_a_capture_gives_the_table_of_its_readme(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "with_log"), list(zip(STREAMED, cycle((True, False)))))
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 def test_rows_have_the_sums_of_the_server(name: str, with_log: bool) -> None:
     store = imported(load(name), with_log=with_log)
     for seq_id, request in enumerate(store.runs[0]["requests"]):
@@ -83,7 +83,7 @@ def test_rows_have_the_sums_of_the_server(name: str, with_log: bool) -> None:
 
 
 @pytest.mark.parametrize("name", STREAMED)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 def test_rounds_of_a_stream_are_those_of_the_log_by_itself(name: str) -> None:
     capture = load(name)
     streamed, logged = imported(capture, with_log=False), TraceStore()

@@ -44,7 +44,7 @@ def token_rows(run: RunRef) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", RIGHT)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_every_greedy_token_is_of_rank_one_and_no_refused_one(name: str) -> None:
     run = imported(name)
     result = rescore(session(), run.store, run.run_id)
@@ -62,7 +62,7 @@ def test_every_greedy_token_is_of_rank_one_and_no_refused_one(name: str) -> None
 
 
 @pytest.mark.parametrize("compute", ["int8", "blocks", "bf16"])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_other_compute_modes_find_nothing_wrong_either(compute: str) -> None:
     for name in ("mtp", "chain", "plain"):
         run = imported(name)

@@ -99,7 +99,7 @@ def test_both_forms_tell_the_same() -> None:
 
 
 @pytest.mark.parametrize("name", ["mtp", "light-log", "draft"])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_colours_and_prefixes_change_nothing(name: str) -> None:
     text = load(name).log
     plain = read(text, len(text))

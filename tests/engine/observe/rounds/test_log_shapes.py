@@ -68,7 +68,7 @@ def by_line(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(8)
 def test_a_long_log_tells_the_same_as_its_lines_one_by_one(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,7 +179,7 @@ WORDS = (
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2, 3, 4, 5, 12])
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(8)
 def test_lines_that_are_passed_over_would_have_said_nothing(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -150,7 +150,7 @@ def test_a_program_that_does_not_listen_is_killed(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="programs are watched on Linux")
 @pytest.mark.parametrize("how", ["parent", "program", "body"])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_nothing_that_a_program_started_is_left(tmp_path: Path, how: str) -> None:
     """Nor what has left its session and its parent. how: what ends."""
     script, pids = tmp_path / "wrapper", tmp_path / "pids"
