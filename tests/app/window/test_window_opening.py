@@ -120,10 +120,6 @@ def test_drop_opens_the_larger_as_target(
     assert engine.opened == [(model_file, (small,), "auto")]
 
 
-def test_drop_of_a_file_that_is_not_there_is_refused(window: MainWindow, tmp_path: Path) -> None:
-    assert not drop(window, tmp_path / "missing.gguf")
-
-
 def test_prompt_box_leaves_drops_to_the_window(window: MainWindow) -> None:
     prompt = window.run_panel.prompt
     assert not prompt.acceptDrops()

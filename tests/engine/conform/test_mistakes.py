@@ -124,7 +124,7 @@ def first(adapter, recurrence, name="depths", **kernel) -> Fault:
         (LaterRows, "kda", "gate-order", "the decay is left out, in rows 1 to 2 of 3"),
         (LowGates, "gdn", "wrong-gate", "exp is taken for softplus, in rows "),
         (ExchangedBetas, "gdn", "head-mapping", "beta of its key head, in heads 1 of 4; beta of"),
-        (KeysForQueries, "gdn", "wrong-term", "q is read at 16 of a row, not 0"),
+        (KeysForQueries, "gdn", "wrong-term", "k is taken for q"),
         (WideWindow, "conv", "window-not-rolled-back", "the window holds inputs -3, -1, 0"),
         (SharedUndecayed, "gdn", "head-mapping", "2 to 3 of 4; right where no heads share a key"),
         (OutputWindow, "conv", "wrong-term", "the window holds the output of row 2, not its input"),
