@@ -88,7 +88,7 @@ PLANTED = [
     (NotCommitted, "gdn", "state-not-committed"),
     (OneRowShort, "kda", "stale-column"),
     (Neighbour, "gdn", "other-sequence"),
-    (WritesNeighbour, "gdn", "other-sequence-written"),
+    (WritesNeighbour, "gdn", "other-sequence"),
     (WritesAbsent, "gdn", "other-sequence-written"),
     (GateAfterDelta, "gdn", "gate-order"),
     (FirstGate, "kda", "gate-of-other-row"),
