@@ -16,7 +16,7 @@ from engine.conform.decays import Log, Played, decays
 from engine.conform.fits import closest, joined, place, same, spans, wrong_heads
 from engine.conform.mistakes import fewest, formulas, heads_of, in_parts, layouts, strides
 from engine.conform.reference import ROW_INPUTS, Reference, Row, Way, play, step, terms
-from engine.conform.shares import Kept, Quantities, channels, shares
+from engine.conform.shares import Kept, Quantities, channels, kept_at, shares
 from engine.conform.subject import Kernel
 
 _MOST_COMMITS, _MOST_ROWS = 12, 8
@@ -453,22 +453,13 @@ class Situation:
             kept = [("the state before the chunk before", whole, first, False)]
             kept.append(("what the chunk before wrote", self.start - whole, self.first, False))
         log = Log(self.shape, self.start, self.tokens[:row])
-        for i, (about, part, begin, one) in enumerate(kept):
-            kept[i] = about, log.kept(part), begin, one
-        if row > (_MOST_COMMITS if last else 2) or (row and self.before_chunk):
-            wrote = log.states[-1] - log.kept()
-            kept.append(("what earlier rows wrote", wrote, self.first + row, row == 1))
-        else:
-            for j, write in enumerate(log.writes):
-                words, since = f"what row {self.first + j} wrote", self.first + j + 1
-                kept.append((words, log.kept(write, j + 1), since, True))
+        most = 0 if self.before_chunk else _MOST_COMMITS if last else 2
+        kept = kept_at(row, log, kept, self.first, row > most)
         known = Quantities(self.shape, self.batch, self.begin, self.own, self.first + row)
-        whole_one: Kept = ("the state before", log.states[-1], self.first + row, False)
-        if last and self.shape.recurrence == "kda":
-            before, last_row = log.states[-1], self.tokens[row]
-            if found := channels(self.shape, before, last_row, seen, bound, known):
-                return found
-        for parts in ([whole_one], kept):
+        given = self.shape, log.states[-1], self.tokens[row], seen, bound, known
+        if last and self.shape.recurrence == "kda" and (found := channels(*given)):
+            return found
+        for parts in ([("the state before", log.states[-1], self.first + row, False)], kept):
             if found := shares(self.shape, parts, self.tokens[row], seen, bound, last, known):
                 return found
         return None

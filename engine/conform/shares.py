@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from engine.conform.cases import Shape
+from engine.conform.decays import Log
 from engine.conform.fits import spans
 from engine.conform.mistakes import heads_of
 from engine.conform.reference import Row, Way, correction, terms
@@ -85,6 +86,19 @@ class Quantities:
                 yield "wrong-norm", f"divided by the length of {x} twice", 1 / size
         for times, words in ((2.0, "twice"), (-1.0, "with the other sign"), (0.5, "by half")):
             yield "", words, torch.full_like(beta, times)
+
+
+def kept_at(row: int, log: Log, before: Sequence[Kept], first: int, is_joint: bool) -> list[Kept]:
+    """What row `row` of a pass finds of the parts of the state before it and of what its earlier
+    rows wrote, in one part or one for each. first: the place of the pass's first row."""
+    kept = [(about, log.kept(part), begin, one) for about, part, begin, one in before]
+    if is_joint:
+        wrote = log.states[-1] - log.kept()
+        return [*kept, ("what earlier rows wrote", wrote, first + row, row == 1)]
+    for j, write in enumerate(log.writes):
+        words, since = f"what row {first + j} wrote", first + j + 1
+        kept.append((words, log.kept(write, j + 1), since, True))
+    return kept
 
 
 def shares(
