@@ -174,8 +174,8 @@ class Sampler:
             self.grammar.retract()
 
     def n_astray(self, tokens: Sequence[int]) -> int:
-        """How many of the tokens chosen so far are not these, the text's, or missing. Of a text that
-        only grows, the tokens that were equal before are not compared again."""
+        """How many of the tokens chosen so far are not these, the text's, or missing. A text only
+        grows: its tokens that were equal before are not compared again."""
         newest = slice(max(0, self._n_compared - 1), None)
         if len(self.accepted) == len(tokens) and self.accepted[newest] == tokens[newest]:
             self._n_compared = len(tokens)

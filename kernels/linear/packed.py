@@ -49,6 +49,7 @@ class PackedWeight:
 
     n_bytes is what the matrix occupies in memory, scales included. rounding: the GGML type for
     which llama.cpp would round the rows it is multiplied with, so that `linear` does, or None.
+    factors: f32 [out], what the results of a matrix in blocks are multiplied with, or None.
     """
 
     mode: str
@@ -56,6 +57,7 @@ class PackedWeight:
     n_bytes: int
     data: Any
     rounding: str | None = None
+    factors: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
