@@ -7,14 +7,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from PySide6.QtCore import QEvent, QPointF, QRectF, QSize, Qt
-from PySide6.QtGui import QBrush, QHelpEvent, QPainter, QPaintEvent, QPalette, QResizeEvent
-from PySide6.QtWidgets import QGridLayout, QLabel, QSizePolicy, QToolTip, QWidget
+from PySide6.QtCore import QEvent, QPoint, QPointF, QRectF, QSize, Qt
+from PySide6.QtGui import QBrush, QPainter, QPaintEvent, QPalette, QResizeEvent
+from PySide6.QtWidgets import QGridLayout, QLabel, QSizePolicy, QWidget
 
 from app.looks import Theme, figures_font
 from app.trace_models.run_rows import RunRows
-from app.trace_models.shown_text import NOT_OBSERVED, plain_tip, significant
-from app.widgets.build import hbox, made, vbox
+from app.trace_models.shown_text import NOT_OBSERVED, significant
+from app.widgets.build import hbox, made, shows_tip, vbox
 from app.widgets.fields import shown_choice
 from app.widgets.fitted_labels import ElidedLabel, ScrollPage
 from app.widgets.line_styles import plot_pen
@@ -333,15 +333,13 @@ class RankBars(QWidget):
         painter.end()
 
     def event(self, event: QEvent) -> bool:
-        if isinstance(event, QHelpEvent) and event.type() == QEvent.Type.ToolTip:
-            at = event.pos().y() // self._row()
-            text = ""
-            if 0 <= at < len(self._rows):
-                name, n = self._rows[at]
-                text = f"{name}: {n:,} of {sum(k for _, k in self._rows):,} rejections"
-            QToolTip.showText(event.globalPos(), plain_tip(text), self)
-            return True
-        return super().event(event)
+        return shows_tip(event, self, self._tip) or super().event(event)
+
+    def _tip(self, at: QPoint) -> str:
+        total = sum(n for _, n in self._rows)
+        for name, n in self._rows[at.y() // self._row() :][:1]:
+            return f"{name}: {n:,} of {total:,} rejections"
+        return ""
 
     def _row(self) -> int:
         return self.fontMetrics().height() + _GAP
