@@ -10,7 +10,7 @@ from app.trace_models.shown_text import error_text
 from engine.analysis.findings.run_rows import lane_kind
 from engine.analysis.run_cost import RunCost
 from engine.analysis.verdict import IDLE_FAULT, SUSPECT, LaneVerdict, judge_lanes, noise_of
-from engine.report.text import counted
+from engine.plain_text import counted
 from engine.trace.records import EMITTED_KINDS, MISSING, NOISE, PEER, PEER_NOISE, POLICY, REFERENCE
 from engine.trace.run_ref import RunColumns, RunRef
 from engine.trace.store import TraceStore

@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QFrame, QSizePolicy, QToolButton, QWidget
 from app.looks import Theme, fixed_font
 from app.widgets.build import hbox, made, shows_tip, vbox, words
 from engine.conversation.turns import CheckpointHistory, CheckpointMark, Turn, TurnTree, content_of
-from engine.plain_text import size_text
+from engine.plain_text import counted, size_text
 from engine.trace.prompt_reuse import PromptReuseRecord, processed_lines, reused_text
 from engine.trace.records import EMITTED_KINDS
 from engine.trace.store import TraceStore
@@ -280,6 +280,6 @@ class CheckpointStrip(QWidget):
 
 
 def _mark_text(mark: CheckpointMark) -> str:
-    hits = "1 hit" if mark.hits == 1 else f"{mark.hits} hits"
+    hits = counted(mark.hits, "hit")
     size = size_text(mark.n_bytes)
     return f"context checkpoint at {mark.n_tokens:,}: {size}, {hits}, saved in run {mark.run_id}"

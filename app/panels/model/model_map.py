@@ -29,7 +29,7 @@ from engine.machine.host_memory import available_memory
 from engine.memory.policies import POLICIES
 from engine.memory_need import MemoryEstimate, PolicyCost, estimate, fits_text, server_estimate
 from engine.options import RunOptions
-from engine.plain_text import size_text
+from engine.plain_text import counted, size_text
 from engine.report.text import visible
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ class ModelMapView(QStackedWidget):
         kept = "no snapshots"
         if found.n_rs_seq:
             kept = f"{options.rollback} with n_rs_seq {found.n_rs_seq}"
-        sequences = "1 sequence" if found.n_seqs == 1 else f"{found.n_seqs} sequences"
+        sequences = counted(found.n_seqs, "sequence")
         total = size_text(sum(found.sizes.values()))
         self._memory_title.setText(
             f"Memory for {sequences}, {found.n_ctx:,} cells, {kept}: {total}"

@@ -30,6 +30,7 @@ from engine.analysis.draft_quality import (
     by_drafter,
     width_cost,
 )
+from engine.plain_text import counted
 from engine.trace.run_ref import RunRef
 from engine.trace.timings import StepSums
 
@@ -74,11 +75,11 @@ class DrafterQuality(QWidget):
         self.reliability.set_calibration(found if found.n_tokens else None)
         self.reliability_part.say(_trust(quality))
         self.survival.set_survival(survival)
-        drafts = f"{quality.n_steps:,} draft{'' if quality.n_steps == 1 else 's'}"
+        drafts = counted(quality.n_steps, "draft")
         self.survival_part.say(f"{significant(quality.tokens_per_step)} tokens/round · {drafts}")
         self.ranks.set_counts(quality.by_rank)
         n = quality.n_rejections
-        self.rank_part.say(f"{n:,} rejection{'' if n == 1 else 's'}" if n else "none recorded")
+        self.rank_part.say(counted(n, "rejection") if n else "none recorded")
         self.trees.set_estimates(facts.trees(quality))
 
     def minimumSizeHint(self) -> QSize:
@@ -199,7 +200,7 @@ def _trust(quality: DraftQuality) -> str:
     if found.ece is None or found.excess is None:
         return "no confidence is recorded"
     sure = "overconfident" if found.excess > 0 else "underconfident"
-    tokens = f"{found.n_tokens:,} token{'' if found.n_tokens == 1 else 's'}"
+    tokens = counted(found.n_tokens, "token")
     return f"ECE {found.ece:.3f} · {tokens} · {sure} by {abs(found.excess):.3f}"
 
 
