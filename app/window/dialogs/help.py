@@ -12,7 +12,7 @@ from importlib import metadata
 from typing import Any
 
 import PySide6
-from PySide6.QtCore import QEvent, Qt, QUrl, qVersion
+from PySide6.QtCore import QEvent, QSignalBlocker, Qt, QUrl, qVersion
 from PySide6.QtGui import (
     QColor,
     QGuiApplication,
@@ -285,9 +285,8 @@ class HelpPages(ModelessDialog):
         for row in range(self.list.count()):
             topic, position = self.list.item(row).data(_PLACE)
             if topic == topic_of(source) and position is None:
-                self.list.blockSignals(True)
-                self.list.setCurrentRow(row)
-                self.list.blockSignals(False)
+                with QSignalBlocker(self.list):
+                    self.list.setCurrentRow(row)
 
     def _mark(self) -> None:
         """Colour all hits on the page on show."""
