@@ -28,7 +28,6 @@ from PySide6.QtWidgets import (
 )
 
 from app.looks import figures_font
-from app.trace_models.position_detail import BAR_COLOUR_ROLE, BAR_ROLE
 from app.trace_models.shown_text import plain_tip
 
 _Index = QModelIndex | QPersistentModelIndex
@@ -101,6 +100,10 @@ class ColumnTable(QAbstractTableModel):
         return plain_tip(value) if value and role == _TIP else value
 
 
+BAR_ROLE = Qt.ItemDataRole.UserRole
+"""A probability to be drawn as a bar, None for a cell of text alone."""
+BAR_COLOUR_ROLE = Qt.ItemDataRole.UserRole + 1
+"""The colour of the bar."""
 _ROW_PAD = 5
 _LEAST_ROWS = 3
 """With the head; there is more to scroll to."""

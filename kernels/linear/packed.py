@@ -33,7 +33,8 @@ neighbouring bytes with four and add the products to one sum."""
 ROW_MULTIPLE = 16
 """Rows of bytes, of weights and of activations, are filled up with zeros to such a length."""
 BYTE_ZERO = 128
-"""What a weight's byte is more than its integer: VNNI wants one factor without a sign."""
+"""What a byte is more than its integer, of a weight or, where those of weights have a sign, of x:
+VNNI wants one factor without a sign."""
 
 
 class BlockData(NamedTuple):

@@ -14,6 +14,7 @@ from app.trace_models.shown_text import plain_tip, significant
 from app.widgets.build import hbox, made, vbox, words
 from engine.analysis.findings.audit import audit_sentence
 from engine.analysis.run_cost import LEAST_PAIRS, MOST_PAIRS, PlainRatio
+from engine.plain_text import counted
 from engine.report.run import why_it_ended
 from engine.trace.run_ref import RunRef
 from engine.trace.timings import summary
@@ -59,9 +60,7 @@ def run_end(run: RunRef) -> RunEnd | None:
     is_plain = types is not None and not set(types) - {"none"}
     ratio = None if is_plain else PlainRatio.of(facts)
     figures = (
-        None
-        if numbers.tokens is None
-        else f"{numbers.tokens:,} token{'s' * (numbers.tokens != 1)}",
+        None if numbers.tokens is None else counted(numbers.tokens, "token"),
         None if numbers.acceptance is None else f"acceptance {significant(numbers.acceptance)}",
         None
         if numbers.tokens_per_step is None or is_plain
