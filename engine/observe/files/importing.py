@@ -353,9 +353,13 @@ def import_file(
     if later is not None:
         file = f"{file}, {_shown(later)}"
         return records.fill(store, data, file, kind, _content(later))
+    runs: list[int] = []
     if kind == PRINTED:
-        data = rejoined("".join(texts_of([data]))).encode("utf-8", "surrogatepass")
-    return records.fill(store, data, file, kind if name or kind == PRINTED else None)
+        text = rejoined("".join(texts_of([data])))
+        if name is None and SIGNS.search(text) is not None:  # lines of a server around the sums
+            runs = fill_log(store, text, file)
+        data = text.encode("utf-8", "surrogatepass")
+    return records.fill(store, data, file, kind if name or kind == PRINTED else None) + runs
 
 
 def _content(path: Path) -> bytes:

@@ -130,7 +130,7 @@ class LineLogs:
                 run.has_unread(held[0], _ALONE)
             if run.n_unread:
                 evidence = f"{run.n_unread:,} of them; the first is {run.first_unread}"
-                message = "Lines look like those of the engine's sums and are not read."
+                message = f"Lines look like an engine's sums and are not read: {evidence}."
                 finding = {"rule": "log-unread", "message": message, "evidence": evidence}
                 run.findings.append(finding)
             if not run.requests:

@@ -84,12 +84,13 @@ def is_printed(text: str) -> bool:
     return not is_whole and _ALONE.search(text) is not None
 
 
-def read_printed(text: str) -> list[RecordedRequest]:
+def read_printed(text: str, unread: list[str] | None = None) -> list[RecordedRequest]:
     """The sums of each run of a program that a text has, else the rows of its tables, else the
-    lines that say counts or rates. Numbers that cannot be are left out."""
+    lines that say counts or rates. Numbers that cannot be are left out. unread: see
+    `read_tables`."""
     if is_printed(text):
         return _sums(text)
-    found = read_tables(text)
+    found = read_tables(text, unread)
     is_counted = any(one.num_accepted_draft_tokens is not None for one in found)
     sums = [] if is_counted else _sums(text)  # lines may say more
     found = [
@@ -246,6 +247,8 @@ _WORDED = re.compile(
 _SAID_RATE = re.compile(
     r"(?i)(?<![a-z])accept(?:ance|ed)?(?:[ _]rate|[ _]ratio)?(?: is| was| of| at)?[ \t:=~≈(]{0,4}"
     r"(\d{1,3}(?:\.\d{1,6})? ?%|0\.\d{1,6}|1\.0{1,6})(?!\.?\d|[–-])"
+    r"|(?<![\d.,+\-–−])(\d{1,3}(?:\.\d{1,6})? ?%) (?:(?:aggregate|average|avg|mean|overall|total"
+    r"|draft|token|mtp)[ -]){0,2}accept(?:ance|ed)?\b"
 )
 _OF_TWO = re.compile(r"\d ?/ ?\d")
 """Counts, which do not make the rate."""
@@ -276,7 +279,8 @@ def _said_rates(text: str) -> Iterator[RecordedRequest]:
         shares = _SAID_RATE.findall(line) if len(line) <= _LONGEST_SAID else []
         if len(shares) != 1 or line.lower().count("accept") > 1 or _OF_TWO.search(line):
             continue
-        share = float(shares[0].rstrip(" %")) / (100 if "%" in shares[0] else 1)
+        said = "".join(shares[0])
+        share = float(said.rstrip(" %")) / (100 if "%" in said else 1)
         if share <= 1:
             found = RecordedRequest("", f"line {number}", stop="end")
             found.given["draft_acceptance_rate"] = share

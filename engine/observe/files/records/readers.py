@@ -210,9 +210,13 @@ def _read_sglang(node: Node) -> RecordedRequest:
         read_usage(node, reply, found)
     rate, length = values.number("spec_accept_rate"), values.number("spec_accept_length")
     found.check_rate("spec_accept_rate", rate, keys)
-    if rate is not None and None in (found.num_accepted_draft_tokens, found.num_draft_tokens):
-        found.given["draft_acceptance_rate"] = rate
     emitted, steps = found.timings.get("predicted_n"), found.num_spec_steps
+    for name, given, of in (
+        ("draft_acceptance_rate", rate, found.num_draft_tokens),
+        ("mean_acceptance_length", length, steps),
+    ):
+        if given is not None and None in (found.num_accepted_draft_tokens, of):
+            found.given[name] = given
     names = "completion_tokens", "spec_verify_ct"
     found.check_ratio("spec_accept_length", length, emitted, steps, *names)
     found.check_counts(keys)

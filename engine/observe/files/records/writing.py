@@ -368,5 +368,5 @@ def _first_ms(events: Sequence[Mapping[str, Any]]) -> float:
 
 
 def _unread(left_out: str) -> list[dict[str, Any]]:
-    message = "Not all of the file could be read."
+    message = f"Not all of the file could be read: {left_out}."
     return [{"rule": "log-unread", "message": message, "evidence": left_out}] if left_out else []
