@@ -329,12 +329,7 @@ class LineLogs:
             if name not in _TOTALS or not value.isdigit():
                 continue
             field_name = _TOTALS[name]
-            values = [
-                one.timings.get(field_name)
-                if field_name == "predicted_n"
-                else getattr(one, field_name)
-                for one in map(made, table.requests)
-            ]
+            values = [made(one).figures().get(field_name) for one in table.requests]
             known = [one for one in values if one is not None]
             try:
                 total = whole(value, COUNT)

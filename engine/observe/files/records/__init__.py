@@ -86,8 +86,8 @@ def fill(
         unread: list[str] = []
         if not (found := read_printed(text, unread)):
             raise _nothing(file, "benchmarks")
-        n = f"{len(unread):,}"
-        left_out = f"figures of acceptance ({n}), the first in {unread[0]}" if unread else ""
+        left_out = f"figures of acceptance ({len(unread)}), the first in " if unread else ""
+        left_out += "".join(unread[:1])
         return [write_requests(store, found, PRINTED, file, left_out=left_out)]
     documents, left_out = (
         ([("", table_values(data))], "") if is_summary_table(data) else read_documents(data, file)

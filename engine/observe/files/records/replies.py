@@ -35,13 +35,9 @@ _MARKS = {
 }
 """Keys of a reply, or of an answer in it, that only one engine writes."""
 _ALL_MARKS = set[str]().union(*_MARKS.values())
-_USED = {"choices", "usage", "model", "id", "object", "created"} | {
-    "text",
-    "output_ids",
-    "token_ids",
-    "prompt_token_ids",
+_USED = {"choices", "usage", "model", "id", "object", "created", "text"} | {
+    *("output_ids", "token_ids", "prompt_token_ids")
 }
-
 _ASKED = {"prompt", "messages", "input_ids", "sampling_params"}
 """Keys of a request that no reply has; the last two are SGLang's."""
 
