@@ -302,9 +302,8 @@ def sums_of(moved: Movement) -> RecordedRequest:
     found.num_spec_steps = moved.count(DRAFTS)
     found.num_draft_tokens = moved.count(DRAFTED)
     found.num_accepted_draft_tokens = moved.count(ACCEPTED)
-    found.per_pos = [int(one) for one in moved.per_position] or None
-    if found.num_spec_steps is None:
-        found.per_pos = None
+    if found.num_spec_steps is not None:
+        found.per_pos = [int(one) for one in moved.per_position] or None
     for name, counter in (("predicted_n", PREDICTED), ("prompt_n", PROMPT)):
         if (value := moved.count(counter)) is not None:
             found.timings[name] = value
