@@ -247,7 +247,7 @@ _SAID_RATE = re.compile(
     r"(?i)(?<![a-z])accept(?:ance|ed)?(?:[ _]rate|[ _]ratio)?(?: is| was| of| at)?[ \t:=~≈(]{0,4}"
     r"(\d{1,3}(?:\.\d{1,6})? ?%|0\.\d{1,6}|1\.0{1,6})(?!\.?\d|[–-])"
     r"|(?<![\d.,+\-–−])(\d{1,3}(?:\.\d{1,6})? ?%) (?:(?:aggregate|average|avg|mean|overall|total"
-    r"|draft|token|mtp)[ -]){0,2}accept(?:ance|ed)?\b"
+    r"|draft|token|mtp)[ -]){0,2}accept(?:ance|ed)?\b(?! (?:loss|gain|drop|threshold|target))"
 )
 _OF_TWO = re.compile(r"\d ?/ ?\d")
 """Counts, which do not make the rate."""
@@ -265,7 +265,9 @@ def _said(text: str) -> tuple[list[RecordedRequest], list[RecordedRequest]]:
         found = RecordedRequest("", f"line {number}", stop="end")
         if len(speeds := SAID_SPEED.findall(line)) == 1:
             found.timings[_SPEED] = float(speeds[0])
-        pairs, shares = making_rates(line), list(map("".join, _SAID_RATE.findall(line)))
+        # before the word also what is hoped for, or lost, may be, but not next to a speed
+        shares = [after or one for after, one in _SAID_RATE.findall(line) if after or speeds]
+        pairs = making_rates(line)
         if not pairs and not shares:
             plain = without_signs(line.replace("`", ""))
             named = [one.groups("") for one in _WORDED.finditer(plain)]

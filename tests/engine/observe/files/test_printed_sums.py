@@ -623,6 +623,7 @@ def test_the_tables_of_speed_bench(tmp_path: Path, text: str) -> None:
                 "- plain: 66.1 tok/s, 22,449 MiB\n- n-max 2: 129.2 tok/s, 80.7% total acceptance\n"
                 "- n-max 4: 144.4 tok/s, 63.9% accepted, +118.5% over the first\n"
                 "- 84–89% accept rate\n- +3% acceptance\n- 5% lower acceptance\n"
+                "- it needs 70% acceptance\n- 5% acceptance loss at 40 t/s\n"
             ),
             [("line 4", 129.2, 0.807), ("line 5", 144.4, 0.639)],
         ),
