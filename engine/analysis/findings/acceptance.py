@@ -64,8 +64,8 @@ def _never_drafts(run: ExaminedRun) -> Iterator[Finding]:
     tokens = told.get("predicted_n") or int((run.tokens["pos"] >= 0).sum())
     if drafted or tokens < _LEAST_TOKENS or (drafted is None and not run.drafters):
         return
-    if any(one.rule == "log-unread" for one in facts.observed_findings or ()):
-        return  # a line that cannot be read may tell of drafts
+    if _has_unread(run):
+        return
     if any(one.told.get("num_draft_tokens") for one in facts.requests or ()):
         return  # of others it is not known
     name = f" ({', '.join(run.drafters)})" if run.drafters else ""
@@ -73,6 +73,11 @@ def _never_drafts(run: ExaminedRun) -> Iterator[Finding]:
         f"The server has a drafter{name} and drafted nothing in {tokens:,.0f} tokens.",
         f"{len(facts.requests or ()):,} requests",
     )
+
+
+def _has_unread(run: ExaminedRun) -> bool:
+    """Whether it has lines that were not read, which may be about drafts."""
+    return any(one.rule == "log-unread" for one in run.facts.observed_findings or ())
 
 
 def _slower(run: ExaminedRun) -> Iterator[Finding]:
@@ -133,7 +138,7 @@ def _slower_by_sums(run: ExaminedRun) -> Iterator[Finding]:
 def _slower_rows(run: ExaminedRun) -> Iterator[Finding]:
     """Rows of a table against its only row that says nothing of acceptance."""
     requests = run.facts.requests or []
-    if run.facts.record is None or run.facts.record.shape != "benchmark":
+    if run.facts.record is None or run.facts.record.shape != "benchmark" or _has_unread(run):
         return
     speeds = [one.told.get("predicted_per_second") for one in requests]
     rates = [one.told.get("draft_acceptance_rate") for one in requests]

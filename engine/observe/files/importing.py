@@ -9,6 +9,7 @@ import quopri
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -353,9 +354,14 @@ def import_file(
     if later is not None:
         file = f"{file}, {_shown(later)}"
         return records.fill(store, data, file, kind, _content(later))
-    if kind == PRINTED:
-        data = rejoined("".join(texts_of([data]))).encode("utf-8", "surrogatepass")
-    return records.fill(store, data, file, kind if name or kind == PRINTED else None)
+    if kind != PRINTED:
+        return records.fill(store, data, file, kind if name else None)
+    text = rejoined("".join(texts_of([data])))
+    of_log: list[int] = []
+    if name is None and SIGNS.search(text) is not None:  # lines of a server around the sums
+        with suppress(TraceFileError):
+            of_log = fill_log(store, text, file)
+    return of_log + records.fill(store, text.encode("utf-8", "surrogatepass"), file, kind)
 
 
 def _content(path: Path) -> bytes:

@@ -130,7 +130,7 @@ class LineLogs:
                 run.has_unread(held[0], _ALONE)
             if run.n_unread:
                 evidence = f"{run.n_unread:,} of them; the first is {run.first_unread}"
-                message = "Lines look like those of the engine's sums and are not read."
+                message = f"Lines look like an engine's sums and are not read: {evidence}."
                 finding = {"rule": "log-unread", "message": message, "evidence": evidence}
                 run.findings.append(finding)
             if not run.requests:
@@ -329,12 +329,7 @@ class LineLogs:
             if name not in _TOTALS or not value.isdigit():
                 continue
             field_name = _TOTALS[name]
-            values = [
-                one.timings.get(field_name)
-                if field_name == "predicted_n"
-                else getattr(one, field_name)
-                for one in map(made, table.requests)
-            ]
+            values = [made(one).figures().get(field_name) for one in table.requests]
             known = [one for one in values if one is not None]
             try:
                 total = whole(value, COUNT)

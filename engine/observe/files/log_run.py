@@ -146,9 +146,9 @@ def sums_of(request: LogRequest, server: ServerLog, *, is_alone: bool = True) ->
     if processed is None and request.n_prompt is not None and n_cached is not None:
         processed = max(request.n_prompt - n_cached, 0)
     n = request.predicted
-    given: tuple[float | None, ...] = n_cached, processed, n
+    timed: tuple[float | None, ...] = n_cached, processed, n
     if is_alone:
-        given += (
+        timed += (
             request.prompt_ms,
             *_rates(request.prompt_ms, processed),
             request.predicted_ms,
@@ -156,13 +156,20 @@ def sums_of(request: LogRequest, server: ServerLog, *, is_alone: bool = True) ->
             *_rates(request.predicted_ms, n),
         )
         found.record = {"speeds": request.speeds} if request.speeds else {}
-    found.timings = {k: v for k, v in zip(ALL_TIMINGS, given, strict=False) if v is not None}
+    found.timings = {k: v for k, v in zip(ALL_TIMINGS, timed, strict=False) if v is not None}
     found.num_draft_tokens, found.num_accepted_draft_tokens = request.drafted, request.accepted
     if request.drafted is None and request.is_released and n is not None and server.says_drafts:
         found.num_draft_tokens = found.num_accepted_draft_tokens = 0  # else there would be a line
         found.num_spec_steps = 0
     if request.drafted and request.accepted is not None:
-        _check_ratio(found, request, request.accepted / request.drafted)
+        given, ratio = request.ratio, request.accepted / request.drafted
+        if _DECIMAL.fullmatch(given) and abs(float(given) - ratio) > _RATIO:
+            found.check(
+                False,
+                ("draft acceptance",),
+                f"draft acceptance is {given}, but {request.accepted:,} accepted of "
+                f"{request.drafted:,} generated make {ratio:.5f}",
+            )
         found.num_spec_steps = _steps(found, request, server, request.accepted)
         if rates := request.rates or (request.told_shares if found.num_spec_steps else []):
             found.set_rates(rates)
@@ -174,17 +181,6 @@ def _rates(ms: float | None, n: int | None) -> tuple[float | None, float | None]
     if ms is None or n is None:
         return None, None
     return ms / n if n else None, 1e3 * n / ms if ms else None
-
-
-def _check_ratio(found: RecordedRequest, request: LogRequest, ratio: float) -> None:
-    given = request.ratio
-    if _DECIMAL.fullmatch(given) and abs(float(given) - ratio) > _RATIO:
-        found.check(
-            False,
-            ("draft acceptance",),
-            f"draft acceptance is {given}, but {request.accepted:,} accepted of "
-            f"{request.drafted:,} generated make {ratio:.5f}",
-        )
 
 
 def _steps(

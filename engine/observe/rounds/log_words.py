@@ -105,7 +105,8 @@ START = re.compile(r"llama_server: initializing|build: \d|main: server is listen
 CHUNK = "http: streamed chunk: data: "
 """Comes before what a server sends to a client, in which nothing is read."""
 LOOKS_LIKE = re.compile(
-    r"(?:^|\| )(?:n_gen|n_decoded) =|accepted\s{1,4}\d+/|draft acceptance"
+    r"(?:^|\| )(?:n_gen|n_decoded) =|accepted\s{1,4}\d+/"
+    r"|draft acceptance(?: rates?)?+(?! [a-z]{2}|[.,;)])"  # as a person may write of it
     r"|eval time\s{0,5}=|#gen drafts|draft candidate"
 )
 """What no line of a server has that says nothing of rounds and sums."""

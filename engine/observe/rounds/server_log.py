@@ -177,11 +177,12 @@ class ServerLog(ServerState):
         found = []
         if self.n_unread:
             message = (
-                "Entries of the log cannot be read; of their requests nothing after them is shown."
+                "Entries of the log cannot be read; of their requests nothing after them is shown"
                 if self.has_wrong_numbers
-                else "Lines look like those of a server's rounds or sums and are not read."
+                else "Lines look like those of a server's rounds or sums and are not read"
             )
             evidence = f"{self.n_unread:,} of them; the first is {self.first_unread}"
+            message = f"{message}: {evidence}."
             found.append({"rule": "log-unread", "message": message, "evidence": evidence})
         if self.first_missing:
             n = sum(one.n_missing for one in self.requests)

@@ -83,9 +83,12 @@ def fill(
         return [write_requests(store, found, METRICS, file, left_out=left_out)]
     if known == PRINTED:
         text = data.decode("utf-8-sig", "replace")
-        if not (found := read_printed(text)):
+        unread: list[str] = []
+        if not (found := read_printed(text, unread)):
             raise _nothing(file, "benchmarks")
-        return [write_requests(store, found, PRINTED, file)]
+        left_out = f"figures of acceptance ({len(unread)}), the first in " if unread else ""
+        left_out += "".join(unread[:1])
+        return [write_requests(store, found, PRINTED, file, left_out=left_out)]
     documents, left_out = (
         ([("", table_values(data))], "") if is_summary_table(data) else read_documents(data, file)
     )

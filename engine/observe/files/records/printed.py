@@ -9,7 +9,7 @@ a line of vLLM or SGLang that a person has copied are read like them.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from functools import lru_cache
 from itertools import product
 
@@ -84,12 +84,13 @@ def is_printed(text: str) -> bool:
     return not is_whole and _ALONE.search(text) is not None
 
 
-def read_printed(text: str) -> list[RecordedRequest]:
+def read_printed(text: str, unread: list[str] | None = None) -> list[RecordedRequest]:
     """The sums of each run of a program that a text has, else the rows of its tables, else the
-    lines that say counts or rates. Numbers that cannot be are left out."""
+    lines that say counts or rates. Numbers that cannot be are left out. unread: see
+    `read_tables`."""
     if is_printed(text):
         return _sums(text)
-    found = read_tables(text)
+    found = read_tables(text, unread)
     is_counted = any(one.num_accepted_draft_tokens is not None for one in found)
     sums = [] if is_counted else _sums(text)  # lines may say more
     found = [
@@ -98,8 +99,8 @@ def read_printed(text: str) -> list[RecordedRequest]:
         if one.num_accepted_draft_tokens is not None
         and (one.num_spec_steps or one.num_draft_tokens)
     ] or found
-    found = found or list(_said(text)) or [one for one in sums if one.given and one.timings]
-    return found or list(_said_rates(text))
+    counted, rated = ([], []) if found else _said(text)
+    return found or counted or [one for one in sums if one.given and one.timings] or rated
 
 
 def _sums(text: str) -> list[RecordedRequest]:
@@ -167,8 +168,7 @@ def _request(values: dict[str, re.Match[str]], text: str) -> RecordedRequest:
             return None
 
     for name in (_STEPS, _DRAFTED, _ACCEPTED):
-        if (count := take(name, lambda one: whole(one, COUNT))) is not None:
-            setattr(found, name, count)
+        setattr(found, name, take(name, lambda one: whole(one, COUNT)))
     for name, read in ((_EMITTED, lambda one: whole(one, COUNT)), (_SPEED, real)):
         if (value := take(name, read)) is not None:
             found.timings[name] = value
@@ -246,48 +246,41 @@ _WORDED = re.compile(
 _SAID_RATE = re.compile(
     r"(?i)(?<![a-z])accept(?:ance|ed)?(?:[ _]rate|[ _]ratio)?(?: is| was| of| at)?[ \t:=~≈(]{0,4}"
     r"(\d{1,3}(?:\.\d{1,6})? ?%|0\.\d{1,6}|1\.0{1,6})(?!\.?\d|[–-])"
+    r"|(?<![\d.,+\-–−])(\d{1,3}(?:\.\d{1,6})? ?%) (?:(?:aggregate|average|avg|mean|overall|total"
+    r"|draft|token|mtp)[ -]){0,2}accept(?:ance|ed)?\b(?! (?:loss|gain|drop|threshold|target))"
 )
 _OF_TWO = re.compile(r"\d ?/ ?\d")
 """Counts, which do not make the rate."""
 
 
-def _said(text: str) -> Iterator[RecordedRequest]:
+def _said(text: str) -> tuple[list[RecordedRequest], list[RecordedRequest]]:
     """The lines that say two counts: those that make the rate of acceptance next to them, or, in
-    lines without one, those that words name."""
+    lines without one, those that words name; and those that say one rate, without such counts.
+    Each with the only speed that it says."""
+    counted, rated = list[RecordedRequest](), list[RecordedRequest]()
     for number, line in enumerate(text.splitlines(), 1):
-        if len(line) > _LONGEST_SAID or "accept" not in line.lower():
+        n_words = line.lower().count("accept")
+        if len(line) > _LONGEST_SAID or not n_words:
             continue
+        found = RecordedRequest("", f"line {number}", stop="end")
+        if len(speeds := SAID_SPEED.findall(line)) == 1:
+            found.timings[_SPEED] = float(speeds[0])
+        # before the word also what is hoped for, or lost, may be, but not next to a speed
+        shares = [after or one for after, one in _SAID_RATE.findall(line) if after or speeds]
         pairs = making_rates(line)
-        if not pairs and not _SAID_RATE.search(line):
+        if not pairs and not shares:
             plain = without_signs(line.replace("`", ""))
-            named = [found.groups("") for found in _WORDED.finditer(plain)]
+            named = [one.groups("") for one in _WORDED.finditer(plain)]
             both = [(a + b + c, d + e + f) for a, d, e, b, c, f in named]
             pairs = {(int(n), int(of)) for n, of in both if len(both) == 1 and int(n) <= int(of)}
         if len(pairs) == 1:  # so it is sure what they are
-            found = RecordedRequest("", f"line {number}", stop="end")
             found.num_accepted_draft_tokens, found.num_draft_tokens = pairs.pop()
-            _take_speed(found, line)
-            yield found
-
-
-def _said_rates(text: str) -> Iterator[RecordedRequest]:
-    """The lines that say one rate of acceptance, without the counts that make it."""
-    for number, line in enumerate(text.splitlines(), 1):
-        shares = _SAID_RATE.findall(line) if len(line) <= _LONGEST_SAID else []
-        if len(shares) != 1 or line.lower().count("accept") > 1 or _OF_TWO.search(line):
-            continue
-        share = float(shares[0].rstrip(" %")) / (100 if "%" in shares[0] else 1)
-        if share <= 1:
-            found = RecordedRequest("", f"line {number}", stop="end")
+            counted.append(found)
+        elif len(shares) == n_words == 1 and _OF_TWO.search(line) is None:
+            share = float(shares[0].rstrip(" %")) / (100 if "%" in shares[0] else 1)
             found.given["draft_acceptance_rate"] = share
-            _take_speed(found, line)
-            yield found
-
-
-def _take_speed(found: RecordedRequest, line: str) -> None:
-    """The only speed that a line says."""
-    if len(speeds := SAID_SPEED.findall(line)) == 1:
-        found.timings[_SPEED] = float(speeds[0])
+            rated += [found] if share <= 1 else []
+    return counted, rated
 
 
 # -- the same as JSON -------------------------------------------------------------------------

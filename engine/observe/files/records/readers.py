@@ -20,14 +20,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from engine.foreign import LONGEST_DRAFT, is_real
 from engine.observe.files.records.document import Fields, Node, of_same_request
 from engine.observe.files.records.request import TIMINGS, RecordedRequest
 from engine.observe.files.records.tables import NAMES
-
-_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,20 +116,26 @@ def read_usage(node: Node, reply: dict[str, Any], into: RecordedRequest) -> None
         speed = found.values.get(f"{name}_tokens_per_sec")
         if is_real(speed):
             into.timings[f"{name.replace('completion', 'predicted')}_per_second"] = speed
-    prompt, completion, total = (
-        found.count(key) for key in ("prompt_tokens", "completion_tokens", "total_tokens")
-    )
+    names = "prompt_tokens", "completion_tokens", "total_tokens"
+    prompt, completion, total = map(found.count, names)
     details = found.object("prompt_tokens_details")
     cached = details.count("cached_tokens") if details is not None else None
     choices = reply.get("choices")
     is_one = not isinstance(choices, list) or len(choices) < 2  # else the sum of several
     into.set_tokens(prompt, cached, completion if is_one else None)
+    _check_total(into, names, prompt, completion, total, of="usage.")
+
+
+def _check_total(
+    found: RecordedRequest, names: Sequence[str], *counts: int | None, of: str = ""
+) -> None:
+    """Check that two counts of tokens, if there are any, make the last one. of: what has them."""
+    prompt, completion, total = counts
     if prompt is not None and completion is not None and total is not None:
-        into.check(
+        found.check(
             prompt + completion == total,
-            ("usage.prompt_tokens", "usage.completion_tokens", "usage.total_tokens"),
-            f"prompt_tokens and completion_tokens make {prompt + completion:,}, "
-            f"but total_tokens is {total:,}",
+            [of + name for name in names],
+            f"{names[0]} and {names[1]} make {prompt + completion:,}, but {names[2]} is {total:,}",
         )
 
 
@@ -180,24 +184,30 @@ VLLM = RecordShape(
 # -- SGLang ----------------------------------------------------------------------------------
 
 
+_SINCE_START = "avg_spec_accept_length"
+
+
 def _read_sglang(node: Node) -> RecordedRequest:
+    """A request, or the average of a server's /get_server_info."""
+    if _SINCE_START in node.values:
+        found = RecordedRequest("sglang", node.place)
+        if (length := node.fields().number(_SINCE_START)) is not None:
+            found.given["mean_acceptance_length"] = length
+        return found
     keys = {"num_spec_steps": "spec_verify_ct"}
     found, values = _counts(node, "sglang", keys)
 
-    def first(names: list[str], take: Callable[[str], _Value | None], field: str) -> None:
-        """The value of the newest name; older names next to it have to say the same."""
-        named = [(name, value) for name in names if (value := take(name)) is not None]
+    for field, names in NAMES["generations"]["sglang"].items():
+        take = _TAKES.get(field, Fields.count)
+        named = [(name, value) for name in names if (value := take(values, name)) is not None]
         keys[field] = named[0][0] if named else names[0]
-        for name, value in named:
+        for name, value in named:  # older names next to the newest have to say the same
             setattr(found, field, named[0][1])
             found.check(
                 value == named[0][1],
                 (named[0][0], name),
                 f"{named[0][0]} and {name}, its name in other versions, differ",
             )
-
-    for field, names in NAMES["generations"]["sglang"].items():
-        first(names, values.histogram if field == "histogram" else values.count, field)
     if found.histogram == []:
         found.histogram = None
     found.derived = ("num_draft_tokens", "draft_n", "draft_acceptance_rate")
@@ -210,9 +220,13 @@ def _read_sglang(node: Node) -> RecordedRequest:
         read_usage(node, reply, found)
     rate, length = values.number("spec_accept_rate"), values.number("spec_accept_length")
     found.check_rate("spec_accept_rate", rate, keys)
-    if rate is not None and None in (found.num_accepted_draft_tokens, found.num_draft_tokens):
-        found.given["draft_acceptance_rate"] = rate
     emitted, steps = found.timings.get("predicted_n"), found.num_spec_steps
+    for name, given, of in (
+        ("draft_acceptance_rate", rate, found.num_draft_tokens),
+        ("mean_acceptance_length", length, steps),
+    ):
+        if given is not None and None in (found.num_accepted_draft_tokens, of):
+            found.given[name] = given
     names = "completion_tokens", "spec_verify_ct"
     found.check_ratio("spec_accept_length", length, emitted, steps, *names)
     found.check_counts(keys)
@@ -221,24 +235,11 @@ def _read_sglang(node: Node) -> RecordedRequest:
     return found
 
 
-_SINCE_START = "avg_spec_accept_length"
-
-
-def _read_sglang_record(node: Node) -> RecordedRequest:
-    """A request, or the average of a server's /get_server_info."""
-    if _SINCE_START not in node.values:
-        return _read_sglang(node)
-    found = RecordedRequest("sglang", node.place)
-    if (length := node.fields().number(_SINCE_START)) is not None:
-        found.given["mean_acceptance_length"] = length
-    return found
-
-
 SGLANG = RecordShape(
     "sglang",
     "SGLang",
     (("spec_verify_ct",), (_SINCE_START,)),
-    _read_sglang_record,
+    _read_sglang,
     request_of=lambda node: (
         id(node.values) if _SINCE_START in node.values else of_same_request(node)
     ),
@@ -249,7 +250,9 @@ SGLANG = RecordShape(
 _TENSORRT_KEYS = NAMES["keys"]["tensorrt-llm"]
 
 
-def _read_tensorrt_request(node: Node) -> RecordedRequest:
+def _read_tensorrt_llm(node: Node) -> RecordedRequest:
+    if _ITERATION[0] in node.values:
+        return _read_iteration(node)
     found, values = _counts(node, "tensorrt-llm", _TENSORRT_KEYS)
     found.check_rate("acceptance_rate", values.number("acceptance_rate"), _TENSORRT_KEYS)
     found.check_counts(_TENSORRT_KEYS)
@@ -261,10 +264,6 @@ def _read_tensorrt_request(node: Node) -> RecordedRequest:
 
 
 _ITERATION = ("numDraftTokens", "numAcceptedTokens")
-
-
-def _read_tensorrt_llm(node: Node) -> RecordedRequest:
-    return (_read_iteration if _ITERATION[0] in node.values else _read_tensorrt_request)(node)
 
 
 def _read_iteration(node: Node) -> RecordedRequest:
@@ -313,6 +312,14 @@ _PREDICTION = tuple(
     f"{one}DraftTokensCount" for one in ("accepted", "rejected", "ignored", "total")
 )
 _REPLY = tuple(f"{one}_draft_tokens_count" for one in ("accepted", "rejected", "ignored", "total"))
+_OF_PREDICTION = (
+    *("promptTokensCount", "predictedTokensCount", "totalTokensCount"),
+    *("tokensPerSecond", "stopReason"),
+)
+_OF_REPLY = (
+    *("prompt_tokens", "completion_tokens", "total_tokens"),
+    *("tokens_per_second", "stop_reason"),
+)
 """The names of its libraries, and of its own replies, which have them in `usage` or in `stats`."""
 
 
@@ -327,27 +334,28 @@ def _prediction_of(node: Node) -> int:
 
 
 def _read_lm_studio(node: Node) -> RecordedRequest:
-    values = node.fields()
-    found = RecordedRequest("lm-studio", node.place)
-    if _REPLY[0] in node.values:
-        return _read_lm_studio_reply(node, found)
-    if _PREDICTION[0] not in node.values:
+    """A prediction, or the counts of a reply, which has its tokens in `usage` and the rest in
+    `stats`."""
+    values, found = node.fields(), RecordedRequest("lm-studio", node.place)
+    is_reply = _REPLY[0] in node.values
+    if not is_reply and _PREDICTION[0] not in node.values:
         stats = node.fields(node.owner("stats")).object("stats")
         if stats is None:
             return _read_fragments(node, found)
         values, found.place = stats, stats.place
-    _read_drafts(values, _PREDICTION, found)
-    names = "promptTokensCount", "predictedTokensCount", "totalTokensCount"
-    prompt, predicted, both = map(values.count, names)
-    found.set_tokens(prompt, None, predicted)
-    if prompt is not None and predicted is not None and both is not None:
-        sentence = f"{names[2]} is {both:,}, but its parts make {prompt + predicted:,}"
-        found.check(prompt + predicted == both, names, sentence)
-    speed = values.number("tokensPerSecond")
-    if speed is not None:
-        found.timings["predicted_per_second"] = speed
-    found.stop = values.text("stopReason") or ""
+    _read_drafts(values, _REPLY if is_reply else _PREDICTION, found)
     found.record = dict(values.values)
+    reply = node.fields(node.owner("usage")) if is_reply else None
+    usage, about = (values, values) if reply is None else map(reply.object, ("usage", "stats"))
+    *names, speed, stop = _OF_REPLY if is_reply else _OF_PREDICTION
+    if usage is not None:
+        prompt, predicted, both = map(usage.count, names)
+        found.set_tokens(prompt, None, predicted)
+        _check_total(found, names, prompt, predicted, both)
+    if about is not None:
+        if (per_second := about.number(speed)) is not None:
+            found.timings["predicted_per_second"] = per_second
+        found.stop = about.text(stop) or ""
     return found
 
 
@@ -370,20 +378,6 @@ def _read_drafts(values: Fields, names: Sequence[str], into: RecordedRequest) ->
             (names[0], names[3]),
             f"{names[0]} is {accepted:,}, more than {names[3]}, {total:,}",
         )
-
-
-def _read_lm_studio_reply(node: Node, into: RecordedRequest) -> RecordedRequest:
-    _read_drafts(node.fields(), _REPLY, into)
-    reply = node.fields(node.owner("usage"))
-    usage, stats = reply.object("usage"), reply.object("stats")
-    if usage is not None:
-        into.set_tokens(usage.count("prompt_tokens"), None, usage.count("completion_tokens"))
-    if stats is not None:
-        if (speed := stats.number("tokens_per_second")) is not None:
-            into.timings["predicted_per_second"] = speed
-        into.stop = stats.text("stop_reason") or ""
-    into.record = dict(node.values)
-    return into
 
 
 def _read_fragments(node: Node, into: RecordedRequest) -> RecordedRequest:

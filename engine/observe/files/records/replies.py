@@ -35,13 +35,9 @@ _MARKS = {
 }
 """Keys of a reply, or of an answer in it, that only one engine writes."""
 _ALL_MARKS = set[str]().union(*_MARKS.values())
-_USED = {"choices", "usage", "model", "id", "object", "created"} | {
-    "text",
-    "output_ids",
-    "token_ids",
-    "prompt_token_ids",
+_USED = {"choices", "usage", "model", "id", "object", "created", "text"} | {
+    *("output_ids", "token_ids", "prompt_token_ids")
 }
-
 _ASKED = {"prompt", "messages", "input_ids", "sampling_params"}
 """Keys of a request that no reply has; the last two are SGLang's."""
 
@@ -160,6 +156,9 @@ def recorded(
             n_prompt = first.n_prompt if one.prompt_tokens is None else one.prompt_tokens
             one.set_tokens(n_prompt, first.n_cached, n)
         one.timings = {**answer.times, **one.timings}
+        emitted, ms = (one.timings.get(name) for name in ("predicted_n", "predicted_ms"))
+        if emitted and ms:  # as Ollama has them
+            one.timings.setdefault("predicted_per_second", 1e3 * emitted / ms)
         one.prompt_ids = answer.prompt_ids or first.prompt_ids
         one.chunks, one.tokens = answer.events, answer.tokens(n)
         _, texts = one.tokens
@@ -207,10 +206,11 @@ def read_reply(
     if not answers:  # an error and nothing else
         answers[0] = EmittedTokens()
     found = list(recorded(answers, counts))
+    model = reply.events[0].get("model")
     for index, one in zip(answers, found, strict=True):
         one.place = one.place or reply.place
         one.engine = one.engine or engine_of(reply.events[0])
-        one.model = one.model or _short(reply.events[0].get("model"))
+        one.model = one.model or (model[:1000] if isinstance(model, str) else "")
         one.stop = one.stop or stops.get(index, "")
         one.asked = reply.request
         asked = one.asked.get("input_ids", one.asked.get("prompt"))
@@ -232,10 +232,6 @@ def engine_of(event: Mapping[str, Any]) -> str:
     if keys.isdisjoint(_ALL_MARKS):
         return ""
     return next(name for name, marks in _MARKS.items() if not marks.isdisjoint(keys))
-
-
-def _short(value: Any) -> str:
-    return value[:1000] if isinstance(value, str) else ""
 
 
 def _events(documents: Sequence[tuple[str, Any]]) -> Iterator[tuple[str, Any, tuple[Any, ...]]]:

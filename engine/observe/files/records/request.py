@@ -276,8 +276,7 @@ class RecordedRequest(Struct):
         it; the others are None. Empty where the record contradicts itself."""
         if self.contradictions:
             return {}
-        counts = self.num_spec_steps, self.num_draft_tokens, self.num_accepted_draft_tokens
-        figures = _figures(*counts, self.timings)
+        figures = _figures(self)
         if self.per_pos is None and self.histogram is None:
             figures.update(_NOT_BY_INDEX)
         else:
@@ -303,9 +302,8 @@ def sums_of(moved: Movement) -> RecordedRequest:
     found.num_spec_steps = moved.count(DRAFTS)
     found.num_draft_tokens = moved.count(DRAFTED)
     found.num_accepted_draft_tokens = moved.count(ACCEPTED)
-    found.per_pos = [int(one) for one in moved.per_position] or None
-    if found.num_spec_steps is None:
-        found.per_pos = None
+    if found.num_spec_steps is not None:
+        found.per_pos = [int(one) for one in moved.per_position] or None
     for name, counter in (("predicted_n", PREDICTED), ("prompt_n", PROMPT)):
         if (value := moved.count(counter)) is not None:
             found.timings[name] = value
@@ -319,27 +317,16 @@ def sum_figures(requests: Sequence[RecordedRequest]) -> dict[str, Any]:
     left out.
     """
     sound = [request for request in requests if not request.contradictions]
-    steps: float | None
-    drafted: float | None
-    accepted: float | None
-    timings: dict[str, Any]
-    if len(sound) == 1:  # rates and times of several requests do not add up
-        (one,) = sound
-        steps, timings = one.num_spec_steps, one.timings
-        drafted, accepted = one.num_draft_tokens, one.num_accepted_draft_tokens
-    else:
-        steps = _sum([r.num_spec_steps for r in sound])
-        drafted = _sum([r.num_draft_tokens for r in sound])
-        accepted = _sum([r.num_accepted_draft_tokens for r in sound])
-        timings = {name: _sum([r.timings.get(name) for r in sound]) for name in _SUMMED}
-    return _figures(steps, drafted, accepted, timings) | _by_index(sound)
+    # rates and times of several requests do not add up
+    whole = sound[0] if len(sound) == 1 else merged(sound or [RecordedRequest("", "")], "")
+    return _figures(whole) | _by_index(sound)
 
 
-def _figures(
-    steps: float | None, drafted: float | None, accepted: float | None, timings: Mapping[str, Any]
-) -> dict[str, Any]:
+def _figures(one: RecordedRequest) -> dict[str, Any]:
     """The figures that counts and timings give."""
-    figures: dict[str, Any] = {**_NO_TIMINGS, **timings}
+    steps, drafted = one.num_spec_steps, one.num_draft_tokens
+    accepted = one.num_accepted_draft_tokens
+    figures: dict[str, Any] = {**_NO_TIMINGS, **one.timings}
     if drafted is not None and accepted is not None:
         figures |= {"draft_n": drafted, "draft_n_accepted": accepted}
     figures["num_spec_steps"] = steps

@@ -33,6 +33,8 @@ _VALUE_COLUMN = re.compile(r" ?value.{0,20}|last.{0,20}")
 _BBCODE = re.compile(r"\[(/?)(table|tr|t[dh])[^\]\n]{0,40}\]")
 _LATEX_RULE = re.compile(r"(?m)^\\[a-z]{1,20}(?:[{\[(][^&\n]{0,200})?\n")
 _LATEX = re.compile(r"(?m)^([^&\n]{0,200}&.{0,2000}?)\\\\.{0,80}$")
+_BROKEN_ROW = re.compile(r"\|[ \t]{0,9}\n(?=[^|\n]{1,200}\|[ \t]{0,9}$)", re.MULTILINE)
+"""Where the next cell of a row is in the next line."""
 _RULE = set(" -|:+=").union(map(chr, range(0x2500, 0x2580)))
 _MOST_CELLS = 64
 _LONGEST, _LONGEST_NAME, _LONGEST_NUMBER = 2000, 80, 32
@@ -53,6 +55,8 @@ _COLUMNS = [(one["is"], name) for one in NAMES["column"] for name in one["names"
 _NUMBER = re.compile(
     r"[~≈]?(\d{1,12}(?:\.\d{1,20})?)(?: ?(?:±|\+/-) ?[\d.]{1,9})? ?(%?)(?![\d.]|\s?[–—]|-\d)"
 )
+_RANGE = re.compile(r"[~≈]?\d{1,6}(?:\.\d{1,6})? ?%? ?(?:[–—-]|to) ?\d")
+_BEGINS = re.compile(r"[~≈]?\d")
 _DIGITS = re.compile(r"[0-9]+")
 _SHARE = re.compile(r"(?<![\d.])(\d{1,3}\.\d{1,6}|\d{2,3}(?= ?%)) ?(%?)(?![\d.])")
 _COUNT = re.compile(r"(?<![\d.])\d{1,9}(?!\d|\.\d| ?%)")
@@ -102,9 +106,10 @@ _OTHER_WAY = str.maketrans(",.", ".,")
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:[,'’ \xa0\u2009\u202f]\d{3})+(?![\d,])")
 
 
-def read_tables(text: str) -> list[RecordedRequest]:
-    """The rows of such tables. Numbers that cannot be are left out."""
-    found = list(_requests(text))
+def read_tables(text: str, unread: list[str] | None = None) -> list[RecordedRequest]:
+    """The rows of such tables. Numbers that cannot be are left out. unread: takes what is said of
+    acceptance by rows that give no single figure of it."""
+    found = list(_requests(text, [] if unread is None else unread))
     is_numbered = any(map(_NUMBERED.fullmatch, (one.place for one in found)))
     found = [
         one
@@ -115,7 +120,7 @@ def read_tables(text: str) -> list[RecordedRequest]:
     return [one for one in found if _ALL.fullmatch(one.place) is None] or found
 
 
-def _requests(text: str) -> Iterator[RecordedRequest]:
+def _requests(text: str, unread: list[str]) -> Iterator[RecordedRequest]:
     for table in _tables(text):
         heads = [
             at
@@ -150,8 +155,23 @@ def _requests(text: str) -> Iterator[RecordedRequest]:
                     mine = [plain[i] for i in places]
                     for part, ones in _parted(names, mine):
                         whose = " ".join(filter(None, (side, part)))
-                        if (found := row_of(names, ones, number, whose)) is not None:
+                        found = row_of(names, ones, number, whose)
+                        unread += _unread(found, names, ones, number)
+                        if found is not None:
                             yield found
+
+
+def _unread(
+    found: RecordedRequest | None, names: list[str], cells: list[str], number: int
+) -> Iterator[str]:
+    """Where a row has figures of acceptance that were not taken: ranges, or several in a cell."""
+    has_any = found is not None and (
+        bool(found.given or found.rates) or found.num_accepted_draft_tokens is not None
+    )
+    sign = _RANGE if has_any else _BEGINS
+    for name, cell in zip(names, cells, strict=True):
+        if sign.match(cell) is not None and kind_of(name) in (*_ACCEPTED, "by"):
+            yield f"line {number}: {cell}"
 
 
 def _pivoted(table: list[tuple[int, list[str]]]) -> list[tuple[int, list[str]]]:
@@ -290,6 +310,7 @@ def _tables(text: str) -> Iterator[list[tuple[int, list[str]]]]:
     if "\\\\" in text:
         text = _LATEX_RULE.sub("", text)
         text = _LATEX.sub(lambda row: row[1].replace("\\%", "%").replace("&", "|"), text)
+    text = _BROKEN_ROW.sub("| ", text) if "|\n" in text else text
     if "<td" in text:
         text = _TAG.sub(" ", _ROW_END.sub("\n", _NEXT_CELL.sub("|", text)))
         text = "\n".join(filter(str.strip, text.split("\n")))
@@ -322,6 +343,8 @@ def _tables(text: str) -> Iterator[list[tuple[int, list[str]]]]:
             table = table or [(number, names)]
         elif len(table) == 1 and len(cells) == len(table[0][1]) + 1 and _GAPS.search(line):
             table = [(table[0][0], ["", *table[0][1]])]  # rows have a name, or a number
+        elif table and "\t" in line and 1 < len(cells) < len(table[0][1]):
+            cells += [""] * (len(table[0][1]) - len(cells))  # empty at the end
         elif table and len(cells) != len(table[0][1]):
             yield table
             table = []
@@ -349,7 +372,7 @@ def names_of(cells: list[str]) -> list[str]:
 def _is_head(names: list[str]) -> bool:
     """Whether cells name what is accepted."""
     parts = [one for one in names if ABOUT.search(one)]
-    kinds = [one for one in parts if {kind_of(one), kind_of(_parts(one)[1])} & set(_ACCEPTED)]
+    kinds = [one for one in parts if {kind_of(one), kind_of(_parts(one)[1])} & {*_ACCEPTED, "by"}]
     figures = _NUMBER.fullmatch, _SEVERAL.fullmatch, _TWO_COUNTS.match
     return bool(kinds) and not any(one(name) for one in figures for name in names)
 
@@ -387,6 +410,8 @@ def row_of(columns: list[str], cells: list[str], number: int, side: str) -> Reco
         for kind, v in values.items()
         if (one := _NUMBER.match(v)) is not None and not _is_several(v)
     }
+    if (one := numbers.get("by")) is not None and one.end() == len(values["by"]):
+        numbers.setdefault("rate", one)
     if (one := numbers.get("accepted")) is not None and (
         one[2] or ("." in one[1] and float(one[1]) <= 1)
     ):

@@ -104,10 +104,8 @@ def write_requests(
     )
     rows = _NewRows()
     for seq_id, request in enumerate(requests):
-        has_tokens = False
-        if request.has_steps and not request.contradictions:
-            has_tokens = _write_rows(writer, seq_id, request, rows)
-        if not has_tokens:
+        has_rows = request.has_steps and not request.contradictions
+        if not (has_rows and _write_rows(writer, seq_id, request, rows)):
             _write_plain_tokens(writer, seq_id, request, rows)
     writer.extend("rounds", rows.columns)
     writer.end([request.stop or _NO_STOP for request in requests])
@@ -368,5 +366,5 @@ def _first_ms(events: Sequence[Mapping[str, Any]]) -> float:
 
 
 def _unread(left_out: str) -> list[dict[str, Any]]:
-    message = "Not all of the file could be read."
+    message = f"Not all of the file could be read: {left_out}."
     return [{"rule": "log-unread", "message": message, "evidence": left_out}] if left_out else []

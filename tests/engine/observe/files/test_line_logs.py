@@ -297,6 +297,10 @@ def test_requests_that_sglang_finished_have_counts() -> None:
         (64, 69, 41, 23)
     ]
     assert recognise(text.encode()) == "log"
+    old = "Finish: obj=x(), out={'meta_info': {'completion_tokens': 148, 'spec_verify_ct': 61, "
+    store = read(old + "'spec_accept_rate': 0.475, 'spec_accept_length': 2.42623}}\n")
+    names = "num_spec_steps", "mean_acceptance_length", "draft_acceptance_rate"
+    assert told(store, *names) == [(61, 2.42623, 0.475)]
 
 
 def test_gauges_of_sglang_are_averages() -> None:

@@ -203,6 +203,11 @@ def test_hidden_numbers_are_no_drafter_that_is_mute(tmp_path: Path) -> None:
     assert "never-drafts" not in rules
 
 
+def test_a_sentence_about_acceptance_is_no_line_of_a_log(tmp_path: Path) -> None:
+    said = "I see a draft acceptance rate of 0 on most runs, 0.9 on others.\n\n"
+    assert "log-unread" not in imported((said + LLAMA).encode(), tmp_path)[1]
+
+
 @pytest.mark.parametrize("text", [LLAMA, VLLM, LLAMA + VLLM, "x" * 80 + "\n" + LLAMA])
 def test_a_log_that_is_not_wrapped_stays_as_it_is(text: str) -> None:
     assert rejoined(text) == text

@@ -152,6 +152,12 @@ Per-position acceptance rates:
          "Tokens per second: 50.0\n"), (210, None, 40, 12), {"predicted_per_second": 50.0}),
         ("Rounds:    9\nDrafted:   27\nAccepted:  12 (44.4%)\nGenerated: 21 tokens in 1.5s\n",
          (21, 9, 27, 12), {}),
+        ("- cycles=36\n- drafted=36\n- accepted_drafts=29\n- emitted=65\n- accept_rate=80.6%\n",
+         (65, 36, 36, 29), {}),
+        ("stats:\ncycles=91 proposed=46 accepted_draft=32 accept_rate=69.57% avg_accept=0.352\n",
+         (None, 91, 46, 32), {}),
+        ("  [01/10] n_tok=  84  AR= 30.79  DFlash= 104.23  AL=11.64\n",
+         (84, None, None, None), {"mean_acceptance_length": 11.64}),
         ("#questions: 8, Throughput: 26.30 token/s, Acceptance length: 2.21",
          (None,) * 4, {"mean_acceptance_length": 2.21, "predicted_per_second": 26.3}),
         (("vanilla, input: 47.0 toks/s, output: 127.6 toks/s\n"
@@ -281,7 +287,7 @@ def test_the_tables_of_speed_bench(tmp_path: Path, text: str) -> None:
             (
                 "> | Config | Decode tok/s | Draft acceptance |\n> |---|---:|---:|\n"
                 "> | none | 26.5 | — |\n> | `-n 3` | 23.5 | **34%** |\n"
-                "> | `-n 2` | 9.0 | 30-40% |\n"
+                "> | `-n 2` | 9.0 | n/a |\n"
             ),
             [("none", 26.5, None), ("-n 3", 23.5, 0.34), ("-n 2", 9.0, None)],
         ),
@@ -334,6 +340,26 @@ def test_the_tables_of_speed_bench(tmp_path: Path, text: str) -> None:
             ),
             [("plain", 16.8, None), ("mtp", 26.8, 0.72)],
         ),
+        (
+            "上下文\tBaseline (tok/s)\tDFlash (tok/s)\t接受率\t显存\n\n256\t74.3\t193.2\t85%\n",
+            [("256", 193.2, 0.85)],
+        ),
+        (
+            (
+                "| Backend |\nQuant |\ntok/s |\nMTP accept (per position) |\n| llama.cpp |\n"
+                "Q6_K |\n43.4 |\n~55% |\n| vLLM |\nINT8 |\n41.9 |\nn/a |\n"
+            ),
+            [("llama.cpp Q6_K", 43.4, 0.55), ("vLLM INT8", 41.9, None)],
+        ),
+        (
+            (
+                "- plain: 66.1 tok/s, 22,449 MiB\n- n-max 2: 129.2 tok/s, 80.7% total acceptance\n"
+                "- n-max 4: 144.4 tok/s, 63.9% accepted, +118.5% over the first\n"
+                "- 84–89% accept rate\n- +3% acceptance\n- 5% lower acceptance\n"
+                "- it needs 70% acceptance\n- 5% acceptance loss at 40 t/s\n"
+            ),
+            [("line 4", 129.2, 0.807), ("line 5", 144.4, 0.639)],
+        ),
     ],
 )
 def test_tables_that_people_write_have_rates(
@@ -343,6 +369,29 @@ def test_tables_that_people_write_have_rates(
     names = "predicted_per_second", "draft_acceptance_rate"
     assert [(one["place"], *(one["told"][name] for name in names)) for one in requests] == rows
     assert all(one["told"].get(name) is None for one in requests for name in SUMS)
+
+
+def test_a_range_is_no_rate(tmp_path: Path) -> None:
+    rows = "| 100 | 81-90% | 20.5 |\n| 34K | ~54% | 15 |\n| 86K | 41 – 56% / 9% | 9 |\n"
+    store = imported(tmp_path, f"| ctx | Acceptance | t/s |\n|---|---|---|\n{rows}")
+    told = [one["told"] for one in store.runs[0]["requests"]]
+    names = "predicted_per_second", "draft_acceptance_rate"
+    assert [tuple(one[name] for name in names) for one in told] == [
+        (20.5, None), (15, 0.54), (9, None),
+    ]  # fmt: skip
+    (finding,) = find(store)
+    assert finding.rule == "log-unread" and "(2), the first in line 3: 81-90%" in finding.message
+
+
+def test_sums_and_the_lines_of_a_server_are_runs(tmp_path: Path) -> None:
+    line = "[2026-09-12 10:00:0{}] Decode batch, #running-req: 1, accept len: 1.05, cuda graph: x"
+    log = "\n".join(map(line.format, range(2)))
+    store = imported(tmp_path, f"Average Accept length: 1.041\n\nSome lines:\n{log}\n")
+    lengths = [
+        [request["told"]["mean_acceptance_length"] for request in run["requests"]]
+        for run in store.runs.values()
+    ]
+    assert lengths == [[1.05, 1.05], [1.041]]
 
 
 def test_a_table_may_have_counts_in_a_cell(tmp_path: Path) -> None:

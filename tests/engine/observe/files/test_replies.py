@@ -272,6 +272,7 @@ def test_ollama_counts_and_times() -> None:
     figures = summary(store, 0)
     assert (figures["predicted_n"], figures["prompt_n"]) == (4, None)
     assert figures["predicted_ms"] == 80.0 and figures["prompt_ms"] == 20.5
+    assert figures["predicted_per_second"] == 50.0
     assert tokens(store, "token_id", "text") == [(None, one) for one in "abcd"]
     whole = {**OLLAMA, "message": {"role": "assistant", "content": "abcd"}, **OLLAMA_END}
     store = filled(whole)
