@@ -135,10 +135,11 @@ class Fold(Delta):
         held = {self.pools: 2} | dict.fromkeys(self.logs.values(), 2)
         for layers, heads in held.items():
             self.layers.fill(layers, heads)
+        sequences, counts = self.filled(sequences, counts)
         places, steps = self.tracks.of(sequences, counts, self.pool)
         commit(
             *held,
-            self.slots(sequences),
+            self.slots(sequences).clamp(min=0),  # that of padding is the null slot
             self.memory.whole(counts),
             self.shape.n_tokens,
             self.shape.n_groups,
