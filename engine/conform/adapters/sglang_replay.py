@@ -139,7 +139,7 @@ class Fold(Delta):
         places, steps = self.tracks.of(sequences, counts, self.pool)
         commit(
             *held,
-            self.slots(sequences).clamp(min=0),  # that of padding is the null slot
+            self.slots(sequences),
             self.memory.whole(counts),
             self.shape.n_tokens,
             self.shape.n_groups,
