@@ -169,11 +169,10 @@ class Table:
 
     def _grow(self, needed: int) -> None:
         capacity = max(needed, self._capacity * 2)
-        grown = {}
-        for name, array in self._arrays.items():
-            grown[name] = _empty(self._named[name], capacity)
-            grown[name][: self._n] = array[: self._n]
-        self._arrays = grown
+        for name, array in self._arrays.items():  # of which only one is there twice
+            grown = _empty(self._named[name], capacity)
+            grown[: self._n] = array[: self._n]
+            self._arrays[name] = grown
         self._capacity = capacity
 
 

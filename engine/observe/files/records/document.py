@@ -195,9 +195,9 @@ def _plain_events(text: str) -> list[Any] | None:
     """The events of a stream that has nothing but a whole object in each line of data, read at
     once; None of another one."""
     lines = (text := text.replace("\r\n", "\n")).split("\n")
-    data = [line[6:] for line in lines if line[:7] == "data: {" and line[-1:] == "}"]
-    others = len(lines) - len(data) - lines.count("") - lines.count("data: [DONE]")
-    return None if others or not data or "\r" in text else _each(data)
+    n_others = len(lines) - lines.count("") - lines.count("data: [DONE]")
+    lines = [line[6:] for line in lines if line[:7] == "data: {" and line[-1:] == "}"]
+    return None if n_others > len(lines) or not lines or "\r" in text else _each(lines)
 
 
 def _list(text: str) -> list[Any] | None:
