@@ -95,6 +95,11 @@ class Table:
                 same[name] = values if is_whole else [MISSING if v is None else v for v in values]
         self._put(n, same)
 
+    def reserve(self, n: int) -> None:
+        """Make room for n rows that are going to be added."""
+        if self._n + n > self._capacity:
+            self._grow(self._n + n)
+
     def _put(self, n: int, columns: Mapping[str, Any]) -> None:
         """Add n rows; a single value is that of all of them."""
         start, stop = self._n, self._n + n
