@@ -95,6 +95,11 @@ class Table:
                 same[name] = values if is_whole else [MISSING if v is None else v for v in values]
         self._put(n, same)
 
+    def reserve(self, n: int) -> None:
+        """Make room for n rows that are going to be added."""
+        if self._n + n > self._capacity:
+            self._grow(self._n + n)
+
     def _put(self, n: int, columns: Mapping[str, Any]) -> None:
         """Add n rows; a single value is that of all of them."""
         start, stop = self._n, self._n + n
@@ -169,11 +174,10 @@ class Table:
 
     def _grow(self, needed: int) -> None:
         capacity = max(needed, self._capacity * 2)
-        grown = {}
-        for name, array in self._arrays.items():
-            grown[name] = _empty(self._named[name], capacity)
-            grown[name][: self._n] = array[: self._n]
-        self._arrays = grown
+        for name, array in self._arrays.items():  # of which only one is there twice
+            grown = _empty(self._named[name], capacity)
+            grown[: self._n] = array[: self._n]
+            self._arrays[name] = grown
         self._capacity = capacity
 
 
