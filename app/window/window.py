@@ -448,7 +448,10 @@ class MainWindow(QMainWindow):
         keys = QKeySequence(event.keyCombination())
         for action in self.actions_by_id:
             if action.shortcut() == keys and not action.isEnabled():
-                self.status.showMessage(action.toolTip(), _READING_MS)
+                _, found, needs = action.toolTip().rpartition(": needs ")
+                key = keys.toString(QKeySequence.SequenceFormat.NativeText)
+                said = f"{key} needs {needs}" if found else needs  # the rest may have no room
+                self.status.showMessage(said, _READING_MS)
         super().keyPressEvent(event)
 
     def createPopupMenu(self) -> QMenu:

@@ -372,11 +372,15 @@ def next_rejection(stream: TokenStream, token: int, step: int, hidden: frozenset
 
 
 def place_of(stream: TokenStream, position: Position, hidden: frozenset[int]) -> int:
-    """The token at a position, else the first one of its round."""
+    """The token at a position, of several the one that was emitted; else the first one of its
+    round."""
     start, stop = stream.round_span(position.round)
-    for place in (position, replace(position, row=None)):  # the token itself may be hidden
+    anywhere = replace(position, row=None)  # the token itself may be hidden
+    emitted = hidden if position.pos is None else hidden | GHOSTS
+    by_row = [(position, hidden)] if position.row is not None else []
+    for place, skipped in (*by_row, (anywhere, emitted), (anywhere, hidden)):
         for token in range(start, stop):
-            if stream.kinds[token] not in hidden and stands_at(stream, token, place):
+            if stream.kinds[token] not in skipped and stands_at(stream, token, place):
                 return token
     return next_shown(stream, start, +1, hidden) if start < stop else NOWHERE
 

@@ -345,4 +345,4 @@ def test_the_run_panel_remembers_its_open_groups(
 
 def test_the_key_of_what_is_disabled_says_what_it_needs(window: MainWindow, qtbot: QtBot) -> None:
     qtbot.keyClick(window, Qt.Key.Key_X)
-    assert "needs a comparison that has come apart" in window.status.currentMessage()
+    assert window.status.currentMessage().startswith("X needs a comparison that has come apart")

@@ -442,6 +442,19 @@ def mark_some(area: TokenArea) -> None:
     area.set_hits(np.arange(0, 2000, 3))
 
 
+def test_a_position_leads_to_what_was_emitted_there(show: Callable[..., Shown]) -> None:
+    area, run = show(every_kind())
+    stream = area.stream
+    assert stream is not None
+    drafted, emitted = stream.texts.index(" rejected"), stream.texts.index(" replacement")
+    pos = stream.position(emitted)
+    assert stream.position(drafted) == pos and drafted < emitted
+    area.set_cursor(Position(stream.run, 0, stream.rounds[emitted], pos))
+    assert area.current == emitted
+    area.set_cursor(Position(stream.run, 0, stream.rounds[drafted], pos, stream.rows[drafted]))
+    assert area.current == drafted, "a row names one of both"
+
+
 @pytest.mark.parametrize("mark", [None, mark_some])
 def test_what_streams_in_is_painted_as_if_all_were_painted(
     show: Callable[..., Shown], theme: Theme, mark: Callable[[TokenArea], None] | None
