@@ -416,11 +416,12 @@ class TokensView(QStackedWidget):
             return
         menu = QMenu(self)
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        menu.addActions(self.menu_actions)
+        menu.addSeparator()
         text = f"End Sequence {stream.seq_id}"
         end = menu.addAction(text, lambda: self.cancel_asked.emit(stream.run, stream.seq_id))
         end.setObjectName("tokens.end_sequence")
         end.setEnabled(stream.run == self.cancellable)
-        menu.addActions(self.menu_actions)
         menu.popup(panel.mapToGlobal(where))
 
     def _on_follow_changed(self) -> None:

@@ -246,8 +246,9 @@ def end_sequence(window: MainWindow) -> bool:
     window.tokens._panels[0].customContextMenuRequested.emit(QPoint(5, 5))
     menu = QApplication.activePopupWidget()
     assert isinstance(menu, QMenu)
-    action, *others = menu.actions()
-    assert [one.objectName() for one in others] == ["go.inspect", "run.fork"]
+    *others, _, action = menu.actions()
+    copies = ["file.copy_text", "file.copy_step"]
+    assert [one.objectName() for one in others] == [*copies, "go.inspect", "run.fork"]
     offered = action.isEnabled()
     action.trigger()
     menu.close()
