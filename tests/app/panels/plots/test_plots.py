@@ -24,7 +24,7 @@ from app.panels.plots.round_view import RoundView
 from app.panels.plots.timing_view import NO_BASELINE, TimingView
 from app.panels.plots.verify_width_view import VerifyWidthView
 from app.trace_models.run_rows import Position
-from app.window.plot_group import OVER_ROUNDS, write_plot
+from app.window.plot_group import OVER_ROUNDS, picture, write_plot
 from app.window.window import MainWindow
 from engine.errors import TraceFileError
 from engine.trace.records import MISSING, PHASES
@@ -358,8 +358,10 @@ def test_export_as_picture_drawing_and_table(
         for y in range(0, image.height(), 3)
     }
     assert light.color("phase.verify").name() in colours
-    assert light.color("ui.focus").name() not in colours
     assert view.plot.findChildren(FocusFrame)[0].isVisible()
+    window.setFocus()
+    qtbot.waitUntil(lambda: not view.plot.findChildren(FocusFrame))
+    assert picture(view, window.theme).convertToFormat(image.format()) == image
     assert QSvgRenderer(str(tmp_path / "b.svg")).isValid()
     assert view.plot._theme.name == "dark"
     with (tmp_path / "c.csv").open(newline="") as file:
