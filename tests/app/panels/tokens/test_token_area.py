@@ -443,7 +443,7 @@ def mark_some(area: TokenArea) -> None:
 
 
 def test_a_position_leads_to_what_was_emitted_there(show: Callable[..., Shown]) -> None:
-    area, run = show(every_kind())
+    area, _run = show(every_kind())
     stream = area.stream
     assert stream is not None
     drafted, emitted = stream.texts.index(" rejected"), stream.texts.index(" replacement")

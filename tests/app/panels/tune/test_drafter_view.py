@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -113,6 +114,11 @@ def test_what_is_shown_is_what_was_drafted(view: DrafterView, qtbot: QtBot) -> N
     assert not view.choice.isVisible()
 
 
+def is_whole(figure: QLabel) -> bool:
+    room, wraps = figure.contentsRect(), Qt.TextFlag.TextWordWrap
+    return room.contains(figure.fontMetrics().boundingRect(room, wraps, figure.text()))
+
+
 @pytest.mark.parametrize("width", [200, 300, 700])
 def test_figures_are_whole_at_any_width(view: DrafterView, qtbot: QtBot, width: int) -> None:
     store, run = begun()
@@ -121,14 +127,7 @@ def test_figures_are_whole_at_any_width(view: DrafterView, qtbot: QtBot, width: 
     view.show_run(run)
     for part in (view.quality.reliability_part, view.quality.survival_part):
         figure = next(one for one in part.findChildren(QLabel) if one.text() == part.figure)
-        words = Qt.TextFlag.TextWordWrap
-
-        def has_room(figure: QLabel = figure) -> bool:
-            room = figure.contentsRect()
-            text = figure.fontMetrics().boundingRect(room, words, figure.text())
-            return room.contains(text)
-
-        qtbot.waitUntil(has_room)
+        qtbot.waitUntil(partial(is_whole, figure))
 
 
 def test_each_drafter_of_a_chain_can_be_chosen(view: DrafterView) -> None:
