@@ -18,7 +18,7 @@ from PySide6.QtCore import (
     Qt,
     Signal,
 )
-from PySide6.QtGui import QPainter
+from PySide6.QtGui import QGuiApplication, QPainter
 from PySide6.QtWidgets import (
     QAbstractItemView,
     QHeaderView,
@@ -110,7 +110,7 @@ _LEAST_ROWS = 3
 
 
 def plain_table(model: QAbstractItemModel, name: str) -> QTableView:
-    """A read-only table with low rows, no grid and figures of equal width."""
+    """A read-only table with low rows, no grid and figures of equal width; its menu copies it."""
     table = QTableView()
     table.setModel(model)
     table.setAccessibleName(name)
@@ -130,6 +130,9 @@ def plain_table(model: QAbstractItemModel, name: str) -> QTableView:
     rows.setMinimumSectionSize(1)
     rows.setDefaultSectionSize(table.fontMetrics().height() + _ROW_PAD)
     table.setMinimumHeight(_LEAST_ROWS * rows.defaultSectionSize())
+    table.setContextMenuPolicy(Qt.ContextMenuPolicy.ActionsContextMenu)
+    clipboard = QGuiApplication.clipboard()
+    table.addAction("Copy Table", lambda: clipboard.setText(table_text(table)))
     return table
 
 

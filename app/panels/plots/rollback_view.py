@@ -126,7 +126,7 @@ class RollbackView(BarView):
         )
         axis, n_pixels = self.plot.run_axis, self.plot.n_pixels
         starts, ends = axis.starts(rounds), axis.ends(rounds)
-        width, x = (ends - starts) * _BAR_WIDTH, (starts + ends) / 2
+        width, x = np.maximum((ends - starts) * _BAR_WIDTH, self.plot.pixel), (starts + ends) / 2
         overlaid = round(self._draw_overlay())
         top = max(self._deepest, overlaid, self._n_rs_seq or 0, 1)
         strip = top * 1.25 + 0.35

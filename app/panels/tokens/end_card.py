@@ -115,6 +115,8 @@ _STEPS = {
 }
 _WHY_CHARACTERS, _BOTH_CHARACTERS = 44, 60
 """Across from which there is room for the sentence, and for both buttons on a single line."""
+_WHY_LINES = 3
+"""Most that the sentence may take."""
 _MARGINS = 60
 """Around the parts of a single line."""
 _MOST_CHARACTERS = 100
@@ -223,7 +225,10 @@ class EndCard(QFrame):
     def _fit(self) -> None:
         """In a narrow window the sentence of the next step is in the tooltip of its button. On a
         single line the audit's result follows the reason, if there is room for it."""
-        wide = self.width() >= _WHY_CHARACTERS * self.fontMetrics().averageCharWidth()
+        metrics = self.fontMetrics()
+        room = self.width() - self.step.sizeHint().width() - _MARGINS
+        is_short = self.why.heightForWidth(room) <= _WHY_LINES * metrics.lineSpacing()
+        wide = is_short and self.width() >= _WHY_CHARACTERS * metrics.averageCharWidth()
         has_step = self.end is not None and self.end.next_step is not None
         self.why.setVisible(wide and has_step and not self._low)
         is_needed = self.figures.text() or self._offers_plain  # the button is in their line
@@ -231,7 +236,7 @@ class EndCard(QFrame):
         # one above the other they are as wide
         self.step.setMinimumWidth(0 if self._low else self.plain.sizeHint().width())
         self.audit.setHidden(self._low or not self.audit.text())
-        one = self._low and self.width() < _BOTH_CHARACTERS * self.fontMetrics().averageCharWidth()
+        one = self._low and self.width() < _BOTH_CHARACTERS * metrics.averageCharWidth()
         self.plain.setVisible(self._offers_plain and not (one and has_step))
         if self.end is None:
             return

@@ -14,7 +14,7 @@ from PySide6.QtWidgets import QGridLayout, QLabel, QSizePolicy, QWidget
 from app.looks import Theme, figures_font
 from app.trace_models.run_rows import RunRows
 from app.trace_models.shown_text import NOT_OBSERVED, significant
-from app.widgets.build import hbox, made, shows_tip, vbox
+from app.widgets.build import hbox, made, shows_tip, vbox, words
 from app.widgets.fields import shown_choice
 from app.widgets.fitted_labels import ElidedLabel, ScrollPage
 from app.widgets.line_styles import plot_pen
@@ -123,7 +123,8 @@ class _Topic(QWidget):
 
     def __init__(self, title: str, *drawings: QWidget) -> None:
         super().__init__()
-        name, self._figure = made(ElidedLabel, title, bold=True), made(ElidedLabel, muted=True)
+        name = made(ElidedLabel, title, bold=True)
+        self._figure = words(muted=True, shrinks=True)
         column = vbox(name, self._figure, of=self, margins=(0, 0, 0, 0), spacing=2)
         for drawing in drawings:
             is_chart = isinstance(drawing, RateChart)

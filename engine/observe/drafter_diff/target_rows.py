@@ -129,7 +129,9 @@ class TextRows:
             layers = [tap + by for tap in taps]
             if layers and layers == [layer for layer in layers if layer in rows.taps]:
                 yield f"rows are of layers {how}", rows, layers
-        added = {i: x - before for i, x in taken.items() if (before := taken.get(i - 1)) is not None}
+        added = {
+            i: x - before for i, x in taken.items() if (before := taken.get(i - 1)) is not None
+        }
         if taps and {*taps} <= added.keys():
             about = "rows are what each layer adds to the one before it, not their sum"
             yield about, TargetRows(rows.hidden, added), None

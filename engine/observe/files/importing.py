@@ -358,7 +358,7 @@ def import_file(
         return records.fill(store, data, file, kind if name else None)
     text = rejoined("".join(texts_of([data])))
     of_log: list[int] = []
-    if name is None and SIGNS.search(text) is not None:  # lines of a server around the sums
+    if name is None and has_sums(text):  # lines of a server around the sums
         with suppress(TraceFileError):
             of_log = fill_log(store, text, file)
     return of_log + records.fill(store, text.encode("utf-8", "surrogatepass"), file, kind)

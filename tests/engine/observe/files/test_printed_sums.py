@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from engine.analysis.findings.check import find
 from engine.observe.files.importing import recognise
 from tests.engine.observe.files.pasted_text import SUMS, _read, imported, rules, sums
 
