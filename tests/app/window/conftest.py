@@ -1,4 +1,4 @@
-"""A server that does as it is told, and a window that looks at it often."""
+"""A server that does what a test says, and a window that looks at it often."""
 
 from __future__ import annotations
 
