@@ -1,4 +1,4 @@
-"""A server that does as it is told, and a window that looks at it often."""
+"""A server of a script, and a window that looks at servers often."""
 
 from __future__ import annotations
 
