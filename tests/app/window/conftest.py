@@ -1,4 +1,4 @@
-"""A server that does what a test says, and a window that looks at it often."""
+"""A server of a script, and a window that looks at servers often."""
 
 from __future__ import annotations
 
