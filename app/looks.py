@@ -23,11 +23,17 @@ from PySide6.QtGui import (
 from PySide6.QtSvg import QSvgRenderer
 from PySide6.QtWidgets import (
     QAbstractScrollArea,
+    QAbstractSpinBox,
     QApplication,
+    QCheckBox,
+    QComboBox,
+    QLineEdit,
     QProxyStyle,
+    QPushButton,
     QStyle,
     QStyleOption,
     QTabBar,
+    QToolButton,
     QToolTip,
     QWidget,
 )
@@ -231,10 +237,12 @@ class _FrontTab(QProxyStyle):
 
 
 _FRAME = 2
+_FIELDS = QPushButton, QToolButton, QCheckBox, QComboBox, QAbstractSpinBox, QLineEdit, QTabBar
 
 
 class FocusFrame(QWidget):
-    """The edge of an area while it has the keys: Qt shows that in buttons and fields alone."""
+    """The edge of an area or field while it has the keys: Qt draws none for areas, and for others a
+    faint one."""
 
     def __init__(self, area: QWidget, theme: Theme) -> None:
         super().__init__(area)
@@ -261,12 +269,15 @@ class FocusFrame(QWidget):
 
 
 def frame_focus(before: QWidget | None, now: QWidget | None, theme: Theme) -> None:
-    """Move the frame from what had the keys to what has them, where that is an area. An area has
-    one frame, however many windows call this."""
+    """Move the frame from what had the keys to what has them; a click on a button or field shows
+    where they go by itself. An area has one frame, however many windows call this."""
     only = Qt.FindChildOption.FindDirectChildrenOnly
     for area in (before, now):
         for frame in [] if area is None else area.findChildren(FocusFrame, options=only):
             frame.hide()
             frame.deleteLater()
-    if isinstance(now, QAbstractScrollArea) and now.window().windowType() != Qt.WindowType.Popup:
+    if now is None or now.window().windowType() == Qt.WindowType.Popup:
+        return
+    by_key = QApplication.mouseButtons() == Qt.MouseButton.NoButton
+    if isinstance(now, QAbstractScrollArea) or (by_key and isinstance(now, _FIELDS)):
         FocusFrame(now, theme)

@@ -63,11 +63,14 @@ def is_whole(value: Any, most: int = COUNT) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most
 
 
+_FEW = 64
 _whole_numbers = cache(lambda most: list[Annotated[int, Meta(ge=0, le=most)]])
 
 
 def are_whole(values: Sequence[Any], most: int = COUNT) -> bool:
     """Whether all of several values are."""
+    if len(values) < _FEW:  # which takes less time than to make a type ready
+        return all(type(one) is int and 0 <= one <= most for one in values)
     try:
         msgspec.convert(values, _whole_numbers(most))
     except msgspec.ValidationError:
@@ -110,11 +113,7 @@ def parse_json(
     Raises JsonError for what is not JSON, as NaN and Infinity are; for reals beyond float64,
     nesting deeper than `deepest`, and more than 4 million objects and lists or 16 million values.
     """
-    n_inside = text.count("{") + text.count("[")
-    if n_inside > MOST_OBJECTS:
-        raise JsonError(f"it has more than {MOST_OBJECTS:,} objects and lists")
-    if text.count(",") > _MOST_VALUES:
-        raise JsonError(f"it has more than {_MOST_VALUES:,} values")
+    n_inside = n_inside_of(text)
     if len(text) > _SHORT and (plain := _plain(text, deepest)) is not None:
         return plain
     objects = _UniqueKeys() if unique else None
@@ -134,6 +133,17 @@ def parse_json(
     if n_inside > deepest and _is_deeper(value, deepest):
         raise JsonError(f"it is nested more than {deepest} times")
     return _whole(value) if whole_texts and _HALF.search(text) else value
+
+
+def n_inside_of(text: str) -> int:
+    """How many objects and lists a text has at most. Raises JsonError for more than are read, and
+    for more values."""
+    n_inside = text.count("{") + text.count("[")
+    if n_inside > MOST_OBJECTS:
+        raise JsonError(f"it has more than {MOST_OBJECTS:,} objects and lists")
+    if text.count(",") > _MOST_VALUES:
+        raise JsonError(f"it has more than {_MOST_VALUES:,} values")
+    return n_inside
 
 
 def _plain(text: str, deepest: int) -> Any:
@@ -249,14 +259,14 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 _LITERAL = re.compile(
-    r"(?m)^(?:\w{1,60} ?[:=] ?|[^\n{\"']{1,200}[\s=:(](?=\{'))?[\s\[{]{0,40}\{\s{0,200}"
+    r"\n(?:(?:\w{1,60} ?[:=] ?|[^\n{\"']{1,200}[\s=:(](?=\{'))?[\s\[{]{0,40}\{\s{0,200}"
     r"(?:[A-Za-z_$][\w$]{0,60}|'[^'\n]{1,60}')\s{0,3}:"
-    r"|^\s{0,40}(?:Out\[\d{1,9}\]: )?[A-Z]\w{0,60}\([a-z_]{1,60}=['\"\[{\w]"
+    r"|\s{0,40}(?:Out\[\d{1,9}\]: )?[A-Z]\w{0,60}\([a-z_]{1,60}=['\"\[{\w])"
 )
-"""How an object begins that JavaScript or Python has printed."""
+"""How an object begins that JavaScript or Python has printed, after the end of a line."""
 _MEMBER = re.compile(
-    r"(?m)^[ \t]{0,40}((?:cache|draft|predicted|prompt)_\w{1,30}) {0,40}[:=] {0,9}"
-    r"(?=[\d.]{1,20}\r?$)"
+    r"\n[ \t]{0,40}((?:cache|draft|predicted|prompt)_\w{1,30}) {0,40}[:=] {0,9}"
+    r"(?=[\d.]{1,20}\r?(?m:$))"
 )
 """A member of timings by itself, as PowerShell shows it, or a file of YAML."""
 _HASH = re.compile(r"@\{((?:\w{1,60}=[^;{}\n]{0,400}(?:; |(?=\}))){1,100})\}")
@@ -273,10 +283,11 @@ _PRINTED = re.compile(
 _COMMENT = re.compile(
     r'("(?:[^"\\\n]|\\.)*+")|(?:(?m:^)|(?<=[\s,{\[}\]]))//[^\n]*|,(?=\s{0,200}[}\]])'
 )
-_PREFIXED = re.compile(r"(?m)^([^\s\"{][^\n\"{]{0,119}[|:>\])] {1,3})[{\[]\r?\n")
+_MAY_BE_COMMENT = re.compile(r"//(?<![^\s,{\[}\]]//)|,(?=\s{0,200}[}\]])")
+_PREFIXED = re.compile(r"\n([^\s\"{][^\n\"{]{0,119}[|:>\])] {1,3})[{\[]\r?(?=\n)")
 """What is before the first line of an object."""
 _MOST_PREFIXES = 100
-_QUOTED_OBJECT = re.compile(r"(?m)^[ \t]{0,8}> ?\{")
+_QUOTED_OBJECT = re.compile(r"\n[ \t]{0,8}> ?\{")
 _QUOTE = re.compile(r"(?m)^[ \t]{0,8}> ?(?=[\s\[\]{}\"`,]|\Z)")
 """Before each line of a text that Markdown quotes."""
 
@@ -284,11 +295,14 @@ _QUOTE = re.compile(r"(?m)^[ \t]{0,8}> ?(?=[\s\[\]{}\"`,]|\Z)")
 def as_json(text: str) -> str:
     """Objects as JavaScript, Python or PowerShell print them, Markdown quotes them or a log has
     them, a prefix before each line, as JSON; any other text as it is."""
-    text = _MEMBER.sub(r'"\1": ', _unprefixed(text.replace("\xa0", " ")))
-    text = _COMMENT.sub(lambda found: found[1] or "", text) if "//" in text else text
+    text = "\n" + text.replace("\xa0", " ")  # so that each line is after the end of one
+    text = _MEMBER.sub(r'\n"\1": ', _unprefixed(text))
+    if "//" in text and _MAY_BE_COMMENT.search(text) is not None:
+        text = _COMMENT.sub(lambda found: found[1] or "", text)
     text = _HASH.sub(_of_hash, text)
     text = _QUOTE.sub("", text) if _QUOTED_OBJECT.search(text) is not None else text
-    return _PRINTED.sub(_json_part, _PARTS_OF_TEXT.sub("", text)) if _LITERAL.search(text) else text
+    has_literals = _LITERAL.search(text) is not None
+    return (_PRINTED.sub(_json_part, _PARTS_OF_TEXT.sub("", text)) if has_literals else text)[1:]
 
 
 def _unprefixed(text: str) -> str:
@@ -297,7 +311,7 @@ def _unprefixed(text: str) -> str:
     for first in islice(_PREFIXED.finditer(text), _MOST_PREFIXES):
         prefix = re.sub(r"\d+", lambda _: r"\d{1,20}", re.escape(first[1]))
         lines = re.compile(rf"(?:{prefix}[^\n]*\n){{2}}")
-        if lines.match(text, first.start()) is not None:
+        if lines.match(text, first.start(1)) is not None:
             return re.sub(rf"(?m)^{prefix}", "", text)
     return text
 

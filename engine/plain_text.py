@@ -1,5 +1,5 @@
-"""Plain text: how numbers of bytes are written, and escapes for what a terminal would obey or not
-show."""
+"""Plain text: how numbers of bytes and of things are written, and escapes for what a terminal
+would obey or not show."""
 
 from __future__ import annotations
 
@@ -22,6 +22,11 @@ def size_text(n_bytes: float) -> str:
 def three_digits(value: float) -> str:
     """Three significant digits, from 1,000 on all digits of the whole number."""
     return f"{value:.3g}" if value < 999.5 else f"{value:,.0f}"
+
+
+def counted(n: int, what: str) -> str:
+    """A number of things, whose plural ends in s."""
+    return f"{n:,} {what}{'' if n == 1 else 's'}"
 
 
 TEXT = "\n\t\u200c\u200d"

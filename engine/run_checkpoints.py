@@ -20,6 +20,7 @@ from engine.decode.scheduler import Scheduler
 from engine.draft.model_drafter import ModelDrafter
 from engine.fork import Fork, LaterParts, Stage, chain_of
 from engine.machine.clock import clock_paused
+from engine.plain_text import counted
 from engine.trace.facts import RunFacts
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
@@ -68,7 +69,7 @@ class RunCheckpoint:
         scheduler.go_on_with(first, memory, chain, parts[0].grammar)
         facts.drafters = chain.statistics
         n = fork.round - self.round
-        how = f"replayed {n} round{'' if n == 1 else 's'}" if n else "nothing to replay"
+        how = f"replayed {counted(n, 'round')}" if n else "nothing to replay"
         how = f"restored checkpoint of round {self.round}, {how}"
         fork.attach(scheduler, parts, chain, stages, facts, how)
 

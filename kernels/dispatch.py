@@ -73,30 +73,42 @@ def pick_invariant(with_torch: F, llvm: F | str | None, *, any_type: bool = Fals
     return pick(run, run, None, llvm, any_type=any_type)
 
 
+def pick_whole(
+    naive: Callable[..., object],
+    with_torch: F,
+    triton: str | None = None,
+    llvm: str | None = None,
+    *,
+    any_type: bool = False,
+) -> F:
+    """`pick`, and for calls with the keyword `invariant`, if with_torch has one, `pick_invariant`;
+    no other version has the keyword."""
+    usual = pick(cast(F, naive), with_torch, triton, llvm, any_type=any_type)
+    if "invariant" not in inspect.signature(with_torch).parameters:
+        return usual
+    steady = pick_invariant(with_torch, llvm, any_type=any_type)
+
+    @functools.wraps(with_torch)
+    def run(*args: Any, invariant: bool = False, **kwargs: Any) -> object:
+        return (steady if invariant else usual)(*args, **kwargs)
+
+    return cast(F, run)
+
+
 def operation(
     *, triton: str | None = None, llvm: str | None = None, any_type: bool = False
 ) -> Callable[[F], F]:
-    """Make the version in torch, which is decorated, the whole operation: see `pick`, and for calls
-    with the keyword `invariant`, if it has one, `pick_invariant`.
+    """Make the version in torch, which is decorated, the whole operation: see `pick_whole`.
 
     Next to it is the naive version, <name>_naive, if there is one, and with its own module as
-    `llvm` the one for a CPU, <name>_with_llvm; neither has the keyword.
+    `llvm` the one for a CPU, <name>_with_llvm.
     """
 
     def whole(with_torch: F) -> F:
         own, name = with_torch.__module__, with_torch.__name__
         naive = functools.wraps(with_torch)(_when_called(own, f"{name}_naive", with_torch))
         on_cpu = f"{own}:{name}_with_llvm" if llvm == own else llvm
-        usual = pick(cast(F, naive), with_torch, triton, on_cpu, any_type=any_type)
-        if "invariant" not in inspect.signature(with_torch).parameters:
-            return usual
-        steady = pick_invariant(with_torch, on_cpu, any_type=any_type)
-
-        @functools.wraps(with_torch)
-        def run(*args: Any, invariant: bool = False, **kwargs: Any) -> object:
-            return (steady if invariant else usual)(*args, **kwargs)
-
-        return cast(F, run)
+        return pick_whole(naive, with_torch, triton, on_cpu, any_type=any_type)
 
     return whole
 

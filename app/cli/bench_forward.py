@@ -15,7 +15,7 @@ from engine.gguf.file import GgufFile
 from engine.gguf.part_file import ModelFiles
 from engine.machine.host_memory import wait_for_huge_pages
 from engine.model.info import describe
-from engine.report.text import counted
+from engine.plain_text import counted
 
 if TYPE_CHECKING:
     from engine.model.hybrid import HybridModel

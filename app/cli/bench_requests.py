@@ -17,7 +17,7 @@ from engine.experiments.bench.prompts import NamedPrompt, default_set, read_prom
 from engine.experiments.bench.request import Configuration
 from engine.machine.host_memory import wait_for_huge_pages
 from engine.options import DRAFTERS, ROLLBACK_POLICIES, RunOptions
-from engine.report.text import counted
+from engine.plain_text import counted
 
 if TYPE_CHECKING:
     from engine.session import Session

@@ -25,7 +25,7 @@ from engine.experiments.bench.suite_report import (
     overview_cells,
     suite_page,
 )
-from engine.report.text import counted
+from engine.plain_text import counted
 from resources import SUITES
 
 _OVERVIEW = "{:<{width}}  {:>8}  {:>8}  {:>6}  {:>12}  {:>7}  {:>7}"

@@ -30,6 +30,7 @@ from engine.errors import OptionError
 from engine.options import Prompt, RunOptions
 from engine.options.faults import notes_on
 from engine.options.llama_cpp import LlamaSettings
+from engine.plain_text import counted
 from engine.report.run import (
     LANE_HEADS,
     LANE_NOTE,
@@ -40,7 +41,6 @@ from engine.report.run import (
     noise_notes,
     run_report,
 )
-from engine.report.text import counted
 from engine.trace.records import PEER
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore

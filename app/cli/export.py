@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from app.cli.output import tell
 from engine.errors import OptionError, TraceFileError
 from engine.files import write_text
-from engine.report.text import counted
+from engine.plain_text import counted
 
 if TYPE_CHECKING:
     from engine.trace.run_ref import RunRef

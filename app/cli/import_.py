@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.cli.output import print_json, print_line, tell
 from engine.errors import OptionError
-from engine.report.text import counted
+from engine.plain_text import counted
 
 if TYPE_CHECKING:
     from engine.trace.facts import RequestFacts

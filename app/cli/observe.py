@@ -43,8 +43,8 @@ from engine.observe.server.reply import TimeLimits
 from engine.observe.server.request_options import PER_REQUEST, RequestOptions, why_not_sent
 from engine.option_fields import PlacedOption, options_in
 from engine.options import RunOptions
+from engine.plain_text import counted
 from engine.report.run import figure_lines, headline
-from engine.report.text import counted
 from engine.trace.records import EMITTED_KINDS, MISSING
 from engine.trace.store import TraceStore
 from engine.trace.timings import summary
@@ -199,7 +199,7 @@ def _tell_server(client: ServerClient, facts: ServerFacts) -> None:
     if facts.model and facts.is_llama_server:
         said.append(f"{facts.model} of a router")
     if slots:
-        said.append(f"{len(slots)} {'slot' if len(slots) == 1 else 'slots'}")
+        said.append(counted(len(slots), "slot"))
         if isinstance(n_ctx := slots[0].get("n_ctx"), int):
             said.append(f"{n_ctx:,} tokens each")
     tell(f"{facts.engine} {', '.join(said)}"[:200])

@@ -19,7 +19,7 @@ from engine.analysis.findings.check import recorded
 from engine.analysis.findings.observed import TEXT_CHANGED
 from engine.errors import OptionError, TraceFileError
 from engine.observe.server.reply import TimeLimits
-from engine.report.text import counted
+from engine.plain_text import counted
 from engine.trace.records import EMITTED_KINDS
 from engine.trace.run_ref import rows_by_sequence
 from engine.trace.store import TraceStore

@@ -51,7 +51,7 @@ from engine.gguf.file import GgufFile
 from engine.gguf.tokenizer import StreamDecoder
 from engine.model.tensors import has_mtp_block
 from engine.options import Prompt, RunOptions
-from engine.plain_text import size_text
+from engine.plain_text import counted, size_text
 from engine.report.run import figure_lines, run_report, why_it_ended
 from engine.trace.prompt_reuse import processed_lines, reused_text
 from engine.trace.records import EMITTED_KINDS, GHOST_KINDS
@@ -344,8 +344,7 @@ def _turn_lines(turn: Turn, trace: TraceStore) -> Iterator[str]:
         return
     stops = facts.stops or [""]
     n = (facts.summary or {})["predicted_n"]
-    tokens = "1 token" if n == 1 else f"{n:,} tokens"
-    yield f"  answer, {tokens}, ended by {stops[0]}: {content_of(turn.answer or {})!r}"
+    yield f"  answer, {counted(n, 'token')}, ended by {stops[0]}: {content_of(turn.answer or {})!r}"
 
 
 def turn_facts(turn: Turn) -> Iterator[str]:

@@ -86,12 +86,6 @@ class TraceView(Protocol):
     def set_cursor(self, position: Position | None) -> None: ...
 
 
-def _size(run: RunRef) -> int:
-    """Rows, and requests of clients that are watched: more of either is to be shown."""
-    requests = run.facts.requests if run.facts.listens_at else None
-    return run.store.size() + len(requests or ())
-
-
 def _parent(run: RunRef) -> RunRef | None:
     """The run that a fork goes on from."""
     return run.sibling(run.facts.fork.parent) if run.facts.fork else None
@@ -143,7 +137,7 @@ class Feed(QObject):
         self._send_overlay(None)
         self.set_range(None)
         self.run, self.cursor = run, None
-        self._size_shown = -1 if run is None else _size(run)  # what joins it now is a tick's
+        self._size_shown = -1 if run is None else run.store.size()  # what joins it now is a tick's
         for view in self._views:
             view.show_run(run)
         self._lay_over([one for one in kept if one is not None])
@@ -188,7 +182,7 @@ class Feed(QObject):
 
     def refresh(self) -> None:
         if self.run is not None:
-            self._size_shown = _size(self.run)
+            self._size_shown = self.run.store.size()
             for view in self._views:
                 view.refresh()
         self.tell_numbers()
@@ -221,11 +215,11 @@ class Feed(QObject):
 
     def _tick(self) -> None:
         self._timer.setInterval(FRAME_MS)
-        if self.run is None or _size(self.run) == self._size_shown:
+        if self.run is None or self.run.store.size() == self._size_shown:
             return
         self._begun = time.thread_time()
         self._painted.start(0)  # which comes after the painting of what has changed
-        self._size_shown = _size(self.run)
+        self._size_shown = self.run.store.size()
         for view in self._views:
             view.refresh()
         if time.monotonic() - self._told >= NUMBERS_S:

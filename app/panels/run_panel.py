@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from PySide6.QtCore import Qt, Signal
+from PySide6.QtCore import QSignalBlocker, Qt, Signal
 from PySide6.QtGui import QPalette
 from PySide6.QtWidgets import QCheckBox, QComboBox, QLabel, QToolButton, QWidget
 
@@ -184,9 +184,8 @@ class RunPanel(QWidget):
         """Show how a model was loaded without emitting `loading_changed`."""
         name = next(name for name, (value, _) in MMAP_CHOICES.items() if value is mmap)
         for field, shown in ((self.compute, compute), (self.mmap, name), (self.device, device)):
-            blocked = field.blockSignals(True)
-            field.setCurrentText(shown)
-            field.blockSignals(blocked)
+            with QSignalBlocker(field):
+                field.setCurrentText(shown)
 
     def set_loading_enabled(self, enabled: bool) -> None:
         """How a model is loaded cannot change while it is in use or on its way."""
@@ -271,14 +270,13 @@ class RunPanel(QWidget):
         self._form.setRowVisible(self.n_max, with_model)
         self._form.setRowVisible(self.rollback, bool(types))
         keeps = bool(types) and POLICIES[self.rollback.currentText()].keeps_snapshots
-        parts = (self.draft, self.memory, *self.provoking)
-        blocked = [part.blockSignals(True) for part in parts]
+        blockers = [QSignalBlocker(one) for one in (self.draft, self.memory, *self.provoking)]
         self.draft.set_types(types)
         self.memory.set_use(speculative=bool(types), keeps_snapshots=keeps)
         for group in self.provoking:
             group.set_use(bool(types))
-        for part, was in zip(parts, blocked, strict=True):
-            part.blockSignals(was)
+        for blocker in blockers:
+            blocker.unblock()
         self._judge()
 
     def _judge(self) -> None:

@@ -145,12 +145,13 @@ class Autosave(QObject):
         copy = self._copy(run.store)
         if copy.saved is not None and not self.is_writing:
             change_facts(copy.folder, {run.run_id: run.facts.pick(fact)})
-        elif run.store.size():
+        elif run.store.has_rows:
             copy.saved = None
 
     def _mark(self, store: TraceStore) -> TraceMark | None:
         """How much a trace holds; of one whose rows are not in memory, how much was saved."""
-        return mark_of(store) if store.size() else self._copy(store).saved
+        is_known = store.has_rows and store.size()
+        return mark_of(store) if is_known else self._copy(store).saved
 
     def note_export(self, export: ExportTrace) -> None:
         """Remember that rows up to its mark are exported to a folder of the user's choice."""
@@ -330,6 +331,7 @@ def read_saved(folder: Path) -> ModelRuns | None:
     store = TraceStore()
     store.runs.update(session.runs)
     store.more_facts = session.more
+    store.let_go_of_rows()
     if store.runs and all(notes_of(facts).deleted for facts in store.runs.values()):
         return None
     cut = tuple(RunRef(store, i) for i, facts in store.runs.items() if facts.stops is None)

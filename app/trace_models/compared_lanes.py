@@ -6,17 +6,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from app.trace_models.run_rows import RowIndex
 from app.trace_models.shown_text import error_text
 from engine.analysis.findings.run_rows import lane_kind
 from engine.analysis.run_cost import RunCost
 from engine.analysis.verdict import IDLE_FAULT, SUSPECT, LaneVerdict, judge_lanes, noise_of
-from engine.report.text import counted
+from engine.plain_text import counted
 from engine.trace.records import EMITTED_KINDS, MISSING, NOISE, PEER, PEER_NOISE, POLICY, REFERENCE
 from engine.trace.run_ref import RunColumns, RunRef
 from engine.trace.store import TraceStore
 from engine.trace.token_text import line_text
 
+_TABLES = ("divergence", "states", "rounds", "tokens")
 _GROWN = 1.05
 """Costs are worked out again when the rounds have grown by this factor."""
 
@@ -58,26 +58,42 @@ class ComparedLanes:
         """NMSE that each lane may reach."""
         self.costs: dict[int, RunCost] = {}
         self._costs_of = 0
-        self._divergence = RowIndex(store.divergence, self.followers)
-        self._states = RowIndex(store.states, self.followers)
-        self._rounds = RowIndex(store.rounds, run_ids)
-        self._tokens = RowIndex(store.tokens, run_ids)
+        self._sizes = dict.fromkeys(_TABLES, 0)
+        self._seen: set[int] = set()
+        """Sequences with tokens."""
+        self._read: dict[tuple[str, int, int], RunColumns] = {}
         self._token_rows: dict[int, dict[int, int]] = {}
         self._n_indexed: dict[int, int] = {}
         self.poll()
 
     def poll(self) -> bool:
         """Read the rows appended since the last call; whether there were any."""
-        tables = (self._divergence, self._states, self._rounds, self._tokens)
-        found = [table.poll() for table in tables]
-        if any(found) or not self.verdicts:
+        found = [table for table in _TABLES if self._has_new(table)]
+        if found:
+            self._read.clear()
+        if found or not self.verdicts:
             self._judge()
         n, is_over = len(self.store.rounds), self.is_over
         is_last = is_over and self._costs_of != n
         if not self.costs or n > _GROWN * self._costs_of or is_last:
             self._costs_of = n
             self.costs = {run.run_id: RunCost.of(run) for run in self.runs}
-        return any(found)
+        return bool(found)
+
+    def _has_new(self, name: str) -> bool:
+        table, start = self.store.tables[name], self._sizes[name]
+        stop = self._sizes[name] = len(table)
+        mine = np.isin(table.column("run_id", start, stop), self.run_ids)
+        if name == "tokens":
+            self._seen.update(np.unique(table.column("seq_id", start, stop)[mine]).tolist())
+        return bool(mine.any())
+
+    def _rows(self, table: str, run_id: int, seq_id: int | None = None) -> RunColumns:
+        """The rows of a lane in a table, of the sequence on show or of another."""
+        key = table, run_id, self.seq_id if seq_id is None else seq_id
+        if key not in self._read:
+            self._read[key] = RunColumns(self.store, *key)
+        return self._read[key]
 
     def _judge(self) -> None:
         judged = judge_lanes(self.store, self.run_ids)
@@ -99,7 +115,7 @@ class ComparedLanes:
 
     @property
     def seq_ids(self) -> list[int]:
-        return self._tokens.seq_ids()
+        return sorted(self._seen)
 
     @property
     def is_over(self) -> bool:
@@ -115,20 +131,20 @@ class ComparedLanes:
     def seq_with(self, run_id: int) -> int:
         """The sequence on show; where a lane was not compared in it, the first in which it was."""
         for seq_id in (self.seq_id, *self.seq_ids):
-            if len(self._divergence.column(run_id, seq_id, "pos")):
+            if self._rows("divergence", run_id, seq_id).n:
                 return seq_id
         return self.seq_id
 
     def values(self, run_id: int, name: str) -> np.ndarray:
         """A column of the divergence table for one lane, [n positions of this lane]."""
-        return self._divergence.column(run_id, self.seq_id, name)
+        return self._rows("divergence", run_id)[name]
 
     def states(self, run_id: int, name: str) -> np.ndarray:
         """A column of the states table for one lane, [n rounds x n layers]."""
-        return self._states.column(run_id, self.seq_id, name)
+        return self._rows("states", run_id)[name]
 
     def rounds(self, run_id: int, name: str) -> np.ndarray:
-        return self._rounds.column(run_id, self.seq_id, name)
+        return self._rows("rounds", run_id)[name]
 
     def paths(self, run_id: int) -> list[str]:
         """The rollback path of every round of a lane."""
@@ -199,9 +215,8 @@ class ComparedLanes:
         row = self._token_row(run_id, pos)
         if row is None:
             return None
-        tokens = self.store.tokens
-        ids = tokens.column("target_top_id")[row].tolist()
-        probs = tokens.column("target_top_p")[row].tolist()
+        tokens = self._rows("tokens", run_id)
+        ids, probs = (tokens[name][row].tolist() for name in ("target_top_id", "target_top_p"))
         known = [(i, p) for i, p in zip(ids, probs, strict=True) if i != MISSING and p == p]
         return known or None
 
@@ -223,16 +238,13 @@ class ComparedLanes:
         return f"after the rollback of {undone} by {path} in round {verdict.after_round}"
 
     def _token_row(self, run_id: int, pos: int) -> int | None:
-        """The row of the tokens table that holds what a lane thought of a chosen token."""
+        """Which of a lane's tokens holds what a lane thought of a chosen token."""
         index = self._token_rows.setdefault(run_id, {})
-        rows = self._tokens.rows(run_id, self.seq_id)
-        new = rows[self._n_indexed.get(run_id, 0) :]
-        if len(new):
-            self._n_indexed[run_id] = len(rows)
-            tokens = self.store.tokens
-            kinds = {self.store.text_pool.find(kind) for kind in EMITTED_KINDS}
-            emitted = new[np.isin(tokens.column("kind")[new], sorted(kinds))]
-            index.update(zip(tokens.column("pos")[emitted].tolist(), emitted.tolist(), strict=True))
+        rows, start = self._rows("tokens", run_id), self._n_indexed.get(run_id, 0)
+        if start < rows.n:
+            self._n_indexed[run_id] = rows.n
+            emitted = start + np.flatnonzero(rows.is_text("kind", *EMITTED_KINDS)[start:])
+            index.update(zip(rows["pos"][emitted].tolist(), emitted.tolist(), strict=True))
         return index.get(pos)
 
 

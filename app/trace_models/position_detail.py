@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
-
-from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersistentModelIndex, Qt
-from PySide6.QtGui import QColor, QFont
 
 from app.trace_models.compared_lanes import ComparedLanes
 from app.trace_models.shown_text import (
@@ -14,18 +10,12 @@ from app.trace_models.shown_text import (
     NOT_OBSERVED,
     NOT_RECORDED,
     error_text,
-    plain_tip,
     probability_text,
 )
 from engine.trace.records import N_TOP
 
-_Index = QModelIndex | QPersistentModelIndex
-_NOWHERE = QModelIndex()
-BAR_ROLE = Qt.ItemDataRole.UserRole
-"""A probability to be drawn as a bar, None for a cell of text alone."""
-BAR_COLOUR_ROLE = Qt.ItemDataRole.UserRole + 1
-"""The colour of the bar."""
-_BELOW = "below"
+BELOW = "below"
+"""Before how many tokens one is not among."""
 _MEASURES = (
     ("max_abs", "max |Δ|", "Largest difference of a logit against the reference lane"),
     ("nmse", "NMSE", "Mean squared difference of the logits over their mean square"),
@@ -84,7 +74,7 @@ def detail_rows(lanes: ComparedLanes, pos: int) -> list[DetailRow]:
             rank, expected = ranks[run_id].get(token), of_reference.get(token)
             differs = compared and rank != expected
             if rank is None:
-                text, bar = f"{_BELOW} {len(found)}", None
+                text, bar = f"{BELOW} {len(found)}", None
             else:
                 arrow = ""
                 if differs:
@@ -122,84 +112,3 @@ def _measure(lanes: ComparedLanes, run_id: int, name: str, pos: int) -> DetailCe
     if name == "cells_differ":
         return DetailCell(f"{int(value):,}" if value else EXACT, differs=value > 0)
     return DetailCell(error_text(value))
-
-
-_DISPLAY, _FONT = Qt.ItemDataRole.DisplayRole, Qt.ItemDataRole.FontRole
-_FOREGROUND, _ALIGNMENT = Qt.ItemDataRole.ForegroundRole, Qt.ItemDataRole.TextAlignmentRole
-_RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
-
-
-class PositionDetail(QAbstractTableModel):
-    """`detail_rows` as a table: a column for each lane, tokens and measures as row headers."""
-
-    def __init__(self, parent: QObject | None = None) -> None:
-        super().__init__(parent)
-        self.differs_colour = QColor()
-        self.muted_colour = QColor()
-        self.lane_colours: list[QColor] = []
-        """Of the bars of each lane, in the order of the columns."""
-        self.rows: list[DetailRow] = []
-        self._names: list[str] = []
-
-    def show_position(self, lanes: ComparedLanes | None, pos: int | None) -> None:
-        rows = detail_rows(lanes, pos) if lanes is not None and pos is not None else []
-        names = [lanes.names[run_id] for run_id in lanes.run_ids] if lanes is not None else []
-        if rows != self.rows or names != self._names:
-            self.beginResetModel()
-            renamed, self.rows, self._names = names != self._names, rows, names
-            self.endResetModel()
-            if renamed and rows:  # a header keeps its height over a reset, and names have lines
-                self.headerDataChanged.emit(Qt.Orientation.Horizontal, 0, len(names) - 1)
-
-    def rowCount(self, parent: _Index = _NOWHERE) -> int:
-        return 0 if parent.isValid() else len(self.rows)
-
-    def columnCount(self, parent: _Index = _NOWHERE) -> int:
-        return 0 if parent.isValid() or not self.rows else len(self._names)
-
-    def headerData(
-        self, section: int, orientation: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole
-    ) -> Any:
-        if orientation is Qt.Orientation.Horizontal:
-            if section >= len(self._names):
-                return None
-            if role == Qt.ItemDataRole.DisplayRole:
-                return self._names[section].replace(",", "\n", 1)
-            if role == Qt.ItemDataRole.ToolTipRole:
-                return plain_tip(self._names[section])
-            return None
-        if section >= len(self.rows):
-            return None
-        label, tip, _ = self.rows[section]
-        if role == Qt.ItemDataRole.DisplayRole:
-            return label
-        if role == Qt.ItemDataRole.ToolTipRole:
-            return plain_tip(tip)
-        if role == Qt.ItemDataRole.TextAlignmentRole:
-            return Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
-        return None
-
-    def data(self, index: _Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
-        if not index.isValid():
-            return None
-        *_, cells = self.rows[index.row()]
-        cell = cells[index.column()]
-        if role == _DISPLAY:
-            return cell.text
-        if role == BAR_ROLE:
-            return cell.bar
-        if role == BAR_COLOUR_ROLE:
-            return self.lane_colours[index.column()]
-        if role == _ALIGNMENT:
-            return _RIGHT
-        if role == _FOREGROUND:
-            if cell.differs:
-                return self.differs_colour
-            is_muted = cell.text in (NOT_RECORDED, NOT_OBSERVED) or cell.text.startswith(_BELOW)
-            return self.muted_colour if is_muted else None
-        if role == _FONT and (cell.best or cell.text == NOT_RECORDED):
-            font = QFont()
-            font.setBold(cell.best)
-            font.setItalic(not cell.best)
-            return font
-        return None

@@ -4,8 +4,7 @@ range of rounds as a subject of its own, with its figures in words."""
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,7 +14,6 @@ from app.trace_models.shown_text import NOT_OBSERVED, significant, size_or_none,
 from engine.analysis.run_cost import RunCost
 from engine.trace.records import PHASES
 from engine.trace.run_ref import RunColumns, RunRef
-from engine.trace.store import Table
 from engine.trace.timings import StepSums, joint_counts, per_position
 
 
@@ -43,44 +41,6 @@ class GrowingArray:
             self._array = grown
         self._array[self._n : stop] = values
         self._n = stop
-
-
-class RowIndex:
-    """Row numbers of some runs in one table, by run and sequence; `poll` reads new rows."""
-
-    def __init__(self, table: Table, run_ids: Iterable[int]) -> None:
-        self._table = table
-        self._run_ids = tuple(run_ids)
-        self._n_read = 0
-        self._rows: dict[tuple[int, int], array[int]] = {}
-
-    def poll(self) -> bool:
-        """Read the rows appended since the last call; whether any belong to these runs."""
-        start, stop = self._n_read, len(self._table)
-        self._n_read = stop
-        runs = self._table.column("run_id", start, stop)
-        seq_ids = self._table.column("seq_id", start, stop)
-        found = False
-        for run_id in self._run_ids:
-            mine = np.flatnonzero(runs == run_id)
-            for seq_id in np.unique(seq_ids[mine]).tolist():
-                rows = mine[seq_ids[mine] == seq_id] + start
-                kept = self._rows.setdefault((run_id, seq_id), array("q"))
-                kept.frombytes(rows.astype(np.int64).tobytes())
-                found = True
-        return found
-
-    def seq_ids(self) -> list[int]:
-        """The sequences seen."""
-        return sorted({seq_id for _, seq_id in self._rows})
-
-    def rows(self, run_id: int, seq_id: int) -> np.ndarray:
-        """Row numbers, int64 [n] ascending."""
-        return np.array(self._rows.get((run_id, seq_id), ()), np.int64)
-
-    def column(self, run_id: int, seq_id: int, name: str) -> np.ndarray:
-        """One column of one sequence of a run, [n]."""
-        return self._table.column(name, 0, self._n_read)[self.rows(run_id, seq_id)]
 
 
 class RunRows:

@@ -17,6 +17,7 @@ from engine.analysis.run_cost import speed
 from engine.analysis.what_if.recorded import LEAST_TIMES, RecordedRounds, RoundCosts
 from engine.analysis.what_if.rules import FIXED, FLOORS, RULES
 from engine.analysis.what_if.surface import ASSUMPTIONS, LEAST_GAIN, Surface, gain, surface
+from engine.plain_text import counted
 from engine.trace.run_ref import RunRef
 
 MOST_ROUNDS = 4000
@@ -180,7 +181,7 @@ def headline(found: TuneSurface) -> str:
 
 def note(found: TuneSurface) -> str:
     """What the estimate rests on."""
-    rounds = f"{found.n_rounds:,} round{'' if found.n_rounds == 1 else 's'}"
+    rounds = counted(found.n_rounds, "round")
     words = f"Estimated from {rounds}, the range by the costs of each quarter.{_measured(found)}"
     if rare := found.rare_widths:
         words += f" Passes of {_listed(rare)} tokens were timed fewer than {LEAST_TIMES} times."

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from PySide6.QtCore import QObject, Qt, QTimer, SignalInstance
-from PySide6.QtGui import QAction, QKeySequence, QPalette, QShortcut
+from PySide6.QtCore import QEvent, QObject, QPoint, Qt, QTimer, SignalInstance
+from PySide6.QtGui import QAction, QHelpEvent, QKeySequence, QPalette, QShortcut
 from PySide6.QtWidgets import (
     QBoxLayout,
     QDialog,
@@ -19,9 +19,12 @@ from PySide6.QtWidgets import (
     QScrollArea,
     QSizePolicy,
     QToolButton,
+    QToolTip,
     QVBoxLayout,
     QWidget,
 )
+
+from app.trace_models.shown_text import plain_tip
 
 Part = QWidget | QLayout | int | tuple[Any, ...]
 """What lies in a row or column: a widget, a layout, a stretch, or the arguments of addWidget."""
@@ -64,6 +67,15 @@ def key_in(
     shortcut = QShortcut(QKeySequence(key), widget)
     shortcut.setContext(Qt.ShortcutContext.WidgetShortcut)
     shortcut.activated.connect(does)
+
+
+def shows_tip(event: QEvent, widget: QWidget, text_at: Callable[[QPoint], str]) -> bool:
+    """Whether an event asks for a tooltip, which is shown then: what `text_at` gives for a place
+    of the widget, none where that is empty."""
+    if not isinstance(event, QHelpEvent) or event.type() != QEvent.Type.ToolTip:
+        return False
+    QToolTip.showText(event.globalPos(), plain_tip(text_at(event.pos())), widget)
+    return True
 
 
 def scrolling(area: QScrollArea, page: QWidget, name: str = "") -> QScrollArea:

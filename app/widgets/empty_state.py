@@ -11,17 +11,16 @@ from PySide6.QtGui import QAction, QResizeEvent
 from PySide6.QtWidgets import QGridLayout, QLabel, QPushButton, QSizePolicy, QWidget
 
 from app.looks import Theme, icon
-from app.widgets.build import hbox, vbox, words
+from app.widgets.build import hbox, made, vbox, words
+from app.widgets.fitted_labels import ClampedLabel
 from engine.report.text import visible
 
-_HEADING_FROM, _BUTTONS_FROM, _ROW = 4, 7, 2
-"""Lines of text that the panel has room for, and those of a further row of buttons."""
-_MARGIN = 8
+_MARGIN = _GAP = 8
 
 
 class EmptyState(QWidget):
-    """A title, one sentence, and a button for each action; the sentence alone where there is
-    little room.
+    """A title, one sentence, and a button for each action. Where they have no room the buttons go
+    first, then the title; the tooltip then has what is cut of the sentence.
 
     waits_for_run: it goes away when a run is on show; the window then knows what to offer.
     """
@@ -44,13 +43,11 @@ class EmptyState(QWidget):
         self._offered: list[QPushButton] = []
         self._first = title, text
         middle = Qt.AlignmentFlag.AlignHCenter
-        self._heading = heading = words(title, bold=True, alignment=middle)
-        self._body = body = words(text, muted=True, alignment=middle)
-        column = vbox(2, of=self, spacing=8)
-        for label in (heading, body):
-            column.addWidget(label)
-        column.addWidget(self._actions, 0, Qt.AlignmentFlag.AlignHCenter)
-        column.addStretch(3)
+        self._heading = words(title, bold=True, alignment=middle)
+        self._body = made(ClampedLabel, text, muted=True, alignment=middle)
+        buttons = self._actions, 0, middle
+        parts = 2, self._heading, self._body, buttons, 3
+        vbox(*parts, of=self, margins=(_MARGIN,) * 4, spacing=_GAP)
         self.offer(actions)
 
     def say(self, title: str = "", text: str = "") -> None:
@@ -59,7 +56,7 @@ class EmptyState(QWidget):
         if words == self.words and self._says_other == bool(title):
             return
         self._heading.setText(words[0])
-        self._body.setText(words[1])
+        self._body.say(words[1])
         self._says_other = bool(title)
         self._fit()
 
@@ -81,7 +78,7 @@ class EmptyState(QWidget):
     @property
     def words(self) -> tuple[str, str]:
         """Title and sentence on show."""
-        return self._heading.text(), self._body.text()
+        return self._heading.text(), self._body.whole
 
     def offer(self, actions: Sequence[QAction]) -> None:
         """Add a button for each action; it is enabled while the action is."""
@@ -133,14 +130,16 @@ class EmptyState(QWidget):
         self._fit()
 
     def _fit(self) -> None:
-        n_columns = self._columns()
-        n_rows = -(-len(self._offered) // n_columns)
-        self._place(n_columns)
-        lines = self.height() / self.fontMetrics().height()
-        plain = not self._is_brief or self._says_other
-        self._heading.setVisible(plain and lines >= _HEADING_FROM)
-        has_room = lines >= _BUTTONS_FROM + _ROW * (n_rows - 1)
-        self._actions.setVisible(plain and not self._says_other and has_room)
+        self._place(self._columns())
+        area, plain = self.contentsRect(), not self._is_brief or self._says_other
+        width, line = area.width() - 2 * _MARGIN, self._body.fontMetrics().lineSpacing()
+        room = area.height() - 2 * _MARGIN
+        heading = self._heading.heightForWidth(width) + _GAP
+        needed = line * self._body.n_lines(width) + heading
+        self._heading.setVisible(plain and needed <= room)
+        needed += self._buttons.sizeHint().height() + _GAP
+        self._actions.setVisible(plain and not self._says_other and needed <= room)
+        self._body.clamp(max(1, room // line))
 
 
 def _follow(button: QPushButton, action: QAction) -> None:

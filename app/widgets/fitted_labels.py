@@ -53,15 +53,32 @@ class ClampedLabel(QLabel):
 
     cut_changed = Signal(bool)
 
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self._full, self._open, self.is_cut = visible(text, keep_lines=True), False, False
+    def __init__(self, text: str, **properties: Any) -> None:
+        super().__init__(**properties)
+        self._most_lines, self._open, self.is_cut = MOST_LINES, False, False
         self.setTextFormat(Qt.TextFormat.PlainText)
         self.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
         policy = QSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
         policy.setHeightForWidth(True)
         self.setSizePolicy(policy)
+        self.say(text)
+
+    def say(self, text: str) -> None:
+        """Show another text."""
+        self.whole = visible(text, keep_lines=True)
         self._fit()
+        self.updateGeometry()
+
+    def clamp(self, most_lines: int) -> None:
+        """Cut the text after this many lines."""
+        if most_lines != self._most_lines:
+            self._most_lines = most_lines
+            self._fit()
+            self.updateGeometry()
+
+    def n_lines(self, width: int) -> int:
+        """How many the whole text takes."""
+        return len(self._lines(width))
 
     def set_open(self, wanted: bool) -> None:
         self._open = wanted
@@ -72,8 +89,8 @@ class ClampedLabel(QLabel):
         return True
 
     def heightForWidth(self, width: int) -> int:
-        n = len(self._lines(width))
-        return (n if self._open else min(n, MOST_LINES)) * self.fontMetrics().lineSpacing()
+        n = self.n_lines(width)
+        return (n if self._open else min(n, self._most_lines)) * self.fontMetrics().lineSpacing()
 
     def sizeHint(self) -> QSize:
         width = _FIRST_CHARACTERS * self.fontMetrics().averageCharWidth()
@@ -89,13 +106,13 @@ class ClampedLabel(QLabel):
 
     def _fit(self) -> None:
         lines = self._lines(self.width())
-        cut = len(lines) > MOST_LINES
+        last, cut = self._most_lines - 1, len(lines) > self._most_lines
         if cut and not self._open:
-            rest = " ".join(lines[MOST_LINES - 1 :])
+            rest = " ".join(lines[last:])
             end = self.fontMetrics().elidedText(rest, Qt.TextElideMode.ElideRight, self.width())
-            lines = [*lines[: MOST_LINES - 1], end]
+            lines = [*lines[:last], end]
         self.setText("\n".join(lines))
-        self.setToolTip(plain_tip(self._full) if cut and not self._open else "")
+        self.setToolTip(plain_tip(self.whole) if cut and not self._open else "")
         if cut is not self.is_cut:
             self.is_cut = cut
             self.cut_changed.emit(cut)
@@ -103,7 +120,7 @@ class ClampedLabel(QLabel):
     def _lines(self, width: int) -> list[str]:
         """The text as it wraps at a width; a word that is longer is broken."""
         lines: list[str] = []
-        for paragraph in self._full.splitlines() or [""]:
+        for paragraph in self.whole.splitlines() or [""]:
             layout = QTextLayout(paragraph, self.font())
             option = QTextOption()
             option.setWrapMode(QTextOption.WrapMode.WrapAtWordBoundaryOrAnywhere)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from PySide6.QtCore import QEvent, QPointF, QRectF, QSize, Qt, Signal
-from PySide6.QtGui import QHelpEvent, QKeyEvent, QMouseEvent, QPainter, QPaintEvent, QPen
-from PySide6.QtWidgets import QSizePolicy, QToolTip, QWidget
+from PySide6.QtCore import QEvent, QPoint, QPointF, QRectF, QSize, Qt, Signal
+from PySide6.QtGui import QKeyEvent, QMouseEvent, QPainter, QPaintEvent, QPen
+from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from app.looks import Theme, figures_font
-from app.trace_models.shown_text import plain_tip
 from app.trace_models.tune_surface import BEST, CURRENT, HeatMap, cell_colours
+from app.widgets.build import shows_tip
 
 _GAP = 1.0
 _FRAME = 2.0
@@ -210,10 +210,7 @@ class HeatGrid(QWidget):
         self.setAccessibleDescription("" if shown is None else _words(shown, self._at))
 
     def event(self, event: QEvent) -> bool:
-        if isinstance(event, QHelpEvent) and event.type() == QEvent.Type.ToolTip:
-            cell = self.cell_at(event.pos().toPointF())
-            text = "" if cell is None else plain_tip(self.tip(*cell))
-            QToolTip.showText(event.globalPos(), text, self)
+        if shows_tip(event, self, self._tip_at):
             return True
         if event.type() == QEvent.Type.Leave and not self.hasFocus():
             self._point(None)
@@ -222,6 +219,10 @@ class HeatGrid(QWidget):
         if event.type() == QEvent.Type.FocusIn and self.shown is not None and self._at is None:
             self._point(self._first())
         return super().event(event)
+
+    def _tip_at(self, at: QPoint) -> str:
+        cell = self.cell_at(at.toPointF())
+        return "" if cell is None else self.tip(*cell)
 
     def _first(self) -> Cell:
         """Where the keys begin."""

@@ -7,25 +7,27 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from PySide6.QtCore import QEvent, QPoint, QRect, QSize, Qt
-from PySide6.QtGui import QColor, QHelpEvent, QPainter, QPaintEvent
-from PySide6.QtWidgets import QSizePolicy, QToolTip, QWidget
+from PySide6.QtGui import QColor, QPainter, QPaintEvent
+from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from app.looks import Theme, fixed_font
 from app.trace_models.token_stream import KIND
+from app.widgets.build import shows_tip
 from app.widgets.token_paint import PlacedToken, TokenMetrics, TokenPainter
 from engine.trace.token_text import MEANING
 
-_GAP = 12
 _SWATCH = 10
 _MOST_COLUMNS = 3
 
 
 class FlowLegend(QWidget):
-    """Entries from left to right, in as many lines as the width asks for."""
+    """Entries from left to right, in as many lines as the width asks for. gap: between them."""
+
+    gap = 12
+    _column = False
 
     def __init__(self, name: str) -> None:
         super().__init__()
-        self._column = False
         self.set_beside(False)
         self.setAccessibleName(name)
 
@@ -58,11 +60,11 @@ class FlowLegend(QWidget):
         return self.sizePolicy().hasHeightForWidth()
 
     def heightForWidth(self, width: int) -> int:
-        boxes = self._boxes(width)
+        boxes = self.boxes(width)
         return boxes[-1].bottom() + 1 if boxes else 0
 
     def sizeHint(self) -> QSize:
-        width = sum(size.width() + _GAP for size in self.entry_sizes())
+        width = sum(size.width() + self.gap for size in self.entry_sizes())
         return QSize(width, self.heightForWidth(width))
 
     def minimumSizeHint(self) -> QSize:
@@ -71,26 +73,26 @@ class FlowLegend(QWidget):
 
     def paintEvent(self, _event: QPaintEvent) -> None:
         painter = QPainter(self)
-        for index, box in enumerate(self._boxes(self.width())):
+        for index, box in enumerate(self.boxes(self.width())):
             if box.bottom() < self.height():  # half a line cannot be read
                 self.paint_entry(painter, index, box)
         painter.end()
 
     def event(self, event: QEvent) -> bool:
-        if isinstance(event, QHelpEvent) and event.type() == QEvent.Type.ToolTip:
-            for index, box in enumerate(self._boxes(self.width())):
-                if box.contains(event.pos()):
-                    QToolTip.showText(event.globalPos(), self.entry_tip(index), self, box)
-                    return True
-        return super().event(event)
+        return shows_tip(event, self, self._tip_at) or super().event(event)
 
-    def _boxes(self, width: int) -> list[QRect]:
+    def _tip_at(self, at: QPoint) -> str:
+        found = (i for i, box in enumerate(self.boxes(self.width())) if box.contains(at))
+        return next(map(self.entry_tip, found), "")
+
+    def boxes(self, width: int) -> list[QRect]:
+        """Where the entries are, in a legend of this width."""
         boxes, place = [], QPoint(0, 0)
         for size in self.entry_sizes():
             if place.x() and (self._column or place.x() + size.width() > width):
                 place = QPoint(0, place.y() + size.height())
             boxes.append(QRect(place, size))
-            place += QPoint(size.width() + _GAP, 0)
+            place += QPoint(size.width() + self.gap, 0)
         return boxes
 
 
@@ -178,7 +180,7 @@ class SwatchLegend(FlowLegend):
         one = self.column_width(widest)
         n_lines = max(1, height // (self.fontMetrics().height() + 1))
         n_columns = min(-(-len(self._entries) // n_lines), _MOST_COLUMNS)
-        return n_columns * (one + _GAP) - _GAP
+        return n_columns * (one + self.gap) - self.gap
 
     def set_label(self, index: int, label: str) -> None:
         if label != self._swatches[index].label:

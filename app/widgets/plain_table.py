@@ -18,7 +18,7 @@ from PySide6.QtCore import (
     Qt,
     Signal,
 )
-from PySide6.QtGui import QPainter
+from PySide6.QtGui import QGuiApplication, QPainter
 from PySide6.QtWidgets import (
     QAbstractItemView,
     QHeaderView,
@@ -28,7 +28,6 @@ from PySide6.QtWidgets import (
 )
 
 from app.looks import figures_font
-from app.trace_models.position_detail import BAR_COLOUR_ROLE, BAR_ROLE
 from app.trace_models.shown_text import plain_tip
 
 _Index = QModelIndex | QPersistentModelIndex
@@ -101,13 +100,17 @@ class ColumnTable(QAbstractTableModel):
         return plain_tip(value) if value and role == _TIP else value
 
 
+BAR_ROLE = Qt.ItemDataRole.UserRole
+"""A probability to be drawn as a bar, None for a cell of text alone."""
+BAR_COLOUR_ROLE = Qt.ItemDataRole.UserRole + 1
+"""The colour of the bar."""
 _ROW_PAD = 5
 _LEAST_ROWS = 3
 """With the head; there is more to scroll to."""
 
 
 def plain_table(model: QAbstractItemModel, name: str) -> QTableView:
-    """A read-only table with low rows, no grid and figures of equal width."""
+    """A read-only table with low rows, no grid and figures of equal width; its menu copies it."""
     table = QTableView()
     table.setModel(model)
     table.setAccessibleName(name)
@@ -127,6 +130,9 @@ def plain_table(model: QAbstractItemModel, name: str) -> QTableView:
     rows.setMinimumSectionSize(1)
     rows.setDefaultSectionSize(table.fontMetrics().height() + _ROW_PAD)
     table.setMinimumHeight(_LEAST_ROWS * rows.defaultSectionSize())
+    table.setContextMenuPolicy(Qt.ContextMenuPolicy.ActionsContextMenu)
+    clipboard = QGuiApplication.clipboard()
+    table.addAction("Copy Table", lambda: clipboard.setText(table_text(table)))
     return table
 
 

@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import pyqtgraph as pg
-from PySide6.QtCore import QEvent, Qt, Signal
-from PySide6.QtGui import QBrush, QContextMenuEvent, QHelpEvent, QPen
-from PySide6.QtWidgets import QFrame, QMenu, QToolTip
+from PySide6.QtCore import QEvent, QPoint, Qt, Signal
+from PySide6.QtGui import QBrush, QContextMenuEvent, QPen
+from PySide6.QtWidgets import QFrame, QMenu
 
 from app.looks import Theme
-from app.trace_models.shown_text import plain_tip
+from app.widgets.build import shows_tip
 from app.widgets.line_styles import plot_pen
 
 _Item = TypeVar("_Item", bound=pg.GraphicsObject)
@@ -176,14 +176,12 @@ class PlotSurface(pg.PlotWidget):
             self.clicked.emit(at.x(), at.y())
 
     def viewportEvent(self, event: QEvent) -> bool:
-        if isinstance(event, QHelpEvent) and event.type() == QEvent.Type.ToolTip:
-            place = self.mapToScene(event.pos())
-            inside = self.box.sceneBoundingRect().contains(place)
-            at = self.box.mapSceneToView(place)
-            text = plain_tip(self.tip(at.x(), at.y())) if inside else ""
-            QToolTip.showText(event.globalPos(), text, self)
-            return True
-        return bool(super().viewportEvent(event))
+        return shows_tip(event, self, self._tip_at) or bool(super().viewportEvent(event))
+
+    def _tip_at(self, pos: QPoint) -> str:
+        place = self.mapToScene(pos)
+        at = self.box.mapSceneToView(place)
+        return self.tip(at.x(), at.y()) if self.box.sceneBoundingRect().contains(place) else ""
 
     def contextMenuEvent(self, event: QContextMenuEvent) -> None:
         if self.menu is not None:

@@ -6,12 +6,13 @@ from __future__ import annotations
 from abc import abstractmethod
 
 import numpy as np
-from PySide6.QtCore import QEvent, QPointF, QRectF, QSize, Qt
-from PySide6.QtGui import QBrush, QHelpEvent, QPainter, QPaintEvent, QPen
-from PySide6.QtWidgets import QSizePolicy, QToolTip, QWidget
+from PySide6.QtCore import QEvent, QPoint, QPointF, QRectF, QSize, Qt
+from PySide6.QtGui import QBrush, QPainter, QPaintEvent, QPen
+from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from app.looks import Theme
 from app.trace_models.shown_text import short_count, significant
+from app.widgets.build import shows_tip
 from app.widgets.line_styles import plot_pen
 from engine.analysis.draft_quality import Calibration
 
@@ -98,13 +99,12 @@ class RateChart(QWidget):
         painter.end()
 
     def event(self, event: QEvent) -> bool:
-        if isinstance(event, QHelpEvent) and event.type() == QEvent.Type.ToolTip:
-            area, at = self.area, event.pos().toPointF()
-            inside = area.contains(at)
-            text = self.tip((at.x() - area.left()) / area.width()) if inside else ""
-            QToolTip.showText(event.globalPos(), text, self)
-            return True
-        return super().event(event)
+        return shows_tip(event, self, self._tip_at) or super().event(event)
+
+    def _tip_at(self, at: QPoint) -> str:
+        area = self.area
+        inside = area.contains(at.toPointF())
+        return self.tip((at.x() - area.left()) / area.width()) if inside else ""
 
 
 _FEW = 10

@@ -26,6 +26,13 @@ from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 from resources import DEMO_TARGET
 
+_NOT_READY = {
+    State.EMPTY: "Open a model first.",
+    State.INSPECTED: "The model is not loaded: Load weights in the Model panel (Ctrl+1) does that.",
+    State.LOADING: "The model is being loaded.",
+}
+"""Why nothing can run."""
+
 
 class EngineNews(QObject):
     """Listens to the bridge."""
@@ -80,6 +87,7 @@ class EngineNews(QObject):
             state is not State.LOADING and not self._bridge.has_run and self._bridge.server is None
         )
         panels.conversation.set_ready(self._why_no_turn(state))
+        panels.tokens.set_ready(_NOT_READY.get(state, ""))
         self._show_model_text()
         self._tell_of_run_behind()
 
@@ -88,9 +96,7 @@ class EngineNews(QObject):
             return "A server's memory cannot be looked into: open the model's file."
         if state in (State.RUNNING, State.PAUSED):
             return "A run goes on; Stop (Shift+F5) ends it."
-        if state is State.LOADING:
-            return "The model is being loaded."
-        return "" if self._bridge.can_start else "Open a model first."
+        return _NOT_READY.get(state, "")
 
     # -- servers ---------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from PySide6.QtSvg import QSvgGenerator
 from PySide6.QtWidgets import QApplication, QDockWidget, QFileDialog, QMenu, QWidget
 
 from app.actions import Actions
-from app.looks import Theme
+from app.looks import FocusFrame, Theme
 from app.panels.lab.gate_view import GateView
 from app.panels.plots.acceptance_view import AcceptanceView
 from app.panels.plots.bar_view import OverlaidView
@@ -328,7 +328,8 @@ def _render(view: PlotView, painter: QPainter, top: int) -> None:
 
 @contextmanager
 def _in_light(view: PlotView, theme: Theme) -> Iterator[None]:
-    """The view in the light colours, with its axis, for as long as it takes to draw it."""
+    """The view in the light colours, with its axis and without the frame of what has the keys, for
+    as long as it takes to draw it."""
     shown = theme.name
     theme.become("light")
     palette, role = QPalette(), QPalette.ColorRole
@@ -347,9 +348,14 @@ def _in_light(view: PlotView, theme: Theme) -> Iterator[None]:
     had_axis = plot is None or plot.has_axis
     if plot is not None:
         plot.show_axis(True)  # in a stack that is the last one's
+    frames = view.page.findChildren(FocusFrame)
+    for frame in frames:
+        frame.hide()
     try:
         yield
     finally:
+        for frame in frames:
+            frame.show()
         if plot is not None:
             plot.show_axis(had_axis)
         view.page.setPalette(QPalette())

@@ -46,6 +46,7 @@ from app.window.dialogs.help import environment
 from app.window.panels import Panels
 from engine.errors import DraftscopeError
 from engine.experiments.results.reader import find_results
+from engine.plain_text import counted
 from engine.trace.reopen import find_trace
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
@@ -304,9 +305,9 @@ class Sessions(QObject):
         runs = (RunRef(store, i) for store in stores for i in store.runs)
         n = count_runs(run for run in runs if not notes_of(run.facts).deleted)
         if n:
-            word = "run" if n == 1 else "runs"
+            runs_text = counted(n, "run")
             self.message.emit(
-                f"{n:,} {word} of earlier sessions can be found in Runs (Ctrl+8).", _TOLD_MS
+                f"{runs_text} of earlier sessions can be found in Runs (Ctrl+8).", _TOLD_MS
             )
         if self._n_interrupted:
             self._banners.add(

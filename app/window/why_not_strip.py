@@ -7,14 +7,15 @@ from typing import Any
 
 import numpy as np
 from PySide6.QtCore import QSize, Qt, Signal
-from PySide6.QtGui import QPainter, QPaintEvent, QResizeEvent
+from PySide6.QtGui import QPainter, QPaintEvent
 from PySide6.QtWidgets import QFrame, QLabel, QToolButton
 
 from app.engine_thread.feed import Pacer
 from app.looks import Theme, icon
 from app.trace_models.run_rows import Position
 from app.trace_models.shown_text import plain_tip
-from app.widgets.build import hbox, words
+from app.widgets.build import hbox
+from app.widgets.fitted_labels import ClampedLabel
 from engine.draft.registry import DRAFTERS, meaning
 from engine.options import RunOptions
 from engine.trace.facts import RunFacts
@@ -23,7 +24,7 @@ from engine.trace.run_ref import RunColumns, RunRef
 from engine.trace.store import TraceStore
 
 _PERIOD_MS = 500
-_ICON = 14
+_ICON, _MOST_LINES = 14, 2
 
 
 class WhyNotStrip(QFrame):
@@ -46,7 +47,8 @@ class WhyNotStrip(QFrame):
         self.reasons: list[WhyNotReason] = []
         self._pacer = Pacer(self._read, _PERIOD_MS, self)
         self._icon = QLabel()
-        self.text = words(wraps=False, shrinks=True, selectable=True)
+        self.text = ClampedLabel("")
+        self.text.clamp(_MOST_LINES)
         self.show_button, self.next_button = QToolButton(), QToolButton()
         self.show_button.setText("Show")
         self.show_button.setToolTip("Go to the round where it happened first")
@@ -58,9 +60,7 @@ class WhyNotStrip(QFrame):
         self.close_button.setToolTip("Hide this line until there is another reason")
         self.close_button.setAccessibleName("Dismiss the reasons")
         self.close_button.clicked.connect(self._dismiss)
-        self._row = row = hbox(
-            self._icon, (self.text, 1), of=self, margins=(10, 1, 4, 1), spacing=6
-        )
+        row = hbox(self._icon, (self.text, 1), of=self, margins=(10, 1, 4, 1), spacing=6)
         for button in (self.show_button, self.next_button, self.close_button):
             button.setAutoRaise(True)
             button.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
@@ -112,12 +112,12 @@ class WhyNotStrip(QFrame):
         drawing = icon(reason.severity, self._theme, f"status.{reason.severity}")
         self._icon.setPixmap(drawing.pixmap(QSize(_ICON, _ICON), self.devicePixelRatioF()))
         self.close_button.setIcon(icon("close", self._theme))
-        self.text.setToolTip(plain_tip("\n".join(one.sentence for one in self.reasons)))
+        self.setToolTip(plain_tip("\n".join(one.sentence for one in self.reasons)))
         self.setAccessibleName(f"{reason.severity}: {reason.sentence}")
         self.show_button.setVisible(reason.place is not None)
         self.next_button.setVisible(n > 1)
         self.next_button.setText(f"{self._at + 1} of {n}")
-        self._elide()
+        self.text.say(reason.sentence)
         self.update()
 
     def _dismiss(self) -> None:
@@ -129,19 +129,6 @@ class WhyNotStrip(QFrame):
         if place is not None and self._run is not None:
             seq_id, round_ = place
             self.position_selected.emit(Position(self._run, seq_id, round_, None))
-
-    def _elide(self) -> None:
-        if self.reasons:
-            sentence = self.reasons[self._at].sentence
-            room = max(self.text.width(), 1)
-            self.text.setText(
-                self.fontMetrics().elidedText(sentence, Qt.TextElideMode.ElideRight, room)
-            )
-
-    def resizeEvent(self, event: QResizeEvent) -> None:
-        super().resizeEvent(event)
-        self._row.activate()
-        self._elide()
 
     def paintEvent(self, _event: QPaintEvent) -> None:
         painter = QPainter(self)

@@ -263,7 +263,8 @@ class MainWindow(QMainWindow):
         self.findings.count_changed.connect(lambda n: self.docks.count("findings", n))
         self.tokens.inspect_asked.connect(self.actions_by_id["go.inspect"].trigger)
         self.tokens.cancel_asked.connect(control.cancel_sequence)
-        self.tokens.menu_actions = [self.actions_by_id[i] for i in ("go.inspect", "run.fork")]
+        in_menu = "file.copy_text", "file.copy_step", "go.inspect", "run.fork"
+        self.tokens.menu_actions = [self.actions_by_id[i] for i in in_menu]
         panels = self.panels
         panels.conversation.say_asked.connect(control.say)
         self.runs.export_asked.connect(self._export_run)
@@ -448,7 +449,10 @@ class MainWindow(QMainWindow):
         keys = QKeySequence(event.keyCombination())
         for action in self.actions_by_id:
             if action.shortcut() == keys and not action.isEnabled():
-                self.status.showMessage(action.toolTip(), _READING_MS)
+                _, found, needs = action.toolTip().rpartition(": needs ")
+                key = keys.toString(QKeySequence.SequenceFormat.NativeText)
+                said = f"{key} needs {needs}" if found else needs  # the rest may have no room
+                self.status.showMessage(said, _READING_MS)
         super().keyPressEvent(event)
 
     def createPopupMenu(self) -> QMenu:

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.plain_text import size_text, three_digits
+from engine.plain_text import counted, size_text, three_digits
 from engine.sampling.options import SamplerOptions
 from engine.trace.facts import RunFacts
 from engine.trace.records import MISSING, PHASES, POLICY
@@ -206,7 +206,7 @@ class TimeRatio:
         """The lowest and the highest, in words."""
         of = "the rounds"
         if self.n_left_out:
-            slow = f"{self.n_left_out:,} unusually slow one{'s' * (self.n_left_out > 1)}"
+            slow = counted(self.n_left_out, "unusually slow one")
             of = f"{self.n_rounds:,} rounds, {slow} left out"
         return f"{self.low:.2f} to {self.high:.2f} over {N_PARTS} parts of {of}"
 

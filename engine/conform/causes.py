@@ -325,7 +325,7 @@ class Situation:
             part, first = self._chunk(row), row // chunk * chunk
             part.tokens = part.tokens[: max(_MOST_ROWS, row - first + 1)]
             cause, words = part.explain_outputs(seen[first : first + len(part.tokens)], bound)
-            if cause in ("wrong-output", "wrong-gate", "drift") and row >= chunk:
+            if cause in ("wrong-output", "wrong-gate") and row >= chunk:
                 return "wrong-chunk", joined(f"from row {row} on, chunks have {chunk} rows", words)
             return cause, words
         if found := closest(seen, self._begun(seen, wanted, bound), bound, wanted):
@@ -390,7 +390,7 @@ class Situation:
         if 0 < chunk < count:  # the last chunk's outputs are right: so is the state before it
             part, rest = self._chunk(count - 1), (count - 1) % chunk + 1
             cause, words = part.explain_state(seen, rest, bound)
-            if cause in ("wrong-state", "drift"):
+            if cause == "wrong-state":
                 after = f"state after {count} rows, of which all outputs are right"
                 return "wrong-chunk", joined(after, words)
             return cause, words

@@ -164,10 +164,11 @@ class Log:
         self.writes = self._writes(self.rows)
 
     def _writes(self, rows: Sequence[Row]) -> list[torch.Tensor]:
-        """What the rows wrote, along the keys that these rows have."""
+        """What the rows wrote, with the keys, values and beta that these rows have."""
         made = []
         for before, right, row in zip(self.states, self.rows, rows, strict=False):
-            value = correction(self.shape, right["decay"] * before, right)
+            own = right | {x: row[x] for x in ("value", "beta")}
+            value = correction(self.shape, right["decay"] * before, own)
             made.append(row["key"][:, :, None] * value[:, None, :])
         return made
 

@@ -33,7 +33,7 @@ def of_rounding(seen: torch.Tensor, wanted: torch.Tensor) -> str:
     error = (seen - wanted).abs()
     size = float(error.square().mean().sqrt() / wanted.square().mean().sqrt())
     spread = float((error > error.square().mean().sqrt() / 8).double().mean())
-    kind = "float16 or TF32" if size < 6e-4 else "bfloat16"
+    kind = "float16 or TF32" if size < 4e-4 else "bfloat16"
     if not 3e-5 < size < 1.5e-2 or spread < 0.5:
         return ""
     return f"{size:.1g} of the values' size in most of them, as of rounding to {kind}"

@@ -76,7 +76,7 @@ class TensorReader:
         and OutOfMemoryError.
         """
         (tensor,) = self._pieces(name, shape, 1, "dequantising", self._decode)
-        scale = self._scale(name)
+        scale = self.scale(name)
         if scale is not None:
             tensor = tensor.reshape(len(scale), -1).mul_(scale.unsqueeze(1))
         return tensor.reshape(shape)
@@ -105,7 +105,7 @@ class TensorReader:
 
         Otherwise as `take`, cancelled between slices as well.
         """
-        scale = self._scale(name)
+        scale = self.scale(name)
         scales = scale if scale is not None else torch.ones(1)
         for piece, one in zip(
             self._pieces(name, shape, shape[0], "dequantising", self._decode),
@@ -164,7 +164,7 @@ class TensorReader:
         """Whether a scale of its own is part of a matrix, which then is not its blocks alone."""
         return scale_of(name) in self._file.tensors
 
-    def _scale(self, name: str) -> Tensor | None:
+    def scale(self, name: str) -> Tensor | None:
         """What a matrix is multiplied by, f32 [1], or [n] for each of n experts; None for 1. Raises
         ModelFileError for a number that is not finite."""
         if not self.is_scaled(name):

@@ -15,7 +15,7 @@ from engine.model.loaded_size import draft_head_bytes, loaded_bytes
 from engine.model.parts import CellSize
 from engine.model.parts.attention import CompressedAttentionPart
 from engine.model.tensors import check_tensors, unused_blocks
-from engine.plain_text import size_text
+from engine.plain_text import counted, size_text
 
 SMALL_MODEL = 64_000_000
 """Parameters below which the fixed cost of an operation, not its arithmetic, decides the speed."""
@@ -191,11 +191,10 @@ def _rollback(recurrent: int, state_bytes: int, log_bytes: int) -> str:
     """How a tail of tokens can be removed again, in one sentence."""
     if not recurrent:
         return "attention only: any tail can be removed"
-    layers = "layer" if recurrent == 1 else "layers"
     size = f"{size_text(state_bytes)} a snapshot"
     if log_bytes >= state_bytes:
         size += f", {size_text(log_bytes)} a token in the log of replay, which saves nothing"
-    return f"partial seq_rm over snapshot planes ({recurrent} recurrent {layers}, {size})"
+    return f"partial seq_rm over snapshot planes ({counted(recurrent, 'recurrent layer')}, {size})"
 
 
 def llama_cpp_rollback(planes: bool | None, state_bytes: int) -> str:

@@ -110,12 +110,14 @@ def _bytes_in(tensors: Mapping[str, TensorInfo], where: tuple[str, str], has_hea
             name in experts and _block(name) in expanded
         )
         if name.endswith(_EMBEDDINGS):
-            stays = _stays(tensors, tensor, (device, mode if mode in ("f32", "q8") else "blocks"))
+            is_other = mode not in ("f32", "q8") or _is_scaled(tensors, tensor)
+            stays = _stays(tensors, tensor, (device, "blocks" if is_other else mode))
             total += tensor.n_bytes if stays else tensor.n_elements * _F32
         elif len(tensor.shape) > 1 and not any(part in name for part in _KEPT):
             steps = _steps(tensors, name) if mode not in ("f32", "blocks") else 0
             rows = tensor.n_elements // tensor.shape[-1]
             total += _packed(tensor, mode, stays, is_narrow) * (rows - steps) // rows
+            total += _F32 * rows * (stays and _is_scaled(tensors, tensor))
             total += steps * tensor.shape[-1] * _F32
         else:
             total += tensor.n_elements * _F32
@@ -142,12 +144,16 @@ def _block(name: str) -> str:
 
 def _stays(tensors: Mapping[str, TensorInfo], tensor: TensorInfo, where: tuple[str, str]) -> bool:
     device, mode = where
-    if tensor.name.removesuffix(".weight") + ".scale" in tensors:
-        return False
+    if _is_scaled(tensors, tensor):
+        return where == ("cpu", "q8") and tensor.type.name in _CPU_BLOCKS
     if tensor.type.name in _HALVES and len(tensor.shape) == 2:
         is_whole = device == "cpu" and tensor.shape[1] % _GROUP == 0
         return is_whole and mode in ("f32", "blocks", "q8")
     return tensor.type.name in _IN_BLOCKS.get(where, ())
+
+
+def _is_scaled(tensors: Mapping[str, TensorInfo], tensor: TensorInfo) -> bool:
+    return tensor.name.removesuffix(".weight") + ".scale" in tensors
 
 
 def _packed(tensor: TensorInfo, mode: str, stays: bool, is_narrow: bool) -> int:

@@ -233,7 +233,8 @@ class DraftHead:
     def fits(output: OutputHead) -> bool:
         """Whether a head is one whose rows stand alone in integer blocks, and large enough."""
         packed, bias = output.projection.packed, output.projection.bias
-        if packed.mode != "q8" or bias is not None or not uses_llvm():
+        alone = bias is None and packed.factors is None
+        if packed.mode != "q8" or not alone or not uses_llvm():
             return False
         n_vocab, width = packed.shape
         copied, n_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[_COPY]]

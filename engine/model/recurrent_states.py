@@ -148,8 +148,7 @@ class MatrixState(Recurrence):
     """S [n_heads, rows, columns], which the functions of one kernel advance; folding is one
     product. Advancing gives o [B, T, n_heads, …].
 
-    into, log, fold, slots: of kernels.recurrence.delta_rule or kernels.recurrence.ssd. entries:
-    makes the log that `fold` takes of its rows.
+    into, log, fold, slots: of kernels.recurrence.delta_rule or kernels.recurrence.ssd.
     """
 
     def __init__(
@@ -161,10 +160,8 @@ class MatrixState(Recurrence):
         log: Kernel,
         fold: Kernel,
         slots: Kernel,
-        entries: Kernel,
     ) -> None:
         self._into, self._log, self._fold, self._slots = into, log, fold, slots
-        self._entries = entries
         super().__init__(shape, entry)
 
     def into(
@@ -179,7 +176,7 @@ class MatrixState(Recurrence):
 
     def fold(self, *log: *LogPart, out: Tensor | None = None, invariant: bool = False) -> Tensor:
         start, entries, n_tokens = log
-        return self._fold(start, self._entries(*entries), n_tokens, out=out, invariant=invariant)
+        return self._fold(start, UpdateLog(*entries), n_tokens, out=out, invariant=invariant)
 
     def by_index(self, inputs: Any, pool: Tensor, rows: RowNumbers) -> Tensor:
         *operands, raw = inputs
@@ -205,7 +202,6 @@ class DeltaState(MatrixState):
             log=partial(delta_rule.gated_delta_log, grouped=grouped),
             fold=partial(delta_rule.fold, grouped=grouped),
             slots=partial(delta_rule.gated_delta_slots, grouped=grouped),
-            entries=UpdateLog,
         )
 
 
@@ -223,7 +219,6 @@ class SsdState(MatrixState):
             log=ssd.ssd_log,
             fold=partial(delta_rule.fold, grouped=True),
             slots=ssd.ssd_slots,
-            entries=UpdateLog,
         )
 
 

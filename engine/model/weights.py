@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise, tee
+from operator import attrgetter
 
 import torch
 from torch import Tensor
@@ -30,7 +31,7 @@ class MatrixRows:
     """Matrix rows f32 [out, in], bf16 in mode bf16, or biases f32 [out]; with a `type` each row's
     GGUF blocks of that type, uint8 [out, bytes], as they are stored. rounding: the GGML type whose
     products are to round their other side as llama.cpp does, or None. name: of the tensor in the
-    file that blocks are part of.
+    file that blocks are part of. scale: what blocks are still to be multiplied with.
 
     A row of blocks is as whole as a row of numbers, so layers rearrange both alike.
     """
@@ -39,6 +40,7 @@ class MatrixRows:
     type: str | None = None
     rounding: str | None = None
     name: str = ""
+    scale: float | None = None
 
     def rearranged(self, rearrange: Callable[[Tensor], Iterable[Tensor]]) -> list[MatrixRows]:
         """The parts that `rearrange` makes of the data; it may move rows, never look into one."""
@@ -177,12 +179,15 @@ class Weights:
         return self._stays(self._prefix + name, self.compute)
 
     def _stays(self, full: str, mode: str) -> bool:
-        """What is not in its blocks alone, but multiplied by a scale, becomes numbers."""
+        """Where a scale goes with the blocks, only products of integers on the processor multiply
+        with it, as llama.cpp does, after the product; elsewhere it becomes part of numbers."""
         type, shape = self._reader.type(full), self._shapes[full]
         stays = stays_in_blocks(type, mode, self.device)
+        if self._reader.is_scaled(full):
+            return stays and mode == "q8" and self.device.type == "cpu"
         if len(shape) == 2:  # experts and biases become numbers
             stays |= stays_in_halves(type, shape[1], mode, self.device)
-        return stays and not self._reader.is_scaled(full)
+        return stays
 
     def rows(self, name: str) -> MatrixRows:
         """A matrix or biases for rearranging, in blocks if they stay in them; not counted."""
@@ -194,7 +199,14 @@ class Weights:
         is_half = type in HALVES
         if self._stays(full, mode):
             blocks = self._reader.take_blocks(full, shape)
-            return MatrixRows(blocks, type, self._rounding(name) if is_half else None, full)
+            scale = self._reader.scale(full)
+            return MatrixRows(
+                blocks,
+                type,
+                self._rounding(name) if is_half else None,
+                full,
+                None if scale is None or len(scale) > 1 else float(scale),
+            )
         if is_half and mode == "bf16" and not self._reader.is_scaled(full):
             return MatrixRows(self._reader.take_halves(full, shape))
         return self.numbers(name)
@@ -207,7 +219,8 @@ class Weights:
 
         It stays in its blocks where it can, but in f32: there the head may be the same matrix.
         """
-        rows = self._rows(name, self.compute if self.compute in ("f32", "q8") else "blocks")
+        is_other = self.compute not in ("f32", "q8") or self._reader.is_scaled(self._prefix + name)
+        rows = self._rows(name, "blocks" if is_other else self.compute)
         rows = replace(rows, data=rows.data.to(self.device))
         self.n_bytes += rows.data.nbytes
         return Embedding(rows, self._shapes[self._prefix + name][1])
@@ -277,7 +290,7 @@ class Weights:
     def _beside(self, rows: Sequence[MatrixRows], mode: str) -> PackedWeight:
         """Rows one below the other, neighbours of one type as one matrix."""
         joined, copied = [], Counter[str]()
-        for _, group in groupby(rows, lambda part: (part.type, part.rounding)):
+        for _, group in groupby(rows, attrgetter("type", "rounding", "scale")):
             parts = list(group)
             joined.append(self._joined(parts))
             if not _in_one_piece([part.data for part in parts]):
@@ -302,7 +315,7 @@ class Weights:
 
     def _pack(self, rows: MatrixRows, mode: str) -> PackedWeight:
         if rows.type is not None:
-            packed = pack_blocks(rows.data.to(self.device), rows.type, mode)
+            packed = pack_blocks(rows.data.to(self.device), rows.type, mode, rows.scale)
         else:
             packed = pack(rows.data, self._without_blocks(mode), self.device)
         return as_llama_cpp(packed, rows.rounding) if rows.rounding else packed
@@ -347,8 +360,11 @@ class Weights:
 
     def _rows_each(self, name: str) -> Iterator[MatrixRows]:
         if self.in_blocks(name):
-            whole = self.rows(name)
-            yield from whole.rearranged(Tensor.unbind)
+            each = self.rows(name).rearranged(Tensor.unbind)
+            scale = self._reader.scale(self._prefix + name)
+            scales = [None] * len(each) if scale is None else scale.expand(len(each)).tolist()
+            for rows, one in zip(each, scales, strict=True):
+                yield replace(rows, scale=one)
         else:
             for data in self._each(name):
                 yield MatrixRows(data, rounding=self._rounding(name))

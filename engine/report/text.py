@@ -19,11 +19,6 @@ _LIST = re.compile(r"^(\d*)([-+.)])(?= )")
 _LONGEST_CELL = 200
 
 
-def counted(n: int, what: str) -> str:
-    """A number of things, whose plural ends in s."""
-    return f"{n:,} {what}{'' if n == 1 else 's'}"
-
-
 def visible(text: str, *, keep_lines: bool = False) -> str:
     """The text with characters that show nothing or change direction as codes such as U+202E."""
     return "".join(

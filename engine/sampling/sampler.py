@@ -75,6 +75,7 @@ class Sampler:
         self.grammar = grammar
         self.accepted: list[int] = []
         self.n_draws = 0
+        self._n_compared = 0
         self.allowed: dict[int, AllowedTokens] = {}
         """What the grammar allowed at the rows looked at since the latest `rows`."""
         self.non_finite: tuple[int, float] | None = None
@@ -99,6 +100,7 @@ class Sampler:
         self._penalties.copy_from(other._penalties)
         self.grammar = other.grammar.clone() if other.grammar else None
         self.accepted, self.n_draws = other.accepted.copy(), other.n_draws
+        self._n_compared = 0
 
     def follow(self, other: Sampler, *, keeps_random: bool) -> None:
         """Go on after the tokens that another sampler has chosen, which may have had other options;
@@ -166,13 +168,17 @@ class Sampler:
         """Take the newest accepted token back; the random number stays used, for nothing."""
         self._penalties.retract()
         self.accepted.pop()
+        self._n_compared = min(self._n_compared, len(self.accepted))
         self.n_draws -= 1
         if self.grammar:
             self.grammar.retract()
 
     def n_astray(self, tokens: Sequence[int]) -> int:
-        """How many of the tokens chosen so far are not these, the text's, or missing."""
-        if self.accepted == tokens:
+        """How many of the tokens chosen so far are not these, the text's, or missing. A text only
+        grows: its tokens that were equal before are not compared again."""
+        newest = slice(max(0, self._n_compared - 1), None)
+        if len(self.accepted) == len(tokens) and self.accepted[newest] == tokens[newest]:
+            self._n_compared = len(tokens)
             return 0
         n_other = sum(a != b for a, b in zip(self.accepted, tokens, strict=False))
         return n_other + abs(len(self.accepted) - len(tokens))

@@ -59,11 +59,11 @@ def open_trace(
     """
     folder = Path(folder)
     session = read_session(folder / SESSION_FILE)
-    total = sum(session.rows.values())
     store = TraceStore()
     store.runs.update(session.runs)
     store.pieces.update(session.pieces)
     store.more_facts = session.more
+    total = store.size() + sum(session.rows.values())
     for name in dict.fromkeys((*TABLES, *session.rows)):
         path = folder / f"{name}.csv"
         is_later = name in TABLES and all(c.since > session.minor for c in TABLES[name])

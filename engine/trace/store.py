@@ -95,6 +95,11 @@ class Table:
                 same[name] = values if is_whole else [MISSING if v is None else v for v in values]
         self._put(n, same)
 
+    def reserve(self, n: int) -> None:
+        """Make room for n rows that are going to be added."""
+        if self._n + n > self._capacity:
+            self._grow(self._n + n)
+
     def _put(self, n: int, columns: Mapping[str, Any]) -> None:
         """Add n rows; a single value is that of all of them."""
         start, stop = self._n, self._n + n
@@ -169,11 +174,10 @@ class Table:
 
     def _grow(self, needed: int) -> None:
         capacity = max(needed, self._capacity * 2)
-        grown = {}
-        for name, array in self._arrays.items():
-            grown[name] = _empty(self._named[name], capacity)
-            grown[name][: self._n] = array[: self._n]
-        self._arrays = grown
+        for name, array in self._arrays.items():  # of which only one is there twice
+            grown = _empty(self._named[name], capacity)
+            grown[: self._n] = array[: self._n]
+            self._arrays[name] = grown
         self._capacity = capacity
 
 
@@ -217,6 +221,7 @@ class TraceStore:
     runs: run_id -> its facts (options in effect, model identity, timings when finished).
     pieces: token id -> bytes, for every token id that occurs in the tables.
     more_facts: of session.json of an opened trace, what this program knows nothing of.
+    has_rows: False while the rows are on disk alone, so that nothing of the tables can be said.
     """
 
     def __init__(self) -> None:
@@ -225,6 +230,7 @@ class TraceStore:
         self.runs: dict[int, RunFacts] = {}
         self.pieces: dict[int, bytes] = {}
         self.more_facts: dict[str, Any] = {}
+        self.has_rows = True
 
     def _hold(self, pool: TextPool, tables: dict[str, Table]) -> None:
         self.text_pool, self.tables = pool, tables
@@ -252,11 +258,13 @@ class TraceStore:
         """Hold no rows any more, but for what is known of the runs. They have to be on disk, and
         no one may write or read them now."""
         self.take_rows(TraceStore())
+        self.has_rows = False
 
     def take_rows(self, other: TraceStore) -> None:
         """Hold the rows of another store: those of the same trace, read again."""
         self._hold(other.text_pool, other.tables)
         self.pieces = other.pieces
+        self.has_rows = True
 
     def n_bytes(self) -> int:
         """Memory that the rows take, bytes."""
@@ -272,9 +280,10 @@ class TraceStore:
         return {name: columns for name, columns in found.items() if columns}
 
     def size(self) -> int:
-        """Rows in all tables, and cells filled later: it grows with everything that is written, so
-        equality means nothing new."""
-        return sum(len(table) + table.n_filled for table in self.tables.values())
+        """Rows in all tables, cells filled later, and requests to other engines, of which some have
+        no rows: it grows with everything that is written, so equality means nothing new."""
+        n_requests = sum(len(facts.get("requests") or ()) for facts in list(self.runs.values()))
+        return n_requests + sum(len(table) + table.n_filled for table in self.tables.values())
 
 
 def _blank(column: Column) -> int | float:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from engine.plain_text import counted
 from engine.trace.store import TraceStore
 
 NEWLINE_MARK = "⏎"
@@ -89,7 +90,7 @@ def line_text(piece: bytes, token_id: int) -> str:
 
 def _named_space(run: str) -> str:
     name, n = _SPACES[run[-1]], len(run.replace("\r\n", "\n"))
-    return name if n == 1 else f"{n} {name}s"
+    return name if n == 1 else counted(n, name)
 
 
 def _visible(char: str, *, first: bool) -> str:

@@ -13,7 +13,7 @@ from kernels.linear import naive, with_torch
 from kernels.linear.block_parts import PreparedRows, Residual, Rows, round_rows
 from kernels.linear.blocks import linear_blocks, pack_plain, stays_plain, takes_any_rows
 from kernels.linear.packed import INTEGER_MODES, MODES, BlockData, PackedWeight
-from kernels.pointwise import add
+from kernels.pointwise import add, multiply
 from kernels.rows import join
 
 _CPU = torch.device("cpu")
@@ -144,7 +144,8 @@ def _linear_alone(x: Tensor, packed: PackedWeight, *, invariant: bool = False) -
     if packed.rounding:
         x = round_rows(x, packed.rounding)
     if isinstance(packed.data, BlockData):
-        return linear_blocks(x, packed, invariant=invariant)
+        y = linear_blocks(x, packed, invariant=invariant)
+        return y if packed.factors is None else multiply(y, packed.factors)
     return _in_blocks(_product, x, packed) if invariant else _product(x, packed)
 
 

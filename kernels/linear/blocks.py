@@ -51,17 +51,22 @@ def pack_plain(weight: Tensor) -> PackedWeight:
     return pack_blocks(weight.contiguous().view(torch.uint8), "F32", "f32")
 
 
-def pack_blocks(blocks: Tensor, type: str, mode: str = "blocks") -> PackedWeight:
+def pack_blocks(
+    blocks: Tensor, type: str, mode: str = "blocks", scale: float | None = None
+) -> PackedWeight:
     """A weight that stays in its blocks, uint8 [out, bytes per row], kept where they are.
 
     type: one of kernels.linear.block_linear.TYPES, or F32, F16 and BF16, whose mode is "f32"
     whatever is given; in mode "q8" of kernels.linear.integer_blocks.TYPES.
-    mode: "blocks", "bf16" or "q8".
+    mode: "blocks", "bf16" or "q8". scale: of the whole matrix, on a processor.
     """
     mode = "f32" if type in (*HALVES, "F32") else mode
     elements, n_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[type]]
     n_in = blocks.shape[1] // n_bytes * elements
-    return PackedWeight(mode, (blocks.shape[0], n_in), blocks.numel(), BlockData(blocks, type))
+    factors = None if scale is None else torch.full((len(blocks),), scale)
+    n_bytes = blocks.numel() + (0 if factors is None else factors.nbytes)
+    shape, data = (len(blocks), n_in), BlockData(blocks, type)
+    return PackedWeight(mode, shape, n_bytes, data, factors=factors)
 
 
 def stack_weights(parts: Sequence[PackedWeight]) -> PackedWeight:

@@ -19,8 +19,8 @@ from kernels.linear.packed import (
     BytePanels,
 )
 from kernels.llvm import F32, F32X16, Code, Program, Value, kernel, vector
-from kernels.llvm.functions import RowPlaces, addresses, rows, run, start
-from kernels.llvm.values import I8, I32
+from kernels.llvm.functions import ROUND, ROUND_BITS, RowPlaces, addresses, rows, run, start
+from kernels.llvm.values import I8, I32, I32X16, MAGNITUDE
 
 FEW_ROWS = 8
 """Up to this many rows of integers are multiplied with one panel after the other, and the weights
@@ -238,16 +238,11 @@ def _result(code: Code, sums: Sequence[Value], tail: Value) -> Value:
     return numbers[0] * code.splat(code.load(tail + 4 * len(sums), F32))
 
 
-I32X16 = vector(I32, 16)
-
 TAIL_BYTES = 64
 """Bytes after the integers: BYTE_ZERO times the sum of each row of them, i32, then the largest
 magnitude of the row of x, f32; this many so that rows do not all fall into the same few lines of
 the cache."""
 
-# added to a number of up to 127, it leaves the nearest integer in the last bits of the sum
-_ROUND, _ROUND_BITS = 1.5 * 2.0**23, 0x4B400000
-_MAGNITUDE = 0x7FFFFFFF
 _TINY_BITS = 0x00800000
 
 
@@ -296,11 +291,11 @@ def write_rows(
         with code.loop(0, n_in, ROW_MULTIPLE) as at:
             rest = code.load(source + at * 4, F32X16) / divisor * float(ROW_LEVELS)
             for i, total in enumerate(sums):
-                shifted = rest + _ROUND
-                integers = shifted.bits(I32X16) - _ROUND_BITS
+                shifted = rest + ROUND
+                integers = shifted.bits(I32X16) - ROUND_BITS
                 total.set(total.value + integers)
                 code.store(integers.resize(I8), target + n_in * i + at)
-                rest = (rest - (shifted - _ROUND)) * float(SECOND_ROW_STEPS)
+                rest = (rest - (shifted - ROUND)) * float(SECOND_ROW_STEPS)
         behind = target + n_in * n_integers
         for i, total in enumerate(sums):
             code.store(code.sum(total.value) * BYTE_ZERO, behind + 4 * i)
@@ -314,6 +309,6 @@ def _largest(code: Code, source: Value, n_in: Value) -> Value:
     """
     most = code.variable(code.constant(I32X16, _TINY_BITS))
     with code.loop(0, n_in, ROW_MULTIPLE) as at:
-        bits = code.load(source + at * 4, I32X16) & _MAGNITUDE
+        bits = code.load(source + at * 4, I32X16) & MAGNITUDE
         most.set(code.larger(bits, most.value))
     return code.maximum(most.value).bits(F32)

@@ -33,7 +33,8 @@ neighbouring bytes with four and add the products to one sum."""
 ROW_MULTIPLE = 16
 """Rows of bytes, of weights and of activations, are filled up with zeros to such a length."""
 BYTE_ZERO = 128
-"""What a weight's byte is more than its integer: VNNI wants one factor without a sign."""
+"""What a byte is more than its integer, of a weight or, where those of weights have a sign, of x:
+VNNI wants one factor without a sign."""
 
 
 class BlockData(NamedTuple):
@@ -49,6 +50,7 @@ class PackedWeight:
 
     n_bytes is what the matrix occupies in memory, scales included. rounding: the GGML type for
     which llama.cpp would round the rows it is multiplied with, so that `linear` does, or None.
+    factors: f32 [out], what the results of a matrix in blocks are multiplied with, or None.
     """
 
     mode: str
@@ -56,6 +58,7 @@ class PackedWeight:
     n_bytes: int
     data: Any
     rounding: str | None = None
+    factors: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -39,8 +39,8 @@ _LOG2_E = 1.4426950408889634
 _LN2_HIGH, _LN2_LOW = 0.693145751953125, 1.428606765330187e-06
 # beyond these, e^x rounds to zero and to infinity
 _LOWEST, _HIGHEST = -104.0, 89.0
-# added to a small number, it leaves the nearest integer in the last bits of the sum
-_ROUND, _ROUND_BITS = 1.5 * 2.0**23, 0x4B400000
+ROUND, ROUND_BITS = 1.5 * 2.0**23, 0x4B400000
+"""Added to a small number, it leaves the nearest integer in the last bits of the sum."""
 _SIGN = -(2**31)
 # below, x e^x rounds to zero
 _SILU_IS_0 = -200.0
@@ -54,12 +54,12 @@ def exp(code: Code, x: Value) -> Value:
 
     x = code.choose(x.less(_LOWEST), full(_LOWEST), x)
     x = code.choose(full(_HIGHEST).less(x), full(_HIGHEST), x)
-    shifted = code.fma(x, full(_LOG2_E), full(_ROUND))
-    n = shifted - _ROUND
+    shifted = code.fma(x, full(_LOG2_E), full(ROUND))
+    n = shifted - ROUND
     r = code.fma(n, full(-_LN2_LOW), code.fma(n, full(-_LN2_HIGH), x))
     series = code.fma(code.fma(_polynomial(code, r, _EXP), r, full(1.0)), r, full(1.0))
     # times 2^n in two steps, each by a normal number; the second rounds, where anything does
-    plus_256 = _bits(shifted) - (_ROUND_BITS - 256)
+    plus_256 = _bits(shifted) - (ROUND_BITS - 256)
     half = plus_256 >> 1
     for exponent in (half - 1, plus_256 - half - 1):
         series *= (exponent << 23).bits(x.type)

@@ -34,7 +34,9 @@ def vector(element: ir.Type, count: int) -> ir.VectorType:
     return ir.VectorType(element, count)
 
 
-I8X16, F32X16 = vector(I8, 16), vector(F32, 16)
+MAGNITUDE = 0x7FFFFFFF
+"""The bits of an f32 but for its sign."""
+I8X16, I32X16, F32X16 = (vector(element, 16) for element in (I8, I32, F32))
 
 
 def is_float(type: ir.Type) -> bool:

@@ -46,7 +46,7 @@ def layer_places(pairs: Sequence[tuple[PackedWeight, PackedWeight]]) -> LayerPla
 
 def find_places(matrices: Sequence[PackedWeight]) -> ExpertPlaces | None:
     """The places of one matrix of each expert; None unless all of them are on the CPU, in
-    blocks of one type for integer products, in equal parts."""
+    blocks of one type for integer products, in equal parts without factors."""
     parts = [_parts(matrix) for matrix in matrices]
     first = parts[0]
     if not first or any(
@@ -67,7 +67,10 @@ def _parts(matrix: PackedWeight) -> list[BlockData]:
     return [
         part.data
         for part in parts
-        if part.mode == "q8" and isinstance(part.data, BlockData) and not part.data.bytes.is_cuda
+        if part.mode == "q8"
+        and isinstance(part.data, BlockData)
+        and not part.data.bytes.is_cuda
+        and part.factors is None
     ]
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from kernels.linear.integer_blocks import rows_with_llvm as one_matrix
 from kernels.linear.integer_blocks.activations_with_llvm import STRETCH, Layout, write_rows
 from kernels.linear.integer_blocks.row_products_with_llvm import layout_for
-from kernels.llvm import F32, F32X16, Code, Program, Value, kernel, vector
+from kernels.llvm import F32, F32X16, Code, Program, Value, kernel
 from kernels.llvm.functions import (
     LANES,
     addresses,
@@ -25,11 +25,10 @@ from kernels.llvm.functions import (
     start,
     vectors,
 )
-from kernels.llvm.values import I32, I64
+from kernels.llvm.values import I32, I32X16, I64
 from kernels.moe import MIN_SUM, Choice, apply_each
 from kernels.moe.packed import ExpertPlaces, PackedExperts
 
-_I32X16 = vector(I32, LANES)
 # less than any sum: what is chosen already, what may not be, and what fills up the last vector
 GONE = float("-inf")
 _NOWHERE = -(2**31)
@@ -58,12 +57,12 @@ def largest_of(code: Code, n: int, p: Value) -> tuple[Value, Value]:
     for at, _ in vectors(code, n):
         best.set(code.larger(best.value, code.load(p + at, F32X16)))
     largest = code.maximum(best.value)
-    everywhere, back = code.splat(largest), code.constants(_I32X16, range(0, -LANES, -1))
-    lowest = code.variable(code.constant(_I32X16, _NOWHERE))
+    everywhere, back = code.splat(largest), code.constants(I32X16, range(0, -LANES, -1))
+    lowest = code.variable(code.constant(I32X16, _NOWHERE))
     for at, _ in vectors(code, n):
         here = back - code.splat((at // 4).resize(I32))
         is_less = code.load(p + at, F32X16).less(everywhere)
-        nowhere = code.constant(_I32X16, _NOWHERE)
+        nowhere = code.constant(I32X16, _NOWHERE)
         lowest.set(code.larger(lowest.value, code.choose(is_less, nowhere, here)))
     return largest, code.integer(0) - code.maximum(lowest.value).extended(I64)
 
@@ -72,7 +71,7 @@ def filled(code: Code, values: Value, count: int, filling: float) -> Value:
     """A vector whose first `count` elements stay."""
     if count == LANES:
         return values
-    inside = code.constants(_I32X16, range(LANES)).less(count)
+    inside = code.constants(I32X16, range(LANES)).less(count)
     return code.choose(inside, values, code.constant(F32X16, filling))
 
 

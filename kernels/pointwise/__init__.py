@@ -14,42 +14,34 @@ from torch import Tensor
 
 from kernels.dispatch import pick
 from kernels.pointwise import naive, with_torch
-from kernels.pointwise.with_torch import invariant as _invariant_torch
 
 _LLVM, _TRITON = "kernels.pointwise.with_llvm", "kernels.pointwise.with_triton"
 
-_add = pick(naive.add, with_torch.add, None, _LLVM)
-_multiply = pick(naive.multiply, with_torch.multiply, None, _LLVM)
-_relu2 = pick(naive.relu2, with_torch.relu2, _TRITON, _LLVM)
-_swiglu = pick(naive.swiglu, with_torch.swiglu, _TRITON, _LLVM)
-_clamped_swiglu = pick(naive.clamped_swiglu, with_torch.clamped_swiglu, _TRITON, _LLVM)
-_situ = pick(naive.situ, with_torch.situ, _TRITON, _LLVM)
-_geglu = pick(naive.geglu, with_torch.geglu, _TRITON, _LLVM)
-_output_gate = pick(naive.output_gate, with_torch.output_gate, None, _LLVM)
-_delta_gates = pick(naive.delta_gates, with_torch.delta_gates, None, _LLVM)
-_step_gates = pick(naive.step_gates, with_torch.step_gates, _TRITON, _LLVM)
-
-_ON_GPU = ("swiglu", "clamped_swiglu", "situ", "geglu", "step_gates")
+_ON_GPU = ("relu2", "swiglu", "clamped_swiglu", "situ", "geglu", "step_gates")
+_usual = {
+    name: pick(getattr(naive, name), each, _TRITON if name in _ON_GPU else None, _LLVM)
+    for name, each in vars(with_torch.fused).items()
+}
 _same = {
     name: pick(each, each, _TRITON if name in _ON_GPU else None, _LLVM)
-    for name, each in vars(_invariant_torch).items()
+    for name, each in vars(with_torch.invariant).items()
 }
 """Those whose results have the same bits in any company: PyTorch in whole vectors, LLVM, Triton."""
 
 
 def add(x: Tensor, y: Tensor) -> Tensor:
     """x + y. x [..., d]; y of the same shape, or [d], added to every row. Returns [..., d]."""
-    return _add(x, y)
+    return _usual["add"](x, y)
 
 
 def multiply(x: Tensor, y: Tensor) -> Tensor:
     """x * y. x [..., d]; y of the same shape, or [d], for every row. Returns [..., d]."""
-    return _multiply(x, y)
+    return _usual["multiply"](x, y)
 
 
 def relu2(x: Tensor) -> Tensor:
     """max(x, 0)^2 (So et al. 2021, arXiv 2109.08668). x [..., d]. Returns [..., d]."""
-    return _relu2(x)
+    return _usual["relu2"](x)
 
 
 def swiglu(
@@ -60,7 +52,7 @@ def swiglu(
     gate, up [..., d], of one shape. limit: the first factor is cut off above it, the second on
     both sides. Returns [..., d].
     """
-    return (_same["swiglu"] if invariant else _swiglu)(gate, up, limit)
+    return (_same if invariant else _usual)["swiglu"](gate, up, limit)
 
 
 def clamped_swiglu(gate: Tensor, up: Tensor, limit: float, *, invariant: bool = False) -> Tensor:
@@ -69,7 +61,7 @@ def clamped_swiglu(gate: Tensor, up: Tensor, limit: float, *, invariant: bool = 
 
     gate, up [..., d], of one shape. Returns [..., d].
     """
-    return (_same["clamped_swiglu"] if invariant else _clamped_swiglu)(gate, up, limit)
+    return (_same if invariant else _usual)["clamped_swiglu"](gate, up, limit)
 
 
 def situ(
@@ -80,7 +72,7 @@ def situ(
 
     gate, up [..., d], of one shape; beta > 0. Returns [..., d].
     """
-    return (_same["situ"] if invariant else _situ)(gate, up, beta, linear_beta)
+    return (_same if invariant else _usual)["situ"](gate, up, beta, linear_beta)
 
 
 def geglu(gate: Tensor, up: Tensor, *, invariant: bool = False) -> Tensor:
@@ -89,12 +81,12 @@ def geglu(gate: Tensor, up: Tensor, *, invariant: bool = False) -> Tensor:
 
     gate, up [..., d], of one shape. Returns [..., d].
     """
-    return (_same["geglu"] if invariant else _geglu)(gate, up)
+    return (_same if invariant else _usual)["geglu"](gate, up)
 
 
 def output_gate(x: Tensor, gate: Tensor, *, invariant: bool = False) -> Tensor:
     """x * sigmoid(gate). x [..., d]; gate of the same shape or [..., 1]. Returns [..., d]."""
-    return (_same["output_gate"] if invariant else _output_gate)(x, gate)
+    return (_same if invariant else _usual)["output_gate"](x, gate)
 
 
 def delta_gates(
@@ -105,7 +97,7 @@ def delta_gates(
     decay, beta [..., H], a layer's projections; dt, a [H], a = -exp(A_log) (Yang et al. 2024,
     arXiv 2412.06464, after Mamba 2). Returns (g, beta), both [..., H].
     """
-    return (_same["delta_gates"] if invariant else _delta_gates)(decay, dt, a, beta)
+    return (_same if invariant else _usual)["delta_gates"](decay, dt, a, beta)
 
 
 def step_gates(
@@ -116,4 +108,4 @@ def step_gates(
     step [..., H], a layer's projection; dt, a [H], a = -exp(A_log) (Dao & Gu 2024, arXiv
     2405.21060). Returns (dt, g), both [..., H].
     """
-    return (_same["step_gates"] if invariant else _step_gates)(step, dt, a)
+    return (_same if invariant else _usual)["step_gates"](step, dt, a)

@@ -54,24 +54,15 @@ _IN_VECTORS = _FUSED | {
     name: partial(pointwise, f, invariant=True) for name, f in _FUNCTIONS.items()
 }
 
-add = in_terms_of(naive.add, _FUSED)
-multiply = in_terms_of(naive.multiply, _FUSED)
-relu2 = in_terms_of(naive.relu2, _FUSED)
-swiglu = in_terms_of(naive.swiglu, _FUSED)
-clamped_swiglu = in_terms_of(naive.clamped_swiglu, _FUSED)
-situ = in_terms_of(naive.situ, _FUSED)
-geglu = in_terms_of(naive.geglu, _FUSED)
-output_gate = in_terms_of(naive.output_gate, _FUSED)
-delta_gates = in_terms_of(naive.delta_gates, _FUSED)
-step_gates = in_terms_of(naive.step_gates, _FUSED)
+_EXACT = ("add", "multiply", "relu2")
+_ROUNDED = ("swiglu", "clamped_swiglu", "situ", "geglu", "output_gate", "delta_gates", "step_gates")
 
-invariant = SimpleNamespace(
-    swiglu=in_terms_of(naive.swiglu, _IN_VECTORS),
-    clamped_swiglu=in_terms_of(naive.clamped_swiglu, _IN_VECTORS),
-    situ=in_terms_of(naive.situ, _IN_VECTORS),
-    geglu=in_terms_of(naive.geglu, _IN_VECTORS),
-    output_gate=in_terms_of(naive.output_gate, _IN_VECTORS),
-    delta_gates=in_terms_of(naive.delta_gates, _IN_VECTORS),
-    step_gates=in_terms_of(naive.step_gates, _IN_VECTORS),
-)
+
+def _all_in_terms_of(functions: dict[str, Callable[..., Tensor]], *names: str) -> SimpleNamespace:
+    made = {name: in_terms_of(getattr(naive, name), functions) for name in names}
+    return SimpleNamespace(**made)
+
+
+fused = _all_in_terms_of(_FUSED, *_EXACT, *_ROUNDED)
+invariant = _all_in_terms_of(_IN_VECTORS, *_ROUNDED)
 """Those whose results would depend on their neighbours, where they do not."""

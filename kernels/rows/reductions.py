@@ -14,7 +14,7 @@ from kernels.dispatch import operation, torch_version
 from kernels.llvm import F32, F32X16, Code, Value, kernel, vector
 from kernels.llvm.code import Variable
 from kernels.llvm.functions import LANES, exp, rows, run, start, vectors
-from kernels.llvm.values import I16, I32, I64
+from kernels.llvm.values import I16, I32, I32X16, I64
 
 
 @operation(llvm=__name__)
@@ -63,7 +63,6 @@ def _largest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 MOST_TOP = 256
 """Values that are kept in their order while a row is read once."""
-_I32X16 = vector(I32, LANES)
 _NOTHING, _NAN = -(2**31), 2**31 - 1
 """Below and above every number as `_ordered` has them."""
 
@@ -97,8 +96,8 @@ def largest_of_row(code: Code, source: Value, d: int, k: int) -> list[Value]:
     """The places of the k largest of d numbers, int32 in vectors that are filled up with others:
     the largest first, of equal ones the lowest place."""
     n = -(-k // LANES)
-    keys = [code.variable(code.constant(_I32X16, _NOTHING)) for _ in range(n)]
-    places = [code.variable(code.constant(_I32X16, 0)) for _ in range(n)]
+    keys = [code.variable(code.constant(I32X16, _NOTHING)) for _ in range(n)]
+    places = [code.variable(code.constant(I32X16, 0)) for _ in range(n)]
     least = code.variable(code.constant(I32, _NOTHING))
     for at, count in vectors(code, d):
         key = _ordered(code, code.load_first(source + at, F32X16, count))
@@ -126,7 +125,7 @@ def _insert(
     code: Code, keys: Sequence[Variable], places: Sequence[Variable], key: Value, place: Value
 ) -> None:
     """Put a number in its place among the largest, after those it equals; the last one goes."""
-    before_key, before_place = code.constant(_I32X16, _NAN), code.constant(_I32X16, 0)
+    before_key, before_place = code.constant(I32X16, _NAN), code.constant(I32X16, 0)
     by_one = range(LANES - 1, 2 * LANES - 1)
     for of_key, of_place in zip(keys, places, strict=True):
         its_key, its_place = of_key.value, of_place.value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.plain_text import size_text, three_digits
+from engine.plain_text import counted, size_text, three_digits
 
 
 @pytest.mark.parametrize(
@@ -31,3 +31,7 @@ def test_three_digits_and_a_binary_unit(n_bytes: int, text: str) -> None:
 )
 def test_three_digits_without_an_exponent(value: float, text: str) -> None:
     assert three_digits(value) == text
+
+
+def test_one_of_a_thing_has_no_plural() -> None:
+    assert [counted(n, "token") for n in (0, 1, 1000)] == ["0 tokens", "1 token", "1,000 tokens"]

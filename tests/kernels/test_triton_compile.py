@@ -8,7 +8,7 @@ PYTHONPATH=FOLDER python -m pytest tests/kernels/test_triton_compile.py
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -51,25 +51,11 @@ from tests.support import ssd_inputs
 from tests.support.delta_inputs import make
 from tests.support.delta_pool import scattered
 from tests.support.random_blocks import random_blocks
-from tests.support.triton_compiler import Compiled, compiling
+from tests.support.triton_compiler import SHARED, Compiled, compiling, in_turn
 
 # bytes that may be spilled: on Blackwell, the experts' products in bf16, of tiles of many rows, and
 # prompts whose keys have 256 gates each
 SPILLED = {("_close", 100): 16, ("_pass", 100): 64, ("_pass", 120): 64}
-
-# by GPU, the shared memory that a block can have at most, in bytes; from the CUDA C++ Programming
-# Guide, "Technical Specifications per Compute Capability"
-SHARED = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
-
-
-_gpus = itertools.cycle(SHARED)
-
-
-def in_turn(name: str, values: Sequence[object]) -> pytest.MarkDecorator:
-    """Each value of a parameter for the next of the GPUs, over all tests: a kernel takes seconds
-    to compile."""
-    cases = [(next(_gpus), value) for value in values]
-    return pytest.mark.parametrize(("compiled", name), cases, indirect=["compiled"])
 
 
 @pytest.fixture(params=SHARED, ids="sm_{}".format)

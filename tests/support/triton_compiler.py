@@ -1,10 +1,11 @@
-"""Compiles what a Triton version would launch, for a GPU that need not be there."""
+"""Compiles what a Triton version would launch, for a GPU that need not be there, one of them in
+turn."""
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -86,3 +87,18 @@ def compiling(
             yield compiled
         finally:
             driver._active = before
+
+
+# by GPU, the shared memory that a block can have at most, in bytes; from the CUDA C++ Programming
+# Guide, "Technical Specifications per Compute Capability"
+SHARED = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
+
+
+_gpus = itertools.cycle(SHARED)
+
+
+def in_turn(name: str, values: Sequence[object]) -> pytest.MarkDecorator:
+    """Each value of a parameter for the next of the GPUs, over all tests: a kernel takes seconds
+    to compile."""
+    cases = [(next(_gpus), value) for value in values]
+    return pytest.mark.parametrize(("compiled", name), cases, indirect=["compiled"])

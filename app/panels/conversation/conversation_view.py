@@ -33,7 +33,7 @@ from engine.conversation.turns import (
 )
 from engine.option_fields import build, options_in
 from engine.options import CacheOptions
-from engine.plain_text import size_text
+from engine.plain_text import counted, size_text
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 from resources import DEMO_TARGET
@@ -405,11 +405,9 @@ class ConversationView(QWidget):
 def summary_words(history: CheckpointHistory) -> str:
     """The context checkpoints that are held, and what came of looking for them."""
     n_bytes = sum(mark.n_bytes for mark in history.held)
-    n = len(history.held)
-    words = [f"{n} context checkpoint{'' if n == 1 else 's'} ({size_text(n_bytes)})"]
-    hits = "1 hit" if history.n_hits == 1 else f"{history.n_hits} hits"
+    words = [f"{counted(len(history.held), 'context checkpoint')} ({size_text(n_bytes)})"]
     misses = "1 miss" if len(history.misses) == 1 else f"{len(history.misses)} misses"
-    words.append(f"{hits}, {misses}")
+    words.append(f"{counted(history.n_hits, 'hit')}, {misses}")
     if history.n_erased or history.n_evicted:
         words.append(f"{history.n_erased} erased, {history.n_evicted} made room")
     if history.misses:

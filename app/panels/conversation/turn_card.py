@@ -4,13 +4,13 @@ memory), and the context checkpoints over its text as a strip."""
 from __future__ import annotations
 
 from PySide6.QtCore import QEvent, QPoint, QPointF, QRectF, QSize, Qt, Signal
-from PySide6.QtGui import QHelpEvent, QPainter, QPaintEvent, QPalette, QPen, QPolygonF
-from PySide6.QtWidgets import QFrame, QSizePolicy, QToolButton, QToolTip, QWidget
+from PySide6.QtGui import QPainter, QPaintEvent, QPalette, QPen, QPolygonF
+from PySide6.QtWidgets import QFrame, QSizePolicy, QToolButton, QWidget
 
 from app.looks import Theme, fixed_font
-from app.widgets.build import hbox, made, vbox, words
+from app.widgets.build import hbox, made, shows_tip, vbox, words
 from engine.conversation.turns import CheckpointHistory, CheckpointMark, Turn, TurnTree, content_of
-from engine.plain_text import size_text
+from engine.plain_text import counted, size_text
 from engine.trace.prompt_reuse import PromptReuseRecord, processed_lines, reused_text
 from engine.trace.records import EMITTED_KINDS
 from engine.trace.store import TraceStore
@@ -178,11 +178,7 @@ class CheckpointStrip(QWidget):
         return QSize(0, self.sizeHint().height())
 
     def event(self, event: QEvent) -> bool:
-        if isinstance(event, QHelpEvent) and event.type() is QEvent.Type.ToolTip:
-            text = self.text_at(event.pos())
-            QToolTip.showText(event.globalPos(), text, self)
-            return True
-        return super().event(event)
+        return shows_tip(event, self, self.text_at) or super().event(event)
 
     def text_at(self, pos: QPoint) -> str:
         """What is under the pointer, in words: a mark, a miss, or the part of the prompt."""
@@ -284,6 +280,6 @@ class CheckpointStrip(QWidget):
 
 
 def _mark_text(mark: CheckpointMark) -> str:
-    hits = "1 hit" if mark.hits == 1 else f"{mark.hits} hits"
+    hits = counted(mark.hits, "hit")
     size = size_text(mark.n_bytes)
     return f"context checkpoint at {mark.n_tokens:,}: {size}, {hits}, saved in run {mark.run_id}"

@@ -7,15 +7,22 @@ from typing import Any
 
 import numpy as np
 from PySide6.QtCore import QModelIndex, Qt, Signal
-from PySide6.QtGui import QColor, QResizeEvent
+from PySide6.QtGui import QColor, QFont, QResizeEvent
 from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QSplitter, QTabWidget, QWidget
 
 from app.looks import Theme, mark_front_tab
 from app.trace_models.compared_lanes import ComparedLanes
-from app.trace_models.position_detail import PositionDetail
-from app.trace_models.shown_text import NOT_OBSERVED, error_text
+from app.trace_models.position_detail import BELOW, DetailRow, detail_rows
+from app.trace_models.shown_text import NOT_OBSERVED, NOT_RECORDED, error_text, plain_tip
 from app.widgets.line_styles import lane_pen
-from app.widgets.plain_table import ColumnTable, ProbabilityDelegate, TableColumn, plain_table
+from app.widgets.plain_table import (
+    BAR_COLOUR_ROLE,
+    BAR_ROLE,
+    ColumnTable,
+    ProbabilityDelegate,
+    TableColumn,
+    plain_table,
+)
 from engine.trace.records import MISSING
 
 _SIDE_BY_SIDE = 150
@@ -49,7 +56,7 @@ class LaneTables(QSplitter):
         """The position at which all lanes are shown."""
         self._placing = False
         self._known: object = None
-        self.detail_model = PositionDetail(self)
+        self.detail_model = PositionDetail()
         self.position_model = PositionTable()
         self.detail = plain_table(self.detail_model, "Lanes at one position")
         self.detail.setSelectionMode(QAbstractItemView.SelectionMode.NoSelection)
@@ -169,6 +176,64 @@ class LaneTables(QSplitter):
         rows = self.positions.selectionModel().selectedRows()
         if rows and not self._placing:
             self.pos_chosen.emit(self.position_model.pos_of(rows[0].row()))
+
+
+class PositionDetail(ColumnTable):
+    """`detail_rows` as a table: a column for each lane, tokens and measures as row headers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.differs_colour = QColor()
+        self.muted_colour = QColor()
+        self.lane_colours: list[QColor] = []
+        """Of the bars of each lane, in the order of the columns."""
+        self.rows: list[DetailRow] = []
+
+    def show_position(self, lanes: ComparedLanes | None, pos: int | None) -> None:
+        rows = detail_rows(lanes, pos) if lanes is not None and pos is not None else []
+        names = [lanes.names[run_id] for run_id in lanes.run_ids] if lanes and rows else []
+        known = [column.tip for column in self.columns]
+        if rows != self.rows or names != known:
+            titles = enumerate(name.replace(",", "\n", 1) for name in names)
+            self.show_rows(rows, [TableColumn(str(i), title, names[i]) for i, title in titles])
+            if names != known and rows:  # a header keeps its height over a reset
+                self.headerDataChanged.emit(Qt.Orientation.Horizontal, 0, len(names) - 1)
+
+    def headerData(
+        self, section: int, orientation: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole
+    ) -> Any:
+        if orientation is Qt.Orientation.Horizontal:
+            is_side = role == Qt.ItemDataRole.TextAlignmentRole
+            return None if is_side else super().headerData(section, orientation, role)
+        if section >= len(self.rows):
+            return None
+        label, tip, _ = self.rows[section]
+        return {
+            Qt.ItemDataRole.DisplayRole: label,
+            Qt.ItemDataRole.ToolTipRole: plain_tip(tip),
+            Qt.ItemDataRole.TextAlignmentRole: Qt.AlignmentFlag.AlignLeft
+            | Qt.AlignmentFlag.AlignVCenter,
+        }.get(Qt.ItemDataRole(role))
+
+    def cell(self, row: int, name: str, role: int) -> Any:
+        cell = self.rows[row][2][int(name)]
+        if role == Qt.ItemDataRole.DisplayRole:
+            return cell.text
+        if role == BAR_ROLE:
+            return cell.bar
+        if role == BAR_COLOUR_ROLE:
+            return self.lane_colours[int(name)]
+        if role == Qt.ItemDataRole.ForegroundRole:
+            if cell.differs:
+                return self.differs_colour
+            is_muted = cell.text in (NOT_RECORDED, NOT_OBSERVED) or cell.text.startswith(BELOW)
+            return self.muted_colour if is_muted else None
+        if role == Qt.ItemDataRole.FontRole and (cell.best or cell.text == NOT_RECORDED):
+            font = QFont()
+            font.setBold(cell.best)
+            font.setItalic(not cell.best)
+            return font
+        return None
 
 
 _COLUMNS = (

@@ -21,7 +21,7 @@ from app.trace_models.shown_text import (
 )
 from app.widgets.plain_table import ColumnTable, TableColumn
 from engine.draft.registry import meaning
-from engine.report.text import counted
+from engine.plain_text import counted
 from engine.trace.records import PHASES
 from engine.trace.run_ref import RunRef
 from engine.trace.store import Table, TraceStore

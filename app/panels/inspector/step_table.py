@@ -10,10 +10,9 @@ from PySide6.QtGui import QFont
 
 from app.looks import Theme
 from app.panels.inspector.step_facts import Step, TraceRow
-from app.trace_models.position_detail import BAR_COLOUR_ROLE, BAR_ROLE
 from app.trace_models.run_rows import Position
 from app.trace_models.shown_text import NOT_OBSERVED, probability_text
-from app.widgets.plain_table import ColumnTable, TableColumn
+from app.widgets.plain_table import BAR_COLOUR_ROLE, BAR_ROLE, ColumnTable, TableColumn
 from engine.trace.token_text import MEANING
 
 COLUMNS = (

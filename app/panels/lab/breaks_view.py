@@ -4,8 +4,9 @@ runs fail on purpose: scenarios, faults and synthetic acceptance."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
-from PySide6.QtCore import Qt, Signal
+from PySide6.QtCore import QSignalBlocker, Qt, Signal
 from PySide6.QtGui import QAction
 from PySide6.QtWidgets import (
     QAbstractItemView,
@@ -83,14 +84,11 @@ class BreaksView(QWidget):
 
     def set_entries(self, entries: list[tuple[str, bool]]) -> None:
         """Replace the list; a text that does not parse is left out."""
-        blocked = self.list.blockSignals(True)
-        self.list.clear()
-        for text, ticked in entries:
-            try:
-                self._append(BreakRule.parse(text), ticked)
-            except OptionError:
-                continue
-        self.list.blockSignals(blocked)
+        with QSignalBlocker(self.list):
+            self.list.clear()
+            for text, ticked in entries:
+                with suppress(OptionError):
+                    self._append(BreakRule.parse(text), ticked)
         self.rules_changed.emit()
 
     def add(self, rule: BreakRule) -> None:
@@ -146,9 +144,8 @@ class BreaksView(QWidget):
         item.setData(_RULE, str(rule))
         item.setFlags(item.flags() | Qt.ItemFlag.ItemIsEditable | Qt.ItemFlag.ItemIsUserCheckable)
         item.setCheckState(Qt.CheckState.Checked if ticked else Qt.CheckState.Unchecked)
-        blocked = self.list.blockSignals(True)
-        self.list.addItem(item)
-        self.list.blockSignals(blocked)
+        with QSignalBlocker(self.list):
+            self.list.addItem(item)
         self.list.viewport().update()
 
     def _add_typed(self) -> None:
@@ -161,17 +158,15 @@ class BreaksView(QWidget):
 
     def _on_changed(self, item: QListWidgetItem) -> None:
         """A tick or a text has changed; a text that does not parse goes back to what it was."""
-        blocked = self.list.blockSignals(True)
-        try:
-            text = str(BreakRule.parse(item.text()))
-            item.setData(_RULE, text)
-            item.setText(text)
-            self._check()
-        except OptionError as error:
-            item.setText(item.data(_RULE))
-            self._message.say("error", str(error))
-        finally:
-            self.list.blockSignals(blocked)
+        with QSignalBlocker(self.list):
+            try:
+                text = str(BreakRule.parse(item.text()))
+                item.setData(_RULE, text)
+                item.setText(text)
+                self._check()
+            except OptionError as error:
+                item.setText(item.data(_RULE))
+                self._message.say("error", str(error))
         self.rules_changed.emit()
 
     def _check(self) -> None:

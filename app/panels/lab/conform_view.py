@@ -27,7 +27,8 @@ from app.looks import Theme, figures_font
 from app.widgets.build import hbox, made, vbox, words
 from app.widgets.fitted_labels import ElidedLabel
 from app.widgets.plot_surface import PlotSurface
-from engine.report.text import counted, visible
+from engine.plain_text import counted
+from engine.report.text import visible
 
 if TYPE_CHECKING:
     from engine.conform.runner import Outcome

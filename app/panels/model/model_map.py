@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from PySide6.QtCore import QEvent, QRect, QSize, Qt, Signal
-from PySide6.QtGui import QAction, QHelpEvent, QPainter, QPaintEvent, QPalette
+from PySide6.QtCore import QRect, QSize, Qt, Signal
+from PySide6.QtGui import QAction, QPainter, QPaintEvent, QPalette
 from PySide6.QtWidgets import (
     QGridLayout,
     QLabel,
@@ -14,7 +14,6 @@ from PySide6.QtWidgets import (
     QScrollArea,
     QSizePolicy,
     QStackedWidget,
-    QToolTip,
     QWidget,
 )
 
@@ -25,11 +24,12 @@ from app.trace_models.shown_text import plain_tip
 from app.widgets.build import made, scrolling, vbox, words
 from app.widgets.empty_state import EmptyState
 from app.widgets.fields import new_form
+from app.widgets.legend import FlowLegend
 from engine.machine.host_memory import available_memory
 from engine.memory.policies import POLICIES
 from engine.memory_need import MemoryEstimate, PolicyCost, estimate, fits_text, server_estimate
 from engine.options import RunOptions
-from engine.plain_text import size_text
+from engine.plain_text import counted, size_text
 from engine.report.text import visible
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ class ModelMapView(QStackedWidget):
         kept = "no snapshots"
         if found.n_rs_seq:
             kept = f"{options.rollback} with n_rs_seq {found.n_rs_seq}"
-        sequences = "1 sequence" if found.n_seqs == 1 else f"{found.n_seqs} sequences"
+        sequences = counted(found.n_seqs, "sequence")
         total = size_text(sum(found.sizes.values()))
         self._memory_title.setText(
             f"Memory for {sequences}, {found.n_ctx:,} cells, {kept}: {total}"
@@ -331,17 +331,18 @@ class SizeBars(QWidget):
 _GAP = 2
 
 
-class LayerStrip(QWidget):
+class LayerStrip(FlowLegend):
     """One cell per layer, wrapped to the width; the tooltip of a cell tells its quantisation."""
 
+    gap = _GAP
+
     def __init__(self, theme: Theme) -> None:
-        super().__init__()
+        super().__init__("Layer map")
         self._theme = theme
         self._layers: tuple[LayerInfo, ...] = ()
         policy = QSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
         policy.setHeightForWidth(True)
         self.setSizePolicy(policy)
-        self.setAccessibleName("Layer map")
 
     def set_layers(self, layers: tuple[LayerInfo, ...]) -> None:
         self._layers = layers
@@ -350,65 +351,31 @@ class LayerStrip(QWidget):
         self.updateGeometry()
         self.update()
 
-    def cell(self, index: int) -> QRect:
-        """Where a layer is painted."""
-        cell = self._cell_size()
-        row, column = divmod(index, self._per_row(self.width()))
-        return QRect(
-            column * (cell.width() + _GAP),
-            row * (cell.height() + _GAP),
-            cell.width(),
-            cell.height(),
-        )
+    def entry_sizes(self) -> list[QSize]:
+        return [self._size()] * len(self._layers)
 
-    def describe_layer(self, index: int) -> str:
+    def entry_tip(self, index: int) -> str:
         layer = self._layers[index]
         name = LAYER_KINDS[layer.kind][2]
         return f"blk.{layer.index}: {name}, {layer.quant}, {size_text(layer.n_bytes)}"
 
-    def hasHeightForWidth(self) -> bool:
-        return True
-
-    def heightForWidth(self, width: int) -> int:
-        per_row = self._per_row(width)
-        rows = max(1, -(-len(self._layers) // per_row))
-        return rows * (self._cell_size().height() + _GAP)
+    def paint_entry(self, painter: QPainter, index: int, box: QRect) -> None:
+        letter, role, _ = LAYER_KINDS[self._layers[index].kind]
+        cell = box.adjusted(0, 0, 0, -_GAP)
+        painter.fillRect(cell, self._theme.color(f"layer.{role}"))
+        painter.setPen(self._theme.color("layer.text"))
+        painter.drawText(cell, Qt.AlignmentFlag.AlignCenter, letter)
 
     def sizeHint(self) -> QSize:
         return QSize(self.minimumSizeHint().width(), self.heightForWidth(max(1, self.width())))
 
     def minimumSizeHint(self) -> QSize:
-        cell = self._cell_size()
-        return QSize(4 * (cell.width() + _GAP), cell.height() + _GAP)
+        return QSize(4 * (self._size().width() + _GAP), self._size().height())
 
-    def paintEvent(self, event: QPaintEvent) -> None:
-        painter = QPainter(self)
-        ink = self._theme.color("layer.text")
-        for index, layer in enumerate(self._layers):
-            cell = self.cell(index)
-            letter, role, _ = LAYER_KINDS[layer.kind]
-            painter.fillRect(cell, self._theme.color(f"layer.{role}"))
-            painter.setPen(ink)
-            painter.drawText(cell, Qt.AlignmentFlag.AlignCenter, letter)
-        painter.end()
-
-    def event(self, event: QEvent) -> bool:
-        if event.type() == QEvent.Type.ToolTip and isinstance(event, QHelpEvent):
-            for index in range(len(self._layers)):
-                if self.cell(index).contains(event.pos()):
-                    tip = plain_tip(self.describe_layer(index))
-                    QToolTip.showText(event.globalPos(), tip, self)
-                    return True
-            QToolTip.hideText()
-            return True
-        return super().event(event)
-
-    def _per_row(self, width: int) -> int:
-        return max(1, (width + _GAP) // (self._cell_size().width() + _GAP))
-
-    def _cell_size(self) -> QSize:
+    def _size(self) -> QSize:
+        """Of a cell, with the gap below it."""
         metrics = self.fontMetrics()
-        return QSize(metrics.horizontalAdvance("M") + 12, metrics.height() + 8)
+        return QSize(metrics.horizontalAdvance("M") + 12, metrics.height() + 8 + _GAP)
 
 
 LAYER_KINDS = {

@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 import pyqtgraph as pg
-from PySide6.QtCore import QEvent, QPointF, QRectF, QSize, Qt
-from PySide6.QtGui import QHelpEvent, QPainter, QPaintEvent, QPen
-from PySide6.QtWidgets import QToolTip, QWidget
+from PySide6.QtCore import QEvent, QPoint, QRectF, QSize, Qt
+from PySide6.QtGui import QPainter, QPaintEvent, QPen
+from PySide6.QtWidgets import QWidget
 
 from app.looks import Theme
 from app.trace_models.shown_text import significant
+from app.widgets.build import shows_tip
 from app.widgets.legend import Swatch
 from app.widgets.line_styles import DASHES, draw_bar, draw_diamond, draw_triangle
 from app.widgets.plot_surface import PlotSurface
@@ -133,14 +134,11 @@ class DraftHistogram(QWidget):
             painter.drawText(box, Qt.AlignmentFlag.AlignCenter, text)
 
     def event(self, event: QEvent) -> bool:
-        if isinstance(event, QHelpEvent) and event.type() == QEvent.Type.ToolTip:
-            QToolTip.showText(event.globalPos(), self._tip(event.pos().toPointF()), self)
-            return True
-        return super().event(event)
+        return shows_tip(event, self, self._tip) or super().event(event)
 
-    def _tip(self, at: QPointF) -> str:
+    def _tip(self, at: QPoint) -> str:
         area, n = self._area(), len(self._counts) - 1
-        if n < 1 or not area.contains(at):
+        if n < 1 or not area.contains(at.toPointF()):
             return ""
         drafted = min(int((at.x() - area.left()) / area.width() * n) + 1, n)
         accepted = min(int((area.bottom() - at.y()) / area.height() * (n + 1)), n)

@@ -93,17 +93,9 @@ class RingView(RoundView):
         theme.apply(self._recolour)
 
     def _reset(self) -> None:
-        self._next_row = 0
-        self._entries = {
-            name: GrowingArray(dtype)
-            for name, dtype in (
-                ("round", np.int64),
-                ("key", np.int64),
-                ("state", np.uint8),
-                ("age", np.int64),
-            )
-        }
-        """What was recorded of slots, in the order of rounds."""
+        self._slots: RunRows | None = None
+        """What was recorded of slots; `_entries` has the key and the state of each row."""
+        self._entries = {"key": GrowingArray(np.int64), "state": GrowingArray(np.uint8)}
         self._keys = np.zeros(0, np.int64)
         """Of the slots that are drawn, ascending; `_row_of` has the row of each."""
         self._row_of = np.zeros(0, np.int64)
@@ -113,26 +105,23 @@ class RingView(RoundView):
         self._draw_nothing()
 
     def _read(self, run: RunRef) -> int | None:
-        store, table = run.store, run.store.memory
-        start, stop = self._next_row, len(table)
-        self._next_row = stop
-        mine = table.column("run_id", start, stop) == run.run_id
-        if not mine.any():
+        self._slots = self._slots or RunRows(run, "memory")
+        start, stop = self._slots.read()
+        if start == stop:
             return None
-        rounds, seq_ids, slots, codes, ages = (
-            table.column(name, start, stop)[mine]
-            for name in ("round", "seq_id", "slot", "state", "age")
+        seq_ids, slots, codes = (
+            self._slots.column(name, start, stop) for name in ("seq_id", "slot", "state")
         )
         states = np.zeros(len(codes), np.uint8)
         for state, value in _CODE.items():
-            states[codes == store.text_pool.find(state)] = value
+            states[codes == run.store.text_pool.find(state)] = value
         if not reads_stale(run.facts):
             is_spent = states == _CODE["stale"]
             states[is_spent] = _CODE[_SPENT]
             self._has_spent = self._has_spent or bool(is_spent.any())
         keys = (seq_ids << _SLOT_BITS) + slots
-        for name, values in (("round", rounds), ("key", keys), ("state", states), ("age", ages)):
-            self._entries[name].add(values)
+        self._entries["key"].add(keys)
+        self._entries["state"].add(states)
         new = np.setdiff1d(keys, self._keys)
         if len(new):
             self._keys = np.union1d(self._keys, new)[:_MOST_ROWS]
@@ -142,7 +131,7 @@ class RingView(RoundView):
             )
             self._row_of = np.arange(len(self._keys)) + bands
         self._n_stale += int((states == _CODE["stale"]).sum())
-        self._n_rounds = int(rounds[-1]) + 1
+        self._n_rounds = int(self._slots.rounds.values[-1]) + 1
         return self._n_rounds
 
     @property
@@ -151,9 +140,10 @@ class RingView(RoundView):
 
     def _between(self, first: int, stop: int) -> dict[str, np.ndarray]:
         """The entries of these rounds that are drawn, with their rows."""
-        rounds = self._entries["round"].values
-        start, end = np.searchsorted(rounds, (first, stop))
+        assert self._slots is not None
+        start, end = self._slots.between(first, stop)
         found = {name: values.values[start:end] for name, values in self._entries.items()}
+        found |= {name: self._slots.column(name, start, end) for name in ("round", "age")}
         at = np.minimum(np.searchsorted(self._keys, found["key"]), len(self._keys) - 1)
         drawn = self._keys[at] == found["key"]
         return {name: values[drawn] for name, values in (*found.items(), ("row", self._row_of[at]))}

@@ -4,8 +4,6 @@ sequence."""
 from __future__ import annotations
 
 import math
-from array import array
-from bisect import bisect_left, bisect_right
 
 import numpy as np
 import pyqtgraph as pg
@@ -13,7 +11,7 @@ from PySide6.QtCore import Qt
 
 from app.looks import Theme
 from app.panels.plots.bar_view import BarView, PixelColumns
-from app.trace_models.run_rows import RunRows
+from app.trace_models.run_rows import GrowingArray, RunRows
 from app.trace_models.shown_text import whole_text
 from app.widgets.legend import Swatch
 from app.widgets.line_styles import draw_bar, draw_cross, draw_dashes, draw_hatched, draw_hollow
@@ -21,7 +19,6 @@ from app.widgets.plot_surface import draw_nothing
 from engine.trace.records import MISSING
 from engine.trace.run_ref import RunRef
 
-_COLUMNS = ("round", "seq_id", "rollback_depth", "n_rs_seq")
 _GROUPS = ("seq_rm", "restore", "refused", "untold")
 _GROUP_OF_PATH = {"seq_rm": 0, "restore": 1, "restore_depth": 1, "refused": 2}
 _UNTOLD = 3
@@ -78,8 +75,7 @@ class RollbackView(BarView):
         self._reset()
 
     def _reset(self) -> None:
-        self._next_row = 0
-        self._data = {name: array("q") for name in (*_COLUMNS, "group", "row")}
+        self._groups = GrowingArray(np.int64)
         self._seq_ids: list[int] = []
         self._counts = dict.fromkeys(_GROUPS, 0)
         self._deepest = 0
@@ -93,44 +89,44 @@ class RollbackView(BarView):
         self._show_behind([])
 
     def _read(self, run: RunRef) -> int | None:
-        table = run.store.rounds
-        start, stop = self._next_row, len(table)
-        self._next_row = stop
-        rows = start + np.flatnonzero(table.column("run_id", start, stop) == run.run_id)
-        if not len(rows):
+        start, stop = self._rows.read()
+        if start == stop:
             return None
-        new = {name: table.column(name, 0, stop)[rows] for name in _COLUMNS}
-        paths = table.texts("rollback_path", start, stop)
-        drafted = table.column("num_draft_tokens", 0, stop)
+        seq_ids, depths, limits, codes, drafted = (
+            self._rows.column(name, start, stop)
+            for name in (
+                "seq_id",
+                "rollback_depth",
+                "n_rs_seq",
+                "rollback_path",
+                "num_draft_tokens",
+            )
+        )
+        paths = zip(run.store.text_pool.decode(codes), drafted.tolist(), strict=True)
         groups = [
-            _GROUP_OF_PATH.get(path, _NO_GROUP) if path or drafted[row] <= 0 else _UNTOLD
-            for row, path in ((row, paths[row - start]) for row in rows.tolist())
+            _GROUP_OF_PATH.get(path, _NO_GROUP) if path or n <= 0 else _UNTOLD for path, n in paths
         ]
-        for name, values in new.items():
-            self._data[name].frombytes(values.tobytes())
-        self._data["row"].frombytes(rows.tobytes())
-        self._data["group"].extend(groups)
-
-        self._seq_ids = sorted({*self._seq_ids, *np.unique(new["seq_id"]).tolist()})
-        self._deepest = max(self._deepest, int(new["rollback_depth"].max()))
+        self._groups.add(np.array(groups))
+        self._seq_ids = sorted({*self._seq_ids, *np.unique(seq_ids).tolist()})
+        self._deepest = max(self._deepest, int(depths.max()))
         for number, group in enumerate(_GROUPS):
             self._counts[group] += groups.count(number)
         if self._counts["untold"]:
             self._show_behind([_UNTOLD_SWATCH])
-        limits = new["n_rs_seq"][new["n_rs_seq"] != MISSING]
+        limits = limits[limits != MISSING]
         if len(limits):
             self._n_rs_seq = int(limits[-1])
-        return self._data["round"][-1] + 1
+        return int(self._rows.rounds.values[-1]) + 1
 
     def _draw(self) -> None:
-        first, stop = self._rows_in_sight()
-        rounds, seq_ids, depths, groups = (
-            np.array(self._data[name][first:stop], np.int64)
-            for name in ("round", "seq_id", "rollback_depth", "group")
+        first, stop = self._rows.between(*self.plot.rounds_in_sight)
+        rounds, groups = (one.values[first:stop] for one in (self._rows.rounds, self._groups))
+        seq_ids, depths = (
+            self._rows.column(name, first, stop) for name in ("seq_id", "rollback_depth")
         )
         axis, n_pixels = self.plot.run_axis, self.plot.n_pixels
         starts, ends = axis.starts(rounds), axis.ends(rounds)
-        width, x = (ends - starts) * _BAR_WIDTH, (starts + ends) / 2
+        width, x = np.maximum((ends - starts) * _BAR_WIDTH, self.plot.pixel), (starts + ends) / 2
         overlaid = round(self._draw_overlay())
         top = max(self._deepest, overlaid, self._n_rs_seq or 0, 1)
         strip = top * 1.25 + 0.35
@@ -164,16 +160,9 @@ class RollbackView(BarView):
     def _height_words(self, height: float) -> str:
         return f"deepest rollback {height:.0f}"
 
-    def _rows_in_sight(self) -> tuple[int, int]:
-        first, stop = (bisect_left(self._data["round"], at) for at in self.plot.rounds_in_sight)
-        return first, stop
-
     def table(self) -> tuple[list[str], list[list[object]]]:
         names = ["round", "seq_id", "rollback_depth", "rollback_path", "n_rs_seq"]
-        first, stop = self._rows_in_sight()
-        assert self.run is not None
-        rows = [self.run.store.rounds.row(at) for at in self._data["row"][first:stop]]
-        return names, [[row[name] for name in names] for row in rows]
+        return names, self._rows.listed(names, *self.plot.rounds_in_sight)
 
     def _draw_limits(self, top: int, strip: float) -> None:
         """The dashed lines, and a y-axis with room for the strips. top: what a strip is high
@@ -206,19 +195,12 @@ class RollbackView(BarView):
             depths = range(0, top + 1, -(-top // 4))
             self.plot.set_rows([(value, str(value)) for value in depths])
 
-    def _row_at(self, round_: int, seq_id: int | None) -> int | None:
-        rounds, seq_ids = self._data["round"], self._data["seq_id"]
-        for at in range(bisect_left(rounds, round_), bisect_right(rounds, round_)):
-            if seq_ids[at] == seq_id:
-                return self._data["row"][at]
-        return None
-
     def _tip(self, x: float, y: float) -> str:
         round_ = self.plot.run_axis.round_at(x)
-        row = self._row_at(round_, self._seq_at(x, y))
-        if row is None or self.run is None:
+        seq_id, rows = self._seq_at(x, y), self._rows.of_round(round_)
+        found = next((row for row in rows if row["seq_id"] == seq_id), None)
+        if found is None:
             return ""
-        found = self.run.store.rounds.row(row)
         lines = [f"round {round_} · sequence {found['seq_id']}"]
         path, depth = found["rollback_path"], found["rollback_depth"]
         drafted = found["num_draft_tokens"]

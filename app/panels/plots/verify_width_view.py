@@ -14,7 +14,7 @@ from app.trace_models.shown_text import whole_text
 from app.widgets.legend import Swatch
 from app.widgets.line_styles import draw_dashes
 from app.widgets.plot_surface import draw_nothing
-from engine.report.text import counted
+from engine.plain_text import counted
 from engine.trace.records import MISSING
 from engine.trace.run_ref import RunRef
 

@@ -38,6 +38,7 @@ from app.widgets.build import hbox, key_in, made, vbox, words
 from app.widgets.empty_state import EmptyState
 from app.widgets.fitted_labels import ElidedLabel
 from app.widgets.plain_table import plain_table
+from engine.plain_text import counted
 from engine.trace.run_ref import RunRef
 
 _CHARACTERS = {
@@ -397,7 +398,7 @@ class RunSearch(QWidget):
     def show_count(self, n_found: int, n_known: int) -> None:
         """Say how many runs and comparisons are listed, of how many."""
         of = f"{n_found:,} of " if n_found != n_known else ""
-        self._count.setText(f"{of}{n_known:,} {'run' if n_known == 1 else 'runs'}")
+        self._count.setText(f"{of}{counted(n_known, 'run')}")
 
 
 class RunPair(QWidget):

@@ -14,6 +14,7 @@ from app.trace_models.shown_text import plain_tip, significant
 from app.widgets.build import hbox, made, vbox, words
 from engine.analysis.findings.audit import audit_sentence
 from engine.analysis.run_cost import LEAST_PAIRS, MOST_PAIRS, PlainRatio
+from engine.plain_text import counted
 from engine.report.run import why_it_ended
 from engine.trace.run_ref import RunRef
 from engine.trace.timings import summary
@@ -59,9 +60,7 @@ def run_end(run: RunRef) -> RunEnd | None:
     is_plain = types is not None and not set(types) - {"none"}
     ratio = None if is_plain else PlainRatio.of(facts)
     figures = (
-        None
-        if numbers.tokens is None
-        else f"{numbers.tokens:,} token{'s' * (numbers.tokens != 1)}",
+        None if numbers.tokens is None else counted(numbers.tokens, "token"),
         None if numbers.acceptance is None else f"acceptance {significant(numbers.acceptance)}",
         None
         if numbers.tokens_per_step is None or is_plain
@@ -116,6 +115,8 @@ _STEPS = {
 }
 _WHY_CHARACTERS, _BOTH_CHARACTERS = 44, 60
 """Across from which there is room for the sentence, and for both buttons on a single line."""
+_WHY_LINES = 3
+"""Most that the sentence may take."""
 _MARGINS = 60
 """Around the parts of a single line."""
 _MOST_CHARACTERS = 100
@@ -224,7 +225,10 @@ class EndCard(QFrame):
     def _fit(self) -> None:
         """In a narrow window the sentence of the next step is in the tooltip of its button. On a
         single line the audit's result follows the reason, if there is room for it."""
-        wide = self.width() >= _WHY_CHARACTERS * self.fontMetrics().averageCharWidth()
+        metrics = self.fontMetrics()
+        room = self.width() - self.step.sizeHint().width() - _MARGINS
+        is_short = self.why.heightForWidth(room) <= _WHY_LINES * metrics.lineSpacing()
+        wide = is_short and self.width() >= _WHY_CHARACTERS * metrics.averageCharWidth()
         has_step = self.end is not None and self.end.next_step is not None
         self.why.setVisible(wide and has_step and not self._low)
         is_needed = self.figures.text() or self._offers_plain  # the button is in their line
@@ -232,7 +236,7 @@ class EndCard(QFrame):
         # one above the other they are as wide
         self.step.setMinimumWidth(0 if self._low else self.plain.sizeHint().width())
         self.audit.setHidden(self._low or not self.audit.text())
-        one = self._low and self.width() < _BOTH_CHARACTERS * self.fontMetrics().averageCharWidth()
+        one = self._low and self.width() < _BOTH_CHARACTERS * metrics.averageCharWidth()
         self.plain.setVisible(self._offers_plain and not (one and has_step))
         if self.end is None:
             return

@@ -16,7 +16,7 @@ from app.trace_models.run_notes import run_name, sent_prompt
 from app.trace_models.token_stream import KIND, TokenStream
 from app.widgets.build import made, vbox
 from app.widgets.fitted_labels import ElidedLabel, LowPanel
-from engine.report.text import counted
+from engine.plain_text import counted
 
 _PER_ROW = 3
 NARROW = 60

@@ -110,8 +110,10 @@ class TokenArea(TokenScroll):
 
     def set_hits(self, hits: np.ndarray) -> None:
         """Mark the tokens that a search has found: indices, int64 [n] ascending."""
-        self._hits = hits
-        self.viewport().update()
+        changed, self._hits = np.setxor1d(hits, self._hits), hits
+        bottom = self.verticalScrollBar().value() + self.viewport().height()
+        if len(changed) and self.top_of(int(changed[0])) < bottom:
+            self.viewport().update()
 
     def copy_text(self) -> str:
         """The selected text, or all emitted text; ghosts only if nothing else is selected."""
@@ -185,7 +187,9 @@ class TokenArea(TokenScroll):
         painter.fillRect(event.rect(), self._theme.color("ui.panel"))
         stream = self.stream
         if stream is not None:
-            theme, placed = self._theme, list(self._spans_in_sight(event.rect()))
+            height = self._metrics.row_height  # marks reach into the rows around them
+            part = event.rect().adjusted(0, -height, 0, height)
+            theme, placed = self._theme, list(self._spans_in_sight(part))
             boxes = [(s.token, self._box(s, y)) for s, y in placed] if self._is_marked() else []
             paint_selection(painter, boxes, self.selection, theme.color("ui.selection"))
             kinds, replayed = stream.kinds, stream.replayed
@@ -207,9 +211,6 @@ class TokenArea(TokenScroll):
 
     def _is_marked(self) -> bool:
         return self._round is not None or len(self._hits) > 0 or any(self.selection)
-
-    def _moves_with_text(self) -> bool:
-        return not self._is_marked()  # marks reach into the rows around them
 
     def _written_in(self, stream: TokenStream, round_: int, tokens: set[int]) -> set[int]:
         """The tokens among `tokens` that a round wrote; no round writes the prompt."""

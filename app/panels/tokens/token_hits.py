@@ -26,6 +26,7 @@ from PySide6.QtWidgets import QLabel, QLineEdit, QToolButton, QWidget
 from app.looks import Theme, icon
 from app.trace_models.token_stream import GHOSTS, KIND, TokenStream
 from app.widgets.build import hbox, made, vbox, words
+from engine.plain_text import counted
 from engine.trace.records import MISSING, ROLLBACK_PATHS, TOKEN_KINDS
 from engine.trace.token_text import pieces_at
 
@@ -365,8 +366,7 @@ class FindBar(QWidget):
         elif not n:
             text = "no hits"
         else:
-            hits = "hit" if n == 1 else "hits"
-            text = f"{n:,} {hits}" if at is None else f"{at + 1:,} of {n:,}"
+            text = counted(n, "hit") if at is None else f"{at + 1:,} of {n:,}"
         self.count.setText(text)
         self.previous_button.setEnabled(n > 0)
         self.next_button.setEnabled(n > 0)

@@ -3,7 +3,6 @@ rounds, rejections and positions found in it."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -165,8 +164,7 @@ class TokenScroll(QAbstractScrollArea):
         before, self._drawn = self._drawn, None
         if rows.preview is None:
             self._drawn = layout, layout.n_rows, n_marked
-        stays = self._drawn is not None and self._moves_with_text()
-        if not stays or before is None or (before[0], before[2]) != (layout, n_marked):
+        if self._drawn is None or before is None or (before[0], before[2]) != (layout, n_marked):
             self.viewport().update()
             return
         y = MARGIN // 2 + (before[1] - 1) * self._metrics.row_height
@@ -176,12 +174,8 @@ class TokenScroll(QAbstractScrollArea):
         if not changed.isEmpty():
             self.viewport().update(changed)
 
-    @abstractmethod
-    def _moves_with_text(self) -> bool:
-        """Whether everything painted stays as it is when the text scrolls."""
-
     def scrollContentsBy(self, _dx: int, dy: int) -> None:
-        if self._drawn is not None and self._moves_with_text():
+        if self._drawn is not None:
             self.viewport().scroll(0, dy)
         else:
             self.viewport().update()
@@ -378,11 +372,15 @@ def next_rejection(stream: TokenStream, token: int, step: int, hidden: frozenset
 
 
 def place_of(stream: TokenStream, position: Position, hidden: frozenset[int]) -> int:
-    """The token at a position, else the first one of its round."""
+    """The token at a position, of several the one that was emitted; else the first one of its
+    round."""
     start, stop = stream.round_span(position.round)
-    for place in (position, replace(position, row=None)):  # the token itself may be hidden
+    anywhere = replace(position, row=None)  # the token itself may be hidden
+    emitted = hidden if position.pos is None else hidden | GHOSTS
+    by_row = [(position, hidden)] if position.row is not None else []
+    for place, skipped in (*by_row, (anywhere, emitted), (anywhere, hidden)):
         for token in range(start, stop):
-            if stream.kinds[token] not in hidden and stands_at(stream, token, place):
+            if stream.kinds[token] not in skipped and stands_at(stream, token, place):
                 return token
     return next_shown(stream, start, +1, hidden) if start < stop else NOWHERE
 

@@ -7,14 +7,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from PySide6.QtCore import QEvent, QPointF, QRectF, QSize, Qt
-from PySide6.QtGui import QBrush, QHelpEvent, QPainter, QPaintEvent, QPalette, QResizeEvent
-from PySide6.QtWidgets import QGridLayout, QLabel, QSizePolicy, QToolTip, QWidget
+from PySide6.QtCore import QEvent, QPoint, QPointF, QRectF, QSize, Qt
+from PySide6.QtGui import QBrush, QPainter, QPaintEvent, QPalette, QResizeEvent
+from PySide6.QtWidgets import QGridLayout, QLabel, QSizePolicy, QWidget
 
 from app.looks import Theme, figures_font
 from app.trace_models.run_rows import RunRows
-from app.trace_models.shown_text import NOT_OBSERVED, plain_tip, significant
-from app.widgets.build import hbox, made, vbox
+from app.trace_models.shown_text import NOT_OBSERVED, significant
+from app.widgets.build import hbox, made, shows_tip, vbox, words
 from app.widgets.fields import shown_choice
 from app.widgets.fitted_labels import ElidedLabel, ScrollPage
 from app.widgets.line_styles import plot_pen
@@ -30,6 +30,7 @@ from engine.analysis.draft_quality import (
     by_drafter,
     width_cost,
 )
+from engine.plain_text import counted
 from engine.trace.run_ref import RunRef
 from engine.trace.timings import StepSums
 
@@ -74,11 +75,11 @@ class DrafterQuality(QWidget):
         self.reliability.set_calibration(found if found.n_tokens else None)
         self.reliability_part.say(_trust(quality))
         self.survival.set_survival(survival)
-        drafts = f"{quality.n_steps:,} draft{'' if quality.n_steps == 1 else 's'}"
+        drafts = counted(quality.n_steps, "draft")
         self.survival_part.say(f"{significant(quality.tokens_per_step)} tokens/round · {drafts}")
         self.ranks.set_counts(quality.by_rank)
         n = quality.n_rejections
-        self.rank_part.say(f"{n:,} rejection{'' if n == 1 else 's'}" if n else "none recorded")
+        self.rank_part.say(counted(n, "rejection") if n else "none recorded")
         self.trees.set_estimates(facts.trees(quality))
 
     def minimumSizeHint(self) -> QSize:
@@ -122,7 +123,8 @@ class _Topic(QWidget):
 
     def __init__(self, title: str, *drawings: QWidget) -> None:
         super().__init__()
-        name, self._figure = made(ElidedLabel, title, bold=True), made(ElidedLabel, muted=True)
+        name = made(ElidedLabel, title, bold=True)
+        self._figure = words(muted=True, shrinks=True)
         column = vbox(name, self._figure, of=self, margins=(0, 0, 0, 0), spacing=2)
         for drawing in drawings:
             is_chart = isinstance(drawing, RateChart)
@@ -199,7 +201,7 @@ def _trust(quality: DraftQuality) -> str:
     if found.ece is None or found.excess is None:
         return "no confidence is recorded"
     sure = "overconfident" if found.excess > 0 else "underconfident"
-    tokens = f"{found.n_tokens:,} token{'' if found.n_tokens == 1 else 's'}"
+    tokens = counted(found.n_tokens, "token")
     return f"ECE {found.ece:.3f} · {tokens} · {sure} by {abs(found.excess):.3f}"
 
 
@@ -333,15 +335,13 @@ class RankBars(QWidget):
         painter.end()
 
     def event(self, event: QEvent) -> bool:
-        if isinstance(event, QHelpEvent) and event.type() == QEvent.Type.ToolTip:
-            at = event.pos().y() // self._row()
-            text = ""
-            if 0 <= at < len(self._rows):
-                name, n = self._rows[at]
-                text = f"{name}: {n:,} of {sum(k for _, k in self._rows):,} rejections"
-            QToolTip.showText(event.globalPos(), plain_tip(text), self)
-            return True
-        return super().event(event)
+        return shows_tip(event, self, self._tip) or super().event(event)
+
+    def _tip(self, at: QPoint) -> str:
+        total = sum(n for _, n in self._rows)
+        for name, n in self._rows[at.y() // self._row() :][:1]:
+            return f"{name}: {n:,} of {total:,} rejections"
+        return ""
 
     def _row(self) -> int:
         return self.fontMetrics().height() + _GAP

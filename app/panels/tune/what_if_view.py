@@ -20,6 +20,7 @@ from app.widgets.plot_surface import PlotSurface
 from app.widgets.whole_run_view import WholeRunView
 from engine.analysis.what_if.recorded import RecordedRounds
 from engine.analysis.what_if.surface import ASSUMPTIONS, DraftLengthEstimate, WhatIf, what_if
+from engine.plain_text import counted
 from engine.trace.records import MISSING
 from engine.trace.run_ref import RunRef
 
@@ -189,9 +190,9 @@ class EstimateTable(ColumnTable):
 
 
 def _headline(result: WhatIf) -> str:
-    best, recorded = result.best, result.recorded
+    best, recorded, steps = result.best, result.recorded, counted(result.n_steps, "step")
     if best is None:
-        return f"Lengths only, without times of its own · estimate from {_steps(result)}"
+        return f"Lengths only, without times of its own · estimate from {steps}"
     words = f"n_max {best.n_max}: {_speed(best)}"
     if best.n_max == recorded.n_max:
         words = f"None estimated faster than the recorded {words} in usual rounds"
@@ -203,7 +204,7 @@ def _headline(result: WhatIf) -> str:
         words = f"{verdict} {words}, {low} to {high} % against n_max {recorded.n_max} as recorded"
     if best.n_max + 1 in result.unmeasured_widths:
         words += f", no pass of {best.n_max + 1} tokens was timed often enough"
-    return f"{words} · estimate from {_steps(result)}"
+    return f"{words} · estimate from {steps}"
 
 
 def _note(result: WhatIf) -> str:
@@ -214,10 +215,6 @@ def _note(result: WhatIf) -> str:
             f"; few rows or none verified {widths} tokens, which cost what the nearest widths do"
         )
     return f"{words}."
-
-
-def _steps(result: WhatIf) -> str:
-    return f"{result.n_steps:,} step{'' if result.n_steps == 1 else 's'}"
 
 
 def _speed(estimate: DraftLengthEstimate) -> str:

@@ -25,6 +25,7 @@ from app.trace_models.run_facts import ModelRuns
 from app.trace_models.run_notes import count_runs, notes_of, run_name
 from app.widgets.build import ModelessDialog, hbox, made, words
 from app.widgets.fields import add_row, file_path, new_form
+from engine.plain_text import counted
 from engine.trace.export import SESSION_FILE
 from engine.trace.reopen import find_trace
 from engine.trace.run_ref import RunRef
@@ -48,9 +49,7 @@ class ExportDialog(ModelessDialog):
         super().__init__("Export run" if runs else "Export trace", parent)
         self._settings = settings
         tables = (one for one in store.tables.items() if one[1])
-        rows = ", ".join(
-            f"{name} ({len(rows):,} row{'s' * (len(rows) > 1)})" for name, rows in tables
-        )
+        rows = ", ".join(f"{name} ({counted(len(rows), 'row')})" for name, rows in tables)
         if runs:
             lanes = f" and the {len(runs) - 1} lanes next to it" if len(runs) > 1 else ""
             rows = f"those rows alone that belong to {run_name(runs[0])}{lanes}"
@@ -266,4 +265,4 @@ def ask_before_quitting(parent: QWidget, recorded: Sequence[ModelRuns], problem:
 def _counted(runs: ModelRuns) -> str:
     every = (RunRef(runs.store, i) for i in runs.store.runs)
     n = count_runs(run for run in every if not notes_of(run.facts).deleted)
-    return f"{n} run" if n == 1 else f"{n} runs"
+    return counted(n, "run")

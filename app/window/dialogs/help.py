@@ -12,7 +12,7 @@ from importlib import metadata
 from typing import Any
 
 import PySide6
-from PySide6.QtCore import QEvent, Qt, QUrl, qVersion
+from PySide6.QtCore import QEvent, QSignalBlocker, Qt, QUrl, qVersion
 from PySide6.QtGui import (
     QColor,
     QGuiApplication,
@@ -49,6 +49,7 @@ from app.actions import SPECS, Actions
 from app.engine_thread.events import OpenedFiles
 from app.widgets.build import CLOSE, ModelessDialog, hbox, made, vbox
 from engine.environment import processor_name, version
+from engine.plain_text import counted
 from resources import help_page, help_topics
 
 _CONTEXT = 30
@@ -252,11 +253,8 @@ class HelpPages(ModelessDialog):
         if not is_searching:
             for topic, title in self._topics.items():
                 self._add(title, topic, None)
-        n = f"{len(hits)} {'hit' if len(hits) == 1 else 'hits'}"
-        pages = len({topic for topic, _, _ in hits})
-        self.count.setText(
-            f"{n} on {pages} {'page' if pages == 1 else 'pages'}" if is_searching else ""
-        )
+        pages = counted(len({topic for topic, _, _ in hits}), "page")
+        self.count.setText(f"{counted(len(hits), 'hit')} on {pages}" if is_searching else "")
         for button in (self.previous, self.next):
             button.setEnabled(bool(hits))
         self._mark()
@@ -287,9 +285,8 @@ class HelpPages(ModelessDialog):
         for row in range(self.list.count()):
             topic, position = self.list.item(row).data(_PLACE)
             if topic == topic_of(source) and position is None:
-                self.list.blockSignals(True)
-                self.list.setCurrentRow(row)
-                self.list.blockSignals(False)
+                with QSignalBlocker(self.list):
+                    self.list.setCurrentRow(row)
 
     def _mark(self) -> None:
         """Colour all hits on the page on show."""

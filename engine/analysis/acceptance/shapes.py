@@ -66,7 +66,7 @@ def shapes(counts: DraftCounts) -> Iterator[Finding]:
     if counts.unit == "row":
         for one in counts.by_sequence():
             zero = list(_zero(one, int(one.seq[0])))
-            yield from zero or _one_row(one, counts.only(counts.seq != one.seq[0]))
+            yield from zero or _one_row(one, counts)
     slots = list(_one_slot(counts))
     yield from (shape for shape, _ in slots)
     for _, low in slots:
@@ -101,12 +101,14 @@ def _zero(counts: DraftCounts, row: int | None = None) -> Iterator[Finding]:
     )
 
 
-def _one_row(row: DraftCounts, others: DraftCounts) -> Iterator[Finding]:
+def _one_row(row: DraftCounts, every: DraftCounts) -> Iterator[Finding]:
     """A row of a table in which next to nothing is accepted, while the others do well."""
-    (n, k), (n_others, k_others) = (
-        (int(one.drafted.sum()), int(one.accepted.sum())) for one in (row, others)
-    )
-    if n < 3 * LEAST or k > _CHANCE * n or k_others < 0.4 * n_others:
+    n, k = int(row.drafted.sum()), int(row.accepted.sum())
+    if n < 3 * LEAST or k > _CHANCE * n:
+        return
+    others = every.only(every.seq != row.seq[0])
+    n_others, k_others = int(others.drafted.sum()), int(others.accepted.sum())
+    if k_others < 0.4 * n_others:
         return
     if fisher_less(k, n, k_others, n_others) < _STRICT:
         number = int(row.seq[0])

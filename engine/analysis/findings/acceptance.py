@@ -10,6 +10,7 @@ import numpy as np
 from engine.analysis.acceptance import shapes
 from engine.analysis.findings.run_rows import Check, ExaminedRun, observed
 from engine.analysis.run_cost import find_baseline
+from engine.plain_text import counted
 from engine.trace.facts import Finding, RunFacts
 from engine.trace.records import EMITTED_KINDS, MISSING, PHASES
 
@@ -225,7 +226,7 @@ def _repeats(run: ExaminedRun) -> Iterator[Finding]:
             continue
         what = "white space"
         if not blank:
-            what = f"the same {period} token{'s' if period > 1 else ''}"
+            what = f"the same {counted(period, 'token')}"
         goes_on = stop == len(ids)
         yield Finding(
             f"From round {start} {'on' if goes_on else f'to {last}'} the text is {what} over and "

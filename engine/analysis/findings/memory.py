@@ -16,6 +16,7 @@ from engine.analysis.findings.run_rows import (
     rounds_text,
 )
 from engine.options import MAX_REPLAYS
+from engine.plain_text import counted
 from engine.trace.facts import FailureFacts, Finding, HeldFacts
 from engine.trace.run_ref import places_of, round_keys
 
@@ -75,8 +76,7 @@ def _rollback_end(run: ExaminedRun) -> Iterator[Finding]:
         n = int(cells[one.at[0]])
         kept = "keeps {} beyond" if n > 0 else "takes {} too many:"
         yield one.hit(
-            f"The rollback {kept.format('1 token' if abs(n) == 1 else f'{abs(n)} tokens')} the "
-            "last accepted one.",
+            f"The rollback {kept.format(counted(abs(n), 'token'))} the last accepted one.",
             f"pass of {one['verify_width']} from "
             f"position {one['pos0']}, {one['num_accepted_draft_tokens']} "
             f"accepted; memory ends at {one['attention_pos_max']}, rollback path "
@@ -206,9 +206,9 @@ def _pending_not_consumed(run: ExaminedRun) -> Iterator[Finding]:
     rounds = run.rounds
     for one in by_sequence(rounds, _not_consumed(run)):
         yield one.hit(
-            f"The pass read the state of {_tokens(one['rs_idx_before'])} ago, and that "
+            f"The pass read the state of {counted(one['rs_idx_before'], 'token')} ago, and that "
             "rollback is still pending after it.",
-            f"{_tokens(one['memory_rollback'])} undone, pending are {one['rs_idx_after']}",
+            f"{counted(one['memory_rollback'], 'token')} undone, pending are {one['rs_idx_after']}",
             _state_error(run, one),
         )
 
@@ -217,8 +217,8 @@ def _plane_off_by_one(run: ExaminedRun) -> Iterator[Finding]:
     rounds = run.rounds
     for one in by_sequence(rounds, _wrong_index(run) & ~_not_consumed(run)):
         yield one.hit(
-            f"After a rollback of {_tokens(one['memory_rollback'])} the next batch "
-            f"reads the state of {_tokens(one['rs_idx_after'])} ago.",
+            f"After a rollback of {counted(one['memory_rollback'], 'token')} the next batch "
+            f"reads the state of {counted(one['rs_idx_after'], 'token')} ago.",
             _state_error(run, one),
         )
 
@@ -234,10 +234,10 @@ def _stale_plane(run: ExaminedRun) -> Iterator[Finding]:
     for one in by_sequence(rounds, stale):
         whose = "of rejected tokens or another sequence"
         if observed(age[one.at[0]]):
-            whose = f"of {_tokens(age[one.at[0]])} ago"
+            whose = f"of {counted(age[one.at[0]], 'token')} ago"
         yield one.hit(
-            f"A rollback of {_tokens(one['memory_rollback'])} was accepted, but its plane holds a "
-            f"state {whose}.",
+            f"A rollback of {counted(one['memory_rollback'], 'token')} was accepted, but its plane "
+            f"holds a state {whose}.",
             f"verify width {one['verify_width']}, n_rs_seq {one['n_rs_seq']}",
             _state_error(run, one),
         )
@@ -248,7 +248,7 @@ def _depth_beyond_truth(run: ExaminedRun) -> Iterator[Finding]:
     depth, valid = rounds["memory_rollback"], rounds["valid_depth"]
     for one in by_sequence(rounds, _partial(run) & observed(valid) & (depth > valid)):
         yield one.hit(
-            f"A rollback of {_tokens(one['memory_rollback'])} was accepted where "
+            f"A rollback of {counted(one['memory_rollback'], 'token')} was accepted where "
             f"{one['valid_depth']} is the truthful depth.",
             _state_error(run, one),
         )
@@ -308,10 +308,6 @@ def _replay_livelock(run: ExaminedRun) -> Iterator[Finding]:
             f"Replaying the accepted tokens disagreed with itself {MAX_REPLAYS} times.",
             f"position {one['pos0']}, {one['replay_index']} restores",
         )
-
-
-def _tokens(n: int) -> str:
-    return "1 token" if n == 1 else f"{n} tokens"
 
 
 def _state_error(run: ExaminedRun, one: FoundRows) -> str:

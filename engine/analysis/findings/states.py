@@ -9,6 +9,7 @@ import numpy as np
 
 from engine.analysis.findings.memory import NAMES_STATES
 from engine.analysis.findings.run_rows import Check, ExaminedRun, LaneErrors, rounds_text
+from engine.plain_text import counted
 from engine.trace.facts import CopyFacts, Finding, StateOriginFacts
 from engine.trace.run_ref import round_keys
 
@@ -191,7 +192,8 @@ class _WrongState:
     def hit(self) -> Finding:
         when = "the prompt" if self._is_prompt else f"round {self.number}"
         if self.depth:
-            when = f"the rollback of {_tokens(self.depth)} by {self.path} in round {self.number}"
+            undone = counted(self.depth, "token")
+            when = f"the rollback of {undone} by {self.path} in round {self.number}"
         policy = self.run.option("rollback") or "unknown"
         says = f": {self._explained(self.records[0])}" if self.records else ""
         return Finding(
@@ -210,7 +212,7 @@ class _WrongState:
         tensor = f"the {_NAMES.get(record.name, record.name)}"
         said = {
             "empty": "is zero, as of a sequence without tokens",
-            "earlier": f"is that of position {pos - n}, {_tokens(n)} too old",
+            "earlier": f"is that of position {pos - n}, {counted(n, 'token')} too old",
             "rejected": f"contains {n} rejected token{'s' * (n > 1)}",
             "ahead": "contains the token chosen next, which comes with the next batch",
             "sequence": f"is that of {_sequence(n)}",
@@ -219,7 +221,7 @@ class _WrongState:
             "missing": f"lacks the token at position {pos - n}",
             "twice": f"contains the token at position {pos - n} twice",
             "from nothing": "was computed from zero instead of the state before these tokens",
-            "from earlier": f"was computed from a state {_tokens(n)} too old",
+            "from earlier": f"was computed from a state {counted(n, 'token')} too old",
             "from rejected": f"was computed from a state with {n} rejected tokens",
         }.get(record.kind, "")
         if not said and record.kind:
@@ -336,10 +338,6 @@ def _known(positions: list[int | None]) -> list[int]:
 
 def _sequence(n: int) -> str:
     return f"sequence {n}" if n >= 0 else "the sequence that had the slot before"
-
-
-def _tokens(n: int) -> str:
-    return "1 token" if n == 1 else f"{n} tokens"
 
 
 def _errors_text(state: float, window: float) -> str:

@@ -135,6 +135,7 @@ class Fold(Delta):
         held = {self.pools: 2} | dict.fromkeys(self.logs.values(), 2)
         for layers, heads in held.items():
             self.layers.fill(layers, heads)
+        sequences, counts = self.filled(sequences, counts)
         places, steps = self.tracks.of(sequences, counts, self.pool)
         commit(
             *held,

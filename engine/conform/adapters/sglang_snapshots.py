@@ -70,7 +70,7 @@ class Tracks:
         places = [s - self.slots for s in range(self.slots)]
         self.passes += 1
         each = zip(sequences, counts, strict=True)
-        self.kept = {s: (s + self.passes) % (n + 1) for s, n in each}
+        self.kept = {s: (s + self.passes) % (n + 1) for s, n in each if s >= 0}
         for s in range(self.slots):
             if not self.kept.get(s):
                 self.memory.keep(
@@ -78,8 +78,9 @@ class Tracks:
                 )
             else:
                 self.memory.forget(pool[places[s]])
-        at = [len(pool) + places[s] for s in sequences]
-        return self.memory.whole(at), self.memory.whole([self.kept[s] - 1 for s in sequences])
+        at = [len(pool) + places[s] if s >= 0 else 0 for s in sequences]
+        steps = [self.kept.get(s, 0) - 1 for s in sequences]
+        return self.memory.whole(at), self.memory.whole(steps)
 
     def state(self, sequence: int, pool: torch.Tensor) -> tuple[int, torch.Tensor] | None:
         """After how many rows of the last pass a track slot has the state, and what it holds."""
@@ -92,7 +93,7 @@ class Snapshots:
     """Pools of states, [layers, slots, …] (slot 0 is SGLang's null slot; track slots come last),
     and buffers [layers, slots, drafts, …]; passes play the last layer. `scatter`: what commits."""
 
-    scatter = "fused_mamba_state_scatter_with_mask"
+    scatter, padding = "fused_mamba_state_scatter_with_mask", 0
 
     def __init__(self, shape: Shape, memory: Memory, package: Package) -> None:
         self.shape, self.memory, self.package = shape, memory, package
@@ -122,7 +123,14 @@ class Snapshots:
         flat = [parent for tree in rows.parents for parent in tree]
         return self.memory.whole(flat).view(len(rows.parents), -1)
 
+    def filled(
+        self, sequences: Sequence[int], counts: Sequence[int]
+    ) -> tuple[list[int], list[int]]:
+        """Sequences and counts of a commit, with the padding of its pass."""
+        return [*sequences, *[-1] * self.padding], [*counts, *[1] * self.padding]
+
     def accept(self, sequences: Sequence[int], counts: Sequence[int]) -> None:
+        sequences, counts = self.filled(sequences, counts)
         slots, scatter = self.slots(sequences), getattr(self.package.module(SCATTER), self.scatter)
         self.layers.fill(self.pools, 2)
         self.layers.fill(self.buffers, 3)
@@ -146,6 +154,7 @@ class Snapshots:
         raise NotImplementedError
 
     def verify(self, rows: Rows) -> torch.Tensor:
+        self.padding = rows.sequences.count(-1)
         return self.run(rows, keep=True)
 
     def decode(self, rows: Rows) -> torch.Tensor:

@@ -21,6 +21,8 @@ from engine.experiments.bisect.builds import RANKS, Checks, Judge, SkippedError
 from engine.experiments.bisect.first_wrong import FirstWrong
 from engine.experiments.bisect.history import Revision, RevisionHistory
 from engine.files import file_bytes, written_whole
+from engine.report.parts import ReportTable
+from engine.report.text import table_lines
 from engine.trace.typed_json import strict_json
 
 _MOST_BYTES = 64 << 20
@@ -407,11 +409,12 @@ def markdown(search: Search, title: str, again: str) -> str:
         text += ["", f"**{first}**", "", *(f"- {line.strip()}" for line in rest)]
     if search.mended:
         text += ["", f"Fail at the good end and pass at the bad one: {_named(search.mended)}."]
-    text += ["", "| revision | title | outcome |", "|---|---|---|"]
-    for i in sorted(search.verdicts):
-        revision, verdict = search.history.revisions[i], search.verdicts[i]
-        said = verdict.skipped or outcome_text(verdict)
-        text.append(f"| {revision.short} | {_cell(revision.title)} | {_cell(said)} |")
+    rows = [
+        (revision.short, revision.title, verdict.skipped or outcome_text(verdict))
+        for i, verdict in sorted(search.verdicts.items())
+        for revision in [search.history.revisions[i]]
+    ]
+    text += ["", *table_lines(ReportTable(("revision", "title", "outcome"), rows))]
     return "\n".join([*text, "", f"Again: `{again}`", ""])
 
 
@@ -464,7 +467,3 @@ def _fault_lines(fault: Regression) -> Iterator[str]:
 def _named(names: Sequence[str]) -> str:
     more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
     return ", ".join(names[:_MOST_NAMED]) + more
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")

@@ -43,6 +43,7 @@ from engine.experiments.tune.lengths import (
     recorded,
 )
 from engine.files import unwritable
+from engine.plain_text import counted
 
 _WAIT_LONGER = "Give it more time with --budget, or see what its log says."
 _LEAST_TOKENS = 16
@@ -233,7 +234,7 @@ class _Tuner:
         fits = int(max(0.0, each) * (tried.speed() or 1.0))
         self.n_predict = max(_LEAST_TOKENS, min(plan.n_predict, fits))
         self.kept.add({"n_predict": self.n_predict})
-        self.report(f"{_prompts(len(self.prompts))}, {self.n_predict} tokens each")
+        self.report(f"{counted(len(self.prompts), 'prompt')}, {self.n_predict} tokens each")
 
     def _in_pairs(self, names: Sequence[str]) -> tuple[int, int]:
         """Prompts of a pair and tokens of an answer: as many as what is left of the time allows at
@@ -248,7 +249,7 @@ class _Tuner:
             self.kept.in_pairs = n_prompts, max(_LEAST_TOKENS, min(self.n_predict, fits))
             self.kept.add({"in_pairs": self.kept.in_pairs})
         n_prompts, n_predict = self.kept.in_pairs
-        self.report(f"pairs of {_prompts(n_prompts)}, {n_predict} tokens each")
+        self.report(f"pairs of {counted(n_prompts, 'prompt')}, {n_predict} tokens each")
         return self.kept.in_pairs
 
     def _confirm(self, names: Sequence[str]) -> list[Confirmed]:
@@ -405,10 +406,6 @@ class _Tuner:
 
     def _flags(self, chosen: str) -> EngineFlags | None:
         return None if self.plan.running else self._engine_flags(self.settings.get(chosen))
-
-
-def _prompts(n: int) -> str:
-    return f"{n} prompt{'s' * (n != 1)}"
 
 
 class _SavedMeasurements:

@@ -318,8 +318,8 @@ class Trials:
                 is_likely = is_likely or gives(guess, stretch, share=_HALF)
             if is_likely and is_exact(guess, share * clean):
                 return best, left
-            if is_part and is_idle:
-                continue  # it changes nothing of what is wrong first
+            if is_part and (is_idle or guess.is_scoped):
+                continue  # it changes nothing of what is wrong first, or is of some rows
             for alike in groups[alone] if guess.model is self._model else ():
                 one = guess.within(alike[0], self._text)
                 kept = 0 if alike[0][1] and 0 in alike[0][1] else n_kept

@@ -9,7 +9,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import fields, replace
 from functools import partial
-from itertools import chain, product
+from itertools import chain, pairwise, product
 from operator import itemgetter
 from typing import Any
 
@@ -100,7 +100,7 @@ _MOST, _SHARE, _EXPLAINS = 256, 0.05, 0.34
 _MOST_LATE, _MANY_RIGHT = 48, 5
 """Tokens before the first wrong draft that a look-up may have stopped at; right drafts that show
 that it works up to a place."""
-_FOREIGN = "what is drafted does not follow the newest token anywhere in the text"
+_FOREIGN = "tokens are drafted that follow each other nowhere in the text"
 _SIZES = ("N_ENTRIES", "EMPTY", "N_SLOTS", "N_STATIC", "N_TOP", "N_LONGEST")
 _OF_POOLS = ("CHUNK", "LOW_ACCEPTANCE", "LOW_STREAK", "MOST_OCCUPANCY")
 _ENDLESS = 1 << 40
@@ -243,6 +243,10 @@ class LookedUp:
             for size in range(8, _FARTHEST, 8):
                 about = f"it looks for matches in about the newest {size} tokens alone"
                 yield STATE, about, ((None, "find", partial(_within, size)),)
+        module = sys.modules[type(self._new()[0]).__module__]
+        for n in (1 << i for i in range(6, 21, 2)) if self._name == "ngram-mod" else ():
+            about = f"its pool has about {n} entries, where n-grams overwrite each other"
+            yield STATE, about, ((module, "N_ENTRIES", n), (module, "_MASK", n - 1))
         for n in range(1, N_LONGEST) if self._name == "ngram-cache" else ():
             about = f"it looks up n-grams of no more than {n} token{'s' * (n > 1)}"
             yield CANDIDATES, about, ((None, "longest", n),)
@@ -303,17 +307,21 @@ class LookedUp:
         return stage, f"Most likely: {kind} ({n} of {len(wrong)} wrong drafts)."
 
     def _kind(self, one: RecordedDraft, right: RecordedDraft) -> str:
+        text = self._side.text[: one.pos0 + 1]
+        known = [text, *(other.text for other in self._others)]
+        if not {*pairwise([text[-1], *one.tokens])} <= {*chain(*map(pairwise, known))}:
+            return _FOREIGN
         if not one.tokens:
             return "nothing is drafted after n-grams that are there, as if more were asked for"
         if not right.tokens:
             return "drafts are made after n-grams that its settings do not find"
         if one.tokens[0] == right.tokens[0]:
             return "what is copied begins rightly and goes on otherwise"
-        text, drafted = self._side.text[: one.pos0 + 1], one.tokens[:2]
+        drafted = one.tokens[:2]
         for at in range(1, len(text) - 1):
             if text[at : at + 2] == drafted and text[at - 1] == text[-1]:
                 return "what follows another occurrence of the n-gram is copied"
-        return _FOREIGN
+        return "what is drafted does not follow the newest token anywhere in the text"
 
     @property
     def _may_be_cut(self) -> bool:

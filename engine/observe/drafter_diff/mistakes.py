@@ -202,6 +202,10 @@ class Mistakes:
                         table = self._model.table(self._target.rows)
                     guess = replace(guess, text=replace(self._text, table=table))
                 yield guess
+                if isinstance(self._model, BlockModel) and not phase and "draft" in one.phases:
+                    scope = ", only in the row of the newest token", None, {-self._model.first}
+                    if self._model.first and (part := guess.within(scope, self._text)) is not None:
+                        yield part
         sizes = [n for n in range(1, self._text.starts[0]) if n not in _SIZES and not only]
         yield from self._of_beginnings(sizes)
 

@@ -115,7 +115,7 @@ def _ropes(found: Sequence[Site], places: Sequence[int]) -> Iterator[PartChange]
         for about, rope in other_ropes(ropes[0], places):
             made = [(x, site.name, rope) for x in site.owners]
             is_short = any(one in about for one in _ROPES_AT_TIMES)
-            phases = [*PHASES] if is_short else ["", *["draft", "alone"] * ("scaled" not in about)]
+            phases = [*PHASES] if is_short else ["", "write", "draft"]
             yield PartChange(POSITIONS, f"its rope {about}", tuple(made), phases)
 
 
@@ -217,7 +217,27 @@ def _operations(found: Sequence[Site], look: Callable[[], object]) -> Iterator[P
             about = f"{one.words} reads argument {key} as it was {when}"
             changes = _elsewhere(one, [(one, owners, change)])
             yield PartChange(one.stage, about, changes)
+    yield from _everywhere([*places.values()])
     yield from _of_others([*places.values()])
+
+
+def _everywhere(places: Sequence[list[_Operation]]) -> Iterator[PartChange]:
+    """Each kernel in one other way at all places that call it."""
+    kernels: dict[Any, list[list[_Operation]]] = {}
+    for alike in places:
+        kernels.setdefault((alike[0].module, alike[0].name), []).append(alike)
+    for own in (some for some in kernels.values() if len(some) > 1):
+        ways: dict[str, list[tuple[_Operation, list[Any], Callable[..., Any]]]] = {}
+        for alike in own:
+            for about, change in _ways(one := alike[0]):
+                for key, name in one.weights.items():
+                    about = about.replace(f"`{name}`", f"argument {key}")
+                ways.setdefault(about, []).append((one, [each.owner for each in alike], change))
+        for about, each in ways.items():
+            if len(each) == len(own):
+                (first, *_), *_ = each
+                about = f"its `{first.name}`, wherever it is called, {about}"
+                yield PartChange(first.stage, about, _elsewhere(first, each))
 
 
 def _of_others(places: Sequence[list[_Operation]]) -> Iterator[PartChange]:
@@ -255,7 +275,9 @@ def _note(
 
 def _in_place_of(latest: Sequence[torch.Tensor], x: torch.Tensor) -> torch.Tensor:
     """The last rows of another value, as many as this one has."""
-    rows = latest[0].flatten(0, -2)[-x[..., 0].numel() :] if latest else x
+    if not latest or latest[0].dim() < 2:
+        return x
+    rows = latest[0].flatten(0, -2)[-x[..., 0].numel() :]
     return rows.reshape(x.shape) if rows.numel() == x.numel() else x
 
 

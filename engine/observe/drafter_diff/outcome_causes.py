@@ -257,7 +257,6 @@ def _ways(a: int, d: int) -> dict[str, Counts]:
         f"{replays}, with the target's own, again": (a + again + is_cut, d + again + is_cut),
         f"{replays} again, as drafted ones": (a, d + again),
         f"{replays} again, as accepted ones": (a + again, d),
-        "fewer accepted tokens than its rounds have, one for any number": (min(a, 1), d),
         "one accepted token where none was": (max(a, min(d, 1)), d),
         "drafts that were accepted whole twice": (a + a * (a == d), d + d * (a == d)),
         "all accepted tokens but the last one of drafts that were accepted whole": (
@@ -269,6 +268,11 @@ def _ways(a: int, d: int) -> dict[str, Counts]:
         "all drafted tokens as accepted": (d, d),
         "drafts, not their tokens": (a, min(d, 1)),
         "accepted and drafted tokens twice": (2 * a, 2 * d),
+        "no accepted tokens": (0, d),
+        **{
+            f"no more than {n} accepted token{'s' * (n > 1)} of a round": (min(a, n), d)
+            for n in range(1, 5)
+        },
     }
 
 

@@ -100,7 +100,7 @@ class TextRows:
     ) -> Iterator[tuple[str, TargetRows, Sequence[int] | None]]:
         """What may be wrong with all rows, these rows, and the layers that are read of them.
         orders: other ones of its layers."""
-        rows, taps = self.rows, self.taps
+        rows, taps, taken = self.rows, self.taps, self.rows.taps
         for what, change in (MOVED | CHANGES).items():
             yield f"the target's rows are {what}", mapped(rows, change), None
             for tap in taps:
@@ -129,6 +129,12 @@ class TextRows:
             layers = [tap + by for tap in taps]
             if layers and layers == [layer for layer in layers if layer in rows.taps]:
                 yield f"rows are of layers {how}", rows, layers
+        added = {
+            i: x - before for i, x in taken.items() if (before := taken.get(i - 1)) is not None
+        }
+        if taps and {*taps} <= added.keys():
+            about = "rows are what each layer adds to the one before it, not their sum"
+            yield about, TargetRows(rows.hidden, added), None
         for i, tap in enumerate(taps):
             for other in (one for one in rows.taps if len(taps) > 1 and one != tap):
                 about = f"rows of layer {other} are in the place of those of layer {tap}"

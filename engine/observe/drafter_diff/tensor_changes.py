@@ -14,6 +14,7 @@ import torch
 
 from engine.model.layers import RopeTables
 from engine.model.rope import RopeConfig
+from kernels.pointwise import geglu, swiglu
 
 FACTORS = (0.0, 0.5, 2.0, -1.0, 0.25, 4.0, math.sqrt(0.5), math.sqrt(2.0))
 _NUMBERS = (0.0, 0.01, 0.1, 10.0, 100.0, 1e3, 1e4, 1e5)
@@ -45,6 +46,9 @@ def other_values(x: Any, is_weight: bool) -> Iterator[tuple[str, Callable[..., A
         for factor in _NUMBERS:
             yield f"as {factor * x:.3g}, not {x:.3g}", partial(torch.mul, other=factor)
         yield "as about the square root of it", math.sqrt
+    elif x in _GATES:
+        for other in (one for one in _GATES if one is not x):
+            yield f"as {other.__name__}, not {x.__name__}", partial(_other_one, other)
     elif isinstance(x, list | tuple) and len(x) > 1 and all(map(is_floats, x)):
         yield "in reverse order", lambda x: x[::-1]
         for i in range(len(x)):
@@ -63,6 +67,7 @@ def other_values(x: Any, is_weight: bool) -> Iterator[tuple[str, Callable[..., A
             yield f"{factor:.3g} times what it should be", partial(torch.mul, other=factor)
         for about, change in READS.items():
             yield about.replace("reads ", "as if it read "), change
+        yield "less its mean", lambda x: x - x.mean(-1, keepdim=True)
         yield "with neighbours for what is half of it apart", _paired
         yield "with every second number for halves", _unpaired
     elif torch.is_tensor(x) and x.dtype is torch.int64 and x.dim() > 1:
@@ -73,6 +78,14 @@ def other_values(x: Any, is_weight: bool) -> Iterator[tuple[str, Callable[..., A
     elif torch.is_tensor(x) and x.dtype is torch.bool and x.dim() == 3:
         for about, which in _SEEN.items():
             yield f"so that rows of a pass {about}", partial(_seeing, which)
+
+
+_GATES = (swiglu, geglu)
+"""What a feed-forward part may do with its two halves."""
+
+
+def _other_one(other: Any, _: Any) -> Any:
+    return other
 
 
 def is_floats(x: Any) -> bool:
@@ -159,21 +172,38 @@ def other_ropes(rope: RopeTables, places: Sequence[int]) -> Iterator[tuple[str, 
     yield from ((about, RopeTables(own, device, place=place)) for about, place in moved.items())
 
 
+_DIGITS, _BASES = (1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 16.0), (1, 2, 3, 5)
+"""What factors that people choose begin with, and frequency bases."""
+
+
 def _other_angles(own: RopeConfig) -> Iterator[tuple[str, RopeConfig]]:
-    for x in (10, 0.1, 100, 0.01, 50, 0.02, 20, 0.05, 5, 0.2, 2, 0.5, 1e3, 1e-3):
-        about = f"has {x:g} times the frequency base, or so"
-        yield about, replace(own, freq_base=max(x * own.freq_base, 2.0))
+    """Those that turn otherwise, of those that turn alike the first."""
+    seen = {_turns(own)}
+    for about, config in _scaled(own):
+        if (turns := _turns(config)) not in seen:
+            seen.add(turns)
+            yield about, config
+
+
+def _turns(config: RopeConfig) -> tuple[str, ...]:
+    """Angles of pairs and their magnitude, rounded."""
+    return tuple(f"{x:.3g}" for x in (config.magnitude, *config.inverse_frequencies()))
+
+
+def _scaled(own: RopeConfig) -> Iterator[tuple[str, RopeConfig]]:
+    plain = replace(own, scaling="none", factors=())
+    yield "is not scaled, as its file says", plain
+    for power, digit in product(range(2, 9), _BASES):
+        about = f"has a frequency base of about {digit * 10.0**power:g}, not {own.freq_base:g}"
+        yield about, replace(own, freq_base=digit * 10.0**power)
     ones = own.factors or (1.0,) * (own.n_rot // 2)
-    for x in (0.0, 0.5, 2.0, 0.25, 4.0, 0.125, 8.0, -1.0):
+    for x in (0.0, -1.0, *(y for digit in _DIGITS for y in (1 / digit, digit))):
         divided = tuple(one / x if x else math.inf for one in ones)
-        yield f"turns by {x:g} times the angles", replace(own, factors=divided)
+        yield f"turns by {x:.3g} times the angles", replace(own, factors=divided)
     for x in (0.5, 0.25, 0.75):
         about, n = f"turns the first {x:g} of its pairs alone", round(x * len(ones))
         yield about, replace(own, factors=(*ones[:n], *[math.inf] * (len(ones) - n)))
     # scaling that a file has and an engine has not, or the other way round
-    plain = replace(own, scaling="none", factors=())
-    if plain != own:
-        yield "is not scaled, as its file says", plain
     for factor, n_ctx in product((2.0, 4.0, 8.0, 32.0), (1 << i for i in range(6, 16))):
         how = f"with a factor of {factor:g} for contexts of more than {n_ctx} tokens, or so"
         yarn = replace(plain, scaling="yarn", factor=factor, n_ctx_orig=n_ctx)

@@ -114,13 +114,13 @@ def replay(
     known, pieces = None, (one for request in capture.requests for _, one in request.pieces)
     if text or any(b'"predicted_n"' in one for one in pieces):
         # what the server is made of is learned before the first row is written
-        known = _replayed(capture, TraceStore(), attachment, text, file, None, None)
+        known = _replayed(capture, None, attachment, text, file, None, None)
     return _replayed(capture, store, attachment, text, file, known, vocabulary).run_id
 
 
 def _replayed(
     capture: Capture,
-    store: TraceStore,
+    store: TraceStore | None,
     attachment: Attachment,
     log: str,
     file: str,
@@ -132,7 +132,7 @@ def _replayed(
     server = ServerFacts(capture.name or file, engine, capture.props, capture.models)
     facts = {"file": file} | {key: as_fact(value) for key, value in capture.facts.items()}
     run = ObservedRun(
-        store,
+        TraceStore() if store is None else store,
         attachment,
         server,
         patience_ms=math.inf,
@@ -140,6 +140,7 @@ def _replayed(
         keep_raw=False,
         vocabulary=vocabulary,
         plain=PlainReplies(),
+        has_rows=store is not None,
         **facts,
     )
     if log:
@@ -147,6 +148,8 @@ def _replayed(
         run.log_ended()
     open_requests: dict[int, ObservedRequest] = {}
     held: dict[int, list[bytes]] = {}
+    counted: set[int] = set()
+    """Requests that have had counters."""
     for at_ms, _, number, what, value in sorted(_events(capture), key=lambda one: one[:3]):
         request = capture.requests[number]
         if what == "sent":
@@ -158,7 +161,10 @@ def _replayed(
         observed = open_requests[number]
         if what == "data" and not log:  # only the first counters say when they came
             held.setdefault(number, []).append(value)
-            if b'"predicted_n"' not in value or any(observed.told):
+            if number in counted or b'"predicted_n"' not in value:
+                continue
+            if any(observed.told):
+                counted.add(number)
                 continue
             value = held[number].pop()
         if pieces := held.pop(number, None):

@@ -21,7 +21,7 @@ from engine.errors import TraceFileError
 from engine.files import file_bytes, file_head, known_kind, opened_file, unpacked
 from engine.observe.files import records
 from engine.observe.files.capture import is_capture, read_capture, replay
-from engine.observe.files.line_words import READ, SIGNS
+from engine.observe.files.line_words import READ, has_sums
 from engine.observe.files.log_run import fill_log
 from engine.observe.files.records import METRICS, PRINTED
 from engine.observe.files.records.document import MOST_BYTES, read_documents
@@ -137,11 +137,11 @@ def _kind(head: bytes) -> str | None:
 def is_log(text: str) -> bool:
     """Whether a text has lines of an engine's log."""
     text = without_colours(text)
-    return _has_lines(text) or _has_lines(rejoined(text))
+    return _has_lines(text) or ((whole := rejoined(text)) != text and _has_lines(whole))
 
 
 def _has_lines(text: str) -> bool:
-    return has_entries(text) or SIGNS.search(text) is not None
+    return has_entries(text) or has_sums(text)
 
 
 def rejoined(text: str) -> str:
@@ -358,7 +358,7 @@ def import_file(
         return records.fill(store, data, file, kind if name else None)
     text = rejoined("".join(texts_of([data])))
     of_log: list[int] = []
-    if name is None and SIGNS.search(text) is not None:  # lines of a server around the sums
+    if name is None and has_sums(text):  # lines of a server around the sums
         with suppress(TraceFileError):
             of_log = fill_log(store, text, file)
     return of_log + records.fill(store, text.encode("utf-8", "surrogatepass"), file, kind)
@@ -379,7 +379,7 @@ def _bare(data: bytes) -> bytes:
     terminal, a quote's marks before all of its lines."""
     is_wide = data[:2] in (b"\xff\xfe", b"\xfe\xff") or data[1:2] == data[3:4] == b"\0"
     data = b"".join(utf8_of([data])) if is_wide or data[:3] == b"\xef\xbb\xbf" else data
-    data = _COLOURS.sub(b"", data) if b"\x1b[" in data else data
+    data = _COLOURS.sub(b"", data) if b"\x1b" in data else data
     return data if _NOT_QUOTED.search(data) is not None else _QUOTE.sub(b"", data)
 
 

@@ -35,6 +35,8 @@ from engine.trace.writer import TraceWriter
 SHAPE = "llama-server-log"
 ENGINE = "llama-server"
 _PIECE = 1 << 22
+_AT_ONCE = 1 << 16
+"""Rows that are made ready at a time."""
 _DECIMAL = re.compile(r"\d{1,9}\.\d{1,20}")
 _RATIO = 0.01
 """By how much the ratio that a line has may differ from that of its counts: only its digits."""
@@ -399,7 +401,6 @@ def _write_light(
     sizes, n_max = np.full(len(us), MISSING), np.full(len(us), MISSING, np.int32)
     for one, values in zip((restored, sizes, n_max), single[:, 1:].T, strict=True):
         one[single[:, 0]] = values
-    t_ms = np.where(us < 0, np.nan, us / 1e3)
     whole = accepted + 1 + restored
     ahead = np.concatenate([np.zeros(1, np.int64), np.cumsum(whole, dtype=np.int64)])
     before = ahead[:-1] - np.repeat(ahead[np.cumsum(n_each) - n_each], n_each)
@@ -408,56 +409,58 @@ def _write_light(
     emitted = np.minimum(whole, left).astype(np.int32)
     code = writer.store.text_pool.code
     kinds = np.array([code(one) for one in ("end", "target", "bonus", "replacement")], np.int32)
-    kind = np.where(accepted == drafted, 2, 3)
+    kind = np.where(accepted == drafted, 2, 3).astype(np.int8)
     kind = np.where((emitted == accepted + 2) | (drafted == 0), 1, kind)
     kind = np.where((whole > left) & (emitted <= accepted) & (drafted > 0), 0, kind)
-    del ahead, before
-    path = np.where(restored > 0, 2, np.where(drafted > accepted, 1, 0))
+    del ahead, before, left, whole
+    path = np.where(restored > 0, 2, np.where(drafted > accepted, 1, 0)).astype(np.int8)
     paths = np.array(
         [code(path_name(one, reach)) for one in ("none", "seq_rm", "restore")], np.int32
     )
     drafter = code(drafters[0]) if len(drafters) == 1 else 0
-    is_drafted, undone = drafted > 0, drafted - accepted
-    begun = np.nanmin(t_ms) if np.isfinite(t_ms).any() else 0.0
-    columns: dict[str, np.ndarray] = {
-        "seq_id": seq_id,
-        "t_ms": np.maximum(t_ms - begun, 0.0),
-        "drafter": np.where(is_drafted, drafter, 0).astype(np.int32),
-        "accept_rule": np.where(is_drafted, code(rule), 0).astype(np.int32),
-        "num_draft_tokens": drafted,
-        "num_accepted_draft_tokens": accepted,
-        "num_target_tokens": 1 + restored,
-        "num_emitted": emitted,
-        "stop_kind": kinds[kind],
-        "rollback_depth": undone,
-        "memory_rollback": undone,
-        "rollback_path": paths[path],
-        "replay_index": restored,
-        "verify_width": drafted + 1,
-        "checkpoint_bytes": sizes,
-        "draft_n_max": n_max,
-        "n_rs_seq": np.full(
-            len(us), MISSING if reach.n_rs_seq is None else reach.n_rs_seq, np.int32
-        ),
-    }
+    times = np.where(us < 0, 0.0, us / 1e3)
     # before each request's first row one of its prompt, which ended at some time before
     firsts = np.flatnonzero(np.diff(seq_id, prepend=-1))
-    times = np.nan_to_num(np.concatenate([t_ms[firsts], t_ms]))
-    rows = np.arange(len(firsts), len(times))
-    order = np.insert(rows, firsts, np.arange(len(firsts)))
-    order = order[np.argsort(times[order], kind="stable")]
-    prompts = {"seq_id": seq_id[firsts], "num_emitted": np.ones(len(firsts), np.int32)}
-    del left, whole, kind, path, times, rows
-    for name, values in columns.items():
-        is_text = name in ("drafter", "accept_rule", "stop_kind", "rollback_path")
-        blank = np.nan if values.dtype == float else 0 if is_text else MISSING
-        begin = prompts.get(name, np.full(len(firsts), blank, values.dtype))
-        columns[name] = np.concatenate([begin, values])[order]
-    columns["round"] = np.arange(len(order), dtype=np.int32)
-    writer.extend("rounds", columns)
-    if drafter:
-        with_draft = np.flatnonzero(columns["num_draft_tokens"] > 0)
-        writer.extend("drafts", {name: columns[name][with_draft] for name in _OF_DRAFTS})
+    order = np.insert(np.arange(len(firsts), len(firsts) + len(us)), firsts, np.arange(len(firsts)))
+    order = order[np.argsort(np.concatenate([times[firsts], times])[order], kind="stable")]
+    begun = times[us >= 0].min(initial=np.inf)
+    writer.store.tables["rounds"].reserve(len(order))
+    for at in range(0, len(order), _AT_ONCE):
+        mine = order[at : at + _AT_ONCE]
+        is_first = mine < len(firsts)
+        rows = np.where(is_first, firsts[mine * is_first], mine - len(firsts))
+        drafts, undone, again = drafted[rows], drafted[rows] - accepted[rows], restored[rows]
+        columns: dict[str, np.ndarray] = {
+            "t_ms": np.where(us[rows] < 0, np.nan, np.maximum(times[rows] - begun, 0.0)),
+            "drafter": np.where(drafts > 0, drafter, 0).astype(np.int32),
+            "accept_rule": np.where(drafts > 0, code(rule), 0).astype(np.int32),
+            "num_draft_tokens": drafts,
+            "num_accepted_draft_tokens": accepted[rows],
+            "num_target_tokens": 1 + again,
+            "stop_kind": kinds[kind[rows]],
+            "rollback_depth": undone,
+            "memory_rollback": undone,
+            "rollback_path": paths[path[rows]],
+            "replay_index": again,
+            "verify_width": drafts + 1,
+            "checkpoint_bytes": sizes[rows],
+            "draft_n_max": n_max[rows],
+            "n_rs_seq": np.full(
+                len(rows), MISSING if reach.n_rs_seq is None else reach.n_rs_seq, np.int32
+            ),
+        }
+        for name, values in columns.items():
+            is_text = name in ("drafter", "accept_rule", "stop_kind", "rollback_path")
+            values[is_first] = np.nan if values.dtype == float else 0 if is_text else MISSING
+        columns |= {
+            "seq_id": seq_id[rows],
+            "num_emitted": np.where(is_first, 1, emitted[rows]),
+            "round": np.arange(at, at + len(rows)),
+        }
+        writer.extend("rounds", columns)
+        if drafter:
+            with_draft = np.flatnonzero(columns["num_draft_tokens"] > 0)
+            writer.extend("drafts", {name: columns[name][with_draft] for name in _OF_DRAFTS})
 
 
 def _light_rounds(requests: Sequence[LogRequest]) -> tuple[list[int], np.ndarray, np.ndarray]:

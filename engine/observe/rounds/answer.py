@@ -127,7 +127,7 @@ class EmittedTokens:
     def take(self, chunk: Chunk) -> str:
         """An event; returns the text that it adds."""
         if chunk.additions:
-            return self._add([(one.ids, one.text) for one in chunk.additions])
+            return self._add([(one.tokens, one.content) for one in chunk.additions])
         ids, text = chunk.ids, chunk.text
         if chunk.is_whole:  # the answer so far, or what it adds: engines do either
             n, end = self._n_text, self._end
@@ -288,7 +288,7 @@ class Answer:
         while at < len(additions):
             self.take(additions[at].chunk, at_ms)
             end = self._rounds.go_on(additions, at + 1)
-            more = [one.text for one in additions[at + 1 : end]]
+            more = [one.content for one in additions[at + 1 : end]]
             self.texts += more
             self._n_text += sum(map(len, more))
             self.told, at = additions[end - 1].timings, end

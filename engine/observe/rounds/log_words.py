@@ -122,6 +122,9 @@ _SIGNS = re.compile(
     r"|eval time {0,8}= {1,20}[\d.]{1,20} ms /|draft acceptance(?: rate)? {0,8}= "
     r"|statistics {1,40}\S{1,64}: #calls|- (?:seq_id \d{1,9}, )?draft candidate {1,9}\d"
 )
+_OF_SIGNS = "| task ", "llama_server: ", "eval time", "draft acceptance", ": #calls", "draft candid"
+_STAMP = re.compile(r"\.\d\d\.\d{3}\.\d{3} [IWEDC] ")
+"""One of these is in what _SIGNS finds, and far sooner known of a large text."""
 
 
 def launch_saying(message: str) -> dict[str, str]:
@@ -138,7 +141,8 @@ def launch_saying(message: str) -> dict[str, str]:
 
 def has_entries(text: str) -> bool:
     """Whether a text has what only a llama-server's log has."""
-    return _SIGNS.search(text) is not None
+    may_have = any(map(text.__contains__, _OF_SIGNS)) or _STAMP.search(text) is not None
+    return may_have and _SIGNS.search(text) is not None
 
 
 def may_look_like(message: str) -> bool:

@@ -90,6 +90,7 @@ class ObservedRun:
         keep_raw: bool = True,
         vocabulary: Tokenizer | None = None,
         plain: PlainReader | None = None,
+        has_rows: bool = True,
         **facts: Any,
     ) -> None:
         """Begin a run. facts: JSON-able, whatever else is known of it.
@@ -97,7 +98,8 @@ class ObservedRun:
         patience_ms: so long a row may wait for others that ended earlier; rows are numbered by the
         end of their rounds. known: another run of the same server, which tells how deep its planes
         reach. keep_raw: keep what is sent and received, for `capture`. vocabulary: of the model,
-        for ids that are not given. plain: reads replies of other engines.
+        for ids that are not given. plain: reads replies of other engines. has_rows: False where
+        only what is learned of the server is of interest.
         """
         self.server, self.plain = server, plain
         build = server.props.get("build_info")
@@ -111,6 +113,7 @@ class ObservedRun:
         self._current: list[Answer] = []
         self._ready: list[tuple[float, int, int, ReadyRow]] = []
         self._n_ready = self._n_looks_left = 0
+        self._has_rows = has_rows
         self._patience_ms = patience_ms
         self._log: LogReader | None = None
         self._moved: Movement | None = None
@@ -343,6 +346,8 @@ class ObservedRun:
     def ready(self, row: ReadyRow) -> None:
         """A row is settled; it is written once no earlier one can follow."""
         assert row.t_ms is not None
+        if not self._has_rows:
+            return
         heapq.heappush(self._ready, (row.t_ms, row.seq_id, self._n_ready, row))
         self._n_ready += 1
 

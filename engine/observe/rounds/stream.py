@@ -115,7 +115,7 @@ def chunks(event: Any) -> Iterator[Chunk]:
     """What an event of any of the server's endpoints says, or a tuple of additions to the same
     answer. Raises UnreadableError."""
     if isinstance(event, tuple):
-        yield Chunk(event[0].answer, timings=event[-1].timings, additions=event)
+        yield Chunk(event[0].index, timings=event[-1].timings, additions=event)
     elif isinstance(event, list):
         for one in event:
             yield from chunks(one)

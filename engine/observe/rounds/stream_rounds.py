@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
@@ -51,7 +51,8 @@ class _Choice(Struct, forbid_unknown_fields=True, gc=False):
 
 class Addition(Struct, forbid_unknown_fields=True, gc=False):
     """An event of /v1/completions or /v1/chat/completions that adds text and says nothing else, or
-    one of /completion, which has neither `choices` nor an id."""
+    one of /completion, which has neither `choices` nor an id. What is taken from an event is in
+    `index`, `content` and `tokens`, and what others of its stream have, too, is not kept."""
 
     id: str = ""
     choices: tuple[_Choice] | None = None
@@ -70,38 +71,18 @@ class Addition(Struct, forbid_unknown_fields=True, gc=False):
     id_slot: int = 0
 
     @property
-    def answer(self) -> int:
-        """Index of its answer."""
-        return self.index if self.choices is None else self.choices[0].index
-
-    @property
-    def text(self) -> str:
-        """What it adds."""
-        if self.choices is None:
-            return self.content
-        delta = self.choices[0].delta
-        if delta is None:
-            return self.choices[0].text or ""
-        return (len(delta) == 1 and delta.get("content")) or message(delta)
-
-    @property
     def token_id(self) -> int | None:
         """Of the last token, where an event of /completion has it."""
-        return self.tokens[-1] if self.tokens else None
-
-    @property
-    def ids(self) -> tuple[int, ...]:
-        """Of its tokens, where they are given."""
-        return self.tokens if self.choices is None else self.choices[0].token_ids or ()
+        return self.tokens[-1] if self.tokens and self.tokens_predicted is not None else None
 
     @property
     def chunk(self) -> Chunk:
         """The same as of any event."""
         return Chunk(
-            self.answer,
-            self.text,
+            self.index,
+            self.content,
             self.token_id,
-            self.ids,
+            self.tokens,
             timings=self.timings,
             count=self.tokens_predicted,
         )
@@ -111,7 +92,8 @@ class Addition(Struct, forbid_unknown_fields=True, gc=False):
         """What tells its stream from others: its id, or the time of the prompt. None for an event
         that is of neither form."""
         if self.choices is not None:
-            is_other = self.content or self.tokens or self.tokens_predicted is not None
+            is_other = self.content or self.tokens or self.stop
+            is_other = is_other or self.tokens_predicted is not None
             return None if not self.id or is_other else (self.id,)
         if self.stop or self.id or self.timings is None:
             return None
@@ -122,32 +104,42 @@ class Addition(Struct, forbid_unknown_fields=True, gc=False):
 
 _DECODER, _ENCODER = msgspec.json.Decoder(Addition), msgspec.json.Encoder()
 _DIGITS = b"0123456789"
+_LONGEST = 1 << 13
+"""Characters of an event."""
 
 
 def additions(texts: Sequence[str]) -> list[Addition | None]:
     """The events of a stream that are additions to one answer in a row, but for the first and the
     last of them, which say what these have in common; None for others. texts: of an event each."""
-    known = list(map(_addition, texts))
-    kinds = [None, *(one and one[1] for one in known), None]
-    return [
-        one[0] if one is not None and before == one[1] == after else None
-        for before, one, after in zip(kinds, known, kinds[2:], strict=False)
-    ]
+    found: list[Addition | None] = []
+    before, one = None, None
+    for after in chain(map(_addition, texts), [None]):
+        kind = one and one[1]
+        found.append(one[0] if one and before == kind == (after and after[1]) else None)
+        before, one = kind, after
+    return found[1:]
 
 
 def _addition(text: str) -> tuple[Addition, tuple[Any, ...]] | None:
     """An event, and what it has in common with the next one of its answer: all but digits and what
     it adds, so that none of them has a key twice if the first and the last have not."""
-    if '"stop":true' in text or '"stop": true' in text:
-        return None  # a reply in one piece is often long
+    if len(text) > _LONGEST:
+        return None  # a reply in one piece
     try:
         found = _DECODER.decode(data := text.encode())
     except (msgspec.MsgspecError, ValueError):
         return None
-    if not (added := found.text) or (stream := found.stream) is None:
+    if (stream := found.stream) is None:
         return None
+    if found.choices is not None:
+        (one,) = found.choices
+        found.content = (one.text or "") if one.delta is None else message(one.delta)
+        found.index, found.tokens, found.choices = one.index, one.token_ids or (), None
+    if not (added := found.content):
+        return None
+    found.id = found.model = found.object = ""
     quoted = _ENCODER.encode(added) if "\\u" not in text else json.dumps(added).encode()
-    return found, (*stream, found.answer, data.replace(quoted, b"", 1).translate(None, _DIGITS))
+    return found, (*stream, found.index, data.replace(quoted, b"", 1).translate(None, _DIGITS))
 
 
 class ContradictionError(ValueError):
@@ -295,7 +287,7 @@ class StreamRounds:
                 or more.draft_n_accepted != now.draft_n_accepted
             ):
                 break
-            self._tokens.append(StreamedToken(one.token_id, one.text, self._is_text_whole))
+            self._tokens.append(StreamedToken(one.token_id, one.content, self._is_text_whole))
             self._is_text_whole, now, at = True, more, at + 1
         self.told, group.last_seen = now, max(group.last_seen, now.predicted_n)
         self._reach.hold_back(0, at - begin)

@@ -16,7 +16,7 @@ from torch import Tensor
 from kernels.linear.block_linear.operands_with_llvm import Arithmetic, arithmetic, operands, sizes
 from kernels.linear.block_linear.rows_with_llvm import AHEAD, ROWS, multiply_rows
 from kernels.llvm import F32X16, Code, Value, kernel
-from kernels.llvm.values import I32, transposed, vector
+from kernels.llvm.values import I32, I32X16, transposed
 from kernels.rows import side_by_side
 
 
@@ -108,8 +108,6 @@ WIDEST = 1 << 17
 
 # bytes of a vector, and of what a product takes of a row
 LINE, PART = 64, 4
-
-I32X16 = vector(I32, 16)
 
 
 def room_for(row_bytes: int) -> int:

@@ -27,8 +27,8 @@ import torch
 
 from kernels.linear.block_parts import GROUP, LONG, MOST, SHORT
 from kernels.llvm import F32, F32X16, Code, Program, Value, vector
-from kernels.llvm.functions import rows, run, start
-from kernels.llvm.values import I8, I16, I32
+from kernels.llvm.functions import ROUND, ROUND_BITS, rows, run, start
+from kernels.llvm.values import I8, I16, I32, I32X16, MAGNITUDE
 
 STRETCH = LONG
 """Numbers of a row whose products come to one number; see integer_linear_naive."""
@@ -40,11 +40,7 @@ PER_STRETCH = STRETCH // SHORT
 
 Length = TypeVar("Length", int, Value)
 
-_I32X16 = vector(I32, 16)
 _LANES = 16
-_MAGNITUDE = 0x7FFFFFFF
-# added to a number of up to 127, it leaves the nearest integer in the last bits of the sum
-_ROUND, _ROUND_BITS = 1.5 * 2.0**23, 0x4B400000
 _WORD = 4
 
 
@@ -263,7 +259,7 @@ def _write_short(
 def _write_nothing(layout: Layout, code: Code, record: Value, r: Value, block: Value) -> None:
     lane = record + r * PART + block % PER_STRETCH * _WORD
     for i in range(SHORT // GROUP):
-        _store(layout, code, code.constant(_I32X16, 0), lane, i)
+        _store(layout, code, code.constant(I32X16, 0), lane, i)
     for at in range(layout.sums, layout.scales + 1, layout.line_step):
         code.store(code.constant(I32, 0), lane + at)
 
@@ -283,7 +279,7 @@ def _store(layout: Layout, code: Code, integers: Value, lane: Value, four_lines:
 
 def _largest(code: Code, addresses: Sequence[Value]) -> Value:
     """The largest magnitude of vectors f32 [16], by the bits, among which NaN's are the largest."""
-    first, *others = (code.load(address, _I32X16) & _MAGNITUDE for address in addresses)
+    first, *others = (code.load(address, I32X16) & MAGNITUDE for address in addresses)
     for other in others:
         first = code.larger(first, other)
     return code.maximum(first).bits(F32)
@@ -292,6 +288,6 @@ def _largest(code: Code, addresses: Sequence[Value]) -> Value:
 def _integers(code: Code, x: Value, factor: Value) -> Value:
     """f32 [16] times a factor rounded to i32 [16], 0 where that is infinite or NaN."""
     steps = x * factor
-    is_number = (steps.bits(_I32X16) & _MAGNITUDE).bits(F32X16).less(float("inf"))
+    is_number = (steps.bits(I32X16) & MAGNITUDE).bits(F32X16).less(float("inf"))
     steps = code.choose(is_number, steps, code.constant(F32X16, 0.0))
-    return (steps + _ROUND).bits(_I32X16) - _ROUND_BITS
+    return (steps + ROUND).bits(I32X16) - ROUND_BITS

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from kernels.linear.block_parts import MOST, is_long
 from kernels.linear.integer_blocks.activations_with_llvm import FORMS, PER_STRETCH, STRETCH
+from kernels.linear.packed import BYTE_ZERO
 from kernels.llvm import Value
 
 Length = TypeVar("Length", int, Value)
@@ -20,9 +21,6 @@ Length = TypeVar("Length", int, Value)
 WORD = 4
 HALVES = range(2)
 """The vectors of a word of all the weight rows."""
-BYTE_ZERO = 128
-"""What an integer of x is more as a byte where those of weights have a sign: of two bytes that are
-multiplied, one has none."""
 # width and height by the bits of vnni: of AVX2's registers there are 16, of AVX512's 32
 _SHAPES = {0: (8, 4), 256: (8, 4), 512: (16, 8)}
 # of products of bytes pairs are added in 16 bits

@@ -17,7 +17,8 @@ from kernels.linear.integer_blocks.activations_with_llvm import (
     quantise,
 )
 from kernels.linear.integer_blocks.integers_with_llvm import fours, long_blocks, short_blocks
-from kernels.linear.integer_blocks.panel_layout import BYTE_ZERO, HALVES, WORD, Panel
+from kernels.linear.integer_blocks.panel_layout import HALVES, WORD, Panel
+from kernels.linear.packed import BYTE_ZERO
 from kernels.llvm import Code, Value, kernel, transposed, vector
 from kernels.llvm.values import I16, I32
 

@@ -21,6 +21,7 @@ from kernels.linear.integer_blocks.integers_with_llvm import (
     I32X8,
     LongBlocks,
 )
+from kernels.linear.packed import BYTE_ZERO
 from kernels.llvm import F32, Code, Value, vector
 from kernels.llvm.values import I16, I32
 
@@ -124,10 +125,6 @@ def added(dots: Sequence[Value], factors: Sequence[Value], others: Sequence[Valu
         exact = [x * factor for x, factor in zip(exact, factors, strict=True)]
     # products of a scale of four bits are exact
     return [x + y for x, y in zip(exact, others, strict=True)] if others else exact
-
-
-BYTE_ZERO = 128
-"""What bytes with a sign are moved by where one factor of a product has none."""
 
 
 def in_words(type: str, *, vnni: int) -> bool:

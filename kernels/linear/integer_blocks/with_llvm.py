@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kernels.linear.block_parts import SHORT
 from kernels.linear.integer_blocks.activations_with_llvm import STRETCH
-from kernels.linear.integer_blocks.panel_layout import BYTE_ZERO, HALVES, WORD, Panel, panel
+from kernels.linear.integer_blocks.panel_layout import HALVES, WORD, Panel, panel
 from kernels.linear.integer_blocks.panel_products_with_llvm import (
     Operands,
     kept_bytes,
@@ -18,6 +18,7 @@ from kernels.linear.integer_blocks.panel_products_with_llvm import (
 )
 from kernels.linear.integer_blocks.panel_weights_with_llvm import WeightRows, pack, write_panel
 from kernels.linear.integer_blocks.rows_with_llvm import MOST, MOST_OF, multiply_rows
+from kernels.linear.packed import BYTE_ZERO
 from kernels.llvm import F32, Code, Value, kernel, vector
 from kernels.llvm.values import I8
 from kernels.processor import vnni_bits

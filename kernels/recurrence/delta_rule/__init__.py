@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from torch import Tensor
 
-from kernels.dispatch import pick, pick_invariant
-from kernels.recurrence import FoldArguments, UpdateLog
+from kernels.dispatch import pick, pick_whole
 from kernels.recurrence.channel_gates import RawGates
 from kernels.recurrence.delta_rule import naive, with_torch
-from kernels.recurrence.delta_rule.naive import DeltaArguments, DeltaSlotArguments
+from kernels.recurrence.delta_rule.naive import DeltaSlotArguments
 
 __all__ = ["fold", "gated_delta_into", "gated_delta_log", "gated_delta_rule", "gated_delta_slots"]
 
@@ -19,53 +16,37 @@ _TRITON, _LLVM = (
     "kernels.recurrence.delta_rule.with_llvm",
 )
 
-_run = pick(naive.gated_delta_rule, with_torch.gated_delta_rule, _TRITON, _LLVM)
-_into = pick(naive.gated_delta_into, with_torch.gated_delta_into, _TRITON, _LLVM)
 _slots = pick(naive.gated_delta_slots, with_torch.gated_delta_slots, _TRITON, _LLVM)
-_log = pick(naive.gated_delta_log, with_torch.gated_delta_log, _TRITON, _LLVM)
-_fold = pick(naive.fold, with_torch.fold, _TRITON, _LLVM)
-_into_invariant = pick_invariant(with_torch.gated_delta_into, _LLVM)
-_log_invariant = pick_invariant(with_torch.gated_delta_log, _LLVM)
-_fold_invariant = pick_invariant(with_torch.fold, _LLVM)
 
+gated_delta_rule = pick_whole(naive.gated_delta_rule, with_torch.gated_delta_rule, _TRITON, _LLVM)
+"""Runs T tokens through the recurrence and keeps the newest states.
 
-def gated_delta_rule(
-    *inputs: *DeltaArguments, grouped: bool, n_snapshots: int = 1
-) -> tuple[Tensor, Tensor]:
-    """Runs T tokens through the recurrence and keeps the newest states.
+Per value head, with S [d_k, d_v]:  S <- e^g S;  u = beta (v - S^T k);  S <- S + k u^T;
+o = S^T q / sqrt(d_k), read after the write (Yang et al. 2024, arXiv 2412.06464).
 
-    Per value head, with S [d_k, d_v]:  S <- e^g S;  u = beta (v - S^T k);  S <- S + k u^T;
-    o = S^T q / sqrt(d_k), read after the write (Yang et al. 2024, arXiv 2412.06464).
+inputs: q, k, v, g, beta, state. q, k: [B, T, H_k, d_k], both already l2-normalised. v:
+[B, T, H_v, d_v], H_v a multiple of H_k. g: log decay <= 0, [B, T, H_v], or [B, T, H_v, d_k] for
+one gate per key channel (KDA). beta: [B, T, H_v]. state: [B, H_v, d_k, d_v], left unchanged.
+All f32, T >= 1, any strides.
+Value head j reads key head j // (H_v / H_k) if `grouped`, else j mod H_k ("tiled").
 
-    inputs: q, k, v, g, beta, state. q, k: [B, T, H_k, d_k], both already l2-normalised. v:
-    [B, T, H_v, d_v], H_v a multiple of H_k. g: log decay <= 0, [B, T, H_v], or [B, T, H_v, d_k] for
-    one gate per key channel (KDA). beta: [B, T, H_v]. state: [B, H_v, d_k, d_v], left unchanged.
-    All f32, T >= 1, any strides.
-    Value head j reads key head j // (H_v / H_k) if `grouped`, else j mod H_k ("tiled").
+Returns o [B, T, H_v, d_v] and the snapshots [B, min(T, n_snapshots), H_v, d_k, d_v], where
+index s is the state s tokens before the last one, so 0 is the state after all T tokens.
+n_snapshots >= 1. They share no memory with `state`. Differentiable for n_snapshots = 1; more
+than one cannot be had of tensors that need gradients.
+"""
 
-    Returns o [B, T, H_v, d_v] and the snapshots [B, min(T, n_snapshots), H_v, d_k, d_v], where
-    index s is the state s tokens before the last one, so 0 is the state after all T tokens.
-    n_snapshots >= 1. They share no memory with `state`. Differentiable for n_snapshots = 1; more
-    than one cannot be had of tensors that need gradients.
-    """
-    return _run(*inputs, grouped=grouped, n_snapshots=n_snapshots)
+gated_delta_into = pick_whole(naive.gated_delta_into, with_torch.gated_delta_into, _TRITON, _LLVM)
+"""gated_delta_rule with its states written straight into memory of the caller's.
 
+slots: 1 .. T tensors [B, H_v, d_k, d_v] with heads and batch in one stride and rows of d_v
+neighbours (contiguous will do), apart from one another and strided alike; slots[s] receives
+the state s tokens before the last one. One of them may be `state` itself. Returns o
+[B, T, H_v, d_v].
 
-def gated_delta_into(
-    *inputs: *DeltaArguments, grouped: bool, slots: Sequence[Tensor], invariant: bool = False
-) -> Tensor:
-    """gated_delta_rule with its states written straight into memory of the caller's.
-
-    slots: 1 .. T tensors [B, H_v, d_k, d_v] with heads and batch in one stride and rows of d_v
-    neighbours (contiguous will do), apart from one another and strided alike; slots[s] receives
-    the state s tokens before the last one. One of them may be `state` itself. Returns o
-    [B, T, H_v, d_v].
-
-    invariant: outputs and states have the same bits in whatever portions tokens and sequences
-    come; so they have with the same argument of the two functions below.
-    """
-    run = _into_invariant if invariant else _into
-    return run(*inputs, grouped=grouped, slots=slots)
+invariant: outputs and states have the same bits in whatever portions tokens and sequences
+come; so they have with the same argument of the two functions below.
+"""
 
 
 def gated_delta_slots(
@@ -106,33 +87,24 @@ def gated_delta_slots(
     return _slots(*inputs, grouped=grouped)
 
 
-def gated_delta_log(
-    *inputs: *DeltaArguments, grouped: bool, invariant: bool = False
-) -> tuple[Tensor, UpdateLog]:
-    """gated_delta_rule that keeps no state: o [B, T, H_v, d_v] and the log of its tokens.
+gated_delta_log = pick_whole(naive.gated_delta_log, with_torch.gated_delta_log, _TRITON, _LLVM)
+"""gated_delta_rule that keeps no state: o [B, T, H_v, d_v] and the log of its tokens.
 
-    Arguments as there. `fold` rebuilds the state after any of the tokens from the log and `state`;
-    the log is d_k + d_v + 1 numbers per token and head, 2 d_k + d_v with one gate per key channel,
-    where a state is d_k * d_v.
-    """
-    run = _log_invariant if invariant else _log
-    return run(*inputs, grouped=grouped)
+Arguments as there. `fold` rebuilds the state after any of the tokens from the log and `state`;
+the log is d_k + d_v + 1 numbers per token and head, 2 d_k + d_v with one gate per key channel,
+where a state is d_k * d_v.
+"""
 
+fold = pick_whole(naive.fold, with_torch.fold, _TRITON, _LLVM)
+"""The state after the first n_tokens tokens of a log, this rule's or kernels.recurrence.ssd's.
 
-def fold(
-    *inputs: *FoldArguments, grouped: bool, out: Tensor | None = None, invariant: bool = False
-) -> Tensor:
-    """The state after the first n_tokens tokens of a log, this rule's or kernels.recurrence.ssd's.
+S_n = e^(c_n) S_0 + sum over i <= n of e^(c_n - c_i) left_i right_i^T with c the running sum of
+g, a number per head or per row of S: the deferred commit of ReplaySSM, the prefix form of the
+chunked delta rule. Heads may share what is on the left as `grouped` says, and what is on the
+right in groups of neighbours, as those of ssd do.
 
-    S_n = e^(c_n) S_0 + sum over i <= n of e^(c_n - c_i) left_i right_i^T with c the running sum of
-    g, a number per head or per row of S: the deferred commit of ReplaySSM, the prefix form of the
-    chunked delta rule. Heads may share what is on the left as `grouped` says, and what is on the
-    right in groups of neighbours, as those of ssd do.
-
-    inputs: state, log, n_tokens. state: [B, H, d_k, d_v], from before the log. n_tokens: 0 .. T,
-    one for all rows or an int64 tensor [B]; nothing beyond it in the log is looked at. out:
-    contiguous, filled and returned instead of new memory; may be `state` itself. Equal to the
-    recurrence up to rounding.
-    """
-    run = _fold_invariant if invariant else _fold
-    return run(*inputs, grouped=grouped, out=out)
+inputs: state, log, n_tokens. state: [B, H, d_k, d_v], from before the log. n_tokens: 0 .. T,
+one for all rows or an int64 tensor [B]; nothing beyond it in the log is looked at. out:
+contiguous, filled and returned instead of new memory; may be `state` itself. Equal to the
+recurrence up to rounding.
+"""

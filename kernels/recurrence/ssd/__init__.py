@@ -2,54 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from torch import Tensor
 
-from kernels.dispatch import pick, pick_invariant
-from kernels.recurrence import UpdateLog
+from kernels.dispatch import pick, pick_whole
 from kernels.recurrence.ssd import naive, with_torch
-from kernels.recurrence.ssd.naive import SsdArguments, SsdInputs, SsdSlotArguments
+from kernels.recurrence.ssd.naive import SsdInputs, SsdSlotArguments
 
 __all__ = ["SsdInputs", "ssd", "ssd_into", "ssd_log", "ssd_slots"]
 
 _TRITON, _LLVM = "kernels.recurrence.ssd.with_triton", "kernels.recurrence.ssd.with_llvm"
 
-_run = pick(naive.ssd, with_torch.ssd, _TRITON, _LLVM)
-_into = pick(naive.ssd_into, with_torch.ssd_into, _TRITON, _LLVM)
 _slots = pick(naive.ssd_slots, with_torch.ssd_slots, _TRITON, _LLVM)
-_log = pick(naive.ssd_log, with_torch.ssd_log, _TRITON, _LLVM)
-_into_invariant = pick_invariant(with_torch.ssd_into, _LLVM)
-_log_invariant = pick_invariant(with_torch.ssd_log, _LLVM)
+
+ssd = pick_whole(naive.ssd, with_torch.ssd, _TRITON, _LLVM)
+"""Runs T tokens through the recurrence and keeps the newest states.
+
+Per head, with S [P, N]:  S <- e^g S + (dt x) B^T;  o = S C + D x, read after the write.
+
+inputs: x, dt, g, B, C, D, state. x: [B, T, H, P]. dt: step sizes > 0, and g = dt * a: log decay
+<= 0, both [B, T, H]. B, C: [B, T, G, N]; head h reads group h // (H / G), H a multiple of G. D:
+[H]. state: [B, H, P, N], left unchanged. All f32, T >= 1, any strides.
+
+Returns o [B, T, H, P] and the snapshots [B, min(T, n_snapshots), H, P, N], where index s is
+the state s tokens before the last one, so 0 is the state after all T tokens. n_snapshots >= 1.
+They share no memory with `state`.
+"""
 
 
-def ssd(*inputs: *SsdArguments, n_snapshots: int = 1) -> tuple[Tensor, Tensor]:
-    """Runs T tokens through the recurrence and keeps the newest states.
+ssd_into = pick_whole(naive.ssd_into, with_torch.ssd_into, _TRITON, _LLVM)
+"""ssd with its states written straight into memory of the caller's.
 
-    Per head, with S [P, N]:  S <- e^g S + (dt x) B^T;  o = S C + D x, read after the write.
+slots: 1 .. T tensors [B, H, P, N], rows of N neighbours, apart from one another and strided
+alike; slots[s] receives the state s tokens before the last one. One of them may be `state`
+itself. Returns o [B, T, H, P].
 
-    inputs: x, dt, g, B, C, D, state. x: [B, T, H, P]. dt: step sizes > 0, and g = dt * a: log decay
-    <= 0, both [B, T, H]. B, C: [B, T, G, N]; head h reads group h // (H / G), H a multiple of G. D:
-    [H]. state: [B, H, P, N], left unchanged. All f32, T >= 1, any strides.
-
-    Returns o [B, T, H, P] and the snapshots [B, min(T, n_snapshots), H, P, N], where index s is
-    the state s tokens before the last one, so 0 is the state after all T tokens. n_snapshots >= 1.
-    They share no memory with `state`.
-    """
-    return _run(*inputs, n_snapshots=n_snapshots)
-
-
-def ssd_into(*inputs: *SsdArguments, slots: Sequence[Tensor], invariant: bool = False) -> Tensor:
-    """ssd with its states written straight into memory of the caller's.
-
-    slots: 1 .. T tensors [B, H, P, N], rows of N neighbours, apart from one another and strided
-    alike; slots[s] receives the state s tokens before the last one. One of them may be `state`
-    itself. Returns o [B, T, H, P].
-
-    invariant: outputs and states have the same bits in whatever portions tokens and sequences
-    come; so they have with the same argument of the functions below.
-    """
-    return (_into_invariant if invariant else _into)(*inputs, slots=slots)
+invariant: outputs and states have the same bits in whatever portions tokens and sequences
+come; so they have with the same argument of the functions below.
+"""
 
 
 def ssd_slots(*inputs: *SsdSlotArguments, raw: tuple[Tensor, Tensor] | None = None) -> Tensor:
@@ -77,10 +66,9 @@ def ssd_slots(*inputs: *SsdSlotArguments, raw: tuple[Tensor, Tensor] | None = No
     return _slots(*inputs)
 
 
-def ssd_log(*inputs: *SsdArguments, invariant: bool = False) -> tuple[Tensor, UpdateLog]:
-    """ssd that keeps no state: o [B, T, H, P] and the log of its tokens.
+ssd_log = pick_whole(naive.ssd_log, with_torch.ssd_log, _TRITON, _LLVM)
+"""ssd that keeps no state: o [B, T, H, P] and the log of its tokens.
 
-    kernels.recurrence.delta_rule.fold, `grouped`, rebuilds the state after any of the tokens from
-    the log and `state`; a token's entry is H * (P + 1) + G * N numbers, a state's H * P * N.
-    """
-    return (_log_invariant if invariant else _log)(*inputs)
+kernels.recurrence.delta_rule.fold, `grouped`, rebuilds the state after any of the tokens from
+the log and `state`; a token's entry is H * (P + 1) + G * N numbers, a state's H * P * N.
+"""

@@ -19,13 +19,12 @@ from app.cli import common as waiting
 from resources import DEMO_DRAFT, DEMO_TARGET
 from tests.app.cli.conftest import ROOT, Outcome
 from tests.support.observed_texts import CAPTURED_TARGET
-from tests.support.scripted_server import (
+from tests.support.scripted_replies import (
     EVENTS,
     WEB_PAGE,
     Hold,
     Raw,
     Reply,
-    ScriptedServer,
     changed,
     cut,
     dripped,
@@ -33,6 +32,7 @@ from tests.support.scripted_server import (
     stream,
     token_flood,
 )
+from tests.support.scripted_server import ScriptedServer
 
 Cli = Callable[..., Outcome]
 

@@ -19,7 +19,8 @@ import pytest
 from app.__main__ import main
 from engine.observe.proxy.proxy_run import ProxyRun
 from engine.trace.reopen import open_trace
-from tests.support.scripted_server import Reply, ScriptedServer, cut, stream
+from tests.support.scripted_replies import Reply, cut, stream
+from tests.support.scripted_server import ScriptedServer
 
 ROOT = Path(__file__).parents[3]
 SUMS = "96 tokens, "

@@ -24,14 +24,8 @@ from tests.app.cli.conftest import ROOT, Outcome
 from tests.support.fake_llama import FakeLlama, use
 from tests.support.hostile_words import HOSTILE, IN_A_NAME, hostile_model, left_of, write_json
 from tests.support.rewrite_gguf import rewrite
-from tests.support.scripted_server import (
-    Reply,
-    ScriptedServer,
-    changed,
-    error_reply,
-    json_reply,
-    stream,
-)
+from tests.support.scripted_replies import Reply, changed, error_reply, json_reply, stream
+from tests.support.scripted_server import ScriptedServer
 
 Cli = Callable[..., Outcome]
 QUICK = ("--threads", 1, "--compute", "f32", "-n", 5)

@@ -188,6 +188,23 @@ def test_every_trace_is_kept_but_those_that_are_discarded(tmp_path: Path, qtbot:
     assert [len(open_trace(folder).findings) for folder in left] == [0, 1]
 
 
+def test_requests_without_rows_are_saved_as_they_come_and_outlast_a_trace_on_disk_alone(
+    saver: Autosave, trace: TraceStore, qtbot: QtBot
+) -> None:
+    trace.take_rows(TraceStore())
+    facts = trace.runs[0]
+    for n in (1, 2):
+        facts["requests"] = [{"text": f"reply {i}"} for i in range(n)]
+        assert saver.unsaved() == [trace]
+        saved_all(saver, qtbot)
+        found = open_trace(saver.folder_of(trace)).runs[0].requests
+        assert found is not None and [one.text for one in found] == ["reply 0", "reply 1"][:n]
+    trace.let_go_of_rows()
+    assert saver.is_saved(trace), "what is in memory is not all of it"
+    trace.take_rows(run_of("more"))
+    assert saver.unsaved() == [trace]
+
+
 def test_an_exported_trace_that_goes_on_is_unexported_again(
     saver: Autosave, trace: TraceStore, tmp_path: Path
 ) -> None:

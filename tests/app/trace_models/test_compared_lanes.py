@@ -12,7 +12,6 @@ import pytest
 from app.panels.divergence.state_map import LogAxis
 from app.trace_models.compared_lanes import ComparedLanes, lanes_of, run_to_show
 from app.trace_models.position_detail import detail_rows
-from app.trace_models.run_rows import RowIndex
 from app.trace_models.shown_text import error_text
 from engine.trace.export import export_csv
 from engine.trace.reopen import open_trace
@@ -47,18 +46,21 @@ def test_lanes_are_the_runs_between_two_reference_lanes() -> None:
 
 def test_rows_are_found_by_run_and_sequence_as_they_come() -> None:
     store = TraceStore()
-    index = RowIndex(store.rounds, (1, 2))
-    assert not index.poll()
-    for run_id, seq_id in ((1, 0), (0, 0), (1, 3), (1, 0)):
+    builder = LaneBuilder(store)
+    builder.lane("planes", CLEAN)
+    store.begin_run({})
+    lanes = ComparedLanes(store, (0, 1))
+    assert not lanes.poll()
+    rounds, tokens = len(lanes.rounds(1, "round")), store.tokens
+    for run_id, seq_id in ((1, 0), (2, 0), (1, 3), (1, 0)):
+        tokens.append(run_id=run_id, seq_id=seq_id, round=9)
         store.rounds.append(run_id=run_id, seq_id=seq_id, round=len(store.rounds))
-    assert index.poll()
-    store.rounds.append(run_id=2, seq_id=0, round=4)
-    assert index.column(1, 0, "round").tolist() == [0, 3]
-    assert index.seq_ids() == [0, 3]
-    assert index.poll()
-    assert index.column(2, 0, "round").tolist() == [4]
-    store.rounds.append(run_id=0, seq_id=0, round=5)
-    assert not index.poll(), "a run of somebody else"
+    assert lanes.poll()
+    assert lanes.seq_ids == [0, 3]
+    assert len(lanes.rounds(1, "round")) == rounds + 2
+    assert ComparedLanes(store, (0, 1), 3).rounds(1, "round").size == 1
+    store.rounds.append(run_id=2, seq_id=0, round=5)
+    assert not lanes.poll(), "a run of somebody else"
 
 
 def test_verdicts_bounds_and_positions_beyond() -> None:

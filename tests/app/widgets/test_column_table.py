@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from PySide6.QtCore import QModelIndex, Qt
+from PySide6.QtGui import QGuiApplication
 from PySide6.QtTest import QAbstractItemModelTester
 from pytestqt.qtbot import QtBot
 
@@ -92,3 +93,6 @@ def test_a_table_is_copied_with_its_titles_or_the_rows_selected(qtbot: QtBot) ->
         view.selectionModel().SelectionFlag.Deselect | view.selectionModel().SelectionFlag.Rows,
     )
     assert table_text(view) == "what\tnumber\ntwo lines\t\ntwo lines\t0\n"
+    (copies,) = view.actions()
+    copies.trigger()
+    assert QGuiApplication.clipboard().text() == table_text(view)

@@ -20,7 +20,7 @@ from app.panels.plots.acceptance_view import AcceptanceView
 from app.panels.plots.draft_histogram import DraftHistogram
 from app.panels.plots.rollback_view import RollbackView
 from app.panels.runs.runs_view import RunsView
-from app.panels.tokens.end_card import COMPARE, EndCard, NextStep, RunEnd
+from app.panels.tokens.end_card import COMPARE, FINDING, EndCard, NextStep, RunEnd
 from app.panels.tokens.tokens_view import TokensView
 from app.panels.tune.drafter_view import DrafterQuality
 from app.panels.tune.results_view import ResultsView
@@ -296,6 +296,21 @@ def test_the_card_at_the_end_leaves_room_for_the_text(qtbot: QtBot, theme: Theme
     QApplication.processEvents()
     assert card.figures.isVisible() and card.why.isVisible()
     assert card.plain.y() > card.reason.y(), "next to the figures again"
+
+
+@pytest.mark.parametrize(("width", "is_shown"), [(1200, True), (420, False)])
+def test_a_long_sentence_of_the_card_takes_three_lines_or_none(
+    qtbot: QtBot, width: int, is_shown: bool
+) -> None:
+    card = EndCard()
+    _host = show_inside(qtbot, card, width, 300)
+    long = "The same 26 tokens come over and over: acceptance there says nothing of the drafter. "
+    end = RunEnd("It was stopped.", ("9 tokens",), None, False, NextStep(FINDING, long * 2))
+    card.show_end(end, can_measure=True, can_compare=True)
+    QApplication.processEvents()
+    assert card.why.isVisible() is is_shown and card.step.isVisible()
+    assert card.why.height() <= 3 * card.fontMetrics().lineSpacing() or not is_shown
+    assert long in card.step.toolTip()
 
 
 def test_a_low_and_narrow_card_has_one_button(qtbot: QtBot) -> None:

@@ -41,12 +41,12 @@ def test_layer_strip_wraps_and_paints_each_kind(qtbot: QtBot, theme: Theme) -> N
     strip.resize(300, strip.heightForWidth(300))
     image = strip.grab().toImage()
     for index in (0, 3, 46, 47):
-        cell = strip.cell(index)
+        cell = strip.boxes(strip.width())[index]
         assert strip.rect().contains(cell)
         role = "attention" if index % 4 == 3 else "delta_net"
         assert image.pixelColor(cell.left() + 1, cell.top() + 1) == theme.color(f"layer.{role}")
     assert "GGGA" in strip.accessibleDescription()
-    assert strip.describe_layer(3) == "blk.3: attention, Q8_0, 977 KiB"
+    assert strip.entry_tip(3) == "blk.3: attention, Q8_0, 977 KiB"
 
 
 def test_size_bars_share_one_scale(qtbot: QtBot, theme: Theme) -> None:

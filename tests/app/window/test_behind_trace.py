@@ -50,7 +50,7 @@ def offers_end(window: MainWindow) -> bool:
     panel.customContextMenuRequested.emit(QPoint(5, 5))
     menu = QApplication.activePopupWidget()
     assert isinstance(menu, QMenu)
-    action = menu.actions()[0]
+    action = menu.actions()[-1]
     assert action.objectName() == "tokens.end_sequence"
     offered = action.isEnabled()
     action.trigger()

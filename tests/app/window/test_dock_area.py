@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from PySide6.QtCore import QPoint, QRect, Qt
-from PySide6.QtWidgets import QApplication, QComboBox, QPushButton, QScrollArea, QSpinBox, QWidget
+from PySide6.QtWidgets import (
+    QApplication,
+    QCheckBox,
+    QComboBox,
+    QPushButton,
+    QScrollArea,
+    QSpinBox,
+    QWidget,
+)
 from pytestqt.qtbot import QtBot
 
 from app.actions import PANELS
@@ -110,6 +120,15 @@ def test_an_area_that_has_the_keys_is_framed(window: MainWindow, qtbot: QtBot) -
     assert frames()[0].mask().contains(QPoint(0, 0))
     prompt.resize(prompt.width(), prompt.height() + 7)
     assert frames()[0].size() == prompt.size()
+    box = window.run_panel.findChildren(QCheckBox)[0]
+    for field in (window.run_panel.compute, box):
+        field.setFocus(Qt.FocusReason.TabFocusReason)
+        qtbot.waitUntil(partial(lambda field: framed() == [field], field))
+    window.setFocus()
+    qtbot.waitUntil(lambda: framed() == [])
+    qtbot.mousePress(box, Qt.MouseButton.LeftButton)
+    assert box.hasFocus() and framed() == [], "the pointer is on it"
+    qtbot.mouseRelease(box, Qt.MouseButton.LeftButton)
     window.setFocus()
     qtbot.waitUntil(lambda: framed() == [])
 

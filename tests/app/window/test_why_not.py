@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QWidget
 from pytestqt.qtbot import QtBot
 
 from app.looks import Theme
 from app.trace_models.run_rows import Position
+from app.widgets.build import vbox
 from app.window.why_not_strip import WhyNotStrip, why_not
 from engine.options import RunOptions, SpecOptions
 from engine.trace.run_ref import RunRef
@@ -200,14 +202,30 @@ def test_the_strip_turns_over_its_reasons(strip: WhyNotStrip, qtbot: QtBot) -> N
     store = store_of(MTP, synthetic=True)
     draft(store, 3, 0, "p_min")
     strip.show_run(RunRef(store, 0))
-    assert strip.text.text().startswith("Synthetic acceptance")
+    assert strip.text.whole.startswith("Synthetic acceptance")
     assert not strip.show_button.isVisibleTo(strip)
     assert strip.next_button.text() == "1 of 2"
     qtbot.mouseClick(strip.next_button, Qt.MouseButton.LeftButton)
-    assert strip.text.text().startswith("p_min 0.9")
+    assert strip.text.whole.startswith("p_min 0.9")
     strip._theme.become("light")
-    assert strip.text.text().startswith("p_min 0.9")
-    assert "Synthetic" in strip.text.toolTip()
+    assert strip.text.whole.startswith("p_min 0.9")
+    assert "Synthetic" in strip.toolTip()
+
+
+@pytest.mark.parametrize(("width", "n_lines"), [(1400, 1), (330, 2)])
+def test_a_reason_takes_two_lines_where_it_has_to(qtbot: QtBot, width: int, n_lines: int) -> None:
+    store = store_of(RunOptions())
+    store.runs[0].speculative_types = ["none"]
+    host, strip = QWidget(), WhyNotStrip(Theme("dark"))
+    qtbot.addWidget(host)
+    vbox(0, strip, of=host)
+    host.resize(width, 200)
+    host.show()
+    qtbot.waitExposed(host)
+    strip.show_run(RunRef(store, 0))
+    qtbot.waitUntil(lambda: len(strip.text.text().splitlines()) == n_lines)
+    assert " ".join(strip.text.text().split()) == strip.reasons[0].sentence
+    qtbot.waitUntil(lambda: strip.text.height() >= n_lines * strip.fontMetrics().height())
 
 
 def test_a_dismissed_strip_comes_back_with_another_reason(strip: WhyNotStrip, qtbot: QtBot) -> None:
@@ -226,7 +244,7 @@ def test_a_dismissed_strip_comes_back_with_another_reason(strip: WhyNotStrip, qt
     rollback(store, 3, "refused", 9, n_rs_seq=3)
     strip.refresh()
     qtbot.waitUntil(lambda: not strip.isHidden())
-    assert "refused" in strip.text.text()
+    assert "refused" in strip.text.whole
     strip.close_button.click()
     assert strip.isHidden()
     other = store_of(RunOptions())

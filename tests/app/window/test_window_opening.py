@@ -51,13 +51,16 @@ def test_cancel_while_loading_leaves_a_map_that_can_be_loaded(
     engine.gate.clear()
     window.open_model(model_file)
     qtbot.waitUntil(lambda: window.status.progress_shown)
+    assert window.tokens.empty.words[1] == "The model is being loaded."
     window.status.cancel_asked.emit()
     wait(qtbot, window, State.INSPECTED)
+    assert "Load weights" in window.tokens.empty.words[1], "Run is disabled"
     assert not window.status.progress_shown
     assert messages(window) == [], "what the user asked for is not a failure"
     engine.gate.set()
     window.model_map.load_asked.emit()
     wait(qtbot, window, State.READY)
+    assert "Press Run (F5)" in window.tokens.empty.words[1]
 
 
 def test_open_by_dialog_keeps_folder_and_recent_list(

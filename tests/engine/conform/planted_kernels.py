@@ -328,6 +328,13 @@ class HalfCarry(Chunks):
         return state if start == 0 else state * 0.5
 
 
+class RoundsCarry(Chunks):
+    """The state goes through bfloat16 from a chunk to the next."""
+
+    def carried(self, state, start):
+        return state if start == 0 else state.bfloat16().float()
+
+
 class DropsTail(Chunks):
     """A last chunk that is not whole leaves no trace in the state."""
 

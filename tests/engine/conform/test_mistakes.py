@@ -335,6 +335,16 @@ def test_a_fold_may_take_the_weight_of_one_head():
     assert ("head-mapping", "A_log of head 0") in said
 
 
+def test_a_log_may_hold_what_rows_write_without_beta():
+    shape, state, rows = drawn("kda", 2)
+    log = Log(shape, state, rows)
+    seen = state
+    for row, write in zip(log.rows, log.writes, strict=True):
+        seen = row["decay"] * seen + write / row["beta"][:, :, None]
+    said = {(c, w) for c, w, made in log.formulas() if torch.allclose(made, seen)}
+    assert ("wrong-gate", "beta is left out") in said
+
+
 def test_a_block_of_a_state_in_anothers_place_is_a_wrong_tile():
     shape, state, _ = drawn("gdn", 1, d_k=32)
     seen = torch.cat([state[:, :16], state[:, :16]], 1)
@@ -377,6 +387,19 @@ def test_kernels_of_one_length_get_short_passes_too():
     passes = list(SCRIPTS["lengths"](SHAPES["gdn"], random.Random(1), kernel))
     assert all(len(set(one.lengths)) == 1 for one in passes)
     assert min(one.lengths[0] for one in passes) < SHAPES["gdn"].n_tokens
+
+
+@pytest.mark.parametrize(("noise", "found"), [(0.0, True), (2e-4, False)])
+def test_one_head_of_a_row_is_named_where_all_others_are_right(noise, found):
+    shape, start, rows = drawn("gdn", 3)
+    wrong = [row | {"b": 2 * row["b"]} for row in rows]
+    seen = torch.stack(play(shape, start, rows)[0])
+    seen[2, 1] = step(shape, play(shape, start, rows[:2])[1][-1], wrong[2])[0][1]
+    seen += noise * (torch.rand(seen.shape) - 0.5)
+    ways = [("wrong-gate", "b is taken twice", wrong)]
+    said = row_by_row(shape, start, seen, rows, (), ways, None, 1e-4)
+    expected = "wrong-gate", "b is taken twice, in rows 2 of 3, heads 1 of 4"
+    assert said == (expected if found else None)
 
 
 def test_a_row_of_a_tree_may_follow_one_that_has_no_state():

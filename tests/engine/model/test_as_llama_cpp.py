@@ -69,6 +69,9 @@ class _Reader:
     def is_scaled(self, name):
         return False
 
+    def scale(self, name):
+        return None
+
     def take_blocks(self, name, shape):
         return self.blocks[name].unflatten(0, shape[:-1])
 

@@ -74,14 +74,19 @@ def test_a_scale_is_a_factor_of_its_matrix(name, variant):
     _equal(_load(ours), _load(variant(name, edit=multiplied, to="multiplied")))
 
 
-@pytest.mark.parametrize("mode", ["q8", "blocks", "bf16", "int8"])
-def test_blocks_with_a_scale_are_expanded(mode, variant):
+def _in_q8_0():
+    """The matrices of the feed-forward layers, as blocks."""
     with GgufFile.open(golden_file(f"{MOE}.gguf")) as file:
-        types = {
+        return {
             name: Q8_0
             for name, info in file.tensors.items()
             if "ffn_" in name and len(info.shape) > 1 and info.shape[-1] % 32 == 0
         }
+
+
+@pytest.mark.parametrize("mode", ["blocks", "bf16", "int8"])
+def test_blocks_with_a_scale_are_expanded(mode, variant):
+    types = _in_q8_0()
 
     def with_scales(tensors):
         tensors.update({_scale(name): scale for name, scale in _scales(tensors, "ffn_").items()})
@@ -95,6 +100,31 @@ def test_blocks_with_a_scale_are_expanded(mode, variant):
     ours = variant(MOE, edit=with_scales, quantise=types, to="scales")
     theirs = variant(MOE, edit=decoded, to="decoded")
     _equal(_load(ours, compute=mode), _load(theirs, compute=mode))
+
+
+def test_in_mode_q8_blocks_stay_and_results_are_multiplied(variant):
+    """By powers of two, which the blocks' own scales could hold as well."""
+    types = _in_q8_0()
+
+    def powers(tensors):
+        return {
+            name: np.exp2(np.round(6 * scale - 6)).astype(np.float32)
+            for name, scale in _scales(tensors, "ffn_").items()
+            if name in types
+        }
+
+    def with_scales(tensors):
+        tensors.update({_scale(name): scale for name, scale in powers(tensors).items()})
+
+    def multiplied(tensors):
+        _multiply(tensors, powers(tensors))
+
+    ours, theirs = (
+        _load(variant(MOE, edit=edit, quantise=types, to=edit.__name__), compute="q8")
+        for edit in (with_scales, multiplied)
+    )
+    _equal(ours, theirs)
+    assert 0 < ours.weight_bytes - theirs.weight_bytes < 0.02 * theirs.weight_bytes
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ import pytest
 from engine.report.page import html_page
 from engine.report.parts import CODE, Plot, Remark, Report, ReportTable, Section, Tokens
 from engine.report.text import (
-    counted,
     escape,
     escape_lines,
     markdown,
@@ -141,7 +140,3 @@ def test_ghosts_are_in_the_page_and_not_in_the_text() -> None:
     report = Report("t", "s", [Section("h", [Tokens("one", [("a", "target"), ("b", "rejected")])])])
     assert '<span class="rejected">b</span>' in html_page(report)
     assert "```\na\n```" in markdown(report)
-
-
-def test_one_of_a_thing_has_no_plural() -> None:
-    assert [counted(n, "token") for n in (0, 1, 1000)] == ["0 tokens", "1 token", "1,000 tokens"]

@@ -21,7 +21,7 @@ from engine.observe.proxy.proxy import Proxy
 from engine.trace.records import EMITTED_KINDS
 from engine.trace.reopen import open_trace
 from engine.trace.store import TraceStore
-from tests.support.scripted_server import (
+from tests.support.scripted_replies import (
     LOADING,
     NO_METRICS,
     NOT_JSON,
@@ -30,7 +30,6 @@ from tests.support.scripted_server import (
     Cut,
     Pause,
     Reply,
-    ScriptedServer,
     Step,
     backwards,
     error_reply,
@@ -39,6 +38,7 @@ from tests.support.scripted_server import (
     stream,
     without_timings,
 )
+from tests.support.scripted_server import ScriptedServer
 from tests.torture import awake
 from tests.torture.campaign import Campaign, Case, Figures
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from tests.support.scripted_server import ScriptedServer, error_reply, events, read_capture
+from tests.support.scripted_replies import error_reply, events, read_capture
+from tests.support.scripted_server import ScriptedServer
 from tests.torture.campaign import Campaign, Case, Figures
 from tests.torture.commands import Said, said_by
 from tests.torture.gguf_parts import base_file, parts_of
@@ -265,7 +266,7 @@ def _observe(case: Case, folder: Path) -> Said:
 
 
 def _reply(said: list[dict[str, Any]], which: str, word: str) -> Any:
-    from tests.support.scripted_server import Reply
+    from tests.support.scripted_replies import Reply
 
     pieces = events(*said)
     if which == "header":

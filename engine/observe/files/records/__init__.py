@@ -24,7 +24,7 @@ from engine.observe.files.records.printed import (
     read_printed,
 )
 from engine.observe.files.records.prometheus import is_metrics, only_samples, read_metrics
-from engine.observe.files.records.readers import LLAMA_SERVER, READERS, USAGE, RecordShape
+from engine.observe.files.records.readers import LLAMA_SERVER, READERS, USAGE, RecordShape, keys_in
 from engine.observe.files.records.replies import KeptReply, kept_replies, read_reply
 from engine.observe.files.records.request import RecordedRequest
 from engine.observe.files.records.writing import write_replies, write_requests
@@ -52,7 +52,8 @@ def recognise(data: bytes) -> str | None:
         return METRICS
     text = data.decode("utf-8-sig", "replace")
     data = as_json(text).encode("utf-8", "replace")
-    known = next((name for name, shape in SHAPES.items() if shape.may_be_in(data)), None)
+    keys = keys_in(data)
+    known = next((name for name, shape in SHAPES.items() if shape.may_be_in(keys)), None)
     if known is None and is_summary_table(data):
         return AIPERF.name
     if known is not None:

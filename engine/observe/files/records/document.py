@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Hashable
 from collections.abc import Set as AbstractSet
-from itertools import takewhile
+from itertools import accumulate, groupby, takewhile
 from typing import Any
 
 import msgspec
@@ -25,6 +25,7 @@ from engine.foreign import (
     as_json,
     is_real,
     is_whole,
+    n_inside_of,
     parse_json,
     value_end,
 )
@@ -64,6 +65,8 @@ _TRANSPORT = re.compile(
 """Commands, what shows how bytes came, and lines without a number."""
 _ELEMENTS = msgspec.json.Decoder(list[msgspec.Raw])
 _INNER = {dict, list}
+_AT_ONCE = 1 << 20
+"""Characters of objects that are read together: of more, memory takes more time than reading."""
 _MOST_HEAD = 1 << 16
 """Characters among which a stream's first event is looked for."""
 _REMEDY = "Save the record again as the engine wrote it."
@@ -192,28 +195,33 @@ def _plain_events(text: str) -> list[Any] | None:
     """The events of a stream that has nothing but a whole object in each line of data, read at
     once; None of another one."""
     lines = (text := text.replace("\r\n", "\n")).split("\n")
-    data = [line[6:] for line in lines if line[:7] == "data: {" and line[-1:] == "}"]
-    others = len(lines) - len(data) - lines.count("") - lines.count("data: [DONE]")
-    return None if others or not data or "\r" in text else _each(data)
+    n_others = len(lines) - lines.count("") - lines.count("data: [DONE]")
+    lines = [line[6:] for line in lines if line[:7] == "data: {" and line[-1:] == "}"]
+    return None if n_others > len(lines) or not lines or "\r" in text else _each(lines)
 
 
 def _list(text: str) -> list[Any] | None:
     """The objects of a list, read as those of a stream are; None of another text."""
     try:
+        n_inside_of(text)
         return _each([bytes(one).decode() for one in _ELEMENTS.decode(text)])
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
 
 
 def _each(texts: list[str]) -> list[Any] | None:
-    """The objects that texts are, one each, all read at once, among them additions to one answer in
-    a row; None where one is none."""
+    """The objects that texts are, one each, many read at once, among them additions to one answer
+    in a row; None where one is none."""
     found = additions(texts)
     others = [text for text, one in zip(texts, found, strict=True) if one is None]
-    try:
-        values = _parse(f"[{','.join(others)}]")
-    except JsonError:
-        return None
+    sizes = accumulate(map(len, others), initial=0)
+    values: list[Any] = []
+    for _, part in groupby(zip(sizes, others, strict=False), lambda one: one[0] // _AT_ONCE):
+        several = [text for _, text in part]
+        try:
+            values += _parse(f"[{','.join(several)}]")
+        except JsonError:
+            return None
     each = iter(values)
     return [one or next(each) for one in found] if len(values) == len(others) else None
 

@@ -15,7 +15,7 @@ from itertools import product
 
 from engine.foreign import COUNT, LONGEST_DRAFT, OutOfRangeError, is_real, is_whole, real, whole
 from engine.observe.files.records.document import Fields, Node, of_same_request
-from engine.observe.files.records.readers import LLAMA_SERVER, RecordShape, read_usage
+from engine.observe.files.records.readers import LLAMA_SERVER, RecordShape, keys_in, read_usage
 from engine.observe.files.records.request import RecordedRequest
 from engine.observe.files.records.tables import (
     ABOUT,
@@ -43,9 +43,11 @@ _OF_VLLM = re.compile(
 """Names that are vLLM's, in lower case."""
 _SPACE = re.compile(r"[-_]")
 _IS_BY_INDEX = re.compile(r"(?i)(?=.{0,40}acc).{0,40}per[_ ]?pos(?:ition)?.{0,40}")
-_BEFORE = r"(?:^|[,{\]] ?)[ \t|>*`\"-]{0,20}(?:spec_decode_)?"
+_BEFORE = r"[ \t|>*`\"-]{0,20}(?:spec_decode_)?"
 _LINE = re.compile(
-    _BEFORE + r"(?P<name>(?:[^\W\d_]|[#\[])[\w#%()/ .\]-]{1,48}?)\"?[ \t]{0,60}(?:=>|[:=\uff1a])"
+    r"(?:^|[,{\]] ?)"
+    + _BEFORE
+    + r"(?P<name>(?:[^\W\d_]|[#\[])[\w#%()/ .\]-]{1,48}?)\"?[ \t]{0,60}(?:=>|[:=\uff1a])"
     r"[ \t*\[]{0,60}(?P<value>\d{1,3}(?:[,'\u2019 \xa0\u2009\u202f]\d{3})++(?:\.\d{1,9})?(?![\d,])"
     r"|\d{1,9},\d{1,9}(?![\d.,])|\d{1,20}(?:\.\d{1,20})?)"
     r"(?P<percent>[ \t]?%)?(?=[\s,|`*\]}]|$)"
@@ -54,21 +56,34 @@ _LINE = re.compile(
 )
 _INDEX = re.compile(r"acceptance at token \d{1,4}|pos(?:ition)? \d{1,4}")
 _SIGN = re.compile(
-    _BEFORE
+    r"[\n,{\]] ?"
+    + _BEFORE
     + r"(?:n_drafted[ \t]{0,20}[=:]|draft_n:|(?:num_|(?:total|n)[ _])draft(?:ed)?[ _]tokens:"
     r"|draft[ _]tokens\"?:"
     r"|num accepted token:|(?:average )?accept[ _]length\"?:|\[al\] average:|acc_length="
     r"|accpt len:|acceptance[ _]length\"?:)[ \t*]{0,60}\d",
-    re.IGNORECASE | re.MULTILINE,
+    re.IGNORECASE,
 )
 _ALONE = re.compile(
-    r"^[ \t|>*`-]{0,20}(?:mean acceptance length|mean al|per-position acceptance rate|accept len"
+    r"\n[ \t|>*`-]{0,20}(?:mean acceptance length|mean al|per-position acceptance rate|accept len"
     r"|drafted(?=.{0,60}(?:\n.{0,60}){0,3}\n[ \t|>*`-]{0,20}accepted[ \t]{0,40}[:=])"
     r"|accepted(?=.{0,60}(?:\n.{0,60}){0,3}\n[ \t|>*`-]{0,20}drafted[ \t]{0,40}[:=]))"
     r"[ \t]{0,40}[:=][ \t*\[]{0,60}\d",
-    re.I | re.MULTILINE,
+    re.IGNORECASE,
 )
 """Also a part of a line of a log, which may be wrapped there, or two counts under each other."""
+_WORDS = (
+    *(
+        "n_drafted",
+        "draft_n:",
+        "drafted",
+        *(f"draft{a}tokens{b}:" for a in " _" for b in ('"', "")),
+    ),
+    *("num accepted token:", "accept_length", "[al] average:", "acc_length="),
+    *("accpt len:", "acceptance length", "acceptance_length", "mean al", "per-position acceptance"),
+    "accept len",
+)
+"""One of these is in what either finds, each after the end of a line."""
 _SHARES = re.compile(r"[\d., ]{1,8192}")
 _LONGEST_HEAD = 40
 """Characters before the first of several shares, which may say that they are percentages."""
@@ -78,6 +93,9 @@ _BACKEND, _NEAR = re.compile(r"(?i)\bbackend\"?[ \t]*:[ \t]*\"?(vllm|sglang)\b")
 
 def is_printed(text: str) -> bool:
     """Whether a text has such sums."""
+    if not any(map(text.lower().__contains__, _WORDS)):
+        return False  # which is far sooner known of a large text
+    text = f"\n{text}"
     if _SIGN.search(text) is not None:
         return True
     is_whole = "metrics: " in text or "Decode batch" in text
@@ -394,7 +412,7 @@ def counted_shape(data: bytes) -> RecordShape | None:
     )
     own = LLAMA_SERVER.without
     shape = RecordShape("counts", "counts", signs, _read_counted, own, request_of=_counted_of)
-    return shape if shape.may_be_in(data) else None
+    return shape if shape.may_be_in(keys_in(data)) else None
 
 
 def _counted_of(node: Node) -> Hashable:

@@ -27,6 +27,8 @@ from engine.observe.files.records.document import Fields, Node, of_same_request
 from engine.observe.files.records.request import TIMINGS, RecordedRequest
 from engine.observe.files.records.tables import NAMES
 
+_KEY = re.compile(rb'"([A-Za-z][\w.:/]{1,80})"\s*:')
+
 
 @dataclass(frozen=True, slots=True)
 class RecordShape:
@@ -59,16 +61,15 @@ class RecordShape:
                 return sign
         return ()
 
-    def may_be_in(self, data: bytes) -> bool:
-        """Whether bytes, or their beginning, look like a file of such records."""
-        return not any(_has_key(key, data) for key in self.without) and any(
-            all(_has_key(key, data) for key in sign) for sign in self.signs
-        )
+    def may_be_in(self, keys: set[str]) -> bool:
+        """Whether a file of such records has these keys."""
+        return keys.isdisjoint(self.without) and any(map(keys.issuperset, self.signs))
 
 
-def _has_key(key: str, data: bytes) -> bool:
+def keys_in(data: bytes) -> set[str]:
+    """The keys of objects in bytes, or in their beginning."""
     # inside of a JSON text the quotes would be escaped
-    return re.search(rb'"%s"\s*:' % key.encode(), data) is not None
+    return {one.decode() for one in set(_KEY.findall(data))}
 
 
 # -- what several engines have in common -----------------------------------------------------

@@ -18,8 +18,8 @@ from app.panels.divergence.divergence_view import DivergenceView
 from app.panels.divergence.lane_cards import verdict_text
 from app.panels.divergence.state_map import gradient, shades
 from app.trace_models.compared_lanes import ComparedLanes
-from app.trace_models.position_detail import BAR_ROLE
 from app.trace_models.run_rows import Position
+from app.widgets.plain_table import BAR_ROLE
 from app.widgets.round_plot import RoundPlot
 from engine.analysis.run_cost import RunCost
 from engine.trace.run_ref import RunRef

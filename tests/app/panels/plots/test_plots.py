@@ -16,7 +16,7 @@ from PySide6.QtWidgets import QApplication, QFileDialog
 from pytestqt.qtbot import QtBot
 
 from app.engine_thread.bridge import Bridge
-from app.looks import Theme
+from app.looks import FocusFrame, Theme
 from app.panels.plots.acceptance_view import AcceptanceView
 from app.panels.plots.bar_view import StackedBars
 from app.panels.plots.memory_views import KvCellsView
@@ -24,7 +24,7 @@ from app.panels.plots.round_view import RoundView
 from app.panels.plots.timing_view import NO_BASELINE, TimingView
 from app.panels.plots.verify_width_view import VerifyWidthView
 from app.trace_models.run_rows import Position
-from app.window.plot_group import OVER_ROUNDS, write_plot
+from app.window.plot_group import OVER_ROUNDS, picture, write_plot
 from app.window.window import MainWindow
 from engine.errors import TraceFileError
 from engine.trace.records import MISSING, PHASES
@@ -333,14 +333,16 @@ def test_what_if_names_the_best(window: MainWindow, qtbot: QtBot) -> None:
 
 
 def test_export_as_picture_drawing_and_table(
-    window: MainWindow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    window: MainWindow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, qtbot: QtBot
 ) -> None:
     window.set_theme("dark")
     window.docks.reveal("timing")
     QApplication.processEvents()
     store, run_id = filled(window)
     view = window.plots["timing"]
+    window.activateWindow()
     view.plot.setFocus()
+    qtbot.waitUntil(lambda: bool(view.plot.findChildren(FocusFrame)))
     monkeypatch.setattr(window.plots, "chosen", lambda: view)
     for name, kind in (("a.png", ""), ("b.svg", ""), ("c", "CSV of what is in sight (*.csv)")):
         answer = (str(tmp_path / name), kind)
@@ -356,6 +358,10 @@ def test_export_as_picture_drawing_and_table(
         for y in range(0, image.height(), 3)
     }
     assert light.color("phase.verify").name() in colours
+    assert view.plot.findChildren(FocusFrame)[0].isVisible()
+    window.setFocus()
+    qtbot.waitUntil(lambda: not view.plot.findChildren(FocusFrame))
+    assert picture(view, window.theme).convertToFormat(image.format()) == image
     assert QSvgRenderer(str(tmp_path / "b.svg")).isValid()
     assert view.plot._theme.name == "dark"
     with (tmp_path / "c.csv").open(newline="") as file:

@@ -300,6 +300,26 @@ def test_only_rounds_in_sight_are_drawn(view: RollbackView) -> None:
     assert drawn.min() < 100 < drawn.max()
 
 
+def test_no_bar_is_lost_between_pixels(view: RollbackView) -> None:
+    builder = TraceBuilder()
+    builder.prompt(["p"])
+    for at in range(6000):
+        builder.draft(["a"], "b", ["x", "y"] if at % 40 == 20 else [])
+    view.show_run(builder.run)
+    view.plot.show_all()
+    view.refresh()
+    image, drawn = view.plot.grab().toImage(), bars(view, "seq_rm")
+    assert len(drawn) == 150
+    colour = Theme("dark").color("path.seq_rm")
+    shown = {
+        x
+        for x in drawn
+        for by in (-1, 0, 1)
+        if image.pixelColor(pixel_of(view, x, 1.5) + QPoint(by, 0)) == colour
+    }
+    assert shown == drawn.keys()
+
+
 def test_a_path_that_was_not_told_is_not_drawn_as_none(qtbot: QtBot) -> None:
     builder = TraceBuilder()
     builder.prompt(["a"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from PySide6.QtCore import QEvent, QObject, QPoint, QRect, Qt
 from PySide6.QtGui import QGuiApplication, QHelpEvent, QImage, QPaintEvent
@@ -433,13 +434,37 @@ def test_wide_characters_are_measured_not_counted(show: Callable[..., Shown]) ->
     assert width == round(area._metrics.width("推测解码"))
 
 
+def mark_some(area: TokenArea) -> None:
+    """Put the cursor on a token, which marks its round, and select others; search for a third."""
+    area.go_to(6)
+    area.set_follow(True)
+    area.selection = (2, 5)
+    area.set_hits(np.arange(0, 2000, 3))
+
+
+def test_a_position_leads_to_what_was_emitted_there(show: Callable[..., Shown]) -> None:
+    area, _run = show(every_kind())
+    stream = area.stream
+    assert stream is not None
+    drafted, emitted = stream.texts.index(" rejected"), stream.texts.index(" replacement")
+    pos = stream.position(emitted)
+    assert stream.position(drafted) == pos and drafted < emitted
+    area.set_cursor(Position(stream.run, 0, stream.rounds[emitted], pos))
+    assert area.current == emitted
+    area.set_cursor(Position(stream.run, 0, stream.rounds[drafted], pos, stream.rows[drafted]))
+    assert area.current == drafted, "a row names one of both"
+
+
+@pytest.mark.parametrize("mark", [None, mark_some])
 def test_what_streams_in_is_painted_as_if_all_were_painted(
-    show: Callable[..., Shown], theme: Theme
+    show: Callable[..., Shown], theme: Theme, mark: Callable[[TokenArea], None] | None
 ) -> None:
     """Scrolled pixels and new rows against one whole painting; a replay marks an older row."""
     builder = every_kind()
     area, run = show(builder, theme)
     area.clearFocus()
+    if mark is not None:
+        mark(area)
     view = area.viewport()
     for step in range(40):
         path = "restore" if step % 13 == 12 else ""
@@ -456,12 +481,17 @@ def test_what_streams_in_is_painted_as_if_all_were_painted(
     assert area.verticalScrollBar().maximum() > 0, "it has scrolled"
 
 
-def test_one_more_token_paints_no_old_row(show: Callable[..., Shown]) -> None:
+@pytest.mark.parametrize("mark", [None, mark_some])
+def test_one_more_token_paints_no_old_row(
+    show: Callable[..., Shown], mark: Callable[[TokenArea], None] | None
+) -> None:
     builder = every_kind()
     for step in range(60):
         builder.draft([" right", " words\n"], f" so {step}", [" wrong"])
     area, run = show(builder)
     area.clearFocus()
+    if mark is not None:
+        mark(area)
     QApplication.processEvents()
     builder.draft([], " last")
     rects: list[QRect] = []
@@ -476,6 +506,7 @@ def test_one_more_token_paints_no_old_row(show: Callable[..., Shown]) -> None:
     area.viewport().installEventFilter(witness)
     run.poll()
     area.grow()
+    area.set_hits(area._hits[area._hits >= 0])
     QApplication.processEvents()
     assert rects and max(rect.height() for rect in rects) < 4 * area._metrics.row_height
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
 import pytest
-from PySide6.QtCore import QEvent, QPoint
+from PySide6.QtCore import QEvent, QPoint, Qt
 from PySide6.QtGui import QHelpEvent, QPainterPath, QPainterPathStroker
-from PySide6.QtWidgets import QApplication, QToolTip
+from PySide6.QtWidgets import QApplication, QLabel, QToolTip
 from pytestqt.qtbot import QtBot
 
 from app.looks import Theme
@@ -111,6 +112,22 @@ def test_what_is_shown_is_what_was_drafted(view: DrafterView, qtbot: QtBot) -> N
     assert rows[9] == pytest.approx([0.9, 1.0, 40, 40, 0.95])
     assert rows[0][names.index("mean_confidence")] is None
     assert not view.choice.isVisible()
+
+
+def is_whole(figure: QLabel) -> bool:
+    room, wraps = figure.contentsRect(), Qt.TextFlag.TextWordWrap
+    return room.contains(figure.fontMetrics().boundingRect(room, wraps, figure.text()))
+
+
+@pytest.mark.parametrize("width", [200, 300, 700])
+def test_figures_are_whole_at_any_width(view: DrafterView, qtbot: QtBot, width: int) -> None:
+    store, run = begun()
+    add_drafts(store, 0, 1, 41)
+    view.resize(width, 700)
+    view.show_run(run)
+    for part in (view.quality.reliability_part, view.quality.survival_part):
+        figure = next(one for one in part.findChildren(QLabel) if one.text() == part.figure)
+        qtbot.waitUntil(partial(is_whole, figure))
 
 
 def test_each_drafter_of_a_chain_can_be_chosen(view: DrafterView) -> None:

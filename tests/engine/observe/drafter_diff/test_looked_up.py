@@ -152,6 +152,24 @@ def test_another_number_of_a_pool_is_named(
     assert cause.stage == "drafter state"
 
 
+def test_tokens_that_follow_each_other_nowhere_are_of_another_text() -> None:
+    def foreign(tokens: list[int], _: tuple[int, int]) -> list[int]:
+        return [token + 200 if i else token for i, token in enumerate(tokens)]
+
+    cause = _cause("suffix", lambda n, _: n, foreign)
+    assert cause is not None and cause.stage == "drafter state"
+    assert "follow each other nowhere in the text" in cause.about
+
+
+def test_a_pool_that_is_too_small_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        for name, value in (("N_ENTRIES", 64), ("_MASK", 63)):
+            patch.setattr(ngram_mod, name, value)
+        side = _side("ngram-mod", lambda n, _: n)
+    cause = LookedUp(side, _options("ngram-mod")).cause()
+    assert cause is not None and "pool has about 64 entries" in cause.about
+
+
 def test_a_cache_that_learns_what_it_drafts_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     own = NgramCache._look_up
 

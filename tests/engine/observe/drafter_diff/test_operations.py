@@ -20,6 +20,7 @@ from engine.model.rope import RopeConfig
 from engine.observe.drafter_diff.operations import (
     _called,
     _in_head,
+    _in_place_of,
     _of_round,
     _times,
     in_place,
@@ -69,6 +70,8 @@ def test_each_change_acts_and_is_undone(eagle: Session) -> None:
     assert [a for a in said if "in RopeTables.at" in a and "argument 1 one too low" in a]
     added = "`add` in Eagle3._layers reads, as argument 0, what its `rms_norm` by `feature_norm`"
     assert [a for a in said if added in a]
+    assert [a for a in said if "its `rms_norm`, wherever" in a and a.endswith("less its mean")]
+    assert [a for a in said if a.endswith("reads argument 2 as geglu, not swiglu")]
     names = {site.name for site in sites(core)}
     assert {"_rope", "_token_norm", "_input", "_embedding"} <= names
 
@@ -130,6 +133,23 @@ def test_ropes_are_scaled_as_files_have_it_and_not(eagle: Session) -> None:
     name = "is not scaled, as its file says"
     plain = dict(other_ropes(yarn, ()))[name]
     assert name not in ways and plain._inv_freq.tolist() == own.inverse_frequencies()
+
+
+def test_ropes_turn_by_numbers_that_people_choose(eagle: Session) -> None:
+    core: Any = eagle.drafts["draft-eagle3"]
+    ways = dict(other_ropes(core.model._rope, ()))
+    own: RopeConfig = core.model._rope.config
+    slower = ways["turns by 0.667 times the angles"]._inv_freq
+    assert torch.allclose(1.5 * slower, core.model._rope._inv_freq)
+    based = {one.config.freq_base for one in ways.values() if one.config is not None}
+    assert {5e5, 1e6} <= based
+    assert f"has a frequency base of about {own.freq_base:g}," not in str(ways)
+
+
+def test_a_value_that_is_of_one_axis_is_not_read_for_rows() -> None:
+    x = torch.ones(1, 2, 3)
+    assert torch.equal(_in_place_of([torch.zeros(3)], x), x)
+    assert not _in_place_of([torch.zeros(4, 3)], x).any()
 
 
 @pytest.mark.parametrize(("first", "read"), [(True, [1, 1, 1, 1]), (False, [1, 1, 2, 3])])

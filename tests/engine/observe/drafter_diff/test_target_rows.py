@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from engine.model.layers import TargetRows
-from engine.observe.drafter_diff.target_rows import CHANGES, what_rows_are
+from engine.observe.drafter_diff.target_rows import CHANGES, TextRows, what_rows_are
+from tests.support.drafter_diff_campaign import opened
 
 _OWN, _LAYER = np.random.default_rng(1).standard_normal((2, 24, 32)).astype(np.float32)
 
@@ -41,3 +42,11 @@ def test_half_of_the_numbers_of_rows_may_be_zeros() -> None:
     rows = torch.ones(2, 4)
     assert CHANGES["zeros in the second half"](rows).tolist() == [[1, 1, 0, 0]] * 2
     assert CHANGES["zeros in the first half"](rows).tolist() == [[0, 0, 1, 1]] * 2
+
+
+def test_rows_of_layers_may_lack_their_residual() -> None:
+    rows = TextRows(opened("eagle3").model, [5, 9, 4], (2, 5), lambda: False)
+    about = "rows are what each layer adds to the one before it, not their sum"
+    (added,) = (one for said, one, _ in rows.wrong(()) if said == about)
+    own = rows.rows.taps
+    assert all(torch.allclose(added.taps[i] + own[i - 1], own[i], atol=1e-4) for i in (2, 5))

@@ -25,7 +25,7 @@ from engine.trace.records import EMITTED_KINDS
 from engine.trace.reopen import open_trace
 from engine.trace.store import TraceStore
 from tests.support.captures import SHARED, ids_of, imported, load, rounds_of
-from tests.support.scripted_server import token_events
+from tests.support.scripted_replies import token_events
 
 DEMO = Path(__file__).parents[4] / "resources" / "demo"
 # rows, tokens, accepted, drafted, paths but none; of each stream, as the README of the captures has

@@ -1,67 +1,33 @@
-"""Records of other engines: recognised by keys, read with their counts, refused where wrong."""
+"""Records of other engines: recognised by keys, read with their counts."""
 
 from __future__ import annotations
 
-import copy
 import json
 import os
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from engine.analysis.findings.check import recorded
-from engine.errors import TraceFileError
 from engine.observe.files.importing import import_file
-from engine.observe.files.records import NAMES, fill, recognise
+from engine.observe.files.records import recognise
 from engine.observe.files.records.aiperf import acceptance_records
 from engine.trace.export import export_csv
 from engine.trace.reopen import open_trace
 from engine.trace.store import TraceStore
 from engine.trace.timings import summary
-from tests.support.scripted_server import read_capture
+from tests.engine.observe.files.record_files import EVERY, RECORDS, STEPS, as_bytes, filled, words
+from tests.support.scripted_replies import read_capture
 
-RECORDS = Path(__file__).parents[3] / "data" / "records"
-STEPS = (3, 1, 0, 2, 3, 3, 0, 1, 0, 2, 0, 1)
-"""What every file tells of: accepted tokens of 12 verifications, 29 tokens generated."""
-EVERY = {
-    "aiperf-record.json": "aiperf",
-    "aiperf-summary.csv": "aiperf",
-    "aiperf-summary.json": "aiperf",
-    "benchmark.txt": "benchmark",
-    "lmstudio-prediction.json": "lm-studio",
-    "mlx-vlm-timings.json": "mlx-vlm",
-    "sglang-generate.json": "sglang",
-    "sglang-openai.json": "sglang",
-    "trtllm-choice.json": "tensorrt-llm",
-    "trtllm-iterations.json": "tensorrt-llm",
-    "trtllm-perf-metrics.jsonl": "tensorrt-llm",
-    "vllm-detailed-stream.json": "vllm",
-    "vllm-metrics.prom": "prometheus",
-    "vllm-summary.json": "vllm",
-}
 NO_HISTOGRAM = (
     "aiperf-summary.csv",
     "benchmark.txt",
     "mlx-vlm-timings.json",
     "trtllm-iterations.json",
 )
-DRAFTS = "vllm:spec_decode_num_drafts_total"
 HISTOGRAM = [STEPS.count(j) for j in range(4)]
 SURVIVAL = [sum(a > i for a in STEPS) / len(STEPS) for i in range(3)]
-
-
-def filled(file: str, data: bytes | None = None, name: str | None = None) -> TraceStore:
-    store = TraceStore()
-    assert fill(store, (RECORDS / file).read_bytes() if data is None else data, file, name) == [0]
-    return store
-
-
-def as_bytes(value: Any) -> bytes:
-    return json.dumps(value).encode()
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -325,328 +291,6 @@ def test_positions_that_a_server_counts_later_begin_at_zero() -> None:
     store = filled("two", (before + after).encode())
     assert store.runs[0]["source"]["engine"] == "llama-server"
     assert summary(store, 0)["acceptance_histogram"] == [54, 41, 13, 13]
-
-
-# -- identities ------------------------------------------------------------------------------
-
-
-def words(text: str) -> list[str]:
-    return [word.strip(".,;:") for word in text.split()]
-
-
-def numbers(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    pairs = value.items() if isinstance(value, dict) else enumerate(value)
-    for key, one in pairs:
-        if isinstance(one, (dict, list)):
-            yield from numbers(one, (*path, key))
-        elif isinstance(one, (int, float)) and not isinstance(one, bool):
-            yield (*path, key)
-
-
-def at(value: Any, path: tuple[Any, ...]) -> Any:
-    for key in path:
-        value = value[key]
-    return value
-
-
-def _vllm(m: dict[str, Any]) -> bool:
-    h = m["acceptance_histogram"]
-    h = h if isinstance(h, list) else [h.get(str(j), 0) for j in range(1 + max(map(int, h)))]
-    steps, accepted, drafted = (
-        m[f"num_{name}"] for name in ("spec_steps", "accepted_draft_tokens", "draft_tokens")
-    )
-    holds = sum(h) == steps and sum(j * n for j, n in enumerate(h)) == accepted <= drafted
-    holds &= abs(m["mean_acceptance_length"] - 1 - accepted / max(steps, 1)) < 1e-9
-    if a := m.get("per_step_accepted"):
-        d = m["per_step_drafted"]
-        holds &= len(a) == len(d) == steps and sum(a) == accepted and sum(d) == drafted
-    return holds
-
-
-def _sglang(m: dict[str, Any], completion: int) -> bool:
-    h, steps = m["spec_correct_drafts_histogram"], m["spec_verify_ct"]
-    accepted = m["spec_num_correct_drafts"]
-    return (
-        sum(h) == steps
-        and sum(j * n for j, n in enumerate(h)) == accepted <= m["spec_num_proposed_drafts"]
-        and abs(m["spec_accept_length"] - completion / max(steps, 1)) < 1e-9
-    )
-
-
-def _trtllm(m: dict[str, Any]) -> bool:
-    accepted, drafted = m["total_accepted_draft_tokens"], m["total_draft_tokens"]
-    h = m.get("acceptance_histogram")
-    return accepted <= drafted and (
-        h is None
-        or (sum(h) == m["num_spec_steps"] and sum(j * n for j, n in enumerate(h)) == accepted)
-    )
-
-
-def _lm_studio(m: dict[str, Any]) -> bool:
-    parts = (m[f"{name}DraftTokensCount"] for name in ("accepted", "rejected", "ignored"))
-    return sum(parts) == m["totalDraftTokensCount"]
-
-
-HOLDS: dict[str, Callable[[Any], bool]] = {
-    "aiperf-record.json": lambda d: _vllm(d["record"]),
-    "vllm-summary.json": lambda d: _vllm(d["body"]["metrics"]["speculative_decoding"]),
-    "vllm-detailed-stream.json": lambda d: _vllm(
-        d["chunks"][-1]["metrics"]["speculative_decoding"]
-    ),
-    "sglang-generate.json": lambda d: _sglang(
-        d["body"]["meta_info"], d["body"]["meta_info"]["completion_tokens"]
-    ),
-    "sglang-openai.json": lambda d: _sglang(
-        d["body"]["sglext"]["spec_tokens_details"], d["body"]["usage"]["completion_tokens"]
-    ),
-    "trtllm-choice.json": lambda d: _trtllm(d["body"]["choices"][0]["speculative_decoding"]),
-    "trtllm-perf-metrics.jsonl": lambda d: _trtllm(d["perf_metrics"]["speculative_decoding"]),
-    "mlx-vlm-timings.json": lambda d: d["timings"]["draft_n_accepted"] <= d["timings"]["draft_n"],
-    "lmstudio-prediction.json": lambda d: _lm_studio(d["stats"]),
-}
-"""The identities of each engine, written down once more."""
-
-
-@settings(max_examples=60)
-@given(st.data())
-def test_a_changed_number_that_breaks_an_identity_is_found_with_its_key(
-    data: st.DataObject,
-) -> None:
-    name = data.draw(st.sampled_from(sorted(HOLDS)))
-    document = json.loads((RECORDS / name).read_bytes())
-    assert HOLDS[name](document)
-    path = data.draw(st.sampled_from(sorted(numbers(document), key=str)))
-    before = at(document, path)
-    changed = before + data.draw(st.sampled_from([-3, -1, 1, 2, 40, 5000, 2**31, 0.25]))
-    at(document, path[:-1])[path[-1]] = changed
-    key = next(part for part in reversed(path) if isinstance(part, str) and not part.isdigit())
-    store = TraceStore()
-    error = None
-    try:
-        fill(store, as_bytes(document), name)
-    except TraceFileError as caught:
-        error = caught
-    if error is not None:
-        assert key in error.message and name in error.message and error.remedy
-        assert not store.runs
-        return
-    found = recorded(store)
-    if not HOLDS[name](document):
-        (finding,) = found
-        assert finding.rule == "counters-contradict" and finding.severity == "error"
-        assert key in words(finding.evidence) or f"usage.{key}" in words(finding.evidence)
-    if found:
-        assert not len(store.rounds)
-        assert summary(store, 0)["draft_acceptance_rate"] is None
-
-
-def test_every_pair_of_lengths_and_counts_has_to_agree() -> None:
-    body = json.loads((RECORDS / "vllm-summary.json").read_bytes())["body"]
-    metrics = body["metrics"]["speculative_decoding"]
-    for change in (
-        {"acceptance_histogram_by_draft_length": {"3": [4, 2, 2, 3], "2": [0, 1, 0]}},
-        {"acceptance_histogram_by_draft_length": {"3": [3, 2, 2, 3], "1": [1, 1]}},
-        {"acceptance_histogram_by_draft_length": {"3": [3, 2, 2, 3], "2": [1, 1, 0, 1]}},
-        {"num_spec_tokens": 2},
-        {"per_step_accepted": [*STEPS], "per_step_drafted": [3] * 11},
-        {"per_step_accepted": [*sorted(STEPS)], "per_step_drafted": [0, 4, *[3] * 10]},
-    ):
-        changed = copy.deepcopy(metrics) | change
-        store = filled("changed", as_bytes({"metrics": {"speculative_decoding": changed}}))
-        (finding,) = recorded(store)
-        assert any(key in words(finding.evidence) for key in change)
-
-
-def test_a_ratio_may_be_rounded_but_not_wrong() -> None:
-    body = json.loads((RECORDS / "vllm-summary.json").read_bytes())["body"]
-    metrics = body["metrics"]["speculative_decoding"]
-    for told, n in ((2.333, 0), (2.33333, 0), (2.334, 1), (2.33, 1), (2, 1)):
-        metrics["mean_acceptance_length"] = told
-        assert len(recorded(filled("rounded", as_bytes(body)))) == n, told
-
-
-def test_one_record_that_contradicts_itself_leaves_the_others_their_figures() -> None:
-    record = json.loads((RECORDS / "aiperf-record.json").read_bytes())["record"]
-    wrong = record | {"num_spec_steps": 13}
-    store = filled("two", as_bytes(record) + b"\n" + as_bytes(wrong))
-    (finding,) = recorded(store)
-    assert finding.seq_id == 1 and "line 2" in finding.message
-    assert summary(store, 0)["num_spec_steps"] == 12
-    assert set(store.rounds.column("seq_id").tolist()) == {0}
-
-
-# -- what is refused -------------------------------------------------------------------------
-
-
-def refused(data: bytes | Any) -> TraceFileError:
-    store = TraceStore()
-    with pytest.raises(TraceFileError) as caught:
-        fill(store, data if isinstance(data, bytes) else as_bytes(data), "file.json")
-    error = caught.value
-    assert not store.runs and not store.size()
-    assert "file.json" in error.message and error.message.endswith(".") and error.remedy
-    assert len(error.message) < 400
-    return error
-
-
-def test_our_own_figures_are_no_records_of_others(tmp_path: Path) -> None:
-    store = filled("vllm-detailed-stream.json")
-    export_csv(store, tmp_path / "trace")
-    session = json.loads((tmp_path / "trace" / "session.json").read_bytes())
-    (facts,) = session["runs"].values()
-    figures = as_bytes({"runs": [{"summary": facts["summary"]}]})
-    assert recognise(figures) is None
-    assert "no key" in refused(figures).message
-
-
-def test_keys_of_two_engines_ask_which() -> None:
-    both = {"spec_verify_ct": 12, "inner": {"total_accepted_draft_tokens": 16}}
-    error = refused(both)
-    assert "SGLang (spec_verify_ct)" in error.message
-    assert "TensorRT-LLM (total_accepted_draft_tokens in inner)" in error.message
-    assert "--as sglang or --as tensorrt-llm" in error.remedy
-    store = filled("both", as_bytes(both), name="tensorrt-llm")
-    assert store.runs[0]["source"]["engine"] == "tensorrt-llm"
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"num_spec_steps": "12"},
-        {"num_spec_steps": 12.0},
-        {"num_spec_steps": True},
-        {"num_spec_steps": -1},
-        {"num_spec_steps": 2**31},
-        {"num_spec_steps": 10**19},
-        {"mean_acceptance_length": "long"},
-        {"mean_acceptance_length": -0.5},
-        {"acceptance_histogram": 12},
-        {"acceptance_histogram": [1] * 1026},
-        {"acceptance_histogram": {"1000000000": 1}},
-        {"acceptance_histogram": {"-1": 1}},
-        {"acceptance_histogram": {"01": 1}},
-        {"acceptance_histogram": {"1": None, "2": []}},
-        {"acceptance_histogram_by_draft_length": []},
-        {"acceptance_histogram_by_draft_length": {"1025": [1]}},
-        {"per_step_accepted": {"0": 1}},
-        {"per_step_accepted": [1, None]},
-        {"per_step_drafted": [1025]},
-    ],
-    ids=str,
-)
-def test_a_known_key_of_another_type_is_named(change: dict[str, Any]) -> None:
-    body = json.loads((RECORDS / "vllm-summary.json").read_bytes())["body"]
-    body["metrics"]["speculative_decoding"] |= change
-    (key,) = change
-    assert f"metrics.speculative_decoding.{key}" in refused(body).message
-
-
-@pytest.mark.parametrize(
-    ("data", "said"),
-    [
-        (b"", "empty"),
-        (b"   \n \n", "empty"),
-        (b"<html>", "line 1 is not valid JSON"),
-        (b'{"a": 1', "line 1 is not valid JSON"),
-        (b'{"spec_verify_ct": 1}\n{"spec_verify_ct": }\n', "line 2 is not valid JSON"),
-        (b'{"spec_verify_ct": NaN}', "NaN is not a number"),
-        (b'{"spec_verify_ct": 1, "spec_accept_length": 1e999}', "1e999 is beyond the range"),
-        (b'{"spec_verify_ct": -Infinity}', "-Infinity is not a number"),
-        (b"\xff\xfe{}", "not valid JSON"),
-        (b'{"a":' * 100 + b"1" + b"}" * 100, "nested more than 48 times"),
-        (b"[" * 200_000, "nested more than 48 times"),
-        (b'data: {"spec_verify_ct": \n\n', "the event before line 2"),
-        (b"data: " + b'{"a":' * 100 + b"1" + b"}" * 100 + b"\n\n", "nested"),
-        (b"{}", "no key"),
-        (b"[1, 2, 3]", "no key"),
-        (b'"spec_verify_ct"', "no key"),
-    ],
-)
-def test_what_is_no_record_is_refused_in_one_sentence(data: bytes, said: str) -> None:
-    assert said in refused(data).message
-
-
-def test_sizes_are_checked_before_rows_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.observe.files.records.document.MOST_BYTES", 100)
-    assert "101 bytes" in refused(b" " * 101).message
-    monkeypatch.undo()
-    monkeypatch.setattr("engine.foreign.MOST_OBJECTS", 3)
-    assert "more than 3 objects" in refused(b"[{}, {}, {}]").message
-    monkeypatch.undo()
-    monkeypatch.setattr("engine.observe.files.records.document.MOST_STEPS", 11)
-    error = refused((RECORDS / "aiperf-record.json").read_bytes())
-    assert "per_step_accepted" in error.message and "at most 11" in error.message
-    monkeypatch.undo()
-    monkeypatch.setattr("engine.observe.files.records.writing.MOST_STEPS", 11)
-    record = (RECORDS / "aiperf-record.json").read_bytes()
-    assert "12 steps" in refused(record).message
-    monkeypatch.undo()
-    monkeypatch.setattr("engine.observe.files.records.writing._MOST_FACTS", 100)
-    assert "more of its 1 requests" in refused(record).message
-    monkeypatch.undo()
-    monkeypatch.setattr("engine.observe.files.records.writing.MOST_REQUESTS", 1)
-    one = as_bytes({"spec_verify_ct": 1}) + b"\n"
-    assert "2 requests" in refused(one * 2).message
-
-
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ('vllm:spec_decode_num_drafts_total{engine="0"} NaN', "not a whole number"),
-        ('vllm:spec_decode_num_drafts_total{engine="0"} -1', "not a whole number"),
-        ('vllm:spec_decode_num_drafts_total{engine="0"} 1e300', "not a whole number"),
-        ('vllm:spec_decode_num_drafts_total{engine="0"} 1.5', "not a whole number"),
-        ('vllm:spec_decode_num_drafts_total{engine="0} 1', "Prometheus"),
-        ("vllm:spec_decode_num_drafts_total 1\nvllm:spec_decode_num_drafts_total{} many", "Prom"),
-        (
-            f'{DRAFTS} 1\nvllm:spec_decode_num_accepted_tokens_per_pos{{position="99999"}} 1',
-            "not an index in a draft",
-        ),
-    ],
-)
-def test_counters_that_cannot_be_are_refused(line: str, said: str) -> None:
-    assert said in refused(line.encode() + b"\n").message
-
-
-def test_positions_that_accepted_more_than_was_drafted_make_no_histogram() -> None:
-    """It would hold a negative count, and no trace opens with one."""
-    text = (RECORDS / "spec-bench.jsonl").read_text().replace('"num_drafts": 4', '"num_drafts": 0')
-    runs = filled("none", text.encode()).runs.values()
-    told = [one["told"] for run in runs for one in run["requests"] if one["told"]]
-    histograms = [one["acceptance_histogram"] for one in told if one["num_spec_steps"] == 0]
-    assert histograms and not any(histograms)
-
-
-@settings(max_examples=80)
-@given(st.data())
-def test_whatever_a_file_holds_it_is_read_or_refused(data: st.DataObject) -> None:
-    """Values of any type anywhere in a record, and bytes cut or changed anywhere."""
-    name = data.draw(st.sampled_from(sorted(EVERY)))
-    raw = bytearray((RECORDS / name).read_bytes())
-    if name.endswith((".json", ".jsonl")) and data.draw(st.booleans()):
-        document = json.loads(bytes(raw))
-        path = data.draw(st.sampled_from(sorted(numbers(document), key=str)))
-        at(document, path[:-1])[path[-1]] = data.draw(
-            st.recursive(
-                st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-                lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-                max_leaves=5,
-            )
-        )
-        raw = bytearray(as_bytes(document))
-    else:
-        for _ in range(data.draw(st.integers(0, 3))):
-            raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
-        raw = raw[: data.draw(st.integers(0, len(raw)))]
-    store = TraceStore()
-    try:
-        fill(store, bytes(raw), "file")
-    except TraceFileError:
-        assert not store.runs
-    else:
-        summary(store, 0)
-    recognise(bytes(raw))
-    assert set(EVERY.values()) <= set(NAMES)
 
 
 # -- llama-server's own replies --------------------------------------------------------------

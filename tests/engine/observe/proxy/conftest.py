@@ -13,7 +13,8 @@ import pytest
 from engine.observe.proxy.exchange_queue import ExchangeQueue
 from engine.observe.proxy.proxy import Proxy
 from engine.observe.server.reply import ExchangeEvent
-from tests.support.scripted_server import ScriptedServer, events
+from tests.support.scripted_replies import events
+from tests.support.scripted_server import ScriptedServer
 
 
 def chunk(i: int, timings: bool = True) -> dict[str, Any]:

@@ -23,7 +23,8 @@ from engine.observe.proxy.proxy import Proxy
 from engine.observe.proxy.proxy_run import ProxyRun
 from engine.observe.rounds.observed_run import ServerFacts
 from engine.trace.store import TraceStore
-from tests.support.scripted_server import Hold, Reply, ScriptedServer, events, json_reply
+from tests.support.scripted_replies import Hold, Reply, events, json_reply
+from tests.support.scripted_server import ScriptedServer
 
 pytestmark = pytest.mark.filterwarnings("error")
 EMPTY: dict[str, Any] = {"requests": [], "props": {}, "models": {}, "slots": [], "extra": {}}

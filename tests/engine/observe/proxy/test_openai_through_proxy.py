@@ -27,7 +27,8 @@ from engine.trace.store import TraceStore
 from resources import DEMO_TARGET
 from tests.support.llama_server import llama_server, logged_rounds
 from tests.support.openai_reader import PROMPT, Reader, told_apart_from_time
-from tests.support.scripted_server import CAPTURES, Hold, Reply, ScriptedServer, json_reply
+from tests.support.scripted_replies import CAPTURES, Hold, Reply, json_reply
+from tests.support.scripted_server import ScriptedServer
 
 
 def test_two_streams_and_a_plain_request() -> None:

@@ -16,16 +16,8 @@ from engine.observe.proxy import proxy as proxy_module
 from engine.observe.proxy.exchange_queue import FELL_BEHIND, ExchangeQueue
 from engine.observe.proxy.proxy import Proxy, listening_address
 from tests.engine.observe.proxy.conftest import Passing, chunk, chunks, eventually
-from tests.support.scripted_server import (
-    STREAM,
-    Cut,
-    Hold,
-    Reply,
-    ScriptedServer,
-    halved,
-    json_reply,
-    stream,
-)
+from tests.support.scripted_replies import STREAM, Cut, Hold, Reply, halved, json_reply, stream
+from tests.support.scripted_server import ScriptedServer
 
 pytestmark = pytest.mark.filterwarnings("error")
 

@@ -13,7 +13,8 @@ import pytest
 from engine.observe.proxy import proxy as proxy_module
 from engine.observe.proxy.proxy import ENDED
 from tests.engine.observe.proxy.conftest import Passing, chunks, eventually, open_files
-from tests.support.scripted_server import STREAM, Hold, Reply, ScriptedServer, cut
+from tests.support.scripted_replies import STREAM, Hold, Reply, cut
+from tests.support.scripted_server import ScriptedServer
 
 pytestmark = pytest.mark.filterwarnings("error")
 

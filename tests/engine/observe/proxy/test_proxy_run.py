@@ -19,7 +19,8 @@ from engine.observe.proxy.proxy_run import ProxyRun
 from engine.observe.rounds.observed_run import ServerFacts
 from engine.trace.store import TraceStore
 from engine.trace.timings import summary
-from tests.support.scripted_server import Hold, Reply, ScriptedServer, cut, json_reply, stream
+from tests.support.scripted_replies import Hold, Reply, cut, json_reply, stream
+from tests.support.scripted_server import ScriptedServer
 
 NDJSON = {"Content-Type": "application/x-ndjson"}
 

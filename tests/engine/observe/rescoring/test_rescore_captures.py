@@ -20,7 +20,7 @@ from engine.trace.records import EMITTED_KINDS
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 from tests.support.observed_texts import CAPTURED_TARGET
-from tests.support.scripted_server import CAPTURES
+from tests.support.scripted_replies import CAPTURES
 
 pytestmark = pytest.mark.skipif(not CAPTURES.is_dir(), reason="the captures are not at hand")
 

@@ -12,7 +12,7 @@ from engine.observe.rounds.counters import (
     movement,
     read_counters,
 )
-from tests.support.scripted_server import read_capture
+from tests.support.scripted_replies import read_capture
 
 
 @pytest.mark.parametrize("name", ["mtp", "draft", "ngram-mod", "chain", "mtp-2-slots"])

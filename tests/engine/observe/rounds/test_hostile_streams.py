@@ -27,7 +27,7 @@ from engine.trace.records import MISSING
 from engine.trace.reopen import open_trace
 from engine.trace.store import Table, TraceStore
 from tests.support.captures import load
-from tests.support.scripted_server import token_events
+from tests.support.scripted_replies import token_events
 
 NAMES = ("mtp", "utf8", "draft", "chain", "qwen3next", "stops", "ngram-mod")
 COUNTERS = (b"predicted_n", b"predicted_ms", b"draft_n", b"draft_n_accepted")

@@ -24,7 +24,7 @@ from engine.observe.rounds.observed_run import ServerFacts
 from engine.observe.server.client import ServerClient
 from engine.observe.server.errors import again_after_s
 from engine.observe.server.reply import ExchangeEvent, Inbox
-from tests.support.scripted_server import (
+from tests.support.scripted_replies import (
     HTML,
     JSON,
     LOADING,
@@ -34,12 +34,12 @@ from tests.support.scripted_server import (
     Cut,
     Hold,
     Reply,
-    ScriptedServer,
     cut,
     error_reply,
     json_reply,
     stream,
 )
+from tests.support.scripted_server import ScriptedServer
 
 KEY = "sk-a-key-that-must-not-show"
 

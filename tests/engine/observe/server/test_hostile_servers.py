@@ -22,14 +22,13 @@ from engine.observe.server.reply import Inbox, TimeLimits
 from engine.observe.server.request_options import ServerRequest
 from engine.observe.server.server_run import ServerRun
 from engine.trace.store import TraceStore
-from tests.support.scripted_server import (
+from tests.support.scripted_replies import (
     EVENTS,
     JSON,
     OK,
     Hold,
     Raw,
     Reply,
-    ScriptedServer,
     dripped,
     endless,
     error_reply,
@@ -37,6 +36,7 @@ from tests.support.scripted_server import (
     token_events,
     token_flood,
 )
+from tests.support.scripted_server import ScriptedServer
 
 SHORT = TimeLimits(connect_timeout=5.0, timeout=0.3)
 CHUNKED = OK + b"Content-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"

@@ -18,17 +18,17 @@ from engine.options import RunOptions
 from engine.sampling.options import SamplerOptions
 from engine.trace.store import TraceStore
 from engine.trace.timings import summary
-from tests.support.scripted_server import (
+from tests.support.scripted_replies import (
     LOADING,
     Hold,
     Raw,
     Reply,
-    ScriptedServer,
     error_reply,
     events,
     json_reply,
     stream,
 )
+from tests.support.scripted_server import ScriptedServer
 
 OPTIONS = RunOptions(n_predict=5, sampler=SamplerOptions(temp=0.0))
 

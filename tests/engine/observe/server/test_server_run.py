@@ -18,13 +18,12 @@ from engine.options import RunOptions
 from engine.sampling.options import SamplerOptions
 from engine.trace.export import export_csv
 from engine.trace.store import TraceStore
-from tests.support.scripted_server import (
+from tests.support.scripted_replies import (
     CAPTURES,
     LOADING,
     WEB_PAGE,
     Hold,
     Reply,
-    ScriptedServer,
     backwards,
     cut,
     error_reply,
@@ -34,6 +33,7 @@ from tests.support.scripted_server import (
     stream,
     without_timings,
 )
+from tests.support.scripted_server import ScriptedServer
 
 
 @pytest.fixture

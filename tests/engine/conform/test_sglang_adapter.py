@@ -1,0 +1,40 @@
+"""SGLang's adapters on a package of its names: commits take the padding of their pass."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import torch
+
+from engine.conform.adapters.sglang_replay import Fold
+from engine.conform.cases import Shape, Source
+from engine.conform.subject import Memory
+
+SHAPE = Shape("kda", 2, 1, 16, 16, 3, 2, extras=("track slots",))
+
+
+def test_a_fold_has_the_padding_of_its_pass_which_no_slot_keeps():
+    committed = []
+
+    def fused(**given):
+        return torch.zeros_like(given["v"])
+
+    def fold(*given):
+        vectors = [x for x in given if x is not None and getattr(x, "ndim", 0) == 1]
+        committed.append([x.tolist() for x in vectors])
+
+    package = SimpleNamespace(
+        module=lambda name: SimpleNamespace(
+            fused_sigmoid_gating_delta_rule_update=fused, commit_kda_replayssm_spec_all_layers=fold
+        )
+    )
+    memory = Memory("cpu")
+    subject, source = Fold(SHAPE, memory, package), Source(SHAPE, 1)
+    subject.verify(source.rows([1, -1, -1], [3, 2, 2]))
+    subject.accept([1], [2])
+    subject.verify(source.rows([1, 0], [3, 2]))
+    subject.accept([1, 0], [3, 2])
+    padded, others = committed
+    assert padded[:2] == [[2, -1, -1], [2, 1, 1]]
+    assert (padded[2][1:], padded[3][1:]) == ([0, 0], [-1, -1])
+    assert others[:2] == [[2, 1], [3, 2]]

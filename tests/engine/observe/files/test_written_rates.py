@@ -1,0 +1,240 @@
+"""What people write of acceptance, in lines and tables, and what is found in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.analysis.findings.check import find
+from engine.observe.files.importing import recognise
+from engine.observe.files.line_words import REQUESTS
+from engine.observe.rounds.log_shapes import says_nothing, shape_of
+from tests.engine.observe.files.pasted_text import _read, imported, rules, sums
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "“draft_n”: 8, “predicted_n”: 9, “predicted_ms”: 2.5, “draft_n_accepted”:\u200b 3",
+        "draft_n          : 8\ndraft_n_accepted : 3\npredicted_n : 9\npredicted_ms : 2.5\n",
+        "timings = {'predicted_n': 9, 'predicted_ms': 2.5, 'draft_n': 8, 'draft_n_accepted': 3}",
+        '{"draft_n": 8, "draft_n_accepted": 3}\n',
+        'usage: {"a": 1}\ntimings: {"draft_n": 8, "draft_n_accepted": 3, "draft_rounds": 4}\n',
+    ],
+    ids=["chat", "PowerShell", "Python", "picked", "named"],
+)
+def test_timings_as_people_paste_them(tmp_path: Path, text: str) -> None:
+    told = _read(text, tmp_path).runs[0]["told"]
+    assert (told["draft_n"], told["draft_n_accepted"]) == (8, 3)
+
+
+@pytest.mark.parametrize(
+    ("line", "rate"),
+    [
+        ("170 t/s, accept 72.7%", 0.727),
+        ("accepted 50% with n_max 4 and n_min 2", 0.5),
+        ("acceptance rate is 0.44", 0.44),
+        ("acceptance 80% for code, acceptance 44% for stories", None),
+        ("acceptance 40-55%", None),
+        ("acceptance threshold 0.09", None),
+    ],
+)
+def test_a_rate_without_counts_is_a_rate_and_no_more(
+    tmp_path: Path, line: str, rate: float | None
+) -> None:
+    if rate is None:
+        assert recognise(line.encode()) is None
+        return
+    told = imported(tmp_path, f"On my card:\n\n- {line}\n").runs[0]["requests"][0]["told"]
+    assert told["draft_acceptance_rate"] == pytest.approx(rate)
+    assert told.get("draft_n") is told["num_accepted_draft_tokens"] is told["predicted_n"] is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "- name: d1\n  acceptance_rate: 0.81\n- name: d2\n  acceptance_rate: 0.71\n",
+        '[{"config": "n2", "accept_rate": 0.81, "tok_s": 44.0}, {"accept_rate": 0.71}]',
+        '{"spec_accept_rate": 0.81}\n{"spec_accept_rate": 0.71}\n',
+    ],
+    ids=["YAML", "JSON", "lines"],
+)
+def test_rates_alone_are_known_by_their_names(tmp_path: Path, text: str) -> None:
+    requests = imported(tmp_path, text).runs[0]["requests"]
+    assert [one["told"]["draft_acceptance_rate"] for one in requests] == [0.81, 0.71]
+
+
+def test_columns_that_are_statistics_are_no_requests(tmp_path: Path) -> None:
+    text = "| Metric | avg | min | p99 | std |\n|-|-|-|-|-|\n| Draft Acceptance Rate (%) | 60.00 "
+    text += (
+        "| 30.00 | 89.70 | 13.00 |\n| Acceptance Length (tokens/step) | 2.80 | 1.90 | 3.69 | 0.40 |"
+    )
+    run = imported(tmp_path, text).runs[0]
+    assert len(run["requests"]) == 1
+    told = run["told"] | {k: v for k, v in run["requests"][0]["told"].items() if v is not None}
+    assert (told["draft_acceptance_rate"], told["mean_acceptance_length"]) == (0.6, 2.8)
+
+
+@pytest.mark.parametrize(
+    ("line", "counts"),
+    [
+        ("`--draft-max 3`: 61.4 t/s, acceptance 0.72 (1210/1680)", (1680, 1210)),
+        (" -- Draft: 410 tokens, accepted 301 (73.41%)", (410, 301)),
+        ("accepted 1,810 of 2,600 drafted tokens, 69.6 %", (2600, 1810)),
+        ("acceptance 0.73 (1210/1680)", None),  # other counts
+        ("acceptance 50%: 20/40, later 60/120", None),
+        ("Draft acceptance: 170 accepted / 250 generated", (250, 170)),
+        ("greedy output; 18 draft tokens, 9 accepted.", (18, 9)),
+        ("9 out of 18 drafted tokens were accepted", (18, 9)),
+        ("10 draft tokens, 30 accepted", None),
+        ("acceptance 0.4, 18 draft tokens, 9 accepted", None),
+        ("tokens 301/410 (73.41%)", None),
+    ],
+)
+def test_a_line_has_counts_that_make_its_rate(
+    tmp_path: Path, line: str, counts: tuple[int, int] | None
+) -> None:
+    if counts is None:
+        assert recognise(line.encode()) is None
+    else:
+        assert sums(imported(tmp_path, f"On my card:\n\n- {line}\n")) == [(None, None, *counts)]
+
+
+def test_a_column_of_steps_without_counts_is_a_setting(tmp_path: Path) -> None:
+    table = "bs | steps | num_draft | acc len mean/std\n--|--|--|--\n1 | 3 | 4 | 1.88/0.02\n"
+    (one,) = imported(tmp_path, table).runs[0]["requests"]
+    assert one["told"].get("num_spec_steps") is None
+    assert one["told"]["mean_acceptance_length"] == 1.88
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "| model | size |\n|---|---|\n| a | 3 |\n",
+        "| accepted | by |\n|---|---|\n| yes | me |\n",
+        "it has 1,234 accepted,acceptance\nor 5,678 rejected,unknown\n",
+        "a  acceptance\nb  3\n",
+    ],
+)
+def test_other_tables_are_no_sums(text: str) -> None:
+    assert recognise(text.encode()) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("Per-position acceptance rate: 0.75, 0.5\nAvg Draft acceptance rate: 62.5%\n" * 2,
+         [([0.75, 0.5], None, 0.625)] * 2),
+        ("```\naccept len: 2.75, accept rate: 0.44   @ ~10,072 tok\n```\n", [(None, 2.75, 0.44)]),
+    ],
+)  # fmt: skip
+def test_parts_of_a_line_that_were_copied_have_their_shares(
+    tmp_path: Path, text: str, told: list[tuple[Any, ...]]
+) -> None:
+    found = [one["told"] for one in _read(text, tmp_path).runs[0]["requests"]]
+    rates = [(one["acceptance_per_position"] or {}).get("unconditional") for one in found]
+    names = "mean_acceptance_length", "draft_acceptance_rate"
+    got = [(r, *(one[name] for name in names)) for r, one in zip(rates, found, strict=True)]
+    assert got == told
+
+
+def _counts(rows: list[tuple[int, int]]) -> str:
+    lines = [f"| prompt {i} | {drafted} | {n} |" for i, (drafted, n) in enumerate(rows)]
+    return "\n".join(["| a | drafted | accepted |", "|---|---|---|", *lines, ""])
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([(300, 200), (300, 2), (300, 190)], "In row 2 2 of 300 drafted tokens were accepted, in"),
+        ([(300, 200), (300, 30), (300, 190)], ""),
+        ([(300, 200), (60, 0), (300, 190)], ""),
+        ([(300, 200)] * 4 + [(300, 0)] * 4,
+         "From row 5 on 0 of 1,200 drafted tokens were accepted, before it 800 of 1,200 drafted"),
+    ],
+)  # fmt: skip
+def test_rows_far_below_others(rows: list[tuple[int, int]], message: str, tmp_path: Path) -> None:
+    found = find(imported(tmp_path, _counts(rows)))
+    assert len(found) == bool(message) and all(message in one.message for one in found)
+
+
+@pytest.mark.parametrize(
+    ("speed", "rate", "n"), [(20.0, "88%", 1), (20.0, "40%", 0), (26.0, "88%", 0), (20.0, "—", 0)]
+)
+def test_rows_slower_than_the_one_without_drafts(
+    speed: float, rate: str, n: int, tmp_path: Path
+) -> None:
+    rows = ("off", 26.7, "—"), ("on", speed, rate), ("on 2", 30.1, "61%")
+    table = "| a | tok/s | acceptance |\n|---|---|---|\n"
+    table += "".join(f"| {name} | {one} | {share} |\n" for name, one, share in rows)
+    assert rules(imported(tmp_path, table)) == ["slower-than-plain"] * n
+
+
+RATED = "| n | drafted | acceptance | tok/s |\n|---|---|---|---|\n| 2 | 300 | 0.71 | 41.0 |\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (RATED, (300, None, 0.71, 41.0)),
+        (RATED.replace("| n", "|| n").replace("|---|---|---|---|\n", ""), (300, None, 0.71, 41.0)),
+        ("code: 168.4 ± 2.1 t/s, accept 71.2%\n", (None, None, 0.712, 168.4)),
+        ("| opener | acceptance |\n|--|--|\n| short | 100 % (42/42) |\n", (42, 42, 1.0, None)),
+        ("| | plain | MTP |\n|-|-|-|\n| acceptance, all | n/a | 3,971 / 5,840 = 68 % |\n",
+         (5840, 3971, 3971 / 5840, None)),
+        ("- drafted=41\n- accepted=33\n- accept_rate=80.5%\n- tok/s=35.1\n",
+         (41, 33, 33 / 41, 35.1)),
+        ("- fix, 512 gen: `18.0 tok/s`, `311/1010` draft tokens accepted.\n",
+         (1010, 311, 311 / 1010, 18.0)),
+        ("`attempts_total=1410`, `accepts_total=1180` → **83.7% acceptance**\n",
+         (1410, 1180, 1180 / 1410, None)),
+        ("runs:\n  - acceptance_rate: 0.8\n    tokens_per_second: 52.0\n", (None, None, 0.8, 52.0)),
+        ("n_predict = 1,290\nn_drafted = 1,320\nn_accept  = 470\naccept    = 35,606%\n",
+         (1320, 470, 470 / 1320, None)),
+        (("timings   : @{prompt_n=31; predicted_n=220; predicted_ms=4059.04; "
+         "predicted_per_second=54.2; draft_n=261; draft_n_accepted=140; id=a b}\n"),
+         (261, 140, 140 / 261, 54.2)),
+        (("Out[7]: CompletionUsage(completion_tokens=205, prompt_tokens=12, "
+         "completion_tokens_details=Details(accepted_prediction_tokens=88, audio_tokens=None, "
+         "rejected_prediction_tokens=32))\n"), (120, 88, 88 / 120, None)),
+        ("- acceptance 100 %, batch 64, n_ctx 64\n", (None, None, 1.0, None)),
+        ("| prompt | acceptance, std | acceptance |\n|-|-|-|\n| code | 0.12 | 0.71 |\n",
+         (None, None, 0.71, None)),
+        ("| Method | τ (mean accepted length) |\n|-|-|\n| EAGLE-2 | 3.94 |\n",
+         (None, None, None, None)),
+        (("[04:18:10] CtxLimit:2475/29214, Init:0.76s, Processed:2397 in 34.20s (70.09T/s), "
+         "Generated:78/300 in 27.00s (2.89T/s), Total:61.96s\n"
+         "(Draft Results - Success:41, Failure:20)\n"), (None, 41, None, 2.89)),
+    ],
+)  # fmt: skip
+def test_what_people_write_of_acceptance(
+    tmp_path: Path, text: str, expected: tuple[Any, ...]
+) -> None:
+    store = imported(tmp_path, text)
+    told = store.runs[0]["requests"][-1]["told"]
+    pairs = ("num_draft_tokens", "draft_n"), ("num_accepted_draft_tokens", "draft_n_accepted")
+    counts = (told.get(name) or told.get(other) for name, other in pairs)
+    rates = (told.get(name) for name in ("draft_acceptance_rate", "predicted_per_second"))
+    assert (*counts, *rates) == pytest.approx(expected)
+    assert not [one for one in find(store) if one.rule != "log-unread"]
+
+
+def test_lines_of_one_request_are_together_and_no_sign_is_passed_over(tmp_path: Path) -> None:
+    head = "2026-10-02T08:11:02.1Z  INFO xinfer::server::server: [Seq {}] "
+    text = "".join(
+        head.format(n) + said + "\n"
+        for n in range(400)
+        for said in (
+            "⏱️ Prompt: 2048 tokens in 0.51s (4015.69 t/s)",
+            "⏱️ Decoded: 412 tokens in 5.15s (80.00 t/s)",
+            "MTP Speculation: steps=127 proposed=381 accepted=203 rate=53.3%",
+        )
+    )
+    found = [one["told"] for one in imported(tmp_path, text).runs[0]["requests"]]
+    names = ("prompt_n", "predicted_n", "num_spec_steps", "draft_n_accepted")
+    assert [tuple(map(one.get, names)) for one in found] == [(2048, 412, 127, 203)] * 400
+    for word, _ in REQUESTS:
+        head = {"]": "MTP[1", ",": "CtxLimit:"}.get(word[0], "x")
+        assert not says_nothing(shape_of(f"10:11:12 {head}{word}1"), 0), word
