@@ -423,8 +423,9 @@ class ServerState:
         """Sums of a drafter over all requests so far, written after those of one."""
         now = drafts, tokens, accepted, shares or ""
         if len(self.totals) < MOST_DRAFTERS or name in self.totals:
-            if self._current is not None:
-                self._current.statistics[name] = now, self.totals.get(name)
+            if (one := self._current) is not None:
+                is_alone = (one.drafted, one.accepted) == (tokens, accepted)  # of another start
+                one.statistics[name] = now, None if is_alone else self.totals.get(name)
             self.totals[name] = now
         return True
 

@@ -96,8 +96,7 @@ def _read_summary(node: Node) -> RecordedRequest:
     if (mean := figure(_MEAN)) is not None:
         found.given["mean_acceptance_length"] = mean
     found.check_length(_MEAN, mean, _TOTALS)
-    rate = figure(_RATE)
-    if rate is not None and rate <= 100:
+    if (rate := figure(_RATE)) is not None and rate <= 100:
         found.given["draft_acceptance_rate"] = rate / 100
     if (shares := values.histogram(_OF_STEPS)) is not None:
         found.rates = [sum(shares[i:]) / 100 for i in range(1, len(shares))]

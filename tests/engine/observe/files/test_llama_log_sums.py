@@ -109,6 +109,9 @@ def test_statistics_of_chained_drafters_are_summed_over_requests() -> None:
     assert store.runs[0]["speculative_types"] == ["ngram-mod", "draft-mtp"]
     part = two + statistics("draft-mtp", 188, 67, 200, 125)  # what went before is not known
     assert told(read(part), *COUNTS[2:]) == [(100, 70, None)]
+    new = statistics("draft-mtp", 60, 50, 150, 90), statistics("draft-mtp", 28, 28, 100, 70)
+    counts = told(read(one + new[0] + two + new[1]), *COUNTS[2:])
+    assert counts == [(150, 90, 50), (100, 70, 28)], "the second log is of another start"
 
 
 def test_ik_llama_cpp_names_slots_at_the_end_of_a_line() -> None:
