@@ -53,6 +53,8 @@ _CELL = re.compile(
     rb'[,;\t"\n|](?:(?:vllm|llamacpp|sglang|lmdeploy):(?:spec|draft)_|rapid_mlx_spec_|trtllm_spec_)'
 )
 """A series in a table, as Grafana and others export them."""
+_SHOWN = re.compile(r"(?m)[ }](\d[\d.]{0,9} (?:[kKMGB]|Mil|Bil))$")
+"""A number with its unit, as Grafana shows it and exports it if asked to."""
 _SERIES_NAME = re.compile(
     r"\s*(?:(?:vllm|llamacpp|sglang|lmdeploy):|rapid_mlx_|trtllm_)[^,;|]{1,4000}"
 )
@@ -255,6 +257,11 @@ def _read_scrape(text: str, name: str) -> dict[tuple[str, str], _Counters]:
     try:
         samples = [s for f in text_string_to_metric_families(text) for s in f.samples]
     except (ValueError, KeyError, IndexError, RecursionError) as error:
+        if (shown := _SHOWN.search(text)) is not None:
+            raise TraceFileError(
+                f"{name}: a value is rounded as it was shown, {shown[1]!r}.",
+                "In Grafana, export the data again with Formatted data switched off.",
+            ) from error
         raise TraceFileError(
             f"{name} is not a valid Prometheus text ({str(error)[:80]}).", _REMEDY
         ) from error

@@ -47,6 +47,12 @@ def test_our_own_figures_are_no_records_of_others(tmp_path: Path) -> None:
     assert "no key" in refused(figures).message
 
 
+def test_values_that_grafana_has_rounded_are_named() -> None:
+    head = "Time,vllm:spec_decode_num_drafts_total"
+    error = refused(f"{head}\n2026-11-20 14:00:00,1.2 K\n2026-11-20 14:05:00,1.3 K\n".encode())
+    assert "'1.3 K'" in error.message and "Formatted data" in error.remedy
+
+
 def test_keys_of_two_engines_ask_which() -> None:
     both = {"spec_verify_ct": 12, "inner": {"total_accepted_draft_tokens": 16}}
     error = refused(both)
