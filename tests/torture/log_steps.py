@@ -155,7 +155,8 @@ def _same(text: bytes, at: int, what: str, _n: int) -> bytes:
         return text
     place = numbers[(at >> 8) % len(numbers)]
     before = line[: place.start()].rsplit(b"|")[-1][-24:]
-    before = re.sub(rb"\d+", rb"\\d+", re.escape(before)) if before else rb"\b"
+    # from within a number none is looked for: there may be a million digits
+    before = re.sub(rb"\d+", rb"(?<!\\d)\\d++", re.escape(before)) if before else rb"\b"
     return re.sub(before + rb"\d+", lambda m: _NUMBER.sub(_NUMBERS[what], m[0])[:8000], text)
 
 
