@@ -72,18 +72,6 @@ _ALONE = re.compile(
     re.IGNORECASE,
 )
 """Also a part of a line of a log, which may be wrapped there, or two counts under each other."""
-_WORDS = (
-    *(
-        "n_drafted",
-        "draft_n:",
-        "drafted",
-        *(f"draft{a}tokens{b}:" for a in " _" for b in ('"', "")),
-    ),
-    *("num accepted token:", "accept_length", "[al] average:", "acc_length="),
-    *("accpt len:", "acceptance length", "acceptance_length", "mean al", "per-position acceptance"),
-    "accept len",
-)
-"""One of these is in what either finds, each after the end of a line."""
 _SHARES = re.compile(r"[\d., ]{1,8192}")
 _LONGEST_HEAD = 40
 """Characters before the first of several shares, which may say that they are percentages."""
@@ -93,7 +81,7 @@ _BACKEND, _NEAR = re.compile(r"(?i)\bbackend\"?[ \t]*:[ \t]*\"?(vllm|sglang)\b")
 
 def is_printed(text: str) -> bool:
     """Whether a text has such sums."""
-    if not any(map(text.lower().__contains__, _WORDS)):
+    if not any(map(text.lower().__contains__, NAMES["sums"]["words"])):
         return False  # which is far sooner known of a large text
     text = f"\n{text}"
     if _SIGN.search(text) is not None:

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -63,7 +62,7 @@ class RecordShape:
                 return sign
         return ()
 
-    def may_be_in(self, keys: AbstractSet[str]) -> bool:
+    def may_be_in(self, keys: set[str]) -> bool:
         """Whether a file of such records has these keys."""
         return keys.isdisjoint(self.without) and any(map(keys.issuperset, self.signs))
 
