@@ -49,4 +49,5 @@ def test_a_position_fits_the_columns_of_a_trace() -> None:
 def test_several_are_whole_only_if_each_is() -> None:
     assert are_whole([]) and are_whole((0, COUNT))
     for wrong in ([1, True], [1, 2.0], [-1, 2], [COUNT + 1, 1], [1, "2"], [[1]], [None]):
-        assert not are_whole(wrong), wrong
+        assert not are_whole(wrong) and not are_whole([*[1] * 99, *wrong]), wrong
+    assert are_whole([COUNT] * 99)

@@ -148,8 +148,6 @@ def _replayed(
         run.log_ended()
     open_requests: dict[int, ObservedRequest] = {}
     held: dict[int, list[bytes]] = {}
-    counted: set[int] = set()
-    """Requests that have had counters."""
     for at_ms, _, number, what, value in sorted(_events(capture), key=lambda one: one[:3]):
         request = capture.requests[number]
         if what == "sent":
@@ -161,10 +159,7 @@ def _replayed(
         observed = open_requests[number]
         if what == "data" and not log:  # only the first counters say when they came
             held.setdefault(number, []).append(value)
-            if number in counted or b'"predicted_n"' not in value:
-                continue
-            if any(observed.told):
-                counted.add(number)
+            if b'"predicted_n"' not in value or any(observed.told):
                 continue
             value = held[number].pop()
         if pieces := held.pop(number, None):

@@ -21,7 +21,7 @@ from engine.errors import TraceFileError
 from engine.files import file_bytes, file_head, known_kind, opened_file, unpacked
 from engine.observe.files import records
 from engine.observe.files.capture import is_capture, read_capture, replay
-from engine.observe.files.line_words import READ, has_sums
+from engine.observe.files.line_words import READ, SIGNS
 from engine.observe.files.log_run import fill_log
 from engine.observe.files.records import METRICS, PRINTED
 from engine.observe.files.records.document import MOST_BYTES, read_documents
@@ -141,7 +141,8 @@ def is_log(text: str) -> bool:
 
 
 def _has_lines(text: str) -> bool:
-    return has_entries(text) or has_sums(text)
+    may_have = any(map(text.__contains__, READ["words"]))
+    return has_entries(text) or (may_have and SIGNS.search(text) is not None)
 
 
 def rejoined(text: str) -> str:

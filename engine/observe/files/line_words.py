@@ -15,7 +15,8 @@ from engine.observe.rounds.log_lines import name_of, time_of
 from engine.observe.rounds.log_words import NOTHING, Saying, Value
 
 READ = tomllib.loads(Path(__file__).with_name("printed_requests.toml").read_text("utf-8"))
-_SIGNS = re.compile("|".join(READ["signs"]))
+SIGNS = re.compile("|".join(READ["signs"]))
+"""What a text has in which there are such lines."""
 METRICS = re.compile(r"Spec(?:Decoding|ulative) metrics: ?")
 _PROCESSES = re.compile(
     r"\((?:APIServer|EngineCore\w{0,20}|Worker\w{0,20})[^)]{0,40}\)"
@@ -61,11 +62,6 @@ accepted and its drafts that a wrong one ended."""
 _PATTERNS = {(r["has"], r["engine"]): re.compile("".join(r["pattern"])) for r in READ["request"]}
 REQUESTS = tuple(_PATTERNS)
 """Of lines about a whole request, or interval: what they have, and of which engine they are."""
-
-
-def has_sums(text: str) -> bool:
-    """Whether a text has what such lines have."""
-    return any(map(text.__contains__, READ["words"])) and _SIGNS.search(text) is not None
 
 
 def printed_request(

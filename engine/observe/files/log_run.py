@@ -445,9 +445,7 @@ def _write_light(
             "verify_width": drafts + 1,
             "checkpoint_bytes": sizes[rows],
             "draft_n_max": n_max[rows],
-            "n_rs_seq": np.full(
-                len(rows), MISSING if reach.n_rs_seq is None else reach.n_rs_seq, np.int32
-            ),
+            "n_rs_seq": np.full_like(drafts, MISSING if reach.n_rs_seq is None else reach.n_rs_seq),
         }
         for name, values in columns.items():
             is_text = name in ("drafter", "accept_rule", "stop_kind", "rollback_path")

@@ -203,20 +203,9 @@ class LogLines:
         self.n_learned = 0
         """How often what is known of prefixes has changed."""
 
-    def feed(self, text: str) -> Iterator[LogLine]:
-        """More of the log, cut anywhere: the lines that this completes. Raises TraceFileError for
-        a line of JSON that is too long."""
-        for line in decoded(self.lines(encoded(text))).split("\n")[:-1]:
-            yield from self.placed(line)
-
-    def end(self) -> Iterator[LogLine]:
-        """The line that was still open."""
-        for line in decoded(self.last_lines()).split("\n")[:-1]:
-            yield from self.placed(line)
-
     def lines(self, data: bytes) -> bytes:
-        """The same lines as they are, without colours, each with a line feed. data: cut between
-        characters. Raises what `feed` does."""
+        """More of the log: the lines that this completes, without colours, each with a line feed.
+        data: cut between characters. Raises TraceFileError for a line of JSON that is too long."""
         if not data:
             return b""
         self.is_cut = not data.endswith(b"\n")

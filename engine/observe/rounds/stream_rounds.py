@@ -87,20 +87,6 @@ class Addition(Struct, forbid_unknown_fields=True, gc=False):
             count=self.tokens_predicted,
         )
 
-    @property
-    def stream(self) -> tuple[Any, ...] | None:
-        """What tells its stream from others: its id, or the time of the prompt. None for an event
-        that is of neither form."""
-        if self.choices is not None:
-            is_other = self.content or self.tokens or self.stop
-            is_other = is_other or self.tokens_predicted is not None
-            return None if not self.id or is_other else (self.id,)
-        if self.stop or self.id or self.timings is None:
-            return None
-        if self.tokens_predicted is None or self.tokens_evaluated is None:
-            return None
-        return self.timings.cache_n, self.timings.prompt_n, self.timings.prompt_ms
-
 
 _DECODER, _ENCODER = msgspec.json.Decoder(Addition), msgspec.json.Encoder()
 _DIGITS = b"0123456789"
@@ -129,12 +115,21 @@ def _addition(text: str) -> tuple[Addition, tuple[Any, ...]] | None:
         found = _DECODER.decode(data := text.encode())
     except (msgspec.MsgspecError, ValueError):
         return None
-    if (stream := found.stream) is None:
+    counts, timings = (found.tokens_predicted, found.tokens_evaluated), found.timings
+    stream: tuple[Any, ...]
+    """What tells its stream from others: its id, or the time of the prompt."""
+    if found.stop or bool(found.id) == (found.choices is None):
         return None
     if found.choices is not None:
-        (one,) = found.choices
+        if found.content or found.tokens or counts[0] is not None:
+            return None
+        (one,), stream = found.choices, (found.id,)
         found.content = (one.text or "") if one.delta is None else message(one.delta)
         found.index, found.tokens, found.choices = one.index, one.token_ids or (), None
+    elif timings is None or None in counts:
+        return None
+    else:
+        stream = timings.cache_n, timings.prompt_n, timings.prompt_ms
     if not (added := found.content):
         return None
     found.id = found.model = found.object = ""

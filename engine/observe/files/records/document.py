@@ -216,12 +216,11 @@ def _each(texts: list[str]) -> list[Any] | None:
     others = [text for text, one in zip(texts, found, strict=True) if one is None]
     sizes = accumulate(map(len, others), initial=0)
     values: list[Any] = []
-    for _, part in groupby(zip(sizes, others, strict=False), lambda one: one[0] // _AT_ONCE):
-        several = [text for _, text in part]
-        try:
-            values += _parse(f"[{','.join(several)}]")
-        except JsonError:
-            return None
+    try:
+        for _, part in groupby(zip(sizes, others, strict=False), lambda one: one[0] // _AT_ONCE):
+            values += _parse(f"[{','.join(text for _, text in part)}]")
+    except JsonError:
+        return None
     each = iter(values)
     return [one or next(each) for one in found] if len(values) == len(others) else None
 

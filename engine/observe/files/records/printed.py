@@ -45,9 +45,8 @@ _SPACE = re.compile(r"[-_]")
 _IS_BY_INDEX = re.compile(r"(?i)(?=.{0,40}acc).{0,40}per[_ ]?pos(?:ition)?.{0,40}")
 _BEFORE = r"[ \t|>*`\"-]{0,20}(?:spec_decode_)?"
 _LINE = re.compile(
-    r"(?:^|[,{\]] ?)"
-    + _BEFORE
-    + r"(?P<name>(?:[^\W\d_]|[#\[])[\w#%()/ .\]-]{1,48}?)\"?[ \t]{0,60}(?:=>|[:=\uff1a])"
+    rf"(?:^|[,{{\]] ?){_BEFORE}"
+    r"(?P<name>(?:[^\W\d_]|[#\[])[\w#%()/ .\]-]{1,48}?)\"?[ \t]{0,60}(?:=>|[:=\uff1a])"
     r"[ \t*\[]{0,60}(?P<value>\d{1,3}(?:[,'\u2019 \xa0\u2009\u202f]\d{3})++(?:\.\d{1,9})?(?![\d,])"
     r"|\d{1,9},\d{1,9}(?![\d.,])|\d{1,20}(?:\.\d{1,20})?)"
     r"(?P<percent>[ \t]?%)?(?=[\s,|`*\]}]|$)"
@@ -56,9 +55,8 @@ _LINE = re.compile(
 )
 _INDEX = re.compile(r"acceptance at token \d{1,4}|pos(?:ition)? \d{1,4}")
 _SIGN = re.compile(
-    r"[\n,{\]] ?"
-    + _BEFORE
-    + r"(?:n_drafted[ \t]{0,20}[=:]|draft_n:|(?:num_|(?:total|n)[ _])draft(?:ed)?[ _]tokens:"
+    rf"[\n,{{\]] ?{_BEFORE}"
+    r"(?:n_drafted[ \t]{0,20}[=:]|draft_n:|(?:num_|(?:total|n)[ _])draft(?:ed)?[ _]tokens:"
     r"|draft[ _]tokens\"?:"
     r"|num accepted token:|(?:average )?accept[ _]length\"?:|\[al\] average:|acc_length="
     r"|accpt len:|acceptance[ _]length\"?:)[ \t*]{0,60}\d",
@@ -72,18 +70,6 @@ _ALONE = re.compile(
     re.IGNORECASE,
 )
 """Also a part of a line of a log, which may be wrapped there, or two counts under each other."""
-_WORDS = (
-    *(
-        "n_drafted",
-        "draft_n:",
-        "drafted",
-        *(f"draft{a}tokens{b}:" for a in " _" for b in ('"', "")),
-    ),
-    *("num accepted token:", "accept_length", "[al] average:", "acc_length="),
-    *("accpt len:", "acceptance length", "acceptance_length", "mean al", "per-position acceptance"),
-    "accept len",
-)
-"""One of these is in what either finds, each after the end of a line."""
 _SHARES = re.compile(r"[\d., ]{1,8192}")
 _LONGEST_HEAD = 40
 """Characters before the first of several shares, which may say that they are percentages."""
@@ -93,13 +79,11 @@ _BACKEND, _NEAR = re.compile(r"(?i)\bbackend\"?[ \t]*:[ \t]*\"?(vllm|sglang)\b")
 
 def is_printed(text: str) -> bool:
     """Whether a text has such sums."""
-    if not any(map(text.lower().__contains__, _WORDS)):
-        return False  # which is far sooner known of a large text
-    text = f"\n{text}"
-    if _SIGN.search(text) is not None:
-        return True
-    is_whole = "metrics: " in text or "Decode batch" in text
-    return not is_whole and _ALONE.search(text) is not None
+    # whether it may is far sooner known of a large text
+    may_have = any(map(text.lower().__contains__, NAMES["sums"]["words"]))
+    is_whole, text = "metrics: " in text or "Decode batch" in text, f"\n{text}"
+    has_alone = not is_whole and may_have and _ALONE.search(text) is not None
+    return has_alone or (may_have and _SIGN.search(text) is not None)
 
 
 def read_printed(text: str, unread: list[str] | None = None) -> list[RecordedRequest]:

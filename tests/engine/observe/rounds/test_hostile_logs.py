@@ -94,8 +94,9 @@ def test_entries_are_the_same_wherever_a_log_is_cut() -> None:
 
     def read(step: int) -> list[object]:
         lines = LogLines()
-        parts = [lines.feed(text[at : at + step]) for at in range(0, len(text), step)]
-        return [(line[1], line[3]) for part in [*parts, lines.end()] for line in part]
+        parts = [lines.lines(text[at : at + step].encode()) for at in range(0, len(text), step)]
+        whole = b"".join([*parts, lines.last_lines()]).decode().split("\n")[:-1]
+        return [(line[1], line[3]) for one in whole for line in lines.placed(one)]
 
     whole = read(len(text))
     assert len(whole) > 100

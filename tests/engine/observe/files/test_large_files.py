@@ -1,0 +1,135 @@
+"""Large files give what small ones do, and no part of an import takes time by the square."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.analysis.acceptance.counts import DraftCounts
+from engine.analysis.findings.check import find
+from engine.foreign import as_json
+from engine.observe.files import log_run
+from engine.observe.files.importing import is_log
+from engine.observe.files.line_words import READ
+from engine.observe.files.log_run import fill_log
+from engine.observe.files.records import document
+from engine.observe.files.records.document import read_documents
+from engine.observe.files.records.printed import is_printed
+from engine.observe.files.records.readers import keys_in
+from engine.observe.rounds.log_words import has_entries
+from engine.observe.rounds.stream_rounds import Addition
+from engine.trace.store import TraceStore
+from tests.support.captures import load
+
+
+def test_each_sign_of_a_log_has_one_of_the_words() -> None:
+    for sign in READ["signs"]:
+        assert any(word in sign.replace("\\", "") for word in READ["words"]), sign
+
+
+ENTRIES = (
+    *("0.00.001.342 I srv: x", "12.00.001.342 E x", "slot release: id  0 | task 3 | x"),
+    *("llama_server: x", "eval time =   3.50 ms / 2", "draft acceptance rate = 0.5"),
+    *("draft acceptance= 1", "statistics draft-mtp: #calls(b) = 1", "- draft candidate 1"),
+)
+SUMS = (
+    *("n_drafted = 132", "draft_n: 3", "num_draft_tokens: 3", "total drafted tokens: 9"),
+    *('"draft_tokens": 7', "draft tokens: 7", "num accepted token: 4", "accept_length: 2"),
+    *("average accept length: 2", "[AL] average: 2", "acc_length=2", "accpt len: 2"),
+    *("Acceptance length: 2", "acceptance_length: 2", "| mean acceptance length = 2", "mean al: 2"),
+    *("per-position acceptance rate: 0.5", "accept len: 2", "drafted: 9\naccepted: 4"),
+    *("accepted: 4\ndrafted: 9", '{"a": 1, "draft_tokens": 7}', "spec_decode_draft_tokens: 7"),
+)
+
+
+@pytest.mark.parametrize(
+    ("knows", "line"),
+    [*((has_entries, one) for one in ENTRIES), *((is_printed, one) for one in SUMS)],
+)
+def test_what_is_known_of_a_line_is_known_of_a_text_with_it(
+    knows: Callable[[str], bool], line: str
+) -> None:
+    assert all(map(knows, (line, f"x\n{line}", f"{'y' * 999}\n{line}\nz")))
+    assert not knows(line.translate(dict.fromkeys(map(ord, "0123456789#:_= "), "x")))
+
+
+def test_a_log_is_known_where_its_lines_were_wrapped() -> None:
+    line = "(Worker pid=1) INFO Decode batch. #running-req: 1, accept len: 2.00, cuda graph: True"
+    assert is_log(line) and is_log(f"{line[:55]}\n{line[55:]}\n{'x' * 55}\n")
+
+
+def test_values_are_the_same_after_the_first_line_as_in_it() -> None:
+    members = "draft_n : 3\npredicted_n : 4\n"
+    assert as_json(members) == '"draft_n": 3\n"predicted_n": 4\n'
+    assert as_json(f"x\n{members}") == f"x\n{as_json(members)}"
+    for text in ("{a: 1}", "llm | {\nllm |  'a': 1\nllm | }", "> {\n> 'a': 1}"):
+        assert json.loads(as_json(text)) == {"a": 1}
+    assert json.loads(as_json('[1, // one\n{"a": "http://b/c, ]"},]')) == [
+        1,
+        {"a": "http://b/c, ]"},
+    ]
+    url = '{"a": "http://b//c"}'
+    assert as_json(url) == url
+
+
+def test_keys_are_those_of_objects() -> None:
+    data = rb'{"draft_n" : 1, "a.b": "k", "text": "\"inner\": 2", "x": ["y"]}'
+    assert keys_in(data) == {"draft_n", "a.b", "text"}
+
+
+def _chunk(number: int, n: int, **more: Any) -> dict[str, Any]:
+    choice = {"index": 0, "delta": {"content": f"t{n}"}, "token_ids": [n]}
+    return {"id": f"c-{number}", "model": "m", "choices": [choice]} | more
+
+
+def test_objects_are_the_same_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    events = [_chunk(i, n) for i in range(3) for n in range(9)]
+    whole = [{"content": "x" * n, "tokens": list(range(n)), "stop": True} for n in range(40)]
+    lines = "\n".join(map(json.dumps, [*events, *whole]))
+    texts = (lines, json.dumps(whole), "".join(f"data: {json.dumps(one)}\n\n" for one in events))
+    before = [read_documents(text.encode(), "x") for text in texts]
+    monkeypatch.setattr(document, "_AT_ONCE", 50)
+    for text, known in zip(texts, before, strict=True):
+        assert repr(read_documents(text.encode(), "x")) == repr(known)
+    added = [one for _, one in before[0][0] if isinstance(one, Addition)]
+    assert len(added) == 3 * 7
+    assert [(one.content, one.tokens, one.token_id) for one in added[:2]] == [
+        ("t1", (1,), None),
+        ("t2", (2,), None),
+    ]
+
+
+def _rows(store: TraceStore) -> list[Any]:
+    return [[t.row(i) for i in range(len(t))] for t in (store.rounds, store.drafts)]
+
+
+def test_rounds_are_the_same_written_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for size in (1 << 16, 7):
+        monkeypatch.setattr(log_run, "_AT_ONCE", size)
+        fill_log(store := TraceStore(), load("light-log").log, "light")
+        found.append(_rows(store))
+    assert found[0] == found[1] and len(found[0][0]) > 400
+
+
+def test_rows_of_a_table_are_compared_in_linear_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    n, looked_at, only = 400, [0], DraftCounts.only
+
+    def counted(self: DraftCounts, rows: np.ndarray) -> DraftCounts:
+        found = only(self, rows)
+        looked_at[0] += len(found.n)
+        return found
+
+    monkeypatch.setattr(DraftCounts, "only", counted)
+    sums = {"num_draft_tokens": 300, "num_accepted_draft_tokens": 200}
+    requests = [{"seq_ids": [i], "told": dict(sums)} for i in range(n)]
+    requests[7]["told"] = sums | {"num_accepted_draft_tokens": 2}
+    store = TraceStore()
+    store.begin_run({"record": {"file": "x", "shape": "benchmark"}, "requests": requests})
+    (finding,) = find(store)
+    assert "In row 8 2 of 300 drafted tokens" in finding.message
+    assert looked_at[0] < 9 * n
