@@ -57,6 +57,7 @@ from engine.trace.prompt_reuse import processed_lines, reused_text
 from engine.trace.records import EMITTED_KINDS, GHOST_KINDS
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
+from engine.trace.writer import TraceWriter
 
 if TYPE_CHECKING:
     from engine.conversation.conversation import Conversation
@@ -301,6 +302,8 @@ def run_turns(
     finally:
         if args.trace is not None and trace.runs:
             with signals_wait():
+                for run_id in trace.runs:  # a signal may come before a turn is held
+                    TraceWriter(trace, run_id).end(["stopped"])
                 export(trace, args.trace, session.content)
     turns = list(conversation.tree.turns.values())
     if args.json:

@@ -141,8 +141,11 @@ def is_log(text: str) -> bool:
 
 
 def _has_lines(text: str) -> bool:
-    may_have = any(map(text.__contains__, READ["words"]))
-    return has_entries(text) or (may_have and SIGNS.search(text) is not None)
+    return has_entries(text) or _has_sums(text)
+
+
+def _has_sums(text: str) -> bool:
+    return any(map(text.__contains__, READ["words"])) and SIGNS.search(text) is not None
 
 
 def rejoined(text: str) -> str:
@@ -359,7 +362,7 @@ def import_file(
         return records.fill(store, data, file, kind if name else None)
     text = rejoined("".join(texts_of([data])))
     of_log: list[int] = []
-    if name is None and has_sums(text):  # lines of a server around the sums
+    if name is None and _has_sums(text):  # lines of a server around the sums
         with suppress(TraceFileError):
             of_log = fill_log(store, text, file)
     return of_log + records.fill(store, text.encode("utf-8", "surrogatepass"), file, kind)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from app.cli import run
+from app.cli.output import Interrupted
 from engine.conversation.turns import TurnTree
 from engine.trace.reopen import open_trace
 from tests.app.cli.conftest import ROOT, Outcome
@@ -49,6 +52,19 @@ def test_recorded_and_new_answers(cli: Cli, turns: Path, tmp_path: Path) -> None
     assert "2 turns: " in text and "as recorded" not in text
     control = cli(*words, "--no-cache-prompt").out
     assert "no prompt cache" in control
+
+
+def test_a_turn_that_a_signal_kept_from_its_first_round_has_an_end(
+    cli: Cli, turns: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def comes(*_: object) -> None:
+        raise Interrupted(signal.SIGTERM)
+
+    monkeypatch.setattr(run, "record", comes)
+    words = ["run", MTP, "--turns", turns, *WORDS, "--trace", tmp_path / "out"]
+    assert cli(*words).status == 128 + signal.SIGTERM
+    (facts,) = open_trace(tmp_path / "out").runs.values()
+    assert facts.stops == ["stopped"]
 
 
 def test_what_goes_not_together(cli: Cli, turns: Path) -> None:
