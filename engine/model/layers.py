@@ -130,7 +130,7 @@ class OutputHead:
         reader: StreamReader | None = None,
     ) -> None:
         self.norm, self.reader = norm, reader
-        self._normed = layer_norm if centred else rms_norm
+        self._centred = centred
         self.projection = projection
         self._n_vocab = n_vocab
         self.eps = eps
@@ -158,7 +158,9 @@ class OutputHead:
         return self._after_norm(self.reader(streams, invariant=invariant))[0]
 
     def _after_norm(self, x: Tensor) -> Tensor:
-        return x if self.norm is None else self._normed(x, self.norm, self.eps)
+        if self.norm is None:
+            return x
+        return (layer_norm if self._centred else rms_norm)(x, self.norm, self.eps)
 
     def scaled(self, logits: Tensor) -> Tensor:
         """Results of the projection, [n, any of the vocabulary], as logits."""

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
+from operator import add
 
 from engine.audit.draft_models import Candidates
 from engine.audit.recorded_drafts import RecordedDraft
@@ -18,7 +19,7 @@ draft."""
 N_BEFORE = 64
 """Tokens that candidates may depend on, as llama.cpp's penalties do."""
 _SHOWS_SHIFT, _N_PARTS = 0.8, 4
-_PENALTIES, _REACHES = (1.1, 1.2, 1.35, 1.5, 1.8, 2.2), (N_BEFORE, 24)
+_PENALTIES, _REACHES = (1.1, 1.25, 1.35, 1.5, 1.75, 2.0, 2.5), (N_BEFORE, 24)
 _BIASES = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0)
 
 
@@ -51,9 +52,12 @@ def of_choice() -> Iterator[tuple[str, Change]]:
         about = f"the candidate of rank {rank + 1} is drafted, not the best one"
         yield about, partial(_from_rank, rank)
     yield "no token is drafted twice in a row", lambda row, text: _without({*text[-1:]}, row, text)
-    for factor, n in product(_PENALTIES, _REACHES):
-        about = f"candidates in the last {n} tokens are penalised, by about {factor:g}"
-        yield about, partial(_penalised, factor, n)
+    weaker: dict[str, Callable[[float], float]] = {}
+    for x in _PENALTIES:
+        weaker[f"penalised, by about {x:g}"] = partial(_divided, x)
+        weaker[f"lowered by {2 * x - 2:g} or so (presence penalty)"] = partial(add, 2 - 2 * x)
+    for (how, change), n in product(weaker.items(), _REACHES):
+        yield f"candidates in the last {n} tokens are {how}", partial(_penalised, change, n)
     about = f"no token of the last {N_BEFORE} is drafted"
     yield about, lambda row, text: _without({*text}, row, text)
 
@@ -127,14 +131,16 @@ def _without(tokens: Collection[int], row: Candidates, _: Sequence[int]) -> Cand
     return {token: value for token, value in row.items() if token not in tokens}
 
 
-def _penalised(factor: float, n: int, row: Candidates, text: Sequence[int]) -> Candidates:
+def _divided(factor: float, value: float) -> float:
     """As llama.cpp's repeat penalty."""
+    return value / factor if value > 0 else value * factor
+
+
+def _penalised(
+    change: Callable[[float], float], n: int, row: Candidates, text: Sequence[int]
+) -> Candidates:
     seen = {*text[-n:]}
-    found = {
-        token: value if token not in seen else value / factor if value > 0 else value * factor
-        for token, value in row.items()
-    }
-    return _sorted(found)
+    return _sorted({t: change(value) if t in seen else value for t, value in row.items()})
 
 
 def _favoured(token: int, bias: float, row: Candidates, _: Sequence[int]) -> Candidates:

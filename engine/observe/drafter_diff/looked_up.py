@@ -321,7 +321,7 @@ class LookedUp:
         for at in range(1, len(text) - 1):
             if text[at : at + 2] == drafted and text[at - 1] == text[-1]:
                 return "what follows another occurrence of the n-gram is copied"
-        return "what is drafted does not follow the newest token anywhere in the text"
+        return _FOREIGN
 
     @property
     def _may_be_cut(self) -> bool:

@@ -268,6 +268,7 @@ def _ways(a: int, d: int) -> dict[str, Counts]:
         "all drafted tokens as accepted": (d, d),
         "drafts, not their tokens": (a, min(d, 1)),
         "accepted and drafted tokens twice": (2 * a, 2 * d),
+        "all accepted tokens but one": (max(0, a - 1), d),
         "no accepted tokens": (0, d),
         **{
             f"no more than {n} accepted token{'s' * (n > 1)} of a round": (min(a, n), d)

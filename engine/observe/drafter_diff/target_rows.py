@@ -100,7 +100,7 @@ class TextRows:
     ) -> Iterator[tuple[str, TargetRows, Sequence[int] | None]]:
         """What may be wrong with all rows, these rows, and the layers that are read of them.
         orders: other ones of its layers."""
-        rows, taps, taken = self.rows, self.taps, self.rows.taps
+        rows, taps = self.rows, self.taps
         for what, change in (MOVED | CHANGES).items():
             yield f"the target's rows are {what}", mapped(rows, change), None
             for tap in taps:
@@ -129,9 +129,7 @@ class TextRows:
             layers = [tap + by for tap in taps]
             if layers and layers == [layer for layer in layers if layer in rows.taps]:
                 yield f"rows are of layers {how}", rows, layers
-        added = {
-            i: x - before for i, x in taken.items() if (before := taken.get(i - 1)) is not None
-        }
+        added = {i: x - rows.taps[i - 1] for i, x in rows.taps.items() if i - 1 in rows.taps}
         if taps and {*taps} <= added.keys():
             about = "rows are what each layer adds to the one before it, not their sum"
             yield about, TargetRows(rows.hidden, added), None

@@ -48,7 +48,7 @@ def other_values(x: Any, is_weight: bool) -> Iterator[tuple[str, Callable[..., A
         yield "as about the square root of it", math.sqrt
     elif x in _GATES:
         for other in (one for one in _GATES if one is not x):
-            yield f"as {other.__name__}, not {x.__name__}", partial(_other_one, other)
+            yield f"as {other.__name__}, not {x.__name__}", lambda _, other=other: other
     elif isinstance(x, list | tuple) and len(x) > 1 and all(map(is_floats, x)):
         yield "in reverse order", lambda x: x[::-1]
         for i in range(len(x)):
@@ -82,10 +82,6 @@ def other_values(x: Any, is_weight: bool) -> Iterator[tuple[str, Callable[..., A
 
 _GATES = (swiglu, geglu)
 """What a feed-forward part may do with its two halves."""
-
-
-def _other_one(other: Any, _: Any) -> Any:
-    return other
 
 
 def is_floats(x: Any) -> bool:
@@ -178,16 +174,12 @@ _DIGITS, _BASES = (1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 16.0), (1,
 
 def _other_angles(own: RopeConfig) -> Iterator[tuple[str, RopeConfig]]:
     """Those that turn otherwise, of those that turn alike the first."""
-    seen = {_turns(own)}
-    for about, config in _scaled(own):
-        if (turns := _turns(config)) not in seen:
-            seen.add(turns)
+    seen = set[str]()
+    for about, config in (("", own), *_scaled(own)):
+        turns = " ".join(f"{x:.3g}" for x in (config.magnitude, *config.inverse_frequencies()))
+        if about and turns not in seen:
             yield about, config
-
-
-def _turns(config: RopeConfig) -> tuple[str, ...]:
-    """Angles of pairs and their magnitude, rounded."""
-    return tuple(f"{x:.3g}" for x in (config.magnitude, *config.inverse_frequencies()))
+        seen.add(turns)
 
 
 def _scaled(own: RopeConfig) -> Iterator[tuple[str, RopeConfig]]:

@@ -29,6 +29,8 @@ def test_ranks_and_penalties() -> None:
     (change,) = (change for words, change in of_choice() if weaker.format(64, 1.35) in words)
     assert list(change(_ROW, [3, 9])) == [7, 5, 3, 9]
     assert change(_ROW, [9])[9] == -1.35
+    lower = "last 64 tokens are lowered by {} or so (presence"
+    assert _best(lower.format(0.5), [7]) == 7 and _best(lower.format(1.5), [7]) == 3
 
 
 def test_wrong_maps_of_ids() -> None:

@@ -23,6 +23,7 @@ def _ends(number: str, n_min: int = 0) -> list[DraftEnd]:
             "product": np.cumprod(share),
             "before": [1, *share[:-1]],
             "later": [1, *share[1:]],
+            "sent": [share[0], *share[:-1]],
             "of all": all_of[:, 0] / all_of.sum(1),
         }[number]
         n = next((i for i, one in enumerate(value) if one < _P_MIN), 5)
@@ -35,6 +36,7 @@ def _ends(number: str, n_min: int = 0) -> list[DraftEnd]:
     [
         ("product", "the product of all of a draft"),
         ("before", "that of the token before"),
+        ("sent", "after that was sent, too"),
         ("later", "but for the first token of a draft"),
         ("of all", "over the whole vocabulary"),
     ],
