@@ -17,9 +17,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from PySide6.QtCore import QLockFile, QObject, QTimer, Signal
+from PySide6.QtCore import QLockFile, QObject, Signal
 
 from app.engine_thread.events import TraceMark, failure, mark_of
+from app.engine_thread.feed import timer
 from app.engine_thread.jobs.files import ExportTrace, SaveTrace
 from app.engine_thread.worker import SideJob
 from app.saved.errors import log
@@ -80,17 +81,9 @@ class Autosave(QObject):
         self._job: SaveTrace | None = None
         self.problem: DraftscopeError | None = None
         """Why nothing could be saved the last time."""
-        self._timer = QTimer(self)
-        self._timer.setInterval(PERIOD_MS)
-        self._timer.timeout.connect(self.save)
-        self._soon, self._early = QTimer(self), QTimer(self)
-        for timer, wait_ms, does in (
-            (self._soon, SOON_MS, self._save_at_rest),
-            (self._early, EARLY_MS, self.save),
-        ):
-            timer.setInterval(wait_ms)
-            timer.setSingleShot(True)
-            timer.timeout.connect(does)
+        self._timer = timer(self, self.save, PERIOD_MS)
+        self._soon = timer(self, self._save_at_rest, SOON_MS, once=True)
+        self._early = timer(self, self.save, EARLY_MS, once=True)
         self._posted.connect(self._receive)
 
     def start(self) -> None:

@@ -9,7 +9,7 @@ from PySide6.QtCore import QPoint, QSize, Qt, Signal
 from PySide6.QtGui import QAction, QResizeEvent, QWheelEvent
 from PySide6.QtWidgets import QLabel, QMenu, QStackedWidget, QWidget
 
-from app.engine_thread.feed import Pacer
+from app.engine_thread.feed import Pacer, timer
 from app.looks import Theme
 from app.panels.tokens.end_card import EndCard
 from app.panels.tokens.sequence_panels import NARROW, SequencePanel, SequencePanels
@@ -18,7 +18,7 @@ from app.panels.tokens.token_hits import FindBar, Term, find_hits, neighbour_hit
 from app.trace_models.run_facts import engine_name, has_no_client, is_ours
 from app.trace_models.run_rows import Position, RunRange
 from app.trace_models.token_stream import RunStreams, TokenStream
-from app.widgets.build import made, timer, vbox
+from app.widgets.build import made, vbox
 from app.widgets.empty_state import EmptyState
 from app.widgets.legend import TokenLegend
 from engine.report.run import why_it_ended
