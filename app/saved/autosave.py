@@ -103,9 +103,10 @@ class Autosave(QObject):
         """Where a trace is saved."""
         return self._copy(store).folder
 
-    def take(self, store: TraceStore, folder: Path) -> None:
-        """Know a trace of an earlier session, which is in this folder as a whole."""
-        self._copies[store] = _SavedTrace(folder, saved=mark_of(store), is_earlier=True)
+    def take(self, store: TraceStore) -> None:
+        """Know a trace of an earlier session, whose rows are on disk."""
+        assert store.rows_in is not None
+        self._copies[store] = _SavedTrace(store.rows_in, saved=mark_of(store), is_earlier=True)
 
     def note_reading(self, store: TraceStore) -> None:
         """Remember that a trace has been read from its folder, and holds what is there."""
@@ -138,12 +139,12 @@ class Autosave(QObject):
         copy = self._copy(run.store)
         if copy.saved is not None and not self.is_writing:
             change_facts(copy.folder, {run.run_id: run.facts.pick(fact)})
-        elif run.store.has_rows:
+        elif run.store.rows_in is None:
             copy.saved = None
 
     def _mark(self, store: TraceStore) -> TraceMark | None:
         """How much a trace holds; of one whose rows are not in memory, how much was saved."""
-        is_known = store.has_rows and store.size()
+        is_known = store.rows_in is None and store.size()
         return mark_of(store) if is_known else self._copy(store).saved
 
     def note_export(self, export: ExportTrace) -> None:
@@ -324,13 +325,13 @@ def read_saved(folder: Path) -> ModelRuns | None:
     store = TraceStore()
     store.runs.update(session.runs)
     store.more_facts = session.more
-    store.let_go_of_rows()
+    store.let_go_of_rows(folder)
     if store.runs and all(notes_of(facts).deleted for facts in store.runs.values()):
         return None
     cut = tuple(RunRef(store, i) for i, facts in store.runs.items() if facts.stops is None)
     for run in cut:
         run.facts.stops = [INTERRUPTED]
-    return ModelRuns(source_of(store), store, False, folder, True, cut)
+    return ModelRuns(source_of(store), store, False, True, cut)
 
 
 def source_of(store: TraceStore) -> str:

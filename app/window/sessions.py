@@ -286,9 +286,8 @@ class Sessions(QObject):
 
     def _receive(self, event: ModelRuns | DamagedTrace | ReadLibrary) -> None:
         if isinstance(event, ModelRuns) and self.autosave is not None:
-            assert event.on_disk is not None
             self._n_interrupted += len(event.interrupted)
-            self.autosave.take(event.store, event.on_disk)
+            self.autosave.take(event.store)
             with suppress(DraftscopeError):  # it is reported again at the next start
                 for run in event.interrupted:
                     self.autosave.note_facts(run, "stops")
