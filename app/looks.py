@@ -23,17 +23,11 @@ from PySide6.QtGui import (
 from PySide6.QtSvg import QSvgRenderer
 from PySide6.QtWidgets import (
     QAbstractScrollArea,
-    QAbstractSpinBox,
     QApplication,
-    QCheckBox,
-    QComboBox,
-    QLineEdit,
     QProxyStyle,
-    QPushButton,
     QStyle,
     QStyleOption,
     QTabBar,
-    QToolButton,
     QToolTip,
     QWidget,
 )
@@ -237,7 +231,6 @@ class _FrontTab(QProxyStyle):
 
 
 _FRAME = 2
-_FIELDS = QPushButton, QToolButton, QCheckBox, QComboBox, QAbstractSpinBox, QLineEdit, QTabBar
 
 
 class FocusFrame(QWidget):
@@ -279,5 +272,6 @@ def frame_focus(before: QWidget | None, now: QWidget | None, theme: Theme) -> No
     if now is None or now.window().windowType() == Qt.WindowType.Popup:
         return
     by_key = QApplication.mouseButtons() == Qt.MouseButton.NoButton
-    if isinstance(now, QAbstractScrollArea) or (by_key and isinstance(now, _FIELDS)):
+    is_stop = bool(now.focusPolicy() & Qt.FocusPolicy.TabFocus)
+    if isinstance(now, QAbstractScrollArea) or (by_key and is_stop):
         FocusFrame(now, theme)

@@ -19,6 +19,18 @@ PACED_SHARE = 0.015
 _LONGEST_MS = 1000
 
 
+def timer(
+    parent: QObject, does: Callable[[], object], ms: int = 0, *, once: bool = False
+) -> QTimer:
+    """A timer that is not started. once: it ends with its first call. ms: between two calls, 0 for
+    what start() is given."""
+    found = QTimer(parent)
+    found.setInterval(ms)
+    found.setSingleShot(once)
+    found.timeout.connect(does)
+    return found
+
+
 class Pacer(QObject):
     """Calls a function when asked, but no more often than every `period_ms`, nor so often that it
     would take more than its PACED_SHARE of the time (as long as it is called once a second).
@@ -32,10 +44,8 @@ class Pacer(QObject):
         self._wait = period_ms
         self._since = QElapsedTimer()
         self._begun = 0.0
-        self._timer, self._painted = QTimer(self), QTimer(self)
-        for timer, does in ((self._timer, self.now), (self._painted, self._count)):
-            timer.setSingleShot(True)
-            timer.timeout.connect(does)
+        self._timer = timer(self, self.now, once=True)
+        self._painted = timer(self, self._count, once=True)
 
     def ask(self) -> None:
         if self._timer.isActive():
@@ -111,10 +121,8 @@ class Feed(QObject):
         self._size_shown = -1
         self._told = 0.0
         self._begun = 0.0
-        self._timer, self._painted = QTimer(self), QTimer(self)
-        self._timer.timeout.connect(self._tick)
-        self._painted.setSingleShot(True)
-        self._painted.timeout.connect(self._pace)
+        self._timer = timer(self, self._tick)
+        self._painted = timer(self, self._pace, once=True)
 
     def add(self, views: Sequence[TraceView]) -> None:
         """Refresh these views too, and show them the run and the position on show."""

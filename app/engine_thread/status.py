@@ -92,7 +92,6 @@ class EngineStatus(QObject):
         self.reading_results = False
         self.n_shown = 0
         """How often something came on show."""
-        self._on_disk: dict[TraceStore, Path] = {}
         """Traces whose rows are not in memory, and what they are read from."""
         self._requests: dict[RunRef, RunRequest] = {}
         """What runs of the trace in use were asked for."""
@@ -249,25 +248,15 @@ class EngineStatus(QObject):
     def listed(self) -> list[ModelRuns]:
         """All runs at hand: those of earlier sessions, of this one, and of opened traces."""
         opened = [ModelRuns(folder.name, store) for store, folder in self.opened.items()]
-        return [
-            replace(runs, on_disk=self._on_disk.get(runs.store))
-            for runs in (*self.earlier, *self.recorded, *opened)
-        ]
+        return [*self.earlier, *self.recorded, *opened]
 
     def add_earlier(self, runs: ModelRuns) -> None:
         """List the runs of an earlier session; their rows are on disk."""
-        assert runs.on_disk is not None
         self.earlier.append(runs)
-        self._on_disk[runs.store] = runs.on_disk
         self.listed_changed.emit()
-
-    def folder_of_rows(self, store: TraceStore) -> Path | None:
-        """Where the rows of a trace are that is on disk alone, None if they are in memory."""
-        return self._on_disk.get(store)
 
     def take_rows(self, store: TraceStore, rows: TraceStore) -> None:
         """Bring the rows of a trace back into memory."""
-        self._on_disk.pop(store, None)
         store.take_rows(rows)
         self.listed_changed.emit()
         self.rows_read.emit(store)
@@ -275,6 +264,5 @@ class EngineStatus(QObject):
     def let_go_of_rows(self, store: TraceStore, folder: Path) -> None:
         """Keep the rows of a trace on disk alone, where they are as a whole."""
         assert store is not self.session_store
-        self._on_disk[store] = folder
-        store.let_go_of_rows()
+        store.let_go_of_rows(folder)
         self.listed_changed.emit()

@@ -17,9 +17,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from PySide6.QtCore import QLockFile, QObject, QTimer, Signal
+from PySide6.QtCore import QLockFile, QObject, Signal
 
 from app.engine_thread.events import TraceMark, failure, mark_of
+from app.engine_thread.feed import timer
 from app.engine_thread.jobs.files import ExportTrace, SaveTrace
 from app.engine_thread.worker import SideJob
 from app.saved.errors import log
@@ -80,17 +81,9 @@ class Autosave(QObject):
         self._job: SaveTrace | None = None
         self.problem: DraftscopeError | None = None
         """Why nothing could be saved the last time."""
-        self._timer = QTimer(self)
-        self._timer.setInterval(PERIOD_MS)
-        self._timer.timeout.connect(self.save)
-        self._soon, self._early = QTimer(self), QTimer(self)
-        for timer, wait_ms, does in (
-            (self._soon, SOON_MS, self._save_at_rest),
-            (self._early, EARLY_MS, self.save),
-        ):
-            timer.setInterval(wait_ms)
-            timer.setSingleShot(True)
-            timer.timeout.connect(does)
+        self._timer = timer(self, self.save, PERIOD_MS)
+        self._soon = timer(self, self._save_at_rest, SOON_MS, once=True)
+        self._early = timer(self, self.save, EARLY_MS, once=True)
         self._posted.connect(self._receive)
 
     def start(self) -> None:
@@ -110,9 +103,10 @@ class Autosave(QObject):
         """Where a trace is saved."""
         return self._copy(store).folder
 
-    def take(self, store: TraceStore, folder: Path) -> None:
-        """Know a trace of an earlier session, which is in this folder as a whole."""
-        self._copies[store] = _SavedTrace(folder, saved=mark_of(store), is_earlier=True)
+    def take(self, store: TraceStore) -> None:
+        """Know a trace of an earlier session, whose rows are on disk."""
+        assert store.rows_in is not None
+        self._copies[store] = _SavedTrace(store.rows_in, saved=mark_of(store), is_earlier=True)
 
     def note_reading(self, store: TraceStore) -> None:
         """Remember that a trace has been read from its folder, and holds what is there."""
@@ -145,12 +139,12 @@ class Autosave(QObject):
         copy = self._copy(run.store)
         if copy.saved is not None and not self.is_writing:
             change_facts(copy.folder, {run.run_id: run.facts.pick(fact)})
-        elif run.store.has_rows:
+        elif run.store.rows_in is None:
             copy.saved = None
 
     def _mark(self, store: TraceStore) -> TraceMark | None:
         """How much a trace holds; of one whose rows are not in memory, how much was saved."""
-        is_known = store.has_rows and store.size()
+        is_known = store.rows_in is None and store.size()
         return mark_of(store) if is_known else self._copy(store).saved
 
     def note_export(self, export: ExportTrace) -> None:
@@ -331,13 +325,13 @@ def read_saved(folder: Path) -> ModelRuns | None:
     store = TraceStore()
     store.runs.update(session.runs)
     store.more_facts = session.more
-    store.let_go_of_rows()
+    store.let_go_of_rows(folder)
     if store.runs and all(notes_of(facts).deleted for facts in store.runs.values()):
         return None
     cut = tuple(RunRef(store, i) for i, facts in store.runs.items() if facts.stops is None)
     for run in cut:
         run.facts.stops = [INTERRUPTED]
-    return ModelRuns(source_of(store), store, False, folder, True, cut)
+    return ModelRuns(source_of(store), store, False, True, cut)
 
 
 def source_of(store: TraceStore) -> str:

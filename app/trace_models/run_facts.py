@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -87,15 +86,13 @@ OURS = "draftscope"
 class ModelRuns:
     """The trace that takes the runs of a model. in_use: the model is the one that is open.
 
-    on_disk: where its rows are, in case they are not in memory: of the runs no more than the facts
-    is known then. is_earlier: an earlier session recorded them. interrupted: those that went on
+    is_earlier: an earlier session recorded them. interrupted: those that went on
     when their window ended; what is in the folder does not say so yet.
     """
 
     model: str
     store: TraceStore
     in_use: bool = False
-    on_disk: Path | None = None
     is_earlier: bool = False
     interrupted: tuple[RunRef, ...] = ()
 
@@ -162,9 +159,9 @@ def run_origin(facts: RunFacts) -> str:
     return name.removesuffix(".gguf") if is_ours(facts) and name else engine_name(facts)
 
 
-def run_row(run: RunRef, model: str = "", *, on_disk: bool = False) -> RunRow:
-    """Read a run's facts and figures as they are now; on_disk: the rows are not in memory."""
-    facts = run.facts
+def run_row(run: RunRef, model: str = "") -> RunRow:
+    """Read a run's facts and figures as they are now."""
+    facts, on_disk = run.facts, run.store.rows_in is not None
     stops = facts.stops  # before the figures: if the run had ended, they are final
     notes = notes_of(facts)
     numbers = (

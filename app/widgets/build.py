@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from PySide6.QtCore import QEvent, QObject, QPoint, Qt, QTimer, SignalInstance
+from PySide6.QtCore import QEvent, QPoint, Qt, SignalInstance
 from PySide6.QtGui import QAction, QHelpEvent, QKeySequence, QPalette, QShortcut
 from PySide6.QtWidgets import (
     QBoxLayout,
@@ -86,18 +86,6 @@ def scrolling(area: QScrollArea, page: QWidget, name: str = "") -> QScrollArea:
     area.setWidgetResizable(True)
     area.setWidget(page)
     return area
-
-
-def timer(
-    parent: QObject, does: Callable[[], object], ms: int = 0, *, once: bool = False
-) -> QTimer:
-    """A timer that is not started. once: it ends with its first call. ms: between two calls, 0 for
-    what start() is given."""
-    found = QTimer(parent)
-    found.setInterval(ms)
-    found.setSingleShot(once)
-    found.timeout.connect(does)
-    return found
 
 
 def words(

@@ -10,9 +10,9 @@ from PySide6.QtCore import QByteArray, QObject, Qt, QTimer
 from PySide6.QtGui import QFontDatabase, QGuiApplication
 from PySide6.QtWidgets import QApplication, QWidget
 
+from app.engine_thread.feed import timer
 from app.looks import Theme, apply_theme, frame_focus
 from app.saved.settings import TEXT_ZOOMS, THEME_CHOICES, Settings
-from app.widgets.build import timer
 from app.window.dock_area import LAYOUTS
 from app.window.panels import Panels
 from engine.trace.run_ref import RunRef

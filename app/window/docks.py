@@ -27,8 +27,9 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from app.engine_thread.feed import timer
 from app.looks import Theme, icon
-from app.widgets.build import made, timer
+from app.widgets.build import made
 from app.widgets.fields import WheelGuard
 from app.widgets.fitted_labels import LowPanel
 from app.window.dock_area import (

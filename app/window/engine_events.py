@@ -19,19 +19,12 @@ from app.trace_models.server_facts import known_facts, server_name
 from app.trace_models.shown_text import in_window
 from app.window.banner import Banner
 from app.window.dock_area import DOCK_OF
-from app.window.panels import Panels
+from app.window.panels import NOT_READY, Panels
 from engine.analysis.breaks import BreakHit
 from engine.errors import DraftscopeError
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 from resources import DEMO_TARGET
-
-_NOT_READY = {
-    State.EMPTY: "Open a model first.",
-    State.INSPECTED: "The model is not loaded: Load weights in the Model panel (Ctrl+1) does that.",
-    State.LOADING: "The model is being loaded.",
-}
-"""Why nothing can run."""
 
 
 class EngineNews(QObject):
@@ -87,7 +80,7 @@ class EngineNews(QObject):
             state is not State.LOADING and not self._bridge.has_run and self._bridge.server is None
         )
         panels.conversation.set_ready(self._why_no_turn(state))
-        panels.tokens.set_ready(_NOT_READY.get(state, ""))
+        panels.tell_kept()
         self._show_model_text()
         self._tell_of_run_behind()
 
@@ -96,7 +89,7 @@ class EngineNews(QObject):
             return "A server's memory cannot be looked into: open the model's file."
         if state in (State.RUNNING, State.PAUSED):
             return "A run goes on; Stop (Shift+F5) ends it."
-        return _NOT_READY.get(state, "")
+        return NOT_READY.get(state, "")
 
     # -- servers ---------------------------------------------------------------------------
 

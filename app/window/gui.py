@@ -13,9 +13,9 @@ from PySide6.QtCore import QCoreApplication, QEvent, QObject, Signal
 from PySide6.QtWidgets import QApplication, QWidget
 
 from app.engine_thread.bridge import Bridge
+from app.engine_thread.feed import timer
 from app.saved.errors import ErrorCatcher
 from app.saved.settings import Settings, data_folder
-from app.widgets.build import timer
 from app.window.window import MainWindow
 from engine.compare.memory_script import MemoryScript
 from engine.compare.scenario import Scenario, scenarios

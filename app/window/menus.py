@@ -84,11 +84,7 @@ class PlotsMenu(QMenu):
     def __init__(self, actions: Actions) -> None:
         super().__init__("Pl&ots")
         self.setToolTipsVisible(True)
-        for entry in _PLOTS:
-            if entry == SEPARATOR:
-                self.addSeparator()
-            else:
-                self.addAction(actions[entry])
+        _fill(self, _PLOTS, actions.__getitem__)
 
 
 def make_menus(
@@ -105,26 +101,23 @@ def make_menus(
     panels.addActions([actions[spec.id] for spec in PANELS])
     for menu in (themes, layouts, panels):
         menu.setToolTipsVisible(True)
-    submenus = {
-        "menu.panels": panels,
-        "menu.recent": recent,
-        "menu.theme": themes,
-        "menu.layout": layouts,
-        "menu.plots": plots,
-    }
-    menus: list[QMenu] = [*submenus.values()]
+    menus: list[QMenu] = [panels, recent, themes, layouts, plots]
+    names = "panels", "recent", "theme", "layout", "plots"
+    in_bar = {f"menu.{name}": menu.menuAction() for name, menu in zip(names, menus, strict=True)}
     for title, entries in MENUS:
         menu = bar.addMenu(title)
         menus.append(menu)
         menu.setToolTipsVisible(True)
-        for entry in entries:
-            if entry == SEPARATOR:
-                menu.addSeparator()
-            elif entry in submenus:
-                menu.addMenu(submenus[entry])
-            else:
-                menu.addAction(actions[entry])
+        _fill(menu, entries, lambda name: in_bar.get(name) or actions[name])
     return menus
+
+
+def _fill(bar: QMenu | QToolBar, entries: Sequence[str], find: Callable[[str], QAction]) -> None:
+    for entry in entries:
+        if entry == SEPARATOR:
+            bar.addSeparator()
+        else:
+            bar.addAction(find(entry))
 
 
 class FlatToolBar(QToolBar):
@@ -148,11 +141,7 @@ def make_toolbar(actions: Actions) -> QToolBar:
     bar.setMovable(False)
     bar.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextBesideIcon)
     bar.toggleViewAction().setEnabled(False)
-    for entry in TOOLBAR:
-        if entry == SEPARATOR:
-            bar.addSeparator()
-        else:
-            bar.addAction(actions[entry])
+    _fill(bar, TOOLBAR, actions.__getitem__)
     space = QWidget()
     space.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
     bar.addWidget(space)

@@ -10,6 +10,7 @@ from PySide6.QtWidgets import QStackedWidget, QWidget
 
 from app.actions import Actions
 from app.engine_thread.bridge import Bridge
+from app.engine_thread.events import State
 from app.engine_thread.feed import Feed
 from app.looks import Theme
 from app.panels.conversation.conversation_view import ConversationView
@@ -37,6 +38,14 @@ if TYPE_CHECKING:
     from app.window.plot_group import PlotView
 
 _FIRST, _TOKENS = range(2)
+
+
+NOT_READY = {
+    State.EMPTY: "Open a model first.",
+    State.INSPECTED: "The model is not loaded: Load weights in the Model panel (Ctrl+1) does that.",
+    State.LOADING: "The model is being loaded.",
+}
+"""Why nothing can run."""
 
 
 class Panels:
@@ -197,7 +206,12 @@ class Panels:
 
     def set_recorded(self, recorded: Sequence[ModelRuns]) -> None:
         self.runs.set_recorded(recorded)
-        self.tokens.tell_kept(self.runs.model.n_known)
+        self.tell_kept()
+
+    def tell_kept(self) -> None:
+        """Say in the empty centre what can be run or chosen."""
+        why_not = NOT_READY.get(self.bridge.state, "")
+        self.tokens.tell_kept(self.runs.model.n_known, why_not)
 
     def _offer_run(self, views: Iterable[QWidget]) -> None:
         run, demo = self.actions["run.start"], self.actions["file.open_demo"]

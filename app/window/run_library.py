@@ -180,10 +180,9 @@ class RunLibrary(QObject):
 
     def with_rows(self, store: TraceStore, then: Callable[[], object]) -> None:
         """Do something as soon as the rows of a trace are in memory."""
-        folder = self._bridge.folder_of_rows(store)
-        if folder is None:
+        if store.rows_in is None:
             then()
-        elif self._bridge.ask(ReadRows(store, folder)):
+        elif self._bridge.ask(ReadRows(store, store.rows_in)):
             self._wanted = store, then
         else:
             self._panels.banners.add(
@@ -204,7 +203,7 @@ class RunLibrary(QObject):
         bridge, feed = self._bridge, self._feed
         if bridge.is_opening or bridge.reading or bridge.exporting:
             return
-        held = [runs.store for runs in bridge.listed if runs.on_disk is None]
+        held = [runs.store for runs in bridge.listed if runs.store.rows_in is None]
         n_bytes = sum(store.n_bytes() for store in held)
         in_use = {bridge.session_store, bridge.store}
         in_use |= {run.store for run in (feed.run, *feed.overlaid) if run}

@@ -8,12 +8,12 @@ import numpy as np
 from PySide6.QtCore import QObject
 
 from app.engine_thread.events import State
+from app.engine_thread.feed import timer
 from app.engine_thread.jobs.judging import MeasurePlain
 from app.panels.tokens.end_card import COMPARE, FINDING, NextStep, run_end
 from app.trace_models.run_facts import LiveNumbers, has_no_client
 from app.trace_models.run_notes import run_name
 from app.trace_models.run_rows import Position, RunRows
-from app.widgets.build import timer
 from app.window.panels import Panels
 from engine.analysis.findings.audit import audit_goes_on
 from engine.analysis.run_cost import PlainRatio

@@ -93,8 +93,8 @@ class Sessions(QObject):
                 data / _AUTOSAVES, self._own_traces, self, lambda: bridge.has_run
             )
             self.autosave.failed.connect(self._tell_unsaved)
-            bridge.run_started.connect(lambda _: self._save_early())
-            bridge.run_ended.connect(lambda _: self._save_soon())
+            bridge.run_started.connect(lambda _: self._save(Autosave.save_early))
+            bridge.run_ended.connect(lambda _: self._save(Autosave.save_soon))
             bridge.exported.connect(self.autosave.note_export)
             self.autosave.start()
         bridge.exported.connect(self._show_exported)
@@ -260,13 +260,9 @@ class Sessions(QObject):
         if self.autosave is not None:
             self.autosave.close(discarded=self._discarded)
 
-    def _save_early(self) -> None:
+    def _save(self, how: Callable[[Autosave], None]) -> None:
         if self.autosave is not None and not self._is_closed:
-            self.autosave.save_early()
-
-    def _save_soon(self) -> None:
-        if self.autosave is not None and not self._is_closed:
-            self.autosave.save_soon()
+            how(self.autosave)
 
     def _own_traces(self) -> list[TraceStore]:
         """Those that this program keeps, and not the user in folders of her own."""
@@ -287,9 +283,8 @@ class Sessions(QObject):
 
     def _receive(self, event: ModelRuns | DamagedTrace | ReadLibrary) -> None:
         if isinstance(event, ModelRuns) and self.autosave is not None:
-            assert event.on_disk is not None
             self._n_interrupted += len(event.interrupted)
-            self.autosave.take(event.store, event.on_disk)
+            self.autosave.take(event.store)
             with suppress(DraftscopeError):  # it is reported again at the next start
                 for run in event.interrupted:
                     self.autosave.note_facts(run, "stops")

@@ -14,7 +14,7 @@ from app.engine_thread.feed import Pacer
 from app.looks import Theme, icon
 from app.trace_models.run_rows import Position
 from app.trace_models.shown_text import plain_tip
-from app.widgets.build import hbox
+from app.widgets.build import hbox, made
 from app.widgets.fitted_labels import ClampedLabel
 from engine.draft.registry import DRAFTERS, meaning
 from engine.options import RunOptions
@@ -49,17 +49,16 @@ class WhyNotStrip(QFrame):
         self._icon = QLabel()
         self.text = ClampedLabel("")
         self.text.clamp(_MOST_LINES)
-        self.show_button, self.next_button = QToolButton(), QToolButton()
-        self.show_button.setText("Show")
-        self.show_button.setToolTip("Go to the round where it happened first")
-        self.show_button.clicked.connect(self._go)
-        self.next_button.setToolTip("Show the next reason")
-        self.next_button.setAccessibleName("Next reason")
+        where = "Go to the round where it happened first"
+        self.show_button = made(QToolButton, text="Show", toolTip=where, clicked=self._go)
+        self.next_button = made(
+            QToolButton, toolTip="Show the next reason", accessibleName="Next reason"
+        )
         self.next_button.clicked.connect(lambda: self._show(self._at + 1))
-        self.close_button = QToolButton()
-        self.close_button.setToolTip("Hide this line until there is another reason")
-        self.close_button.setAccessibleName("Dismiss the reasons")
-        self.close_button.clicked.connect(self._dismiss)
+        until, called = "Hide this line until there is another reason", "Dismiss the reasons"
+        self.close_button = made(
+            QToolButton, toolTip=until, accessibleName=called, clicked=self._dismiss
+        )
         row = hbox(self._icon, (self.text, 1), of=self, margins=(10, 1, 4, 1), spacing=6)
         for button in (self.show_button, self.next_button, self.close_button):
             button.setAutoRaise(True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -221,7 +222,8 @@ class TraceStore:
     runs: run_id -> its facts (options in effect, model identity, timings when finished).
     pieces: token id -> bytes, for every token id that occurs in the tables.
     more_facts: of session.json of an opened trace, what this program knows nothing of.
-    has_rows: False while the rows are on disk alone, so that nothing of the tables can be said.
+    rows_in: the folder that alone has the rows, so that nothing of the tables can be said; None
+        while they are here.
     """
 
     def __init__(self) -> None:
@@ -230,7 +232,7 @@ class TraceStore:
         self.runs: dict[int, RunFacts] = {}
         self.pieces: dict[int, bytes] = {}
         self.more_facts: dict[str, Any] = {}
-        self.has_rows = True
+        self.rows_in: Path | None = None
 
     def _hold(self, pool: TextPool, tables: dict[str, Table]) -> None:
         self.text_pool, self.tables = pool, tables
@@ -254,17 +256,17 @@ class TraceStore:
         table = self.tables[name] = Table(name, (), self.text_pool)
         return table
 
-    def let_go_of_rows(self) -> None:
-        """Hold no rows any more, but for what is known of the runs. They have to be on disk, and
-        no one may write or read them now."""
+    def let_go_of_rows(self, folder: Path) -> None:
+        """Hold no rows any more, but for what is known of the runs. They have to be in a folder,
+        and no one may write or read them now."""
         self.take_rows(TraceStore())
-        self.has_rows = False
+        self.rows_in = folder
 
     def take_rows(self, other: TraceStore) -> None:
         """Hold the rows of another store: those of the same trace, read again."""
         self._hold(other.text_pool, other.tables)
         self.pieces = other.pieces
-        self.has_rows = True
+        self.rows_in = None
 
     def n_bytes(self) -> int:
         """Memory that the rows take, bytes."""

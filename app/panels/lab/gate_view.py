@@ -18,9 +18,10 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from app.engine_thread.feed import timer
 from app.looks import Theme
 from app.trace_models.tune_surface import HeatMap
-from app.widgets.build import hbox, made, timer, vbox, words
+from app.widgets.build import hbox, made, vbox, words
 from app.widgets.fitted_labels import ElidedLabel
 from app.widgets.heat_grid import HeatGrid
 from app.widgets.option_groups import make_field, tip, value_of

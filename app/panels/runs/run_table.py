@@ -264,7 +264,7 @@ class RunTable(ColumnTable):
         """Take in new runs, and whatever of a run may have changed."""
         known, self._known = self._known, {}
         for runs in self._traces():
-            on_disk = runs.on_disk is not None
+            on_disk = runs.store.rows_in is not None
             for run_id in range(len(runs.store.runs)):
                 run = RunRef(runs.store, run_id)
                 notes, row = notes_of(run.facts), known.get(run)
@@ -276,7 +276,7 @@ class RunTable(ColumnTable):
                     or not row.ended
                     or shown != (row.on_disk, row.number, row.name, row.starred, row.model)
                 ):
-                    row = run_row(run, runs.model, on_disk=on_disk)
+                    row = run_row(run, runs.model)
                 self._known[run] = row
         self.n_known = count_runs(self._known)
         self._lay_out()

@@ -10,11 +10,11 @@ from PySide6.QtCore import QPoint, QPointF, QRect, QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QAbstractScrollArea, QFrame
 
+from app.engine_thread.feed import timer
 from app.looks import Theme, fixed_font
 from app.panels.tokens.token_layout import TokenFragment, TokenLayout
 from app.trace_models.run_rows import Position
 from app.trace_models.token_stream import GHOSTS, KIND, TokenStream
-from app.widgets.build import timer
 from app.widgets.fitted_labels import Chip
 from app.widgets.token_paint import TokenMetrics
 

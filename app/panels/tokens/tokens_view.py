@@ -9,7 +9,7 @@ from PySide6.QtCore import QPoint, QSize, Qt, Signal
 from PySide6.QtGui import QAction, QResizeEvent, QWheelEvent
 from PySide6.QtWidgets import QLabel, QMenu, QStackedWidget, QWidget
 
-from app.engine_thread.feed import Pacer
+from app.engine_thread.feed import Pacer, timer
 from app.looks import Theme
 from app.panels.tokens.end_card import EndCard
 from app.panels.tokens.sequence_panels import NARROW, SequencePanel, SequencePanels
@@ -18,7 +18,7 @@ from app.panels.tokens.token_hits import FindBar, Term, find_hits, neighbour_hit
 from app.trace_models.run_facts import engine_name, has_no_client, is_ours
 from app.trace_models.run_rows import Position, RunRange
 from app.trace_models.token_stream import RunStreams, TokenStream
-from app.widgets.build import made, timer, vbox
+from app.widgets.build import made, vbox
 from app.widgets.empty_state import EmptyState
 from app.widgets.legend import TokenLegend
 from engine.report.run import why_it_ended
@@ -94,7 +94,6 @@ class TokensView(QStackedWidget):
         legend_row = vbox(self._legend, margins=(10, 0, 10, 0))
         column.addLayout(legend_row)
         self.empty = EmptyState(*_NOTHING, waits_for_run=True)
-        self._n_kept, self._why_not = 0, ""
         self.addWidget(self.empty)
         self._waiting = EmptyState("Reading the prompt", "Tokens appear here as they are chosen.")
         self.addWidget(self._waiting)
@@ -111,22 +110,14 @@ class TokensView(QStackedWidget):
             self._turned -= steps * _WHEEL_STEP
             self.zoom_asked.emit(steps)
 
-    def tell_kept(self, n_runs: int) -> None:
-        """Say in an empty view that this many runs can be chosen."""
-        self._n_kept = n_runs
-        self._tell_nothing()
-
-    def set_ready(self, why_not: str) -> None:
-        """Say in an empty view why nothing can run; empty if something can."""
-        self._why_not = why_not
-        self._tell_nothing()
-
-    def _tell_nothing(self) -> None:
+    def tell_kept(self, n_runs: int, why_not: str) -> None:
+        """Say in an empty view that this many runs can be chosen. why_not: why nothing can run,
+        empty if something can."""
         title, text = _NOTHING
-        text = self._why_not or text
-        if n := self._n_kept:
+        text = why_not or text
+        if n_runs:
             title = "No run on show"
-            text += f" {'One run is' if n == 1 else f'{n:,} runs are'} kept in Runs."
+            text += f" {'One run is' if n_runs == 1 else f'{n_runs:,} runs are'} kept in Runs."
         self.empty.change(title, text)
 
     def set_range(self, chosen: RunRange | None) -> None:

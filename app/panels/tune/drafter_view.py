@@ -73,13 +73,15 @@ class DrafterQuality(QWidget):
         quality = facts.quality(name)
         found, survival = quality.calibration, quality.survival
         self.reliability.set_calibration(found if found.n_tokens else None)
-        self.reliability_part.say(_trust(quality))
+        self.reliability_part.figure.setText(_trust(quality))
         self.survival.set_survival(survival)
         drafts = counted(quality.n_steps, "draft")
-        self.survival_part.say(f"{significant(quality.tokens_per_step)} tokens/round · {drafts}")
+        self.survival_part.figure.setText(
+            f"{significant(quality.tokens_per_step)} tokens/round · {drafts}"
+        )
         self.ranks.set_counts(quality.by_rank)
         n = quality.n_rejections
-        self.rank_part.say(counted(n, "rejection") if n else "none recorded")
+        self.rank_part.figure.setText(counted(n, "rejection") if n else "none recorded")
         self.trees.set_estimates(facts.trees(quality))
 
     def minimumSizeHint(self) -> QSize:
@@ -124,24 +126,15 @@ class _Topic(QWidget):
     def __init__(self, title: str, *drawings: QWidget) -> None:
         super().__init__()
         name = made(ElidedLabel, title, bold=True)
-        self._figure = words(muted=True, shrinks=True)
-        column = vbox(name, self._figure, of=self, margins=(0, 0, 0, 0), spacing=2)
+        self.figure = words(muted=True, shrinks=True)
+        column = vbox(name, self.figure, of=self, margins=(0, 0, 0, 0), spacing=2)
         for drawing in drawings:
             is_chart = isinstance(drawing, RateChart)
             column.addWidget(drawing, 1 if is_chart else 0)
             if is_chart:
-                heads = name.sizeHint().height() + self._figure.sizeHint().height()
+                heads = name.sizeHint().height() + self.figure.sizeHint().height()
                 self.setMaximumHeight(drawing.maximumHeight() + heads + 3 * column.spacing())
         column.addStretch(0)
-
-    def say(self, figure: str) -> None:
-        """Set the figure."""
-        self._figure.setText(figure)
-
-    @property
-    def figure(self) -> str:
-        """The figure on show."""
-        return self._figure.text()
 
 
 class _TreeTable(QWidget):

@@ -199,7 +199,7 @@ def test_requests_without_rows_are_saved_as_they_come_and_outlast_a_trace_on_dis
         saved_all(saver, qtbot)
         found = open_trace(saver.folder_of(trace)).runs[0].requests
         assert found is not None and [one.text for one in found] == ["reply 0", "reply 1"][:n]
-    trace.let_go_of_rows()
+    trace.let_go_of_rows(saver.folder_of(trace))
     assert saver.is_saved(trace), "what is in memory is not all of it"
     trace.take_rows(run_of("more"))
     assert saver.unsaved() == [trace]

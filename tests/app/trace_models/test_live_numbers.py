@@ -13,11 +13,11 @@ def test_a_lane_has_no_speed_for_its_drafts_were_made_for_all() -> None:
     run = RunRef(store, run_id)
     before = LiveNumbers.read(store, run_id)
     assert before.tokens_per_second
-    assert run_row(run, "m", on_disk=False).tokens_per_second == before.tokens_per_second
+    assert run_row(run, "m").tokens_per_second == before.tokens_per_second
     assert "tokens/s" in [pair.label for pair in compare_runs(run, run)]
     run.facts["lane"] = "planes"
     after = LiveNumbers.read(store, run_id)
     assert after.tokens_per_second is None
     assert (after.tokens, after.acceptance) == (before.tokens, before.acceptance)
-    assert run_row(run, "m", on_disk=False).tokens_per_second is None
+    assert run_row(run, "m").tokens_per_second is None
     assert "tokens/s" not in [pair.label for pair in compare_runs(run, run)]

@@ -188,7 +188,8 @@ def test_walking_over_rejections() -> None:
 
 
 def test_finding_a_position(stream: TokenStream) -> None:
-    assert place_of(stream, Position(stream.run, 0, 2, 4), ALL) == 4
+    assert place_of(stream, Position(stream.run, 0, 2, 4), ALL) == 6, "that was emitted"
+    assert place_of(stream, Position(stream.run, 0, 2, 4, stream.rows[4]), ALL) == 4
     assert place_of(stream, Position(stream.run, 0, 2, 4), GHOSTS) == 6
     assert place_of(stream, Position(stream.run, 0, 3, None), ALL) == 7
     assert place_of(stream, Position(stream.run, 0, 3, 99), ALL) == 7

@@ -97,14 +97,17 @@ def test_what_is_shown_is_what_was_drafted(view: DrafterView, qtbot: QtBot) -> N
     add_drafts(store, 0, 1, 2)
     view.refresh()
     qtbot.waitUntil(lambda: view.has_rounds)
-    assert "2 tokens" in view.quality.reliability_part.figure
-    assert view.quality.rank_part.figure == "none recorded"  # nothing was rejected
+    assert "2 tokens" in view.quality.reliability_part.figure.text()
+    assert view.quality.rank_part.figure.text() == "none recorded"  # nothing was rejected
     add_drafts(store, 0, 2, 41)
     view.refresh()
-    qtbot.waitUntil(lambda: "40 drafts" in view.quality.survival_part.figure)
-    assert view.quality.survival_part.figure.startswith("2.50 tokens/round")
+    qtbot.waitUntil(lambda: "40 drafts" in view.quality.survival_part.figure.text())
+    assert view.quality.survival_part.figure.text().startswith("2.50 tokens/round")
     # 40 tokens of .95 accepted, 20 of 40 of .45: |.05| and |.05| apart
-    assert view.quality.reliability_part.figure == "ECE 0.050 · 80 tokens · underconfident by 0.050"
+    assert (
+        view.quality.reliability_part.figure.text()
+        == "ECE 0.050 · 80 tokens · underconfident by 0.050"
+    )
     assert view.quality.ranks.accessibleDescription().startswith("2nd: 0, 3rd: 20, 4th: 0")
     # 20 of 40 steps would have emitted one token more; no pass of 4 tokens was timed
     assert view.quality.trees.rows()[0] == ["2 leaves", "3.00", "–", "–"]
@@ -126,8 +129,7 @@ def test_figures_are_whole_at_any_width(view: DrafterView, qtbot: QtBot, width: 
     view.resize(width, 700)
     view.show_run(run)
     for part in (view.quality.reliability_part, view.quality.survival_part):
-        figure = next(one for one in part.findChildren(QLabel) if one.text() == part.figure)
-        qtbot.waitUntil(partial(is_whole, figure))
+        qtbot.waitUntil(partial(is_whole, part.figure))
 
 
 def test_each_drafter_of_a_chain_can_be_chosen(view: DrafterView) -> None:
@@ -141,10 +143,10 @@ def test_each_drafter_of_a_chain_can_be_chosen(view: DrafterView) -> None:
         "draft-mtp",
         "draft-simple",
     ]
-    assert "30 drafts" in view.quality.survival_part.figure
+    assert "30 drafts" in view.quality.survival_part.figure.text()
     view.choice.setCurrentIndex(2)
     view.choice.activated.emit(2)
-    assert "10 drafts" in view.quality.survival_part.figure
+    assert "10 drafts" in view.quality.survival_part.figure.text()
     assert view.headline.text() == "draft-simple"
 
 
@@ -183,7 +185,7 @@ def test_out_of_sight_it_neither_reads_nor_draws(window: MainWindow, qtbot: QtBo
     settle(qtbot)
     assert view._facts.quality().n_steps == before == 8
     window.docks.reveal("drafter")
-    qtbot.waitUntil(lambda: "19 drafts" in view.quality.survival_part.figure)
+    qtbot.waitUntil(lambda: "19 drafts" in view.quality.survival_part.figure.text())
 
 
 def test_another_engine_may_tell_no_drafts(view: DrafterView) -> None:
@@ -242,6 +244,6 @@ def test_without_candidates_there_are_neither_ranks_nor_trees(view: DrafterView)
     for _ in range(3):
         builder.draft(["b"], "c", ["d"])
     view.show_run(builder.run)
-    assert view.quality.rank_part.figure == "none recorded"
+    assert view.quality.rank_part.figure.text() == "none recorded"
     assert not view.quality.trees.isVisible()
     assert view.quality.survival.accessibleDescription() == "accepted up to index 0: 1.00, 1: 0.00"
