@@ -7,7 +7,7 @@ made of them.
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Hashable
+from collections.abc import Container
 from collections.abc import Set as AbstractSet
 from itertools import accumulate, groupby, takewhile
 from typing import Any
@@ -397,17 +397,6 @@ def _untaken(
         elif isinstance(value, dict) and id(value) in taken and id(value) not in inside:
             found |= _untaken(value, (*path, key), inside, taken)
     return found
-
-
-def of_same_request(node: Node) -> Hashable:
-    """The same for all chunks of a stream that have counts: those of the last chunk are all."""
-    name: str | None = None
-    for one in (node.values, *reversed(node.around)):
-        if isinstance(one, list):
-            return (id(one), name) if name is not None else id(node.values)
-        if name is None and isinstance(one.get("id"), str):
-            name = one["id"]
-    return id(node.values)
 
 
 class Fields:

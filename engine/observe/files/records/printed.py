@@ -14,20 +14,24 @@ from functools import lru_cache
 from itertools import product
 
 from engine.foreign import COUNT, LONGEST_DRAFT, OutOfRangeError, is_real, is_whole, real, whole
-from engine.observe.files.records.document import Fields, Node, of_same_request
-from engine.observe.files.records.readers import LLAMA_SERVER, RecordShape, keys_in, read_usage
-from engine.observe.files.records.request import RecordedRequest
+from engine.observe.files.records.document import Fields, Node
+from engine.observe.files.records.readers import (
+    LLAMA_SERVER,
+    RecordShape,
+    keys_in,
+    of_same_request,
+    read_usage,
+)
+from engine.observe.files.records.request import RecordedRequest, making_rates, without_signs
 from engine.observe.files.records.tables import (
     ABOUT,
     NAMES,
     SAID_SPEED,
     kind_of,
-    making_rates,
     names_of,
     plain_number,
     read_tables,
     row_of,
-    without_signs,
 )
 
 _STEPS, _DRAFTED, _ACCEPTED = "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens"

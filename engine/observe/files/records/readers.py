@@ -23,11 +23,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.foreign import LONGEST_DRAFT, is_real
-from engine.observe.files.records.document import Fields, Node, of_same_request
+from engine.observe.files.records.document import Fields, Node
 from engine.observe.files.records.request import TIMINGS, RecordedRequest
 from engine.observe.files.records.tables import NAMES
 
 _KEY = re.compile(rb'"([A-Za-z][\w.:/]{1,80})"\s*:')
+
+
+def of_same_request(node: Node) -> Hashable:
+    """The same for all chunks of a stream that have counts: those of the last chunk are all."""
+    name: str | None = None
+    for one in (node.values, *reversed(node.around)):
+        if isinstance(one, list):
+            return (id(one), name) if name is not None else id(node.values)
+        if name is None and isinstance(one.get("id"), str):
+            name = one["id"]
+    return id(node.values)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,11 @@ import re
 import tomllib
 from collections.abc import Iterator
 from functools import lru_cache
-from itertools import pairwise, permutations
+from itertools import pairwise
 from pathlib import Path
 
 from engine.foreign import COUNT, LONGEST_PART_MS, OutOfRangeError, real, whole
-from engine.observe.files.records.request import RecordedRequest
+from engine.observe.files.records.request import RecordedRequest, making_rates, without_signs
 
 _NAMED = re.compile(r"([A-Za-z][\w/#%]{0,30})\s?=\s{0,9}([^\s,;=]{1,40})")
 _FEW = 2
@@ -58,11 +58,6 @@ _NUMBER = re.compile(
 _RANGE = re.compile(r"[~≈]?\d{1,6}(?:\.\d{1,6})? ?%? ?(?:[–—-]|to) ?\d")
 _BEGINS = re.compile(r"[~≈]?\d")
 _DIGITS = re.compile(r"[0-9]+")
-_SHARE = re.compile(r"(?<![\d.])(\d{1,3}\.\d{1,6}|\d{2,3}(?= ?%)) ?(%?)(?![\d.])")
-_COUNT = re.compile(r"(?<![\d.])\d{1,9}(?!\d|\.\d| ?%)")
-_ALL_OF = re.compile(r"(?<![\d.])(\d{2,9})(?: ?/ ?| of | out of )\1(?![\d.])")
-_FEWEST, _MOST_COUNTS = 20, 12
-"""Drafted tokens, below which other numbers make a rate by chance; counts of a line."""
 _SHARES = re.compile(r"(?<![\d.])(\d{1,3}\.\d{1,6})(?![\d.])")
 _TWO_COUNTS = re.compile(r"\d[\d,.]{0,20} ?/ ?\d")
 _PAIR = re.compile(r"(\d{1,20}) ?/ ?(\d{1,20})(?: ?\([^)]{0,40}\))?$")
@@ -103,7 +98,6 @@ _DECIMAL_COMMA = re.compile(
     r"[~≈]?(?:0|\d{1,3}(?:\.\d{3})*+|\d+),(?:\d{1,2}|\d{4,})(?!\d).{0,9}|0,\d+"
 )
 _OTHER_WAY = str.maketrans(",.", ".,")
-_THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:[,'’ \xa0\u2009\u202f]\d{3})+(?![\d,])")
 
 
 def read_tables(text: str, unread: list[str] | None = None) -> list[RecordedRequest]:
@@ -234,29 +228,6 @@ def _only_grow(rows: list[tuple[int, list[str]]]) -> bool:
     columns = zip(*(cells for _, cells in rows), strict=True)
     counts = [list(map(int, one)) for one in columns if all(map(str.isdecimal, one))]
     return all(before <= after for one in counts for before, after in pairwise(one))
-
-
-def making_rates(line: str) -> set[tuple[int, int]]:
-    """The counts of accepted and of drafted tokens that make a rate next to them."""
-    plain = without_signs(line)
-    counts = {int(one) for one in _COUNT.findall(plain)}
-    pairs = [*permutations(counts if len(counts) <= _MOST_COUNTS else (), 2)]
-    pairs += [(int(one), int(one)) for one in _ALL_OF.findall(plain)]
-    return {
-        (accepted, drafted)
-        for share, percent in _SHARE.findall(line)
-        for accepted, drafted in pairs
-        if drafted >= _FEWEST
-        and abs(accepted / drafted * (scale := 100 if percent else 1) - float(share))
-        <= 0.5001 * 10.0 ** -len(share.partition(".")[2])
-        and accepted <= drafted
-        and (scale > 1 or float(share) <= 1)
-    }
-
-
-def without_signs(text: str) -> str:
-    """A text whose numbers have no signs between thousands."""
-    return _THOUSANDS.sub(lambda found: re.sub(r"\D", "", found[0]), text)
 
 
 def _sides(names: list[str], above: list[str]) -> list[tuple[str, list[int], list[str]]]:
