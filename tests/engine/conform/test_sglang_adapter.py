@@ -20,12 +20,11 @@ def test_a_fold_has_the_padding_of_its_pass_which_no_slot_keeps():
         return torch.zeros_like(given["v"])
 
     def fold(*given):
-        committed.append([x.tolist() for x in given if x is not None and getattr(x, "ndim", 0) == 1])
+        committed.append([x.tolist() for x in given if getattr(x, "ndim", 0) == 1])
 
     package = SimpleNamespace(
         module=lambda name: SimpleNamespace(
-            fused_sigmoid_gating_delta_rule_update=fused,
-            commit_kda_replayssm_spec_all_layers=fold,
+            fused_sigmoid_gating_delta_rule_update=fused, commit_kda_replayssm_spec_all_layers=fold
         )
     )
     memory = Memory("cpu")
