@@ -199,7 +199,7 @@ class _Mamba2(Mamba2):
     dtype = torch.bfloat16
 
     def called(self, *tensors: torch.Tensor, **options: Any) -> None:
-        del options["retrieve_parent_token"]
+        options.pop("retrieve_parent_token", None)
         module = self.package.module("flashinfer.mamba.selective_state_update")
         options["cache_steps"] = tensors[1].shape[1]
         module.selective_state_update(*tensors, **options)

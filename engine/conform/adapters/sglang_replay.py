@@ -125,28 +125,20 @@ class Fold(Delta):
         log = {f"replayssm_{name}": layers[-1] for name, layers in self.logs.items()}
         return log | {"cache_ring": True}
 
-    def accept(self, sequences: Sequence[int], counts: Sequence[int]) -> None:
+    def commit(
+        self, sequences: Sequence[int], counts: torch.Tensor, tracked: Sequence[torch.Tensor | None]
+    ) -> None:
         if self.shape.recurrence == "kda":
             module = self.package.module(f"{LINEAR}.kda_replayssm_spec_decode")
             commit = module.commit_kda_replayssm_spec_all_layers
         else:
             module = self.package.module(f"{LINEAR}.gdn_replayssm_spec_fold")
             commit = module.commit_gdn_replayssm_fold_all_layers
-        held = {self.pools: 2} | dict.fromkeys(self.logs.values(), 2)
-        for layers, heads in held.items():
-            self.layers.fill(layers, heads)
-        sequences, counts = self.filled(sequences, counts)
-        places, steps = self.tracks.of(sequences, counts, self.pool)
-        commit(
-            *held,
-            self.slots(sequences),
-            self.memory.whole(counts),
-            self.shape.n_tokens,
-            self.shape.n_groups,
-            places,
-            steps,
-        )
-        self.layers.check(self.pools, 2)
+        for layers in self.logs.values():
+            self.layers.fill(layers, 2)
+        sizes = self.shape.n_tokens, self.shape.n_groups
+        held = self.pools, *self.logs.values()
+        commit(*held, self.slots(sequences), counts, *sizes, *tracked)
 
 
 class Ring(RowByRow):

@@ -123,31 +123,39 @@ class Snapshots:
         flat = [parent for tree in rows.parents for parent in tree]
         return self.memory.whole(flat).view(len(rows.parents), -1)
 
-    def filled(
-        self, sequences: Sequence[int], counts: Sequence[int]
-    ) -> tuple[list[int], list[int]]:
-        """Sequences and counts of a commit, with the padding of its pass."""
-        return [*sequences, *[-1] * self.padding], [*counts, *[1] * self.padding]
-
     def accept(self, sequences: Sequence[int], counts: Sequence[int]) -> None:
-        sequences, counts = self.filled(sequences, counts)
-        slots, scatter = self.slots(sequences), getattr(self.package.module(SCATTER), self.scatter)
+        sequences, counts = [*sequences, *[-1] * self.padding], [*counts, *[1] * self.padding]
         self.layers.fill(self.pools, 2)
-        self.layers.fill(self.buffers, 3)
-        both = [on_device(x) for x in (self.pools, self.buffers)]
-        steps = self.memory.whole(counts) - 1
-        places = requests(self.memory, sequences, self.shape)
-        scatter(*both, slots, steps, places)
         tracked = self.tracks.of(sequences, counts, self.pool)
+        self.commit(sequences, self.memory.whole(counts), tracked)
+        self.layers.check(self.pools, 2)
+
+    def commit(
+        self, sequences: Sequence[int], counts: torch.Tensor, tracked: Sequence[torch.Tensor | None]
+    ) -> None:
+        """The first rows of each sequence, padding too, remain; tracked: those of track slots."""
+        self.layers.fill(self.buffers, 3)
+        scatter = getattr(self.package.module(SCATTER), self.scatter)
+        both = [on_device(x) for x in (self.pools, self.buffers)]
+        places = requests(self.memory, sequences, self.shape)
+        scatter(*both, self.slots(sequences), counts - 1, places)
         if self.tracks.slots:
             scatter(*both, *tracked, places)
-        self.layers.check(self.pools, 2)
 
     def state(self, sequence: int) -> torch.Tensor:
         return self.stored(self.pool[1 + sequence]).float()
 
     def tracked(self, sequence: int) -> tuple[int, torch.Tensor] | None:
         return self.tracks.state(sequence, self.pool)
+
+    def kept(self, rows: Rows) -> dict[str, Any]:
+        """Where a verify pass keeps what its commit needs."""
+        return {
+            "intermediate_states_buffer": self.buffer,
+            "intermediate_state_indices": requests(self.memory, rows.sequences, self.shape),
+            "cache_steps": self.shape.n_tokens,
+            "retrieve_parent_token": self.parents(rows),
+        }
 
     def run(self, rows: Rows, keep: bool) -> torch.Tensor:
         """One call of the kernel; keep: the committed state stays, as in a verify pass."""
@@ -166,15 +174,6 @@ class Delta(Snapshots):
     for other devices in turn."""
 
     calls = 0
-
-    def kept(self, rows: Rows) -> dict[str, Any]:
-        """Where a verify pass keeps what its commit needs."""
-        return {
-            "intermediate_states_buffer": self.buffer,
-            "intermediate_state_indices": requests(self.memory, rows.sequences, self.shape),
-            "cache_steps": self.shape.n_tokens,
-            "retrieve_parent_token": self.parents(rows),
-        }
 
     def run(self, rows: Rows, keep: bool) -> torch.Tensor:
         if not keep:
@@ -212,8 +211,6 @@ class DeltaUpdate(Snapshots):
 
     def run(self, rows: Rows, keep: bool) -> torch.Tensor:
         module = self.package.module(RECURRENT)
-        slots = self.slots(rows.sequences)
-        places = requests(self.memory, rows.sequences, self.shape)
         update, inputs = module.fused_recurrent_gated_delta_rule_update, rows.beside("q", "k", "v")
         inputs += rows.beside("g", "beta")
         if self.memory.far:
@@ -223,13 +220,10 @@ class DeltaUpdate(Snapshots):
             *(x.unsqueeze(0) for x in inputs),
             scale=self.shape.d_k**-0.5,
             initial_state_source=self.pool,
-            initial_state_indices=slots,
+            initial_state_indices=self.slots(rows.sequences),
             cu_seqlens=rows.starts,
             disable_state_update=keep,
-            intermediate_states_buffer=self.buffer if keep else None,
-            intermediate_state_indices=places if keep else None,
-            cache_steps=self.shape.n_tokens if keep else None,
-            retrieve_parent_token=self.parents(rows),
+            **(self.kept(rows) if keep else {}),
             use_qk_l2norm_in_kernel=True,
         )
         return o[0]
@@ -244,7 +238,6 @@ class Mamba2(Snapshots):
         n, t, heads, d = len(rows.sequences), rows.lengths[0], *rows.x.shape[1:]
         out = torch.empty_like(rows.x, dtype=self.dtype).view(n, t, heads, d)
         x, B, C = (m.view(n, t, *m.shape[1:]) for m in rows.beside("x", "B", "C"))
-        places = requests(self.memory, rows.sequences, self.shape)
         self.called(
             *(self.pool, x.to(self.dtype), rows.dt.view(n, t, heads, 1).expand(n, t, heads, d)),
             rows.A.view(heads, 1, 1).expand(heads, d, self.shape.d_k),
@@ -256,10 +249,7 @@ class Mamba2(Snapshots):
             state_batch_indices=self.slots(rows.sequences),
             out=out,
             disable_state_update=keep,
-            intermediate_states_buffer=self.buffer if keep else None,
-            intermediate_state_indices=places if keep else None,
-            cache_steps=self.shape.n_tokens if keep else None,
-            retrieve_parent_token=self.parents(rows),
+            **(self.kept(rows) if keep else {}),
         )
         return out.view(-1, heads, d)
 
