@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import pairwise
 
-import numpy as np
 import pytest
-from PySide6.QtCore import QEvent, QObject, QPoint, QRect, Qt
-from PySide6.QtGui import QGuiApplication, QHelpEvent, QImage, QPaintEvent
+from PySide6.QtCore import QEvent, QPoint, Qt
+from PySide6.QtGui import QGuiApplication, QHelpEvent, QImage
 from PySide6.QtWidgets import QApplication, QToolTip
 from pytestqt.qtbot import QtBot
 
@@ -16,53 +15,9 @@ from app.looks import Theme
 from app.panels.tokens.token_area import TokenArea, token_tip
 from app.panels.tokens.token_scroll import SLICE_SECONDS
 from app.trace_models.run_rows import Position
-from app.trace_models.token_stream import KIND, RunStreams
+from app.trace_models.token_stream import KIND
+from tests.app.panels.tokens.conftest import Shown, every_kind, finish
 from tests.support.trace_builder import TraceBuilder, repeated, sample_trace
-
-Shown = tuple[TokenArea, RunStreams]
-
-
-@pytest.fixture(params=["light", "dark"])
-def theme(request: pytest.FixtureRequest) -> Theme:
-    return Theme(request.param)
-
-
-@pytest.fixture
-def show(qtbot: QtBot) -> Callable[..., Shown]:
-    def make(
-        builder: TraceBuilder, theme: Theme | None = None, width: int = 480, height: int = 200
-    ) -> Shown:
-        area = TokenArea(theme or Theme("dark"))
-        qtbot.addWidget(area)
-        area.resize(width, height)
-        run = RunStreams(builder.run)
-        while run.behind:
-            run.poll()
-        area.set_stream(run.by_seq[0])
-        area.show()
-        qtbot.waitExposed(area)
-        finish(area)
-        return area, run
-
-    return make
-
-
-def finish(area: TokenArea) -> None:
-    """Let the area lay out everything."""
-    rows = area._rows
-    while rows is not None and not rows.layout.complete:
-        QApplication.processEvents()
-    QApplication.processEvents()
-
-
-def every_kind() -> TraceBuilder:
-    builder = TraceBuilder()
-    builder.prompt(["prompt"])
-    builder.plain(" target")
-    builder.draft([" accepted"], " replacement", [" rejected", " ignored"])
-    builder.draft([], " bonus")
-    builder.draft([" again"], " more", [" wrong"], path="restore")
-    return builder
 
 
 def with_unknown() -> TraceBuilder:
@@ -434,14 +389,6 @@ def test_wide_characters_are_measured_not_counted(show: Callable[..., Shown]) ->
     assert width == round(area._metrics.width("推测解码"))
 
 
-def mark_some(area: TokenArea) -> None:
-    """Put the cursor on a token, which marks its round, and select others; search for a third."""
-    area.go_to(6)
-    area.set_follow(True)
-    area.selection = (2, 5)
-    area.set_hits(np.arange(0, 2000, 3))
-
-
 def test_a_position_leads_to_what_was_emitted_there(show: Callable[..., Shown]) -> None:
     area, _run = show(every_kind())
     stream = area.stream
@@ -453,62 +400,6 @@ def test_a_position_leads_to_what_was_emitted_there(show: Callable[..., Shown]) 
     assert area.current == emitted
     area.set_cursor(Position(stream.run, 0, stream.rounds[drafted], pos, stream.rows[drafted]))
     assert area.current == drafted, "a row names one of both"
-
-
-@pytest.mark.parametrize("mark", [None, mark_some])
-def test_what_streams_in_is_painted_as_if_all_were_painted(
-    show: Callable[..., Shown], theme: Theme, mark: Callable[[TokenArea], None] | None
-) -> None:
-    """Scrolled pixels and new rows against one whole painting; a replay marks an older row."""
-    builder = every_kind()
-    area, run = show(builder, theme)
-    area.clearFocus()
-    if mark is not None:
-        mark(area)
-    view = area.viewport()
-    for step in range(40):
-        path = "restore" if step % 13 == 12 else ""
-        builder.draft([" right", " words\n"], f" so {step}", [" wrong"], path=path)
-        run.poll()
-        area.grow()
-        QApplication.processEvents()
-        backing = area.window().backingStore().paintDevice()
-        assert isinstance(backing, QImage)
-        origin = view.mapTo(area.window(), QPoint(0, 0))
-        kept = backing.copy(QRect(origin, view.size())).convertToFormat(QImage.Format.Format_RGB32)
-        whole = view.grab().toImage().convertToFormat(QImage.Format.Format_RGB32)
-        assert kept == whole, step
-    assert area.verticalScrollBar().maximum() > 0, "it has scrolled"
-
-
-@pytest.mark.parametrize("mark", [None, mark_some])
-def test_one_more_token_paints_no_old_row(
-    show: Callable[..., Shown], mark: Callable[[TokenArea], None] | None
-) -> None:
-    builder = every_kind()
-    for step in range(60):
-        builder.draft([" right", " words\n"], f" so {step}", [" wrong"])
-    area, run = show(builder)
-    area.clearFocus()
-    if mark is not None:
-        mark(area)
-    QApplication.processEvents()
-    builder.draft([], " last")
-    rects: list[QRect] = []
-
-    class Witness(QObject):
-        def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-            if isinstance(event, QPaintEvent):
-                rects.append(event.rect())
-            return False
-
-    witness = Witness()
-    area.viewport().installEventFilter(witness)
-    run.poll()
-    area.grow()
-    area.set_hits(area._hits[area._hits >= 0])
-    QApplication.processEvents()
-    assert rects and max(rect.height() for rect in rects) < 4 * area._metrics.row_height
 
 
 def test_larger_letters_take_more_room_and_keep_the_token(show: Callable[..., Shown]) -> None:
