@@ -7,7 +7,11 @@ import math
 import pytest
 import torch
 
+from engine.conform.causes import Situation
 from engine.conform.fits import summed, tapped, wrong_heads
+from engine.conform.mistakes import formulas, in_parts
+from engine.conform.reference import Reference, play
+from tests.engine.conform.drawn_rows import KERNEL, drawn
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -48,3 +52,32 @@ def test_a_convolutions_sums_in_other_shares_are_named(made, said):
     seen = torch.nn.functional.silu(made(own, bias))
     found = summed(list(known), rows, seen, 1e-6)
     assert (found and (found[0], found[1].replace(" of 2", "")[: len(said[1])])) == said
+
+
+@pytest.mark.parametrize(
+    ("recurrence", "words"),
+    [
+        ("kda", "the decay's logarithm ends at -0.37"),
+        ("kda", "the decay is taken to the power of 0.6"),
+        ("gdn", "beta ends at 0.43, in what is taken off v"),
+        ("gdn", "softplus has a beta of 1.7"),
+        ("kda", "k divided with an eps of 0.25"),
+        ("mamba2", "softplus ends at 0.71, in the decay"),
+        ("conv", "the sigmoid of 1.7 times its input is taken"),
+    ],
+)
+@pytest.mark.parametrize("last", [False, True])
+def test_the_number_of_a_mistake_is_fitted(recurrence, words, last):
+    shape, state, rows = drawn(recurrence, 3)
+    number = next(float(x) for x in words.replace(",", "").split() if x[-1].isdigit())
+    ways = in_parts(shape, rows, formulas(shape, rows, abs(number)))
+    (wrong,) = (made for _, said, made in ways if said == words)
+    outputs, states = play(shape, state, wrong)
+    situation = Situation(KERNEL, Reference(shape, [state]), 0, rows, [], 3)
+    if last and recurrence != "conv":
+        # the state alone may not say which part of a row it is wrong in
+        cause, said = situation.explain_state(states[-1], 3, 1e-5)
+        assert (cause[:6], said.split(",")[0]) == ("wrong-", words.split(",")[0])
+    else:
+        cause, said = situation.explain_outputs(torch.stack(outputs), 1e-5)
+        assert (cause[:6], said.split(", in the state")[0]) == ("wrong-", words)

@@ -4,7 +4,6 @@ is named with its place."""
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,16 +11,16 @@ from torch.nn.functional import softplus
 
 from engine.conform import replays
 from engine.conform.adapters import own
-from engine.conform.cases import Shape, Source
+from engine.conform.cases import Source
 from engine.conform.causes import Situation
 from engine.conform.checks import Fault, Player, check
 from engine.conform.decays import Log, decays
 from engine.conform.mistakes import formulas, in_parts, layouts, row_by_row, strides
-from engine.conform.packages import Package
 from engine.conform.passes import SCRIPTS
 from engine.conform.reference import Reference, play, step, terms, token
 from engine.conform.replays import placed
 from engine.conform.subject import Kernel
+from tests.engine.conform.drawn_rows import KERNEL, PACKAGE, SHAPES, drawn
 from tests.engine.conform.wrong_formulas import (
     Backwards,
     BaseTwo,
@@ -85,15 +84,6 @@ from tests.engine.conform.wrong_states import (
     Unscaled,
     ValueStride,
 )
-
-KERNEL = Kernel("kernel", ("gdn", "kda"), None)
-PACKAGE = Package("kernels", Path("."), "")
-SHAPES = {
-    "gdn": Shape("gdn", 4, 2, 8, 8, 3, 3),
-    "kda": Shape("kda", 4, 2, 8, 8, 3, 3),
-    "mamba2": Shape("mamba2", 4, 2, 8, 8, 3, 3),
-    "conv": Shape("conv", 6, 1, 4, 1, 3, 3),
-}
 
 
 def first(adapter, recurrence, name="depths", **kernel) -> Fault:
@@ -260,14 +250,6 @@ def test_passes_that_write_over_the_oldest_rows_of_a_log_wrap_wrongly():
     seen = [state for cause, _, state in log.passes([2, 1]) if cause == "wrong-wrap"]
     right = play(SHAPES["gdn"], log.states[0], [rows[2], rows[1]])[1][-1]
     assert any(torch.allclose(state, right) for state in seen)
-
-
-def drawn(recurrence, n, **sizes):
-    """A shape, a state and n rows of one sequence."""
-    shape = replace(SHAPES[recurrence], n_tokens=n, **sizes)
-    source = Source(shape, 1)
-    rows = source.rows([0], [n])
-    return shape, source.state().double(), [token(rows, i) for i in range(n)]
 
 
 def corrected(shape, state, row, seen, key=None):
@@ -461,35 +443,6 @@ def test_a_row_that_others_take_is_named_with_its_rows():
     assert situation.explain_outputs(seen, 1e-5) == (
         "gate-of-other-row", "decay of row 2, in rows 3 to 4 of 5",
     )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("recurrence", "words"),
-    [
-        ("kda", "the decay's logarithm ends at -0.37"),
-        ("kda", "the decay is taken to the power of 0.6"),
-        ("gdn", "beta ends at 0.43, in what is taken off v"),
-        ("gdn", "softplus has a beta of 1.7"),
-        ("kda", "k divided with an eps of 0.25"),
-        ("mamba2", "softplus ends at 0.71, in the decay"),
-        ("conv", "the sigmoid of 1.7 times its input is taken"),
-    ],
-)
-@pytest.mark.parametrize("last", [False, True])
-def test_the_number_of_a_mistake_is_fitted(recurrence, words, last):
-    shape, state, rows = drawn(recurrence, 3)
-    number = next(float(x) for x in words.replace(",", "").split() if x[-1].isdigit())
-    ways = in_parts(shape, rows, formulas(shape, rows, abs(number)))
-    (wrong,) = (made for _, said, made in ways if said == words)
-    outputs, states = play(shape, state, wrong)
-    situation = Situation(KERNEL, Reference(shape, [state]), 0, rows, [], 3)
-    if last and recurrence != "conv":
-        # the state alone may not say which part of a row it is wrong in
-        cause, said = situation.explain_state(states[-1], 3, 1e-5)
-        assert (cause[:6], said.split(",")[0]) == ("wrong-", words.split(",")[0])
-    else:
-        cause, said = situation.explain_outputs(torch.stack(outputs), 1e-5)
-        assert (cause[:6], said.split(", in the state")[0]) == ("wrong-", words)
 
 
 def test_a_window_that_no_pass_leaves_is_what_taps_read():
