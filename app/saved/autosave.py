@@ -326,9 +326,9 @@ def read_saved(folder: Path) -> ModelRuns | None:
     store.runs.update(session.runs)
     store.more_facts = session.more
     store.let_go_of_rows(folder)
-    if store.runs and all(notes_of(facts).deleted for facts in store.runs.values()):
+    if store.runs and all(notes_of(facts).deleted for facts in list(store.runs.values())):
         return None
-    cut = tuple(RunRef(store, i) for i, facts in store.runs.items() if facts.stops is None)
+    cut = tuple(RunRef(store, i) for i, facts in list(store.runs.items()) if facts.stops is None)
     for run in cut:
         run.facts.stops = [INTERRUPTED]
     return ModelRuns(source_of(store), store, False, True, cut)

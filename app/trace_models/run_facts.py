@@ -421,7 +421,7 @@ def _columns(tables: Mapping[str, Mapping[str, str]], run: RunRef | None) -> lis
 def counted_since(store: TraceStore, first_run: int) -> tuple[int, int] | None:
     """Drafted and accepted tokens of the runs from one on, as rows or replies tell them; None where
     none does."""
-    every = (run_id for run_id in store.runs if run_id >= first_run)
+    every = (run_id for run_id in list(store.runs) if run_id >= first_run)
     told = (with_told(timings_of(RunColumns(store, "rounds", i)), store, i) for i in every)
     known = [one for one in told if one.get("draft_n") is not None]
     if not known:

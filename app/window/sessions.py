@@ -297,7 +297,7 @@ class Sessions(QObject):
 
     def _tell_library(self) -> None:
         stores = [traces.store for traces in self._bridge.earlier]
-        runs = (RunRef(store, i) for store in stores for i in store.runs)
+        runs = (RunRef(store, i) for store in stores for i in list(store.runs))
         n = count_runs(run for run in runs if not notes_of(run.facts).deleted)
         if n:
             runs_text = counted(n, "run")
@@ -339,7 +339,7 @@ class Sessions(QObject):
 
 def _is_deleted(store: TraceStore) -> bool:
     """Whether the user has deleted all runs of a trace."""
-    return bool(store.runs) and all(notes_of(facts).deleted for facts in store.runs.values())
+    return bool(store.runs) and all(notes_of(facts).deleted for facts in list(store.runs.values()))
 
 
 class OpenedResults:

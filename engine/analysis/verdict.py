@@ -264,7 +264,7 @@ def _is_of_peer(facts: RunFacts) -> bool:
 def _noise_of(trace: TraceStore, leader: int | None, kind: str) -> list[int]:
     return [
         run
-        for run, facts in trace.runs.items()
+        for run, facts in list(trace.runs.items())
         if facts.lane_kind == kind and facts.lane_against == leader
     ]
 

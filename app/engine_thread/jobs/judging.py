@@ -144,7 +144,7 @@ class MeasureFidelity(EngineJob):
             self.found = self._measure(worker.session, worker)
             fact = {"fidelity": to_builtins(self.found)}
             worker.more_facts.update(fact)
-            for facts in worker.store.runs.values():
+            for facts in list(worker.store.runs.values()):
                 if facts.compute == worker.session.compute:
                     facts.update(fact)
         return worker.rest()

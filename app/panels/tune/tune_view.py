@@ -153,7 +153,7 @@ class TuneView(WholeRunView):
         """The drafters of the runs in this trace, each with its newest run."""
         assert self.run is not None
         newest: dict[str, RunRef] = {}
-        for run_id in self.run.store.runs:
+        for run_id in list(self.run.store.runs):
             run = self.run.sibling(run_id)
             if name := drafter_name(run):
                 newest[name] = run

@@ -263,6 +263,6 @@ def ask_before_quitting(parent: QWidget, recorded: Sequence[ModelRuns], problem:
 
 
 def _counted(runs: ModelRuns) -> str:
-    every = (RunRef(runs.store, i) for i in runs.store.runs)
+    every = (RunRef(runs.store, i) for i in list(runs.store.runs))
     n = count_runs(run for run in every if not notes_of(run.facts).deleted)
     return counted(n, "run")
