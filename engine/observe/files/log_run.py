@@ -296,9 +296,9 @@ def _write_rounds(store: TraceStore, server: ServerLog, file: str) -> int:
             for seq_id, request in enumerate(server.requests)
             for row in _full(seq_id, request, server.has_times)
         ]
-        begun = min((row.t_ms for row in ready if row.t_ms is not None), default=0.0)
+        start = min((row.t_ms for row in ready if row.t_ms is not None), default=0.0)
         for row in sorted(ready, key=lambda one: one.t_ms or 0.0):
-            rows.write(row, begun)
+            rows.write(row, start)
         rows.flush()
     if all(one.predicted is not None for one in server.requests):
         together = {name: v for name, v in sum_figures(sums).items() if v is not None}
@@ -423,7 +423,7 @@ def _write_light(
     firsts = np.flatnonzero(np.diff(seq_id, prepend=-1))
     order = np.insert(np.arange(len(firsts), len(firsts) + len(us)), firsts, np.arange(len(firsts)))
     order = order[np.argsort(np.concatenate([times[firsts], times])[order], kind="stable")]
-    begun = times[us >= 0].min(initial=np.inf)
+    start = times[us >= 0].min(initial=np.inf)
     writer.store.tables["rounds"].reserve(len(order))
     for at in range(0, len(order), _AT_ONCE):
         mine = order[at : at + _AT_ONCE]
@@ -431,7 +431,7 @@ def _write_light(
         rows = np.where(is_first, firsts[mine * is_first], mine - len(firsts))
         drafts, undone, again = drafted[rows], drafted[rows] - accepted[rows], restored[rows]
         columns: dict[str, np.ndarray] = {
-            "t_ms": np.where(us[rows] < 0, np.nan, np.maximum(times[rows] - begun, 0.0)),
+            "t_ms": np.where(us[rows] < 0, np.nan, np.maximum(times[rows] - start, 0.0)),
             "drafter": np.where(drafts > 0, drafter, 0).astype(np.int32),
             "accept_rule": np.where(drafts > 0, code(rule), 0).astype(np.int32),
             "num_draft_tokens": drafts,

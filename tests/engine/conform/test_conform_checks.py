@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -12,12 +11,12 @@ from engine.conform import runner
 from engine.conform.adapters import own
 from engine.conform.cases import Shape
 from engine.conform.checks import CHECKS, Fault, Player, check, has_check
-from engine.conform.packages import Package
 from engine.conform.passes import SCRIPTS
 from engine.conform.replays import elsewhere, smallest
 from engine.conform.report import MEANINGS, paragraph
 from engine.conform.subject import Kernel
 from resources import help_page
+from tests.engine.conform.drawn_rows import PACKAGE, SHAPES
 from tests.engine.conform.planted_kernels import (
     ByBatch,
     Chain,
@@ -62,14 +61,6 @@ from tests.engine.conform.planted_kernels import (
     WritesNeighbour,
     WritesNull,
 )
-
-PACKAGE = Package("kernels", Path("."), "")
-SHAPES = {
-    "gdn": Shape("gdn", 4, 2, 8, 8, 3, 3),
-    "kda": Shape("kda", 4, 2, 8, 8, 3, 3),
-    "mamba2": Shape("mamba2", 4, 2, 8, 8, 3, 3),
-    "conv": Shape("conv", 6, 1, 4, 1, 3, 3),
-}
 
 
 def faults(kernel: Kernel, shape: Shape, names=CHECKS) -> list[Fault]:

@@ -29,7 +29,7 @@ def rules(store: TraceStore) -> list[str]:
     return [finding.rule for finding in find(store)]
 
 
-def _read(text: str, tmp_path: Path) -> TraceStore:
+def read(text: str, tmp_path: Path) -> TraceStore:
     path = tmp_path / "pasted.txt"
     path.write_text(text)
     store = TraceStore()

@@ -11,7 +11,7 @@ import pytest
 from engine.analysis.findings.check import find
 from engine.observe.files.importing import import_file, recognise
 from engine.trace.store import TraceStore
-from tests.engine.observe.files.pasted_text import SUMS, _read, imported, sums
+from tests.engine.observe.files.pasted_text import SUMS, imported, read, sums
 
 ATTEMPTS = """
 | task     | run | stage   |  tokens | stop  | time(s) |   tok/s | rounds |    accepted |    rate |  a.len | pos accept                   |
@@ -114,7 +114,7 @@ def test_a_wrapped_line_of_vllm_is_no_benchmark() -> None:
 def test_what_openvino_prints_has_accepted_tokens(tmp_path: Path) -> None:
     text = "MAIN MODEL\n  Num generated token: 200 tokens\n  Num accepted token: 119 tokens\n"
     text += "DRAFT MODEL\n  Num generated token: 324 tokens\n"
-    (one,) = _read(text, tmp_path).runs[0]["requests"]
+    (one,) = read(text, tmp_path).runs[0]["requests"]
     assert [one["told"].get(name) for name in SUMS] == [200, None, None, None]
     assert one["told"]["num_accepted_draft_tokens"] == 119 and one["engine"] == "openvino"
 
@@ -124,7 +124,7 @@ def test_shares_of_all_positions_are_counts(tmp_path: Path) -> None:
         "Total generated tokens: 900\nDrafts: 200\nDraft tokens: 400\nAccepted tokens: 240\n"
         "Per-position acceptance (%):\n  Position 0:   75.00\n  Position 1:   45.00\n"
     )
-    told = _read(text, tmp_path).runs[0]["requests"][0]["told"]
+    told = read(text, tmp_path).runs[0]["requests"][0]["told"]
     assert told["num_accepted_tokens_per_pos"] == [150, 90]
 
 
@@ -137,7 +137,7 @@ def test_what_speed_bench_keeps_has_its_samples(tmp_path: Path) -> None:
         for name, drafted, accepted in (("a", 150, 90), ("b", 0, 0))
     ]
     summary = [{"category": "math", "requests": 2, "draft_n": 150, "accepted": 90}]
-    store = _read(json.dumps({"config": {}, "summary": summary, "results": samples}), tmp_path)
+    store = read(json.dumps({"config": {}, "summary": summary, "results": samples}), tmp_path)
     told = [one["told"] for one in store.runs[0]["requests"]]
     assert [[one.get(name) for name in SUMS] for one in told] == [
         [200, None, 150, 90],
@@ -150,7 +150,7 @@ def test_the_averages_of_tensorrt_llms_benchmark(tmp_path: Path) -> None:
     names = ("DT", 200.0), ("ADT", 120.0), ("DAR", 0.6), ("AL", 2.5)
     lines = [f"[{name}] {kind:<7}: {value:.2f}" for name, value in names
              for kind in ("MINIMUM", "AVERAGE", "P50")]  # fmt: skip
-    store = _read("= DECODING STATISTICS (MTP)\n" + "\n".join(lines) + "\n", tmp_path)
+    store = read("= DECODING STATISTICS (MTP)\n" + "\n".join(lines) + "\n", tmp_path)
     assert store.runs[0]["source"]["engine"] == "tensorrt-llm"
     told = store.runs[0]["requests"][0]["told"]
     assert (told["mean_acceptance_length"], told["draft_acceptance_rate"]) == (2.5, 0.6)

@@ -12,7 +12,7 @@ from engine.analysis.findings.check import find
 from engine.errors import TraceFileError
 from engine.observe.files.importing import import_file
 from engine.trace.store import TraceStore
-from tests.engine.observe.files.pasted_text import SUMS, _read, imported, rules, sums
+from tests.engine.observe.files.pasted_text import SUMS, imported, read, rules, sums
 
 TABLE = """<details>
 $ curl -s http://h:8000/metrics | grep spec
@@ -213,15 +213,15 @@ tgi_request_generated_tokens_count 10
 
 def test_counters_of_tgi(tmp_path: Path) -> None:
     """100 steps, of which 10 are those of prompts; how many tokens were drafted is not counted."""
-    told = _read(TGI, tmp_path).runs[0]["requests"][0]["told"]
+    told = read(TGI, tmp_path).runs[0]["requests"][0]["told"]
     assert told["num_accepted_draft_tokens"] == 60 and told["num_draft_tokens"] is None
     assert (told["predicted_n"], told["num_spec_steps"]) == (160, 90)
     assert told["num_accepted_tokens_per_pos"] == [40, 20]
     running = TGI.replace("tokens_sum 160", "tokens_sum 150")  # a request has not ended
-    assert _read(running, tmp_path).runs[0]["requests"][0]["told"]["num_spec_steps"] is None
+    assert read(running, tmp_path).runs[0]["requests"][0]["told"]["num_spec_steps"] is None
     plain = "tgi_request_skipped_tokens_sum 0\ntgi_request_skipped_tokens_count 100\n"
     with pytest.raises(TraceFileError, match="no token in them that was speculated"):
-        _read(plain, tmp_path)
+        read(plain, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -243,5 +243,5 @@ def test_what_has_no_counts_is_named_with_what_to_bring(
     tmp_path: Path, text: str, what: str, remedy: str
 ) -> None:
     with pytest.raises(TraceFileError, match="which has no counts of drafted tokens") as caught:
-        _read(text, tmp_path)
+        read(text, tmp_path)
     assert what in caught.value.message and remedy in caught.value.remedy

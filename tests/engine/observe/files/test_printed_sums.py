@@ -10,7 +10,7 @@ import pytest
 
 from engine.analysis.findings.check import find
 from engine.observe.files.importing import recognise
-from tests.engine.observe.files.pasted_text import SUMS, _read, imported, rules, sums
+from tests.engine.observe.files.pasted_text import SUMS, imported, read, rules, sums
 
 SPECULATIVE = """
 n_draft   = 8
@@ -256,7 +256,7 @@ SETTINGS = """
 
 @pytest.mark.parametrize("mark", ["│", "|"])
 def test_the_console_table_of_aiperf(tmp_path: Path, mark: str) -> None:
-    store = _read(CONSOLE.replace("│", mark), tmp_path)
+    store = read(CONSOLE.replace("│", mark), tmp_path)
     told = store.runs[0]["requests"][0]["told"]
     assert (told["mean_acceptance_length"], told["draft_acceptance_rate"]) == (2.55, 0.517)
     by_position = told["acceptance_per_position"]["unconditional"]
@@ -269,7 +269,7 @@ def test_the_console_table_of_aiperf(tmp_path: Path, mark: str) -> None:
 
 @pytest.mark.parametrize("text", [SPEEDS, COMPARED, SETTINGS], ids=["one", "two", "settings"])
 def test_the_tables_of_speed_bench(tmp_path: Path, text: str) -> None:
-    requests = _read(text, tmp_path).runs[0]["requests"]
+    requests = read(text, tmp_path).runs[0]["requests"]
     assert [one["place"] for one in requests] in (["coding", "writing"], ["2", "5"])
     told = [one["told"] for one in requests]
     assert [one["predicted_per_second"] for one in told] == [41.2, 22.0]
@@ -366,7 +366,7 @@ def test_the_tables_of_speed_bench(tmp_path: Path, text: str) -> None:
 def test_tables_that_people_write_have_rates(
     tmp_path: Path, table: str, rows: list[tuple[Any, ...]]
 ) -> None:
-    requests = _read(f"My numbers:\n\n{table}\nwhy?\n", tmp_path).runs[0]["requests"]
+    requests = read(f"My numbers:\n\n{table}\nwhy?\n", tmp_path).runs[0]["requests"]
     names = "predicted_per_second", "draft_acceptance_rate"
     assert [(one["place"], *(one["told"][name] for name in names)) for one in requests] == rows
     assert all(one["told"].get(name) is None for one in requests for name in SUMS)
@@ -400,7 +400,7 @@ def test_a_table_may_have_counts_in_a_cell(tmp_path: Path) -> None:
         "| Prompt | Variant | t/s | Accept rate | Draft stats |\n|---|---:|---:|---:|---|\n"
         "| code | mtp | 62.5 +/- 0.1 | 76.7% | `mtp: drafts 266/302, tokens 695/906` |\n"
     )
-    (one,) = _read(table, tmp_path).runs[0]["requests"]
+    (one,) = read(table, tmp_path).runs[0]["requests"]
     assert one["place"] == "code mtp" and one["told"]["predicted_per_second"] == 62.5
     assert [one["told"].get(name) for name in SUMS] == [None, 302, 906, 695]
 
@@ -425,7 +425,7 @@ COUNTS = "code", 1300, 780, "prose", 690, 300
     ids=["blanks", "German", "French", "tabs", "English", "Swiss"],
 )
 def test_numbers_of_tables_are_read_as_they_are_written(tmp_path: Path, table: str) -> None:
-    requests = _read(table, tmp_path).runs[0]["requests"]
+    requests = read(table, tmp_path).runs[0]["requests"]
     found = [(one["place"], one["told"]["num_draft_tokens"]) for one in requests]
     assert found == [COUNTS[:2], COUNTS[3:5]]
     assert [one["told"]["num_accepted_draft_tokens"] for one in requests] == [780, 300]
@@ -451,7 +451,7 @@ def test_numbers_of_tables_are_read_as_they_are_written(tmp_path: Path, table: s
     ids=["before", "after", "above"],
 )
 def test_engines_side_by_side_are_rows_of_their_own(tmp_path: Path, table: str) -> None:
-    requests = _read(table, tmp_path).runs[0]["requests"]
+    requests = read(table, tmp_path).runs[0]["requests"]
     assert [one["engine"] for one in requests] == ["vllm", "ik_llama.cpp"]
     assert [[one["told"][name] for name in SUMS[2:]] for one in requests] == [
         [330, 240],

@@ -11,7 +11,7 @@ from engine.analysis.findings.check import find
 from engine.observe.files.importing import recognise
 from engine.observe.files.line_words import REQUESTS
 from engine.observe.rounds.log_shapes import says_nothing, shape_of
-from tests.engine.observe.files.pasted_text import _read, imported, rules, sums
+from tests.engine.observe.files.pasted_text import imported, read, rules, sums
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ from tests.engine.observe.files.pasted_text import _read, imported, rules, sums
     ids=["chat", "PowerShell", "Python", "picked", "named"],
 )
 def test_timings_as_people_paste_them(tmp_path: Path, text: str) -> None:
-    told = _read(text, tmp_path).runs[0]["told"]
+    told = read(text, tmp_path).runs[0]["told"]
     assert (told["draft_n"], told["draft_n_accepted"]) == (8, 3)
 
 
@@ -133,7 +133,7 @@ def test_other_tables_are_no_sums(text: str) -> None:
 def test_parts_of_a_line_that_were_copied_have_their_shares(
     tmp_path: Path, text: str, told: list[tuple[Any, ...]]
 ) -> None:
-    found = [one["told"] for one in _read(text, tmp_path).runs[0]["requests"]]
+    found = [one["told"] for one in read(text, tmp_path).runs[0]["requests"]]
     rates = [(one["acceptance_per_position"] or {}).get("unconditional") for one in found]
     names = "mean_acceptance_length", "draft_acceptance_rate"
     got = [(r, *(one[name] for name in names)) for r, one in zip(rates, found, strict=True)]
