@@ -76,6 +76,12 @@ def vnni_bits() -> int:
     return 256 if has_feature("avxvnni") else 0
 
 
+def multiplies_bf16() -> bool:
+    """Whether oneDNN, and torch with it, multiplies packed bfloat16 matrices here."""
+    avx512 = all(has_feature(name) for name in ("avx512bw", "avx512dq", "avx512vl"))
+    return avx512 or has_feature("avxneconvert") or has_feature("bf16")  # newer AVX2, and Arm
+
+
 def halves_512_bits() -> bool:
     """Whether vectors of 512 bits are computed in two halves here, so that they save instructions
     but no time in which products are computed."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from engine.gguf.file import TensorInfo
 from engine.model.parts.recurrent import TABLE
+from kernels.processor import multiplies_bf16
 
 MODES = ("f32", "bf16", "int8", "int8x2", "q8", "blocks")
 """Compute modes whose memory is estimated."""
@@ -59,9 +60,7 @@ def loaded_bytes(
 
     shares_head: without a head of its own it uses another model's, which is not counted.
 
-    bf16 counts 2 bytes for a number that does not stay in its block: a processor without products
-    in bfloat16 keeps 4. int8 may come to a little more, where a matrix is not a whole number of
-    sixteens long or wide.
+    int8 may come to a little more, where a matrix is not a whole number of sixteens long or wide.
     """
     has_head = shares_head or "output.weight" in tensors
     return {mode: _bytes_in(tensors, (device, mode), has_head) for mode in MODES}
@@ -92,7 +91,12 @@ def draft_head_bytes(tensors: Mapping[str, TensorInfo], device: str) -> int:
 
 def _bytes_in(tensors: Mapping[str, TensorInfo], where: tuple[str, str], has_head: bool) -> int:
     device, mode = where
-    is_narrow = mode == "bf16" or (device != "cpu" and mode in ("q8", "blocks"))
+    on_gpu = device != "cpu"
+    # a processor without products in bfloat16 keeps the rounded numbers in 4 bytes
+    if mode == "bf16":
+        is_narrow = on_gpu or multiplies_bf16()
+    else:
+        is_narrow = on_gpu and mode in ("q8", "blocks")
     # the experts of a layer stay in their blocks together, or not at all
     experts = {name: t for name, t in tensors.items() if "_exps.weight" in name}
     expanded = {_block(name) for name, t in experts.items() if not _stays(tensors, t, where)}

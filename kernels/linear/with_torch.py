@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from kernels.linear import integers
 from kernels.linear.packed import INTEGER_MODES, PackedWeight
+from kernels.processor import multiplies_bf16
 
 
 def pack(weight: Tensor, mode: str) -> PackedWeight:
@@ -93,4 +94,5 @@ def multiply_rows(rows: Tensor, packed: PackedWeight) -> Tensor:
 
 def has_bf16() -> bool:
     """Whether this processor multiplies packed bfloat16 matrices."""
-    return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    is_built = torch.backends.mkldnn.is_available()
+    return is_built and multiplies_bf16() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
