@@ -12,13 +12,22 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from engine.analysis.findings.check import record_findings
 from engine.errors import TraceFileError
-from engine.files import file_bytes, file_head, known_kind, opened_file, unpacked
+from engine.files import (
+    file_bytes,
+    file_head,
+    is_archive,
+    known_kind,
+    members,
+    opened_file,
+    unpacked,
+)
 from engine.observe.files import records
 from engine.observe.files.capture import is_capture, read_capture, replay
 from engine.observe.files.line_words import READ, SIGNS
@@ -35,9 +44,10 @@ from engine.trace.store import TraceStore
 if TYPE_CHECKING:
     from engine.gguf.tokenizer import Tokenizer
 
-CAPTURE, LOG = "capture", "log"
+CAPTURE, LOG, ARCHIVE = "capture", "log", "archive"
 NAMES = (CAPTURE, LOG, *records.NAMES)
 """What a file may be said to be, where its content leaves that open."""
+_NOT_IN_NAMES = re.compile(r"[^\w.+() -]")
 _HEAD = 1 << 18
 _MOST_BYTES = 512 << 20
 """Of a file that is read as a whole; captures and records have limits of their own."""
@@ -93,7 +103,8 @@ def recognise(data: bytes) -> str | None:
     """The name of what a file holds, from its bytes or their beginning; None if it is unknown."""
     if is_capture(data):
         return CAPTURE
-    return _kind(as_written(_bare(unpacked(data, "", _HEAD, whole=False)[:_HEAD])))
+    head = unpacked(data, "", _HEAD, whole=False)[:_HEAD]
+    return ARCHIVE if is_archive(head) else _kind(as_written(_bare(head)))
 
 
 def as_written(data: bytes) -> bytes:
@@ -311,6 +322,8 @@ def import_file(
     """
     kind = name or recognise_file(path)
     file = _shown(path)
+    if kind == ARCHIVE:
+        return _import_members(store, path, name)
     head = _bare(file_head(path, _HEAD))
     is_plain = name is not None or kind == CAPTURE or as_written(head) == head
     if kind == LOG and log is None and _LIST.match(head) is None and is_plain:
@@ -366,6 +379,32 @@ def import_file(
         with suppress(TraceFileError):
             of_log = fill_log(store, text, file)
     return of_log + records.fill(store, text.encode("utf-8", "surrogatepass"), file, kind)
+
+
+def _import_members(store: TraceStore, path: Path, name: str | None) -> list[int]:
+    """The files of an archive that can be read, as `import_file` does each; what is said of others
+    is a finding. Raises what it says of the first where there is none."""
+    found, refused = list[int](), list[TraceFileError]()
+    with TemporaryDirectory() as folder:
+        packed = _content(path)
+        for at, (one, content) in enumerate(members(packed, path.name, _MOST_BYTES, TraceFileError)):
+            Path(folder, str(at)).mkdir()
+            inner = Path(folder, str(at), _NOT_IN_NAMES.sub("_", one)[-_LONGEST_TIME:] or "_")
+            inner.write_bytes(content)
+            try:
+                if is_archive(content):
+                    said = f"{one} is an archive inside of {path.name}."
+                    raise TraceFileError(said, "Unpack it yourself.")
+                found += import_file(store, inner, name=name)
+            except TraceFileError as error:
+                refused.append(error)
+    if not found:
+        raise next(iter(refused), TraceFileError(f"{path.name} has no files.", "Pack it again."))
+    for error in refused[:1]:
+        left_out = {"evidence": "", "message": f"{len(refused):,} of its files not read: {error}"}
+        store.runs[found[-1]].add_to("observed_findings", {"rule": "log-unread", **left_out})
+        record_findings(store, found[-1:])
+    return found
 
 
 def _content(path: Path) -> bytes:

@@ -36,6 +36,8 @@ _REMEDY = "Choose a file that one of the engines wrote that `draftscope help obs
 SHAPES: dict[str, RecordShape] = {
     one.name: one for one in (AIPERF, *READERS, SPEC_BENCH, MLC, FASTDEPLOY, LLAMA_SERVER)
 }
+_WHOLE = {"prompt_n", "prompt_ms"}
+"""What timings have besides those of the answer."""
 _SIGNS = {key for shape in SHAPES.values() for key in shape.keys}
 _REPLY = re.compile(
     rb'"choices"\s*:\s*\[|"meta_info"\s*:\s*\{|"object"\s*:\s*"response"|"type"\s*:\s*"response\.'
@@ -112,7 +114,8 @@ def fill(
         ]
         if not alone and not replies:
             raise _nothing(file, shape.title)
-        return [write_replies(store, replies, alone, file, left_out)]
+        if replies or all(_WHOLE <= node.values.keys() for node in alone):
+            return [write_replies(store, replies, alone, file, left_out)]
     found, unknown = _requests(shape, every, replies, file)
     if not found:
         raise _nothing(file, REPLY if shape is None else shape.title)

@@ -17,7 +17,7 @@ from pathlib import Path
 from engine.foreign import COUNT, LONGEST_PART_MS, OutOfRangeError, real, whole
 from engine.observe.files.records.request import RecordedRequest, making_rates, without_signs
 
-_NAMED = re.compile(r"([A-Za-z][\w/#%]{0,30})\s?=\s{0,9}([^\s,;=]{1,40})")
+_NAMED = re.compile(r"([A-Za-z][\w/#%]{0,30})(?:\s?=\s{0,9}|: (?=\d))([^\s,;=]{1,40})")
 _FEW = 2
 _FIGURE, _ARROW = r"[~≈]?\d{1,6}(?:\.\d{1,6})? ?%?", r" ?(?:→|[-=]?->) ?"
 _IN_ROWS = ("|", "│", "┃", "\t", "accept_rate")
@@ -295,7 +295,7 @@ def _tables(text: str) -> Iterator[list[tuple[int, list[str]]]]:
         cells = _cells(line) if len(line) <= _LONGEST else []
         is_row = table or any(map(line.__contains__, _IN_ROWS)) or _COMMAS.search(line)
         cells = cells if is_row or (len(cells) > _FEW and _is_head(names_of(cells))) else []
-        named = _NAMED.findall(line) if "=" in line and len(line) <= _LONGEST else []
+        named = _NAMED.findall(line) if ("=" in line or ": " in line) and len(line) <= _LONGEST else []
         is_named = len({name for name, _ in named}) > _FEW or (
             len(named) == _FEW
             and _BARS.search(line) is None
