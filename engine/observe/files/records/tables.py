@@ -116,6 +116,8 @@ def read_tables(text: str, unread: list[str] | None = None) -> list[RecordedRequ
 
 def _requests(text: str, unread: list[str]) -> Iterator[RecordedRequest]:
     for table in _tables(text):
+        if table and _MAY_BE_ABOUT.search(" ".join(table[0][1]).lower()):
+            table = _widened(table)
         heads = [
             at
             for at, (_, cells) in enumerate(table)
@@ -190,6 +192,30 @@ def _pivoted(table: list[tuple[int, list[str]]]) -> list[tuple[int, list[str]]]:
         (number, [" ".join(of), *(one.get(name, "") for name in columns)])
         for of, (number, one) in rows.items()
     ]
+
+
+def _widened(table: list[tuple[int, list[str]]]) -> list[tuple[int, list[str]]]:
+    """A table with a column for each of the figures that the name of a column says its cells have,
+    as "rate / a.len", also of the columns after it that name another setting alone."""
+    wide, said = list[list[str]](), list[str]()
+    for name, *cells in zip(*(one for _, one in table), strict=True):
+        names = name.split(" / ") if " / " in name else _BETWEEN.split(name)
+        whose, kinds = "", [kind_of(one) for one in names_of(names)]
+        if not kinds[0]:
+            whose, own = _parts(names_of(names[:1])[0])
+            kinds[0], names[0] = kind_of(own), own
+        parts = [_BETWEEN.split(one) for one in cells]
+        if said and len(names) == 1 and {*map(len, parts)} == {len(said)}:
+            whose, names = name, said
+        elif len(set(kinds)) < max(_FEW, len(names)) or not all(kinds):
+            said = []
+            wide.append([name, *cells])
+            continue
+        said = names
+        parts = [one if len(one) == len(names) else [""] * len(names) for one in parts]
+        wide += [[f"{whose} {one}".strip(), *row] for one, *row in zip(names, *parts, strict=True)]
+    numbers = (number for number, _ in table)
+    return list(zip(numbers, map(list, zip(*wide, strict=True)), strict=True))
 
 
 def _parted(names: list[str], cells: list[str]) -> Iterator[tuple[str, list[str]]]:
@@ -342,7 +368,7 @@ def names_of(cells: list[str]) -> list[str]:
 
 def _is_head(names: list[str]) -> bool:
     """Whether cells name what is accepted."""
-    parts = [one for one in names if ABOUT.search(one)]
+    parts = [one for one in names if ABOUT.search(one) or ABOUT.search(_parts(one)[1])]
     kinds = [one for one in parts if {kind_of(one), kind_of(_parts(one)[1])} & {*_ACCEPTED, "by"}]
     figures = _NUMBER.fullmatch, _SEVERAL.fullmatch, _TWO_COUNTS.match
     return bool(kinds) and not any(one(name) for one in figures for name in names)
