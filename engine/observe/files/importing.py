@@ -375,7 +375,9 @@ def import_file(
         return records.fill(store, data, file, kind if name else None)
     text = rejoined("".join(texts_of([data])))
     of_log: list[int] = []
-    if name is None and _has_sums(text):  # lines of a server around the sums
+    is_program = "n_drafted" in text and "draft acceptance" not in text
+    # lines of a server around the sums, and no program's own statistics of the same
+    if name is None and not is_program and _has_sums(text):
         with suppress(TraceFileError):
             of_log = fill_log(store, text, file)
     return of_log + records.fill(store, text.encode("utf-8", "surrogatepass"), file, kind)

@@ -96,6 +96,8 @@ def printed_request(
     request.num_spec_steps, request.num_draft_tokens = steps, drafted
     if drafted is not None:
         request.num_accepted_draft_tokens = whole(printed["accepted"], drafted)
+    if "share" in printed and n and abs(100 * (1 - (steps or 0) / n) - float(printed["share"])) < 0.1:
+        request.num_accepted_draft_tokens = n - (steps or 0)  # the others are the target's own
     if "depth" in printed:
         _take_depths(request, printed["depth"])
     elif "shares" in printed:

@@ -47,7 +47,7 @@ _OF_VLLM = re.compile(
 """Names that are vLLM's, in lower case."""
 _SPACE = re.compile(r"[-_]")
 _IS_BY_INDEX = re.compile(r"(?i)(?=.{0,40}acc).{0,40}per[_ ]?pos(?:ition)?.{0,40}")
-_BEFORE = r"[ \t|>*`\"-]{0,20}(?:spec_decode_)?"
+_BEFORE = r"(?:\d{1,9}\.\d\d\.\d{3}\.\d{3} [IWEDC] )?[ \t|>*`\"-]{0,20}(?:spec_decode_)?"
 _LINE = re.compile(
     rf"(?:^|[,{{\]] ?){_BEFORE}"
     r"(?P<name>(?:[^\W\d_]|[#\[])[\w#%()/ .\]-]{1,48}?)\"?[ \t]{0,60}(?:=>|[:=\uff1a])"
@@ -121,7 +121,11 @@ def _sums(text: str) -> list[RecordedRequest]:
 
     for match in _LINE.finditer(text):
         name = _field_of(match)
-        if name in values and match["name"] == values[name]["name"]:
+        before = values.get(name)
+        is_next = before is not None and match["name"] == before["name"]
+        if before is not None and name == _MEAN and match[0][0] not in ",{]":
+            is_next = is_next or _value(match) != _value(before)
+        if is_next:
             close()
         if name:
             values.setdefault(name, match)

@@ -11,7 +11,7 @@ import re
 import tomllib
 from collections.abc import Iterator
 from functools import lru_cache
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from pathlib import Path
 
 from engine.foreign import COUNT, LONGEST_PART_MS, OutOfRangeError, real, whole
@@ -47,7 +47,7 @@ _COUNT_OF = re.compile(
 _PATH = re.compile(r"^(?:(?!\w*(?:acc|draft|tok))\w{1,40}/){1,9}(?=\w{0,40}(?:acc|draft|spec))")
 """What metrics of a training run have before their names."""
 _AT_INDEX = re.compile(
-    r"(?:acc(?:ept(?:ance)?)? )?(?:@ ?|at )?pos(?:ition)?[ .@#]?(\d{1,3})(?: ?%)?"
+    r"(?:acc(?:ept(?:ance)?)? )?(?:@ ?|at )?pos(?:ition)?[ .@#]?(\d{1,3})(?: ?%| \(%\))?"
 )
 _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z][a-z])")
 NAMES = tomllib.loads(Path(__file__).parents[1].joinpath("names.toml").read_text("utf-8"))
@@ -71,7 +71,7 @@ _SEVERAL = re.compile(
 _IN_NAME = re.compile(r"\([^()/→]{1,40}(?:(?:/|→|[-=]?->)[^()/→]{1,40})+\)")
 """In the name of a column what each of them is of."""
 _OF_ALL = re.compile(r" ?\((?:avg|average|mean)\)$| (?:mean ?)?[/±] ?std(?:dev)?$")
-_ALL = re.compile(r"(?:.{0,60} )?(?:overall|total|average|avg|mean):?", re.IGNORECASE)
+ALL = re.compile(r"(?:.{0,60} )?(?:agg(?:regate)?|overall|total|average|avg|mean):?", re.IGNORECASE)
 _SPREAD = re.compile(
     r"(?:.{0,60} )?(?:min|max|std(?:dev)?|median|p\d\d?(?:\.\d)?):?", re.IGNORECASE
 )
@@ -111,7 +111,7 @@ def read_tables(text: str, unread: list[str] | None = None) -> list[RecordedRequ
         if (is_numbered or _SPREAD.fullmatch(one.place) is None)
         and _COMPARES.fullmatch(one.place) is None
     ]
-    return [one for one in found if _ALL.fullmatch(one.place) is None] or found
+    return [one for one in found if ALL.fullmatch(one.place) is None] or found
 
 
 def _requests(text: str, unread: list[str]) -> Iterator[RecordedRequest]:
@@ -194,26 +194,32 @@ def _pivoted(table: list[tuple[int, list[str]]]) -> list[tuple[int, list[str]]]:
     ]
 
 
+def _figures(cell: str) -> list[str]:
+    """The figures of a cell, or their names: one and another in brackets, or with signs between."""
+    first, _, more = cell.partition(" (")
+    if more[-1:] == ")" and "(" not in more:
+        return [first, more[:-1]]
+    return cell.split(" / ") if " / " in cell else _BETWEEN.split(cell)
+
+
 def _widened(table: list[tuple[int, list[str]]]) -> list[tuple[int, list[str]]]:
     """A table with a column for each of the figures that the name of a column says its cells have,
     as "rate / a.len", also of the columns after it that name another setting alone."""
     wide, said = list[list[str]](), list[str]()
     for name, *cells in zip(*(one for _, one in table), strict=True):
-        names = name.split(" / ") if " / " in name else _BETWEEN.split(name)
-        whose, kinds = "", [kind_of(one) for one in names_of(names)]
-        if not kinds[0]:
-            whose, own = _parts(names_of(names[:1])[0])
-            kinds[0], names[0] = kind_of(own), own
-        parts = [_BETWEEN.split(one) for one in cells]
+        first, *names = _figures(name)
+        whose, first = _parts(names_of([first])[0])
+        names = [first, *names]
+        kinds, parts = list(map(kind_of, names_of(names))), list(map(_figures, cells))
         if said and len(names) == 1 and {*map(len, parts)} == {len(said)}:
             whose, names = name, said
-        elif len(set(kinds)) < max(_FEW, len(names)) or not all(kinds):
+        elif len({*kinds} - {"by", ""}) < max(_FEW, len(names)):
             said = []
             wide.append([name, *cells])
             continue
         said = names
-        parts = [one if len(one) == len(names) else [""] * len(names) for one in parts]
-        wide += [[f"{whose} {one}".strip(), *row] for one, *row in zip(names, *parts, strict=True)]
+        rows = zip_longest(names, *parts, fillvalue="")
+        wide += [[f"{whose} {one}".strip(), *row] for one, *row in rows][: len(names)]
     numbers = (number for number, _ in table)
     return list(zip(numbers, map(list, zip(*wide, strict=True)), strict=True))
 
@@ -363,6 +369,7 @@ def _cells(line: str) -> list[str]:
 
 def names_of(cells: list[str]) -> list[str]:
     plain = (_CAMEL.sub(" ", _PATH.sub("", one)).lower().replace("_", " ") for one in cells)
+    plain = (one.replace(". ", " ") for one in plain)
     return [_COUNT_OF.sub("", _OF_ALL.sub("", one)) for one in plain]
 
 
@@ -496,7 +503,9 @@ def _take_shares(
         found.given["mean_acceptance_length"] = 1 + float(more[1])
     if (mean := numbers.get("mean")) is not None and not (has_counts and steps):
         found.given["mean_acceptance_length"] = float(mean[1])
-    by = values.get("by", "") or ", ".join(map(found.record.__getitem__, _by_index((*columns,))))
+    places = _by_index((*columns,))
+    sign = "%" if any("%" in one for one in places) else ""
+    by = values.get("by", "") or ", ".join(found.record[one] + sign for one in places)
     if not by and len(_SHARES.findall(values.get("rate", ""))) > _FEW:
         by = values["rate"]
     rates = [float(one) / (100 if "%" in by else 1) for one in _SHARES.findall(by)]
