@@ -35,6 +35,8 @@ from engine.observe.files.log_run import fill_log
 from engine.observe.files.records import METRICS, PRINTED
 from engine.observe.files.records.document import MOST_BYTES, read_documents
 from engine.observe.files.records.printed import read_printed
+from engine.observe.files.records.request import without_signs
+from engine.observe.files.records.tables import read_tables
 from engine.observe.rounds.log_lines import is_newest_first, time_of
 from engine.observe.rounds.log_text import texts_of, unwrapped, utf8_of, without_colours
 from engine.observe.rounds.log_words import has_entries
@@ -86,6 +88,8 @@ _ENTITY = re.compile(r"&(?:[lg]t|amp|quot|nbsp|apos|#x?[\da-fA-F]{1,6});")
 _BREAK = re.compile(r"(?i)<(?:br ?/?|/p|/li|/?(?:div|pre|h[1-6])(?: [^<>\n]{0,500})?)>\n?")
 _TAG = re.compile(r"(?i)</?(?:p|div|pre|code|span|li|ul|a|b|i|em|strong)(?: [^<>\n]{0,500})?>")
 _COMMA_TIME = re.compile(r"eval time {0,20}= {1,20}\d{1,20},\d\d ms")
+_THOUSANDS = re.compile(r"eval time {0,20}= {1,20}\d{1,3}(?:,\d{3})+\.\d|ms / {1,9}\d{1,3},\d{3} tok")
+_ROW = re.compile(r"(?m)^[ \t>]{0,20}\|.{0,2000}\|[ \t]{0,20}$")
 _COMMA = re.compile(r"(?<![\d,.])(\d{1,20}),(?=(?:\d\d|\d{5})(?![\d,]))")
 """Of numbers that a system has written with a comma for the point."""
 _TYPED = {
@@ -118,6 +122,7 @@ def as_written(data: bytes) -> bytes:
     text = data.decode("utf-8", "surrogateescape")
     found = text.translate(_TYPED) if not text.isascii() else text
     found = _COMMA.sub(r"\1.", found) if _COMMA_TIME.search(found) is not None else found
+    found = without_signs(found) if _THOUSANDS.search(found) is not None else found
     if _ENTITY.search(text) is not None or _BREAK.search(text) is not None:
         found = html.unescape(_TAG.sub("", _BREAK.sub("\n", found))).replace("\xa0", " ")
     if found == text:
@@ -329,7 +334,11 @@ def import_file(
     if kind == LOG and log is None and _LIST.match(head) is None and is_plain:
         if len(file_head(path, _LONGEST)) == _LONGEST:
             return fill_log(store, _pieces(path), file)
-        return fill_log(store, oldest_first(rejoined("".join(texts_of(_pieces(path))))), file)
+        text = oldest_first(rejoined("".join(texts_of(_pieces(path)))))
+        runs = fill_log(store, text, file)
+        if rows := read_tables("\n".join(_ROW.findall(text))):
+            _note(store, runs, f"A table next to the log was not read, {len(rows):,} rows.")
+        return runs
     data = _content(path) if is_plain else as_written(_content(path))
     other = known_kind(data[:_HEAD], "import") if kind is None else None
     if other is None or b"accept" in data or b"draft" in data:
@@ -403,10 +412,15 @@ def _import_members(store: TraceStore, path: Path, name: str | None) -> list[int
     if not found:
         raise next(iter(refused), TraceFileError(f"{path.name} has no files.", "Pack it again."))
     for error in refused[:1]:
-        left_out = {"evidence": "", "message": f"{len(refused):,} of its files not read: {error}"}
-        store.runs[found[-1]].add_to("observed_findings", {"rule": "log-unread", **left_out})
-        record_findings(store, found[-1:])
+        _note(store, found, f"{len(refused):,} of its files were not read: {error}")
     return found
+
+
+def _note(store: TraceStore, runs: Sequence[int], message: str) -> None:
+    """Say with the last of these runs that something was not read."""
+    found = {"rule": "log-unread", "message": message, "evidence": ""}
+    store.runs[runs[-1]].add_to("observed_findings", found)
+    record_findings(store, runs[-1:])
 
 
 def _content(path: Path) -> bytes:

@@ -94,9 +94,18 @@ def read_printed(text: str, unread: list[str] | None = None) -> list[RecordedReq
     """The sums of each run of a program that a text has, else the rows of its tables, else the
     lines that say counts or rates. Numbers that cannot be are left out. unread: see
     `read_tables`."""
-    if is_printed(text):
-        return _sums(text)
     found = read_tables(text, unread)
+    if is_printed(text):
+        sums = _sums(text)
+        known = {one.num_accepted_draft_tokens for one in sums} - {None}
+        others = [one for one in found if one.given or one.num_accepted_draft_tokens is not None]
+        if unread is not None:  # a table next to them, which may be of the same
+            unread += [
+                f"the row {one.place}"
+                for one in others
+                if one.num_accepted_draft_tokens not in known
+            ]
+        return sums
     is_counted = any(one.num_accepted_draft_tokens is not None for one in found)
     sums = [] if is_counted else _sums(text)  # lines may say more
     found = [

@@ -117,6 +117,8 @@ def read_tables(text: str, unread: list[str] | None = None) -> list[RecordedRequ
 def _requests(text: str, unread: list[str]) -> Iterator[RecordedRequest]:
     for table in _tables(text):
         if table and _MAY_BE_ABOUT.search(" ".join(table[0][1]).lower()):
+            if "accuracy" in text.lower():
+                table[0][1][:] = ["accuracy" if one.lower() == "acc" else one for one in table[0][1]]
             table = _widened(table)
         heads = [
             at
@@ -197,7 +199,7 @@ def _pivoted(table: list[tuple[int, list[str]]]) -> list[tuple[int, list[str]]]:
 def _figures(cell: str) -> list[str]:
     """The figures of a cell, or their names: one and another in brackets, or with signs between."""
     first, _, more = cell.partition(" (")
-    if more[-1:] == ")" and "(" not in more:
+    if more[-1:] == ")" and _BETWEEN.search(more) is None:
         return [first, more[:-1]]
     return cell.split(" / ") if " / " in cell else _BETWEEN.split(cell)
 
