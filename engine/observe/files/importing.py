@@ -88,7 +88,9 @@ _ENTITY = re.compile(r"&(?:[lg]t|amp|quot|nbsp|apos|#x?[\da-fA-F]{1,6});")
 _BREAK = re.compile(r"(?i)<(?:br ?/?|/p|/li|/?(?:div|pre|h[1-6])(?: [^<>\n]{0,500})?)>\n?")
 _TAG = re.compile(r"(?i)</?(?:p|div|pre|code|span|li|ul|a|b|i|em|strong)(?: [^<>\n]{0,500})?>")
 _COMMA_TIME = re.compile(r"eval time {0,20}= {1,20}\d{1,20},\d\d ms")
-_THOUSANDS = re.compile(r"eval time {0,20}= {1,20}\d{1,3}(?:,\d{3})+\.\d|ms / {1,9}\d{1,3},\d{3} tok")
+_THOUSANDS = re.compile(
+    r"eval time {0,20}= {1,20}\d{1,3}(?:,\d{3})+\.\d|ms / {1,9}\d{1,3},\d{3} tok"
+)
 _ROW = re.compile(r"(?m)^[ \t>]{0,20}\|.{0,2000}\|[ \t]{0,20}$")
 _COMMA = re.compile(r"(?<![\d,.])(\d{1,20}),(?=(?:\d\d|\d{5})(?![\d,]))")
 """Of numbers that a system has written with a comma for the point."""
@@ -398,7 +400,9 @@ def _import_members(store: TraceStore, path: Path, name: str | None) -> list[int
     found, refused = list[int](), list[TraceFileError]()
     with TemporaryDirectory() as folder:
         packed = _content(path)
-        for at, (one, content) in enumerate(members(packed, path.name, _MOST_BYTES, TraceFileError)):
+        for at, (one, content) in enumerate(
+            members(packed, path.name, _MOST_BYTES, TraceFileError)
+        ):
             Path(folder, str(at)).mkdir()
             inner = Path(folder, str(at), _NOT_IN_NAMES.sub("_", one)[-_LONGEST_TIME:] or "_")
             inner.write_bytes(content)
@@ -411,8 +415,8 @@ def _import_members(store: TraceStore, path: Path, name: str | None) -> list[int
                 refused.append(error)
     if not found:
         raise next(iter(refused), TraceFileError(f"{path.name} has no files.", "Pack it again."))
-    for error in refused[:1]:
-        _note(store, found, f"{len(refused):,} of its files were not read: {error}")
+    if refused:
+        _note(store, found, f"{len(refused):,} of its files were not read: {refused[0]}")
     return found
 
 

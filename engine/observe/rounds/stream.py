@@ -303,7 +303,7 @@ def _ollama(event: dict[str, Any]) -> Iterator[Chunk]:
 
 def _response(event: dict[str, Any]) -> Iterator[Chunk]:
     """A reply of /v1/responses or /v1/messages in one piece."""
-    parts = []
+    parts: list[str] = []
     for item in [event] if is_message(event) else event["output"][:MOST_ANSWERS]:
         content = item.get("content") if isinstance(item, dict) else None
         listed = content if isinstance(content, list) else ()

@@ -37,7 +37,7 @@ SHAPES: dict[str, RecordShape] = {
     one.name: one for one in (AIPERF, *READERS, SPEC_BENCH, MLC, FASTDEPLOY, LLAMA_SERVER)
 }
 _WHOLE = {"prompt_n", "prompt_ms"}
-"""What timings have besides those of the answer."""
+"""What timings have of the prompt."""
 _SIGNS = {key for shape in SHAPES.values() for key in shape.keys}
 _REPLY = re.compile(
     rb'"choices"\s*:\s*\[|"meta_info"\s*:\s*\{|"object"\s*:\s*"response"'
@@ -115,7 +115,7 @@ def fill(
         ]
         if not alone and not replies:
             raise _nothing(file, shape.title)
-        if replies or all(_WHOLE <= node.values.keys() for node in alone):
+        if replies or all(node.values.keys() >= _WHOLE for node in alone):
             return [write_replies(store, replies, alone, file, left_out)]
     found, unknown = _requests(shape, every, replies, file)
     if not found:

@@ -424,7 +424,9 @@ def test_what_collectors_and_pages_give_back_is_the_same_log(
 
 
 def test_cycles_of_dflash_give_what_drafts_gave(tmp_path: Path) -> None:
-    line = "2026-05-16 09:12:0{},411 - omlx.engine.dflash - INFO - [-] - DFlash generation complete: "
+    line = (
+        "2026-05-16 09:12:0{},411 - omlx.engine.dflash - INFO - [-] - DFlash generation complete: "
+    )
     text = line.format(1) + "142 tokens, 3.1 tok/s, acceptance=49.3%, cycles=72, ctx=62800\n"
     text += line.format(2) + "142 tokens, 3.1 tok/s, acceptance=81.0%, cycles=72\n"
     path, store = tmp_path / "omlx.log", TraceStore()
@@ -442,5 +444,7 @@ def test_a_total_in_a_table_of_prompts_is_no_prompt(tmp_path: Path) -> None:
     path, store = tmp_path / "bench.txt", TraceStore()
     path.write_text(rows.format(12) + rows.format(14))
     runs = import_file(store, path)
-    assert [[one["place"] for one in store.runs[run]["requests"]] for run in runs] == [["a", "b"]] * 2
+    assert [[one["place"] for one in store.runs[run]["requests"]] for run in runs] == [
+        ["a", "b"]
+    ] * 2
     assert [one.rule for one in find(store)] == ["log-lines-missing"]

@@ -469,7 +469,11 @@ EVENTS = [
     {"type": "message_start", "message": STARTED},
     {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "Well, "}},
     {"type": "content_block_delta", "index": 1, "delta": {"type": "text_delta", "text": "yes."}},
-    {"type": "message_delta", "delta": {"stop_reason": "max_tokens"}, "usage": {"output_tokens": 64}},
+    {
+        "type": "message_delta",
+        "delta": {"stop_reason": "max_tokens"},
+        "usage": {"output_tokens": 64},
+    },
     {"type": "message_stop"},
 ]
 

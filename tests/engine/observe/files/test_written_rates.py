@@ -258,8 +258,7 @@ def _rated(text: str, tmp_path: Path) -> list[tuple[Any, ...]]:
             [(0.905, 1.9, None), (0.845, 2.7, None)],
         ),
         (
-            "| a | n 2: t/s (acceptance) | n 3: t/s (acceptance) |\n|-|-|-|\n"
-            "| b | 44.2 (0.8) | 47 (0.7) |\n",
+            "| a | n 2: t/s (acceptance) | n 3: t/s (acceptance) |\n|b| 44.2 (0.8) | 47 (0.7) |\n",
             [(0.8, None, 44.2), (0.7, None, 47)],
         ),
         (
@@ -302,8 +301,8 @@ def test_positions_in_rows_of_percent(tmp_path: Path) -> None:
     ("text", "counts"),
     [
         ('It shows `"draft_n": 8, "draft_n_accepted": 3` for it\n', [(None, None, 8, 3)]),
-        ('"predicted_n": 9 and "predicted_ms": 2.5, with "draft_n": 8 of which '
-         '"draft_n_accepted": 3\n', [(9, None, 8, 3)]),
+        ('"predicted_n": 9, "predicted_ms": 2.5: "draft_n": 8, of which "draft_n_accepted": 3\n',
+         [(9, None, 8, 3)]),
         ("I see draft_n: 8 and draft_n_accepted: 3 in it.\n", [(None, None, 8, 3)]),
     ],
 )  # fmt: skip
@@ -340,7 +339,9 @@ def test_lengths_under_other_names_are_of_others(tmp_path: Path) -> None:
 def test_the_sums_of_llama_speculative_have_a_time_before_them(tmp_path: Path) -> None:
     stamp = "0.17.345.683 I "
     text = "".join(f"{stamp}{one}\n" for one in ("n_predict = 9", "n_drafted = 8", "n_accept  = 3"))
-    text += f"{stamp}statistics draft-mtp: #calls(b,g,a) = 1 4 4, #gen drafts = 4, #acc drafts = 3, "
+    text += (
+        f"{stamp}statistics draft-mtp: #calls(b,g,a) = 1 4 4, #gen drafts = 4, #acc drafts = 3, "
+    )
     text += "#gen tokens = 8, #acc tokens = 3, dur(b,g,a) = 0.0, 1.0, 0.1 ms\n"
     store = imported(tmp_path, text)
     assert len(store.runs) == 1 and sums(store) == [(9, None, 8, 3)]
