@@ -44,8 +44,8 @@ _COUNTS = (_STEPS, _DRAFTED, _ACCEPTED, _EMITTED)
 _IS = patterns(NAMES["printed"])
 _BEFORE = r"(?:\d{1,9}\.\d\d\.\d{3}\.\d{3} [IWEDC] )?[ \t|>*`\"-]{0,20}(?:spec_decode_)?"
 _LINE = re.compile(
-    rf"(?:^|[,{{\]] ?){_BEFORE}"
-    r"(?P<name>(?:[^\W\d_]|[#\[])[\w#%()/ .\]-]{1,48}?)\"?[ \t]{0,60}(?:=>|[:=\uff1a])"
+    rf"(?:^|[,{{\]|] ?){_BEFORE}"
+    r"(?P<name>(?:[^\W\d_]|[#\[])[\w#%()/ .\]-]{1,48}?)\"?[ \t]{0,60}(?:=>|[:=\uff1a]|\.{3,80})"
     r"[ \t*\[]{0,60}(?P<value>\d{1,3}(?:[,'\u2019 \xa0\u2009\u202f]\d{3})++(?:\.\d{1,9})?(?![\d,])"
     r"|\d{1,9},\d{1,9}(?![\d.,])|\d{1,20}(?:\.\d{1,20})?)"
     r"(?P<percent>[ \t]?%)?(?=[\s,|`*\]}]|$)"
@@ -360,7 +360,7 @@ def _read_fastdeploy(node: Node) -> RecordedRequest:
 FASTDEPLOY = RecordShape("fastdeploy", "FastDeploy", (_OF_HEADS,), _read_fastdeploy)
 
 
-_KEY = re.compile(rb'"([A-Za-z][\w.:/]{2,80})"\s*:\s*\d')
+_KEY = re.compile(rb'"([A-Za-z][\w.:/]{2,80})"\s*:\s*"?\d')
 _LONGEST_NAME = 80
 _COMPLETION = "completion_tokens"
 """Of the request, which counts of its drafts may be a part of."""
