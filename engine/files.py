@@ -4,19 +4,24 @@ a whole or not at all."""
 from __future__ import annotations
 
 import errno
+import io
 import os
 import re
 import shutil
 import stat
 import sys
+import tarfile
 import tempfile
 import tomllib
 import uuid
+import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
+from itertools import filterfalse, islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 from engine.errors import DraftscopeError, OptionError
 from engine.foreign import JsonError, parse_json
@@ -205,10 +210,7 @@ def unpacked(
                 if len(found) > most or n_members > _MOST_MEMBERS:
                     if not whole:
                         return bytes(found[:most])
-                    raise kind(
-                        f"{name} unpacks to more than {size_text(most)}.",
-                        "Unpack it yourself, and split what comes out.",
-                    )
+                    raise _too_large(name, most, kind)
                 piece = decoder.unused_data
     except zlib.error as error:
         if whole:
@@ -218,11 +220,57 @@ def unpacked(
     return bytes(found)
 
 
-_GZIP = b"\x1f\x8b"
+def is_archive(data: bytes) -> bool:
+    """Whether unpacked bytes, or their beginning, are those of a zip or a tar file."""
+    return data.startswith(_ZIP) or data[257:262] == b"ustar"
+
+
+def members(
+    data: bytes, name: str, most_bytes: int, kind: type[DraftscopeError] = OptionError
+) -> Iterator[tuple[str, bytes]]:
+    """The files in a zip or a tar file: the last part of the path of each, and its bytes.
+
+    Raises an error of this kind for what is damaged or encrypted, for more than `most_bytes` of all
+    together, and for what grows more than any text does.
+    """
+    most = left = min(most_bytes, _ALWAYS + _MOST_RATIO * len(data))
+    files: Iterable[tuple[str, Callable[[], IO[bytes] | None]]]
+    try:
+        if data.startswith(_ZIP):
+            zipped = zipfile.ZipFile(io.BytesIO(data))
+            every = filterfalse(zipfile.ZipInfo.is_dir, zipped.infolist())
+            files = ((one.filename, partial(zipped.open, one)) for one in every)
+        else:
+            tape = tarfile.TarFile(fileobj=io.BytesIO(data))
+            files = ((one.name, partial(tape.extractfile, one)) for one in tape if one.isreg())
+        for path, opened in islice(files, _MOST_MEMBERS):
+            with opened() or io.BytesIO() as file:
+                content = file.read(left + 1)
+            if (left := left - len(content)) < 0:
+                raise _too_large(name, most, kind)
+            yield re.split(r"[/\\]", path)[-1], content
+    except _NOT_UNPACKED as error:
+        remedy = "Unpack it yourself, and name the files that were in it."
+        raise kind(f"{name} cannot be unpacked: {error}.", remedy) from error
+
+
+_GZIP, _ZIP = b"\x1f\x8b", b"PK\x03\x04"
+_NOT_UNPACKED = (
+    *(zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError, OSError, ValueError),
+    *(NotImplementedError, RuntimeError),
+)
+"""The last two for other ways to pack, and for what a password is asked for."""
 _PIECE = 1 << 16
 _ALWAYS, _MOST_RATIO = 16 << 20, 200
 """Bytes that anything may unpack to, and how often a text repeats itself at most."""
 _MOST_MEMBERS = 1 << 14
+
+
+def _too_large(name: str, most: int, kind: type[DraftscopeError]) -> DraftscopeError:
+    return kind(
+        f"{name} unpacks to more than {size_text(most)}.",
+        "Unpack it yourself, and split what comes out.",
+    )
 
 
 def _damaged(name: str, kind: type[DraftscopeError]) -> DraftscopeError:

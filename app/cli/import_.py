@@ -87,7 +87,8 @@ def _line(store: TraceStore, run_id: int) -> str:
     if drafted:
         parts.append(f"{summary['draft_n_accepted']:,} of {drafted:,} drafted accepted")
     elif drafted is None:
-        parts += _partly(facts.requests or [])
+        counts = [*_partly(facts.requests or [])]
+        parts += counts or ["drafted tokens not counted (the server's log or /metrics may)"]
     if unread := figures["unknown_keys"]:
         parts.append(f"{counted(len(unread), 'key')} kept but not used")
     return ", ".join(parts)

@@ -12,13 +12,22 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from engine.analysis.findings.check import record_findings
 from engine.errors import TraceFileError
-from engine.files import file_bytes, file_head, known_kind, opened_file, unpacked
+from engine.files import (
+    file_bytes,
+    file_head,
+    is_archive,
+    known_kind,
+    members,
+    opened_file,
+    unpacked,
+)
 from engine.observe.files import records
 from engine.observe.files.capture import is_capture, read_capture, replay
 from engine.observe.files.line_words import READ, SIGNS
@@ -26,6 +35,8 @@ from engine.observe.files.log_run import fill_log
 from engine.observe.files.records import METRICS, PRINTED
 from engine.observe.files.records.document import MOST_BYTES, read_documents
 from engine.observe.files.records.printed import read_printed
+from engine.observe.files.records.request import without_signs
+from engine.observe.files.records.tables import read_tables
 from engine.observe.rounds.log_lines import is_newest_first, time_of
 from engine.observe.rounds.log_text import texts_of, unwrapped, utf8_of, without_colours
 from engine.observe.rounds.log_words import has_entries
@@ -35,9 +46,10 @@ from engine.trace.store import TraceStore
 if TYPE_CHECKING:
     from engine.gguf.tokenizer import Tokenizer
 
-CAPTURE, LOG = "capture", "log"
+CAPTURE, LOG, ARCHIVE = "capture", "log", "archive"
 NAMES = (CAPTURE, LOG, *records.NAMES)
 """What a file may be said to be, where its content leaves that open."""
+_NOT_IN_NAMES = re.compile(r"[^\w.+() -]")
 _HEAD = 1 << 18
 _MOST_BYTES = 512 << 20
 """Of a file that is read as a whole; captures and records have limits of their own."""
@@ -76,6 +88,10 @@ _ENTITY = re.compile(r"&(?:[lg]t|amp|quot|nbsp|apos|#x?[\da-fA-F]{1,6});")
 _BREAK = re.compile(r"(?i)<(?:br ?/?|/p|/li|/?(?:div|pre|h[1-6])(?: [^<>\n]{0,500})?)>\n?")
 _TAG = re.compile(r"(?i)</?(?:p|div|pre|code|span|li|ul|a|b|i|em|strong)(?: [^<>\n]{0,500})?>")
 _COMMA_TIME = re.compile(r"eval time {0,20}= {1,20}\d{1,20},\d\d ms")
+_THOUSANDS = re.compile(
+    r"eval time {0,20}= {1,20}\d{1,3}(?:,\d{3})+\.\d|ms / {1,9}\d{1,3},\d{3} tok"
+)
+_ROW = re.compile(r"(?m)^[ \t>]{0,20}\|.{0,2000}\|[ \t]{0,20}$")
 _COMMA = re.compile(r"(?<![\d,.])(\d{1,20}),(?=(?:\d\d|\d{5})(?![\d,]))")
 """Of numbers that a system has written with a comma for the point."""
 _TYPED = {
@@ -93,7 +109,8 @@ def recognise(data: bytes) -> str | None:
     """The name of what a file holds, from its bytes or their beginning; None if it is unknown."""
     if is_capture(data):
         return CAPTURE
-    return _kind(as_written(_bare(unpacked(data, "", _HEAD, whole=False)[:_HEAD])))
+    head = unpacked(data, "", _HEAD, whole=False)[:_HEAD]
+    return ARCHIVE if is_archive(head) else _kind(as_written(_bare(head)))
 
 
 def as_written(data: bytes) -> bytes:
@@ -107,6 +124,7 @@ def as_written(data: bytes) -> bytes:
     text = data.decode("utf-8", "surrogateescape")
     found = text.translate(_TYPED) if not text.isascii() else text
     found = _COMMA.sub(r"\1.", found) if _COMMA_TIME.search(found) is not None else found
+    found = without_signs(found) if _THOUSANDS.search(found) is not None else found
     if _ENTITY.search(text) is not None or _BREAK.search(text) is not None:
         found = html.unescape(_TAG.sub("", _BREAK.sub("\n", found))).replace("\xa0", " ")
     if found == text:
@@ -311,12 +329,18 @@ def import_file(
     """
     kind = name or recognise_file(path)
     file = _shown(path)
+    if kind == ARCHIVE:
+        return _import_members(store, path, name)
     head = _bare(file_head(path, _HEAD))
     is_plain = name is not None or kind == CAPTURE or as_written(head) == head
     if kind == LOG and log is None and _LIST.match(head) is None and is_plain:
         if len(file_head(path, _LONGEST)) == _LONGEST:
             return fill_log(store, _pieces(path), file)
-        return fill_log(store, oldest_first(rejoined("".join(texts_of(_pieces(path))))), file)
+        text = oldest_first(rejoined("".join(texts_of(_pieces(path)))))
+        runs = fill_log(store, text, file)
+        if rows := read_tables("\n".join(_ROW.findall(text))):
+            _note(store, runs, f"A table next to the log was not read, {len(rows):,} rows.")
+        return runs
     data = _content(path) if is_plain else as_written(_content(path))
     other = known_kind(data[:_HEAD], "import") if kind is None else None
     if other is None or b"accept" in data or b"draft" in data:
@@ -362,10 +386,45 @@ def import_file(
         return records.fill(store, data, file, kind if name else None)
     text = rejoined("".join(texts_of([data])))
     of_log: list[int] = []
-    if name is None and _has_sums(text):  # lines of a server around the sums
+    is_program = "n_drafted" in text and "draft acceptance" not in text
+    # lines of a server around the sums, and no program's own statistics of the same
+    if name is None and not is_program and _has_sums(text):
         with suppress(TraceFileError):
             of_log = fill_log(store, text, file)
     return of_log + records.fill(store, text.encode("utf-8", "surrogatepass"), file, kind)
+
+
+def _import_members(store: TraceStore, path: Path, name: str | None) -> list[int]:
+    """The files of an archive that can be read, as `import_file` does each; what is said of others
+    is a finding. Raises what it says of the first where there is none."""
+    found, refused = list[int](), list[TraceFileError]()
+    with TemporaryDirectory() as folder:
+        packed = _content(path)
+        for at, (one, content) in enumerate(
+            members(packed, path.name, _MOST_BYTES, TraceFileError)
+        ):
+            Path(folder, str(at)).mkdir()
+            inner = Path(folder, str(at), _NOT_IN_NAMES.sub("_", one)[-_LONGEST_TIME:] or "_")
+            inner.write_bytes(content)
+            try:
+                if is_archive(content):
+                    said = f"{one} is an archive inside of {path.name}."
+                    raise TraceFileError(said, "Unpack it yourself.")
+                found += import_file(store, inner, name=name)
+            except TraceFileError as error:
+                refused.append(error)
+    if not found:
+        raise next(iter(refused), TraceFileError(f"{path.name} has no files.", "Pack it again."))
+    if refused:
+        _note(store, found, f"{len(refused):,} of its files were not read: {refused[0]}")
+    return found
+
+
+def _note(store: TraceStore, runs: Sequence[int], message: str) -> None:
+    """Say with the last of these runs that something was not read."""
+    found = {"rule": "log-unread", "message": message, "evidence": ""}
+    store.runs[runs[-1]].add_to("observed_findings", found)
+    record_findings(store, runs[-1:])
 
 
 def _content(path: Path) -> bytes:

@@ -10,7 +10,7 @@ averages of a batch, so no counts follow from them. koboldcpp: `gpttype_adapter.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -36,6 +36,7 @@ from engine.observe.files.line_words import (
 from engine.observe.files.records.document import Node
 from engine.observe.files.records.readers import SGLANG
 from engine.observe.files.records.request import RecordedRequest
+from engine.observe.files.records.tables import ALL
 from engine.observe.files.records.writing import write_requests
 from engine.observe.rounds.log_lines import OfShape
 from engine.observe.rounds.log_words import Saying, values_of
@@ -65,6 +66,7 @@ _WORDS = (
 """One of these is in each line that is read."""
 _ALONE = "no line of its request is next to it"
 _TOTALS = {
+    **{"draft": "num_draft_tokens", "acc": "num_accepted_draft_tokens", "pred": "predicted_n"},
     "total_draft": "num_draft_tokens",
     "total_draft_accepted": "num_accepted_draft_tokens",
     "total_predicted": "predicted_n",
@@ -95,7 +97,7 @@ class LineLogs:
         self.last_read = None
         if self._n_left_of_table:
             self._n_left_of_table -= 1
-            self._total(number, said)
+            self._total(number, TOTAL.findall(said), is_last="}" in said)
         elif any(map(said.__contains__, _WORDS)):
             return self._takes(number, stream, said[:_LONGEST])
         elif "speculative" in said and (rule := rule_said(said[:_LONGEST])) is not None:
@@ -196,7 +198,7 @@ class LineLogs:
             return True
         elif said.lstrip().startswith("Aggregate") and "{" in said and self._tables:
             self._n_left_of_table = 0 if "}" in said else _TABLE_END
-            self._total(number, said)
+            self._total(number, TOTAL.findall(said), is_last="}" in said)
             return True
         else:
             return False
@@ -295,6 +297,9 @@ class LineLogs:
             if self._tables:
                 self._tables[-1].engine = "closed"
         name = re.split(r"\s{2,}|[\]:|] ", name[-100:])[-1]
+        if self._tables and ALL.fullmatch(name) is not None:
+            self._total(number, values.items(), is_last=True)
+            return
         known = {one.place for one in map(made, self._tables[-1].requests)} if self._tables else ()
         if not self._tables or self._tables[-1].engine == "closed" or name in known:
             if len(self._tables) >= _MOST_RUNS:
@@ -323,9 +328,9 @@ class LineLogs:
 
         self._read(table, number, said, read)
 
-    def _total(self, number: int, said: str) -> None:
+    def _total(self, number: int, said: Iterable[tuple[str, str]], *, is_last: bool) -> None:
         table = self._tables[-1]
-        for name, value in TOTAL.findall(said):
+        for name, value in said:
             if name not in _TOTALS or not value.isdigit():
                 continue
             field_name = _TOTALS[name]
@@ -345,7 +350,7 @@ class LineLogs:
                         "evidence": f"{name} is {total:,}, the lines make {sum(known):,}",
                     }
                 )
-        if "}" in said:
+        if is_last:
             self._n_left_of_table, table.engine = 0, "closed"
 
 

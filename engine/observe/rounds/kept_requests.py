@@ -13,7 +13,8 @@ LONGEST_TEXT = 1 << 16
 MOST_BYTES = 64 << 20
 """Kept of one run; what follows is not kept."""
 _OVERHEAD = 64
-_STOPS = {"eos": "end", "length": "limit", "max_tokens": "limit", "none": "stopped"}
+_STOPS = {"length": "limit", "max_tokens": "limit", "none": "stopped"}
+_STOPS |= dict.fromkeys(("eos", "end_turn"), "end")
 
 
 def stop_of(final: Mapping[str, Any]) -> str:

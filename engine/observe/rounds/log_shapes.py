@@ -46,7 +46,7 @@ _SAYS = re.compile(
     rb"|n_(?:gen|decoded|rs_seq|batch|past|tokens) |build|llama_server|main: |model|next token"
     rb"|candidate|update slots|mean |per pos|Aggregate|metrics: |Decode batch|throughput:|pred="
     rb"|adaptive |sampling|rejection_|threshold_|MTP[\[ ]|freq_| K \(|- n_max="
-    rb"|CtxLimit:|Draft|Metrics \(|\[Seq |vlm_mtp"
+    rb"|CtxLimit:|D(?:raft|Flash g)|Metrics \(|\[Seq |vlm_mtp"
     rb"|\\u|\x1b"
 )
 """What a line has, by its shape, that may say something to any reader."""

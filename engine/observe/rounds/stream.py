@@ -150,7 +150,18 @@ def _is_of_ollama(event: dict[str, Any]) -> bool:
 
 
 def _is_response(event: dict[str, Any]) -> bool:
-    return event.get("object") == "response" and isinstance(event.get("output"), list)
+    is_response = event.get("object") == "response" and isinstance(event.get("output"), list)
+    return is_response or is_message(event)
+
+
+def is_message(event: dict[str, Any]) -> bool:
+    """Whether an object is a reply of /v1/messages in one piece; one in a reply of /v1/responses
+    has no counts of its own."""
+    return (
+        event.get("type") == "message"
+        and isinstance(event.get("content"), list)
+        and isinstance(event.get("usage"), dict)
+    )
 
 
 def _chunks(event: dict[str, Any]) -> Iterator[Chunk]:
@@ -291,12 +302,13 @@ def _ollama(event: dict[str, Any]) -> Iterator[Chunk]:
 
 
 def _response(event: dict[str, Any]) -> Iterator[Chunk]:
-    """A reply of /v1/responses in one piece."""
-    parts = []
-    for item in event["output"][:MOST_ANSWERS]:
+    """A reply of /v1/responses or /v1/messages in one piece."""
+    parts: list[str] = []
+    for item in [event] if is_message(event) else event["output"][:MOST_ANSWERS]:
         content = item.get("content") if isinstance(item, dict) else None
         listed = content if isinstance(content, list) else ()
-        parts += [_text(part.get("text")) for part in listed if isinstance(part, dict)]
+        texts = (p.get("text", p.get("thinking")) for p in listed if isinstance(p, dict))
+        parts += map(_text, texts)
     yield Chunk(text="".join(parts), timings=_timings(event), last=True, final=event)
     if (usage := _usage(event.get("usage"))) is not None:
         yield Chunk(usage=usage)
@@ -319,9 +331,11 @@ def _typed(event: dict[str, Any]) -> Iterator[Chunk]:
         yield Chunk(text=_text(text), timings=timings)
     elif kind == "message_delta":
         delta = event.get("delta")
-        yield Chunk(
-            timings=timings, last=True, final=(delta if isinstance(delta, dict) else {}) | event
-        )
+        final = (delta if isinstance(delta, dict) else {}) | event
+        yield Chunk(timings=timings, usage=_usage(event.get("usage")), last=True, final=final)
+    elif kind == "message_start" and isinstance(start := event.get("message"), dict):
+        if (usage := _usage(start.get("usage"))) is not None:
+            yield Chunk(usage=usage._replace(completion=None), timings=timings)
     elif timings is not None:
         yield Chunk(timings=timings)
 
@@ -386,7 +400,11 @@ def _usage(said: Any) -> Usage | None:
     cached = None
     if isinstance(details, dict):
         cached = _given(details, "cached_tokens", MOST_PROMPT_TOKENS)
-    return Usage(_given(said, first, MOST_PROMPT_TOKENS), cached, _given(said, last))
+    prompt = _given(said, first, MOST_PROMPT_TOKENS)
+    if "cache_read_input_tokens" in said:  # Anthropic's, which are not among those of the prompt
+        cached = _given(said, "cache_read_input_tokens", MOST_PROMPT_TOKENS)
+        prompt = None if prompt is None else prompt + (cached or 0)
+    return Usage(prompt, cached, _given(said, last))
 
 
 def _speed(stats: Any) -> dict[str, float]:

@@ -36,9 +36,12 @@ _REMEDY = "Choose a file that one of the engines wrote that `draftscope help obs
 SHAPES: dict[str, RecordShape] = {
     one.name: one for one in (AIPERF, *READERS, SPEC_BENCH, MLC, FASTDEPLOY, LLAMA_SERVER)
 }
+_WHOLE = {"prompt_n", "prompt_ms"}
+"""What timings have of the prompt."""
 _SIGNS = {key for shape in SHAPES.values() for key in shape.keys}
 _REPLY = re.compile(
-    rb'"choices"\s*:\s*\[|"meta_info"\s*:\s*\{|"object"\s*:\s*"response"|"type"\s*:\s*"response\.'
+    rb'"choices"\s*:\s*\[|"meta_info"\s*:\s*\{|"object"\s*:\s*"response"'
+    rb'|"type"\s*:\s*"(?:response\.|message(?:_start|_delta)?"\s*,)'
     rb'|"done"\s*:\s*(?:true|false)|"(?:tokens_predicted|output_ids)"\s*:'
 )
 NAMES = (*SHAPES, REPLY, METRICS, PRINTED, COUNTED)
@@ -112,7 +115,8 @@ def fill(
         ]
         if not alone and not replies:
             raise _nothing(file, shape.title)
-        return [write_replies(store, replies, alone, file, left_out)]
+        if replies or all(node.values.keys() >= _WHOLE for node in alone):
+            return [write_replies(store, replies, alone, file, left_out)]
     found, unknown = _requests(shape, every, replies, file)
     if not found:
         raise _nothing(file, REPLY if shape is None else shape.title)

@@ -55,8 +55,8 @@ _ELIDED = re.compile(
     r'("(?:[^"\\\r\n]|\\.){1,100}"\s{0,9}:\s{0,9})(?:\[\s?(?:\.{3}|…)\s?\]|\{\s?(?:\.{3}|…)\s?\})'
 )
 """A value that a person has left out."""
-_INSIDE = re.compile(r'(?<=[\s=:(])\{\s{0,9}"')
-"""How an object begins within a line."""
+_INSIDE = re.compile(r'(?<=[\s=:(])\{\s{0,9}"|(?<![\w"\\{])"\w{1,60}"\s?:\s?(?=[\d[])')
+"""How an object, or a member of one that a person names, begins within a line."""
 _STATUS = re.compile(r"(?:<{1,2} )?HTTP/\d|.{0,400} HTTP/\d(?:\.\d)?$")
 _HEADER = re.compile(r"(?:< )?[A-Za-z][A-Za-z0-9-]{0,60}:")
 _TRANSPORT = re.compile(
@@ -255,7 +255,10 @@ def _values(
             stop = len(text) if stop < 0 else stop
             line = text[at:stop].strip()
             inner = _INSIDE.search(text, at, stop) if key is None and room > 0 else None
-            if inner is not None:  # after a prefix
+            if inner is not None and inner[0][0] == '"' and line[0] not in "{[":
+                at = inner.start()
+                continue
+            if inner is not None and inner[0][0] == "{":  # after a prefix
                 end, is_value = value_end(text, inner.start())
                 room -= end - inner.start()
                 if is_value and (values := _each([text[inner.start() : end]])) is not None:

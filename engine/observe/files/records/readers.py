@@ -305,8 +305,10 @@ TENSORRT_LLM = RecordShape(
 _MLX_KEYS = NAMES["keys"]["mlx-vlm"]
 
 
-def _read_mlx_vlm(node: Node) -> RecordedRequest:
-    found, values = _counts(node, "mlx-vlm", _MLX_KEYS)
+def _read_timings(node: Node) -> RecordedRequest:
+    """mlx-vlm's, or llama-server's where a person has left some out."""
+    is_of_mlx = "draft_rounds" in node.values
+    found, values = _counts(node, "mlx-vlm" if is_of_mlx else "llama-server", _MLX_KEYS)
     for name in TIMINGS:
         value = values.count(name) if name.endswith("_n") else values.number(name)
         if value is not None:
@@ -316,7 +318,7 @@ def _read_mlx_vlm(node: Node) -> RecordedRequest:
     return found
 
 
-MLX_VLM = RecordShape("mlx-vlm", "mlx-vlm", (("draft_rounds",),), _read_mlx_vlm)
+MLX_VLM = RecordShape("mlx-vlm", "mlx-vlm", (("draft_rounds",),), _read_timings)
 
 # -- LM Studio -------------------------------------------------------------------------------
 
@@ -419,9 +421,11 @@ LLAMA_SERVER = RecordShape(
     "llama-server",
     "llama-server",
     (("predicted_n", "predicted_ms"),),
+    _read_timings,
     without=("draft_rounds", "predicted_per_second_n_gen"),  # mlx-vlm's, this program's own
 )
-"""Its replies are read as if they came from the server: see `writing`."""
+"""Its replies, and timings that are whole, are read as if they came from the server: see
+`writing`."""
 
 # -- usage -----------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from engine.observe.files.records.request import RecordedRequest, sum_figures, s
 from engine.observe.rounds.answer import EmittedTokens
 from engine.observe.rounds.counters import Movement
 from engine.observe.rounds.kept_requests import stop_of
-from engine.observe.rounds.stream import UnreadableError, chunks, is_reply
+from engine.observe.rounds.stream import UnreadableError, chunks, is_message, is_reply
 from engine.observe.rounds.stream_rounds import Addition
 
 _SIGNS = {key for shape in READERS for key in shape.keys}
@@ -284,7 +284,7 @@ def _is_complete(event: dict[str, Any]) -> bool:
     choices = event.get("choices")
     if isinstance(choices, list):
         return any(isinstance(one, dict) and "message" in one for one in choices)
-    return event.get("object") == "response"
+    return event.get("object") == "response" or is_message(event)
 
 
 def _is_same_form(event: dict[str, Any], first: dict[str, Any]) -> bool:

@@ -421,3 +421,30 @@ def test_what_collectors_and_pages_give_back_is_the_same_log(
     assert len(store.runs) == 1 and sums(store) == sums(expected)
     assert len(store.runs[0]["stops"]) == len(expected.runs[0]["stops"])
     assert rules(store) == rules(expected)
+
+
+def test_cycles_of_dflash_give_what_drafts_gave(tmp_path: Path) -> None:
+    line = (
+        "2026-05-16 09:12:0{},411 - omlx.engine.dflash - INFO - [-] - DFlash generation complete: "
+    )
+    text = line.format(1) + "142 tokens, 3.1 tok/s, acceptance=49.3%, cycles=72, ctx=62800\n"
+    text += line.format(2) + "142 tokens, 3.1 tok/s, acceptance=81.0%, cycles=72\n"
+    path, store = tmp_path / "omlx.log", TraceStore()
+    path.write_text(text)
+    import_file(store, path)
+    told = [one["told"] for one in store.runs[0]["requests"]]
+    assert [one["num_spec_steps"] for one in told] == [72, 72]
+    assert [one.get("num_accepted_draft_tokens") for one in told] == [70, None]
+    assert not any(one.get("draft_acceptance_rate") for one in told)
+
+
+def test_a_total_in_a_table_of_prompts_is_no_prompt(tmp_path: Path) -> None:
+    rows = "  a  pred= 9 draft= 8 acc= 3 rate=0.375 tok/s=1.5\n  b  pred= 9 draft= 4 acc= 2 "
+    rows += "rate=0.500 tok/s=1.5\n  AGG  accept=0.417 draft={} acc=5 pred=18 wall=5.13s\n"
+    path, store = tmp_path / "bench.txt", TraceStore()
+    path.write_text(rows.format(12) + rows.format(14))
+    runs = import_file(store, path)
+    assert [[one["place"] for one in store.runs[run]["requests"]] for run in runs] == [
+        ["a", "b"]
+    ] * 2
+    assert [one.rule for one in find(store)] == ["log-lines-missing"]

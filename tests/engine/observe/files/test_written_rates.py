@@ -238,3 +238,110 @@ def test_lines_of_one_request_are_together_and_no_sign_is_passed_over(tmp_path: 
     for word, _ in REQUESTS:
         head = {"]": "MTP[1", ",": "CtxLimit:"}.get(word[0], "x")
         assert not says_nothing(shape_of(f"10:11:12 {head}{word}1"), 0), word
+
+
+# -- several figures in a cell, figures in sentences -----------------------------------------------
+
+
+def _rated(text: str, tmp_path: Path) -> list[tuple[Any, ...]]:
+    told = [one["told"] for one in read(text, tmp_path).runs[0]["requests"]]
+    names = "draft_acceptance_rate", "mean_acceptance_length", "predicted_per_second"
+    return [tuple(one.get(name) for name in names) for one in told]
+
+
+@pytest.mark.parametrize(
+    ("table", "rows"),
+    [
+        ("| task | rate / a.len |\n|-|-|\n| a | 90.5% / 1.90 |\n", [(0.905, 1.9, None)]),
+        (
+            "| task | n=1 rate / a.len | n=2 |\n|-|-|-|\n| a | 90.5% / 1.9 | 84.5% / 2.7 |\n",
+            [(0.905, 1.9, None), (0.845, 2.7, None)],
+        ),
+        (
+            "| a | n 2: t/s (acceptance) | n 3: t/s (acceptance) |\n|b| 44.2 (0.8) | 47 (0.7) |\n",
+            [(0.8, None, 44.2), (0.7, None, 47)],
+        ),
+        (
+            "| a | accept rate / mean len / tok/s |\n|-|-|\n| b | 90% / 1.9 / 40 |\n| c | - |\n",
+            [(0.9, 1.9, 40)],
+        ),
+        (
+            "| n | acceptance (main) | acceptance (PR) |\n|-|-|-|\n| 1 | 80% | 90% |\n",
+            [(0.8, None, None), (0.9, None, None)],
+        ),
+        ("| a | mean accept. length |\n|-|-|\n| b | ~1.9 |\n", [(None, 1.9, None)]),
+        ("| a | acceptance | emitted per verify |\n|-|-|-|\n| b | 5% | 2 |\n", [(0.05, 2, None)]),
+    ],
+)
+def test_a_column_may_name_several_figures(
+    tmp_path: Path, table: str, rows: list[tuple[Any, ...]]
+) -> None:
+    assert _rated(table, tmp_path) == rows
+
+
+def test_two_counts_in_a_cell_are_accepted_and_drafted(tmp_path: Path) -> None:
+    table = "| a | draft (acc / gen) | t/s |\n|-|-|-|\n| b | 391 / 512 | 21 |\n"
+    assert sums(read(table, tmp_path)) == [(None, None, 512, 391)]
+
+
+@pytest.mark.parametrize("text", ["", "Accuracy on GSM8K:\n"])
+def test_accuracy_is_no_acceptance(tmp_path: Path, text: str) -> None:
+    table = f"{text}| a | acc | t/s |\n|---|---|---|\n| b | 0.925 | 21 |\n"
+    assert (recognise(table.encode()) is None) == bool(text)
+
+
+def test_positions_in_rows_of_percent(tmp_path: Path) -> None:
+    table = "Metric | A\n-- | --\nDrafts | 100\nDraft tokens | 200\nAccepted tokens | 90\n"
+    table += "Position 0 (%) | 60.00\nPosition 1 (%) | 30.00\n"
+    told = read(table, tmp_path).runs[0]["requests"][0]["told"]
+    assert told["num_accepted_tokens_per_pos"] == [60, 30]
+
+
+@pytest.mark.parametrize(
+    ("text", "counts"),
+    [
+        ('It shows `"draft_n": 8, "draft_n_accepted": 3` for it\n', [(None, None, 8, 3)]),
+        ('"predicted_n": 9, "predicted_ms": 2.5: "draft_n": 8, of which "draft_n_accepted": 3\n',
+         [(9, None, 8, 3)]),
+        ("I see draft_n: 8 and draft_n_accepted: 3 in it.\n", [(None, None, 8, 3)]),
+    ],
+)  # fmt: skip
+def test_members_of_a_record_in_a_sentence(
+    tmp_path: Path, text: str, counts: list[tuple[Any, ...]]
+) -> None:
+    assert sums(read(text, tmp_path)) == counts
+
+
+def test_a_cut_object_after_a_prefix_gives_no_members(tmp_path: Path) -> None:
+    text = '{"draft_n": 8, "draft_n_accepted": 3}\ngot: {"draft_n": 9, "draft_n_accepted": 4, "x'
+    assert sums(imported(tmp_path, text)) == [(None, None, 8, 3)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Mean acceptance length: 2.4\nPer-position acceptance rate: 0.8, 0.6\n",
+        "draft acceptance rate = 0.50000 ( 4 accepted / 8 generated)\n",
+    ],
+    ids=["sums", "log"],
+)
+def test_a_table_next_to_what_is_read_is_named(tmp_path: Path, text: str) -> None:
+    table = "\n| n | acceptance |\n|---|---|\n| 1 | 80% |\n| 2 | 70% |\n"
+    assert rules(imported(tmp_path, text)) == []
+    assert rules(imported(tmp_path, text + table)) == ["log-unread"]
+
+
+def test_lengths_under_other_names_are_of_others(tmp_path: Path) -> None:
+    text = "Mean acceptance length: 2.4\n\nOther:\n\nAverage acceptance length: 3.1\n"
+    assert [one[1] for one in _rated(text, tmp_path)] == [2.4, 3.1]
+
+
+def test_the_sums_of_llama_speculative_have_a_time_before_them(tmp_path: Path) -> None:
+    stamp = "0.17.345.683 I "
+    text = "".join(f"{stamp}{one}\n" for one in ("n_predict = 9", "n_drafted = 8", "n_accept  = 3"))
+    text += (
+        f"{stamp}statistics draft-mtp: #calls(b,g,a) = 1 4 4, #gen drafts = 4, #acc drafts = 3, "
+    )
+    text += "#gen tokens = 8, #acc tokens = 3, dur(b,g,a) = 0.0, 1.0, 0.1 ms\n"
+    store = imported(tmp_path, text)
+    assert len(store.runs) == 1 and sums(store) == [(9, None, 8, 3)]
