@@ -161,6 +161,14 @@ def _plain(text: str, deepest: int) -> Any:
     return None if is_deep or is_long or not is_whole else value
 
 
+def is_json(text: bytes | str) -> bool:
+    """Whether a text is one value, whatever it has."""
+    try:
+        return bool(msgspec.json.decode(text, type=msgspec.Raw))
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return False
+
+
 def value_end(text: str, at: int) -> tuple[int, bool]:
     """Where the value that begins at a place of a text ends, and True; else how far it was read,
     and False."""
@@ -294,7 +302,9 @@ _QUOTE = re.compile(r"(?m)^[ \t]{0,8}> ?(?=[\s\[\]{}\"`,]|\Z)")
 
 def as_json(text: str) -> str:
     """Objects as JavaScript, Python or PowerShell print them, Markdown quotes them or a log has
-    them, a prefix before each line, as JSON; any other text as it is."""
+    them, a prefix before each line, as JSON; any other text, and what is JSON, as it is."""
+    if is_json(text):
+        return text
     text = "\n" + text.replace("\xa0", " ")  # so that each line is after the end of one
     text = _MEMBER.sub(r'\n"\1": ', _unprefixed(text))
     if "//" in text and _MAY_BE_COMMENT.search(text) is not None:

@@ -228,11 +228,10 @@ def _each(texts: list[str]) -> list[Any] | None:
 def _values(
     text: str, name: str, whole: JsonError, found: list[tuple[str, Any]], at: int
 ) -> tuple[list[tuple[str, Any]], str]:
-    """Values one after another. whole: why the text is not one value. found: those before `at`, one
-    in each line."""
+    """Values one after another. whole: why the text is not one value. found: those before `at`."""
     left = LeftOut()
     members: dict[str, Any] = {}
-    number, room = 1 + len(found), 4 * len(text)
+    number, room = 1 + text.count("\n", 0, at), 4 * len(text)
     while at < len(text):
         begin = _BETWEEN.match(text, at).end()  # type: ignore[union-attr]
         number += text.count("\n", at, begin)
@@ -296,15 +295,16 @@ def _values(
 
 
 def _objects(text: str) -> tuple[list[tuple[str, Any]], int]:
-    """Of a text that begins with an object in each line these, read at once: many are events; and
-    where their lines end."""
+    """Of a text that begins with an object in each line, or none, these, read at once: many are
+    events; and where their lines end."""
     written = text.split("\n")
-    lines = [*takewhile(lambda line: line[:1] + line[-1:] == "{}", map(str.strip, written))]
-    if (found := _each(lines)) is None:
+    lines = [*takewhile(lambda line: line[:1] + line[-1:] in ("{}", ""), map(str.strip, written))]
+    if (found := _each([*filter(None, lines)])) is None:
         return [], 0
     n = len(lines)
     end = len(text) if n == len(written) else sum(map(len, written[:n])) + n
-    return [(f"line {i}", one) for i, one in enumerate(found, start=1)], end
+    places = (f"line {i}" for i, line in enumerate(lines, start=1) if line)
+    return list(zip(places, found, strict=True)), end
 
 
 class LeftOut:

@@ -86,6 +86,7 @@ ABOUT = re.compile(r"acc|draft|接受|^al$|^τ|^a\.len$|angenommen|akzept")
 _MAY_BE_ABOUT = re.compile(ABOUT.pattern.translate({ord("^"): None, ord("$"): None}))
 """In any name of these."""
 _ACCEPTED = ("rate", "mean", "accepted", "per round")
+_FIGURES = {*_ACCEPTED, "by"}
 _COMPARES = re.compile(
     r"(?i)(?:.{0,80}, )?(?:% ?|rel\w{0,6} )?(?:difference|diff|delta|Δ|change)(?: ?\(?%\)?)?"
 )
@@ -164,7 +165,7 @@ def _unread(
     )
     sign = _RANGE if has_any else _BEGINS
     for name, cell in zip(names, cells, strict=True):
-        if sign.match(cell) is not None and kind_of(name) in (*_ACCEPTED, "by"):
+        if kind_of(name) in _FIGURES and sign.match(cell) is not None:
             yield f"line {number}: {cell}"
 
 
@@ -343,7 +344,7 @@ def names_of(cells: list[str]) -> list[str]:
 def _is_head(names: list[str]) -> bool:
     """Whether cells name what is accepted."""
     parts = [one for one in names if ABOUT.search(one)]
-    kinds = [one for one in parts if {kind_of(one), kind_of(_parts(one)[1])} & {*_ACCEPTED, "by"}]
+    kinds = [one for one in parts if {kind_of(one), kind_of(_parts(one)[1])} & _FIGURES]
     figures = _NUMBER.fullmatch, _SEVERAL.fullmatch, _TWO_COUNTS.match
     return bool(kinds) and not any(one(name) for one in figures for name in names)
 
@@ -364,11 +365,12 @@ def row_of(columns: list[str], cells: list[str], number: int, side: str) -> Reco
     words: list[str] = []
     weak = ""  # may be how far a draft goes
     for name, cell in zip(columns, cells, strict=True):
-        shape = "0" if _is_number(cell) else _DIGITS.sub("0", cell)
-        if not (kind := kind_of(name) or _speed_of(name, shape)):
+        kind = kind_of(name) or _speed_of(name, "0" if _is_number(cell) else _DIGITS.sub("0", cell))
+        if not kind and not values:
             shown = f"run {cell}" if name == "run" else cell
-            is_more = not any(words) or re.search(r"[^\W\d]", shown)
-            words += [shown] if is_more and not values else []
+            words += [shown] if not any(words) or re.search(r"[^\W\d]", shown) else []
+        elif not kind:
+            continue
         elif kind == "speed" or kind not in values or (kind, weak) == ("drafted", "draft"):
             values[kind], weak = cell, name  # of several speeds the last is the newest
     engine = _engine_of(" ".join([*columns, side]))
