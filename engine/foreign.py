@@ -113,7 +113,8 @@ def parse_json(
     Raises JsonError for what is not JSON, as NaN and Infinity are; for reals beyond float64,
     nesting deeper than `deepest`, and more than 4 million objects and lists or 16 million values.
     """
-    n_inside = n_inside_of(text)
+    if len(text) > MOST_OBJECTS:  # fewer characters have no more
+        n_inside_of(text)
     if len(text) > _SHORT and (plain := _plain(text, deepest)) is not None:
         return plain
     objects = _UniqueKeys() if unique else None
@@ -130,7 +131,7 @@ def parse_json(
         if objects is not None and not literal:
             at = _end_of_object(text, objects.n)
         raise JsonError(what, text, at) from None
-    if n_inside > deepest and _is_deeper(value, deepest):
+    if n_inside_of(text) > deepest and _is_deeper(value, deepest):
         raise JsonError(f"it is nested more than {deepest} times")
     return _whole(value) if whole_texts and _HALF.search(text) else value
 

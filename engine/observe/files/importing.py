@@ -328,7 +328,8 @@ def import_file(
             return fill_log(store, _pieces(path), file)
         return fill_log(store, oldest_first(rejoined("".join(texts_of(_pieces(path))))), file)
     data = _content(path) if is_plain else as_written(_content(path))
-    texts = _inner(data) if kind is None and is_json(data) else []
+    may_have = kind is None and (b'"{' in data or b'"data:' in data)
+    texts = _inner(data) if may_have and is_json(data) else []
     n_objects = sum(len(one) for one in texts if one.startswith((b"{", b"data:")))
     if 2 * n_objects > len(data) and (inner := _of_texts(texts)):  # as what a browser keeps
         data, kind = inner, records.recognise(inner[:_HEAD])

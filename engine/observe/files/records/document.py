@@ -7,7 +7,7 @@ made of them.
 from __future__ import annotations
 
 import re
-from collections.abc import Container
+from collections.abc import Container, Iterator
 from collections.abc import Set as AbstractSet
 from itertools import accumulate, groupby, takewhile
 from typing import Any
@@ -202,6 +202,8 @@ def _plain_events(text: str) -> list[Any] | None:
 
 def _list(text: str) -> list[Any] | None:
     """The objects of a list, read as those of a stream are; None of another text."""
+    if not text[:_MOST_HEAD].lstrip().startswith("["):
+        return None
     try:
         n_inside_of(text)
         return _each([bytes(one).decode() for one in _ELEMENTS.decode(text)])
@@ -351,23 +353,28 @@ def nodes(file: str, documents: list[tuple[str, Any]], keys: AbstractSet[str]) -
     found: list[Node] = []
     taken: dict[int, set[str]] = {}
 
-    def visit(value: Any, start: str, path: tuple[str, ...], around: tuple[Any, ...]) -> None:
-        is_object = type(value) is dict
-        if is_object and not keys.isdisjoint(value):
-            found.append(Node(value, file, start, path, around, taken))
-        elif not is_object and _INNER.isdisjoint(map(type, value)):
-            return  # thousands of ids
-        inner: tuple[Any, ...] = ()
-        for key, one in value.items() if is_object else enumerate(value):
-            kind = type(one)
-            if (kind is dict or kind is list) and one:
-                inner = inner or (*around, value)
-                visit(one, start, (*path, str(key)), inner)
-
     for start, document in documents:
         if isinstance(document, (dict, list)):
-            visit(document, start, (), ())
+            known = _objects_in(document, (), (), keys)
+            found += [Node(one, file, start, *where, taken) for one, *where in known]
     return found
+
+
+def _objects_in(
+    value: Any, path: tuple[str, ...], around: tuple[Any, ...], keys: AbstractSet[str]
+) -> Iterator[tuple[dict[str, Any], tuple[str, ...], tuple[Any, ...]]]:
+    """Objects in a value, with the path that leads to each and what is around it."""
+    is_object = type(value) is dict
+    if is_object and not keys.isdisjoint(value):
+        yield value, path, around
+    elif not is_object and _INNER.isdisjoint(map(type, value)):
+        return  # thousands of ids
+    inner: tuple[Any, ...] = ()
+    for key, one in value.items() if is_object else enumerate(value):
+        kind = type(one)
+        if (kind is dict or kind is list) and one:
+            inner = inner or (*around, value)
+            yield from _objects_in(one, (*path, str(key)), inner, keys)
 
 
 def unknown_keys(node: Node, shared: Container[int]) -> dict[str, Any]:
