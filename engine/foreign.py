@@ -113,7 +113,8 @@ def parse_json(
     Raises JsonError for what is not JSON, as NaN and Infinity are; for reals beyond float64,
     nesting deeper than `deepest`, and more than 4 million objects and lists or 16 million values.
     """
-    n_inside = n_inside_of(text)
+    if len(text) > MOST_OBJECTS:  # fewer characters have no more
+        n_inside_of(text)
     if len(text) > _SHORT and (plain := _plain(text, deepest)) is not None:
         return plain
     objects = _UniqueKeys() if unique else None
@@ -130,7 +131,7 @@ def parse_json(
         if objects is not None and not literal:
             at = _end_of_object(text, objects.n)
         raise JsonError(what, text, at) from None
-    if n_inside > deepest and _is_deeper(value, deepest):
+    if n_inside_of(text) > deepest and _is_deeper(value, deepest):
         raise JsonError(f"it is nested more than {deepest} times")
     return _whole(value) if whole_texts and _HALF.search(text) else value
 
@@ -159,6 +160,14 @@ def _plain(text: str, deepest: int) -> Any:
     is_long = b"0" * (_MOST_DIGITS + 1) in data.translate(_DIGITS)
     is_whole = data.count(b'"') == text.count('"') and "\\u0022" not in text
     return None if is_deep or is_long or not is_whole else value
+
+
+def is_json(text: bytes | str) -> bool:
+    """Whether a text is one value, whatever it has."""
+    try:
+        return bool(msgspec.json.decode(text, type=msgspec.Raw))
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return False
 
 
 def value_end(text: str, at: int) -> tuple[int, bool]:
@@ -294,7 +303,9 @@ _QUOTE = re.compile(r"(?m)^[ \t]{0,8}> ?(?=[\s\[\]{}\"`,]|\Z)")
 
 def as_json(text: str) -> str:
     """Objects as JavaScript, Python or PowerShell print them, Markdown quotes them or a log has
-    them, a prefix before each line, as JSON; any other text as it is."""
+    them, a prefix before each line, as JSON; any other text, and what is JSON, as it is."""
+    if is_json(text):
+        return text
     text = "\n" + text.replace("\xa0", " ")  # so that each line is after the end of one
     text = _MEMBER.sub(r'\n"\1": ', _unprefixed(text))
     if "//" in text and _MAY_BE_COMMENT.search(text) is not None:

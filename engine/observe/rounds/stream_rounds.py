@@ -51,8 +51,8 @@ class _Choice(Struct, forbid_unknown_fields=True, gc=False):
 
 class Addition(Struct, forbid_unknown_fields=True, gc=False):
     """An event of /v1/completions or /v1/chat/completions that adds text and says nothing else, or
-    one of /completion, which has neither `choices` nor an id. What is taken from an event is in
-    `index`, `content` and `tokens`, and what others of its stream have, too, is not kept."""
+    one of /completion or ollama, which has neither `choices` nor an id. What is taken from an event
+    is in `index`, `content` and `tokens`, and what others of its stream have, too, is not kept."""
 
     id: str = ""
     choices: tuple[_Choice] | None = None
@@ -69,6 +69,10 @@ class Addition(Struct, forbid_unknown_fields=True, gc=False):
     tokens_evaluated: Count | None = None
     index: Annotated[int, Meta(ge=0, lt=MOST_ANSWERS)] = 0
     id_slot: int = 0
+    created_at: str = ""
+    response: str = ""
+    message: dict[Literal["role", "content", "thinking"], str] | None = None
+    done: bool = True
 
     @property
     def token_id(self) -> int | None:
@@ -126,13 +130,17 @@ def _addition(text: str) -> tuple[Addition, tuple[Any, ...]] | None:
         (one,), stream = found.choices, (found.id,)
         found.content = (one.text or "") if one.delta is None else message(one.delta)
         found.index, found.tokens, found.choices = one.index, one.token_ids or (), None
+    elif not found.done and found.created_at:
+        stream, said = (), found.message or {}
+        found.content = found.response or said.get("thinking", "") + said.get("content", "")
     elif timings is None or None in counts:
         return None
     else:
         stream = timings.cache_n, timings.prompt_n, timings.prompt_ms
     if not (added := found.content):
         return None
-    found.id = found.model = found.object = ""
+    found.id = found.model = found.object = found.created_at = found.response = ""
+    found.message = None
     quoted = _ENCODER.encode(added) if "\\u" not in text else json.dumps(added).encode()
     return found, (*stream, found.index, data.replace(quoted, b"", 1).translate(None, _DIGITS))
 

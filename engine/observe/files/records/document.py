@@ -7,7 +7,7 @@ made of them.
 from __future__ import annotations
 
 import re
-from collections.abc import Container
+from collections.abc import Container, Iterator
 from collections.abc import Set as AbstractSet
 from itertools import accumulate, groupby, takewhile
 from typing import Any
@@ -202,6 +202,8 @@ def _plain_events(text: str) -> list[Any] | None:
 
 def _list(text: str) -> list[Any] | None:
     """The objects of a list, read as those of a stream are; None of another text."""
+    if not text[:_MOST_HEAD].lstrip().startswith("["):
+        return None
     try:
         n_inside_of(text)
         return _each([bytes(one).decode() for one in _ELEMENTS.decode(text)])
@@ -228,11 +230,10 @@ def _each(texts: list[str]) -> list[Any] | None:
 def _values(
     text: str, name: str, whole: JsonError, found: list[tuple[str, Any]], at: int
 ) -> tuple[list[tuple[str, Any]], str]:
-    """Values one after another. whole: why the text is not one value. found: those before `at`, one
-    in each line."""
+    """Values one after another. whole: why the text is not one value. found: those before `at`."""
     left = LeftOut()
     members: dict[str, Any] = {}
-    number, room = 1 + len(found), 4 * len(text)
+    number, room = 1 + text.count("\n", 0, at), 4 * len(text)
     while at < len(text):
         begin = _BETWEEN.match(text, at).end()  # type: ignore[union-attr]
         number += text.count("\n", at, begin)
@@ -299,15 +300,16 @@ def _values(
 
 
 def _objects(text: str) -> tuple[list[tuple[str, Any]], int]:
-    """Of a text that begins with an object in each line these, read at once: many are events; and
-    where their lines end."""
+    """Of a text that begins with an object in each line, or none, these, read at once: many are
+    events; and where their lines end."""
     written = text.split("\n")
-    lines = [*takewhile(lambda line: line[:1] + line[-1:] == "{}", map(str.strip, written))]
-    if (found := _each(lines)) is None:
+    lines = [*takewhile(lambda line: line[:1] + line[-1:] in ("{}", ""), map(str.strip, written))]
+    if (found := _each([*filter(None, lines)])) is None:
         return [], 0
     n = len(lines)
     end = len(text) if n == len(written) else sum(map(len, written[:n])) + n
-    return [(f"line {i}", one) for i, one in enumerate(found, start=1)], end
+    places = (f"line {i}" for i, line in enumerate(lines, start=1) if line)
+    return list(zip(places, found, strict=True)), end
 
 
 class LeftOut:
@@ -354,23 +356,28 @@ def nodes(file: str, documents: list[tuple[str, Any]], keys: AbstractSet[str]) -
     found: list[Node] = []
     taken: dict[int, set[str]] = {}
 
-    def visit(value: Any, start: str, path: tuple[str, ...], around: tuple[Any, ...]) -> None:
-        is_object = type(value) is dict
-        if is_object and not keys.isdisjoint(value):
-            found.append(Node(value, file, start, path, around, taken))
-        elif not is_object and _INNER.isdisjoint(map(type, value)):
-            return  # thousands of ids
-        inner: tuple[Any, ...] = ()
-        for key, one in value.items() if is_object else enumerate(value):
-            kind = type(one)
-            if (kind is dict or kind is list) and one:
-                inner = inner or (*around, value)
-                visit(one, start, (*path, str(key)), inner)
-
     for start, document in documents:
         if isinstance(document, (dict, list)):
-            visit(document, start, (), ())
+            known = _objects_in(document, (), (), keys)
+            found += [Node(one, file, start, *where, taken) for one, *where in known]
     return found
+
+
+def _objects_in(
+    value: Any, path: tuple[str, ...], around: tuple[Any, ...], keys: AbstractSet[str]
+) -> Iterator[tuple[dict[str, Any], tuple[str, ...], tuple[Any, ...]]]:
+    """Objects in a value, with the path that leads to each and what is around it."""
+    is_object = type(value) is dict
+    if is_object and not keys.isdisjoint(value):
+        yield value, path, around
+    elif not is_object and _INNER.isdisjoint(map(type, value)):
+        return  # thousands of ids
+    inner: tuple[Any, ...] = ()
+    for key, one in value.items() if is_object else enumerate(value):
+        kind = type(one)
+        if (kind is dict or kind is list) and one:
+            inner = inner or (*around, value)
+            yield from _objects_in(one, (*path, str(key)), inner, keys)
 
 
 def unknown_keys(node: Node, shared: Container[int]) -> dict[str, Any]:

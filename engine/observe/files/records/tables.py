@@ -37,6 +37,7 @@ _SEVERAL = re.compile(
 _MAY_BE_ABOUT = re.compile(ABOUT.pattern.translate({ord("^"): None, ord("$"): None}))
 """In any name of these."""
 _ACCEPTED = ("rate", "mean", "accepted", "per round")
+_FIGURES = {*_ACCEPTED, "by"}
 _OTHER_WAY = str.maketrans(",.", ".,")
 
 
@@ -110,7 +111,7 @@ def _unread(
     )
     sign = _IS["range"] if has_any else _IS["begins"]
     for name, cell in zip(names, cells, strict=True):
-        if sign.match(cell) is not None and kind_of(name) in (*_ACCEPTED, "by"):
+        if kind_of(name) in _FIGURES and sign.match(cell) is not None:
             yield f"line {number}: {cell}"
 
 
@@ -327,7 +328,7 @@ def names_of(cells: list[str]) -> list[str]:
 def _is_head(names: list[str]) -> bool:
     """Whether cells name what is accepted."""
     parts = [one for one in names if ABOUT.search(one) or ABOUT.search(_parts(one)[1])]
-    kinds = [one for one in parts if {kind_of(one), kind_of(_parts(one)[1])} & {*_ACCEPTED, "by"}]
+    kinds = [one for one in parts if {kind_of(one), kind_of(_parts(one)[1])} & _FIGURES]
     figures = _IS["number"].fullmatch, _SEVERAL.fullmatch, _IS["two_counts"].match
     return bool(kinds) and not any(one(name) for one in figures for name in names)
 
@@ -353,10 +354,12 @@ def row_of(columns: list[str], cells: list[str], number: int, side: str) -> Reco
     weak = ""  # may be how far a draft goes
     for name, cell in zip(columns, cells, strict=True):
         shape = "0" if _is_number(cell) else _IS["digits"].sub("0", cell)
-        if not (kind := kind_of(name) or _speed_of(name, shape)):
+        kind = kind_of(name) or _speed_of(name, shape)
+        if not kind and not values:
             shown = f"run {cell}" if name == "run" else cell
-            is_more = not any(words) or re.search(r"[^\W\d]", shown)
-            words += [shown] if is_more and not values else []
+            words += [shown] if not any(words) or re.search(r"[^\W\d]", shown) else []
+        elif not kind:
+            continue
         elif kind == "speed" or kind not in values or (kind, weak) == ("drafted", "draft"):
             values[kind], weak = cell, name  # of several speeds the last is the newest
     engine = _engine_of(" ".join([*columns, side]))

@@ -244,6 +244,8 @@ def _write_plain_tokens(
     writer: TraceWriter, seq_id: int, request: RecordedRequest, rows: _NewRows
 ) -> None:
     """Prompt and output of a request whose tokens are of unknown rounds."""
+    if not (request.tokens[0] or request.prompt_ids):
+        return
     (token_ids, texts), n_prompt = request.tokens, request.prompt_tokens
     n_known = _write_prompt(writer, seq_id, request, rows.n)
     if texts.count(None) < len(texts):
