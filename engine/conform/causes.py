@@ -13,9 +13,9 @@ import torch
 from engine.conform import fits, mistakes
 from engine.conform.cases import Shape
 from engine.conform.decays import Log, Played, decays
-from engine.conform.fits import closest, joined, place, same, spans, wrong_heads
-from engine.conform.mistakes import fewest, formulas, heads_of, in_parts, layouts, strides
-from engine.conform.reference import ROW_INPUTS, Reference, Row, Way, play, step, terms
+from engine.conform.fits import closest, fewest, joined, place, same, spans, wrong_heads
+from engine.conform.mistakes import formulas, heads_of, in_parts, layouts, strides
+from engine.conform.reference import ROW_INPUTS, Reference, Row, Way, linear, play, step, terms
 from engine.conform.shares import Kept, Quantities, channels, kept_at, shares
 from engine.conform.subject import Kernel
 
@@ -81,6 +81,19 @@ class Situation:
                 if a < b <= self.shape.d_k and not same(part, [self.start], bound / 4):
                     yield cause, f"{sentence}, in key channels {a} to {b - 1} alone", part
 
+    def _ended(
+        self, count: int, right: torch.Tensor, bound: float
+    ) -> Iterator[tuple[str, str, torch.Tensor, torch.Tensor]]:
+        """Wrong states to start from, each after what it is after the first rows."""
+        rows, conv = self.tokens[:count], self.shape.recurrence == "conv" or self.parents
+        change = None if conv else linear(self.shape, rows)
+        for cause, sentence, state in self.starts(bound):
+            if change is None:
+                made = self._played(state, rows)[1][-1]
+            else:
+                made = right + change @ (state - self.start)
+            yield cause, sentence, made, state
+
     def _carries(self) -> Iterator[Way]:
         """Wrong states that the chunk before may leave."""
         for state in (torch.zeros_like(self.start), *self.earlier[::-1]):
@@ -105,6 +118,9 @@ class Situation:
             yield from self._columns(age)
         yield from self._others()
         yield from layouts(self.shape, commits[-1])
+        if self.tokens:  # up to the column that is read
+            rows = self.tokens[: max(1, self.accepted)]
+            yield from mistakes.overwritten(self.shape, commits[-1], rows)
         yield "state-lost", "empty state", torch.zeros_like(commits[-1])
         yield from self._windows() if self.shape.recurrence == "conv" else ()
 
@@ -337,20 +353,18 @@ class Situation:
         ways = self._ways(self.start, len(seen), 0, bound, begin)
         if found := closest(seen, ways, bound, wanted):
             return found[0], found[1] + f", seen from row {begin} on" * (begin > 0)
+        fitted = fits.numbered(partial(self._numbered, count=len(seen), last=False), seen, wanted)
+        if len(seen) <= _MOST_ROWS and (found := closest(seen, fitted, bound, wanted)):
+            return found
         every, folds = list(self.inputs(self.tokens)), self._folds if self.kernel.ring else None
         rows = self.shape, self.start, seen, self.tokens, self.parents
         if found := mistakes.row_by_row(*rows, every, folds, bound):
-            return found
-        fitted = fits.numbered(partial(self._numbered, count=len(seen), last=False), seen, wanted)
-        if len(seen) <= _MOST_ROWS and (found := closest(seen, fitted, bound, wanted)):
             return found
         if self.shape.recurrence == "conv" and not self.parents:
             known = [*self.start.unbind(-1), *(row["x"] for row in self.tokens)]
             for solved in (fits.tapped, fits.summed):
                 if found := solved(known, self.tokens, seen, bound):
                     return found
-        if words := fits.exchanged(seen, wanted, bound):
-            return "other-row", f"row {words}"
         of_heads = [x.transpose(0, 1) for x in (seen, wanted)] if seen.dim() > 2 else []
         if of_heads and (words := fits.exchanged(of_heads[0], of_heads[1], bound)):
             return "head-mapping", f"head {words}"
@@ -408,8 +422,7 @@ class Situation:
         if self.shape.recurrence == "conv" and (held := self._held(seen, count, bound)):
             return held
         heads = wrong_heads(seen[None], right[None], bound)
-        for cause, sentence, state in self.starts(bound):
-            made = self._played(state, self.tokens[:count])[1][-1]
+        for cause, sentence, made, state in self._ended(count, right, bound):
             if same(seen[heads], [made[heads]], bound / 4):  # nearer than the right one
                 return cause, sentence
             if same(seen[heads], [state[heads]], bound / 4):

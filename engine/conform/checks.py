@@ -16,7 +16,7 @@ import torch
 from engine.conform import adapters
 from engine.conform.cases import Rows, Shape, Source, loads
 from engine.conform.causes import Situation
-from engine.conform.fits import axes, joined, place, spans
+from engine.conform.fits import axes, joined, misplaced, place, spans
 from engine.conform.packages import Package
 from engine.conform.passes import SCRIPTS, Pass
 from engine.conform.reference import Reference, step, token
@@ -225,8 +225,9 @@ class Player:
             if error > self.bound:
                 cause, detail = "wrong-output", ""
                 if self._unnamed(faults):
-                    one_seen = seen[part], self.bound
-                    cause, detail = _named(cause, situations[sequence].explain_outputs, *one_seen)
+                    other = misplaced(seen, wanted, part, self.bound)
+                    explain = situations[sequence].explain_outputs
+                    cause, detail = other or _named(cause, explain, seen[part], self.bound)
                 each = errors_of(seen[part], wanted[part])
                 where = place(self.shape, seen[part], wanted[part], self.bound)
                 found = fault(cause, joined(detail, where), sequence, row, error)

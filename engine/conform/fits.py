@@ -100,6 +100,22 @@ def numbered(
         yield from ((cause, words, made()) for of, (cause, words, made) in each(low) if of == name)
 
 
+def fewest(
+    gives: dict[tuple[str, str], torch.Tensor], wrong: torch.Tensor, names: Sequence[str]
+) -> tuple[str, str] | None:
+    """The cause of the first, and the sentences with their places, of the fewest ways that
+    together give all that is wrong (True), each as much of what is left as can be."""
+    said, left = list[tuple[str, str]](), wrong
+    while left.any():
+        way = max(gives, key=lambda x: int((gives[x] & left).sum()), default=None)
+        if way is None or not (gives[way] & left).any():
+            return None
+        at = axes(names, gives[way] & wrong)
+        said.append((way[0], way[1] + (at and f", in {at}")))
+        left = left & ~gives[way]
+    return (said[0][0], "; ".join(words for _, words in said)) if said else None
+
+
 def wrong_heads(seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> torch.Tensor:
     """Which heads, or channels, of [rows, heads, …] have a wrong value; bool [heads]."""
     # by what is seen, as what is wanted may have NaN or infinity, and is wrong there
@@ -128,6 +144,28 @@ def exchanged(seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> str:
         if i not in has and not words:
             words = f"{i} has the output of {has[0]}"
     return words
+
+
+def misplaced(
+    seen: torch.Tensor, wanted: torch.Tensor, part: slice, bound: float
+) -> tuple[str, str] | None:
+    """Cause and sentence where the output of a row of one sequence, `part`, is at another place in
+    those of the pass, or another row's is in its place."""
+    limit, rows = bound * max(1.0, float(wanted.abs().max())), range(len(seen))[part]
+    some = wanted.flatten(1).abs().amax(1) > 16 * limit  # rows of zeros are alike
+
+    def alike(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return (a.flatten(1)[:, None] - b.flatten(1)[None]).abs().amax(2) <= limit
+
+    written = alike(wanted[part], seen) & some[part, None]
+    taken = alike(seen[part], wanted) & some
+    ways = ("other-row", "is that of", taken), ("wrong-stride", "is written to", written)
+    for cause, words, there in ways:
+        for i, row in enumerate(rows):
+            at = there[i].nonzero().flatten().tolist()
+            if at and row not in at:
+                return cause, f"the output of row {row} of the pass {words} row {at[0]}"
+    return None
 
 
 def tapped(

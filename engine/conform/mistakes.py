@@ -11,8 +11,8 @@ import torch
 from torch.nn.functional import silu, softplus
 
 from engine.conform.cases import Shape, normed
-from engine.conform.fits import axes
-from engine.conform.reference import HEAD_WEIGHTS, ROW_INPUTS, Row, Way, step, terms
+from engine.conform.fits import fewest
+from engine.conform.reference import HEAD_WEIGHTS, ROW_INPUTS, Row, Way, play, step, terms
 
 _MOST_ROWS, _MOST_HEADS, _MOST_MAPPED = 8, 16, 3
 _NEAR = ("the row before", "the row after", "the row two before", "the row two after")
@@ -227,6 +227,9 @@ def _numbered(shape: Shape, row: Row, x: float) -> list[tuple[str, str, Row]]:
     for words, dt in bent.items() if "lower_bound" not in row else ():
         gates[words] = _anew(shape, row, {"step": dt})
     made = [("wrong-gate", words, right | other) for words, other in gates.items()]
+    if "z" in row:
+        gate = {"gate": row["z"] * torch.sigmoid(x * row["z"])}
+        made.append(("wrong-term", f"the sigmoid of {x:.4g} times z is taken", right | gate))
     for names in () if mamba else ("q", "k", "qk"):
         per_group, of = shape.n_heads // shape.n_groups, {"q": "read", "k": "key"}
         each = {of[n]: normed(row[n], x).repeat_interleave(per_group, 0) for n in names}
@@ -355,6 +358,16 @@ def layouts(shape: Shape, state: torch.Tensor) -> Iterator[Way]:
                         yield "wrong-tile", f"{words} are {of}", made
 
 
+def overwritten(shape: Shape, state: torch.Tensor, rows: Sequence[Row]) -> Iterator[Way]:
+    """States of other heads, where those of heads before are stored already, after these rows."""
+    for words, at in heads_of(shape) if shape.recurrence != "conv" else ():
+        read, stored = state.clone(), state.clone()
+        for head, other in enumerate(at.tolist()):
+            read[head] = stored[other]
+            stored[head] = play(shape, read, rows)[1][-1][head]
+        yield "head-mapping", f"the state of {words}, as far as it is stored anew", read
+
+
 def heads_of(shape: Shape) -> list[tuple[str, torch.Tensor]]:
     """Heads that each head may be taken for, with words."""
     heads = torch.arange(shape.n_heads)
@@ -480,19 +493,3 @@ def row_by_row(
     if len(right) and right.median() > limit / 8:  # nor are others right: it is as of rounding
         return None
     return fewest(gives, wrong, ("rows", "heads"))
-
-
-def fewest(
-    gives: dict[tuple[str, str], torch.Tensor], wrong: torch.Tensor, names: Sequence[str]
-) -> tuple[str, str] | None:
-    """The cause of the first, and the sentences with their places, of the fewest ways that
-    together give all that is wrong (True), each as much of what is left as can be."""
-    said, left = list[tuple[str, str]](), wrong
-    while left.any():
-        way = max(gives, key=lambda x: int((gives[x] & left).sum()), default=None)
-        if way is None or not (gives[way] & left).any():
-            return None
-        at = axes(names, gives[way] & wrong)
-        said.append((way[0], way[1] + (at and f", in {at}")))
-        left = left & ~gives[way]
-    return (said[0][0], "; ".join(words for _, words in said)) if said else None

@@ -153,3 +153,14 @@ def play(
         outputs.append(output)
         states.append(after)
     return outputs, states
+
+
+def linear(shape: Shape, rows: Sequence[Row]) -> torch.Tensor:
+    """What rows make of a change of the state before them, [heads, d_k, d_k]: a factor on its
+    left."""
+    made = torch.eye(shape.d_k, dtype=torch.float64).expand(shape.n_heads, -1, -1)
+    none = torch.zeros(shape.n_heads, shape.d_k, dtype=torch.float64)
+    for row in rows:
+        alone = terms(shape, row) | {"value": none, "skip": none, "gate": none}
+        made = step(shape, made, alone)[1]
+    return made

@@ -336,9 +336,12 @@ class _Recovered(_K3Gates):
                 made[target, : len(part)] = part
             return made
 
-        others = {f"inputs {i:+d} from the right ones": moved(i) for i in (-2, -1, 1, 2)}
-        what = "window-not-rolled-back", "a window after the commit", self.windows[-1]
-        self.memory.keep(*what, moved(0), others)
+        right, others = moved(0), {f"inputs {i:+d} from": moved(i) for i in (-2, -1, 1, 2)}
+        after = {target: f"after row {rows - 1} of the pass" for _, target, rows in moves}
+        for block, window in enumerate(self.windows[-1]):
+            words = f"the window {after.get(block, 'of a block without a commit')}"
+            each = {f"{way} the right ones": made[block] for way, made in others.items()}
+            self.memory.keep("window-not-rolled-back", words, window, right[block], each)
 
     def tracked(self, sequence: int) -> tuple[int, torch.Tensor] | None:
         """The state at the boundary of blocks that the last pass crossed, and after which row."""
