@@ -81,19 +81,6 @@ class Situation:
                 if a < b <= self.shape.d_k and not same(part, [self.start], bound / 4):
                     yield cause, f"{sentence}, in key channels {a} to {b - 1} alone", part
 
-    def _ended(
-        self, count: int, right: torch.Tensor, bound: float
-    ) -> Iterator[tuple[str, str, torch.Tensor, torch.Tensor]]:
-        """Wrong states to start from, each after what it is after the first rows."""
-        rows, conv = self.tokens[:count], self.shape.recurrence == "conv" or self.parents
-        change = None if conv else linear(self.shape, rows)
-        for cause, sentence, state in self.starts(bound):
-            if change is None:
-                made = self._played(state, rows)[1][-1]
-            else:
-                made = right + change @ (state - self.start)
-            yield cause, sentence, made, state
-
     def _carries(self) -> Iterator[Way]:
         """Wrong states that the chunk before may leave."""
         for state in (torch.zeros_like(self.start), *self.earlier[::-1]):
@@ -365,9 +352,10 @@ class Situation:
             for solved in (fits.tapped, fits.summed):
                 if found := solved(known, self.tokens, seen, bound):
                     return found
-        of_heads = [x.transpose(0, 1) for x in (seen, wanted)] if seen.dim() > 2 else []
-        if of_heads and (words := fits.exchanged(of_heads[0], of_heads[1], bound)):
-            return "head-mapping", f"head {words}"
+        if seen.dim() > 2:
+            of_heads = seen.transpose(0, 1), wanted.transpose(0, 1), slice(None), bound
+            if found := fits.misplaced(*of_heads, "head {}"):
+                return "head-mapping", found[1]
         if fits.tile(seen, wanted, bound):
             return "wrong-tile", ""
         if share:
@@ -422,7 +410,14 @@ class Situation:
         if self.shape.recurrence == "conv" and (held := self._held(seen, count, bound)):
             return held
         heads = wrong_heads(seen[None], right[None], bound)
-        for cause, sentence, made, state in self._ended(count, right, bound):
+        tokens, change = self.tokens[:count], None
+        if self.shape.recurrence != "conv" and not self.parents:
+            change = linear(self.shape, tokens)
+        for cause, sentence, state in self.starts(bound):
+            if change is None:
+                made = self._played(state, tokens)[1][-1]
+            else:
+                made = right + change @ (state - self.start)
             if same(seen[heads], [made[heads]], bound / 4):  # nearer than the right one
                 return cause, sentence
             if same(seen[heads], [state[heads]], bound / 4):

@@ -133,21 +133,12 @@ def spans(off: torch.Tensor) -> str:
     return f"{', '.join(runs[:8])}{', …' * (len(runs) > 8)} of {len(off)}"
 
 
-def exchanged(seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> str:
-    """The first row, or head, that has another one's output, where every one has some one's; else
-    ""."""
-    words = ""
-    for i, row in enumerate(seen):
-        has = [j for j, other in enumerate(wanted) if same(row, [other], bound)]
-        if not has:
-            return ""
-        if i not in has and not words:
-            words = f"{i} has the output of {has[0]}"
-    return words
-
-
 def misplaced(
-    seen: torch.Tensor, wanted: torch.Tensor, part: slice, bound: float
+    seen: torch.Tensor,
+    wanted: torch.Tensor,
+    part: slice,
+    bound: float,
+    what: str = "row {} of the pass",
 ) -> tuple[str, str] | None:
     """Cause and sentence where the output of a row of one sequence, `part`, is at another place in
     those of the pass, or another row's is in its place."""
@@ -164,7 +155,7 @@ def misplaced(
         for i, row in enumerate(rows):
             at = there[i].nonzero().flatten().tolist()
             if at and row not in at:
-                return cause, f"the output of row {row} of the pass {words} row {at[0]}"
+                return cause, f"the output of {what.format(row)} {words} {what.format(at[0])}"
     return None
 
 

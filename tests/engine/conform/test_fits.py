@@ -25,9 +25,18 @@ def test_what_is_no_number_explains_no_head(value):
     ("at", "said"),
     [
         ([0, 1, 2, 3], None),
-        ([0, 2, 1, 3], ("other-row", "the output of row 1 of the pass is that of row 2")),
-        ([0, 3, 2, 1], ("other-row", "the output of row 1 of the pass is that of row 3")),
-        ([0, -1, 2, 1], ("wrong-stride", "the output of row 1 of the pass is written to row 3")),
+        (
+            [0, 2, 1, 3],
+            ("other-row", "the output of row 1 of the pass is that of row 2 of the pass"),
+        ),
+        (
+            [0, 3, 2, 1],
+            ("other-row", "the output of row 1 of the pass is that of row 3 of the pass"),
+        ),
+        (
+            [0, -1, 2, 1],
+            ("wrong-stride", "the output of row 1 of the pass is written to row 3 of the pass"),
+        ),
     ],
 )
 def test_an_output_at_another_place_of_the_pass_is_found(at, said):
