@@ -14,11 +14,10 @@ from engine.conform.cases import Shape
 from engine.conform.mistakes import blocks_of, formulas, heads_of, in_parts, of_other_heads
 from engine.conform.reference import Row, Way, correction, linear, play, step, terms
 
-# Who sees a wrong decay: corrections, outputs, and the states that are kept
+# Who sees a wrong decay: corrections, outputs, and states that are kept (alone: Log.decays)
 _VIEWS = {
     "corrections": (0,),
     "outputs": (1,),
-    "kept states": (2,),
     "outputs and corrections": (0, 1),
     "outputs, corrections and states": (0, 1, 2),
 }
@@ -314,7 +313,8 @@ class Log:
             ("head-mapping", f"the decay of {words}", own[at]) for words, at in heads_of(self.shape)
         ]
         for words, at in blocks_of(own.shape[1]):
-            others.append(("wrong-tile", f"the decay of {words}", own[:, at]))
+            if at.max() < own.shape[1]:
+                others.append(("wrong-tile", f"decays of which {words}", own[:, at]))
         for end in (end for end in range(len(each)) if end != last):
             cause = "wrong-chunk" if end > last else "gate-of-other-row"
             cause = cause if end >= begin else "other-sequence"

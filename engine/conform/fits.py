@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
 
 import torch
 
@@ -134,29 +135,18 @@ def spans(off: torch.Tensor) -> str:
 
 
 def misplaced(
-    seen: torch.Tensor,
-    wanted: torch.Tensor,
-    part: slice,
-    bound: float,
-    what: str = "row {} of the pass",
-) -> tuple[str, str] | None:
-    """Cause and sentence where the output of a row of one sequence, `part`, is at another place in
-    those of the pass, or another row's is in its place."""
-    limit, rows = bound * max(1.0, float(wanted.abs().max())), range(len(seen))[part]
+    seen: torch.Tensor, wanted: torch.Tensor, part: slice, bound: float, what: str
+) -> str:
+    """Which row of one sequence, `part`, has the output of another row of the pass, or (turned)
+    which head; else ""."""
+    limit = bound * max(1.0, float(wanted.abs().max()))
     some = wanted.flatten(1).abs().amax(1) > 16 * limit  # rows of zeros are alike
-
-    def alike(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        return (a.flatten(1)[:, None] - b.flatten(1)[None]).abs().amax(2) <= limit
-
-    written = alike(wanted[part], seen) & some[part, None]
-    taken = alike(seen[part], wanted) & some
-    ways = ("other-row", "is that of", taken), ("wrong-stride", "is written to", written)
-    for cause, words, there in ways:
-        for i, row in enumerate(rows):
-            at = there[i].nonzero().flatten().tolist()
-            if at and row not in at:
-                return cause, f"the output of {what.format(row)} {words} {what.format(at[0])}"
-    return None
+    error = (seen[part].flatten(1)[:, None] - wanted.flatten(1)[None]).abs().amax(2)
+    for row, there in zip(range(len(seen))[part], (error <= limit) & some, strict=True):
+        at = there.nonzero().flatten().tolist()
+        if at and row not in at:
+            return f"the output of {what.format(row)} is that of {what.format(at[0])}"
+    return ""
 
 
 def tapped(
@@ -179,6 +169,15 @@ def tapped(
                 of = f"input {j - len(known) + len(rows)}" if j < len(known) else "nothing"
                 words.append(f"tap {t} of row {i} takes {of}")
     return "other-row", f"{'; '.join(words)} (0: the first row's)"
+
+
+def window(at: Sequence[int], n: int, accepted: int) -> tuple[str, str]:
+    """Cause and sentence of a window that holds these of n inputs, of which the first were accepted
+    and the last is nothing."""
+    shifted = at[-1] < accepted and all(b - a == 1 for a, b in pairwise(at))
+    cause = "stale-column" if shifted else "window-not-rolled-back"
+    names = [f"{i - accepted + 1}" if i < n - 1 else "nothing" for i in at]
+    return cause, f"the window holds inputs {', '.join(names)} (0: the last that was accepted)"
 
 
 def summed(

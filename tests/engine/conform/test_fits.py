@@ -24,26 +24,17 @@ def test_what_is_no_number_explains_no_head(value):
 @pytest.mark.parametrize(
     ("at", "said"),
     [
-        ([0, 1, 2, 3], None),
-        (
-            [0, 2, 1, 3],
-            ("other-row", "the output of row 1 of the pass is that of row 2 of the pass"),
-        ),
-        (
-            [0, 3, 2, 1],
-            ("other-row", "the output of row 1 of the pass is that of row 3 of the pass"),
-        ),
-        (
-            [0, -1, 2, 1],
-            ("wrong-stride", "the output of row 1 of the pass is written to row 3 of the pass"),
-        ),
+        ([0, 1, 2, 3], ""),
+        ([0, 2, 1, 3], "the output of row 1 is that of row 2"),
+        ([0, -1, 0, 1], "the output of row 2 is that of row 0"),
+        ([3, 1, -1, 0], ""),  # of rows that are not asked for
     ],
 )
-def test_an_output_at_another_place_of_the_pass_is_found(at, said):
+def test_a_row_that_has_another_ones_output_is_found(at, said):
     wanted = torch.randn(4, 2, 3, generator=torch.Generator().manual_seed(1))
     seen = torch.stack([wanted[i] if i >= 0 else torch.full((2, 3), math.nan) for i in at])
-    assert misplaced(seen, wanted, slice(1, 3), 1e-6) == said
-    assert misplaced(0 * seen.nan_to_num(), 0 * wanted, slice(1, 3), 1e-6) is None
+    assert misplaced(seen, wanted, slice(1, 3), 1e-6, "row {}") == said
+    assert not misplaced(seen.nan_to_num() * 0, wanted * 0, slice(1, 3), 1e-6, "row {}")
 
 
 def test_a_tap_that_takes_another_input_is_named():
@@ -99,7 +90,7 @@ def test_the_number_of_a_mistake_is_fitted(recurrence, words, last):
     ways = in_parts(shape, rows, formulas(shape, rows, abs(number)))
     (wrong,) = (made for _, said, made in ways if said == words)
     outputs, states = play(shape, state, wrong)
-    situation = Situation(KERNEL, Reference(shape, [state]), 0, rows, [], 3)
+    situation = Situation(KERNEL, Reference(shape, [state]), 0, rows)
     if last and recurrence != "conv" and " z " not in words:
         # the state alone may not say which part of a row it is wrong in
         cause, said = situation.explain_state(states[-1], 3, 1e-5)
@@ -118,7 +109,7 @@ def test_heads_that_read_what_heads_before_have_stored_are_named():
         outputs, states = play(shape, read, rows)
         seen.append(torch.stack(outputs)[:, head])
         pool[head] = states[0][head]
-    situation = Situation(KERNEL, Reference(shape, [state]), 0, rows, [], 0)
+    situation = Situation(KERNEL, Reference(shape, [state]), 0, rows)
     found = situation.explain_outputs(torch.stack(seen, 1), 1e-5)
     assert found == ("head-mapping", "the state of its key head, as far as it is stored anew")
 
@@ -127,6 +118,6 @@ def test_a_number_that_explains_all_rows_comes_before_rows_that_differ():
     shape, state, rows = drawn("gdn", 4)
     (wrong,) = (made for _, x, made in formulas(shape, rows, 0.5) if "is left out above" in x)
     outputs = torch.stack(play(shape, state, wrong)[0])
-    situation = Situation(KERNEL, Reference(shape, [state]), 0, rows, [], 0)
+    situation = Situation(KERNEL, Reference(shape, [state]), 0, rows)
     cause, said = situation.explain_outputs(outputs, 1e-5)
     assert (cause, said[:27]) == ("wrong-gate", "softplus is left out above ")
