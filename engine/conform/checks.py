@@ -270,8 +270,7 @@ class Player:
                 faults.append(replace(found, depth_errors=each))
         if {fault.cause for fault in faults} == {"other-sequence-written"}:  # no write is missing
             faults = [replace(fault, cause="other-sequence") for fault in faults]
-        # a state tells more of what wrote there, and of a commit that moves windows too
-        faults += [f for f in written if not (faults and f.cause == "window-not-rolled-back")]
+        faults += written  # a state tells more of what wrote there
         for sequence, first in still.items():
             after = copied(subject.state(sequence))
             if first is not None and after is not None and not torch.equal(first, after):
@@ -444,9 +443,10 @@ def check(
             return player.batch()
         if name == "drift":
             return player.drift(rounds)
-        order = ("", *_LESS)
         faults = player.script(name, rounds)
-        return sorted(faults, key=lambda f: order.index(f.cause) if f.cause in order else 0)
+        ranks, moved = {c: i for i, c in enumerate(_LESS, 1)}, "window-not-rolled-back"
+        # of a commit that moves windows too, states tell more
+        return sorted(faults, key=lambda f: 3 if f.symptom[3] == moved else ranks.get(f.cause, 0))
     except Exception as error:
         codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
         ours = [c for c in codes if Path(c.co_filename).parent == Path(adapters.__file__).parent]
