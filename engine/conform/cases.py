@@ -110,6 +110,14 @@ class Rows:
         """The lower bound of KDA's gate, where there is one."""
         return float(self.lower_bound) if "lower_bound" in self.tensors else None
 
+    def wide(self) -> tuple[torch.Tensor, ...]:
+        """Mamba-2's dt [tokens, heads, d_v], A [heads, d_v, d_k], D and dt_bias [heads, d_v] as
+        kernels take them: for each channel, with strides of 0."""
+        heads, d_v = self.x.shape[1:]
+        A = self.A.view(heads, 1, 1).expand(heads, d_v, self.B.shape[2])
+        weights = (x.view(heads, 1).expand(heads, d_v) for x in (self.D, self.dt_bias))
+        return self.dt.unsqueeze(-1).expand(-1, heads, d_v), A, *weights
+
     def beside(self, *names: str) -> list[torch.Tensor]:
         """Inputs as views of one tensor that has them side by side, as engines split a projection:
         the strides of rows are not the sizes of rows."""

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from functools import partial
-from itertools import chain, pairwise, product, tee
+from itertools import chain, product, tee
 from types import MappingProxyType
 
 import torch
 
 from engine.conform import fits, mistakes
-from engine.conform.cases import Shape
 from engine.conform.decays import Log, Played, decays
-from engine.conform.fits import closest, joined, place, same, spans, wrong_heads
-from engine.conform.mistakes import fewest, formulas, heads_of, in_parts, layouts, strides
-from engine.conform.reference import ROW_INPUTS, Reference, Row, Way, play, step, terms
+from engine.conform.fits import closest, fewest, joined, place, same, spans, wrong_heads
+from engine.conform.mistakes import formulas, heads_of, in_parts, layouts, strides
+from engine.conform.reference import ROW_INPUTS, Reference, Row, Way, linear, play, step, terms
 from engine.conform.shares import Kept, Quantities, channels, kept_at, shares
 from engine.conform.subject import Kernel
 
@@ -25,9 +24,9 @@ _MOST_COMMITS, _MOST_ROWS = 12, 8
 class Situation:
     """One sequence of one pass, with all that a wrong kernel might have used for it.
 
-    `tokens` are the rows of the pass; `before` the reference's states after each row of the passes
-    before it, of the last of which `accepted` were kept. `batch` are the rows of all sequences of
-    the pass, of which the `first` is this one's; those of each sequence begin at its place.
+    `tokens` are the rows of the pass, none where the sequence is not in it; `before` the
+    reference's states after each row of the passes before it, of the last of which `accepted` were
+    kept. `batch` are the rows of all sequences of the pass; those of each begin at its place.
     """
 
     def __init__(
@@ -36,21 +35,19 @@ class Situation:
         reference: Reference,
         sequence: int,
         tokens: Sequence[Row],
-        before: Sequence[Sequence[torch.Tensor]],
-        accepted: int,
         parents: Sequence[int] = (),
         batch: Sequence[Row] = (),
-        first: int = 0,
         places: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
         self.kernel, self.reference, self.sequence = kernel, reference, sequence
-        self.folds = kernel.ring > 0 or kernel.log
-        self.shape: Shape = reference.shape
-        self.tokens, self.before, self.accepted = list(tokens), list(before), accepted
-        self.parents = tuple(parents)
-        self.batch, self.first, self.begin = batch or self.tokens, first, first
-        self.places = places
-        self.start, self.own = reference.state(sequence), len(self.tokens)
+        self.folds, self.shape = kernel.ring > 0 or kernel.log, reference.shape
+        passes, commits = reference.passes[sequence], reference.tokens[sequence]
+        self.tokens, self.before = list(tokens), passes[:-1] if tokens else passes
+        self.accepted = len(commits[-1]) if commits else 0
+        self.parents, self.places = tuple(parents), places
+        self.batch, self.first = batch or self.tokens, places.get(sequence, 0)
+        self.begin, self.own = self.first, len(self.tokens)
+        self.start = reference.state(sequence)
         # of a chunk: the right states before those before it, and the rows of the last of them
         self.earlier: list[torch.Tensor] = []
         self.before_chunk: list[Row] = []
@@ -105,6 +102,9 @@ class Situation:
             yield from self._columns(age)
         yield from self._others()
         yield from layouts(self.shape, commits[-1])
+        if self.tokens:  # up to the column that is read
+            rows = self.tokens[: max(1, self.accepted)]
+            yield from mistakes.overwritten(self.shape, commits[-1], rows)
         yield "state-lost", "empty state", torch.zeros_like(commits[-1])
         yield from self._windows() if self.shape.recurrence == "conv" else ()
 
@@ -182,16 +182,10 @@ class Situation:
         it, as no pass leaves such a window."""
         known, accepted = self._inputs_before()
         for at in product(range(len(known)), repeat=self.shape.d_k - 1):
-            cause, words = self._window(at, len(known), accepted)
+            cause, words = fits.window(at, len(known), accepted)
             inputs = [i for i in at if i < len(known) - 1]
             cause = cause if len({*inputs}) == len(inputs) else "other-row"
             yield cause, words, torch.stack([known[i] for i in at], -1)
-
-    def _window(self, at: Sequence[int], n: int, accepted: int) -> tuple[str, str]:
-        shifted = at[-1] < accepted and all(b - a == 1 for a, b in pairwise(at))
-        cause = "stale-column" if shifted else "window-not-rolled-back"
-        names = [f"{i - accepted + 1}" if i < n - 1 else "nothing" for i in at]
-        return cause, f"the window holds inputs {', '.join(names)} (0: the last that was accepted)"
 
     def _mappings(self, n: int) -> Iterator[tuple[str, str, list[Row]]]:
         """Rows that may be taken in place of a sequence's first n, with a cause and words."""
@@ -337,23 +331,22 @@ class Situation:
         ways = self._ways(self.start, len(seen), 0, bound, begin)
         if found := closest(seen, ways, bound, wanted):
             return found[0], found[1] + f", seen from row {begin} on" * (begin > 0)
+        fitted = fits.numbered(partial(self._numbered, count=len(seen), last=False), seen, wanted)
+        if len(seen) <= _MOST_ROWS and (found := closest(seen, fitted, bound, wanted)):
+            return found
         every, folds = list(self.inputs(self.tokens)), self._folds if self.kernel.ring else None
         rows = self.shape, self.start, seen, self.tokens, self.parents
         if found := mistakes.row_by_row(*rows, every, folds, bound):
-            return found
-        fitted = fits.numbered(partial(self._numbered, count=len(seen), last=False), seen, wanted)
-        if len(seen) <= _MOST_ROWS and (found := closest(seen, fitted, bound, wanted)):
             return found
         if self.shape.recurrence == "conv" and not self.parents:
             known = [*self.start.unbind(-1), *(row["x"] for row in self.tokens)]
             for solved in (fits.tapped, fits.summed):
                 if found := solved(known, self.tokens, seen, bound):
                     return found
-        if words := fits.exchanged(seen, wanted, bound):
-            return "other-row", f"row {words}"
-        of_heads = [x.transpose(0, 1) for x in (seen, wanted)] if seen.dim() > 2 else []
-        if of_heads and (words := fits.exchanged(of_heads[0], of_heads[1], bound)):
-            return "head-mapping", f"head {words}"
+        if seen.dim() > 2:
+            of_heads = seen.transpose(0, 1), wanted.transpose(0, 1), slice(None), bound
+            if words := fits.misplaced(*of_heads, "head {}"):
+                return "head-mapping", words
         if fits.tile(seen, wanted, bound):
             return "wrong-tile", ""
         if share:
@@ -408,8 +401,14 @@ class Situation:
         if self.shape.recurrence == "conv" and (held := self._held(seen, count, bound)):
             return held
         heads = wrong_heads(seen[None], right[None], bound)
+        tokens, change = self.tokens[:count], None
+        if self.shape.recurrence != "conv" and not self.parents:
+            change = linear(self.shape, tokens)
         for cause, sentence, state in self.starts(bound):
-            made = self._played(state, self.tokens[:count])[1][-1]
+            if change is None:
+                made = self._played(state, tokens)[1][-1]
+            else:
+                made = right + change @ (state - self.start)
             if same(seen[heads], [made[heads]], bound / 4):  # nearer than the right one
                 return cause, sentence
             if same(seen[heads], [state[heads]], bound / 4):
@@ -477,7 +476,7 @@ class Situation:
             return None
         if (row := max(at) - len(known)) >= 0:
             return "wrong-term", f"the window holds the output of row {row}, not its input"
-        return self._window(at, len(known), accepted + count)
+        return fits.window(at, len(known), accepted + count)
 
     def explain_still(self, seen: torch.Tensor, bound: float) -> tuple[str, str]:
         """Cause and sentence for the changed state of a sequence that was not in the pass."""

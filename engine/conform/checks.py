@@ -16,7 +16,7 @@ import torch
 from engine.conform import adapters
 from engine.conform.cases import Rows, Shape, Source, loads
 from engine.conform.causes import Situation
-from engine.conform.fits import axes, joined, place, spans
+from engine.conform.fits import axes, joined, misplaced, place, spans
 from engine.conform.packages import Package
 from engine.conform.passes import SCRIPTS, Pass
 from engine.conform.reference import Reference, step, token
@@ -191,8 +191,6 @@ class Player:
 
         ids = (*one.sequences, *(-1 for _ in one.padding))
         rows = source.rows(ids, (*one.lengths, *one.padding), one.parents)
-        before = [list(passes) for passes in reference.passes]
-        kept = [len(t[-1]) if t else 0 for t in reference.tokens]
         others = [s for s in range(self.shape.n_sequences) if s not in one.sequences]
         still = {s: copied(subject.state(s)) for s in others}
         outputs = self.outputs(one, rows, subject)
@@ -209,24 +207,16 @@ class Player:
         batch = [token(rows, i) for i in range(sum(one.lengths))]
         places = {s: part.start for s, part in zip(one.sequences, rows.slices(), strict=False)}
         for i, (sequence, part) in enumerate(zip(one.sequences, rows.slices(), strict=False)):
-            situations[sequence] = Situation(
-                self.kernel,
-                reference,
-                sequence,
-                batch[part],
-                before[sequence],
-                kept[sequence],
-                one.parents[i] if one.parents else (),
-                batch,
-                part.start,
-                places,
-            )
+            tree = one.parents[i] if one.parents else ()
+            given = self.kernel, reference, sequence, batch[part], tree, batch, places
+            situations[sequence] = Situation(*given)
             error, row = _worst(seen[part], wanted[part])
             if error > self.bound:
                 cause, detail = "wrong-output", ""
                 if self._unnamed(faults):
-                    one_seen = seen[part], self.bound
-                    cause, detail = _named(cause, situations[sequence].explain_outputs, *one_seen)
+                    detail = misplaced(seen, wanted, part, self.bound, "row {} of the pass")
+                    explain, of = situations[sequence].explain_outputs, (seen[part], self.bound)
+                    cause, detail = ("other-row", detail) if detail else _named(cause, explain, *of)
                 each = errors_of(seen[part], wanted[part])
                 where = place(self.shape, seen[part], wanted[part], self.bound)
                 found = fault(cause, joined(detail, where), sequence, row, error)
@@ -284,8 +274,7 @@ class Player:
         for sequence, first in still.items():
             after = copied(subject.state(sequence))
             if first is not None and after is not None and not torch.equal(first, after):
-                past = reference.passes[sequence]
-                idle = Situation(self.kernel, reference, sequence, [], past, kept[sequence])
+                idle = Situation(self.kernel, reference, sequence, [])
                 cause, words = idle.explain_still(after, self.bound)
                 error = float((first - after).abs().max())
                 faults.append(fault(cause, words, sequence, -1, error))
@@ -364,12 +353,12 @@ class Player:
         plain decoding's own; where float32 states are wrong too, the cause of that."""
         one = replace(self.shape, state_dtype="bfloat16", n_sequences=1)
         player = self.like(shape=one, named=self.named)
-        (error, least), (plain, _) = (player._drifted(rounds, drafts) for drafts in (True, False))
+        error, plain, least = player._drifted(rounds)
         if error <= 2 * least + 1e-4:
             return []
         one = replace(one, state_dtype="float32")
         exact = player.like(shape=one, named=self.named)
-        off = "float32" in self.kernel.dtypes and not exact._drifted(rounds, True)[0] <= exact.bound
+        off = "float32" in self.kernel.dtypes and not exact._drifted(rounds)[0] <= exact.bound
         if off and (found := exact.script("drift", rounds)):  # it is wrong without rounding too
             return found
         detail = (
@@ -378,29 +367,28 @@ class Player:
         )
         return [player._fault("drift", "drift", detail, rounds, 0, -1, error)]
 
-    def _drifted(self, rounds: int, drafts: bool) -> tuple[float, float]:
-        """Errors of the last state, and of one that is rounded after each row, relative to its
-        size (root mean squares)."""
+    def _drifted(self, rounds: int) -> tuple[float, ...]:
+        """Errors of the last state, of that of plain decoding, and of one that is rounded after
+        each row, relative to its size (root mean squares)."""
+        _, plain, _ = self.start(check="drift")
         source, subject, reference = self.start(check="drift")
         dice, rounded = random.Random(self.seed), reference.state(0)
         for _ in range(rounds):
             count = dice.randint(1, self.shape.n_tokens)
             rows = source.rows([0], [self.shape.n_tokens])
             reference.verify(rows)
-            if drafts:
-                subject.verify(rows)
-                subject.accept([0], [count])
-            else:
-                for i in range(count):
-                    subject.decode(rows.row(i))
+            subject.verify(rows)
+            subject.accept([0], [count])
+            for i in range(count):
+                plain.decode(rows.row(i))
             reference.accept([0], [count])
             for row in reference.tokens[0][-1]:
                 rounded = step(self.shape, rounded, row)[1].to(self.shape.dtype).double()
-        state, right = copied(subject.state(0)), reference.state(0)
-        assert state is not None
-        size = right.square().mean().sqrt()
-        error, least = (float((x - right).square().mean().sqrt() / size) for x in (state, rounded))
-        return error, least
+        right, errors = reference.state(0), []
+        for state in (copied(subject.state(0)), copied(plain.state(0)), rounded):
+            assert state is not None
+            errors.append(float(((state - right).square().mean() / right.square().mean()).sqrt()))
+        return tuple(errors)
 
 
 def _named(cause: str, explain: Callable[..., tuple[str, str]], *seen: Any) -> tuple[str, str]:
@@ -455,9 +443,10 @@ def check(
             return player.batch()
         if name == "drift":
             return player.drift(rounds)
-        order = ("", *_LESS)
         faults = player.script(name, rounds)
-        return sorted(faults, key=lambda f: order.index(f.cause) if f.cause in order else 0)
+        ranks, moved = {c: i for i, c in enumerate(_LESS, 1)}, "window-not-rolled-back"
+        # of a commit that moves windows too, states tell more
+        return sorted(faults, key=lambda f: 3 if f.symptom[3] == moved else ranks.get(f.cause, 0))
     except Exception as error:
         codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
         ours = [c for c in codes if Path(c.co_filename).parent == Path(adapters.__file__).parent]

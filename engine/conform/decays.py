@@ -12,13 +12,12 @@ import torch
 
 from engine.conform.cases import Shape
 from engine.conform.mistakes import blocks_of, formulas, heads_of, in_parts, of_other_heads
-from engine.conform.reference import Row, Way, correction, play, step, terms
+from engine.conform.reference import Row, Way, correction, linear, play, step, terms
 
-# Who sees a wrong decay: corrections, outputs, and the states that are kept
+# Who sees a wrong decay: corrections, outputs, and states that are kept (alone: Log.decays)
 _VIEWS = {
     "corrections": (0,),
     "outputs": (1,),
-    "kept states": (2,),
     "outputs and corrections": (0, 1),
     "outputs, corrections and states": (0, 1, 2),
 }
@@ -290,19 +289,16 @@ class Log:
         rows come after."""
         last, end = len(self.rows) - 1, self.states[-1]
         right, wrong = _factors(self.rows)
-        # rows after are linear in the state: what they make of a difference
-        linear = torch.eye(end.shape[1], dtype=end.dtype).expand(len(end), -1, -1)
-        for row in (terms(self.shape, row) for row in after):
+        change = linear(self.shape, after)
+        for row in after:
             end = step(self.shape, end, row)[1]
-            none = torch.zeros(len(end), end.shape[1], dtype=end.dtype)
-            linear = step(self.shape, linear, row | {"value": none, "skip": none})[1]
         for cause, words, side, factor in wrong:
             more = torch.zeros_like(end)
             for j, part in enumerate((self.states[0], *self.writes), -1):
                 if side(last, j):
                     more = more + (factor(last, j) - right(last, j)) * part
             cause = "lost-fold" if words.startswith("nothing") else cause
-            yield cause, f"the fold takes {words}", end + linear @ more
+            yield cause, f"the fold takes {words}", end + change @ more
 
     def kept_with(
         self, batch: Sequence[Row], first: int, begin: int, chunk: int = 0
@@ -317,7 +313,8 @@ class Log:
             ("head-mapping", f"the decay of {words}", own[at]) for words, at in heads_of(self.shape)
         ]
         for words, at in blocks_of(own.shape[1]):
-            others.append(("wrong-tile", f"the decay of {words}", own[:, at]))
+            if at.max() < own.shape[1]:
+                others.append(("wrong-tile", f"decays of which {words}", own[:, at]))
         for end in (end for end in range(len(each)) if end != last):
             cause = "wrong-chunk" if end > last else "gate-of-other-row"
             cause = cause if end >= begin else "other-sequence"

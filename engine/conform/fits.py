@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
 
 import torch
 
@@ -100,6 +101,22 @@ def numbered(
         yield from ((cause, words, made()) for of, (cause, words, made) in each(low) if of == name)
 
 
+def fewest(
+    gives: dict[tuple[str, str], torch.Tensor], wrong: torch.Tensor, names: Sequence[str]
+) -> tuple[str, str] | None:
+    """The cause of the first, and the sentences with their places, of the fewest ways that
+    together give all that is wrong (True), each as much of what is left as can be."""
+    said, left = list[tuple[str, str]](), wrong
+    while left.any():
+        way = max(gives, key=lambda x: int((gives[x] & left).sum()), default=None)
+        if way is None or not (gives[way] & left).any():
+            return None
+        at = axes(names, gives[way] & wrong)
+        said.append((way[0], way[1] + (at and f", in {at}")))
+        left = left & ~gives[way]
+    return (said[0][0], "; ".join(words for _, words in said)) if said else None
+
+
 def wrong_heads(seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> torch.Tensor:
     """Which heads, or channels, of [rows, heads, …] have a wrong value; bool [heads]."""
     # by what is seen, as what is wanted may have NaN or infinity, and is wrong there
@@ -117,17 +134,19 @@ def spans(off: torch.Tensor) -> str:
     return f"{', '.join(runs[:8])}{', …' * (len(runs) > 8)} of {len(off)}"
 
 
-def exchanged(seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> str:
-    """The first row, or head, that has another one's output, where every one has some one's; else
-    ""."""
-    words = ""
-    for i, row in enumerate(seen):
-        has = [j for j, other in enumerate(wanted) if same(row, [other], bound)]
-        if not has:
-            return ""
-        if i not in has and not words:
-            words = f"{i} has the output of {has[0]}"
-    return words
+def misplaced(
+    seen: torch.Tensor, wanted: torch.Tensor, part: slice, bound: float, what: str
+) -> str:
+    """Which row of one sequence, `part`, has the output of another row of the pass, or (turned)
+    which head; else ""."""
+    limit = bound * max(1.0, float(wanted.abs().max()))
+    some = wanted.flatten(1).abs().amax(1) > 16 * limit  # rows of zeros are alike
+    error = (seen[part].flatten(1)[:, None] - wanted.flatten(1)[None]).abs().amax(2)
+    for row, there in zip(range(len(seen))[part], (error <= limit) & some, strict=True):
+        at = there.nonzero().flatten().tolist()
+        if at and row not in at:
+            return f"the output of {what.format(row)} is that of {what.format(at[0])}"
+    return ""
 
 
 def tapped(
@@ -150,6 +169,15 @@ def tapped(
                 of = f"input {j - len(known) + len(rows)}" if j < len(known) else "nothing"
                 words.append(f"tap {t} of row {i} takes {of}")
     return "other-row", f"{'; '.join(words)} (0: the first row's)"
+
+
+def window(at: Sequence[int], n: int, accepted: int) -> tuple[str, str]:
+    """Cause and sentence of a window that holds these of n inputs, of which the first were accepted
+    and the last is nothing."""
+    shifted = at[-1] < accepted and all(b - a == 1 for a, b in pairwise(at))
+    cause = "stale-column" if shifted else "window-not-rolled-back"
+    names = [f"{i - accepted + 1}" if i < n - 1 else "nothing" for i in at]
+    return cause, f"the window holds inputs {', '.join(names)} (0: the last that was accepted)"
 
 
 def summed(

@@ -11,8 +11,8 @@ import torch
 from torch.nn.functional import silu, softplus
 
 from engine.conform.cases import Shape, normed
-from engine.conform.fits import axes
-from engine.conform.reference import HEAD_WEIGHTS, ROW_INPUTS, Row, Way, step, terms
+from engine.conform.fits import fewest
+from engine.conform.reference import HEAD_WEIGHTS, ROW_INPUTS, Row, Way, play, step, terms
 
 _MOST_ROWS, _MOST_HEADS, _MOST_MAPPED = 8, 16, 3
 _NEAR = ("the row before", "the row after", "the row two before", "the row two after")
@@ -20,8 +20,6 @@ _BESIDE = ("q", "k", "v"), ("x", "B", "C"), ("a", "b")  # as engines split a pro
 # Inputs, and what is made of one, that advance from row to row: its name, and that of its part
 _ADVANCED = tuple((x, x) for x in ("a", "dt", "b", "q", "k", "v", "x", "B", "C", "z"))
 _ADVANCED += (("a", "decay"), ("b", "beta"), ("q", "read"), ("k", "key"))
-
-
 # What corrections take of a row, apart from what is kept and written
 _VIEWS = {"look": "key", "off": "beta", "fade": "decay"}
 _OWN_DECAY = ("the decay is applied twice", "k is taken times the decay")
@@ -227,6 +225,9 @@ def _numbered(shape: Shape, row: Row, x: float) -> list[tuple[str, str, Row]]:
     for words, dt in bent.items() if "lower_bound" not in row else ():
         gates[words] = _anew(shape, row, {"step": dt})
     made = [("wrong-gate", words, right | other) for words, other in gates.items()]
+    if "z" in row:
+        gate = {"gate": row["z"] * torch.sigmoid(x * row["z"])}
+        made.append(("wrong-term", f"the sigmoid of {x:.4g} times z is taken", right | gate))
     for names in () if mamba else ("q", "k", "qk"):
         per_group, of = shape.n_heads // shape.n_groups, {"q": "read", "k": "key"}
         each = {of[n]: normed(row[n], x).repeat_interleave(per_group, 0) for n in names}
@@ -344,30 +345,47 @@ def layouts(shape: Shape, state: torch.Tensor) -> Iterator[Way]:
     for words, at in heads_of(shape):
         yield "head-mapping", f"the state of {words}", state[at]
     for what, dim in (("key channels", 1), ("columns", 2)):
-        for size in (size for size in (16, 32, 64, 128) if size < state.shape[dim] <= 8 * size):
-            parts = state.split(size, dim)
-            for i, part in enumerate(parts):
-                words = f"{what} {i * size} to {i * size + part.shape[dim] - 1} of the state"
-                for j, other in enumerate((*parts, torch.zeros_like(part))):
-                    if j != i and other.shape == part.shape:
-                        of = f"those from {j * size} on" if j < len(parts) else "zeros"
-                        made = torch.cat([*parts[:i], other, *parts[i + 1 :]], dim)
-                        yield "wrong-tile", f"{words} are {of}", made
+        whole = torch.cat([state, 0 * state.narrow(dim, 0, 1)], dim)
+        for words, at in blocks_of(state.shape[dim]):
+            yield "wrong-tile", f"{what} {words}, of the state", whole.index_select(dim, at)
+
+
+def overwritten(shape: Shape, state: torch.Tensor, rows: Sequence[Row]) -> Iterator[Way]:
+    """States of other heads, where those of heads before are stored already, after these rows."""
+    for words, at in heads_of(shape) if shape.recurrence != "conv" else ():
+        read, stored = state.clone(), state.clone()
+        for head, other in enumerate(at.tolist()):
+            read[head] = stored[other]
+            stored[head] = play(shape, read, rows)[1][-1][head]
+        yield "head-mapping", f"the state of {words}, as far as it is stored anew", read
+
+
+def _moved(n: int, what: str) -> list[tuple[str, torch.Tensor]]:
+    each = torch.arange(n)
+    return [
+        (f"the next {what}", each.roll(-1)),
+        (f"the {what} before", each.roll(1)),
+        (f"the last {what} first", each.flip(0)),
+        (f"{what} 0", 0 * each),
+    ]
 
 
 def heads_of(shape: Shape) -> list[tuple[str, torch.Tensor]]:
     """Heads that each head may be taken for, with words."""
-    heads = torch.arange(shape.n_heads)
+    heads, per_group = torch.arange(shape.n_heads), shape.n_heads // shape.n_groups
     return [
-        ("its key head", heads // (shape.n_heads // shape.n_groups)),
+        ("its key head", heads // per_group),
         ("head h % groups", heads % shape.n_groups),
-        ("the next head", heads.roll(-1)),
-        ("the head before", heads.roll(1)),
-        ("the last head first", heads.flip(0)),
-        ("head 0", 0 * heads),
-        ("the group before", heads.roll(shape.n_heads // shape.n_groups)),
-        ("the group after", heads.roll(-shape.n_heads // shape.n_groups)),
+        *_moved(shape.n_heads, "head"),
+        ("the group before", heads.roll(per_group)),
+        ("the group after", heads.roll(-per_group)),
     ]
+
+
+def channels_of(n: int) -> list[tuple[str, torch.Tensor]]:
+    """Key channels, of n, that each may be taken for, with words."""
+    pairs = (torch.arange(n) ^ 1).clamp(max=n - 1)
+    return [*_moved(n, "channel"), ("the other channel of a pair", pairs)]
 
 
 def tiles(d_k: int) -> set[tuple[int, int]]:
@@ -377,14 +395,14 @@ def tiles(d_k: int) -> set[tuple[int, int]]:
 
 
 def blocks_of(n: int) -> Iterator[tuple[str, torch.Tensor]]:
-    """Channels, of n, that those of a block may be taken for, with words."""
-    for size in (size for size in (16, 32, 64, 128) if size < n <= 8 * size and not n % size):
-        for to, of in product(range(0, n, size), repeat=2):
-            at = torch.arange(n)
-            at[to : to + size] = torch.arange(of, of + size)
-            if to != of:
-                ends = f"{of} to {of + size - 1}", f"{to} to {to + size - 1}"
-                yield f"key channels {ends[0]} in {ends[1]}", at
+    """Channels, of n, that those of a block may be taken for, n where for none, with words."""
+    for size in (size for size in (16, 32, 64, 128) if size < n <= 8 * size):
+        for to, of in product(range(0, n, size), (*range(0, n, size), n)):
+            at, m = torch.arange(n), min(size, n - to)
+            at[to : to + m] = torch.arange(of, of + m).clamp(max=n)
+            if to != of and (of == n or of + m <= n):
+                words = f"those of {of} to {of + m - 1}" if of < n else "zeros"
+                yield f"{to} to {to + m - 1} are {words}", at
 
 
 def of_other_heads(shape: Shape, rows: Sequence[Row]) -> Iterator[tuple[str, str, list[Row]]]:
@@ -480,19 +498,3 @@ def row_by_row(
     if len(right) and right.median() > limit / 8:  # nor are others right: it is as of rounding
         return None
     return fewest(gives, wrong, ("rows", "heads"))
-
-
-def fewest(
-    gives: dict[tuple[str, str], torch.Tensor], wrong: torch.Tensor, names: Sequence[str]
-) -> tuple[str, str] | None:
-    """The cause of the first, and the sentences with their places, of the fewest ways that
-    together give all that is wrong (True), each as much of what is left as can be."""
-    said, left = list[tuple[str, str]](), wrong
-    while left.any():
-        way = max(gives, key=lambda x: int((gives[x] & left).sum()), default=None)
-        if way is None or not (gives[way] & left).any():
-            return None
-        at = axes(names, gives[way] & wrong)
-        said.append((way[0], way[1] + (at and f", in {at}")))
-        left = left & ~gives[way]
-    return (said[0][0], "; ".join(words for _, words in said)) if said else None

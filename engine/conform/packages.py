@@ -140,7 +140,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
                 setattr(module, attribute, value)
 
 
-class _Missing(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+class _Missing(_Finder):
     """Stubs for other packages that a kernel file imports and that are not installed."""
 
     def __init__(self, top: str) -> None:
@@ -155,9 +155,6 @@ class _Missing(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         if importer.f_globals.get("__name__", "").split(".")[0] != self.top:
             return None
         return importlib.machinery.ModuleSpec(name, self, is_package=True)
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        return _StubModule(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
         """Nothing to run."""

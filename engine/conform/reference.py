@@ -9,7 +9,7 @@ from torch.nn.functional import silu, softplus
 
 from engine.conform.cases import WEIGHTS, Rows, Shape, log_decay, normed
 
-_MOST_PASSES = 4
+_MOST_PASSES = 5
 # What a row brings, its gate first
 ROW_INPUTS = {
     "gdn": ("a", "b", "q", "k", "v"),
@@ -153,3 +153,12 @@ def play(
         outputs.append(output)
         states.append(after)
     return outputs, states
+
+
+def linear(shape: Shape, rows: Sequence[Row]) -> torch.Tensor:
+    """What rows make of a change of the state before them, [heads, d_k, d_k]: a factor on its
+    left."""
+    none = torch.zeros(shape.n_heads, shape.d_k, dtype=torch.float64)
+    alone = [terms(shape, row) | {"value": none, "skip": none, "gate": none} for row in rows]
+    same = torch.eye(shape.d_k, dtype=torch.float64).expand(shape.n_heads, -1, -1)
+    return play(shape, same, alone)[1][-1] if alone else same

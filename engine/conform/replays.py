@@ -143,8 +143,6 @@ def _seen(player: Player, fault: Fault) -> Fault:
             if player.kernel.chunk and index == fault.round:  # what comes later is not seen
                 many = (min(until, *one.lengths),)
                 one = replace(one, lengths=many, accepted=many)
-            before = list(reference.passes[0])
-            kept = len(reference.tokens[0][-1]) if reference.tokens[0] else 0
             every, parents = range(m), one.parents * m
             rows = source.rows(every, one.lengths * m, parents)
             outputs = other.outputs(one, rows, subject)
@@ -163,7 +161,7 @@ def _seen(player: Player, fault: Fault) -> Fault:
             off = (states - torch.stack(reference.depths(0))).abs().flatten(1).amax(1)
             if off.max() > 4 * bound:
                 row, tree = int((off > 4 * bound).nonzero()[0]), parents[0] if parents else ()
-                here = Situation(player.kernel, reference, 0, tokens, before, kept, tree)
+                here = Situation(player.kernel, reference, 0, tokens, tree)
                 cause, words = here.explain_state(states[row], row + 1, 4 * player.bound)
                 if cause in ("wrong-state", "drift"):
                     return fault

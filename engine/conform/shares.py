@@ -11,7 +11,7 @@ import torch
 from engine.conform.cases import Shape
 from engine.conform.decays import Log
 from engine.conform.fits import spans
-from engine.conform.mistakes import heads_of
+from engine.conform.mistakes import channels_of, heads_of
 from engine.conform.reference import Row, Way, correction, terms
 
 _MOST_RANGES = 12  # rows of a pass of which all ranges are tried
@@ -51,6 +51,8 @@ class Quantities:
             yield cause, words, torch.exp((power - 1) * right)
         for words, at in heads_of(self.shape):
             yield "head-mapping", f"with the decay of {words}", torch.exp(right[at] - right)
+        for words, at in channels_of(right.shape[1]) if right.dim() > 1 else ():
+            yield "wrong-tile", f"with the decay of {words}", torch.exp(right[:, at] - right)
         for a, b in self._ranges(since):
             if (a, b) != (since, self.at + 1):
                 own = self.begin <= a and b <= self.end

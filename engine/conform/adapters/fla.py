@@ -3,8 +3,7 @@ have values before keys at some shapes ("v first")."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 
@@ -102,22 +101,19 @@ class _ChannelGates(Paged):
 
 
 class _Chunked(Prompts):
-    """chunk_gated_delta_rule_fwd; its kernel for gates and the one for their sums in turn."""
+    """chunk_gated_delta_rule_fwd or chunk_kda_fwd; its kernel for gates and the one for their sums
+    in turn."""
 
     calls = 0
 
     def run(self, rows: Rows, first: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        module = self.package.module("fla.ops.gated_delta_rule.chunk")
-        made = self.made(module.chunk_gated_delta_rule_fwd, rows, first)
-        return made[1][0], _turned(self.shape, made[3])
-
-    def made(
-        self, forward: Callable[..., Any], rows: Rows, first: torch.Tensor | None
-    ) -> tuple[torch.Tensor, ...]:
-        """What a kernel of this signature gives."""
+        kda = self.shape.recurrence == "kda"
+        module = self.package.module(
+            f"fla.ops.{'kda.chunk_fwd' if kda else 'gated_delta_rule.chunk'}"
+        )
         self.calls += 1
         gates = rows.g if self.calls % 2 else rows.a
-        made: tuple[torch.Tensor, ...] = forward(
+        made = (module.chunk_kda_fwd if kda else module.chunk_gated_delta_rule_fwd)(
             *(t.unsqueeze(0) for t in (rows.q_normed, rows.k_normed, rows.v, gates, rows.beta)),
             use_gate_in_kernel=gates is rows.a,
             A_log=rows.A_log,
@@ -128,15 +124,8 @@ class _Chunked(Prompts):
             state_v_first=_V_FIRST in self.shape.extras,
             cu_seqlens=rows.starts.long(),
         )
-        return made
-
-
-class _ChunkedKda(_Chunked):
-    """chunk_kda_fwd."""
-
-    def run(self, rows: Rows, first: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        made = self.made(self.package.module("fla.ops.kda.chunk_fwd").chunk_kda_fwd, rows, first)
-        return made[0][0], _turned(self.shape, made[1])
+        o, last = made[:2] if kda else made[1:4:2]
+        return o[0], _turned(self.shape, last)
 
 
 ENGINE = Engine(
@@ -176,8 +165,6 @@ ENGINE = Engine(
             chunk=64,
             extras=(_V_FIRST,),
         ),
-        Kernel(
-            "chunk_kda", ("kda",), _ChunkedKda, dtypes=("float32",), chunk=64, extras=(_V_FIRST,)
-        ),
+        Kernel("chunk_kda", ("kda",), _Chunked, dtypes=("float32",), chunk=64, extras=(_V_FIRST,)),
     ),
 )

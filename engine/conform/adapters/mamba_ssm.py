@@ -28,17 +28,11 @@ class _Update(RowByRow):
         self.slots[1 + sequence] = state.transpose(1, 2).to(self.slots)
 
     def step(self, rows: Rows) -> torch.Tensor:
-        heads, d, n = self.shape.n_heads, self.shape.d_v, self.shape.d_k
+        dt, A, D, dt_bias = rows.wide()
         out: torch.Tensor = self.package.module(_MODULE).selective_state_update(
-            self.slots,
-            rows.x,
-            rows.dt.unsqueeze(-1).expand(-1, heads, d),
-            rows.A.view(heads, 1, 1).expand(heads, d, n),
-            rows.B,
-            rows.C,
-            rows.D.view(heads, 1).expand(heads, d),
+            *(self.slots, rows.x, dt, A, rows.B, rows.C, D),
             z=rows.z if "z" in self.shape.extras else None,
-            dt_bias=rows.dt_bias.view(heads, 1).expand(heads, d),
+            dt_bias=dt_bias,
             dt_softplus=True,
             state_batch_indices=self.memory.whole([1 + s for s in rows.sequences]),
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
 import torch
 
@@ -71,7 +70,8 @@ def _linked(parents: Sequence[Sequence[int]]) -> tuple[list[list[int]], list[lis
 
 
 class _Chunked(Prompts):
-    """chunk_gated_delta_rule_fwd: a prompt in chunks, the last state in the pool's layout."""
+    """chunk_gated_delta_rule_fwd or chunk_kda_fwd: a prompt in chunks, the last state in the pool's
+    layout."""
 
     def run(self, rows: Rows, first: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         n = len(rows.sequences)
@@ -79,31 +79,18 @@ class _Chunked(Prompts):
         pool = self.memory.zeros(n, heads, d_v, d_k)
         if first is not None:
             pool.copy_(first.transpose(-1, -2))
+        kda = self.shape.recurrence == "kda"
+        module = self.package.module(f"{OPS}.attention.fla.{'kda' if kda else 'chunk'}")
         # one of the kernels writes its outputs over v
         rows_of = (rows.q_normed, rows.k_normed, rows.v.clone(), rows.g, rows.beta)
-        o = self.called(
+        made = (module.chunk_kda_fwd if kda else module.chunk_gated_delta_rule_fwd)(
             *(t.unsqueeze(0) for t in rows_of),
             scale=self.shape.d_k**-0.5,
             initial_state=pool,
             initial_state_indices=self.memory.whole(range(n)),
             cu_seqlens=rows.starts,
         )
-        return o[0], pool.transpose(-1, -2)
-
-    def called(self, *tensors: torch.Tensor, **options: Any) -> torch.Tensor:
-        """The outputs of the kernel."""
-        module = self.package.module(f"{OPS}.attention.fla.chunk")
-        o: torch.Tensor = module.chunk_gated_delta_rule_fwd(*tensors, **options)[1]
-        return o
-
-
-class _ChunkedKda(_Chunked):
-    """chunk_kda_fwd."""
-
-    def called(self, *tensors: torch.Tensor, **options: Any) -> torch.Tensor:
-        module = self.package.module(f"{OPS}.attention.fla.kda")
-        o: torch.Tensor = module.chunk_kda_fwd(*tensors, **options)
-        return o
+        return (made if kda else made[1])[0], pool.transpose(-1, -2)
 
 
 _CHUNKS = (
@@ -208,7 +195,7 @@ ENGINE = Engine(
         Kernel(
             "chunk_kda",
             ("kda",),
-            _ChunkedKda,
+            _Chunked,
             grouped=False,
             dtypes=_F32,
             chunk=64,

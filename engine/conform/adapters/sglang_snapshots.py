@@ -238,13 +238,12 @@ class Mamba2(Snapshots):
         n, t, heads, d = len(rows.sequences), rows.lengths[0], *rows.x.shape[1:]
         out = torch.empty_like(rows.x, dtype=self.dtype).view(n, t, heads, d)
         x, B, C = (m.view(n, t, *m.shape[1:]) for m in rows.beside("x", "B", "C"))
+        dt, A, D, dt_bias = rows.wide()
+        B, C = B.to(self.dtype), C.to(self.dtype)
         self.called(
-            *(self.pool, x.to(self.dtype), rows.dt.view(n, t, heads, 1).expand(n, t, heads, d)),
-            rows.A.view(heads, 1, 1).expand(heads, d, self.shape.d_k),
-            *(B.to(self.dtype), C.to(self.dtype)),
-            rows.D.view(heads, 1).expand(heads, d),
+            *(self.pool, x.to(self.dtype), dt.unflatten(0, (n, t)), A, B, C, D),
             z=rows.z.view(n, t, heads, d).to(self.dtype) if "z" in self.shape.extras else None,
-            dt_bias=rows.dt_bias.view(heads, 1).expand(heads, d),
+            dt_bias=dt_bias,
             dt_softplus=True,
             state_batch_indices=self.slots(rows.sequences),
             out=out,

@@ -328,17 +328,18 @@ class _Recovered(_K3Gates):
     def _check_windows(self, before: torch.Tensor, moves: Sequence[tuple[int, int, int]]) -> None:
         """Note what the commit must make of windows: of a block, for another one, after rows."""
 
-        def moved(more: int) -> torch.Tensor:
-            made = before.clone()
-            for source, target, rows in moves:
-                at = max(0, rows - 1 + more)
-                part = before[source, at : at + _WINDOW]
-                made[target, : len(part)] = part
-            return made
+        of = {target: (source, rows) for source, target, rows in moves}
+        for block, window in enumerate(self.windows[-1]):
+            source, rows = of.get(block, (block, 1))  # or as it is
 
-        others = {f"inputs {i:+d} from the right ones": moved(i) for i in (-2, -1, 1, 2)}
-        what = "window-not-rolled-back", "a window after the commit", self.windows[-1]
-        self.memory.keep(*what, moved(0), others)
+            def moved(more: int, source: int = source, rows: int = rows) -> torch.Tensor:
+                first = max(0, rows - 1 + more)
+                part = before[source, first : first + _WINDOW]
+                return torch.cat([part, before[block, len(part) :]])  # noqa: B023
+
+            others = {f"inputs {i:+d} from the right ones": moved(i) for i in (-2, -1, 1, 2)}
+            words = f"the window after row {rows - 1} of the pass" if block in of else "a window"
+            self.memory.keep("window-not-rolled-back", words, window, moved(0), others)
 
     def tracked(self, sequence: int) -> tuple[int, torch.Tensor] | None:
         """The state at the boundary of blocks that the last pass crossed, and after which row."""
@@ -351,14 +352,12 @@ class _Mamba2(Paged):
 
     def run(self, rows: Rows, table: torch.Tensor, accepted: torch.Tensor | None) -> torch.Tensor:
         module = self.package.module(f"{_MAMBA}.mamba_ssm")
-        n, heads, d = rows.x.shape
         out = torch.empty_like(rows.x)
         x, B, C = rows.beside("x", "B", "C")
+        dt, A, D, dt_bias = rows.wide()
         module.selective_state_update(
-            *(self.pool, x, rows.dt.unsqueeze(-1).expand(n, heads, d)),
-            rows.A.view(heads, 1, 1).expand(heads, d, self.shape.d_k),
-            *(B, C, rows.D.view(heads, 1).expand(heads, d)),
-            rows.dt_bias.view(heads, 1).expand(heads, d),
+            *(self.pool, x, dt, A, B, C, D),
+            dt_bias=dt_bias,
             z=rows.z if "z" in self.shape.extras else None,
             dt_softplus=True,
             state_batch_indices=table,

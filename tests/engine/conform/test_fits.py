@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from engine.conform.causes import Situation
-from engine.conform.fits import summed, tapped, wrong_heads
+from engine.conform.fits import misplaced, summed, tapped, wrong_heads
 from engine.conform.mistakes import formulas, in_parts
 from engine.conform.reference import Reference, play
 from tests.engine.conform.drawn_rows import KERNEL, drawn
@@ -19,6 +19,22 @@ def test_what_is_no_number_explains_no_head(value):
     seen, made = torch.ones(1, 2, 3), torch.ones(1, 2, 3)
     made[0, 1, 0] = value
     assert wrong_heads(seen, made, 1e-3).tolist() == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("at", "said"),
+    [
+        ([0, 1, 2, 3], ""),
+        ([0, 2, 1, 3], "the output of row 1 is that of row 2"),
+        ([0, -1, 0, 1], "the output of row 2 is that of row 0"),
+        ([3, 1, -1, 0], ""),  # of rows that are not asked for
+    ],
+)
+def test_a_row_that_has_another_ones_output_is_found(at, said):
+    wanted = torch.randn(4, 2, 3, generator=torch.Generator().manual_seed(1))
+    seen = torch.stack([wanted[i] if i >= 0 else torch.full((2, 3), math.nan) for i in at])
+    assert misplaced(seen, wanted, slice(1, 3), 1e-6, "row {}") == said
+    assert not misplaced(seen.nan_to_num() * 0, wanted * 0, slice(1, 3), 1e-6, "row {}")
 
 
 def test_a_tap_that_takes_another_input_is_named():
@@ -61,6 +77,7 @@ def test_a_convolutions_sums_in_other_shares_are_named(made, said):
         ("kda", "the decay is taken to the power of 0.6"),
         ("gdn", "beta ends at 0.43, in what is taken off v"),
         ("gdn", "softplus has a beta of 1.7"),
+        ("mamba2", "the sigmoid of 1.7 times z is taken"),
         ("kda", "k divided with an eps of 0.25"),
         ("mamba2", "softplus ends at 0.71, in the decay"),
         ("conv", "the sigmoid of 1.7 times its input is taken"),
@@ -68,16 +85,39 @@ def test_a_convolutions_sums_in_other_shares_are_named(made, said):
 )
 @pytest.mark.parametrize("last", [False, True])
 def test_the_number_of_a_mistake_is_fitted(recurrence, words, last):
-    shape, state, rows = drawn(recurrence, 3)
+    shape, state, rows = drawn(recurrence, 3, extras=("z",) if " z " in words else ())
     number = next(float(x) for x in words.replace(",", "").split() if x[-1].isdigit())
     ways = in_parts(shape, rows, formulas(shape, rows, abs(number)))
     (wrong,) = (made for _, said, made in ways if said == words)
     outputs, states = play(shape, state, wrong)
-    situation = Situation(KERNEL, Reference(shape, [state]), 0, rows, [], 3)
-    if last and recurrence != "conv":
+    situation = Situation(KERNEL, Reference(shape, [state]), 0, rows)
+    if last and recurrence != "conv" and " z " not in words:
         # the state alone may not say which part of a row it is wrong in
         cause, said = situation.explain_state(states[-1], 3, 1e-5)
         assert (cause[:6], said.split(",")[0]) == ("wrong-", words.split(",")[0])
     else:
         cause, said = situation.explain_outputs(torch.stack(outputs), 1e-5)
         assert (cause[:6], said.split(", in the state")[0]) == ("wrong-", words)
+
+
+def test_heads_that_read_what_heads_before_have_stored_are_named():
+    shape, state, rows = drawn("gdn", 3)
+    pool, seen = state.clone(), []
+    for head, of in enumerate((0, 0, 1, 1)):
+        read = pool.clone()
+        read[head] = pool[of]
+        outputs, states = play(shape, read, rows)
+        seen.append(torch.stack(outputs)[:, head])
+        pool[head] = states[0][head]
+    situation = Situation(KERNEL, Reference(shape, [state]), 0, rows)
+    found = situation.explain_outputs(torch.stack(seen, 1), 1e-5)
+    assert found == ("head-mapping", "the state of its key head, as far as it is stored anew")
+
+
+def test_a_number_that_explains_all_rows_comes_before_rows_that_differ():
+    shape, state, rows = drawn("gdn", 4)
+    (wrong,) = (made for _, x, made in formulas(shape, rows, 0.5) if "is left out above" in x)
+    outputs = torch.stack(play(shape, state, wrong)[0])
+    situation = Situation(KERNEL, Reference(shape, [state]), 0, rows)
+    cause, said = situation.explain_outputs(outputs, 1e-5)
+    assert (cause, said[:27]) == ("wrong-gate", "softplus is left out above ")

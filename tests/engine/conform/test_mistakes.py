@@ -331,7 +331,7 @@ def test_a_block_of_a_state_in_anothers_place_is_a_wrong_tile():
     shape, state, _ = drawn("gdn", 1, d_k=32)
     seen = torch.cat([state[:, :16], state[:, :16]], 1)
     said = [(c, w) for c, w, made in layouts(shape, state) if torch.equal(made, seen)]
-    assert said == [("wrong-tile", "key channels 16 to 31 of the state are those from 0 on")]
+    assert said == [("wrong-tile", "key channels 16 to 31 are those of 0 to 15, of the state")]
 
 
 def test_rows_that_a_log_folds_twice_are_named():
@@ -414,7 +414,7 @@ def test_formulas_under_a_lower_bound_are_named(wrong, words):
     A, x = row["A_log"].exp()[:, None], row["a"] + row["dt_bias"]
     decay = torch.exp(-5 * wrong(A, x, row["dt_bias"]))[..., None]
     seen = step(shape, state, terms(shape, row) | {"decay": decay})[1]
-    situation = Situation(KERNEL, Reference(shape, [state]), 0, [row], [], 1)
+    situation = Situation(KERNEL, Reference(shape, [state]), 0, [row])
     cause, said = situation.explain_state(seen, 1, 1e-5)
     assert (cause, said.partition(",")[0]) == ("wrong-gate", words.partition(",")[0])
 
@@ -439,7 +439,7 @@ def test_a_row_that_others_take_is_named_with_its_rows():
     shape, state, rows = drawn("gdn", 5)
     wrong = [row | {"a": rows[min(i, 2)]["a"]} for i, row in enumerate(rows)]
     seen = torch.stack(play(shape, state, wrong)[0])
-    situation = Situation(KERNEL, Reference(shape, [state]), 0, rows, [], 1)
+    situation = Situation(KERNEL, Reference(shape, [state]), 0, rows)
     assert situation.explain_outputs(seen, 1e-5) == (
         "gate-of-other-row", "decay of row 2, in rows 3 to 4 of 5",
     )  # fmt: skip
@@ -448,7 +448,7 @@ def test_a_row_that_others_take_is_named_with_its_rows():
 def test_a_window_that_no_pass_leaves_is_what_taps_read():
     shape, state, rows = drawn("conv", 1)
     seen = step(shape, state[:, [0, 2, 2]], rows[0])[0][None]
-    situation = Situation(KERNEL, Reference(shape, [state]), 0, rows, [], 1)
+    situation = Situation(KERNEL, Reference(shape, [state]), 0, rows)
     cause, said = situation.explain_outputs(seen, 1e-5)
     assert (cause, said[:27]) == ("other-row", "the window holds inputs -2,")
 
