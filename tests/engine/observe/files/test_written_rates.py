@@ -304,6 +304,10 @@ def test_positions_in_rows_of_percent(tmp_path: Path) -> None:
         ('"predicted_n": 9, "predicted_ms": 2.5: "draft_n": 8, of which "draft_n_accepted": 3\n',
          [(9, None, 8, 3)]),
         ("I see draft_n: 8 and draft_n_accepted: 3 in it.\n", [(None, None, 8, 3)]),
+        ("* **Proposed:** 8 | **Accepted draft:** 3\n", [(None, None, 8, 3)]),
+        ("Draft tokens ....... 8\nAccepted tokens .... 3\n", [(None, None, 8, 3)]),
+        ("| a | accepted |\n|-|-|\n| b | 3 of 8 |\n", [(None, None, 8, 3)]),
+        ('{"mtp": {"accepted": "3/8", "acceptance_rate": "37.5%"}}', [(None, None, 8, 3)]),
     ],
 )  # fmt: skip
 def test_members_of_a_record_in_a_sentence(
