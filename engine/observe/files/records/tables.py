@@ -461,6 +461,8 @@ def _take_shares(
         found.given["mean_acceptance_length"] = 1 + float(more[1])
     if (mean := numbers.get("mean")) is not None and not (has_counts and steps):
         found.given["mean_acceptance_length"] = float(mean[1])
+    if found.given.get("mean_acceptance_length") == 0:
+        found.given.clear()  # of no steps
     places = _by_index((*columns,))
     sign = "%" if any("%" in one for one in places) else ""
     by = values.get("by", "") or ", ".join(found.record[one] + sign for one in places)

@@ -349,3 +349,10 @@ def test_the_sums_of_llama_speculative_have_a_time_before_them(tmp_path: Path) -
     text += "#gen tokens = 8, #acc tokens = 3, dur(b,g,a) = 0.0, 1.0, 0.1 ms\n"
     store = imported(tmp_path, text)
     assert len(store.runs) == 1 and sums(store) == [(9, None, 8, 3)]
+
+
+def test_a_length_of_nothing_is_that_of_no_steps(tmp_path: Path) -> None:
+    text = '[{"spec_accept_rate": 0.0, "spec_accept_length": 0}, {"spec_accept_length": 2.5}]'
+    told = [one["told"] for one in imported(tmp_path, text).runs[0]["requests"]]
+    assert [one["mean_acceptance_length"] for one in told] == [None, 2.5]
+    assert all(one["draft_acceptance_rate"] is None for one in told)
