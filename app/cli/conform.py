@@ -24,7 +24,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Check all kernels of the target; the exit status is the verdict."""
     from engine.conform import adapters, report, runner
-    from engine.conform.repeat_script import write_script
     from engine.report.page import html_page
     from engine.report.text import markdown
 
@@ -76,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
                 "The kernels of this program need the whole of it: no script was written.",
                 "Leave out --script and repeat the check with the command in the report.",
             )
-        write_script(args.script, faults[0], args.target, device)
+        report.write_script(args.script, faults[0], args.target, device)
     n_failed = sum(not outcome.passed for outcome in outcomes)
     where = "on CUDA" if device == "cuda" else "on the CPU"
     sums = f"{title}: {len(report.judged(outcomes))} checks {where}, {n_failed} failed"

@@ -373,7 +373,7 @@ def play_again(target: str, fault: dict[str, Any], device: str) -> Iterator[str]
     """Play the check that found a fault at its shape; lines about it, the first with the number of
     faults.
 
-    fault: its fields, as `asdict` makes them. For engine.conform.repeat_script.
+    fault: its fields, as `asdict` makes them. For engine.conform.report.
     """
     old = _fault(fault)
     name, place, version = open_target(target)

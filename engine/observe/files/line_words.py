@@ -12,15 +12,24 @@ from pathlib import Path
 from engine.foreign import COUNT, LONGEST_DRAFT, LONGEST_PART_MS, real, whole
 from engine.observe.files.records.request import RecordedRequest
 from engine.observe.rounds.log_lines import name_of, time_of
-from engine.observe.rounds.log_words import NOTHING, Saying, Value, patterns
+from engine.observe.rounds.log_words import NOTHING, Saying, Value
 
 READ = tomllib.loads(Path(__file__).with_name("printed_requests.toml").read_text("utf-8"))
 SIGNS = re.compile("|".join(READ["signs"]))
 """What a text has in which there are such lines."""
-_IS = patterns(READ["lines"])
-METRICS, SPEED, BATCH, PAIR = (_IS[name] for name in ("metrics", "speed", "batch", "pair"))
-KEY, ROW_END, TOTAL, KOBOLD_DRAFTS = (
-    _IS[name] for name in ("key", "row_end", "total", "kobold_drafts")
+METRICS = re.compile(r"Spec(?:Decoding|ulative) metrics: ?")
+_PROCESSES = re.compile(
+    r"\((?:APIServer|EngineCore\w{0,20}|Worker\w{0,20})[^)]{0,40}\)"
+    r"|(?:\[|(?<!\S))[\w.]{1,60}\.py:\d{1,6}\]|Engine \d{1,6}:|\b[DTPE]P\d{1,4}\b"
+)
+_COUNTED = re.compile(
+    r"^((?:[^\s:\[]{1,200}:)?)(?:\d{1,9}:(?!\d\d\b)(?=\S)|\s*\d{1,9}\t|\s+\d{1,9} )"
+)
+"""Numbers that `grep -n`, `cat -n` and `less -N` count lines by."""
+_ENGINE = re.compile(r"\bEngine (\d{1,6})\b|EngineCore_(?:DP)?(\d{1,6})\b|\bDP(\d{1,4})\]")
+SPEED = re.compile(
+    r"Avg prompt throughput:\s{0,9}([\d.]{1,20})\s{0,9}tokens/s.{0,40}?"
+    r"Avg generation throughput:\s{0,9}([\d.]{1,20})"
 )
 _COUNTS = (
     re.compile(r"\b(?:Accepted|Number of accepted tokens(?: tokens)?):\s{0,9}(\d{1,20})\b(?! ?\.)"),
@@ -29,6 +38,26 @@ _COUNTS = (
     re.compile(r"\bNumber of speculative tokens:\s{0,9}(\d{1,20})\b"),
 )
 """Accepted, drafted and emitted tokens, and those of one draft."""
+_MEAN = re.compile(r"Mean acceptance length:\s{0,9}(\d{1,9}\.\d{1,9})")
+_RATE = re.compile(r"Draft acceptance rate:\s{0,9}(\d{1,9}\.\d{1,9})(%?)")
+_THROUGHPUTS = re.compile(r"(Accepted|Drafted) throughput:\s{0,9}([\d.]{1,20})")
+_RATES = re.compile(r"Per-position acceptance rate:\s{0,9}")
+_ITEM = re.compile(r"\s{0,9}([\d.]{1,20})\s{0,9}(?:,|$|(?=[^\d.\s]))")
+BATCH = re.compile(r"Decode batch(?: \[\d{1,20}\])?[.,:]? ?")
+_OF_BATCH = re.compile(
+    r"(accept len|accept rate|avg_accept_len|accept_rate|gen throughput \(token/s\)|#running-req)"
+    r":\s{0,9}([\d.]{1,20})"
+)
+_RANK = re.compile(r"\bDP(\d{1,4})\b")
+PAIR = re.compile(r"'(\w{1,60})': (\d{1,20}(?:\.\d{1,20})?(?:e-?\d{1,3})?)(?=[,}\s])")
+KEY = re.compile(r"\b([A-Za-z/]{2,12})=\s{0,12}([-\w.%/]{1,24})")
+ROW_END = re.compile(r"\btok/s=\s{0,12}[\d.]{1,20}")
+TOTAL = re.compile(r'"(\w{1,40})":\s{0,9}([\d.]{1,20})')
+KOBOLD_DRAFTS = re.compile(
+    r"Drafted (\d{1,9}) Tokens: \[|\(Draft Results - Success:(\d{1,20}), Failure:(\d{1,20})\)"
+)
+"""With --debugmode, of each draft what was drafted, and after a request its tokens that were
+accepted and its drafts that a wrong one ended."""
 
 _PATTERNS = {(r["has"], r["engine"]): re.compile("".join(r["pattern"])) for r in READ["request"]}
 REQUESTS = tuple(_PATTERNS)
@@ -124,9 +153,9 @@ def vllm_saying(said: str, head: re.Match[str]) -> Saying:
         NOTHING if found is None else (*found.span(1), COUNT)
         for found in (one.search(said, at) for one in _COUNTS)
     ]
-    mean, rate = _IS["mean"].search(said, at), _IS["rate"].search(said, at)
+    mean, rate = _MEAN.search(said, at), _RATE.search(said, at)
     kind = "since" if "System efficiency" in said else rate[2] if rate is not None else ""
-    speeds = {found[1]: found.span(2) for found in _IS["throughputs"].finditer(said, at)}
+    speeds = {found[1]: found.span(2) for found in _THROUGHPUTS.finditer(said, at)}
     return (
         "vllm",
         kind,
@@ -147,9 +176,9 @@ def vllm_saying(said: str, head: re.Match[str]) -> Saying:
 
 def batch_saying(said: str, head: re.Match[str]) -> Saying:
     """What a line about a decode batch says, as the values of `_on_batch`."""
-    found = _IS["of_batch"].finditer(said, head.end())
+    found = _OF_BATCH.finditer(said, head.end())
     spans = {one[1].removeprefix("avg_").replace("t_", "t "): one.span(2) for one in found}
-    rank = _IS["rank"].search(said, 0, head.start())
+    rank = _RANK.search(said, 0, head.start())
     names = ("accept len", "accept rate", "gen throughput (token/s)", "#running-req")
     values = ((*spans[one], LONGEST_PART_MS) if one in spans else NOTHING for one in names)
     of_rank = NOTHING if rank is None else (*rank.span(1), None)
@@ -159,22 +188,22 @@ def batch_saying(said: str, head: re.Match[str]) -> Saying:
 @lru_cache(1 << 12)
 def source_of(prefix: str, stream: str) -> str:
     """The server that a line is of: what its prefix names, without processes of one server."""
-    prefix = _IS["processes"].sub(" ", _IS["counted"].sub(r"\1", prefix[-256:]))
+    prefix = _PROCESSES.sub(" ", _COUNTED.sub(r"\1", prefix[-256:]))
     return stream or name_of(prefix)
 
 
 def engine_in(said: str) -> Value:
     """Where the number of an engine is."""
-    found = _IS["engine"].search(said)
+    found = _ENGINE.search(said)
     return NOTHING if found is None else (*found.span(found.lastindex or 0), None)
 
 
 def _items(said: str, at: int) -> list[Value]:
     """Numbers after a label, up to what is none."""
-    label = _IS["rates"].search(said, at)
+    label = _RATES.search(said, at)
     found: list[Value] = []
     at = label.end() if label else len(said)
-    while len(found) < LONGEST_DRAFT and (item := _IS["item"].match(said, at)) is not None:
+    while len(found) < LONGEST_DRAFT and (item := _ITEM.match(said, at)) is not None:
         if not re.fullmatch(r"\d(?:\.\d{0,20})?", item[1]):
             break
         found.append((*item.span(1), 1.0))

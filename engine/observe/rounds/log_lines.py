@@ -17,7 +17,6 @@ import numpy as np
 
 from engine.errors import TraceFileError
 from engine.observe.rounds.log_text import decoded, encoded, n_open, unwrapped, without_colours
-from engine.observe.rounds.log_words import WORDS, patterns
 
 Time: TypeAlias = re.Match[str] | int | None
 """Of a line, on its server's clock: a match of STAMP, or microseconds."""
@@ -66,21 +65,56 @@ _MOST_WORDS = 6
 """Of a prefix."""
 _MANY = 3
 """Lines that a name has at least on average, if it is one and not a number that counts lines."""
-_IS = patterns(WORDS["lines"])
-STAMP = _IS["stamp"]
+# In none of these may what is repeated begin in several places of a text and run to its end: gaps
+# are bounded, and only the beginning of a line is searched.
+STAMP = re.compile(r"(?<!\d)(\d{1,9})\.(\d\d)\.(\d{3})\.(\d{3}) ([IWEDC]) ", re.ASCII)
+_BARE = re.compile(
+    r"(?:(?<!\S)[\d.]{0,14}\d{3} )?(?:(?<!\S)[IWEDC] )?(?<![\w/])("
+    r"slot {1,20}[\w():~.]{1,32}: id {1,40}\d"
+    r"|(?:srv|que|spec|cmn) {1,20}[\w():~]{1,32}: "
+    r"|(?:INFO|WARN|VERB|ERR|DEBUG|ERROR|WARNING) {1,3}\[ {0,40}\w{1,40}\] "
+    r"|main: |llama_\w{1,40}: |common_\w{1,40}: |build: \d|system.info: "
+    r"|statistics {1,40}\S{1,64}: #calls|draft acceptance|(?:prompt |generation )?eval time {0,8}="
+    r"|total time {0,8}=)"
+)
+"""Where a server's text begins that has no time: what entries of llama-server begin with."""
 _OF_BARE = (
     *("slot ", "srv ", "spec ", "que ", "cmn ", "llama_", "common_", "main: ", "build: ", "[ "),
     *("eval time", "draft acceptance", "statistics ", "total time", "system"),
 )
+_TIMES = re.compile(
+    r"\d{4}[-/]\d\d[-/]\d\d(?:[T _]{1,2}\d\d:\d\d(?::\d\d(?:[.,]\d{1,9})?)?)?"
+    r"(?: ?(?:Z|[+-]\d\d:?\d\d|UTC)\b)?"
+    r"|(?:(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun),? )?"
+    r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) {1,2}\d{1,2}(?:,? \d{4})?(?=\D)"
+    r"|\d\d/[A-Z][a-z]{2}/\d{4}:|\d\d-\d\d(?= \d\d:\d\d:)"
+    r"|\d{1,2}:\d\d(?::\d\d(?:[.,]\d{1,9})?)?(?: ?[AP]M)?(?: ?(?:Z|[+-]\d\d:?\d\d)(?!\d))?"
+    r"|\[ {0,12}\d{1,12}\.\d{1,9}\]|(?<![\d.])\d{10}(?:\d{3}|\d{6}|\d{9}|\.\d{1,9})?(?![\d.])"
+)
+_LEVELS = re.compile(
+    r"(?<![A-Za-z])(?:TRACE|DEBUG|DBG|INFO|INF|NOTICE|WARN|WARNING|WRN|ERROR|ERR|FATAL|stdout|stderr"
+    r"|(?<![\w.-])[FPIWED](?![A-Za-z_.-]|\d(?!\d{3} )))(?![A-Za-z])",
+    re.IGNORECASE,
+)
 _VARIABLE = re.compile(
-    f"(?P<time>{_IS['times'].pattern})|(?P<level>{_IS['levels'].pattern})"
+    f"(?P<time>{_TIMES.pattern})|(?P<level>{_LEVELS.pattern})"
     "|(?P<digits>[0-9]{1,20})|(?P<gap> {1,40})",
     re.IGNORECASE,
 )
+_BAR = re.compile(
+    r"[^|\r\n]{0,100}?\d{1,3}%\|[^|]{0,200}\|[^\[\]]{0,40}\[[^\]]{0,80}\]|^\S{1,100}\.exe : "
+)
+"""What a program that shows its progress, or PowerShell, has put before a line."""
+_OVERWRITTEN = re.compile(r"^[^'\n]*(?:%[^'\n]*\r(?=[^\r\n])|\r(?=\d{4}-\d\d-\d\d))", re.MULTILINE)
+"""Progress in the place of which a terminal shows what follows, or a line with a time."""
+_KEYS = re.compile(r'\b(?:time|ts|level|lvl|msg|message)="?')
+"""Of programs in Go, before the text of a line."""
 _ZEROS = str.maketrans("123456789", "000000000")
 _ZERO_BYTES = bytes.maketrans(b"123456789", b"000000000")
+_COUNT = re.compile(r"^((?:[^\s:]{1,200}?[:-])?)\d{1,9}(?=[:-])")
 _CSV = re.compile(rb'(?:[^\n"]{0,200}\n)?(?:"?[^\n",]{0,100}"?,){1,8}"[^\n]*"\n')
 """Lines of a table that has the text of each as its last, quoted cell."""
+_NO_NAME = re.compile(r"[^\w./@-]+")
 
 
 def microseconds(time: Time) -> int | None:
@@ -97,20 +131,20 @@ def may_have_stamp(line: str) -> bool:
 
 
 def _may_be_bare(line: str) -> bool:
-    """Whether a line has what one has that _IS["bare"] finds."""
+    """Whether a line has what one has that _BARE finds."""
     return any(map(line.__contains__, _OF_BARE))
 
 
 def name_of(prefix: str, *, is_loose: bool = False) -> str:
     """The server that a prefix names; "" where nothing of it stays the same. is_loose: its
     numbers change."""
-    bare = _IS["bar"].sub(" ", prefix) if "%|" in prefix or ".exe : " in prefix else prefix
-    bare = _IS["keys"].sub(" ", bare) if "=" in bare else bare
-    kept = _IS["levels"].sub(" ", _IS["times"].sub(" ", bare))
+    bare = _BAR.sub(" ", prefix) if "%|" in prefix or ".exe : " in prefix else prefix
+    bare = _KEYS.sub(" ", bare) if "=" in bare else bare
+    kept = _LEVELS.sub(" ", _TIMES.sub(" ", bare))
     if is_loose:
-        rest = _IS["count"].sub(r"\1", kept)  # of `grep -n`
+        rest = _COUNT.sub(r"\1", kept)  # of `grep -n`
         kept = rest if rest != kept else re.sub(r"\d{1,20}", " ", kept)
-    found = _IS["no_name"].sub(" ", kept).strip()
+    found = _NO_NAME.sub(" ", kept).strip()
     is_text = found.count(" ") >= _MOST_WORDS  # that a server has written without an end
     return found.rstrip("- ") if not is_text and re.search(r"[^\W_]", found) else ""
 
@@ -128,7 +162,7 @@ def time_of(prefix: str) -> str:
 @lru_cache(1 << 12)
 def _times_of(shape: str) -> list[tuple[int, int]]:
     """Where times are in prefixes of a shape, which is one of them with every digit 0."""
-    times = (one.span() for one in _IS["times"].finditer(shape))
+    times = (one.span() for one in _TIMES.finditer(shape))
     whole = ((a + len(shape[a:b]) - len(shape[a:b].lstrip()), b) for a, b in times)
     return [(a, a + len(shape[a:b].rstrip())) for a, b in whole if shape[a:b].strip()]
 
@@ -225,7 +259,7 @@ class LogLines:
         if self._is_csv:
             data = data.replace(b'"\n', b"\n").replace(b'""', b'"')
         if b"\r" in data:
-            data = encoded(_IS["overwritten"].sub("", decoded(data)))
+            data = encoded(_OVERWRITTEN.sub("", decoded(data)))
         if not self._has_learned:
             self._learn(list(map(decoded, data[:-1].split(b"\n", 1000)[:1000])))
         return data
@@ -303,7 +337,7 @@ class LogLines:
         """Where a server's own text begins in a line."""
         found = STAMP.search(line, 0, _LONGEST_PREFIX) if may_have_stamp(line) else None
         if found is None and _may_be_bare(line):
-            found = _IS["bare"].search(line, 0, _LONGEST_PREFIX)
+            found = _BARE.search(line, 0, _LONGEST_PREFIX)
         return found
 
     def _placed(self, line: str, name: str, time: int | None, *, is_first: bool) -> LogLine:
@@ -335,7 +369,7 @@ class LogLines:
     @staticmethod
     def _head_at(line: str, start: int) -> re.Match[str] | None:
         """Where a server's text begins after a prefix, if it does there."""
-        found = STAMP.match(line, start) or _IS["bare"].match(line, start)
+        found = STAMP.match(line, start) or _BARE.match(line, start)
         if found is None and may_have_stamp(line):
             found = STAMP.search(line, start, start + _LONGEST_PREFIX)
         return found
@@ -382,10 +416,7 @@ class LogLines:
         for part in _VARIABLE.finditer(prefix.rstrip()):
             form += re.escape(prefix[at : part.start()])
             kinds = {"digits": r"\d{1,20}", "gap": " {1,40}", "level": "[A-Za-z]{1,8}"}
-            form, at = (
-                form + kinds.get(part.lastgroup or "", f"(?:{_IS['times'].pattern})"),
-                part.end(),
-            )
+            form, at = form + kinds.get(part.lastgroup or "", f"(?:{_TIMES.pattern})"), part.end()
         form += re.escape(prefix.rstrip()[at:]) + ("[ \t]?" if prefix[-1:] in " \t" else "")
         if form not in self._forms:
             if len(self._forms) >= _MOST_FORMS:

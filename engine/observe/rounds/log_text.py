@@ -1,4 +1,5 @@
-"""Text of a log, out of what it came in: UTF-16, JSON around each line, colours of a terminal."""
+"""Text of a log, out of what it came in: UTF-16, JSON around each line, colours of a terminal; and
+rows of a table, out of HTML, BBCode and LaTeX."""
 
 from __future__ import annotations
 
@@ -18,6 +19,13 @@ _ESCAPES = re.compile(
 )
 _MOST_OTHERS = 8
 """Bytes of a log for each that is not ASCII, with which it is worth to look for these."""
+_NEXT_CELL = re.compile(r"</t[dh]>\s{0,200}<t[dh][^>]{0,200}>")
+_BBCODE = re.compile(r"\[(/?)(table|tr|t[dh])[^\]\n]{0,40}\]")
+_LATEX_RULE = re.compile(r"(?m)^\\[a-z]{1,20}(?:[{\[(][^&\n]{0,200})?\n")
+_LATEX = re.compile(r"(?m)^([^&\n]{0,200}&.{0,2000}?)\\\\.{0,80}$")
+_BROKEN_ROW = re.compile(r"\|[ \t]{0,9}\n(?=[^|\n]{1,200}\|[ \t]{0,9}$)", re.MULTILINE)
+"""Where the next cell of a row is in the next line."""
+_ROW_END, _TAG = re.compile(r"</tr>\s{0,200}"), re.compile(r"<[^>]{1,200}>")
 _UNBROKEN = re.compile(r"^[^'\n]+", re.MULTILINE)
 """What comes before the text of a token."""
 
@@ -136,3 +144,16 @@ def n_open(data: bytes) -> int:
 def texts_of(pieces: Iterable[bytes]) -> Iterator[str]:
     """The same as text."""
     return map(decoded, utf8_of(pieces))
+
+
+def rows_with_bars(text: str) -> str:
+    """A text with bars between the cells of a table that is in HTML, BBCode or LaTeX."""
+    text = _BBCODE.sub(r"<\1\2>", text) if "[td]" in text else text
+    if "\\\\" in text:
+        text = _LATEX_RULE.sub("", text)
+        text = _LATEX.sub(lambda row: row[1].replace("\\%", "%").replace("&", "|"), text)
+    text = _BROKEN_ROW.sub("| ", text) if "|\n" in text else text
+    if "<td" in text:
+        text = _TAG.sub(" ", _ROW_END.sub("\n", _NEXT_CELL.sub("|", text)))
+        text = "\n".join(filter(str.strip, text.split("\n")))
+    return text

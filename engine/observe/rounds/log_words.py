@@ -4,9 +4,6 @@ by name, with the places of its values."""
 from __future__ import annotations
 
 import re
-import tomllib
-from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, TypeAlias
 
 from engine.foreign import (
@@ -27,27 +24,107 @@ NOTHING: Value = (-1, -1, None)
 Saying: TypeAlias = tuple[str, str, tuple[Value, ...]]
 """What a message says (a method of `ServerState`), of which kind, and its values."""
 
-
-def patterns(written: Mapping[str, str | Sequence[str]]) -> dict[str, re.Pattern[str]]:
-    """Regular expressions by name, each a text or parts that follow each other."""
-    return {name: re.compile("".join(parts)) for name, parts in written.items()}
-
-
-WORDS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
-_IS = patterns(WORDS["says"])
-SLOT, IDS, CANDIDATE, TOKEN = (_IS[name] for name in ("slot", "ids", "candidate", "token"))
-MODEL, BUILD, PLANES, START = (_IS[name] for name in ("model", "build", "planes", "start"))
-IMPLEMENTATION, LOOKS_LIKE = _IS["implementation"], _IS["looks_like"]
+# In none of these may what is repeated begin in several places of a text and run to its end: gaps
+# are bounded, and what ends a text is looked for from its end.
+SLOT = re.compile(r"slot .{1,33}?: id {1,40}+(\d{1,9}) \| task (-?\d{1,10}) \| ?")
+IDS = re.compile(r"\bid_slot=(\d{1,9}) id_task=(\d{1,10})\b")
+CANDIDATE = re.compile(
+    r"- (?:seq_id (\d+), )?draft candidate\s+(\d+), pos\s+(\d+):\s+(\d+) \(\s*([\d.]+)\) '"
+)
+_IMPL = re.compile(r"called impl (\S{1,100}), hist size = (\d+), call_count = \d+, gen = (\d+)")
+IMPLEMENTATION = re.compile(r"adding speculative implementation '([^']{1,200})'")
+_GENERATE = re.compile(r"generate_draft: id=-?\d+, #tokens=(\d+), #draft=(\d+), pos_next=(\d+)")
+_DECODE = re.compile(r"slot decode token, id=-?\d+,.{0,200} n_tokens = (\d+)")
+_CREATED = re.compile(r"created speculative checkpoint \(.{0,400} size = ([\d.]+) MiB")
+_RESTORING = re.compile(r"restoring speculative checkpoint \(.{0,400} size = (\d+)\)")
+_ACCEPTED = re.compile(
+    r"accepted\s{1,40}+(\d+)/\s{0,40}+(\d+) draft tokens"
+    r"(?:( \(restore checkpoint\))|(, new n_(?:tokens|past) = ))?"
+)
+_ADDED = re.compile(r"add accepted tokens: sampled=\d+, ids\.size=(\d+), n_draft=(\d+)")
+TOKEN = re.compile(r"(?:n_gen|n_decoded) = (\d+), n_remaining = -?\d+, next token:\s+(\d+) '")
+_PROMPT = re.compile(r"new prompt, .{0,200}?(?:task\.n_tokens|n_prompt_tokens) = (\d+)")
+_CACHED = re.compile(
+    r"^(?:cached )?n_(?:tokens|past) = (\d+)(?:, memory_seq_rm|\s*$)|^cached n_tokens = (\d+)"
+)
+_SPEED = re.compile(
+    r"(?:n_gen|n_decoded) =\s{0,40}+(\d+), tg =\s{0,40}+([\d.]+) t/s"
+    r"(?:, tg_3s =\s{0,40}+([\d.]+) t/s)?"
+)
+_TIME = re.compile(
+    r"(prompt )?eval time\s{0,40}+=\s{0,40}+([\d.]+) ms /\s{0,40}+(\d+) (?:tokens|runs)"
+    r"(?:\s{0,9}\([^,\n]{1,60},\s{0,40}+([\d.]{1,20}) tokens per second)?"
+)
+_SUMS = re.compile(
+    r"draft acceptance(?: rate)?\s{0,40}+=\s{0,40}+([-.,\w]{1,40}) "
+    r"\(\s{0,40}+(\d+) accepted /\s{0,40}+(\d+) generated\)"
+)
+_MEAN = re.compile(r"mean (?:acceptance )?len(?:gth)?\s{0,40}+=\s{0,40}+([\d.]{1,40}+)(?!,\d)")
+_BY_POSITION = re.compile(
+    r"(?:acceptance rate per position|acc(?:eptance)?(?: rate)? per pos(?:ition)?)"
+    r"\s{0,40}+[=:]\s{0,40}+\(([\d., ]{1,8192})\)"
+)
+_STATISTICS = re.compile(
+    r"statistics\s{1,40}+(\S{1,64}): #calls.{0,200}?#gen drafts\s{0,40}+=\s{0,40}+(\d+),"
+    r".{0,100}?#gen tokens\s{0,40}+=\s{0,40}+(\d+), #acc tokens\s{0,40}+=\s{0,40}+(\d+)"
+    r"(?:.{0,60}?#acc rate/pos\s{0,40}+=\s{0,40}+\(([\d., ]{1,8192})\))?"
+)
+_SELECTED = re.compile(
+    r"selected slot by (LCP similarity|LRU)(?:, (?:f_)?sim_best = ([\d.]+)"
+    r"(?: \((\d+)/\d+\))?(?:.{0,40}?f_keep = ([\d.]+))?)?"
+)
+_COMMON = re.compile(
+    r"^n_past = (\d+), [\w.]{1,40}\.size\(\) = (\d+), .{0,60}?pos_min = (?:-\d+|(\d+))"
+    r"(?:, n_swa = (\d+))?"
+)
+_CHECKPOINT = re.compile(
+    r"(created|restored|erased|erasing) .{0,200}?"
+    r"\(pos_min = -?\d+, pos_max = (?:-\d+|(\d+))(?:.{0,30}? n_tokens = (\d+))?"
+    r"(?:, n_swa = (\d+))?"
+)
+_CACHE = re.compile(r"={3,20} Cache: cache_size = (\d+), n_past =\s{0,9}(\d+)")
+_LOOKED_AT = re.compile(r"[Cc]hecking checkpoint with \[(\d+), (\d+)\] against (\d+)")
+_ADAPTED = re.compile(
+    r"adaptive (?!seq )[a-z][\w-]{0,20}(?: (?!seq )[a-z][\w-]{0,20}){0,2}"
+    r"(?: seq (\d{1,9}))?\s{0,8}+[:=]?\s{0,8}+(\d{1,9}) -> (\d{1,9})"
+)
+_SIZE = re.compile(r"size = ([\d.]+) MiB")
+_RELEASED = re.compile(r"^stop processing(?:: n_(?:tokens|past) = (\d+), truncated = (\d))?")
+MODEL = re.compile(r"load_model: loading model '([^']{1,4096})'")
+BUILD = re.compile(r"build(?:_info)?\s*[:=]\s*(\S{1,200})")
+PLANES = re.compile(r"llama_context: n_rs_seq\s+= (\d+)")
+_LAUNCH = re.compile(
+    r"(?P<name>freq_(?:base|scale)(?:_train)?)\s{0,40}= (?P<value>[\d.e+-]{1,40})"
+    r"| K \((?P<k>\w{1,20})\): .{1,60} V \((?P<v>\w{1,20})\): "
+    r"|- n_max=(?P<n_max>\d{1,9}), n_min=(?P<n_min>\d{1,9}), p_min=(?P<p_min>[\d.]{1,20})"
+    r"|(?:must match target model to use speculation but|initialize speculative decoding context:)"
+    r" (?P<refusal>.{1,200})"
+)
 _OF_LAUNCH = "freq_", " K (", "- n_max=", "peculati"
+START = re.compile(r"llama_server: initializing|build: \d|main: server is listening")
 CHUNK = "http: streamed chunk: data: "
 """Comes before what a server sends to a client, in which nothing is read."""
+LOOKS_LIKE = re.compile(
+    r"(?:^|\| )(?:n_gen|n_decoded) =|accepted\s{1,4}\d+/"
+    r"|draft acceptance(?: rates?)?+(?! [a-z]{2}|[.,;)])"  # as a person may write of it
+    r"|eval time\s{0,5}=|#gen drafts|draft candidate"
+)
+"""What no line of a server has that says nothing of rounds and sums."""
 _OF_LOOKS = "n_gen =", "n_decoded =", "accepted ", "draft ", "eval time", "#gen "
 _MARKS = {
     "max possible draft": "draft",
     "n_batch (effective)": "verify",
     "done yielding": "yielded",
 }
+_SIGNS = re.compile(
+    r"(?:^|[^\d.])\d{1,9}\.\d\d\.\d{3}\.\d{3} [IWEDC] "
+    r"|slot {1,20}[\w():~]{1,32}: id {1,40}\d{1,9} \| task |llama_server: "
+    r"|eval time {0,8}= {1,20}[\d.]{1,20} ms /|draft acceptance(?: rate)? {0,8}= "
+    r"|statistics {1,40}\S{1,64}: #calls|- (?:seq_id \d{1,9}, )?draft candidate {1,9}\d"
+)
 _OF_SIGNS = "| task ", "llama_server: ", "eval time", "draft acceptance", ": #calls", "draft candid"
+_STAMP = re.compile(r"\.\d\d\.\d{3}\.\d{3} [IWEDC] ")
+"""One of these is in what _SIGNS finds, and far sooner known of a large text."""
 
 
 def launch_saying(message: str) -> dict[str, str]:
@@ -55,7 +132,7 @@ def launch_saying(message: str) -> dict[str, str]:
     and why it does not draft, by name."""
     if not any(map(message.__contains__, _OF_LAUNCH)):
         return {}
-    found = _IS["launch"].search(message)
+    found = _LAUNCH.search(message)
     if found is None:
         return {}
     said = {name: value for name, value in found.groupdict().items() if value is not None}
@@ -64,8 +141,8 @@ def launch_saying(message: str) -> dict[str, str]:
 
 def has_entries(text: str) -> bool:
     """Whether a text has what only a llama-server's log has."""
-    may_have = any(map(text.__contains__, _OF_SIGNS)) or _IS["stamp"].search(text) is not None
-    return may_have and _IS["signs"].search(text) is not None
+    may_have = any(map(text.__contains__, _OF_SIGNS)) or _STAMP.search(text) is not None
+    return may_have and _SIGNS.search(text) is not None
 
 
 def may_look_like(message: str) -> bool:
@@ -93,10 +170,10 @@ def slot_saying(said: str) -> Saying | None:
         if (found := _quoted(TOKEN, said)) is not None:
             text = found.end(), len(said.rstrip()) - 1, None
             return "token", "", (*_values(found, MOST_TOKENS, COUNT), text)
-        if (found := _IS["speed"].match(said)) is not None:
+        if (found := _SPEED.match(said)) is not None:
             return "speed", "", _values(found, MOST_TOKENS, LONGEST_PART_MS, LONGEST_PART_MS)
         return None
-    if said.startswith("accepted") and (found := _IS["accepted"].match(said)) is not None:
+    if said.startswith("accepted") and (found := _ACCEPTED.match(said)) is not None:
         if found[3] or found[4] or not said[found.end() :].strip():
             kind = "restores" if found[3] else "again" if found[4] else ""
             return "accepted", kind, _values(found, LONGEST_DRAFT, LONGEST_DRAFT)
@@ -105,7 +182,7 @@ def slot_saying(said: str) -> Saying | None:
         if word in said and (found := pattern.search(said)) is not None:
             return name, "", _values(found, *mosts)
     if said.startswith(("created context", "restored context", "erased inval", "erasing old")):
-        found, size = _IS["checkpoint"].match(said), _IS["size"].search(said)
+        found, size = _CHECKPOINT.match(said), _SIZE.search(said)
         if found is None:
             return None
         n_bytes = NOTHING if size is None else (*size.span(1), float(1 << 30))
@@ -120,7 +197,7 @@ def slot_saying(said: str) -> Saying | None:
 
 def free_slot_saying(said: str) -> Saying | None:
     """What a message of a slot without a task says."""
-    if said.startswith("selected slot by") and (found := _IS["selected"].match(said)) is not None:
+    if said.startswith("selected slot by") and (found := _SELECTED.match(said)) is not None:
         mosts = None, LONGEST_PART_MS, MOST_TOKENS, LONGEST_PART_MS
         return "selected", "", _values(found, *mosts)
     return _mark(said)
@@ -137,15 +214,15 @@ def candidate_saying(message: str) -> Saying | None:
 
 def server_saying(message: str) -> Saying | None:
     """What a message of no slot says of rounds and sums."""
-    if "called impl" in message and (found := _IS["impl"].search(message)) is not None:
+    if "called impl" in message and (found := _IMPL.search(message)) is not None:
         return "impl", "", _values(found, None, COUNT, COUNT)
     if "statistics" in message and "#calls" in message:
-        found = _IS["statistics"].search(message)
+        found = _STATISTICS.search(message)
         mosts = None, COUNT, COUNT, COUNT, None
         return ("statistics", "", _values(found, *mosts)) if found else None
     if (adapted := _adapted(message)) is not None:
         return adapted
-    if message.startswith("====") and (found := _IS["cache"].match(message)) is not None:
+    if message.startswith("====") and (found := _CACHE.match(message)) is not None:
         return "cache", "", _values(found, MOST_TOKENS, MOST_TOKENS)
     if (saying := _sums(message)) is not None:
         return "bare", saying[0], saying[2]
@@ -165,41 +242,37 @@ def _values(found: re.Match[str], *mosts: float | None) -> tuple[Value, ...]:
 
 
 _OF_SLOT: tuple[tuple[str, str, re.Pattern[str], tuple[float | None, ...]], ...] = (
-    ("generate_draft", "generated", _IS["generate"], (COUNT, LONGEST_DRAFT, MOST_TOKENS)),
-    ("add accepted", "added", _IS["added"], (LONGEST_DRAFT + 1, LONGEST_DRAFT)),
-    ("slot decode", "decoded", _IS["decode"], (MOST_TOKENS,)),
-    ("created spec", "saved", _IS["created"], (float(LARGEST >> 20),)),
-    ("restoring", "restoring", _IS["restoring"], (LARGEST,)),
-    ("new prompt", "prompt", _IS["prompt"], (MOST_PROMPT_TOKENS,)),
-    ("n_past =", "common", _IS["common"], (MOST_TOKENS, MOST_TOKENS, COUNT, COUNT)),
-    ("n_tokens", "cached", _IS["cached"], (MOST_PROMPT_TOKENS, MOST_PROMPT_TOKENS)),
-    ("n_past =", "cached", _IS["cached"], (MOST_PROMPT_TOKENS, MOST_PROMPT_TOKENS)),
+    ("generate_draft", "generated", _GENERATE, (COUNT, LONGEST_DRAFT, MOST_TOKENS)),
+    ("add accepted", "added", _ADDED, (LONGEST_DRAFT + 1, LONGEST_DRAFT)),
+    ("slot decode", "decoded", _DECODE, (MOST_TOKENS,)),
+    ("created spec", "saved", _CREATED, (float(LARGEST >> 20),)),
+    ("restoring", "restoring", _RESTORING, (LARGEST,)),
+    ("new prompt", "prompt", _PROMPT, (MOST_PROMPT_TOKENS,)),
+    ("n_past =", "common", _COMMON, (MOST_TOKENS, MOST_TOKENS, COUNT, COUNT)),
+    ("n_tokens", "cached", _CACHED, (MOST_PROMPT_TOKENS, MOST_PROMPT_TOKENS)),
+    ("n_past =", "cached", _CACHED, (MOST_PROMPT_TOKENS, MOST_PROMPT_TOKENS)),
     ("kv cache", "cached", re.compile(r"kv cache rm .{0,300} p0=(\d+)"), (MOST_PROMPT_TOKENS,)),
-    ("cking ch", "looked_back", _IS["looked_at"], (MOST_TOKENS, MOST_TOKENS, MOST_TOKENS)),
-    ("stop processing", "released", _IS["released"], (MOST_TOKENS, 9)),
+    ("cking ch", "looked_back", _LOOKED_AT, (MOST_TOKENS, MOST_TOKENS, MOST_TOKENS)),
+    ("stop processing", "released", _RELEASED, (MOST_TOKENS, 9)),
     ("released |", "released", re.compile(r"slot released .{0,300}n_cache_tokens=(\d+)"), (COUNT,)),
 )
 
 
 def _adapted(said: str) -> Saying | None:
     """The longest draft of a slot is another from here on."""
-    found = _IS["adapted"].search(said) if "adaptive " in said else None
+    found = _ADAPTED.search(said) if "adaptive " in said else None
     return ("adapted", "", _values(found, COUNT, LONGEST_DRAFT, LONGEST_DRAFT)) if found else None
 
 
 def _sums(said: str) -> Saying | None:
-    if "eval time" in said and (found := _IS["time"].search(said)) is not None:
+    if "eval time" in said and (found := _TIME.search(said)) is not None:
         if found[1]:
             return "prompt_time", "", _values(found, None, LONGEST_PART_MS, MOST_PROMPT_TOKENS)[1:]
         mosts = None, LONGEST_PART_MS, MOST_TOKENS, float(LARGEST)
         return "eval_time", "", _values(found, *mosts)[1:]
     if not ("draft acceptance" in said or " per pos" in said or "mean " in said):
         return None
-    counts, mean, rates = (
-        _IS["sums"].search(said),
-        _IS["mean"].search(said),
-        _IS["by_position"].search(said),
-    )
+    counts, mean, rates = _SUMS.search(said), _MEAN.search(said), _BY_POSITION.search(said)
     if counts is None and " generated)" in said:
         return None  # its counts are hidden, or damaged
     if counts is None and (mean is None or "draft acceptance" not in said) and rates is None:

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from engine.observe.files.records.column_names import NAMES
 from engine.observe.files.records.document import Node
 from engine.observe.files.records.readers import RecordShape, read_acceptance
 from engine.observe.files.records.request import RecordedRequest
-from engine.observe.files.records.tables import NAMES
 from engine.trace.facts import RequestFacts
 from engine.trace.records import MISSING
 from engine.trace.store import TraceStore

@@ -254,11 +254,11 @@ def _values(
         if not is_value:
             stop = text.find("\n", at)
             stop = len(text) if stop < 0 else stop
-            line = text[at:stop].strip()
             inner = _INSIDE.search(text, at, stop) if key is None and room > 0 else None
-            if inner is not None and inner[0][0] == '"' and line[0] not in "{[":
+            if inner is not None and inner[0][0] == '"' and text[at] not in "{[":
                 at = inner.start()
                 continue
+            line = text[at:stop].strip()
             if inner is not None and inner[0][0] == "{":  # after a prefix
                 end, is_value = value_end(text, inner.start())
                 room -= end - inner.start()

@@ -14,6 +14,7 @@ from functools import lru_cache
 from itertools import product
 
 from engine.foreign import COUNT, LONGEST_DRAFT, OutOfRangeError, is_real, is_whole, real, whole
+from engine.observe.files.records.column_names import NAMES, kind_of, names_of
 from engine.observe.files.records.document import Fields, Node
 from engine.observe.files.records.readers import (
     LLAMA_SERVER,
@@ -23,17 +24,7 @@ from engine.observe.files.records.readers import (
     read_usage,
 )
 from engine.observe.files.records.request import RecordedRequest, making_rates, without_signs
-from engine.observe.files.records.tables import (
-    ABOUT,
-    NAMES,
-    SAID_SPEED,
-    kind_of,
-    names_of,
-    plain_number,
-    read_tables,
-    row_of,
-)
-from engine.observe.rounds.log_words import patterns
+from engine.observe.files.records.tables import ABOUT, SAID_SPEED, plain_number, read_tables, row_of
 
 _STEPS, _DRAFTED, _ACCEPTED = "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens"
 _EMITTED, _MEAN, _RATE, _BY_INDEX = "predicted_n", "mean", "rate", "by index"
@@ -41,7 +32,13 @@ _SPEED = "predicted_per_second"
 _ABOUT = {_DRAFTED, _ACCEPTED, _MEAN, _BY_INDEX}
 """One of these a run has."""
 _COUNTS = (_STEPS, _DRAFTED, _ACCEPTED, _EMITTED)
-_IS = patterns(NAMES["printed"])
+_OF_VLLM = re.compile(
+    r"spec_decode_|num_(?:drafts|draft_tokens|accepted_tokens)|draft tokens: "
+    r"|acceptance length|acceptance rate \(%\)|draft acceptance rate|per-position acceptance"
+)
+"""Names that are vLLM's, in lower case."""
+_SPACE = re.compile(r"[-_]")
+_IS_BY_INDEX = re.compile(r"(?i)(?=.{0,40}acc).{0,40}per[_ ]?pos(?:ition)?.{0,40}")
 _BEFORE = r"(?:\d{1,9}\.\d\d\.\d{3}\.\d{3} [IWEDC] )?[ \t|>*`\"-]{0,20}(?:spec_decode_)?"
 _LINE = re.compile(
     rf"(?:^|[,{{\]|] ?){_BEFORE}"
@@ -52,6 +49,7 @@ _LINE = re.compile(
     r"(?P<unit> ?t(?:ok(?:en)?s?)?/s\b)?",
     re.IGNORECASE | re.MULTILINE,
 )
+_INDEX = re.compile(r"acceptance at token \d{1,4}|pos(?:ition)? \d{1,4}")
 _SIGN = re.compile(
     rf"[\n,{{\]] ?{_BEFORE}"
     r"(?:n_drafted[ \t]{0,20}[=:]|draft_n:|(?:num_|(?:total|n)[ _])draft(?:ed)?[ _]tokens:"
@@ -60,6 +58,15 @@ _SIGN = re.compile(
     r"|accpt len:|acceptance[ _]length\"?:)[ \t*]{0,60}\d",
     re.IGNORECASE,
 )
+_ALONE = re.compile(
+    r"\n[ \t|>*`-]{0,20}(?:mean acceptance length|mean al|per-position acceptance rate|accept len"
+    r"|drafted(?=.{0,60}(?:\n.{0,60}){0,3}\n[ \t|>*`-]{0,20}accepted[ \t]{0,40}[:=])"
+    r"|accepted(?=.{0,60}(?:\n.{0,60}){0,3}\n[ \t|>*`-]{0,20}drafted[ \t]{0,40}[:=]))"
+    r"[ \t]{0,40}[:=][ \t*\[]{0,60}\d",
+    re.IGNORECASE,
+)
+"""Also a part of a line of a log, which may be wrapped there, or two counts under each other."""
+_SHARES = re.compile(r"[\d., ]{1,8192}")
 _LONGEST_HEAD = 40
 """Characters before the first of several shares, which may say that they are percentages."""
 _BACKEND, _NEAR = re.compile(r"(?i)\bbackend\"?[ \t]*:[ \t]*\"?(vllm|sglang)\b"), 2000
@@ -71,7 +78,7 @@ def is_printed(text: str) -> bool:
     # whether it may is far sooner known of a large text
     may_have = any(map(text.lower().__contains__, NAMES["sums"]["words"]))
     is_whole, text = "metrics: " in text or "Decode batch" in text, f"\n{text}"
-    has_alone = not is_whole and may_have and _IS["alone"].search(text) is not None
+    has_alone = not is_whole and may_have and _ALONE.search(text) is not None
     return has_alone or (may_have and _SIGN.search(text) is not None)
 
 
@@ -144,10 +151,10 @@ def _value(match: re.Match[str]) -> str:
 @lru_cache(1 << 10)
 def _named(name: str, unit: str) -> str:
     """The same of a name and a unit alone."""
-    name = " ".join(_IS["space"].sub(" ", name.lower().rstrip(" .")).split())
-    if _IS["index"].fullmatch(name):
+    name = " ".join(_SPACE.sub(" ", name.lower().rstrip(" .")).split())
+    if _INDEX.fullmatch(name):
         return name
-    if name in NAMES["lines"] or (_IS["is_by_index"].fullmatch(name) and "rate" in name):
+    if name in NAMES["lines"] or (_IS_BY_INDEX.fullmatch(name) and "rate" in name):
         return str(NAMES["lines"].get(name, _BY_INDEX))
     kind = kind_of(names_of([name])[0]) or (kind_of(name + unit) if unit else "")
     return str(NAMES["fields"].get(kind, ""))
@@ -156,7 +163,7 @@ def _named(name: str, unit: str) -> str:
 def _request(values: dict[str, re.Match[str]], text: str) -> RecordedRequest:
     first = next(iter(values.values()))
     around = text[max(first.start() - 100, 0) : next(reversed(values.values())).end()].lower()
-    own = "vllm" if _IS["of_vllm"].search(around) is not None else ""
+    own = "vllm" if _OF_VLLM.search(around) is not None else ""
     own = next((engine for sign, engine in NAMES["engines"]["lines"] if sign in around), own)
     said = _BACKEND.findall(text, max(first.start() - _NEAR, 0), first.end())
     engine = said[-1].lower() if said else own
@@ -220,7 +227,7 @@ def _take_positions(found: RecordedRequest, values: dict[str, re.Match[str]], te
             break
         parts.append((_value(match), most))
     if not parts and _BY_INDEX in values:
-        row = _IS["shares"].match(text, values[_BY_INDEX].start("value"))
+        row = _SHARES.match(text, values[_BY_INDEX].start("value"))
         shares = [part.strip() for part in (row[0] if row else "").split(",") if part.strip()]
         if all(re.fullmatch(r"[01](?:\.\d{1,20})?", one) for one in shares[:LONGEST_DRAFT]):
             parts = [(one, 1.0) for one in shares[:LONGEST_DRAFT]]
@@ -241,6 +248,20 @@ def _take_positions(found: RecordedRequest, values: dict[str, re.Match[str]], te
 # -- lines of a text -------------------------------------------------------------------------
 
 _LONGEST_SAID = 300
+_WORDED = re.compile(
+    r"(?i)(\d{1,9}) accepted ?/ ?(\d{1,9}) (?:generated|draft|proposed)"
+    r"|(\d{1,9}) (?:draft(?:ed)?|proposed) tokens?,? (?:and )?(\d{1,9}) (?:were )?accepted"
+    r"|(\d{1,9})(?: of | out of | ?/ ?)(\d{1,9}) (?:draft(?:ed)? )?(?:tokens )?(?:were )?accepted"
+)
+"""Counts that are named."""
+_SAID_RATE = re.compile(
+    r"(?i)(?<![a-z])accept(?:ance|ed)?(?:[ _]rate|[ _]ratio)?(?: is| was| of| at)?[ \t:=~≈(]{0,4}"
+    r"(\d{1,3}(?:\.\d{1,6})? ?%|0\.\d{1,6}|1\.0{1,6})(?!\.?\d|[–-])"
+    r"|(?<![\d.,+\-–−])(\d{1,3}(?:\.\d{1,6})? ?%) (?:(?:aggregate|average|avg|mean|overall|total"
+    r"|draft|token|mtp)[ -]){0,2}accept(?:ance|ed)?\b(?! (?:loss|gain|drop|threshold|target))"
+)
+_OF_TWO = re.compile(r"\d ?/ ?\d")
+"""Counts, which do not make the rate."""
 
 
 def _said(text: str) -> tuple[list[RecordedRequest], list[RecordedRequest]]:
@@ -256,17 +277,17 @@ def _said(text: str) -> tuple[list[RecordedRequest], list[RecordedRequest]]:
         if len(speeds := SAID_SPEED.findall(line)) == 1:
             found.timings[_SPEED] = float(speeds[0])
         # before the word also what is hoped for, or lost, may be, but not next to a speed
-        shares = [after or one for after, one in _IS["said_rate"].findall(line) if after or speeds]
+        shares = [after or one for after, one in _SAID_RATE.findall(line) if after or speeds]
         pairs = making_rates(line)
         if not pairs and not shares:
             plain = without_signs(line.replace("`", ""))
-            named = [one.groups("") for one in _IS["worded"].finditer(plain)]
+            named = [one.groups("") for one in _WORDED.finditer(plain)]
             both = [(a + b + c, d + e + f) for a, d, e, b, c, f in named]
             pairs = {(int(n), int(of)) for n, of in both if len(both) == 1 and int(n) <= int(of)}
         if len(pairs) == 1:  # so it is sure what they are
             found.num_accepted_draft_tokens, found.num_draft_tokens = pairs.pop()
             counted.append(found)
-        elif len(shares) == n_words == 1 and _IS["of_two"].search(line) is None:
+        elif len(shares) == n_words == 1 and _OF_TWO.search(line) is None:
             share = float(shares[0].rstrip(" %")) / (100 if "%" in shares[0] else 1)
             found.given["draft_acceptance_rate"] = share
             rated += [found] if share <= 1 else []
@@ -361,6 +382,7 @@ FASTDEPLOY = RecordShape("fastdeploy", "FastDeploy", (_OF_HEADS,), _read_fastdep
 
 
 _KEY = re.compile(rb'"([A-Za-z][\w.:/]{2,80})"\s*:\s*"?\d')
+_OF_RATE = re.compile(r"(?i)acc.*(?:rate|ratio|len)")
 _LONGEST_NAME = 80
 _COMPLETION = "completion_tokens"
 """Of the request, which counts of its drafts may be a part of."""
@@ -379,9 +401,7 @@ def counted_shape(data: bytes) -> RecordShape | None:
     ]
     signs: tuple[tuple[str, ...], ...] = tuple(product(accepted, others))
     signs = signs or tuple(
-        (key,)
-        for key, kind in kinds.items()
-        if kind in ("rate", "mean") and _IS["of_rate"].search(key)
+        (key,) for key, kind in kinds.items() if kind in ("rate", "mean") and _OF_RATE.search(key)
     )
     own = LLAMA_SERVER.without
     shape = RecordShape("counts", "counts", signs, _read_counted, own, request_of=_counted_of)
@@ -409,7 +429,7 @@ def _read_counted(node: Node) -> RecordedRequest:
     n = node.fields(owner).count(_COMPLETION) if is_alone else None
     if n is not None:
         found.timings.setdefault(_EMITTED, n)
-    for key in filter(_IS["is_by_index"].fullmatch, node.values):
+    for key in filter(_IS_BY_INDEX.fullmatch, node.values):
         shares = node.values[key]
         if not isinstance(shares, list) or not 0 < len(shares) <= LONGEST_DRAFT:
             continue

@@ -17,9 +17,9 @@ from typing import Any
 
 from engine.errors import TraceFileError
 from engine.foreign import COUNT, LARGEST, LONGEST_DRAFT, is_real
+from engine.observe.files.records.column_names import NAMES
 from engine.observe.files.records.document import MOST_BYTES, LeftOut, nodes, read_documents
 from engine.observe.files.records.request import RecordedRequest
-from engine.observe.files.records.tables import NAMES
 from engine.observe.rounds.counters import LONGEST_LINE, longest_line
 from engine.observe.rounds.log_lines import is_newest_first
 

@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.foreign import LONGEST_DRAFT, is_real
+from engine.observe.files.records.column_names import NAMES
 from engine.observe.files.records.document import Fields, Node
 from engine.observe.files.records.request import TIMINGS, RecordedRequest
-from engine.observe.files.records.tables import NAMES
 
 _KEY = re.compile(rb'"([A-Za-z][\w.:/]{1,80})"\s*:')
 

@@ -8,36 +8,79 @@ most have rates alone. Rows of all others together are left out.
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterator
 from functools import lru_cache
 from itertools import pairwise, zip_longest
-from pathlib import Path
 
 from engine.foreign import COUNT, LONGEST_PART_MS, OutOfRangeError, real, whole
+from engine.observe.files.records.column_names import (
+    IN_NAME,
+    NAMES,
+    OF_ALL,
+    SPREAD,
+    kind_of,
+    names_of,
+    speed_of,
+)
 from engine.observe.files.records.request import RecordedRequest, making_rates, without_signs
-from engine.observe.rounds.log_words import patterns
+from engine.observe.rounds.log_text import rows_with_bars
 
+_NAMED = re.compile(r"([A-Za-z][\w/#%]{0,30})(?:\s?=\s{0,9}|: (?=\d))([^\s,;=]{1,40})")
 _FEW = 2
 _FIGURE, _ARROW = r"[~≈]?\d{1,6}(?:\.\d{1,6})? ?%?", r" ?(?:→|[-=]?->) ?"
 _IN_ROWS = ("|", "│", "┃", "\t", "accept_rate")
+_BARS = re.compile(r"[|│┃]")
+_GAPS = re.compile(r"\s{2,}|\t")
 _COMMAS, _SEMICOLONS = re.compile(r",(?=[^\s,])"), re.compile(r";(?=\S|$)")
-_ROW_END, _TAG = re.compile(r"</tr>\s{0,200}"), re.compile(r"<[^>]{1,200}>")
+_KEY_COLUMN = re.compile(
+    r"key|metric(?: name)?|name|series|variable|measure(?:ment)?| ?field|legend"
+)
+_VALUE_COLUMN = re.compile(r" ?value.{0,20}|last.{0,20}")
 _RULE = set(" -|:+=").union(map(chr, range(0x2500, 0x2580)))
 _MOST_CELLS = 64
 _LONGEST, _LONGEST_NAME, _LONGEST_NUMBER = 2000, 80, 32
-NAMES = tomllib.loads(Path(__file__).parents[1].joinpath("names.toml").read_text("utf-8"))
-_IS = patterns(NAMES["tables"])
-ALL, ABOUT, SAID_SPEED = (_IS[name] for name in ("all", "about", "said_speed"))
-_COLUMNS = [(one["is"], name) for one in NAMES["column"] for name in one["names"]]
+_AT_INDEX = re.compile(
+    r"(?:acc(?:ept(?:ance)?)? )?(?:@ ?|at )?pos(?:ition)?[ .@#]?(\d{1,3})(?: ?%| \(%\))?"
+)
+_NUMBER = re.compile(
+    r"[~≈]?(\d{1,12}(?:\.\d{1,20})?)(?: ?(?:±|\+/-) ?[\d.]{1,9})? ?(%?)(?![\d.]|\s?[–—]|-\d)"
+)
+_RANGE = re.compile(r"[~≈]?\d{1,6}(?:\.\d{1,6})? ?%? ?(?:[–—-]|to) ?\d")
+_BEGINS = re.compile(r"[~≈]?\d")
+_DIGITS = re.compile(r"[0-9]+")
+_SHARES = re.compile(r"(?<![\d.])(\d{1,3}\.\d{1,6})(?![\d.])")
+_TWO_COUNTS = re.compile(r"\d[\d,.]{0,20} ?/ ?\d")
+_PAIR = re.compile(r"(\d{1,20}) ?(?:/|of|out of) ?(\d{1,20})(?: ?\([^)]{0,40}\))?$")
+_DRAFTS = re.compile(r"drafts \d{1,20}/(\d{1,20}), tokens (\d{1,20})/(\d{1,20})")
+"""Drafts, tokens accepted and drafted, as ik_llama.cpp shows them in one cell."""
+_BETWEEN = re.compile(r" ?(?:/|→|[-=]?->) ?")
 _SEVERAL = re.compile(
     rf"{_FIGURE}(?:(?: ?/ ?|, ?| )(?=[\d.]*[.%]){_FIGURE}|{_ARROW}{_FIGURE}){{1,31}}"
 )
 """Several figures in one cell, which are no counts."""
+ALL = re.compile(r"(?:.{0,60} )?(?:agg(?:regate)?|overall|total|average|avg|mean):?", re.IGNORECASE)
+_NUMBERED = re.compile(r"(?i)p[02-46-9]:?")
+"""A prompt by its number, no percentile."""
+SAID_SPEED = re.compile(
+    r"(?<![\d.])(\d{1,6}(?:\.\d{1,6})?)(?: ?(?:±|\+/?-) ?[\d.]{1,9})?"
+    r" ?t(?:ok(?:en)?s?)?(?:/|[- ]per[- ])s(?:ec(?:ond)?s?)?\b"
+)
+ABOUT = re.compile(r"acc|draft|接受|^al$|^τ|^a\.len$|angenommen|akzept")
 _MAY_BE_ABOUT = re.compile(ABOUT.pattern.translate({ord("^"): None, ord("$"): None}))
 """In any name of these."""
 _ACCEPTED = ("rate", "mean", "accepted", "per round")
 _FIGURES = {*_ACCEPTED, "by"}
+_COMPARES = re.compile(
+    r"(?i)(?:.{0,80}, )?(?:% ?|rel\w{0,6} )?(?:difference|diff|delta|Δ|change)(?: ?\(?%\)?)?"
+)
+"""What compares the figures next to it."""
+_SAYS_WHAT = re.compile(
+    r"acc|draft|tok|rate|mean|avg|average|len|pos|\bper\b|pred|gen|spec|step|total|[/%]"
+)
+"""What is part of a figure's name, and not that of an engine or a setting."""
+_DECIMAL_COMMA = re.compile(
+    r"[~≈]?(?:0|\d{1,3}(?:\.\d{3})*+|\d+),(?:\d{1,2}|\d{4,})(?!\d).{0,9}|0,\d+"
+)
 _OTHER_WAY = str.maketrans(",.", ".,")
 
 
@@ -45,12 +88,12 @@ def read_tables(text: str, unread: list[str] | None = None) -> list[RecordedRequ
     """The rows of such tables. Numbers that cannot be are left out. unread: takes what is said of
     acceptance by rows that give no single figure of it."""
     found = list(_requests(text, [] if unread is None else unread))
-    is_numbered = any(map(_IS["numbered"].fullmatch, (one.place for one in found)))
+    is_numbered = any(map(_NUMBERED.fullmatch, (one.place for one in found)))
     found = [
         one
         for one in found
-        if (is_numbered or _IS["spread"].fullmatch(one.place) is None)
-        and _IS["compares"].fullmatch(one.place) is None
+        if (is_numbered or SPREAD.fullmatch(one.place) is None)
+        and _COMPARES.fullmatch(one.place) is None
     ]
     return [one for one in found if ALL.fullmatch(one.place) is None] or found
 
@@ -77,18 +120,18 @@ def _requests(text: str, unread: list[str]) -> Iterator[RecordedRequest]:
         for begin, end in pairwise([*heads, len(table)]):
             sides = _sides(*(names_of(table[at][1]) for at in (begin, max(begin - 1, 0))))
             every = [one for _, row in table for one in row if "," in one or "." in one]
-            has_comma = any("," in one and _IS["decimal_comma"].fullmatch(one) for one in every)
+            has_comma = any("," in one and _DECIMAL_COMMA.fullmatch(one) for one in every)
             has_comma = has_comma and not any(
-                _IS["decimal_comma"].fullmatch(one.translate(_OTHER_WAY)) for one in every
+                _DECIMAL_COMMA.fullmatch(one.translate(_OTHER_WAY)) for one in every
             )
             rows = table[begin + 1 : end]
             if any("spec_decode_num" in one for one in table[begin][1]) and _only_grow(rows):
                 rows = rows[-1:]  # counters of a server, which the newest row has all of
-            spreads = [_IS["of_all"].search(one.lower()) is not None for one in table[begin][1]]
+            spreads = [OF_ALL.search(one.lower()) is not None for one in table[begin][1]]
             for number, cells in rows:
                 if any(spreads):
                     cells = [
-                        _IS["between"].split(one)[0] if is_spread else one
+                        _BETWEEN.split(one)[0] if is_spread else one
                         for one, is_spread in zip(cells, spreads, strict=True)
                     ]
                 plain = [plain_number(one, has_comma) for one in cells]
@@ -109,7 +152,7 @@ def _unread(
     has_any = found is not None and (
         bool(found.given or found.rates) or found.num_accepted_draft_tokens is not None
     )
-    sign = _IS["range"] if has_any else _IS["begins"]
+    sign = _RANGE if has_any else _BEGINS
     for name, cell in zip(names, cells, strict=True):
         if kind_of(name) in _FIGURES and sign.match(cell) is not None:
             yield f"line {number}: {cell}"
@@ -121,7 +164,7 @@ def _pivoted(table: list[tuple[int, list[str]]]) -> list[tuple[int, list[str]]]:
     names = names_of(table[0][1]) if table else []
     key, value = (
         next((i for i, one in enumerate(names) if known.fullmatch(one)), None)
-        for known in (_IS["key_column"], _IS["value_column"])
+        for known in (_KEY_COLUMN, _VALUE_COLUMN)
     )
     if key is None or value is None or len(names) > _MOST_CELLS:
         return []
@@ -142,9 +185,9 @@ def _pivoted(table: list[tuple[int, list[str]]]) -> list[tuple[int, list[str]]]:
 def _figures(cell: str) -> list[str]:
     """The figures of a cell, or their names: one and another in brackets, or with signs between."""
     first, _, more = cell.partition(" (")
-    if more[-1:] == ")" and _IS["between"].search(more) is None:
+    if more[-1:] == ")" and _BETWEEN.search(more) is None:
         return [first, more[:-1]]
-    return cell.split(" / ") if " / " in cell else _IS["between"].split(cell)
+    return cell.split(" / ") if " / " in cell else _BETWEEN.split(cell)
 
 
 def _widened(table: list[tuple[int, list[str]]]) -> list[tuple[int, list[str]]]:
@@ -172,13 +215,12 @@ def _widened(table: list[tuple[int, list[str]]]) -> list[tuple[int, list[str]]]:
 def _parted(names: list[str], cells: list[str]) -> Iterator[tuple[str, list[str]]]:
     """The figures of cells that have one for each of several settings, which the name of their
     column says in the same way, or from before and after: whose they are, and all cells."""
-    parts = {i: _IS["between"].split(cell) for i, cell in enumerate(cells) if _is_several(cell)}
+    parts = {i: _BETWEEN.split(cell) for i, cell in enumerate(cells) if _is_several(cell)}
     said = next(
         (
-            [one.strip(" ()") for one in _IS["between"].split(found[0])]
+            [one.strip(" ()") for one in _BETWEEN.split(found[0])]
             for i in parts
-            if kind_of(names[i]) in _ACCEPTED
-            and (found := _IS["in_name"].search(names[i])) is not None
+            if kind_of(names[i]) in _ACCEPTED and (found := IN_NAME.search(names[i])) is not None
         ),
         ["before", "after"] if any(set("→>") & set(cells[i]) for i in parts) else [],
     )
@@ -239,7 +281,7 @@ def _parts(name: str) -> tuple[str, str]:
     words = name[:_LONGEST_NAME].replace("(", "").replace(")", "").split()
     for at in range(len(words) - 1, 0, -1):
         for side, rest in ((words[:at], words[at:]), (words[-at:], words[:-at])):
-            if kind_of(" ".join(rest)) and not any(map(_IS["says_what"].search, side)):
+            if kind_of(" ".join(rest)) and not any(map(_SAYS_WHAT.search, side)):
                 return " ".join(side), " ".join(rest)
     return "", name
 
@@ -249,22 +291,14 @@ def plain_number(cell: str, has_comma: bool) -> str:
     is_plain = _is_number(cell) and not (has_comma and "." in cell)
     if is_plain or not cell.lstrip("~≈")[:1].isdigit() or len(cell) > _LONGEST_NUMBER:
         return cell
-    cell = cell.translate(_OTHER_WAY) if has_comma or _IS["decimal_comma"].fullmatch(cell) else cell
+    cell = cell.translate(_OTHER_WAY) if has_comma or _DECIMAL_COMMA.fullmatch(cell) else cell
     return without_signs(cell)
 
 
 def _tables(text: str) -> Iterator[list[tuple[int, list[str]]]]:
     """Lines that follow each other and have as many cells: their numbers, and their cells."""
-    text = _IS["bbcode"].sub(r"<\1\2>", text) if "[td]" in text else text
-    if "\\\\" in text:
-        text = _IS["latex_rule"].sub("", text)
-        text = _IS["latex"].sub(lambda row: row[1].replace("\\%", "%").replace("&", "|"), text)
-    text = _IS["broken_row"].sub("| ", text) if "|\n" in text else text
-    if "<td" in text:
-        text = _TAG.sub(" ", _ROW_END.sub("\n", _IS["next_cell"].sub("|", text)))
-        text = "\n".join(filter(str.strip, text.split("\n")))
     table: list[tuple[int, list[str]]] = []
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(rows_with_bars(text).splitlines(), 1):
         if len(line) <= _LONGEST and _RULE.issuperset(line) and line.strip():
             continue
         if len(table) == 1 and not line.strip():
@@ -274,13 +308,11 @@ def _tables(text: str) -> Iterator[list[tuple[int, list[str]]]]:
         is_row = table or any(map(line.__contains__, _IN_ROWS)) or _COMMAS.search(line)
         cells = cells if is_row or (len(cells) > _FEW and _is_head(names_of(cells))) else []
         named = (
-            _IS["named"].findall(line)
-            if ("=" in line or ": " in line) and len(line) <= _LONGEST
-            else []
+            _NAMED.findall(line) if ("=" in line or ": " in line) and len(line) <= _LONGEST else []
         )
         is_named = len({name for name, _ in named}) > _FEW or (
             len(named) == _FEW
-            and _IS["bars"].search(line) is None
+            and _BARS.search(line) is None
             and all(value[0].isdigit() for name, value in named if "acc" in name.lower())
             and _is_head(names_of([name for name, _ in named]))
         )
@@ -294,7 +326,7 @@ def _tables(text: str) -> Iterator[list[tuple[int, list[str]]]]:
                 yield table
                 table = []
             table = table or [(number, names)]
-        elif len(table) == 1 and len(cells) == len(table[0][1]) + 1 and _IS["gaps"].search(line):
+        elif len(table) == 1 and len(cells) == len(table[0][1]) + 1 and _GAPS.search(line):
             table = [(table[0][0], ["", *table[0][1]])]  # rows have a name, or a number
         elif table and "\t" in line and 1 < len(cells) < len(table[0][1]):
             cells += [""] * (len(table[0][1]) - len(cells))  # empty at the end
@@ -308,43 +340,21 @@ def _tables(text: str) -> Iterator[list[tuple[int, list[str]]]]:
 
 def _cells(line: str) -> list[str]:
     line = line.strip(" \t\r>")
-    if _IS["bars"].search(line) is not None:
-        parts = _IS["bars"].split(line.replace("||", "|") if line.startswith("||") else line)
+    if _BARS.search(line) is not None:
+        parts = _BARS.split(line.replace("||", "|") if line.startswith("||") else line)
         parts = parts[not parts[0].strip() :]
         parts = parts[: len(parts) - (not parts[-1:] or not parts[-1].strip())]
     else:
-        parts = max((one.split(line) for one in (_SEMICOLONS, _IS["gaps"], _COMMAS)), key=len)
+        parts = max((one.split(line) for one in (_SEMICOLONS, _GAPS, _COMMAS)), key=len)
     return [one.strip(' \t*`"') for one in parts]
-
-
-def names_of(cells: list[str]) -> list[str]:
-    plain = (
-        _IS["camel"].sub(" ", _IS["path"].sub("", one)).lower().replace("_", " ") for one in cells
-    )
-    plain = (one.replace(". ", " ") for one in plain)
-    return [_IS["count_of"].sub("", _IS["of_all"].sub("", one)) for one in plain]
 
 
 def _is_head(names: list[str]) -> bool:
     """Whether cells name what is accepted."""
     parts = [one for one in names if ABOUT.search(one) or ABOUT.search(_parts(one)[1])]
     kinds = [one for one in parts if {kind_of(one), kind_of(_parts(one)[1])} & _FIGURES]
-    figures = _IS["number"].fullmatch, _SEVERAL.fullmatch, _IS["two_counts"].match
+    figures = _NUMBER.fullmatch, _SEVERAL.fullmatch, _TWO_COUNTS.match
     return bool(kinds) and not any(one(name) for one in figures for name in names)
-
-
-@lru_cache(1 << 12)
-def kind_of(name: str) -> str:
-    """What a column has, by its name; "" for what is not read."""
-    first, _, more = name.partition(", ")
-    for one in (
-        name,
-        _IS["in_name"].sub("", name).strip(),
-        "" if _IS["spread"].fullmatch(more) else first,
-    ):
-        if found := next((kind for kind, known in _COLUMNS if re.fullmatch(known, one)), ""):
-            return found
-    return ""
 
 
 def row_of(columns: list[str], cells: list[str], number: int, side: str) -> RecordedRequest | None:
@@ -353,8 +363,8 @@ def row_of(columns: list[str], cells: list[str], number: int, side: str) -> Reco
     words: list[str] = []
     weak = ""  # may be how far a draft goes
     for name, cell in zip(columns, cells, strict=True):
-        shape = "0" if _is_number(cell) else _IS["digits"].sub("0", cell)
-        kind = kind_of(name) or _speed_of(name, shape)
+        shape = "0" if _is_number(cell) else _DIGITS.sub("0", cell)
+        kind = kind_of(name) or speed_of(name, shape)
         if not kind and not values:
             shown = f"run {cell}" if name == "run" else cell
             words += [shown] if not any(words) or re.search(r"[^\W\d]", shown) else []
@@ -370,7 +380,7 @@ def row_of(columns: list[str], cells: list[str], number: int, side: str) -> Reco
     numbers = {
         kind: one
         for kind, v in values.items()
-        if (one := _IS["number"].match(v)) is not None and not _is_several(v)
+        if (one := _NUMBER.match(v)) is not None and not _is_several(v)
     }
     if (one := numbers.get("by")) is not None and one.end() == len(values["by"]):
         numbers.setdefault("rate", one)
@@ -378,10 +388,7 @@ def row_of(columns: list[str], cells: list[str], number: int, side: str) -> Reco
         one[2] or ("." in one[1] and float(one[1]) <= 1)
     ):
         numbers.setdefault("rate", one)
-    pair, drafts = (
-        _IS["pair"].match(values.get("accepted", "")),
-        _IS["drafts"].search(" ".join(cells)),
-    )
+    pair, drafts = _PAIR.match(values.get("accepted", "")), _DRAFTS.search(" ".join(cells))
     made = making_rates(values.get("rate", "")) if "accepted" not in values else ()
     try:
         for kind in ("rounds", "drafted", "accepted"):
@@ -423,13 +430,6 @@ def row_of(columns: list[str], cells: list[str], number: int, side: str) -> Reco
     return None if is_empty else found
 
 
-@lru_cache(1 << 12)
-def _speed_of(name: str, shape: str) -> str:
-    """ "speed" for a column without a kind that has one, as the unit next to the number says; else
-    empty. shape: of the cell, with 0 for each number."""
-    return "speed" if kind_of(f"{name} {shape}") == "speed" else ""
-
-
 @lru_cache(1 << 8)
 def _engine_of(said: str) -> str:
     return next((engine for sign, engine in NAMES["engines"]["columns"] if sign in said), "")
@@ -438,7 +438,7 @@ def _engine_of(said: str) -> str:
 @lru_cache(1 << 8)
 def _by_index(columns: tuple[str, ...]) -> list[str]:
     """The columns that are named by the index in the draft, as far as they follow each other."""
-    found = {int(one[1]): name for name in columns if (one := _IS["at_index"].fullmatch(name))}
+    found = {int(one[1]): name for name in columns if (one := _AT_INDEX.fullmatch(name))}
     first = min(found, default=0)
     names = [found[at] for at in range(first, first + len(found)) if at in found]
     return names if first < _FEW and len(names) == len(found) else []
@@ -464,12 +464,14 @@ def _take_shares(
         found.given["mean_acceptance_length"] = 1 + float(more[1])
     if (mean := numbers.get("mean")) is not None and not (has_counts and steps):
         found.given["mean_acceptance_length"] = float(mean[1])
+    if found.given.get("mean_acceptance_length") == 0:
+        found.given.clear()  # of no steps
     places = _by_index((*columns,))
     sign = "%" if any("%" in one for one in places) else ""
     by = values.get("by", "") or ", ".join(found.record[one] + sign for one in places)
-    if not by and len(_IS["shares"].findall(values.get("rate", ""))) > _FEW:
+    if not by and len(_SHARES.findall(values.get("rate", ""))) > _FEW:
         by = values["rate"]
-    rates = [float(one) / (100 if "%" in by else 1) for one in _IS["shares"].findall(by)]
+    rates = [float(one) / (100 if "%" in by else 1) for one in _SHARES.findall(by)]
     is_even = steps is not None and found.num_draft_tokens == steps * len(rates)
     if rates and "..." not in by and is_even and max(rates) <= 1:
         found.set_rates(rates)

@@ -304,6 +304,10 @@ def test_positions_in_rows_of_percent(tmp_path: Path) -> None:
         ('"predicted_n": 9, "predicted_ms": 2.5: "draft_n": 8, of which "draft_n_accepted": 3\n',
          [(9, None, 8, 3)]),
         ("I see draft_n: 8 and draft_n_accepted: 3 in it.\n", [(None, None, 8, 3)]),
+        ("* **Proposed:** 8 | **Accepted draft:** 3\n", [(None, None, 8, 3)]),
+        ("Draft tokens ....... 8\nAccepted tokens .... 3\n", [(None, None, 8, 3)]),
+        ("| a | accepted |\n|-|-|\n| b | 3 of 8 |\n", [(None, None, 8, 3)]),
+        ('{"mtp": {"accepted": "3/8", "acceptance_rate": "37.5%"}}', [(None, None, 8, 3)]),
     ],
 )  # fmt: skip
 def test_members_of_a_record_in_a_sentence(
@@ -345,3 +349,10 @@ def test_the_sums_of_llama_speculative_have_a_time_before_them(tmp_path: Path) -
     text += "#gen tokens = 8, #acc tokens = 3, dur(b,g,a) = 0.0, 1.0, 0.1 ms\n"
     store = imported(tmp_path, text)
     assert len(store.runs) == 1 and sums(store) == [(9, None, 8, 3)]
+
+
+def test_a_length_of_nothing_is_that_of_no_steps(tmp_path: Path) -> None:
+    text = '[{"spec_accept_rate": 0.0, "spec_accept_length": 0}, {"spec_accept_length": 2.5}]'
+    told = [one["told"] for one in imported(tmp_path, text).runs[0]["requests"]]
+    assert [one["mean_acceptance_length"] for one in told] == [None, 2.5]
+    assert all(one["draft_acceptance_rate"] is None for one in told)
