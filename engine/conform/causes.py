@@ -66,13 +66,14 @@ class Situation:
 
     def starts(self, bound: float) -> Iterator[Way]:
         """Wrong states to start from: cause, sentence, state."""
-        for cause, sentence, state in self._carries() if self.earlier else self._starts():
+        each, again = tee(self._carries() if self.earlier else self._starts())
+        for cause, sentence, state in each:
             if not same(state, [self.start], bound / 4):  # as one row of a log may leave it
                 yield cause, sentence, state
         if self.chunk_rows:
             after = self._played(self.start, self.chunk_rows)[1][-1]
             yield "wrong-chunk", "the state after the chunk, not the one before it", after
-        for cause, sentence, state in self._carries() if self.earlier else ():
+        for cause, sentence, state in again if self.earlier else ():
             for a, b in mistakes.tiles(self.shape.d_k):
                 part = torch.cat([self.start[:, :a], state[:, a:b], self.start[:, b:]], 1)
                 if a < b <= self.shape.d_k and not same(part, [self.start], bound / 4):
@@ -102,9 +103,8 @@ class Situation:
             yield from self._columns(age)
         yield from self._others()
         yield from layouts(self.shape, commits[-1])
-        if self.tokens:  # up to the column that is read
-            rows = self.tokens[: max(1, self.accepted)]
-            yield from mistakes.overwritten(self.shape, commits[-1], rows)
+        rows = self.tokens[: max(1, self.accepted)]  # up to the column that is read
+        yield from mistakes.overwritten(self.shape, commits[-1], rows)
         yield "state-lost", "empty state", torch.zeros_like(commits[-1])
         yield from self._windows() if self.shape.recurrence == "conv" else ()
 
@@ -265,22 +265,25 @@ class Situation:
                 lost = log.kept(log.writes[i], i + 1)
                 yield "lost-fold", f"what row {i} wrote is lost", log.states[-1] - lost
 
-    def _numbered(
-        self, x: float, count: int, last: bool
-    ) -> Iterator[tuple[str, str, Callable[[], torch.Tensor]]]:
-        """Cause, sentence and what each mistake that has a number gives under this one: outputs of
-        the first rows, or the last state, as they are played and where what they wrote is kept."""
-        tokens, conv = self.tokens[:count], self.shape.recurrence == "conv"
+    def _fitted(
+        self, rows: Sequence[Row], seen: torch.Tensor, right: torch.Tensor, bound: float, last: bool
+    ) -> tuple[str, str] | None:
+        """Cause and sentence of a mistake that has a number, which gives outputs of these rows, or
+        the last state, as they are played or where what they wrote is kept."""
+        kept = last and self.shape.recurrence != "conv"
+        log = Log(self.shape, self.start, rows) if kept else None
 
-        def played(rows: Sequence[Row]) -> torch.Tensor:
-            outputs, states = self._played(self.start, rows)
+        def played(others: Sequence[Row]) -> torch.Tensor:
+            outputs, states = self._played(self.start, others)
             return states[-1] if last else torch.stack(outputs)
 
-        log = Log(self.shape, self.start, tokens) if last and not conv else None
-        for cause, words, rows in in_parts(self.shape, tokens, formulas(self.shape, tokens, x)):
-            yield cause, words, partial(played, rows)
-            if log:
-                yield cause, f"{words}, as what rows wrote is kept", partial(log.stored, rows)
+        def each(x: float) -> Iterator[tuple[str, str, Callable[[], torch.Tensor]]]:
+            for cause, words, others in in_parts(self.shape, rows, formulas(self.shape, rows, x)):
+                yield cause, words, partial(played, others)
+                if log:
+                    yield cause, f"{words}, as what rows wrote is kept", partial(log.stored, others)
+
+        return closest(seen, fits.numbered(each, seen, right, rows), bound, right, last)
 
     def _views_of_logs(self, count: int) -> Iterator[tuple[str, str, Played]]:
         """Cause, sentence and outputs where the pass sees the state before a log, or what rows of
@@ -331,8 +334,8 @@ class Situation:
         ways = self._ways(self.start, len(seen), 0, bound, begin)
         if found := closest(seen, ways, bound, wanted):
             return found[0], found[1] + f", seen from row {begin} on" * (begin > 0)
-        fitted = fits.numbered(partial(self._numbered, count=len(seen), last=False), seen, wanted)
-        if len(seen) <= _MOST_ROWS and (found := closest(seen, fitted, bound, wanted)):
+        few = len(seen) <= _MOST_ROWS
+        if few and (found := self._fitted(self.tokens, seen, wanted, bound, False)):
             return found
         every, folds = list(self.inputs(self.tokens)), self._folds if self.kernel.ring else None
         rows = self.shape, self.start, seen, self.tokens, self.parents
@@ -401,14 +404,11 @@ class Situation:
         if self.shape.recurrence == "conv" and (held := self._held(seen, count, bound)):
             return held
         heads = wrong_heads(seen[None], right[None], bound)
-        tokens, change = self.tokens[:count], None
-        if self.shape.recurrence != "conv" and not self.parents:
-            change = linear(self.shape, tokens)
+        tokens, plain = self.tokens[:count], self.shape.recurrence != "conv" and not self.parents
+        change = linear(self.shape, tokens if plain else ())
         for cause, sentence, state in self.starts(bound):
-            if change is None:
-                made = self._played(state, tokens)[1][-1]
-            else:
-                made = right + change @ (state - self.start)
+            other = state - self.start
+            made = right + change @ other if plain else self._played(state, tokens)[1][-1]
             if same(seen[heads], [made[heads]], bound / 4):  # nearer than the right one
                 return cause, sentence
             if same(seen[heads], [state[heads]], bound / 4):
@@ -425,8 +425,7 @@ class Situation:
             found = fewest(gives, heads, ["heads"])
         if found:
             return found[0], f"{found[1]}, in the state alone: outputs are right"
-        fitted = fits.numbered(partial(self._numbered, count=count, last=True), seen, right)
-        if count <= _MOST_ROWS and (found := closest(seen, fitted, bound, right, last=True)):
+        if count <= _MOST_ROWS and (found := self._fitted(tokens, seen, right, bound, True)):
             return found
         none = (seen.abs() <= bound) & (right.abs() > bound)
         if self.shape.recurrence != "conv" and (lost := none.all(2).all(0)).any():

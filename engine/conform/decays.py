@@ -314,7 +314,7 @@ class Log:
         ]
         for words, at in blocks_of(own.shape[1]):
             if at.max() < own.shape[1]:
-                others.append(("wrong-tile", f"decays of which {words}", own[:, at]))
+                others.append(("wrong-tile", f"the decays of channels where {words}", own[:, at]))
         for end in (end for end in range(len(each)) if end != last):
             cause = "wrong-chunk" if end > last else "gate-of-other-row"
             cause = cause if end >= begin else "other-sequence"

@@ -76,10 +76,11 @@ def numbered(
     ways: Callable[[float], Iterable[tuple[str, str, Callable[[], torch.Tensor]]]],
     seen: torch.Tensor,
     wanted: torch.Tensor,
+    rows: Sequence[Row],
 ) -> Iterator[Way]:
-    """Mistakes that have a number, each with the one from 1e-4 to 30 that gives what is nearest, of
-    the few that leave least, and less than half of the error; ways: the mistakes under a number,
-    without those that do nothing then."""
+    """Mistakes that have a number, each with the one from 1e-4 to 30, or between inputs of softplus
+    in these rows, that gives what is nearest, of the few that leave least, and less than half of
+    the error; ways: the mistakes under a number, without those that do nothing then."""
 
     def each(log: float) -> Iterator[tuple[str, tuple[str, str, Callable[[], torch.Tensor]]]]:
         x = math.exp(log)
@@ -88,8 +89,12 @@ def numbered(
     def error(log: float) -> float:
         return next((off(seen, way[2]()) for of, way in each(log) if of == name), math.inf)
 
+    of = next(x for x in ("a", "dt", "x") if x in rows[0])
+    y = torch.cat([(row[of] + row.get("dt_bias", 0.0)).flatten() for row in rows]).sort().values
+    y = y[y > 1e-4][:: 1 + len(y) // 32]
+    more = (y[1:] * y[:-1]).sqrt().log().tolist()
     first, step, best = math.log(1e-4), math.log(3e5) / 24, dict[str, tuple[float, float]]()
-    for log in (first + i * step for i in range(25)):
+    for log in (*(first + i * step for i in range(25)), *more):
         for name, way in each(log):
             best[name] = min(best.get(name, (math.inf, 0.0)), (off(seen, way[2]()), log))
     least = sorted(best, key=lambda name: best[name][0])[:_MOST_FITTED]
@@ -98,6 +103,7 @@ def numbered(
         for _ in range(32):  # golden sections
             a, b = low + 0.382 * (high - low), low + 0.618 * (high - low)
             low, high = (low, b) if error(a) < error(b) else (a, high)
+        low = low if error(low) < best[name][0] else best[name][1]
         yield from ((cause, words, made()) for of, (cause, words, made) in each(low) if of == name)
 
 

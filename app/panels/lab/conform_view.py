@@ -111,11 +111,8 @@ class ConformView(QWidget):
             labels.append(name)
         at = labels.index(name), 0 if outcome.needs else CHECKS.index(outcome.check)
         self._outcomes[at] = outcome
-        item = QTableWidgetItem(
-            "FAIL" if not outcome.passed else "note" if outcome.faults else "ok"
-        )
-        if outcome.needs:
-            item.setText("n/a")
+        text = "FAIL" if not outcome.passed else "note" if outcome.faults else "ok"
+        item = QTableWidgetItem("n/a" if outcome.needs else text)
         item.setTextAlignment(Qt.AlignmentFlag.AlignCenter)
         self.grid.setItem(*at, item)
         self._colour(at)

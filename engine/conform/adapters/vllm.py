@@ -338,8 +338,10 @@ class _Recovered(_K3Gates):
                 return torch.cat([part, before[block, len(part) :]])  # noqa: B023
 
             others = {f"inputs {i:+d} from the right ones": moved(i) for i in (-2, -1, 1, 2)}
-            words = f"the window after row {rows - 1} of the pass" if block in of else "a window"
-            self.memory.keep("window-not-rolled-back", words, window, moved(0), others)
+            where = "window-not-rolled-back", f"the window after row {rows - 1} of the pass"
+            if block not in of:
+                where = "null-slot-written", f"the window of block {block}, which no row is for,"
+            self.memory.keep(*where, window, moved(0), others)
 
     def tracked(self, sequence: int) -> tuple[int, torch.Tensor] | None:
         """The state at the boundary of blocks that the last pass crossed, and after which row."""

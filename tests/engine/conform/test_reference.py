@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from engine.conform.cases import Shape, Source
-from engine.conform.reference import Reference
+from engine.conform.reference import Reference, linear, play
 from kernels.recurrence.conv import causal_conv_naive
 from kernels.recurrence.delta_rule import naive as delta
 from kernels.recurrence.ssd import naive as ssd
+from tests.engine.conform.drawn_rows import drawn
 
 
 def played(shape: Shape):
@@ -32,6 +33,14 @@ def test_the_delta_rules_are_the_naive_kernels(recurrence):
     # gates and norms of the rows are computed in f32
     torch.testing.assert_close(outputs, wanted[0], atol=1e-6, rtol=1e-5)
     torch.testing.assert_close(torch.stack(states), snapshots[0].flip(0), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("recurrence", ["gdn", "kda", "mamba2"])
+def test_what_rows_make_of_a_change_of_the_state_is_linear(recurrence):
+    shape, state, rows = drawn(recurrence, 3)
+    change = torch.randn(shape.state, generator=torch.Generator().manual_seed(4)).double()
+    right, other = (play(shape, x, rows)[1][-1] for x in (state, state + change))
+    torch.testing.assert_close(right + linear(shape, rows) @ change, other)
 
 
 def test_mamba2_is_the_naive_kernel():

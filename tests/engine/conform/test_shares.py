@@ -86,6 +86,7 @@ def test_a_row_that_a_state_lacks_is_lost(rows):
         (lambda d: d * d, "wrong-gate", "the decay is taken with its decay twice"),
         (lambda d: 1 + 0 * d, "gate-order", "the decay is taken without its decay"),
         (lambda d: torch.cat([d[:, :4], 1 + 0 * d[:, 4:]], 1), "gate-order", "channels 4 to 15 of"),
+        (lambda d: d[:, torch.arange(16) ^ 1], "wrong-tile", "the other channel of a pair"),
         (lambda d: d, None, ""),
     ],
 )

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from engine.conform import runner
+from engine.conform.adapters.vllm import _Recovered
+from engine.conform.subject import Memory
 
 BUILDER = """
 from types import SimpleNamespace
@@ -99,3 +102,17 @@ def test_the_next_column_is_that_of_the_packages_rule(tmp_path, rule, check, cau
     only, checks = ["fused_recurrent_gated_delta_rule"], check.split(",")
     seen = runner.run(name, place, seed=1, device="cpu", only=only, checks=checks)
     assert [fault.cause for one in seen for fault in one.faults] == causes
+
+
+def test_a_window_that_a_commit_moves_too_far_is_named_with_its_row():
+    adapter = _Recovered.__new__(_Recovered)
+    adapter.memory = Memory("cpu")
+    adapter.windows = torch.arange(40).view(1, 4, 5, 2)
+    before, after = adapter.windows[-1].clone(), adapter.windows[-1]
+    adapter._check_windows(before, [(1, 2, 1), (1, 1, 3)])
+    after[1, :3], after[2, :3] = before[1, 2:5], before[1, 1:4]
+    words = "the window after row 0 of the pass holds inputs +1 from the right ones"
+    assert list(adapter.memory.changed()) == [("window-not-rolled-back", words)]
+    after[2, :3], after[3] = before[1, :3], 0
+    words = "the window of block 3, which no row is for, holds other values"
+    assert list(adapter.memory.changed()) == [("null-slot-written", words)]
