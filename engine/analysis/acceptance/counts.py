@@ -323,12 +323,9 @@ def _estimates(requests: list[RequestFacts]) -> Iterator[dict[str, int]]:
     time since the interval before, empty without; enough to tell a share from chance."""
     before: dict[str, datetime] = {}
     for one in requests:
-        if "time" not in one.record:
-            yield {}
-            continue
         names = "mean_acceptance_length", "predicted_per_second"
         mean, speed = map(one.told.get, names)
-        time = str(one.record["time"])
+        time = str(one.record.get("time"))
         engine = one.place.removesuffix(time)
         try:
             now = datetime.fromisoformat(time)

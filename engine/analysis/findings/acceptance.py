@@ -122,12 +122,11 @@ def _slower_by_sums(run: ExaminedRun) -> Iterator[Finding]:
         return
     # without their number, all rounds are counted: each has one token that was not drafted
     n = int(told.get("num_spec_steps") or max(told["predicted_n"] - 1 - accepted, 1))
+    same = _requests(run.facts)
     for other in sorted(run.trace.runs, reverse=True)[:_MOST_RUNS]:
         theirs = run.trace.runs[other]
         speed = None if other == run.run_id else _speed(theirs)
-        if speed is None or (theirs.told or {}).get("draft_n"):
-            continue
-        if _requests(theirs) != _requests(run.facts):
+        if speed is None or (theirs.told or {}).get("draft_n") or _requests(theirs) != same:
             continue
         if mine < _SLOWER_BY_SUMS * speed:
             where = f"run {other + 1}, without drafts"

@@ -19,7 +19,7 @@ import msgspec
 from engine.analysis.findings.check import record_findings
 from engine.errors import TraceFileError
 from engine.files import file_bytes, file_head, known_kind, opened_file, unpacked
-from engine.foreign import is_json
+from engine.foreign import quick_json
 from engine.observe.files import records
 from engine.observe.files.capture import is_capture, read_capture, replay
 from engine.observe.files.line_words import READ, SIGNS
@@ -253,13 +253,10 @@ def _of_texts(texts: list[bytes]) -> bytes:
     """The replies among texts, one after another; empty if there are none."""
     parts, forms = [], set[tuple[str, ...]]()
     for text in texts:
-        try:
-            value = msgspec.json.decode(text)
-        except (msgspec.MsgspecError, ValueError, RecursionError):
-            value = None
+        value = quick_json(text)
         form = tuple(value) if isinstance(value, dict) else ()
-        if form in forms or records.recognise(text):
-            forms |= {form} if form else set()
+        if (form and form in forms) or records.recognise(text):
+            forms.add(form)
             # each in a line, so that streams may be among them
             parts.append(text if value is None else msgspec.json.encode(value))
     return b"\n\n".join([*parts, b""]) if parts else b""
@@ -329,7 +326,7 @@ def import_file(
         return fill_log(store, oldest_first(rejoined("".join(texts_of(_pieces(path))))), file)
     data = _content(path) if is_plain else as_written(_content(path))
     may_have = kind is None and (b'"{' in data or b'"data:' in data)
-    texts = _inner(data) if may_have and is_json(data) else []
+    texts = _inner(data) if may_have and quick_json(data, msgspec.Raw) is not None else []
     n_objects = sum(len(one) for one in texts if one.startswith((b"{", b"data:")))
     if 2 * n_objects > len(data) and (inner := _of_texts(texts)):  # as what a browser keeps
         data, kind = inner, records.recognise(inner[:_HEAD])
