@@ -142,12 +142,10 @@ def parse_json(
 def _plain(text: str, deepest: int) -> Any:
     """The value of a text with nothing that `parse_json` refuses or changes; None of another one,
     or where that takes more to see. Written again it has fewer quotes if a key was there twice."""
-    try:
-        value = msgspec.json.decode(text)
-        data = msgspec.json.encode(value)
-        indented = msgspec.json.format(data, indent=1)
-    except (msgspec.MsgspecError, ValueError, RecursionError):
+    if (value := quick_json(text)) is None:
         return None
+    data = msgspec.json.encode(value)
+    indented = msgspec.json.format(data, indent=1)
     is_deep = b"\n" + b" " * deepest in indented
     is_long = b"0" * (_MOST_DIGITS + 1) in data.translate(_DIGITS)
     is_whole = data.count(b'"') == text.count('"') and "\\u0022" not in text

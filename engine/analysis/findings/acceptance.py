@@ -66,12 +66,12 @@ def _never_drafts(run: ExaminedRun) -> Iterator[Finding]:
         return
     if _has_unread(run):
         return
-    if any(one.told.get("num_draft_tokens") for one in run.requests):
+    if any(one.told.get("num_draft_tokens") for one in facts.requests or ()):
         return  # of others it is not known
     name = f" ({', '.join(run.drafters)})" if run.drafters else ""
     yield Finding(
         f"The server has a drafter{name} and drafted nothing in {tokens:,.0f} tokens.",
-        f"{len(run.requests):,} requests",
+        f"{len(facts.requests or ()):,} requests",
     )
 
 
@@ -137,9 +137,9 @@ def _slower_by_sums(run: ExaminedRun) -> Iterator[Finding]:
 
 def _slower_rows(run: ExaminedRun) -> Iterator[Finding]:
     """Rows of a table against its only row that says nothing of acceptance."""
+    requests = run.facts.requests or []
     if run.facts.record is None or run.facts.record.shape != "benchmark" or _has_unread(run):
         return
-    requests = run.requests
     speeds = [one.told.get("predicted_per_second") for one in requests]
     rates = [one.told.get("draft_acceptance_rate") for one in requests]
     means = [one.told.get("mean_acceptance_length") for one in requests]

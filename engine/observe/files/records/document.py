@@ -373,8 +373,7 @@ def nodes(file: str, documents: list[tuple[str, Any]], keys: AbstractSet[str]) -
     for start, document in documents:
         if isinstance(document, (dict, list)):
             visit(document, start, (), ())
-    every, found = found, []  # which `visit` holds, as it holds itself
-    return every
+    return found
 
 
 def unknown_keys(node: Node, shared: Container[int]) -> dict[str, Any]:
