@@ -86,7 +86,7 @@ def is_real(value: Any, most: float = LONGEST_PART_MS) -> TypeGuard[int | float]
 DEEPEST = 64
 MOST_OBJECTS = 4_000_000
 _MOST_DIGITS = 40
-_MOST_VALUES = 16_000_000
+MOST_VALUES = 16_000_000
 _SHORT = 1 << 12
 """Characters up to which there is no need for speed."""
 _DIGITS = bytes.maketrans(b"123456789", b"0" * 9)
@@ -113,8 +113,11 @@ def parse_json(
     Raises JsonError for what is not JSON, as NaN and Infinity are; for reals beyond float64,
     nesting deeper than `deepest`, and more than 4 million objects and lists or 16 million values.
     """
-    if len(text) > MOST_OBJECTS:  # fewer characters have no more
-        n_inside_of(text)
+    n_inside = text.count("{") + text.count("[")
+    if n_inside > MOST_OBJECTS:
+        raise JsonError(f"it has more than {MOST_OBJECTS:,} objects and lists")
+    if text.count(",") > MOST_VALUES:
+        raise JsonError(f"it has more than {MOST_VALUES:,} values")
     if len(text) > _SHORT and (plain := _plain(text, deepest)) is not None:
         return plain
     objects = _UniqueKeys() if unique else None
@@ -131,43 +134,30 @@ def parse_json(
         if objects is not None and not literal:
             at = _end_of_object(text, objects.n)
         raise JsonError(what, text, at) from None
-    if n_inside_of(text) > deepest and _is_deeper(value, deepest):
+    if n_inside > deepest and _is_deeper(value, deepest):
         raise JsonError(f"it is nested more than {deepest} times")
     return _whole(value) if whole_texts and _HALF.search(text) else value
-
-
-def n_inside_of(text: str) -> int:
-    """How many objects and lists a text has at most. Raises JsonError for more than are read, and
-    for more values."""
-    n_inside = text.count("{") + text.count("[")
-    if n_inside > MOST_OBJECTS:
-        raise JsonError(f"it has more than {MOST_OBJECTS:,} objects and lists")
-    if text.count(",") > _MOST_VALUES:
-        raise JsonError(f"it has more than {_MOST_VALUES:,} values")
-    return n_inside
 
 
 def _plain(text: str, deepest: int) -> Any:
     """The value of a text with nothing that `parse_json` refuses or changes; None of another one,
     or where that takes more to see. Written again it has fewer quotes if a key was there twice."""
-    try:
-        value = msgspec.json.decode(text)
-        data = msgspec.json.encode(value)
-        indented = msgspec.json.format(data, indent=1)
-    except (msgspec.MsgspecError, ValueError, RecursionError):
+    if (value := quick_json(text)) is None:
         return None
+    data = msgspec.json.encode(value)
+    indented = msgspec.json.format(data, indent=1)
     is_deep = b"\n" + b" " * deepest in indented
     is_long = b"0" * (_MOST_DIGITS + 1) in data.translate(_DIGITS)
     is_whole = data.count(b'"') == text.count('"') and "\\u0022" not in text
     return None if is_deep or is_long or not is_whole else value
 
 
-def is_json(text: bytes | str) -> bool:
-    """Whether a text is one value, whatever it has."""
+def quick_json(text: bytes | str, kind: Any = Any) -> Any:
+    """The value of a text, whatever it has; None of what is none of this type."""
     try:
-        return bool(msgspec.json.decode(text, type=msgspec.Raw))
+        return msgspec.json.decode(text, type=kind)
     except (msgspec.MsgspecError, ValueError, RecursionError):
-        return False
+        return None
 
 
 def value_end(text: str, at: int) -> tuple[int, bool]:
@@ -304,7 +294,7 @@ _QUOTE = re.compile(r"(?m)^[ \t]{0,8}> ?(?=[\s\[\]{}\"`,]|\Z)")
 def as_json(text: str) -> str:
     """Objects as JavaScript, Python or PowerShell print them, Markdown quotes them or a log has
     them, a prefix before each line, as JSON; any other text, and what is JSON, as it is."""
-    if is_json(text):
+    if quick_json(text, msgspec.Raw) is not None:
         return text
     text = "\n" + text.replace("\xa0", " ")  # so that each line is after the end of one
     text = _MEMBER.sub(r'\n"\1": ', _unprefixed(text))

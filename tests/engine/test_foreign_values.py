@@ -73,7 +73,7 @@ def test_what_is_refused_is_named_with_its_place(text: str, said: str) -> None:
 
 def test_the_number_of_values_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.foreign.MOST_OBJECTS", 3)
-    monkeypatch.setattr("engine.foreign._MOST_VALUES", 5)
+    monkeypatch.setattr("engine.foreign.MOST_VALUES", 5)
     assert parse_json("[{}, []]") == [{}, []]
     for text in ("[{}, {}, {}]", "[1, 2, 3, 4, 5, 6, 7]"):
         with pytest.raises(JsonError, match="it has more than"):

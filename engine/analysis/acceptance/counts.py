@@ -199,17 +199,13 @@ class DraftCounts:
 
 
 def draft_counts(
-    facts: RunFacts,
-    requests: list[RequestFacts],
-    rounds: RunColumns,
-    is_later: np.ndarray,
-    drafters: Sequence[str],
+    facts: RunFacts, rounds: RunColumns, is_later: np.ndarray, drafters: Sequence[str]
 ) -> Iterator[DraftCounts]:
     """Of each drafter of a run: from its rounds, of requests without rounds from their sums.
 
-    requests: those of the facts. is_later: rounds after the prompt, bool [n]. drafters: the run's,
-    for rounds that name none.
+    is_later: rounds after the prompt, bool [n]. drafters: the run's, for rounds that name none.
     """
+    requests = facts.requests or []
     ids, texts = [one.seq_ids for one in requests], list(map(_setting, requests))
     slots = dict(_slots(facts, requests))
     names = ", ".join(drafters)
@@ -323,12 +319,9 @@ def _estimates(requests: list[RequestFacts]) -> Iterator[dict[str, int]]:
     time since the interval before, empty without; enough to tell a share from chance."""
     before: dict[str, datetime] = {}
     for one in requests:
-        if "time" not in one.record:
-            yield {}
-            continue
         names = "mean_acceptance_length", "predicted_per_second"
         mean, speed = map(one.told.get, names)
-        time = str(one.record["time"])
+        time = str(one.record.get("time"))
         engine = one.place.removesuffix(time)
         try:
             now = datetime.fromisoformat(time)

@@ -66,12 +66,12 @@ def _never_drafts(run: ExaminedRun) -> Iterator[Finding]:
         return
     if _has_unread(run):
         return
-    if any(one.told.get("num_draft_tokens") for one in run.requests):
+    if any(one.told.get("num_draft_tokens") for one in facts.requests or ()):
         return  # of others it is not known
     name = f" ({', '.join(run.drafters)})" if run.drafters else ""
     yield Finding(
         f"The server has a drafter{name} and drafted nothing in {tokens:,.0f} tokens.",
-        f"{len(run.requests):,} requests",
+        f"{len(facts.requests or ()):,} requests",
     )
 
 
@@ -122,12 +122,11 @@ def _slower_by_sums(run: ExaminedRun) -> Iterator[Finding]:
         return
     # without their number, all rounds are counted: each has one token that was not drafted
     n = int(told.get("num_spec_steps") or max(told["predicted_n"] - 1 - accepted, 1))
+    same = _requests(run.facts)
     for other in sorted(run.trace.runs, reverse=True)[:_MOST_RUNS]:
         theirs = run.trace.runs[other]
         speed = None if other == run.run_id else _speed(theirs)
-        if speed is None or (theirs.told or {}).get("draft_n"):
-            continue
-        if _requests(theirs) != _requests(run.facts):
+        if speed is None or (theirs.told or {}).get("draft_n") or _requests(theirs) != same:
             continue
         if mine < _SLOWER_BY_SUMS * speed:
             where = f"run {other + 1}, without drafts"
@@ -138,9 +137,9 @@ def _slower_by_sums(run: ExaminedRun) -> Iterator[Finding]:
 
 def _slower_rows(run: ExaminedRun) -> Iterator[Finding]:
     """Rows of a table against its only row that says nothing of acceptance."""
+    requests = run.facts.requests or []
     if run.facts.record is None or run.facts.record.shape != "benchmark" or _has_unread(run):
         return
-    requests = run.requests
     speeds = [one.told.get("predicted_per_second") for one in requests]
     rates = [one.told.get("draft_acceptance_rate") for one in requests]
     means = [one.told.get("mean_acceptance_length") for one in requests]

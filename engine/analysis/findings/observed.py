@@ -125,7 +125,7 @@ def _repeated(run: ExaminedRun) -> Iterator[Finding]:
     """Requests to a server that begin with the messages of an earlier one, and took little of its
     prompt from the cache. The server alone knows why."""
     known: dict[str, tuple[int, int]] = {}
-    for number, one in enumerate(run.requests):
+    for number, one in enumerate(run.facts.requests or ()):
         if not one.messages:
             continue
         cached, processed = (one.told.get(name) for name in ("cache_n", "prompt_n"))

@@ -15,7 +15,7 @@ from engine.analysis.acceptance.counts import draft_counts
 from engine.analysis.acceptance.shapes import shapes
 from engine.analysis.noise_ceiling import rows_beyond, state_ceiling
 from engine.analysis.verdict import failed_checks, is_beyond, noise_bound, types_text
-from engine.trace.facts import AuditFacts, Finding, RequestFacts, RunFacts, StateOriginFacts
+from engine.trace.facts import AuditFacts, Finding, RunFacts, StateOriginFacts
 from engine.trace.records import MISSING, NOISE, REFERENCE
 from engine.trace.run_ref import RunColumns
 from engine.trace.store import TraceStore
@@ -35,7 +35,8 @@ class ExaminedRun:
 
     def __init__(self, trace: TraceStore, run_id: int) -> None:
         self.trace, self.run_id = trace, run_id
-        self.facts = trace.runs[run_id]
+        self.facts = RunFacts(trace.runs[run_id])
+        self.facts["requests"] = self.facts.requests  # thousands, of which each rule may ask
         self.lane, self.kind = self.facts.lane or "", lane_kind(self.facts)
 
     rounds, tokens, ubatches, memory, divergence = map(
@@ -45,11 +46,6 @@ class ExaminedRun:
     """Drafters that were asked."""
     states = _table("states")
     """Errors of states by layer."""
-
-    @cached_property
-    def requests(self) -> list[RequestFacts]:
-        """What is known of its requests to another engine, of which there may be thousands."""
-        return self.facts.requests or []
 
     @cached_property
     def is_later(self) -> np.ndarray:
@@ -160,7 +156,7 @@ class ExaminedRun:
         is_given = self.facts.synthetic or self.facts.draft_accept is not None
         if is_given or (self.lane and not self.drafts):
             return []
-        found = draft_counts(self.facts, self.requests, self.rounds, self.is_later, self.drafters)
+        found = draft_counts(self.facts, self.rounds, self.is_later, self.drafters)
         return [shape for counts in found for shape in shapes(counts)]
 
     @cached_property

@@ -28,7 +28,7 @@ from engine.files import (
     opened_file,
     unpacked,
 )
-from engine.foreign import is_json
+from engine.foreign import quick_json
 from engine.observe.files import records
 from engine.observe.files.capture import is_capture, read_capture, replay
 from engine.observe.files.line_words import READ, SIGNS
@@ -256,28 +256,23 @@ def _of_list(data: bytes) -> str | bytes:
     return "\n".join([*lines, ""]) if whose is not None else data
 
 
-def _inner(data: bytes) -> list[bytes]:
-    """The texts of a value of JSON, or those in quotes of another text, as browsers, tables and
-    logs keep replies."""
+def _of_texts(data: bytes, share: float = 0.0) -> bytes:
+    """The replies that are in texts of a value of JSON, or in quotes of another text, as browsers,
+    tables and logs keep them, one after another; empty if there are none, or objects are not this
+    share of it."""
     try:
         found = [one for _, value in read_documents(data, "")[0] for one in _texts(value, ())]
         texts = [text.encode("utf-8", "replace") for _, text in found if len(text) > _SHORTEST]
     except TraceFileError:
         texts = [_unquoted(one[1]) for one in _QUOTED.finditer(data)]
-    return [base64.b64decode(one) if _BASE64.fullmatch(one) else one for one in texts]
-
-
-def _of_texts(texts: list[bytes]) -> bytes:
-    """The replies among texts, one after another; empty if there are none."""
+    texts = [base64.b64decode(one) if _BASE64.fullmatch(one) else one for one in texts]
+    n_objects = sum(len(one) for one in texts if one.startswith((b"{", b"data:")))
     parts, forms = [], set[tuple[str, ...]]()
-    for text in texts:
-        try:
-            value = msgspec.json.decode(text)
-        except (msgspec.MsgspecError, ValueError, RecursionError):
-            value = None
+    for text in texts if n_objects >= share * len(data) else ():
+        value = quick_json(text)
         form = tuple(value) if isinstance(value, dict) else ()
-        if form in forms or records.recognise(text):
-            forms |= {form} if form else set()
+        if (form and form in forms) or records.recognise(text):
+            forms.add(form)
             # each in a line, so that streams may be among them
             parts.append(text if value is None else msgspec.json.encode(value))
     return b"\n\n".join([*parts, b""]) if parts else b""
@@ -334,8 +329,7 @@ def import_file(
 
     name: one of NAMES, else the content decides. log: the server's log, for a capture that has
     none. later: of counters, those taken afterwards. vocabulary: of a capture's model, for ids that
-    are not given. Raises TraceFileError for a file that cannot
-    be read or is unknown.
+    are not given. Raises TraceFileError for a file that cannot be read or is unknown.
     """
     kind = name or recognise_file(path)
     file = _shown(path)
@@ -353,9 +347,8 @@ def import_file(
         return runs
     data = _content(path) if is_plain else as_written(_content(path))
     may_have = kind is None and (b'"{' in data or b'"data:' in data)
-    texts = _inner(data) if may_have and is_json(data) else []
-    n_objects = sum(len(one) for one in texts if one.startswith((b"{", b"data:")))
-    if 2 * n_objects > len(data) and (inner := _of_texts(texts)):  # as what a browser keeps
+    is_json = may_have and quick_json(data, msgspec.Raw) is not None
+    if is_json and (inner := _of_texts(data, 0.5)):  # as what a browser keeps
         data, kind = inner, records.recognise(inner[:_HEAD])
     other = known_kind(data[:_HEAD], "import") if kind is None else None
     if other is None or b"accept" in data or b"draft" in data:
@@ -363,7 +356,7 @@ def import_file(
         kind = kind or records.recognise(data[:MOST_BYTES])
         if kind is None and is_log("".join(texts_of([data]))):
             kind = LOG
-    if kind is None and (inner := _of_texts(_inner(data))):
+    if kind is None and (inner := _of_texts(data)):
         data, kind = inner, records.recognise(inner)
     if kind == CAPTURE:
         text = _content(log).decode("utf-8-sig", "replace") if log is not None else ""

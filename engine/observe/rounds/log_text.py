@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import astuple
 
-from engine.foreign import LARGEST, is_whole
+from engine.foreign import LARGEST, is_whole, quick_json
 
 _ESCAPES = re.compile(
     r"(?:\x1b|#033|\^\[|\\(?:x1[bB]|033|u001[bB]|e))\[[0-9;?]{0,20}[A-Za-z]|\[[0-9;]{1,12}m"
@@ -51,15 +51,12 @@ class _Wrapped(msgspec.Struct):
 
 _N_TEXTS = 8
 """The first fields, any of which may be the line."""
-_DECODER = msgspec.json.Decoder(_Wrapped)
 
 
 def unwrapped(line: str) -> tuple[str, str, int | None] | None:
     """Text, server and time in microseconds of a line of JSON; no text where it holds none. None
     for what is not an object."""
-    try:
-        found = _DECODER.decode(line)
-    except (msgspec.MsgspecError, RecursionError, ValueError):
+    if (found := quick_json(line, _Wrapped)) is None:
         return None
     text = next((one for one in astuple(found)[:_N_TEXTS] if isinstance(one, str)), "")
     if not text and isinstance(found.MESSAGE, list):  # of journalctl, where a text has colours

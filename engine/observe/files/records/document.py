@@ -7,7 +7,7 @@ made of them.
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterator
+from collections.abc import Container
 from collections.abc import Set as AbstractSet
 from itertools import accumulate, groupby, takewhile
 from typing import Any
@@ -20,13 +20,14 @@ from engine.foreign import (
     DEEPEST,
     LARGEST,
     LONGEST_DRAFT,
+    MOST_VALUES,
     JsonError,
     are_whole,
     as_json,
     is_real,
     is_whole,
-    n_inside_of,
     parse_json,
+    quick_json,
     value_end,
 )
 from engine.gguf.binary import shorten
@@ -63,7 +64,6 @@ _TRANSPORT = re.compile(
     r"[<>*{}$](?: |$)|PS [A-Z]:|[^\d{\"]{0,999}$|\[\d{1,9} bytes|`{3}|[0-9a-fA-F]{1,8}$|% Total|: "
 )
 """Commands, what shows how bytes came, and lines without a number."""
-_ELEMENTS = msgspec.json.Decoder(list[msgspec.Raw])
 _INNER = {dict, list}
 _AT_ONCE = 1 << 20
 """Characters of objects that are read together: of more, memory takes more time than reading."""
@@ -127,12 +127,14 @@ def read_documents(data: bytes, name: str) -> tuple[list[tuple[str, Any]], str]:
     text = data.decode("utf-8-sig", errors="replace")
     if is_stream(text):
         return _events(text, name)
+    found, end = _objects(text)
+    if found and end == len(text):
+        return (found if len(found) > 1 else [("", found[0][1])]), ""
     try:
         return [("", _list(text) or _parse(text))], ""
     except JsonError as error:
         if error.what.startswith("it "):  # too large, or too deep
             raise _invalid(name, f"line {error.line}", error) from error
-        found, end = _objects(text)
         rest = text[end:]
         plain = _ELIDED.sub(r"\1null", rest) if "..." in rest or "…" in rest else rest
         plain = as_json(rest) if plain == rest else plain
@@ -202,13 +204,8 @@ def _plain_events(text: str) -> list[Any] | None:
 
 def _list(text: str) -> list[Any] | None:
     """The objects of a list, read as those of a stream are; None of another text."""
-    if not text[:_MOST_HEAD].lstrip().startswith("["):
-        return None
-    try:
-        n_inside_of(text)
-        return _each([bytes(one).decode() for one in _ELEMENTS.decode(text)])
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        return None
+    elements = quick_json(text, list[msgspec.Raw])
+    return None if elements is None else _each([bytes(one).decode() for one in elements])
 
 
 def _each(texts: list[str]) -> list[Any] | None:
@@ -218,9 +215,14 @@ def _each(texts: list[str]) -> list[Any] | None:
     others = [text for text, one in zip(texts, found, strict=True) if one is None]
     sizes = accumulate(map(len, others), initial=0)
     values: list[Any] = []
+    n = 0  # a quarter of them may be objects
     try:
         for _, part in groupby(zip(sizes, others, strict=False), lambda one: one[0] // _AT_ONCE):
-            values += _parse(f"[{','.join(text for _, text in part)}]")
+            together = f"[{','.join(text for _, text in part)}]"
+            n += 4 * (together.count("{") + together.count("[")) + together.count(",")
+            if n > MOST_VALUES:
+                return None
+            values += _parse(together)
     except JsonError:
         return None
     each = iter(values)
@@ -302,6 +304,8 @@ def _values(
 def _objects(text: str) -> tuple[list[tuple[str, Any]], int]:
     """Of a text that begins with an object in each line, or none, these, read at once: many are
     events; and where their lines end."""
+    if not text[: text.find("\n")].rstrip().endswith("}"):
+        return [], 0
     written = text.split("\n")
     lines = [*takewhile(lambda line: line[:1] + line[-1:] in ("{}", ""), map(str.strip, written))]
     if (found := _each([*filter(None, lines)])) is None:
@@ -356,28 +360,23 @@ def nodes(file: str, documents: list[tuple[str, Any]], keys: AbstractSet[str]) -
     found: list[Node] = []
     taken: dict[int, set[str]] = {}
 
+    def visit(value: Any, start: str, path: tuple[str, ...], around: tuple[Any, ...]) -> None:
+        is_object = type(value) is dict
+        if is_object and not keys.isdisjoint(value):
+            found.append(Node(value, file, start, path, around, taken))
+        elif not is_object and _INNER.isdisjoint(map(type, value)):
+            return  # thousands of ids
+        inner: tuple[Any, ...] = ()
+        for key, one in value.items() if is_object else enumerate(value):
+            kind = type(one)
+            if (kind is dict or kind is list) and one:
+                inner = inner or (*around, value)
+                visit(one, start, (*path, str(key)), inner)
+
     for start, document in documents:
         if isinstance(document, (dict, list)):
-            known = _objects_in(document, (), (), keys)
-            found += [Node(one, file, start, *where, taken) for one, *where in known]
+            visit(document, start, (), ())
     return found
-
-
-def _objects_in(
-    value: Any, path: tuple[str, ...], around: tuple[Any, ...], keys: AbstractSet[str]
-) -> Iterator[tuple[dict[str, Any], tuple[str, ...], tuple[Any, ...]]]:
-    """Objects in a value, with the path that leads to each and what is around it."""
-    is_object = type(value) is dict
-    if is_object and not keys.isdisjoint(value):
-        yield value, path, around
-    elif not is_object and _INNER.isdisjoint(map(type, value)):
-        return  # thousands of ids
-    inner: tuple[Any, ...] = ()
-    for key, one in value.items() if is_object else enumerate(value):
-        kind = type(one)
-        if (kind is dict or kind is list) and one:
-            inner = inner or (*around, value)
-            yield from _objects_in(one, (*path, str(key)), inner, keys)
 
 
 def unknown_keys(node: Node, shared: Container[int]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from engine.observe.files.records.document import read_documents
 from engine.observe.files.records.printed import is_printed
 from engine.observe.files.records.readers import keys_in
 from engine.observe.rounds.log_words import has_entries
-from engine.observe.rounds.stream_rounds import Addition
+from engine.observe.rounds.stream_rounds import Addition, additions
 from engine.trace.store import TraceStore
 from tests.support.captures import load
 
@@ -74,6 +74,41 @@ def test_values_are_the_same_after_the_first_line_as_in_it() -> None:
     ]
     url = '{"a": "http://b//c"}'
     assert as_json(url) == url
+
+
+@pytest.mark.parametrize("kind", ["response", "content", "thinking"])
+def test_events_of_ollama_are_read_by_their_type(kind: str) -> None:
+    def event(i: int) -> str:
+        said: dict[str, Any] = {"response": f"a{i}"}
+        if kind != "response":
+            said = {"message": {"role": "assistant", kind: f"a{i}"}}
+        return json.dumps(
+            {"model": "m", "created_at": f"2026-09-01T10:00:0{i}Z", "done": False} | said
+        )
+
+    texts = [event(i) for i in range(5)] + [event(5).replace("false", "true")]
+    first, *inner, before_last, last = additions(texts)
+    assert (first, before_last, last) == (None, None, None)
+    assert [one and (one.content, one.index, one.tokens) for one in inner] == [
+        (f"a{i}", 0, ()) for i in (1, 2, 3)
+    ]
+
+
+def test_objects_in_lines_with_blank_ones_between_are_read_at_once() -> None:
+    lines = [json.dumps({"a": i}) for i in range(3)]
+    text = f"{lines[0]}\n\n{lines[1]}\n{lines[2]}\n\n"
+    found = [(f"line {at}", {"a": i}) for i, at in enumerate((1, 3, 4))]
+    assert read_documents(text.encode(), "x") == (found, "")
+    rest = read_documents(f'{text}x = 1\n{{"b": 1}}'.encode(), "x")
+    assert rest == (
+        [*found, ("line 7", {"b": 1})],
+        "1 line was left out, the first is line 6: x = 1",
+    )
+
+
+def test_what_a_text_of_json_holds_is_not_changed() -> None:
+    text = json.dumps({"a": "x @{b=1}\xa0// no comment", "c": 1}, ensure_ascii=False)
+    assert as_json(text) == text
 
 
 def test_keys_are_those_of_objects() -> None:
