@@ -11,12 +11,13 @@ from engine.conform.checks import CHECKS, Fault, check, has_check
 from engine.conform.packages import Package
 
 
-def kernels(*backends: str) -> list[tuple[str, str]]:
-    """Their names and recurrences."""
+def kernels(*backends: str) -> list[tuple[str, str, str]]:
+    """Their names, backends and recurrences."""
     return [
-        (kernel.name, recurrence)
+        (name, backend, recurrence)
         for kernel in own.ENGINE.kernels
-        if kernel.name.rpartition(".")[2] in backends
+        for name, backend in [kernel.name.split(".")]
+        if backend in backends
         for recurrence in kernel.recurrences
     ]
 

@@ -11,7 +11,7 @@ import torch
 
 from engine.conform.adapters import Engine
 from engine.conform.adapters.fla import LastState
-from engine.conform.adapters.sglang_snapshots import Mamba2, Snapshots
+from engine.conform.adapters.sglang_snapshots import Mamba2, Snapshots, requests
 from engine.conform.adapters.vllm import Paged
 from engine.conform.cases import Rows, Shape
 from engine.conform.packages import Package
@@ -205,8 +205,8 @@ class _Mamba2(Mamba2):
         module.selective_state_update(*tensors, **options)
 
     def accept(self, sequences: Sequence[int], counts: Sequence[int]) -> None:
-        for sequence, count in zip(sequences, counts, strict=True):
-            self.pool[1 + sequence] = self.buffer[1 + sequence, count - 1]
+        places = requests(self.memory, sequences, self.shape), self.memory.whole(counts) - 1
+        self.pool[self.slots(sequences)] = self.buffer[places]
 
 
 class _Chunked(Prompts):

@@ -194,8 +194,7 @@ class _Log:
         return o, log
 
     def accept(self, sequences: Sequence[int], counts: Sequence[int]) -> None:
-        fold = _operation(self.module, "fold", self.backend)
-        given = {"grouped": True} if self.module == "delta_rule" else {}
+        fold = _operation("delta_rule", "fold", self.backend)
         taken = dict(zip(sequences, counts, strict=True))
         for ids, log in self.logs:
             n = [taken.get(s, 0) for s in ids]
@@ -204,9 +203,8 @@ class _Log:
                 for part in parts:
                     part[row, count:] = torch.nan
             folded = type(log)(*parts)
-            self.states[ids] = fold(
-                self.states[ids], folded, torch.tensor(n, device=self.states.device), **given
-            )
+            n_tokens = torch.tensor(n, device=self.states.device)
+            self.states[ids] = fold(self.states[ids], folded, n_tokens, grouped=True)
 
     decode = as_a_pass
 

@@ -309,3 +309,20 @@ def test_rows_of_known_tokens_are_those_of_one_step_after_the_other(kind: str) -
         assert max(abs(one[token] - other[token]) for token in one.keys() & other.keys()) < 1e-3
     assert left.tokens == model.left.tokens
     assert torch.allclose(left.rows, model.left.rows, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["draft-simple", "draft-mtp"])
+def test_what_is_kept_comes_back_whatever_is_drafted_meanwhile(kind: str) -> None:
+    session = opened(kind)
+    model = draft_model(session, options_for(kind), kind, 64)
+    tokens = session.prompt(TEXTS[1]).tokens
+    rows = TextRows(session.model, tokens, taps_of(session, options_for(kind)), lambda: False).rows
+    text = DraftedText(0, tokens, [4], model.table(rows), [])
+    newest, after = (text.entries(model, [at], RIGHT, at + 1) for at in (5, 9))
+    model.write(text.entries(model, range(5), RIGHT, 6))
+    model.keep()
+    first = model.draft(newest, 6, None, 3)
+    model.write(text.entries(model, range(5, 9), RIGHT, 10))
+    model.draft(after, 10, None, 3)
+    model.go_back()
+    assert model.draft(newest, 6, None, 3) == first

@@ -234,7 +234,6 @@ COMPILED = [
 
 
 @pytest.mark.parametrize(("kernel", "package"), COMPILED, ids=lambda x: x.name)
-@pytest.mark.thinned(4)
 def test_the_calls_fit_the_published_signatures(kernel, package):
     shape = passes.shapes(kernel, kernel.recurrences[0], "cpu")[0]
     if kernel.chunk:

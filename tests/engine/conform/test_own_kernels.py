@@ -8,10 +8,11 @@ from engine.conform.adapters import own
 from tests.support.own_kernels import faults, kernels
 
 
-@pytest.mark.parametrize(("name", "recurrence"), kernels("naive", "torch", "llvm"))
+# an operation that has moved is missing in all backends: each name stays in one of them
+@pytest.mark.parametrize(("name", "backend", "recurrence"), kernels("naive", "torch", "llvm"))
 @pytest.mark.thinned(8)
-def test_they_pass(name, recurrence):
-    assert not faults(name, recurrence)
+def test_they_pass(name, backend, recurrence):
+    assert not faults(f"{name}.{backend}", recurrence)
 
 
 def test_all_backends_are_there():

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.decode.held_sequences import ContextCheckpoints, cuts
+from engine.errors import OptionError
 from engine.memory.state_file import SequenceCheckpoint
 from engine.options import CacheOptions
 
@@ -15,6 +17,12 @@ def checkpoints(n_max: int = 32, min_step: int = 100, *lengths: int) -> ContextC
     for length in lengths:
         kept.add(SequenceCheckpoint(length - 1, None))
     return kept
+
+
+@pytest.mark.parametrize("name", ["ctx_checkpoints", "checkpoint_min_step"])
+def test_fewer_than_none_are_refused(name):
+    with pytest.raises(OptionError, match=f"--{name.replace('_', '-')}"):
+        CacheOptions(**{name: -1})
 
 
 def test_cuts_near_the_end_and_where_messages_start():

@@ -78,6 +78,15 @@ def test_what_is_accepted_beyond_the_last_batch_is_right(policy, length):
             torch.testing.assert_close(decode(held, [rest]), fresh, rtol=0, atol=2e-4)
 
 
+@pytest.mark.parametrize("policy", ["planes", "replay"])
+def test_a_later_text_is_undone_as_deep_as_a_first_one(policy):
+    held = memory(policy, 8)
+    decode(held, [TEXT[:129], OTHER[:3]])
+    assert held.renew()
+    decode(held, [TEXT[:40], OTHER[:3]])
+    assert held.recurrent.valid_depth(0) == deepest(40, 3, 8) > 3
+
+
 @pytest.mark.parametrize("policy", [name for name in ROLLBACK_POLICIES if name != "checkpoint"])
 @pytest.mark.thinned(4)
 def test_rounds_one_after_the_other_stay_right(policy):

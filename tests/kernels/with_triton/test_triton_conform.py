@@ -14,9 +14,10 @@ from kernels.recurrence.ssd import with_triton as ssd
 from tests.support.own_kernels import faults, kernels
 
 
-@pytest.mark.parametrize(("name", "recurrence"), kernels("triton"))
+@pytest.mark.parametrize(("name", "backend", "recurrence"), kernels("triton"))
 @pytest.mark.thinned(4)
-def test_they_pass(device, monkeypatch, name, recurrence):
+def test_they_pass(device, monkeypatch, name, backend, recurrence):
+    name = f"{name}.{backend}"
     if device == "cpu":  # the interpreter pays for each program: there one holds a whole state
         for module, width in ((delta_rule, "NARROW"), (delta_rule, "WIDE"), (ssd, "ROWS")):
             monkeypatch.setattr(module, width, 128)

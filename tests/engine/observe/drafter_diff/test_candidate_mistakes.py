@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import Counter
 
 import numpy as np
+import pytest
 
 from engine.audit.recorded_drafts import RecordedDraft
 from engine.observe.drafter_diff.candidate_mistakes import observed, of_choice, of_map
+from engine.observe.drafter_diff.records import one_for_one
 
 _ROW = {7: 4.0, 3: 3.0, 5: 2.9, 9: -1.0}
 
@@ -69,3 +71,22 @@ def test_what_drafts_show_of_ids() -> None:
     frequent = np.bincount(right.flat).argmax()
     missing = np.where(right == frequent, 9, right)
     assert any(f"token {frequent} " in words for words in said(missing))
+
+
+_RENAMED = {1: 11, 2: 12, 3: 13, 4: 4}
+
+
+@pytest.mark.parametrize(
+    ("pairs", "names"),
+    [
+        ([*_RENAMED.items()] * 3, _RENAMED),
+        ([*_RENAMED.items()] * 2, {}),  # seen too seldom
+        ([*[*_RENAMED.items()] * 3, (1, 12)], {}),
+        ([(1, 11), (2, 12), (3, 3), (4, 4)] * 3, {}),  # too few others
+        ([], {}),
+    ],
+)
+def test_ids_are_renamed_where_each_is_always_the_same_other(
+    pairs: list[tuple[int, int]], names: dict[int, int]
+) -> None:
+    assert one_for_one(pairs) == names

@@ -11,6 +11,7 @@ import pytest
 from engine.analysis.findings.check import find
 from engine.errors import TraceFileError
 from engine.observe.files.importing import import_file
+from engine.observe.files.records.request import making_rates
 from engine.trace.store import TraceStore
 
 COUNTERS = [("drafts", 130), ("draft_tokens", 390), ("accepted_tokens", 260)]
@@ -256,3 +257,19 @@ def test_formulas_are_no_row(tmp_path: Path) -> None:
     text = "* `mean_acceptance_length = 1 + a / n`, `acceptance_rate = accepted / drafted`\n"
     with pytest.raises(TraceFileError, match="nothing that another engine"):
         _read(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("line", "pairs"),
+    [
+        ("9 of 20 drafts: 0.45", {(9, 20)}),
+        ("9 of 19 drafts: 0.474", set()),  # so few make a rate by chance
+        ("20 of 20, 100%", {(20, 20)}),
+        ("9 of 20 drafts: 0.46", set()),
+        ("9 of 20 drafts: 45.0 %", {(9, 20)}),
+    ],
+)
+def test_counts_are_known_by_the_rate_that_they_make(
+    line: str, pairs: set[tuple[int, int]]
+) -> None:
+    assert making_rates(line) == pairs

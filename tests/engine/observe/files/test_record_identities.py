@@ -134,6 +134,20 @@ def test_every_pair_of_lengths_and_counts_has_to_agree() -> None:
         assert any(key in words(finding.evidence) for key in change)
 
 
+def test_a_total_with_the_targets_own_tokens_is_named_as_such() -> None:
+    body = json.loads((RECORDS / "vllm-summary.json").read_bytes())["body"]
+    metrics = body["metrics"]["speculative_decoding"]
+    metrics |= {"per_step_accepted": [*STEPS], "per_step_drafted": [2, *[3] * 10, 2]}
+    for total in ("num_accepted_draft_tokens", "num_draft_tokens"):
+        changed = metrics | {total: metrics[total] + metrics["num_spec_steps"]}
+        (finding,) = recorded(
+            filled("own", as_bytes({"metrics": {"speculative_decoding": changed}}))
+        )
+        found = [one for one in finding.evidence.split("; ") if "per_step" in one]
+        own = "the target's own token" in "".join(found)
+        assert found and own == (total == "num_accepted_draft_tokens"), finding.evidence
+
+
 def test_a_ratio_may_be_rounded_but_not_wrong() -> None:
     body = json.loads((RECORDS / "vllm-summary.json").read_bytes())["body"]
     metrics = body["metrics"]["speculative_decoding"]
