@@ -4,9 +4,11 @@ the next window."""
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -104,6 +106,10 @@ class Sessions(QObject):
         """Read traces, each a folder, a file in it, or what another engine wrote, and show one
         after the other, of several with the list of all runs; no model is needed."""
         self._banners.clear()
+        self.read(paths)
+
+    def read(self, paths: Sequence[Path]) -> None:
+        """`open`, but messages stay."""
         if len(paths) > 1:
             self.runs_asked.emit()
         self._read_first(paths)
@@ -391,6 +397,7 @@ class OpenedResults:
 
 
 _MOST_LOOKED_AT = 32
+_PART = re.compile(r"-\d{5}(?=-of-\d{5}\.gguf$)")
 
 
 def files_in(data: QMimeData) -> list[Path]:
@@ -398,34 +405,42 @@ def files_in(data: QMimeData) -> list[Path]:
     return [Path(url.toLocalFile()) for url in data.urls() if url.isLocalFile()]
 
 
-def what_is(data: QMimeData) -> tuple[str, dict[Path, Path] | str] | None:
-    """What a drop brings, None for nothing: "models", up to two, the larger (the target) first; or
-    the "results" of a sweep; or a "trace", or several, each by its folder or what another engine
-    wrote; or a "text". What is opened is given with what was dropped for it; the rest of the drop
-    is not opened. Of files that are none of these each is taken for a trace: its reader says why
-    it is none."""
+def what_is(data: QMimeData) -> dict[str, dict[Path, Path]] | str | None:
+    """What a drop brings, None for nothing: a text, or by kind what is opened, with what was
+    dropped for it: "models", the largest (the target) first, one in parts by its first part; the
+    "results" of a sweep; "traces", each by its folder or what another engine wrote. Files that are
+    none of these are taken for traces if there is nothing else: their reader says why not."""
     paths = files_in(data)
-    models = [path for path in paths if path.suffix.lower() == ".gguf" and os.path.isfile(path)]
-    if models:
-        by_size = sorted(models, key=lambda path: path.stat().st_size, reverse=True)
-        return "models", {path: path for path in by_size[:2]}
-    for path in paths[:_MOST_LOOKED_AT]:
-        if (file := find_results(path)) is not None:
-            return "results", {path: file}
     if not paths:
-        return ("text", text) if (text := data.text()).strip() else None
-    from engine.observe.files.importing import recognise_file
+        return text if (text := data.text()).strip() else None
+    models, results, traces, others = (dict[Path, Path]() for _ in range(4))
+    for path in paths[:_MOST_LOOKED_AT]:
+        if path.suffix.lower() == ".gguf" and os.path.isfile(path):
+            first = path.with_name(_PART.sub("-00001", path.name))
+            models[path] = first if os.path.isfile(first) else path
+        elif not results and (file := find_results(path)) is not None:
+            results[path] = file
+        elif (folder := find_trace(path)) is not None:
+            traces[path] = folder
+        else:
+            others[path] = path
+    if len(others) < len(paths) or len(others) > 1:  # imports take longer than a frame
+        from engine.observe.files.importing import recognise_file
 
-    found = {path: find_trace(path) or path for path in paths[:_MOST_LOOKED_AT]}
-    known = {at: to for at, to in found.items() if find_trace(at) is not None or recognise_file(at)}
-    return "trace", known or found
+        known = {path: path for path in others if recognise_file(path)}
+        others = known if known or len(others) < len(paths) else others
+    by_size = sorted(models, key=lambda path: path.stat().st_size, reverse=True)
+    models = {path: models[path] for path in by_size}
+    return {"models": models, "results": results, "traces": traces | others}
 
 
-def _in_words(kind: str, content: dict[Path, Path] | str) -> str:
-    if isinstance(content, str):
-        return f"the {kind}"
-    names = list(dict.fromkeys(path.name for path in content.values()))
-    return f"{len(names)} traces" if kind == "trace" and len(names) > 1 else " and ".join(names)
+def _in_words(found: dict[str, dict[Path, Path]] | str) -> str:
+    if isinstance(found, str):
+        return "the text"
+    names = [list(dict.fromkeys(path.name for path in some.values())) for some in found.values()]
+    if len(names[-1]) > 1:
+        names[-1] = [f"{len(names[-1])} traces"]
+    return " and ".join(chain(*names))
 
 
 class DropTarget(QObject):
@@ -448,7 +463,7 @@ class DropTarget(QObject):
             if found is None:
                 return False
             event.acceptProposedAction()
-            self.hovers.emit(f"Drop to open {_in_words(*found)}")
+            self.hovers.emit(f"Drop to open {_in_words(found)}")
         elif isinstance(event, QDropEvent) and event.type() == QEvent.Type.Drop:
             self.hovers.emit("")
             event.acceptProposedAction()

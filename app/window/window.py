@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -136,12 +136,13 @@ class MainWindow(QMainWindow):
         """system, light or dark."""
         self.appearance.set_theme(choice)
 
-    def open_model(self, target: Path, *drafts: Path) -> None:
-        """Inspect and load a model; the session in use stays until the new one is complete."""
-        self.control.open_model(target, *drafts)
+    def open_model(self, target: Path, *drafts: Path, traces: Sequence[Path] = ()) -> None:
+        """Inspect and load a model; the session in use stays until the new one is complete. Then
+        traces are shown, also if it cannot be loaded."""
+        self.control.open_model(target, *drafts, then=lambda _: self.sessions.read(traces))
 
-    def open_demo(self) -> None:
-        self.control.open_demo()
+    def open_demo(self, traces: Sequence[Path] = ()) -> None:
+        self.control.open_demo(lambda _: self.sessions.read(traces))
 
     def show_message(self, severity: str, message: str, remedy: str = "") -> None:
         self.banners.add(severity, message, remedy)
@@ -422,19 +423,19 @@ class MainWindow(QMainWindow):
         if found is None:
             self.show_message("warning", "Nothing was copied that can be opened.", _TO_PASTE)
             return
-        kind, content = found
-        if isinstance(content, str):
-            self.sessions.open_text(content)
+        if isinstance(found, str):
+            self.sessions.open_text(found)
             return
-        places = list(dict.fromkeys(content.values()))
-        if kind == "trace":
-            self.sessions.open(*places)
-        elif kind == "results":
-            self.opened_results.open(*places)
-        else:
-            self.open_model(*places)
-        if left := [path.name for path in files_in(data) if path not in content]:
-            self.show_message("info", f"Not opened: {', '.join(left)}.", _OPENED_AT_ONCE)
+        models, results, traces = (list(dict.fromkeys(some.values())) for some in found.values())
+        if models:
+            self.open_model(*models, traces=traces)
+        elif traces:
+            self.sessions.open(*traces)
+        for path in results:
+            self.opened_results.open(path)
+        opened = set().union(*found.values())
+        if left := [path.name for path in files_in(data) if path not in opened]:
+            self.show_message("info", f"Not opened: {', '.join(left)}.", _UNREADABLE)
 
     def _paste(self) -> None:
         self._open_data(QGuiApplication.clipboard().mimeData() or QMimeData())  # empty: None
@@ -479,7 +480,7 @@ class MainWindow(QMainWindow):
 
 _NEED_RUN = tuple(spec.id for spec in SPECS if spec.needs == "a run on show")
 _A_MODEL = "a model that is loaded and idle"
-_OPENED_AT_ONCE = "Drop models, results and traces separately; other files cannot be read."
+_UNREADABLE = "These files cannot be read."
 _READING_MS = 6_000
 """How long a sentence stays in the status bar."""
 _TO_PASTE = "Copy a file, or the text of a log, a reply or a record of another engine."
