@@ -209,10 +209,12 @@ _MOVES = (QEvent.Type.Resize, QEvent.Type.Move, QEvent.Type.Show, QEvent.Type.Hi
 
 
 class PlotStack(QObject):
-    """Watches where docks with plots over the same axis are."""
+    """Watches where docks with plots over the same axis are. waits: whether more are on their way,
+    which would move those that are there."""
 
-    def __init__(self, parent: QObject) -> None:
+    def __init__(self, parent: QObject, waits: Callable[[], bool] = lambda: False) -> None:
         super().__init__(parent)
+        self._waits = waits
         self._views: list[RoundView] = []
         self._asked = False
 
@@ -238,6 +240,9 @@ class PlotStack(QObject):
     def arrange(self) -> None:
         """Tell every plot in sight what is below it, and how wide the others' legends are."""
         self._asked = False
+        if self._waits():
+            self._ask()
+            return
         for stack in self._stacks():
             for view in stack:
                 view.set_stacked(len(stack) >= _A_STACK)

@@ -424,7 +424,7 @@ def what_is(data: QMimeData) -> dict[str, dict[Path, Path]] | str | None:
             traces[path] = folder
         else:
             others[path] = path
-    if len(others) < len(paths) or len(others) > 1:  # imports take longer than a frame
+    if others and len(paths) > 1:  # imports take longer than a frame
         from engine.observe.files.importing import recognise_file
 
         known = {path: path for path in others if recognise_file(path)}

@@ -14,15 +14,7 @@ from PySide6.QtWidgets import QApplication, QCheckBox, QFileDialog, QTabBar, QWi
 from pytestqt.qtbot import QtBot
 
 import resources
-from app.looks import (
-    THEME_NAMES,
-    FocusFrame,
-    Theme,
-    apply_theme,
-    frame_focus,
-    icon,
-    mark_front_tab,
-)
+from app.looks import THEME_NAMES, FocusFrame, Theme, apply_theme, frame_focus, icon, mark_front_tab
 from resources import ICONS
 
 ICON_NAMES = sorted(path.stem for path in ICONS.glob("*.svg"))

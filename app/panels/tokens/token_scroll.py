@@ -50,6 +50,7 @@ class TokenScroll(QAbstractScrollArea):
         self._chip.clicked.connect(lambda: self.set_follow(True))
         self._chip.clicked.connect(self.scrolled)
         self._work = timer(self, self._lay_out, once=True)
+        self._widened = timer(self, self._start_layout, once=True)
         self.setFrameShape(QFrame.Shape.NoFrame)
         self.viewport().setAttribute(Qt.WidgetAttribute.WA_OpaquePaintEvent)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
@@ -110,7 +111,7 @@ class TokenScroll(QAbstractScrollArea):
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         if event.size().width() != event.oldSize().width():
-            self._start_layout()
+            self._widened.start(0)  # docks that change places resize it several times
         else:
             self._lay_out()
 
