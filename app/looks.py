@@ -33,7 +33,6 @@ from PySide6.QtWidgets import (
     QToolTip,
     QWidget,
 )
-
 from shiboken6 import isValid
 
 from resources import ICONS, theme_roles
