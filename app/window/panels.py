@@ -100,7 +100,7 @@ class Panels:
     def complete(
         self,
         menu: PlotsMenu,
-        report: Callable[[str, str, str], None],
+        report: Callable[[str, str, str], object],
         made: Callable[[PlotView | DivergenceView | ResultsView | ConformView], None],
     ) -> None:
         """Make what draws with pyqtgraph and put it into its docks. To import it and to build the

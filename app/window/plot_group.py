@@ -75,7 +75,7 @@ class PlotGroup:
         actions: Actions,
         settings: Settings,
         menu: QMenu,
-        report: Callable[[str, str, str], None],
+        report: Callable[[str, str, str], object],
         made: Callable[[str, PlotView], None],
     ) -> None:
         self._theme, self._actions, self._settings = theme, actions, settings

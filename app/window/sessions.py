@@ -35,12 +35,14 @@ from app.trace_models.run_facts import ModelRuns
 from app.trace_models.run_notes import count_runs, notes_of
 from app.window.banner import Banner, BannerButton
 from app.window.dialogs.files import (
+    PERFETTO_FILTER,
+    RESULTS_FILTER,
     ExportDialog,
     QuitChoice,
     ask_before_quitting,
+    ask_file,
+    ask_new,
     ask_page,
-    ask_perfetto,
-    ask_results,
     ask_traces,
     place_page,
 )
@@ -156,7 +158,7 @@ class Sessions(QObject):
         except DraftscopeError as error:
             self._banners.add("warning", error.message, error.remedy)
             return
-        path = ask_perfetto(self._window, self._settings)
+        path = ask_new(self._window, self._settings, "perfetto", PERFETTO_FILTER, (".pftrace",))
         if path is not None:
             write = partial(write_perfetto, lanes_of(run) or (run,))
             self._write(WriteFile("Perfetto trace", path, write), self._show_perfetto)
@@ -362,7 +364,8 @@ class OpenedResults:
 
     def ask(self) -> None:
         """Let the user choose a file."""
-        path = ask_results(self._window, self._settings)
+        asked = self._window, self._settings, "results", "Open results", RESULTS_FILTER
+        path = ask_file(*asked)
         if path is not None:
             self.open(path)
 
@@ -400,47 +403,32 @@ _MOST_LOOKED_AT = 32
 _PART = re.compile(r"-\d{5}(?=-of-\d{5}\.gguf$)")
 
 
-def files_in(data: QMimeData) -> list[Path]:
-    """The files and folders that are dropped or pasted."""
-    return [Path(url.toLocalFile()) for url in data.urls() if url.isLocalFile()]
-
-
-def what_is(data: QMimeData) -> dict[str, dict[Path, Path]] | str | None:
-    """What a drop brings, None for nothing: a text, or by kind what is opened, with what was
-    dropped for it: "models", the largest (the target) first, one in parts by its first part; the
-    "results" of a sweep; "traces", each by its folder or what another engine wrote. Files that are
-    none of these are taken for traces if there is nothing else: their reader says why not."""
-    paths = files_in(data)
+def what_is(data: QMimeData) -> tuple[list[Path], ...] | str | None:
+    """What a drop brings, None for nothing: a text, or models, the largest (the target) first and
+    one in parts by its first part; results of a sweep; and traces, each by its folder. All else is
+    taken for what another engine wrote: its reader says if it is none."""
+    paths = [Path(url.toLocalFile()) for url in data.urls() if url.isLocalFile()]
     if not paths:
         return text if (text := data.text()).strip() else None
-    models, results, traces, others = (dict[Path, Path]() for _ in range(4))
+    models, results, traces = (list[Path]() for _ in range(3))
     for path in paths[:_MOST_LOOKED_AT]:
         if path.suffix.lower() == ".gguf" and os.path.isfile(path):
             first = path.with_name(_PART.sub("-00001", path.name))
-            models[path] = first if os.path.isfile(first) else path
-        elif not results and (file := find_results(path)) is not None:
-            results[path] = file
-        elif (folder := find_trace(path)) is not None:
-            traces[path] = folder
+            models.append(first if os.path.isfile(first) else path)
+        elif (file := find_results(path)) is not None:
+            results.append(file)
         else:
-            others[path] = path
-    if others and len(paths) > 1:  # imports take longer than a frame
-        from engine.observe.files.importing import recognise_file
-
-        known = {path: path for path in others if recognise_file(path)}
-        others = known if known or len(others) < len(paths) else others
-    by_size = sorted(models, key=lambda path: path.stat().st_size, reverse=True)
-    models = {path: models[path] for path in by_size}
-    return {"models": models, "results": results, "traces": traces | others}
+            traces.append(find_trace(path) or path)
+    models.sort(key=lambda path: path.stat().st_size, reverse=True)
+    return tuple(list(dict.fromkeys(some)) for some in (models, results, traces))
 
 
-def _in_words(found: dict[str, dict[Path, Path]] | str) -> str:
+def _in_words(found: tuple[list[Path], ...] | str) -> str:
     if isinstance(found, str):
         return "the text"
-    names = [list(dict.fromkeys(path.name for path in some.values())) for some in found.values()]
-    if len(names[-1]) > 1:
-        names[-1] = [f"{len(names[-1])} traces"]
-    return " and ".join(chain(*names))
+    *others, traces = ([path.name for path in some] for some in found)
+    names = [*chain(*others), *(traces if len(traces) < 2 else [f"{len(traces)} traces"])]
+    return " and ".join(names)
 
 
 class DropTarget(QObject):

@@ -144,7 +144,8 @@ class TokenScroll(QAbstractScrollArea):
         rows = self._rows
         if rows is None:
             return
-        complete = rows.advance(self._rows_in_sight(), follow=self.follow)
+        in_sight = self.viewport().height() // self._metrics.row_height + 2
+        complete = rows.advance(in_sight, follow=self.follow)
         self._update_bar()
         if self.follow:
             self._move_bar(to_end=True)
@@ -180,9 +181,6 @@ class TokenScroll(QAbstractScrollArea):
             self.viewport().scroll(0, dy)
         else:
             self.viewport().update()
-
-    def _rows_in_sight(self) -> int:
-        return self.viewport().height() // self._metrics.row_height + 2
 
     def _in_sight(self) -> tuple[TokenLayout, int, int] | None:
         """The layout on show, its first visible row, and that row's y."""

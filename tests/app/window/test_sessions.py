@@ -115,7 +115,7 @@ def test_several_are_opened_and_what_is_left_is_named(
         assert drop(window, folder / "tokens.csv", folder, notes, other)
     assert list(window.bridge.opened.values()) == [folder, other]
     (message,) = messages(window)
-    assert message == "info: Not opened: notes.txt. These files cannot be read."
+    assert message.startswith("error: notes.txt is nothing that")
 
 
 def test_one_that_cannot_be_read_does_not_keep_the_others_back(

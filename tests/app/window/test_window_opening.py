@@ -135,12 +135,13 @@ def test_a_mixed_drop_opens_all_of_it_and_the_trace_is_on_show(
     engine.gate.clear()
     assert drop(window, folder / "tokens.csv", second, model_file, parts, notes)
     wait(qtbot, window, State.LOADING)
-    assert messages(window) == ["info: Not opened: notes.txt. These files cannot be read."]
     with qtbot.waitSignal(window.bridge.trace_shown, check_params_cb=lambda shown: shown == folder):
         engine.gate.set()
     wait(qtbot, window, State.READY)
     assert engine.opened == [(parts, (model_file,), "auto")]
     assert window.bridge.trace_folder == folder and "run.start" in enabled(window)
+    qtbot.waitUntil(lambda: bool(messages(window)))
+    assert ["notes.txt is nothing that" in text for text in messages(window)] == [True]
 
 
 def test_the_trace_opens_and_the_message_stays_where_its_model_cannot_be_loaded(
