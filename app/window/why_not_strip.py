@@ -163,7 +163,7 @@ def why_not(store: TraceStore, run_id: int) -> list[WhyNotReason]:
         sentence = "Speculation is off: the server was started without a drafter."
         found.append(WhyNotReason("off", "info", sentence))
     lane = (run.lane or "").partition(",")[0]
-    drafted = RunColumns(store, "rounds", run_id)["num_draft_tokens"]  # also by what no option names
+    drafted = RunColumns(store, "rounds", run_id)["num_draft_tokens"]  # also without an option
     drafts = run.draft_accept or run.synthetic or (drafted > 0).any()
     if options and not options.spec.types and lane not in (REFERENCE, NOISE) and not drafts:
         found.append(WhyNotReason("off", "info", "Speculation is off: this run has no drafter."))
