@@ -205,6 +205,7 @@ class PlotGroup:
 
 
 _A_STACK = 3
+_WAIT_MS = 5
 _MOVES = (QEvent.Type.Resize, QEvent.Type.Move, QEvent.Type.Show, QEvent.Type.Hide)
 
 
@@ -239,10 +240,10 @@ class PlotStack(QObject):
 
     def arrange(self) -> None:
         """Tell every plot in sight what is below it, and how wide the others' legends are."""
-        self._asked = False
         if self._waits():
-            self._ask()
+            QTimer.singleShot(_WAIT_MS, self, self.arrange)
             return
+        self._asked = False
         for stack in self._stacks():
             for view in stack:
                 view.set_stacked(len(stack) >= _A_STACK)

@@ -415,3 +415,15 @@ def test_larger_letters_take_more_room_and_keep_the_token(show: Callable[..., Sh
         rows.append(area._metrics.row_height)
         assert area.current == chosen
     assert rows[2] < rows[0] == rows[3] < rows[1]
+
+
+def test_a_text_that_is_resized_several_times_at_once_is_laid_out_once(
+    show: Callable[..., Shown],
+) -> None:
+    area, _ = show(sample_trace())
+    rows = area._rows
+    area.resize(300, 200)
+    area.resize(310, 200)
+    assert area._rows is rows
+    QApplication.processEvents()
+    assert area._rows is not rows
