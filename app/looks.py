@@ -7,8 +7,9 @@ import atexit
 from collections.abc import Callable, Mapping
 from functools import cache
 from types import MappingProxyType
+from typing import ClassVar
 
-from PySide6.QtCore import QByteArray, QEvent, QObject, QRectF, Qt, Signal
+from PySide6.QtCore import QByteArray, QEvent, QObject, QPoint, QRect, QRectF, Qt, Signal
 from PySide6.QtGui import (
     QColor,
     QFont,
@@ -19,6 +20,7 @@ from PySide6.QtGui import (
     QPalette,
     QPixmap,
     QRegion,
+    QResizeEvent,
 )
 from PySide6.QtSvg import QSvgRenderer
 from PySide6.QtWidgets import (
@@ -31,6 +33,7 @@ from PySide6.QtWidgets import (
     QToolTip,
     QWidget,
 )
+from shiboken6 import isValid
 
 from resources import ICONS, theme_roles
 
@@ -237,21 +240,25 @@ class FocusFrame(QWidget):
     """The edge of an area or field while it has the keys: Qt draws none for areas, and for others a
     faint one."""
 
+    kept: ClassVar[set[FocusFrame]] = set()
+    """Of an area that Qt has made nothing else in Python knows: its frame would be collected as
+    garbage while it is painted."""
+
     def __init__(self, area: QWidget, theme: Theme) -> None:
         super().__init__(area)
-        self._area, self._theme = area, theme
+        self._theme = theme
+        self.kept.add(self)
         self.setAttribute(Qt.WidgetAttribute.WA_TransparentForMouseEvents)
         area.installEventFilter(self)
-        self._fit()
+        self._fit(area.rect())
         self.show()
 
     def eventFilter(self, _watched: QObject, event: QEvent) -> bool:
-        if event.type() == QEvent.Type.Resize:
-            self._fit()
+        if isinstance(event, QResizeEvent):
+            self._fit(QRect(QPoint(), event.size()))
         return False
 
-    def _fit(self) -> None:
-        box = self._area.rect()
+    def _fit(self, box: QRect) -> None:
         self.setGeometry(box)
         self.setMask(QRegion(box) - QRegion(box.adjusted(_FRAME, _FRAME, -_FRAME, -_FRAME)))
 
@@ -261,12 +268,12 @@ class FocusFrame(QWidget):
         painter.end()
 
 
-def frame_focus(before: QWidget | None, now: QWidget | None, theme: Theme) -> None:
-    """Move the frame from what had the keys to what has them; a click on a button or field shows
-    where they go by itself. An area has one frame, however many windows call this."""
-    only = Qt.FindChildOption.FindDirectChildrenOnly
-    for area in (before, now):
-        for frame in [] if area is None else area.findChildren(FocusFrame, options=only):
+def frame_focus(now: QWidget | None, theme: Theme) -> None:
+    """Move the frame to what has the keys; a click on a button or field shows where they go by
+    itself. There is one frame, however many windows call this."""
+    while FocusFrame.kept:
+        frame = FocusFrame.kept.pop()
+        if isValid(frame):  # it goes with its area
             frame.hide()
             frame.deleteLater()
     if now is None or now.window().windowType() == Qt.WindowType.Popup:

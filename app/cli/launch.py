@@ -37,11 +37,8 @@ def run(args: argparse.Namespace) -> int:
     if args.install_desktop or args.remove_desktop:
         return install_desktop() if args.install_desktop else remove_desktop()
     models = [*args.models, *([args.model_option] if args.model_option else [])]
-    trace = _trace(models)
-    if trace is not None:
-        models = []
-        if args.demo or args.spec_draft_model:
-            raise OptionError("Both a trace and a model are given.", "Use one of them.")
+    traces = _traces(models)
+    models = [path for path in models if path not in traces]
     for path in models:
         if not path.is_file():
             raise OptionError(
@@ -55,27 +52,26 @@ def run(args: argparse.Namespace) -> int:
     check_display()
     from app.window.gui import run_window
 
-    return run_window(models, args.spec_draft_model or [], args.demo, trace)
+    return run_window(
+        models, args.spec_draft_model or [], args.demo, list(dict.fromkeys(traces.values()))
+    )
 
 
-def _trace(paths: list[Path]) -> Path | None:
-    """The folder of the trace among the arguments, or what another engine wrote; None when they
-    are models."""
-    folders = [path for path in paths if path.is_dir()]
-    traces = [folder for path in paths if (folder := find_trace(path)) is not None]
-    others = [path for path in paths if path.is_file() and path.suffix.lower() != ".gguf"]
-    if others and not traces:
-        from engine.observe.files.importing import recognise_file
-
-        traces = [path for path in others if recognise_file(path)]
-    if folders and not traces:
+def _traces(paths: list[Path]) -> dict[Path, Path]:
+    """What is opened of the arguments that are no models: folders of exported traces, and files
+    that another engine wrote."""
+    traces = {path: folder for path in paths if (folder := find_trace(path)) is not None}
+    others = [path for path in paths if path not in traces and path.suffix.lower() != ".gguf"]
+    for path in filter(Path.is_dir, others):
         raise OptionError(
-            f"{folders[0]} is not an exported trace: {SESSION_FILE} is missing.",
+            f"{path} is not an exported trace: {SESSION_FILE} is missing.",
             "Name the folder that an export wrote.",
         )
-    if traces and len(paths) > 1:
-        raise OptionError("A trace opens alone.", "Name one trace, or models.")
-    return traces[0] if traces else None
+    if others := list(filter(Path.is_file, others)):
+        from engine.observe.files.importing import recognise_file
+
+        traces |= {path: path for path in others if recognise_file(path)}
+    return traces
 
 
 QT_PACKAGES = (

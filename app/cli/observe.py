@@ -96,7 +96,8 @@ def run(args: argparse.Namespace) -> int:
         raise OptionError("There is no prompt.", "Give one with -p, -f or --tokens.")
     for one in options_in(RunOptions):
         if getattr(args, f"unsent_{one.option.dest}", None):
-            note(f"{one.option.name} is not sent: {_lowered(why_not_sent(one))}")
+            why = why_not_sent(one)
+            note(f"{one.option.name} is not sent: {why[:1].lower()}{why[1:]}")
     if args.listen is not None:
         words = "@per_request", "@--parallel", f"@{RequestOptions.__module__}.RequestOptions"
         refuse_given(args, "prompts", *words, per_request=_per_request())
@@ -355,10 +356,6 @@ def _slots(client: ServerClient) -> list[dict[str, Any]] | None:
         return client.slots()
     except ServerError:
         return None
-
-
-def _lowered(sentence: str) -> str:
-    return sentence[:1].lower() + sentence[1:]
 
 
 def listen(args: argparse.Namespace, server: ServerFacts) -> int:

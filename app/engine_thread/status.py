@@ -92,7 +92,6 @@ class EngineStatus(QObject):
         self.reading_results = False
         self.n_shown = 0
         """How often something came on show."""
-        """Traces whose rows are not in memory, and what they are read from."""
         self._requests: dict[RunRef, RunRequest] = {}
         """What runs of the trace in use were asked for."""
         self._again: dict[RunRef, Any] = {}

@@ -61,7 +61,7 @@ class FormGroup(QWidget):
             arrowType=Qt.ArrowType.RightArrow,
             toolButtonStyle=Qt.ToolButtonStyle.ToolButtonTextBesideIcon,
             focusPolicy=Qt.FocusPolicy.StrongFocus,
-            clicked=self._toggle,
+            clicked=lambda: self.set_open(not self.is_open),
         )
         self._summary = ElidedLabel()
         self._summary.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
@@ -112,9 +112,6 @@ class FormGroup(QWidget):
         self._summary.setText(text)
         self._summary.setForegroundRole(role.BrightText if warns else role.PlaceholderText)
         self._describe()
-
-    def _toggle(self) -> None:
-        self.set_open(not self.is_open)
 
     def set_open(self, wanted: bool) -> None:
         self.header.setArrowType(Qt.ArrowType.DownArrow if wanted else Qt.ArrowType.RightArrow)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import pyqtgraph as pg
-from PySide6.QtCore import QEvent, QPoint, Qt, Signal
+from PySide6.QtCore import QEvent, QPoint, QSize, Qt, Signal
 from PySide6.QtGui import QBrush, QContextMenuEvent, QPen
 from PySide6.QtWidgets import QFrame, QMenu
 
@@ -64,6 +64,10 @@ class PlotSurface(pg.PlotWidget):
         self.box.setMouseEnabled(x=False, y=False)
         self.scene().sigMouseClicked.connect(self._on_clicked)
         theme.apply(self._dress)
+
+    def sizeHint(self) -> QSize:
+        """Qt's own is the size that it has: on a page that scrolls it would never become lower."""
+        return self.minimumSizeHint()
 
     def put(
         self,

@@ -19,7 +19,7 @@ from app.widgets.plot_surface import PlotSurface
 
 _FIRST_SPAN = 96
 _LEAST_SPAN = 8
-_WIDEST_LABEL = "seq 00 "
+_WIDEST_LABEL = "seq 000 "
 _BARE_AXIS = 5
 _LEAST_LINES, _LEAST_HIGH = 2.5, 40
 """A plot can be so low in lines; in pixels with a tall font, for which no screen is higher."""

@@ -121,8 +121,8 @@ class Appearance(QObject):
         if self._settings.theme == "system":
             self._take_theme("system")
 
-    def _frame_focus(self, before: QWidget | None, now: QWidget | None) -> None:
-        frame_focus(before, now, self._theme)
+    def _frame_focus(self, _before: QWidget | None, now: QWidget | None) -> None:
+        frame_focus(now, self._theme)
 
 
 def _application() -> QApplication:

@@ -448,6 +448,7 @@ class Pages(QWidget):
         column = self._pages[name].layout()
         assert isinstance(column, QVBoxLayout)
         column.addWidget(view, 1)
+        view.show()  # at once: Qt would show it later, and until then nothing in it takes the keys
 
     def shows(self, name: str) -> bool:
         """Whether a page is in sight where the panel is."""

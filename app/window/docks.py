@@ -110,6 +110,8 @@ class Docks:
         """Whether docks change places."""
         self._has_made = False
         self._making = timer(window, self._make_seen, _TURN_MS, once=True)
+        self.is_making = self._making.isActive
+        """Whether views of docks in sight are still to be made."""
         self.layout_name = next(iter(LAYOUTS))
         for name, title in TITLES.items():
             dock = made(QDockWidget, title, window, objectName=f"dock.{name}")

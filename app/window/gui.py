@@ -56,10 +56,10 @@ class _Relay(QObject):
 
 
 def run_window(
-    models: list[Path], drafts: Sequence[Path], demo: bool, trace: Path | None = None
+    models: Sequence[Path], drafts: Sequence[Path], demo: bool, traces: Sequence[Path] = ()
 ) -> int:
-    """Show the window until it is closed, with the first of `models` and `drafts`, the
-    demo, or the exported trace in the folder `trace` opened.
+    """Show the window until it is closed, with the first of `models` and `drafts`, or the
+    demo, and with `traces` opened.
 
     Returns the exit status. torch is not imported before the window is visible.
     """
@@ -86,11 +86,11 @@ def run_window(
             window.complete()
             window.docks.fit_screen()  # with plots in them the panels need more room
             if demo:
-                window.open_demo()
-            elif trace is not None:
-                window.sessions.open(trace)
+                window.open_demo(traces)
             elif models:
-                window.open_model(models[0], *drafts)
+                window.open_model(models[0], *drafts, traces=traces)
+            else:
+                window.sessions.read(traces)
             window.sessions.open_library()
 
         if catcher.last_crash:

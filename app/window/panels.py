@@ -100,7 +100,7 @@ class Panels:
     def complete(
         self,
         menu: PlotsMenu,
-        report: Callable[[str, str, str], None],
+        report: Callable[[str, str, str], object],
         made: Callable[[PlotView | DivergenceView | ResultsView | ConformView], None],
     ) -> None:
         """Make what draws with pyqtgraph and put it into its docks. To import it and to build the
@@ -114,7 +114,8 @@ class Panels:
         from app.panels.plots.round_view import RoundView
         from app.window.plot_group import PLOTS, PlotGroup, PlotStack
 
-        stack, docks = PlotStack(self._centre), self.docks
+        docks = self.docks
+        stack = PlotStack(self._centre, docks.is_making)
 
         def target(name: str) -> QWidget | None:
             return PlotGroup.target(docks.front(name))

@@ -75,7 +75,7 @@ class PlotGroup:
         actions: Actions,
         settings: Settings,
         menu: QMenu,
-        report: Callable[[str, str, str], None],
+        report: Callable[[str, str, str], object],
         made: Callable[[str, PlotView], None],
     ) -> None:
         self._theme, self._actions, self._settings = theme, actions, settings
@@ -205,14 +205,17 @@ class PlotGroup:
 
 
 _A_STACK = 3
+_WAIT_MS = 5
 _MOVES = (QEvent.Type.Resize, QEvent.Type.Move, QEvent.Type.Show, QEvent.Type.Hide)
 
 
 class PlotStack(QObject):
-    """Watches where docks with plots over the same axis are."""
+    """Watches where docks with plots over the same axis are. waits: whether more are on their way,
+    which would move those that are there."""
 
-    def __init__(self, parent: QObject) -> None:
+    def __init__(self, parent: QObject, waits: Callable[[], bool] = lambda: False) -> None:
         super().__init__(parent)
+        self._waits = waits
         self._views: list[RoundView] = []
         self._asked = False
 
@@ -237,6 +240,9 @@ class PlotStack(QObject):
 
     def arrange(self) -> None:
         """Tell every plot in sight what is below it, and how wide the others' legends are."""
+        if self._waits():
+            QTimer.singleShot(_WAIT_MS, self, self.arrange)
+            return
         self._asked = False
         for stack in self._stacks():
             for view in stack:

@@ -100,18 +100,20 @@ class RunControl:
 
     # -- models ----------------------------------------------------------------------------
 
-    def open_model(self, target: Path, *drafts: Path) -> None:
+    def open_model(
+        self, target: Path, *drafts: Path, then: Callable[[OpenModel], object] | None = None
+    ) -> None:
         """Inspect and load a model; the session in use stays until the new one is complete."""
         self._panels.banners.clear()
         panel = self._panels.run_panel
         how = panel.compute.currentText(), panel.mmap_choice(), panel.device.currentText()
         options = None if panel.problem else panel.options()
-        self._bridge.ask(OpenModel(target, drafts, *how, options))
+        self._bridge.ask(OpenModel(target, drafts, *how, options), then)
 
-    def open_demo(self) -> None:
+    def open_demo(self, then: Callable[[OpenModel], object]) -> None:
         """The bundled models, with a prompt ready."""
         self._panels.run_panel.use_first_prompt()
-        self.open_model(DEMO_TARGET, DEMO_DRAFT, DEMO_EAGLE3)
+        self.open_model(DEMO_TARGET, DEMO_DRAFT, DEMO_EAGLE3, then=then)
 
     def ask_target(self) -> None:
         """Let the user choose a model."""

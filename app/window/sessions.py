@@ -4,9 +4,11 @@ the next window."""
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,12 +35,14 @@ from app.trace_models.run_facts import ModelRuns
 from app.trace_models.run_notes import count_runs, notes_of
 from app.window.banner import Banner, BannerButton
 from app.window.dialogs.files import (
+    PERFETTO_FILTER,
+    RESULTS_FILTER,
     ExportDialog,
     QuitChoice,
     ask_before_quitting,
+    ask_file,
+    ask_new,
     ask_page,
-    ask_perfetto,
-    ask_results,
     ask_traces,
     place_page,
 )
@@ -104,6 +108,10 @@ class Sessions(QObject):
         """Read traces, each a folder, a file in it, or what another engine wrote, and show one
         after the other, of several with the list of all runs; no model is needed."""
         self._banners.clear()
+        self.read(paths)
+
+    def read(self, paths: Sequence[Path]) -> None:
+        """`open`, but messages stay."""
         if len(paths) > 1:
             self.runs_asked.emit()
         self._read_first(paths)
@@ -150,7 +158,7 @@ class Sessions(QObject):
         except DraftscopeError as error:
             self._banners.add("warning", error.message, error.remedy)
             return
-        path = ask_perfetto(self._window, self._settings)
+        path = ask_new(self._window, self._settings, "perfetto", PERFETTO_FILTER, (".pftrace",))
         if path is not None:
             write = partial(write_perfetto, lanes_of(run) or (run,))
             self._write(WriteFile("Perfetto trace", path, write), self._show_perfetto)
@@ -356,7 +364,8 @@ class OpenedResults:
 
     def ask(self) -> None:
         """Let the user choose a file."""
-        path = ask_results(self._window, self._settings)
+        asked = self._window, self._settings, "results", "Open results", RESULTS_FILTER
+        path = ask_file(*asked)
         if path is not None:
             self.open(path)
 
@@ -391,41 +400,35 @@ class OpenedResults:
 
 
 _MOST_LOOKED_AT = 32
+_PART = re.compile(r"-\d{5}(?=-of-\d{5}\.gguf$)")
 
 
-def files_in(data: QMimeData) -> list[Path]:
-    """The files and folders that are dropped or pasted."""
-    return [Path(url.toLocalFile()) for url in data.urls() if url.isLocalFile()]
-
-
-def what_is(data: QMimeData) -> tuple[str, dict[Path, Path] | str] | None:
-    """What a drop brings, None for nothing: "models", up to two, the larger (the target) first; or
-    the "results" of a sweep; or a "trace", or several, each by its folder or what another engine
-    wrote; or a "text". What is opened is given with what was dropped for it; the rest of the drop
-    is not opened. Of files that are none of these each is taken for a trace: its reader says why
-    it is none."""
-    paths = files_in(data)
-    models = [path for path in paths if path.suffix.lower() == ".gguf" and os.path.isfile(path)]
-    if models:
-        by_size = sorted(models, key=lambda path: path.stat().st_size, reverse=True)
-        return "models", {path: path for path in by_size[:2]}
-    for path in paths[:_MOST_LOOKED_AT]:
-        if (file := find_results(path)) is not None:
-            return "results", {path: file}
+def what_is(data: QMimeData) -> tuple[list[Path], ...] | str | None:
+    """What a drop brings, None for nothing: a text, or models, the largest (the target) first and
+    one in parts by its first part; results of a sweep; and traces, each by its folder. All else is
+    taken for what another engine wrote: its reader says if it is none."""
+    paths = [Path(url.toLocalFile()) for url in data.urls() if url.isLocalFile()]
     if not paths:
-        return ("text", text) if (text := data.text()).strip() else None
-    from engine.observe.files.importing import recognise_file
+        return text if (text := data.text()).strip() else None
+    models, results, traces = (list[Path]() for _ in range(3))
+    for path in paths[:_MOST_LOOKED_AT]:
+        if path.suffix.lower() == ".gguf" and os.path.isfile(path):
+            first = path.with_name(_PART.sub("-00001", path.name))
+            models.append(first if os.path.isfile(first) else path)
+        elif (file := find_results(path)) is not None:
+            results.append(file)
+        else:
+            traces.append(find_trace(path) or path)
+    models.sort(key=lambda path: path.stat().st_size, reverse=True)
+    return tuple(list(dict.fromkeys(some)) for some in (models, results, traces))
 
-    found = {path: find_trace(path) or path for path in paths[:_MOST_LOOKED_AT]}
-    known = {at: to for at, to in found.items() if find_trace(at) is not None or recognise_file(at)}
-    return "trace", known or found
 
-
-def _in_words(kind: str, content: dict[Path, Path] | str) -> str:
-    if isinstance(content, str):
-        return f"the {kind}"
-    names = list(dict.fromkeys(path.name for path in content.values()))
-    return f"{len(names)} traces" if kind == "trace" and len(names) > 1 else " and ".join(names)
+def _in_words(found: tuple[list[Path], ...] | str) -> str:
+    if isinstance(found, str):
+        return "the text"
+    *others, traces = ([path.name for path in some] for some in found)
+    names = [*chain(*others), *(traces if len(traces) < 2 else [f"{len(traces)} traces"])]
+    return " and ".join(names)
 
 
 class DropTarget(QObject):
@@ -448,7 +451,7 @@ class DropTarget(QObject):
             if found is None:
                 return False
             event.acceptProposedAction()
-            self.hovers.emit(f"Drop to open {_in_words(*found)}")
+            self.hovers.emit(f"Drop to open {_in_words(found)}")
         elif isinstance(event, QDropEvent) and event.type() == QEvent.Type.Drop:
             self.hovers.emit("")
             event.acceptProposedAction()

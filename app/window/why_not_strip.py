@@ -163,15 +163,11 @@ def why_not(store: TraceStore, run_id: int) -> list[WhyNotReason]:
         sentence = "Speculation is off: the server was started without a drafter."
         found.append(WhyNotReason("off", "info", sentence))
     lane = (run.lane or "").partition(",")[0]
-    drafts = run.draft_accept or run.synthetic or _has_drafts(store, run_id)
+    drafted = RunColumns(store, "rounds", run_id)["num_draft_tokens"]  # also without an option
+    drafts = run.draft_accept or run.synthetic or (drafted > 0).any()
     if options and not options.spec.types and lane not in (REFERENCE, NOISE) and not drafts:
         found.append(WhyNotReason("off", "info", "Speculation is off: this run has no drafter."))
     return sorted(found, key=lambda one: ("error", "warning", "info").index(one.severity))
-
-
-def _has_drafts(store: TraceStore, run_id: int) -> bool:
-    """Whether anything was drafted, by whatever is not among the options."""
-    return bool((RunColumns(store, "rounds", run_id)["num_draft_tokens"] > 0).any())
 
 
 def _invalid(run: RunFacts) -> list[WhyNotReason]:

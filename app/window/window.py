@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,7 +32,7 @@ from app.window.panels import Panels
 from app.window.run_control import RunControl
 from app.window.run_library import Copies, RunLibrary, RunPairs
 from app.window.run_status import RunEnds
-from app.window.sessions import DropTarget, OpenedResults, Sessions, files_in, what_is
+from app.window.sessions import DropTarget, OpenedResults, Sessions, what_is
 from engine.compare.memory_script import MemoryScript
 from engine.compare.scenario import Scenario
 from engine.report.text import visible
@@ -113,7 +113,7 @@ class MainWindow(QMainWindow):
     def complete(self) -> None:
         """Make what the first painting does not wait for: everything with a plot in it."""
         panels = self.panels
-        panels.complete(self.plots_menu, self.show_message, self._connect_drawn)
+        panels.complete(self.plots_menu, self.banners.add, self._connect_drawn)
         self.plots, self.divergence = panels.plots, panels.divergence
         self.feed.overlay_changed.connect(self.plots.set_overlay)
         self.feed.range_changed.connect(self.plots.set_range)
@@ -136,15 +136,13 @@ class MainWindow(QMainWindow):
         """system, light or dark."""
         self.appearance.set_theme(choice)
 
-    def open_model(self, target: Path, *drafts: Path) -> None:
-        """Inspect and load a model; the session in use stays until the new one is complete."""
-        self.control.open_model(target, *drafts)
+    def open_model(self, target: Path, *drafts: Path, traces: Sequence[Path] = ()) -> None:
+        """Inspect and load a model; the session in use stays until the new one is complete. Then
+        traces are shown, also if it cannot be loaded."""
+        self.control.open_model(target, *drafts, then=lambda _: self.sessions.read(traces))
 
-    def open_demo(self) -> None:
-        self.control.open_demo()
-
-    def show_message(self, severity: str, message: str, remedy: str = "") -> None:
-        self.banners.add(severity, message, remedy)
+    def open_demo(self, traces: Sequence[Path] = ()) -> None:
+        self.control.open_demo(lambda _: self.sessions.read(traces))
 
     def show_unexpected(self, summary: str) -> None:
         self.banners.add(
@@ -221,7 +219,9 @@ class MainWindow(QMainWindow):
             "run.scenarios": lambda: ScenarioDialog(self.scenarios, self).show(),
             "view.palette": self.palette_box.open,
             "view.reset_layout": self.docks.reset,
-            "view.full_screen": self._toggle_full_screen,
+            "view.full_screen": lambda: self.setWindowState(
+                self.windowState() ^ Qt.WindowState.WindowFullScreen
+            ),
             "help.pages": lambda: open_help(self),
             "help.shortcuts": lambda: ShortcutsDialog(self.actions_by_id, self).show(),
             "help.copy_environment": copies.environment,
@@ -394,9 +394,6 @@ class MainWindow(QMainWindow):
         action.triggered.connect(lambda: self.docks.enter(page))
         return action
 
-    def _toggle_full_screen(self) -> None:
-        self.setWindowState(self.windowState() ^ Qt.WindowState.WindowFullScreen)
-
     def _go_to_first_divergence(self) -> None:
         if self.panels.has_divergences:
             self.divergence.go_first()
@@ -417,24 +414,21 @@ class MainWindow(QMainWindow):
         self.sessions.report(run, None if overlay is None else overlay.run)
 
     def _open_data(self, data: QMimeData) -> None:
-        """Open what was dropped or copied, and name what cannot be."""
+        """Open what was dropped or copied."""
         found = what_is(data)
         if found is None:
-            self.show_message("warning", "Nothing was copied that can be opened.", _TO_PASTE)
+            self.banners.add("warning", "Nothing was copied that can be opened.", _TO_PASTE)
             return
-        kind, content = found
-        if isinstance(content, str):
-            self.sessions.open_text(content)
+        if isinstance(found, str):
+            self.sessions.open_text(found)
             return
-        places = list(dict.fromkeys(content.values()))
-        if kind == "trace":
-            self.sessions.open(*places)
-        elif kind == "results":
-            self.opened_results.open(*places)
-        else:
-            self.open_model(*places)
-        if left := [path.name for path in files_in(data) if path not in content]:
-            self.show_message("info", f"Not opened: {', '.join(left)}.", _OPENED_AT_ONCE)
+        models, results, traces = found
+        if models:
+            self.open_model(*models, traces=traces)
+        elif traces:
+            self.sessions.open(*traces)
+        for path in results:
+            self.opened_results.open(path)
 
     def _paste(self) -> None:
         self._open_data(QGuiApplication.clipboard().mimeData() or QMimeData())  # empty: None
@@ -479,7 +473,6 @@ class MainWindow(QMainWindow):
 
 _NEED_RUN = tuple(spec.id for spec in SPECS if spec.needs == "a run on show")
 _A_MODEL = "a model that is loaded and idle"
-_OPENED_AT_ONCE = "Drop models, results and traces separately; other files cannot be read."
 _READING_MS = 6_000
 """How long a sentence stays in the status bar."""
 _TO_PASTE = "Copy a file, or the text of a log, a reply or a record of another engine."

@@ -3,17 +3,18 @@ is marked at the side away from its page."""
 
 from __future__ import annotations
 
+import gc
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
-from PySide6.QtCore import QSize
+from PySide6.QtCore import QSize, QTimer
 from PySide6.QtGui import QColor, QIcon, QPalette
-from PySide6.QtWidgets import QApplication, QCheckBox, QTabBar
+from PySide6.QtWidgets import QApplication, QCheckBox, QFileDialog, QTabBar, QWidget
 from pytestqt.qtbot import QtBot
 
 import resources
-from app.looks import THEME_NAMES, Theme, apply_theme, icon, mark_front_tab
+from app.looks import THEME_NAMES, FocusFrame, Theme, apply_theme, frame_focus, icon, mark_front_tab
 from resources import ICONS
 
 ICON_NAMES = sorted(path.stem for path in ICONS.glob("*.svg"))
@@ -182,3 +183,28 @@ def test_only_the_tab_in_front_has_the_line(
             if rows:
                 below = shape is QTabBar.Shape.RoundedSouth
                 assert (min(rows) > tab.center().y()) is below
+
+
+def test_the_frame_in_a_dialog_of_qt_outlives_a_collection_and_goes_with_it(
+    qtbot: QtBot, qapp: QApplication
+) -> None:
+    theme, framed = Theme("light"), []
+
+    def move(_before: QWidget | None, now: QWidget | None) -> None:
+        frame_focus(now, theme)
+
+    def look() -> None:
+        gc.collect()
+        dialog = QApplication.activeModalWidget()
+        dialog.resize(dialog.width() + 9, dialog.height())
+        dialog.grab()
+        framed.extend(frame.width() for frame in dialog.findChildren(FocusFrame))
+        dialog.reject()
+
+    qapp.focusChanged.connect(move)
+    QTimer.singleShot(200, look)
+    QFileDialog.getOpenFileName(options=QFileDialog.Option.DontUseNativeDialog)
+    qapp.focusChanged.disconnect(move)
+    assert len(framed) == 1
+    frame_focus(None, theme)
+    assert not FocusFrame.kept

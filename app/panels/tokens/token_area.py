@@ -190,7 +190,8 @@ class TokenArea(TokenScroll):
             height = self._metrics.row_height  # marks reach into the rows around them
             part = event.rect().adjusted(0, -height, 0, height)
             theme, placed = self._theme, list(self._spans_in_sight(part))
-            boxes = [(s.token, self._box(s, y)) for s, y in placed] if self._is_marked() else []
+            is_marked = self._round is not None or len(self._hits) > 0 or any(self.selection)
+            boxes = [(s.token, self._box(s, y)) for s, y in placed] if is_marked else []
             paint_selection(painter, boxes, self.selection, theme.color("ui.selection"))
             kinds, replayed = stream.kinds, stream.replayed
             self._painter.paint(
@@ -208,9 +209,6 @@ class TokenArea(TokenScroll):
                 written = self._written_in(stream, self._round, {token for token, _ in boxes})
                 paint_cursor(painter, boxes, written, self.current, focus)
         painter.end()
-
-    def _is_marked(self) -> bool:
-        return self._round is not None or len(self._hits) > 0 or any(self.selection)
 
     def _written_in(self, stream: TokenStream, round_: int, tokens: set[int]) -> set[int]:
         """The tokens among `tokens` that a round wrote; no round writes the prompt."""

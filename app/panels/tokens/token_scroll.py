@@ -50,6 +50,7 @@ class TokenScroll(QAbstractScrollArea):
         self._chip.clicked.connect(lambda: self.set_follow(True))
         self._chip.clicked.connect(self.scrolled)
         self._work = timer(self, self._lay_out, once=True)
+        self._widened = timer(self, self._start_layout, once=True)
         self.setFrameShape(QFrame.Shape.NoFrame)
         self.viewport().setAttribute(Qt.WidgetAttribute.WA_OpaquePaintEvent)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
@@ -110,7 +111,7 @@ class TokenScroll(QAbstractScrollArea):
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         if event.size().width() != event.oldSize().width():
-            self._start_layout()
+            self._widened.start(0)  # docks that change places resize it several times
         else:
             self._lay_out()
 
@@ -143,7 +144,8 @@ class TokenScroll(QAbstractScrollArea):
         rows = self._rows
         if rows is None:
             return
-        complete = rows.advance(self._rows_in_sight(), follow=self.follow)
+        in_sight = self.viewport().height() // self._metrics.row_height + 2
+        complete = rows.advance(in_sight, follow=self.follow)
         self._update_bar()
         if self.follow:
             self._move_bar(to_end=True)
@@ -179,9 +181,6 @@ class TokenScroll(QAbstractScrollArea):
             self.viewport().scroll(0, dy)
         else:
             self.viewport().update()
-
-    def _rows_in_sight(self) -> int:
-        return self.viewport().height() // self._metrics.row_height + 2
 
     def _in_sight(self) -> tuple[TokenLayout, int, int] | None:
         """The layout on show, its first visible row, and that row's y."""

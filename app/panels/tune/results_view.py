@@ -76,7 +76,7 @@ class ResultsView(QStackedWidget):
         self.grid.chosen.connect(self._select_cell)
         self.grid.tip = self._cell_words
         self.pareto = ParetoPlot(theme)
-        self.pareto.row_chosen.connect(self._select_row)
+        self.pareto.row_chosen.connect(lambda row: self._select(np.array([row])))
         self.map_x, self.map_y, self.map_figure = (
             _choice(name) for name in ("Setting across", "Setting up", "Figure in the cells")
         )
@@ -203,9 +203,6 @@ class ResultsView(QStackedWidget):
     def _select_cell(self, row: int, column: int) -> None:
         if self._map is not None:
             self._select(self._map[1].get((row, column), np.zeros(0, np.int64)))
-
-    def _select_row(self, row: int) -> None:
-        self._select(np.array([row]))
 
     def _select(self, rows: np.ndarray) -> None:
         """Select rows of the results in the table and bring the first of them into sight."""

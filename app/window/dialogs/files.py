@@ -171,7 +171,7 @@ _PAGE = ".html", ".htm"
 
 def ask_page(parent: QWidget, settings: Settings, kind: str) -> Path | None:
     """The HTML file that a page is written to; None without a choice. kind: report or session."""
-    return _ask_new(parent, settings, kind, REPORT_FILTER, _PAGE)
+    return ask_new(parent, settings, kind, REPORT_FILTER, _PAGE)
 
 
 def place_page(parent: QWidget, settings: Settings, kind: str) -> Path | None:
@@ -182,14 +182,10 @@ def place_page(parent: QWidget, settings: Settings, kind: str) -> Path | None:
     return _new_path(settings, kind, _PAGE)
 
 
-def ask_perfetto(parent: QWidget, settings: Settings) -> Path | None:
-    """The file that a trace of Perfetto is written to; None without a choice."""
-    return _ask_new(parent, settings, "perfetto", PERFETTO_FILTER, (".pftrace",))
-
-
-def _ask_new(
+def ask_new(
     parent: QWidget, settings: Settings, kind: str, accepted: str, suffixes: Sequence[str]
 ) -> Path | None:
+    """The file that something of this kind is written to; None without a choice."""
     name, _ = QFileDialog.getSaveFileName(
         parent,
         f"Write {kind}",
@@ -207,11 +203,6 @@ def _ask_new(
 def _new_path(settings: Settings, kind: str, suffixes: Sequence[str]) -> Path:
     name = time.strftime(f"draftscope-{kind}-%Y%m%d-%H%M%S{suffixes[0]}")
     return settings.folder("report") / name
-
-
-def ask_results(parent: QWidget, settings: Settings) -> Path | None:
-    """A result file chosen by the user, None without a choice."""
-    return ask_file(parent, settings, "results", "Open results", RESULTS_FILTER)
 
 
 def ask_file(

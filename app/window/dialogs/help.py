@@ -231,9 +231,10 @@ class HelpPages(ModelessDialog):
             found = document.find(words)
             while not found.isNull():
                 block, start = found.block(), found.selectionStart()
-                at = start - block.position()
-                line = block.text()[max(0, at - _CONTEXT) : at + len(words) + _CONTEXT]
-                yield topic, start, " ".join(line.split())
+                at, text = start - block.position(), f"{block.text()} "
+                begin = text.rfind(" ", 0, max(0, at - _CONTEXT)) + 1
+                end = text.find(" ", min(at + len(words) + _CONTEXT, len(text) - 1))
+                yield topic, start, " ".join(text[begin:end].split())
                 found = document.find(words, found)
 
     def _document(self, topic: str) -> QTextDocument:

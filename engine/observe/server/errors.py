@@ -57,7 +57,10 @@ def refusal(address: str, path: str, status: int, raw: bytes) -> ServerError:
         return ServerError(f"{address} sends {path} elsewhere.", "Name the address it leads to.")
     said = f": {message}" if message else ""
     if status == 404:
-        remedy = "Name a server, one without a list with --model-name, one of chats with --chat."
+        remedy = (
+            "Check address and port; name the model if the server lists none (--model-name), and "
+            "use its chat template if it takes chats alone (--chat)."
+        )
         return ServerError(f"{address} has no {path}{said}.", remedy)
     return ServerError(
         f"{address} refuses {path} with status {status}{said}.",

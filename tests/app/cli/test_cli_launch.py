@@ -24,8 +24,8 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """Calls of run_window, with a stand-in for the window."""
     calls: list[object] = []
 
-    def run_window(models: list[Path], drafts: list[Path], demo: bool, trace: Path | None) -> int:
-        calls.append((models, drafts, demo) if trace is None else trace)
+    def run_window(models: list[Path], drafts: list[Path], demo: bool, traces: list[Path]) -> int:
+        calls.append((models, drafts, demo, *traces))
         return 0
 
     gui = types.ModuleType("app.window.gui")
@@ -59,15 +59,18 @@ def test_a_file_named_like_a_subcommand_opens_by_its_path(
     assert opened == [([Path("info")], [], False)]
 
 
-def test_a_folder_is_an_exported_trace(cli: Cli, opened: list[object], tmp_path: Path) -> None:
+def test_a_folder_is_an_exported_trace_with_a_model_or_without(
+    cli: Cli, opened: list[object], tmp_path: Path
+) -> None:
     export_csv(TraceStore(), folder := tmp_path / "trace")
     (tmp_path / "empty").mkdir()
     assert cli(folder).status == 0
     assert cli(folder / "session.json").status == 0
-    assert cli(folder / "rounds.csv").status == 0
-    assert opened == [folder, folder, folder]
-    for wrong in ((tmp_path / "empty",), (folder, "--demo"), (folder, DEMO_TARGET)):
-        assert cli(*wrong).status == 2
+    assert cli(folder, DEMO_TARGET, folder / "rounds.csv").status == 0
+    assert cli(folder, "--demo").status == 0
+    shown = [], [], False, folder
+    assert opened == [shown, shown, ([DEMO_TARGET], *shown[1:]), ([], [], True, folder)]
+    assert cli(tmp_path / "empty").status == cli(DEMO_TARGET, tmp_path / "empty").status == 2
     assert "session.json is missing" in cli(tmp_path / "empty").err
 
 
@@ -140,4 +143,4 @@ def test_what_another_engine_wrote_is_opened_like_a_trace(
     record = tmp_path / "record.json"
     record.write_text('{"num_spec_steps": 2, "mean_acceptance_length": 1.5, "engine": "vllm"}')
     assert cli(record).status == 0
-    assert opened == [record]
+    assert opened == [([], [], False, record)]

@@ -302,7 +302,7 @@ def test_the_divergence_layout_fits_a_small_screen(loaded: MainWindow, qtbot: Qt
     loaded.divergence.header.set_editing(True)
     settle(qtbot)
     (page,) = loaded.divergence.findChildren(ScrollPage)
-    loaded.show_message("warning", "Something to read.", "And what to do about it. " * 4)
+    loaded.banners.add("warning", "Something to read.", "And what to do about it. " * 4)
     settle(qtbot)
     assert len(loaded.divergence.header.cards.cards) == 14
     assert loaded.divergence.header.editor.isVisible()

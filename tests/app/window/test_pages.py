@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from PySide6.QtWidgets import QLabel
+from PySide6.QtWidgets import QApplication, QLabel, QStackedWidget, QWidget
 from pytestqt.qtbot import QtBot
 
+from app.looks import Theme
+from app.widgets.build import vbox
+from app.widgets.fitted_labels import LowPanel
+from app.widgets.plot_surface import PlotSurface
 from app.window.dock_area import Pages
+from app.window.window import MainWindow
+from tests.support.window_acts import settle
 
 
 def test_a_tab_for_each_or_all_below_each_other(qtbot: QtBot) -> None:
@@ -33,3 +39,30 @@ def test_a_tab_for_each_or_all_below_each_other(qtbot: QtBot) -> None:
     assert views["a"].height() == views["b"].height() > 100
     pages.set_stack(False)
     assert pages.current == "b" and not views["a"].isVisible() and pages.bar.isVisible()
+
+
+def test_a_page_that_is_seen_for_the_first_time_takes_the_keys(
+    window: MainWindow, qtbot: QtBot
+) -> None:
+    window.docks.enter("tune")
+    window.activateWindow()
+    settle(qtbot)
+    window.docks.enter("results")
+    view, at = window.docks.view("results"), QApplication.focusWidget()
+    assert view is not None and at is not None and view.isAncestorOf(at)
+
+
+def test_a_plot_on_a_page_that_scrolls_becomes_lower_with_it(qtbot: QtBot) -> None:
+    words = QLabel("word " * 20, wordWrap=True)  # a stack of pages then asks for the best height
+    vbox(words, plot := PlotSurface(Theme("light"), "0.00"), of=(page := QWidget()))
+    stack = QStackedWidget()
+    stack.addWidget(page)
+    panel = LowPanel(stack)
+    qtbot.addWidget(panel)
+    panel.resize(400, 600)
+    panel.show()
+    qtbot.waitExposed(panel)
+    qtbot.waitUntil(lambda: plot.height() > 400)
+    panel.resize(400, 240)
+    qtbot.waitUntil(lambda: plot.height() < 240)
+    assert not panel.verticalScrollBar().isVisible()

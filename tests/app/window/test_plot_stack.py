@@ -104,3 +104,21 @@ def test_the_caption_names_plot_run_and_settings(window: MainWindow) -> None:
     assert caption.title == "Time per round"
     assert caption.lines[0] == f"tiny · run {run_id} · draft-mtp · ring"
     assert any("n_max 3" in line for line in caption.lines)
+
+
+def test_a_stack_is_arranged_once_its_last_plot_has_been_made(
+    window: MainWindow, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_the_way = list[bool]()
+
+    def take_place(_view: RoundView, _width: int, *, has_axis: bool) -> None:
+        on_the_way.append(window.docks.is_making())
+
+    store, _, run_id = timed_trace(60)
+    window.feed.show_run(RunRef(store, run_id))
+    window.docks.reveal("rollback")
+    QApplication.processEvents()
+    monkeypatch.setattr(RoundView, "take_place", take_place)
+    window.actions_by_id["view.layout_plots"].trigger()
+    qtbot.waitUntil(lambda: len(on_the_way) > 2, timeout=20_000)
+    assert not any(on_the_way)

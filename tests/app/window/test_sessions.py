@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from app.engine_thread.jobs.files import ReadTrace
 from app.saved import autosave as saving
 from app.saved.settings import Settings
 from app.window.dialogs.files import TraceDialog
+from app.window.sessions import what_is
 from app.window.window import MainWindow
 from engine.trace.export import SESSION_FILE, export_csv
 from engine.trace.reopen import open_trace
@@ -115,7 +117,17 @@ def test_several_are_opened_and_what_is_left_is_named(
         assert drop(window, folder / "tokens.csv", folder, notes, other)
     assert list(window.bridge.opened.values()) == [folder, other]
     (message,) = messages(window)
-    assert message.startswith("info: Not opened: notes.txt. Drop models")
+    assert message.startswith("error: notes.txt is nothing that")
+
+
+def test_while_files_hover_no_readers_are_imported(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "engine.observe.files.importing", None)
+    (notes := tmp_path / "notes.txt").write_text("milk, bread\n")
+    data = QMimeData()
+    data.setUrls([QUrl.fromLocalFile(str(path)) for path in (notes, folder / "rounds.csv")])
+    assert what_is(data) == ([], [], [notes, folder])
 
 
 def test_one_that_cannot_be_read_does_not_keep_the_others_back(

@@ -11,7 +11,9 @@ from pytestqt.qtbot import QtBot
 from app.engine_thread.events import State
 from app.window.window import MainWindow
 from engine.errors import ModelFileError
+from engine.trace.export import export_csv
 from tests.support.fake_session import FakeEngine
+from tests.support.trace_builder import sample_trace
 from tests.support.window_acts import drop, enabled, messages, trigger, wait
 
 
@@ -121,6 +123,34 @@ def test_drop_opens_the_larger_as_target(
     assert drop(window, small, model_file)
     wait(qtbot, window, State.READY)
     assert engine.opened == [(model_file, (small,), "auto")]
+
+
+def test_a_mixed_drop_opens_all_of_it_and_the_trace_is_on_show(
+    window: MainWindow, engine: FakeEngine, model_file: Path, tmp_path: Path, qtbot: QtBot
+) -> None:
+    export_csv(sample_trace().store, folder := tmp_path / "mine")
+    (parts := tmp_path / "big-00001-of-00002.gguf").write_bytes(model_file.read_bytes() * 2)
+    (second := tmp_path / "big-00002-of-00002.gguf").write_bytes(model_file.read_bytes() * 3)
+    (notes := tmp_path / "notes.txt").write_text("milk, bread\n")
+    engine.gate.clear()
+    assert drop(window, folder / "tokens.csv", second, model_file, parts, notes)
+    wait(qtbot, window, State.LOADING)
+    with qtbot.waitSignal(window.bridge.trace_shown, check_params_cb=lambda shown: shown == folder):
+        engine.gate.set()
+    wait(qtbot, window, State.READY)
+    assert engine.opened == [(parts, (model_file,), "auto")]
+    assert window.bridge.trace_folder == folder and "run.start" in enabled(window)
+    qtbot.waitUntil(lambda: bool(messages(window)))
+    assert ["notes.txt is nothing that" in text for text in messages(window)] == [True]
+
+
+def test_the_trace_opens_and_the_message_stays_where_its_model_cannot_be_loaded(
+    window: MainWindow, tmp_path: Path, qtbot: QtBot
+) -> None:
+    export_csv(sample_trace().store, folder := tmp_path / "mine")
+    with qtbot.waitSignal(window.bridge.trace_shown):
+        window.open_model(tmp_path / "letter.txt", traces=[folder])
+    assert messages(window) == ["error: letter.txt: byte 0: no GGUF file. Choose another."]
 
 
 def test_prompt_box_leaves_drops_to_the_window(window: MainWindow) -> None:

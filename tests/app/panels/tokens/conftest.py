@@ -43,8 +43,8 @@ def show(qtbot: QtBot) -> Callable[..., Shown]:
 
 def finish(area: TokenArea) -> None:
     """Let the area lay out everything."""
-    rows = area._rows
-    while rows is not None and not rows.layout.complete:
+    QApplication.processEvents()
+    while area._rows is not None and not area._rows.layout.complete:
         QApplication.processEvents()
     QApplication.processEvents()
 

@@ -303,6 +303,7 @@ def test_a_long_stream_is_shown_before_it_is_laid_out(
     stream = run.by_seq[0]
     assert len(stream) > 90_000
     area.resize(300, 200)
+    QApplication.processEvents()
     rows = area._rows
     assert rows is not None
     assert not rows.layout.complete
@@ -317,6 +318,7 @@ def test_a_long_stream_is_shown_before_it_is_laid_out(
     bar.setValue(bar.maximum() * 3 // 4)
     top = next(area._spans_in_sight())[0].token
     area.resize(280, 200)
+    QApplication.processEvents()
     assert area._rows is not None
     assert area._rows.preview is not None
     assert abs(next(area._spans_in_sight())[0].token - top) <= 1
@@ -326,11 +328,13 @@ def test_a_long_stream_is_shown_before_it_is_laid_out(
     # the end of what is laid out so far is not the newest token
     bar.setValue(0)
     area.resize(310, 200)
+    QApplication.processEvents()
     assert not area._rows.layout.complete
     bar.setValue(bar.maximum())
     assert not area.follow
     # to a token that a layout has not reached yet
     area.resize(320, 200)
+    QApplication.processEvents()
     area.set_cursor(Position(run.run, 0, 24_000, None))
     assert area.current in {span.token for span, _ in area._spans_in_sight()}
     finish(area)
@@ -411,3 +415,15 @@ def test_larger_letters_take_more_room_and_keep_the_token(show: Callable[..., Sh
         rows.append(area._metrics.row_height)
         assert area.current == chosen
     assert rows[2] < rows[0] == rows[3] < rows[1]
+
+
+def test_a_text_that_is_resized_several_times_at_once_is_laid_out_once(
+    show: Callable[..., Shown],
+) -> None:
+    area, _ = show(sample_trace())
+    rows = area._rows
+    area.resize(300, 200)
+    area.resize(310, 200)
+    assert area._rows is rows
+    QApplication.processEvents()
+    assert area._rows is not rows

@@ -96,6 +96,11 @@ def test_search_lists_hits_of_all_pages_with_context(pages: HelpPages, qtbot: Qt
     said = sum(pages._document(t).toPlainText().lower().count("stale plane") for t in help_topics())
     assert len(hits) == said > 0
     assert all("stale plane" in hit.lower() for hit in hits)
+    cut = [set(hit.split("\n")[1].strip("… ").split()) for hit in hits]
+    known = {
+        word for topic in pages._topics for word in pages._document(topic).toPlainText().split()
+    }
+    assert all(words <= known for words in cut), "whole words"
     assert pages.count.text().startswith(f"{said} hit")
     qtbot.keyClick(pages.field, Qt.Key.Key_Return)
     assert top_text(pages).lower() == "stale plane"
