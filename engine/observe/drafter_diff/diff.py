@@ -14,6 +14,7 @@ from engine.gguf.binary import never
 from engine.observe.drafter_diff.outcome_causes import (
     cell_causes,
     counting_cause,
+    file_causes,
     rope_causes,
     rule_cause,
     sampler_cause,
@@ -164,6 +165,8 @@ def _pair(
     }
     if prompt is None:
         stated |= {one.side: one for one in rope_causes(a, b)}
+        of_files = file_causes(a, b, session, contexts) if session else ()
+        stated = {one.side: one for one in of_files} | stated
     judged, n_else = list[str](), list[tuple[int, int]]()
     missing = [Missing(*no_drafts(side.name)) for side in (a, b) if not side.drafts]
     is_drafted = not missing

@@ -415,10 +415,10 @@ class LookedUp:
                 if wrong and n_left > 1 + _EXPLAINS * n_wrong:
                     break
             self._now = then
-            learned = after.learned(draft.n_accepted, draft.n_drafted)
+            learned = after.learned(draft.n_decoded - 1, draft.n_drafted)
             if draft.n_drafted and learned is not None:
                 drafter.accept(0, learned, is_other=False)
-            stop = pos + draft.n_accepted + 1 - after.n_lost
+            stop = pos + draft.n_decoded - after.n_lost
             kept = text[pos : max(pos, stop)]
             if after.rejected:
                 kept = [text[pos], *draft.tokens]
@@ -444,14 +444,14 @@ def _rounds(seq: int, side: DraftSide) -> Iterator[_Shared]:
         if side.n_prompt <= pos < len(text):
             draft = drafts.get(pos) or RecordedDraft(-1, pos, [], [], 0, 0, 0.0, 0)
             request = DraftRequest(seq, pos, text[pos], max(1, draft.n_drafted))
-            yield round_, request, text[pos : pos + draft.n_accepted + 1], draft
+            yield round_, request, text[pos : pos + draft.n_decoded], draft
 
 
 def _teach(drafter: Drafter, shared: _Shared) -> None:
     """Show a drafter what came of another sequence's round."""
     _, request, kept, draft = shared
     if draft.n_drafted:
-        drafter.accept(request.seq, draft.n_accepted, is_other=False)
+        drafter.accept(request.seq, draft.n_decoded - 1, is_other=False)
     drafter.observe(request.seq, request.pos0, kept, _NO_ROWS)
 
 

@@ -27,7 +27,7 @@ _Drafts = Sequence[RecordedDraft]
 _Gives = Callable[[RecordedDraft, Entries, int], bool]
 _MOST_MASKS, _LONGEST_WINDOW = 1024, 128
 _FARTHEST, _SHOWN_BY, _MOST_FITTING = 64, 3, 6
-_MOST_OTHERS = 4
+_MOST_OTHERS, _TAIL = 4, 4
 _Which = Callable[[list[Entries], list[Entries]], Entries]
 _READ: dict[str, _Which] = {
     "that of the step before": lambda given, _: given[max(0, len(given) - 2)],
@@ -152,6 +152,16 @@ class Mistakes:
             moved = [p % size if p < self._text.starts[0] else p for p in range(len(table))]
             about = f"rows of a prompt's later passes, of {size} tokens, are those of the first"
             yield self._of_table(about, table[moved])
+        n = self._text.starts[0]  # a server may cut a prompt a few tokens before its end, too
+        for size, tail in product((*(s for s in _SIZES if 1 < s < n), n), (0, _TAIL)):
+            ends = sorted({*range(size, n - tail, size), *[n - tail] * (tail < n), n})
+            moved = [*range(len(table))]
+            for last, end in pairwise(ends):
+                moved[last - 1] = end - 1
+            if len(ends) > 1:
+                passes = f"{size} tokens" + f", its last {tail} apart" * bool(tail)
+                about = f"the row before each pass of the prompt, of {passes}, is its last one"
+                yield self._of_table(about, table[moved])
         own, taps = self._target.rows, self._target.taps
         changes: dict[str, torch.Tensor | None] = {k: f(table) for k, f in MOVED.items()}
         changes["zeros"] = model.table(mapped(own, torch.zeros_like))

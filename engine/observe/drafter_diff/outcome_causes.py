@@ -5,11 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
-from typing import Any
+from itertools import pairwise, product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from engine.audit.recorded_drafts import RecordedDraft
+from engine.gguf.file import GgufFile
+from engine.model.limits import real
 from engine.observe.drafter_diff.records import (
+    BLOCK,
     CANDIDATES,
     COUNTING,
     FEW,
@@ -27,11 +31,20 @@ from engine.observe.drafter_diff.sides import DraftSide
 from engine.observe.drafter_diff.wrong_drafts import whens
 from engine.observe.rescoring.request_sampler import SAMPLING, is_set_alike
 
+if TYPE_CHECKING:
+    from engine.session import Session
+
 _SHARE = 0.05
 _SHOWS_RULE = 5
 """Rounds that show a rule where ids of rejected tokens do not."""
 _FLOAT_CELLS = "f32", "f16", "bf16"
 _START = "the start of the server, by its log"
+_OF_FILES = {
+    "freq_base_train": (POSITIONS, "ropes with base"),
+    "freq_scale_train": (POSITIONS, "ropes with scale"),
+    "file_size": (BLOCK, "weights of"),
+}
+"""What a log says of model files: the stage that is wrong where one has another value, and words."""
 _SPREAD = ("top_k", "top_p", "min_p", "top_n_sigma", "dynatemp_range", "samplers", "seed")
 """Settings that never take the best token away."""
 
@@ -71,7 +84,7 @@ def _stricter(known: Sequence[tuple[RecordedDraft, int]], short: set[int]) -> st
     """A sentence on what is accepted of drafts, everywhere or in some rounds alone. short: places
     of those of which it is less than the text confirms."""
     drafts, everywhere = [draft for draft, _ in known], {*range(len(known))}
-    for words, places in (("", everywhere), *whens(drafts, short)):
+    for words, places in (("", everywhere), *whens(drafts, short), (" in these rounds", short)):
         inside = [known[i] for i in sorted(places & everywhere)]
         if not short <= places:
             continue
@@ -79,8 +92,8 @@ def _stricter(known: Sequence[tuple[RecordedDraft, int]], short: set[int]) -> st
         if all(draft.n_accepted == min(n, draft.n_drafted - 1) for draft, n in inside):
             return f"The last token of a draft is never accepted, though the text has it{words}."
         if all(draft.n_accepted == min(n, most) for draft, n in inside):
-            tokens = "token is" if most == 1 else "tokens are"
-            return f"No more than {most} drafted {tokens} accepted{words}."
+            tokens = "token is" if most <= 1 else "tokens are"
+            return f"No {f'more than {most} ' * bool(most)}drafted {tokens} accepted{words}."
         if all(draft.n_accepted == max(0, n - 1) for draft, n in inside):
             return f"One token less is accepted than the text confirms{words}."
     return "Drafted tokens are rejected that the target chose itself: a stricter rule."
@@ -149,6 +162,44 @@ def rope_causes(a: DraftSide, b: DraftSide) -> Iterator[Cause]:
                 yield Cause(POSITIONS, side.name, about, _START)
 
 
+def file_causes(
+    a: DraftSide, b: DraftSide, session: Session, pairs: Sequence[tuple[RecordedDraft, ...]]
+) -> Iterator[Cause]:
+    """Of a server whose log says so, model files with other ropes or weights than those at hand
+    have, where drafts differ. pairs: drafts after the same text."""
+    n, starts = min(len(a.starts), len(b.starts)), (a.starts, b.starts)
+    if all(one.tokens == two.tokens for one, two in pairs) and starts[0][:n] == starts[1][:n]:
+        return
+    here = [figures for part in session.files.parts if (figures := _of_file(part.path))]
+    for side, (name, (stage, what)) in product((a, b) if here else (), _OF_FILES.items()):
+        said, own = {*_launch(side).get(name, ())}, {one[name] for one in here}
+        others, lacks = sorted(said - own), sorted(own - said)
+        if others and (lacks or stage == POSITIONS):  # a file may be at hand that is not needed
+            about = (
+                f"A model file of its has {what} {others[0]}, those at hand "
+                f"{' or '.join(lacks or sorted(own))}: another file, or quantised otherwise."
+            )
+            yield Cause(stage, side.name, about, _START)
+
+
+def _of_file(path: Path) -> dict[str, str]:
+    """What a log says of a model file, by the names of _OF_FILES; empty for one of several parts."""
+    with GgufFile.open(path, part_alone=True) as file:
+        if file.int_("split.count", 1) > 1:
+            return {}
+        size = sum(tensor.n_bytes for tensor in file.tensors.values())
+        base, factor = (
+            real(file, f".rope.{name}", default)
+            for name, default in (("freq_base", 10000.0), ("scaling.factor", 1.0))
+        )
+    size, unit = (size / 2**30, "GiB") if size >= 2**30 else (size / 2**20, "MiB")
+    return {
+        "freq_base_train": f"{base:.1f}",
+        "freq_scale_train": f"{1 / (factor or 1):g}",
+        "file_size": f"{size:.2f} {unit}",
+    }
+
+
 def cell_causes(a: DraftSide, b: DraftSide) -> Iterator[Cause]:
     """Of a server whose log says so, keys and values of types that round more than the other's."""
     for side, other in ((a, b), (b, a)):
@@ -177,7 +228,7 @@ def with_limits(a: DraftSide, b: DraftSide, causes: Sequence[Cause]) -> list[Cau
     shown = [i for i, one in enumerate(found) if one.stage == CANDIDATES]
     for i in shown if said else ():
         if not found[i].side:
-            is_other = any(f"another {name}" in found[i].about for name in {*both} - {*differ})
+            is_other = len(differ) > 1 or f"another {differ[0]}" not in found[i].about
             about = "Drafts end otherwise." if is_other else found[i].about
             found[i] = replace(found[i], about=f"{about} Their settings: {said}.")
     n_same = n_common(a, b)
