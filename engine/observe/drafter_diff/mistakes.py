@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain, pairwise, product
+from itertools import chain, combinations, pairwise, product
 from typing import Any
 
 import torch
@@ -15,7 +15,15 @@ from engine.audit.deviations import CLEAN, OF_ENGINES, SHIFTED, Deviation
 from engine.audit.draft_models import BlockModel, DraftModel, Entries, StepwiseModel
 from engine.audit.recorded_drafts import DraftedText, RecordedDraft
 from engine.observe.drafter_diff.candidate_mistakes import any_of_ten, observed, of_choice, of_map
-from engine.observe.drafter_diff.guesses import GOES_ON, Guess
+from engine.observe.drafter_diff.guesses import (
+    GOES_ON,
+    Guess,
+    added,
+    moved_by,
+    with_names,
+    with_other,
+    with_rows,
+)
 from engine.observe.drafter_diff.operations import PHASES, in_place, part_changes
 from engine.observe.drafter_diff.records import BLOCK, CANDIDATES, POSITIONS, ROWS, STATE
 from engine.observe.drafter_diff.sides import LONGEST_TEXT, DraftSide
@@ -24,10 +32,10 @@ from engine.observe.drafter_diff.tensor_changes import other_windows
 from engine.session import Session
 
 _Drafts = Sequence[RecordedDraft]
-_Gives = Callable[[RecordedDraft, Entries, int], bool]
+_Gives = Callable[[RecordedDraft, Entries, Any], bool]
 _MOST_MASKS, _LONGEST_WINDOW = 1024, 128
 _FARTHEST, _SHOWN_BY, _MOST_FITTING = 64, 3, 6
-_MOST_OTHERS, _TAIL = 4, 4
+_MOST_OTHERS, _TAIL, _HOLE_ENDS = 4, 4, 16
 _Which = Callable[[list[Entries], list[Entries]], Entries]
 _READ: dict[str, _Which] = {
     "that of the step before": lambda given, _: given[max(0, len(given) - 2)],
@@ -102,8 +110,7 @@ class Mistakes:
                 yield guess
 
     def _unseen(self, wrong: _Drafts) -> Iterator[Deviation]:
-        for size in self._windows(wrong):
-            yield Deviation("", f"the drafter sees no more than {size} tokens", window=size)
+        yield from self._cuts(wrong)
         for token in self._fitting(wrong, self._special, self._gives_token):
             about = f"drafts go on from token {token}, not from the newest one"
             for noticed in (False, True):
@@ -148,20 +155,18 @@ class Mistakes:
         table, model = self._text.table, self._model
         if table is None:
             return
-        for size in (s for s in _SIZES if 1 < s < self._text.starts[0]):
-            moved = [p % size if p < self._text.starts[0] else p for p in range(len(table))]
-            about = f"rows of a prompt's later passes, of {size} tokens, are those of the first"
-            yield self._of_table(about, table[moved])
         n = self._text.starts[0]  # a server may cut a prompt a few tokens before its end, too
         for size, tail in product((*(s for s in _SIZES if 1 < s < n), n), (0, _TAIL)):
             ends = sorted({*range(size, n - tail, size), *[n - tail] * (tail < n), n})
-            moved = [*range(len(table))]
-            for last, end in pairwise(ends):
-                moved[last - 1] = end - 1
-            if len(ends) > 1:
-                passes = f"{size} tokens" + f", its last {tail} apart" * bool(tail)
-                about = f"the row before each pass of the prompt, of {passes}, is its last one"
-                yield self._of_table(about, table[moved])
+            apart = f", its last {tail} apart" * bool(tail)
+            about = f"a prompt's later passes, of {size} tokens{apart}, are"
+            if len(ends) > 1 and not tail:
+                first = [p % size if p < n else p for p in range(len(table))]
+                yield self._of_table(f"rows of {about} those of the first", table[first])
+            last = [*range(len(table))]
+            for before, end in pairwise(ends):
+                last[before - 1] = end - 1
+            yield self._of_table(f"rows before {about} the last of these", table[last])
         own, taps = self._target.rows, self._target.taps
         changes: dict[str, torch.Tensor | None] = {k: f(table) for k, f in MOVED.items()}
         changes["zeros"] = model.table(mapped(own, torch.zeros_like))
@@ -227,7 +232,7 @@ class Mistakes:
         if (ids := model.ids) is not None:
             row_of = {token: i for i, token in enumerate(ids.tolist())}
             about = "the token that a step hands on is not mapped to the target's id (d2t)"
-            yield self._handing(CANDIDATES, about, partial(_with_names, row_of))
+            yield self._handing(CANDIDATES, about, partial(with_names, row_of))
         for lost in ("all", "drafted") if self._in_trees else ():
             what = "nothing" if lost == "all" else "no drafted token"
             about = f"branches of its trees but the first begin with {what} in memory: not copied"
@@ -236,10 +241,10 @@ class Mistakes:
         for name, (where, which) in product(names, _READ.items()):
             about = f"the {name} that a step reads while it drafts is {where}"
             stage = POSITIONS if name == "position" else STATE
-            yield self._handing(stage, about, partial(_with_other, f"{name}s"), which)
+            yield self._handing(stage, about, partial(with_other, f"{name}s"), which)
         for by, how in ((1, "far"), (-1, "early")):
             about = f"the position of a step is one too {how}"
-            yield self._handing(POSITIONS, about, partial(_moved, by))
+            yield self._handing(POSITIONS, about, partial(moved_by, by))
         if not model.reads_rows:
             return
         changes: dict[str, Callable[[Any], Any]]
@@ -250,10 +255,10 @@ class Mistakes:
             changes["taken before its final norm"] = partial(torch.div, other=norm)
         for what, change in changes.items():
             about = f"what a step hands on to the next one is {what}"
-            yield self._handing(STATE, about, partial(_with_rows, change))
+            yield self._handing(STATE, about, partial(with_rows, change))
         for where, which in _READ.items():
             about = f"what a step hands on is added to {where}"
-            yield self._handing(STATE, about, _added, which)
+            yield self._handing(STATE, about, added, which)
 
     def _handing(
         self,
@@ -283,6 +288,12 @@ class Mistakes:
                 tokens[one.pos0] = other.text[its.pos0]
             about = f"drafts go on from the newest token {which}"
             yield self._guess(stage, about, text=replace(text, tokens=tokens))
+            further = {one.pos0: max(0, its.pos0 - one.pos0) for one, its in both}
+            about = (
+                f"tokens are drafted in positions of sequence {other.seq_id} where it is further"
+            )
+            draft = partial(further, model.draft, further, model.ahead)
+            yield self._guess(POSITIONS, about, changes=((model, "draft", draft),))
             if own is None:
                 continue
             table = model.table(self._target.like(other.text[:LONGEST_TEXT]).rows)
@@ -406,16 +417,26 @@ class Mistakes:
         stop = min(start + most, self._session.config.n_vocab)
         return self._fitting(wrong, range(start, stop), gives)
 
-    def _windows(self, wrong: _Drafts) -> list[int]:
-        """How many tokens back a drafter sees that makes wrong drafts, from a right state."""
-        if not self._model.can_cut:
-            return []
+    def _cuts(self, wrong: _Drafts) -> list[Deviation]:
+        """What memory may lack that makes wrong drafts, and is right otherwise."""
+        model, n = self._model, self._text.starts[0] - self._model.ahead
+        cuts = [
+            Deviation("", f"the drafter sees no more than {size} tokens", window=size)
+            for size in range(_LONGEST_WINDOW, 0, -1)
+        ]
+        cuts += [
+            Deviation("", f"positions {a} to {b - 1} are missing in its memory", lacks=range(a, b))
+            for a, b in combinations(range(0, n + 1, max(1, n // _HOLE_ENDS)), 2)
+        ]
 
-        def gives(draft: RecordedDraft, newest: Entries, size: int) -> bool:
-            self._model.cut(0, max(0, draft.pos0 - size))
-            return size < draft.pos0 and self._gives(draft, newest)
+        def gives(draft: RecordedDraft, newest: Entries, how: Deviation) -> bool:
+            if lacks := how.cut(draft.pos0):
+                model.cut(lacks.start, lacks.stop)
+            is_it = bool(lacks) and self._gives(draft, newest)
+            model.write(self._text.entries(model, lacks, CLEAN, draft.pos0))
+            return is_it
 
-        return self._fitting(wrong, range(_LONGEST_WINDOW, 0, -1), gives)
+        return self._fitting(wrong, cuts, gives) if model.can_cut else []
 
     def _gives_token(self, draft: RecordedDraft, newest: Entries, token: int) -> bool:
         return self._gives(draft, newest._replace(tokens=[token]))
@@ -426,7 +447,7 @@ class Mistakes:
             return False
         return self._gives(draft, newest.moved(by) if whole else newest, first + 1)
 
-    def _fitting(self, wrong: _Drafts, values: Sequence[int], gives: _Gives) -> list[int]:
+    def _fitting(self, wrong: _Drafts, values: Sequence[Any], gives: _Gives) -> list[Any]:
         """The values with which all these drafts are made, a few at most."""
         found = list(values)
         for draft in wrong[:_SHOWN_BY]:
@@ -477,23 +498,3 @@ class Mistakes:
         about = "candidates are drawn, not the best ones taken: a temperature of the drafter"
         for deviation in (CLEAN, GOES_ON):
             yield self._guess(CANDIDATES, about, deviation=deviation, change=any_of_ten)
-
-
-def _with_other(field: str, own: Entries, other: Entries) -> Entries:
-    return own._replace(**{field: getattr(other, field)})
-
-
-def _with_names(names: Mapping[int, int], own: Entries, _: Entries) -> Entries:
-    return own._replace(tokens=[names.get(token, token) for token in own.tokens])
-
-
-def _with_rows(change: Callable[[Any], Any], own: Entries, _: Entries) -> Entries:
-    return own._replace(rows=change(own.rows))
-
-
-def _added(own: Entries, other: Entries) -> Entries:
-    return _with_rows(partial(torch.add, other.rows), own, other)
-
-
-def _moved(by: int, own: Entries, _: Entries) -> Entries:
-    return own.moved(by)
