@@ -166,7 +166,8 @@ class Mistakes:
             last = [*range(len(table))]
             for before, end in pairwise(ends):
                 last[before - 1] = end - 1
-            yield self._of_table(f"rows before {about} the last of these", table[last])
+            if len(ends) > 1:
+                yield self._of_table(f"rows before {about} the last of these", table[last])
         own, taps = self._target.rows, self._target.taps
         changes: dict[str, torch.Tensor | None] = {k: f(table) for k, f in MOVED.items()}
         changes["zeros"] = model.table(mapped(own, torch.zeros_like))
