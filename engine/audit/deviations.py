@@ -31,16 +31,15 @@ class Deviation:
     before, if that was rejected; takes_back: it is noticed then. steady: all drafted tokens are
     paired with one row. drift: positions that entries are moved by in each round; restarts: those
     of each begin at 0. unseen: entries of this many first positions are missing; window: those
-    further back than this, 0 = none; lacks: those of these positions. own: entries of accepted
-    tokens stay as drafting wrote them. forgets: memory is emptied before every draft; frozen:
-    nothing is written after the prompt. drops: the first token of every draft is left out, -1: the
-    newest one put before it. best: a step goes on from the best token of the one before, whatever
-    was drafted. late: what a round decoded is written one round later. early: the first token is
-    taken from the row before the newest one, where a pass has several. only: of a memory with
-    states, the kept drafted entries stay in its "attention" or its "states" alone. places: it
-    happens only where the newest token has one of these positions, None = always. other: another
-    text is "instead" of the beginning, "before" this one, "next to" it in the same positions,
-    leaves a "gap", or "rows".
+    further back than this, 0 = none. own: entries of accepted tokens stay as drafting wrote them.
+    forgets: memory is emptied before every draft; frozen: nothing is written after the prompt.
+    drops: the first token of every draft is left out, -1: the newest one put before it. best: a
+    step goes on from the best token of the one before, whatever was drafted. late: what a round
+    decoded is written one round later. early: the first token is taken from the row before the
+    newest one, where a pass has several. only: of a memory with states, the kept drafted entries
+    stay in its "attention" or its "states" alone. places: it happens only where the newest token
+    has one of these positions, None = always. other: another text is "instead" of the beginning,
+    "before" this one, "next to" it in the same positions, leaves a "gap", or "rows".
     """
 
     what: str
@@ -69,7 +68,6 @@ class Deviation:
     off: str = ""
     unseen: int = 0
     window: int = 0
-    lacks: range = range(0)
     own: bool = False
     forgets: bool = False
     frozen: bool = False
@@ -80,10 +78,6 @@ class Deviation:
     only: str = ""
     places: Collection[int] | None = None
     other: str = ""
-
-    def cut(self, pos0: int) -> range:
-        """Positions that memory lacks for a draft after pos0 tokens."""
-        return range(max(0, pos0 - self.window)) if self.window else self.lacks
 
     @property
     def is_of_rows(self) -> bool:

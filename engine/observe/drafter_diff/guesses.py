@@ -419,36 +419,3 @@ def _alike(scopes: Sequence[Scope], lead: _Drafts) -> list[list[Scope]]:
 def n_right(left: Mapping[int, float]) -> int:
     """Drafts of which nothing is left."""
     return sum(distance <= ROUNDED for distance in left.values())
-
-
-def with_other(field: str, own: Entries, other: Entries) -> Entries:
-    return own._replace(**{field: getattr(other, field)})
-
-
-def with_names(names: Mapping[int, int], own: Entries, _: Entries) -> Entries:
-    return own._replace(tokens=[names.get(token, token) for token in own.tokens])
-
-
-def with_rows(change: Callable[[Any], Any], own: Entries, _: Entries) -> Entries:
-    return own._replace(rows=change(own.rows))
-
-
-def added(own: Entries, other: Entries) -> Entries:
-    return with_rows(partial(torch.add, other.rows), own, other)
-
-
-def further(
-    own: Callable[..., Any],
-    by: Mapping[int, int],
-    ahead: int,
-    newest: Entries,
-    first: int,
-    *more: Any,
-    **options: Any,
-) -> Any:
-    """DraftModel.draft, later tokens that much further, by how many the target had decoded."""
-    return own(newest, first + by.get(newest.positions[0] + ahead, 0), *more, **options)
-
-
-def moved_by(by: int, own: Entries, _: Entries) -> Entries:
-    return own.moved(by)

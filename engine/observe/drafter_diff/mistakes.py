@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain, combinations, pairwise, product
+from itertools import chain, pairwise, product
 from typing import Any
 
 import torch
@@ -15,15 +15,7 @@ from engine.audit.deviations import CLEAN, OF_ENGINES, SHIFTED, Deviation
 from engine.audit.draft_models import BlockModel, DraftModel, Entries, StepwiseModel
 from engine.audit.recorded_drafts import DraftedText, RecordedDraft
 from engine.observe.drafter_diff.candidate_mistakes import any_of_ten, observed, of_choice, of_map
-from engine.observe.drafter_diff.guesses import (
-    GOES_ON,
-    Guess,
-    added,
-    moved_by,
-    with_names,
-    with_other,
-    with_rows,
-)
+from engine.observe.drafter_diff.guesses import GOES_ON, Guess
 from engine.observe.drafter_diff.operations import PHASES, in_place, part_changes
 from engine.observe.drafter_diff.records import BLOCK, CANDIDATES, POSITIONS, ROWS, STATE
 from engine.observe.drafter_diff.sides import LONGEST_TEXT, DraftSide
@@ -32,10 +24,10 @@ from engine.observe.drafter_diff.tensor_changes import other_windows
 from engine.session import Session
 
 _Drafts = Sequence[RecordedDraft]
-_Gives = Callable[[RecordedDraft, Entries, Any], bool]
+_Gives = Callable[[RecordedDraft, Entries, int], bool]
 _MOST_MASKS, _LONGEST_WINDOW = 1024, 128
 _FARTHEST, _SHOWN_BY, _MOST_FITTING = 64, 3, 6
-_MOST_OTHERS, _TAIL, _HOLE_ENDS = 4, 4, 16
+_MOST_OTHERS, _TAIL = 4, 4
 _Which = Callable[[list[Entries], list[Entries]], Entries]
 _READ: dict[str, _Which] = {
     "that of the step before": lambda given, _: given[max(0, len(given) - 2)],
@@ -110,7 +102,8 @@ class Mistakes:
                 yield guess
 
     def _unseen(self, wrong: _Drafts) -> Iterator[Deviation]:
-        yield from self._cuts(wrong)
+        for size in self._windows(wrong):
+            yield Deviation("", f"the drafter sees no more than {size} tokens", window=size)
         for token in self._fitting(wrong, self._special, self._gives_token):
             about = f"drafts go on from token {token}, not from the newest one"
             for noticed in (False, True):
@@ -233,7 +226,9 @@ class Mistakes:
         if (ids := model.ids) is not None:
             row_of = {token: i for i, token in enumerate(ids.tolist())}
             about = "the token that a step hands on is not mapped to the target's id (d2t)"
-            yield self._handing(CANDIDATES, about, partial(with_names, row_of))
+            yield self._handing(
+                CANDIDATES, about, "tokens", lambda own, _: [row_of.get(t, t) for t in own]
+            )
         for lost in ("all", "drafted") if self._in_trees else ():
             what = "nothing" if lost == "all" else "no drafted token"
             about = f"branches of its trees but the first begin with {what} in memory: not copied"
@@ -242,10 +237,12 @@ class Mistakes:
         for name, (where, which) in product(names, _READ.items()):
             about = f"the {name} that a step reads while it drafts is {where}"
             stage = POSITIONS if name == "position" else STATE
-            yield self._handing(stage, about, partial(with_other, f"{name}s"), which)
+            yield self._handing(stage, about, f"{name}s", lambda _, other: other, which)
         for by, how in ((1, "far"), (-1, "early")):
             about = f"the position of a step is one too {how}"
-            yield self._handing(POSITIONS, about, partial(moved_by, by))
+            yield self._handing(
+                POSITIONS, about, "positions", lambda own, _, by=by: [at + by for at in own]
+            )
         if not model.reads_rows:
             return
         changes: dict[str, Callable[[Any], Any]]
@@ -256,22 +253,27 @@ class Mistakes:
             changes["taken before its final norm"] = partial(torch.div, other=norm)
         for what, change in changes.items():
             about = f"what a step hands on to the next one is {what}"
-            yield self._handing(STATE, about, partial(with_rows, change))
+            yield self._handing(STATE, about, "rows", lambda own, _, change=change: change(own))
         for where, which in _READ.items():
             about = f"what a step hands on is added to {where}"
-            yield self._handing(STATE, about, added, which)
+            yield self._handing(STATE, about, "rows", torch.add, which)
 
     def _handing(
         self,
         stage: str,
         about: str,
-        change: Callable[[Entries, Entries], Entries],
+        part: str,
+        change: Callable[[Any, Any], Any],
         which: _Which = lambda given, _: given[0],
     ) -> Guess:
-        """change: what a later step reads, of what it should and of another that `which` gives."""
+        """change: what a later step reads of a part of Entries, of what it should and of that of
+        another one that `which` gives."""
 
         def hands(given: list[Entries], read: list[Entries]) -> Entries:
-            return change(given[-1], which(given, read)) if read else given[-1]
+            if not read:
+                return given[-1]
+            own, other = given[-1], which(given, read)
+            return own._replace(**{part: change(getattr(own, part), getattr(other, part))})
 
         return self._guess(stage, about, changes=((self._model, "hands", hands),), during="draft")
 
@@ -289,11 +291,17 @@ class Mistakes:
                 tokens[one.pos0] = other.text[its.pos0]
             about = f"drafts go on from the newest token {which}"
             yield self._guess(stage, about, text=replace(text, tokens=tokens))
-            further = {one.pos0: max(0, its.pos0 - one.pos0) for one, its in both}
+            far = {one.pos0: max(0, its.pos0 - one.pos0) for one, its in both}
+
+            def draft(
+                newest: Entries, first: int, *more: Any, far: Any = far, **options: Any
+            ) -> Any:
+                by = far.get(newest.positions[0] + model.ahead, 0)
+                return type(model).draft(model, newest, first + by, *more, **options)
+
             about = (
                 f"tokens are drafted in positions of sequence {other.seq_id} where it is further"
             )
-            draft = partial(further, model.draft, further, model.ahead)
             yield self._guess(POSITIONS, about, changes=((model, "draft", draft),))
             if own is None:
                 continue
@@ -418,26 +426,16 @@ class Mistakes:
         stop = min(start + most, self._session.config.n_vocab)
         return self._fitting(wrong, range(start, stop), gives)
 
-    def _cuts(self, wrong: _Drafts) -> list[Deviation]:
-        """What memory may lack that makes wrong drafts, and is right otherwise."""
-        model, n = self._model, self._text.starts[0] - self._model.ahead
-        cuts = [
-            Deviation("", f"the drafter sees no more than {size} tokens", window=size)
-            for size in range(_LONGEST_WINDOW, 0, -1)
-        ]
-        cuts += [
-            Deviation("", f"positions {a} to {b - 1} are missing in its memory", lacks=range(a, b))
-            for a, b in combinations(range(0, n + 1, max(1, n // _HOLE_ENDS)), 2)
-        ]
+    def _windows(self, wrong: _Drafts) -> list[int]:
+        """How many tokens back a drafter sees that makes wrong drafts, from a right state."""
+        if not self._model.can_cut:
+            return []
 
-        def gives(draft: RecordedDraft, newest: Entries, how: Deviation) -> bool:
-            if lacks := how.cut(draft.pos0):
-                model.cut(lacks.start, lacks.stop)
-            is_it = bool(lacks) and self._gives(draft, newest)
-            model.write(self._text.entries(model, lacks, CLEAN, draft.pos0))
-            return is_it
+        def gives(draft: RecordedDraft, newest: Entries, size: int) -> bool:
+            self._model.cut(0, max(0, draft.pos0 - size))
+            return size < draft.pos0 and self._gives(draft, newest)
 
-        return self._fitting(wrong, cuts, gives) if model.can_cut else []
+        return self._fitting(wrong, range(_LONGEST_WINDOW, 0, -1), gives)
 
     def _gives_token(self, draft: RecordedDraft, newest: Entries, token: int) -> bool:
         return self._gives(draft, newest._replace(tokens=[token]))
@@ -448,7 +446,7 @@ class Mistakes:
             return False
         return self._gives(draft, newest.moved(by) if whole else newest, first + 1)
 
-    def _fitting(self, wrong: _Drafts, values: Sequence[Any], gives: _Gives) -> list[Any]:
+    def _fitting(self, wrong: _Drafts, values: Sequence[int], gives: _Gives) -> list[int]:
         """The values with which all these drafts are made, a few at most."""
         found = list(values)
         for draft in wrong[:_SHOWN_BY]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch
 from engine.audit.deviations import CLEAN, Deviation
 from engine.audit.draft_models import Entries, StepwiseModel
 from engine.audit.recorded_drafts import DraftedText, RecordedDraft, Redrafts
-from engine.observe.drafter_diff.guesses import Guess, Trials, further
+from engine.observe.drafter_diff.guesses import Guess, Trials
 from engine.observe.drafter_diff.mistakes import Mistakes
 
 
@@ -191,20 +190,6 @@ def test_a_draft_up_to_its_first_wrong_token_is_made_after_what_came_late(
     last = text.drafts[2]
     Redrafts(model, text, Deviation("", "", late=True)).of([last._replace(tokens=last.tokens[:1])])
     assert seen == [text.drafts[1].pos0 - model.ahead]
-
-
-def test_memory_lacks_what_is_too_far_back_or_in_some_positions() -> None:
-    assert Deviation("", "", window=3).cut(8) == range(5)
-    assert Deviation("", "", lacks=range(2, 4)).cut(8) == range(2, 4)
-    assert not CLEAN.cut(8)
-
-
-def test_tokens_are_drafted_where_another_sequence_is() -> None:
-    seen = list[int]()
-    draft = partial(further, lambda newest, first: seen.append(first), {6: 3}, 1)
-    for at in (4, 5):
-        draft(Entries([at], [0]), at + 1)
-    assert seen == [5, 9]
 
 
 class _Told(StepwiseModel):
