@@ -240,9 +240,7 @@ class Mistakes:
             yield self._handing(stage, about, f"{name}s", lambda _, other: other, which)
         for by, how in ((1, "far"), (-1, "early")):
             about = f"the position of a step is one too {how}"
-            yield self._handing(
-                POSITIONS, about, "positions", lambda own, _, by=by: [at + by for at in own]
-            )
+            yield self._handing(POSITIONS, about, "positions", partial(_moved, by))
         if not model.reads_rows:
             return
         changes: dict[str, Callable[[Any], Any]]
@@ -253,7 +251,7 @@ class Mistakes:
             changes["taken before its final norm"] = partial(torch.div, other=norm)
         for what, change in changes.items():
             about = f"what a step hands on to the next one is {what}"
-            yield self._handing(STATE, about, "rows", lambda own, _, change=change: change(own))
+            yield self._handing(STATE, about, "rows", partial(_changed, change))
         for where, which in _READ.items():
             about = f"what a step hands on is added to {where}"
             yield self._handing(STATE, about, "rows", torch.add, which)
@@ -291,18 +289,6 @@ class Mistakes:
                 tokens[one.pos0] = other.text[its.pos0]
             about = f"drafts go on from the newest token {which}"
             yield self._guess(stage, about, text=replace(text, tokens=tokens))
-            far = {one.pos0: max(0, its.pos0 - one.pos0) for one, its in both}
-
-            def draft(
-                newest: Entries, first: int, *more: Any, far: Any = far, **options: Any
-            ) -> Any:
-                by = far.get(newest.positions[0] + model.ahead, 0)
-                return type(model).draft(model, newest, first + by, *more, **options)
-
-            about = (
-                f"tokens are drafted in positions of sequence {other.seq_id} where it is further"
-            )
-            yield self._guess(POSITIONS, about, changes=((model, "draft", draft),))
             if own is None:
                 continue
             table = model.table(self._target.like(other.text[:LONGEST_TEXT]).rows)
@@ -497,3 +483,11 @@ class Mistakes:
         about = "candidates are drawn, not the best ones taken: a temperature of the drafter"
         for deviation in (CLEAN, GOES_ON):
             yield self._guess(CANDIDATES, about, deviation=deviation, change=any_of_ten)
+
+
+def _moved(by: int, own: Sequence[int], _: Sequence[int]) -> list[int]:
+    return [at + by for at in own]
+
+
+def _changed(change: Callable[[Any], Any], own: Any, _: Any) -> Any:
+    return change(own)

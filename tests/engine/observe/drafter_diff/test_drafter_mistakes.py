@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from itertools import islice
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from engine.audit.draft_models import Entries
 from engine.audit.recorded_drafts import DraftedText, RecordedDraft
 from engine.observe.drafter_diff.mistakes import Mistakes
 
@@ -37,24 +35,3 @@ def test_rows_before_passes_of_a_prompt_may_be_those_of_their_ends() -> None:
     assert apart == [0, 1, 2, 6, 4, 5, 10, 7, 8, 9, 10, 11, 12, 13]
     first = found["Rows of a prompt's later passes, of 4 tokens, are those of the first."]
     assert first[:12] == [0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 11]
-
-
-class _Model:
-    ahead = 1
-
-    def newest_row(self, pos0: int) -> int:
-        return pos0 - 1
-
-    def draft(self, newest: Entries, first: int) -> int:
-        return first
-
-
-def test_tokens_may_be_drafted_where_another_sequence_is() -> None:
-    made: Any = Mistakes.__new__(Mistakes)
-    drafts = [RecordedDraft(i, at, [7, 7], [], 1, 0, 0.0, 2) for i, at in ((1, 20), (2, 22))]
-    made._text, made._model = DraftedText(0, range(30), [20, 22], None, drafts), _Model()
-    its = [drafts[0]._replace(pos0=23), drafts[1]._replace(pos0=12)]
-    made._others = [SimpleNamespace(seq_id=1, text=range(30), drafts=its)]
-    (guess,) = (one for one in made._of_sequences() if one.stage == "positions")
-    ((_, _, draft),) = guess.changes
-    assert [draft(Entries([at - 1], [0]), at) for at in (20, 22)] == [23, 22]
