@@ -34,7 +34,8 @@ class RecordedDraft(NamedTuple):
     """One recorded draft. pos0: tokens that the target had decoded. tops: per token the best
     candidates and their shares. depth: tokens undone in the round before. seconds: what all
     drafting of its round took. n_drafted: tokens that were verified; of another engine's drafts
-    `tokens` may lack the last of them."""
+    `tokens` may lack the last of them. is_replayed: it was verified again after a restore, which
+    gives a token more."""
 
     round: int
     pos0: int
@@ -44,6 +45,13 @@ class RecordedDraft(NamedTuple):
     depth: int
     seconds: float
     n_drafted: int = 0
+    is_replayed: bool = False
+
+    @property
+    def n_decoded(self) -> int:
+        """Tokens of the text that its round decoded: the newest one, accepted ones, and what the
+        target chose before it verified them again."""
+        return 1 + self.n_accepted + self.is_replayed
 
 
 def drafted_rows(tokens: RunColumns) -> dict[tuple[int, int], list[int]]:
@@ -131,6 +139,7 @@ class RecordedDrafts:
             depth,
             float(np.nan_to_num(rounds["draft_ms"][row])) / 1e3,
             max(0, int(rounds["num_draft_tokens"][row])),
+            bool(rounds["replay_index"][row] > 0 and rounds["num_target_tokens"][row] > 1),
         )
 
     def is_named(self, drafter: str, seq: int) -> bool:
@@ -278,7 +287,8 @@ class Redrafts:
         """Distances by round, until their sum is more than `most`. n_kept: positions below which
         entries are those that the model keeps (DraftModel.keep), 0 = none is kept."""
         (self._model.go_back if n_kept else self._model.clear)()
-        at = self._text.drafts.index(drafts[0]) if self._deviation.late else 0
+        rounds = [draft.round for draft in self._text.drafts] if self._deviation.late else []
+        at = rounds.index(drafts[0].round) if rounds else 0  # which may have lost its last tokens
         self._end = self._text.drafts[at - 1].pos0 - self._model.ahead if at else 0
         n_written, found = n_kept or self._other_text(), dict[int, float]()
         for draft in drafts:
@@ -290,7 +300,7 @@ class Redrafts:
     def _draft(self, draft: RecordedDraft, n_written: int) -> tuple[float, int]:
         """Distance of one draft, and positions below which entries count as written then."""
         model, deviation = self._model, self._deviation
-        both = draft.pos0, draft.pos0 + draft.n_accepted + 1
+        both = draft.pos0, draft.pos0 + draft.n_decoded
         how, then = (deviation if deviation.acts(at) else CLEAN for at in both)
         end, n_drafted = draft.pos0 - model.ahead - how.token_shift, len(draft.tokens)
         places = [*range(n_written, end), end]

@@ -1,5 +1,5 @@
-"""Reports of a conformance run: lines for a terminal, one for HTML and Markdown, JUnit; and a script
-to play one fault again without this program."""
+"""Reports of a conformance run: lines for a terminal, one for HTML and Markdown, JUnit; and a
+script to play one fault again without this program."""
 
 from __future__ import annotations
 

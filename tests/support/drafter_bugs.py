@@ -185,7 +185,7 @@ BUGS: dict[str, Bug] = {
     "p_min": Bug("candidates", "p_min", _MODEL, options=_spec(p_min=0.7)),
     "n_max": Bug("candidates", "n_max", _MODEL, options=_spec(n_max=6)),
     "never the last": Bug("acceptance rule", "last token", _MODEL, never_the_last),
-    "at most one": Bug("acceptance rule", "No more than 1", _MODEL, at_most_one),
+    "at most one": Bug("acceptance rule", "no more than 1", _MODEL, at_most_one),
     "bonus counts": Bug("counting", "own token", _MODEL, edit=_bonus_counts),
     "replays count": Bug("counting", "replays", _MODEL, edit=_replays_count),
 }

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
-from operator import add
 
 from engine.audit.draft_models import Candidates
 from engine.audit.recorded_drafts import RecordedDraft
@@ -52,10 +51,12 @@ def of_choice() -> Iterator[tuple[str, Change]]:
         about = f"the candidate of rank {rank + 1} is drafted, not the best one"
         yield about, partial(_from_rank, rank)
     yield "no token is drafted twice in a row", lambda row, text: _without({*text[-1:]}, row, text)
-    weaker: dict[str, Callable[[float], float]] = {}
+    weaker: dict[str, Callable[[float, int], float]] = {}
     for x in _PENALTIES:
         weaker[f"penalised, by about {x:g}"] = partial(_divided, x)
-        weaker[f"lowered by {2 * x - 2:g} or so (presence penalty)"] = partial(add, 2 - 2 * x)
+        lowered = f"lowered by {2 * x - 2:g} or so"
+        weaker[f"{lowered} (presence penalty)"] = partial(_lowered, 2 * x - 2, False)
+        weaker[f"{lowered} each time (frequency penalty)"] = partial(_lowered, 2 * x - 2, True)
     for (how, change), n in product(weaker.items(), _REACHES):
         yield f"candidates in the last {n} tokens are {how}", partial(_penalised, change, n)
     about = f"no token of the last {N_BEFORE} is drafted"
@@ -131,16 +132,21 @@ def _without(tokens: Collection[int], row: Candidates, _: Sequence[int]) -> Cand
     return {token: value for token, value in row.items() if token not in tokens}
 
 
-def _divided(factor: float, value: float) -> float:
+def _divided(factor: float, value: float, _: int) -> float:
     """As llama.cpp's repeat penalty."""
     return value / factor if value > 0 else value * factor
 
 
+def _lowered(by: float, for_each: bool, value: float, n: int) -> float:
+    """As llama.cpp's penalties of presence and, `for_each` time, of frequency."""
+    return value - by * (n if for_each else 1)
+
+
 def _penalised(
-    change: Callable[[float], float], n: int, row: Candidates, text: Sequence[int]
+    change: Callable[[float, int], float], n: int, row: Candidates, text: Sequence[int]
 ) -> Candidates:
-    seen = {*text[-n:]}
-    return _sorted({t: change(value) if t in seen else value for t, value in row.items()})
+    seen = Counter(text[-n:])
+    return _sorted({t: change(value, seen[t]) if t in seen else value for t, value in row.items()})
 
 
 def _favoured(token: int, bias: float, row: Candidates, _: Sequence[int]) -> Candidates:

@@ -14,7 +14,7 @@ from engine.gguf.binary import never
 from engine.observe.drafter_diff.outcome_causes import (
     cell_causes,
     counting_cause,
-    rope_causes,
+    file_causes,
     rule_cause,
     sampler_cause,
     width_cause,
@@ -163,7 +163,9 @@ def _pair(
         if one.is_requantised
     }
     if prompt is None:
-        stated |= {one.side: one for one in rope_causes(a, b)}
+        files = [part.path for part in session.files.parts] if session else []
+        for cause in file_causes(a, b, contexts, files):
+            stated.setdefault(cause.side, cause)
     judged, n_else = list[str](), list[tuple[int, int]]()
     missing = [Missing(*no_drafts(side.name)) for side in (a, b) if not side.drafts]
     is_drafted = not missing

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_left
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import fields, replace
 from functools import partial
@@ -302,26 +302,16 @@ class LookedUp:
 
     def _by_source(self, wrong: Sequence[_Made]) -> tuple[str, str]:
         """Stage and sentence by where the tokens of most wrong drafts come from."""
-        (kind, n), *_ = Counter(self._kind(*pair) for pair in wrong).most_common(1)
-        stage = STATE if kind == _FOREIGN else CANDIDATES
-        return stage, f"Most likely: {kind} ({n} of {len(wrong)} wrong drafts)."
+        n = sum(self._is_foreign(one) for one, _ in wrong)
+        if 2 * n > len(wrong):
+            return STATE, f"Most likely: {_FOREIGN} ({n} of {len(wrong)} wrong drafts)."
+        return CANDIDATES, "What it drafts is in the text, and not what its settings find there."
 
-    def _kind(self, one: RecordedDraft, right: RecordedDraft) -> str:
+    def _is_foreign(self, one: RecordedDraft) -> bool:
+        """Whether a draft has tokens that follow each other in no text that is known."""
         text = self._side.text[: one.pos0 + 1]
         known = [text, *(other.text for other in self._others)]
-        if not {*pairwise([text[-1], *one.tokens])} <= {*chain(*map(pairwise, known))}:
-            return _FOREIGN
-        if not one.tokens:
-            return "nothing is drafted after n-grams that are there, as if more were asked for"
-        if not right.tokens:
-            return "drafts are made after n-grams that its settings do not find"
-        if one.tokens[0] == right.tokens[0]:
-            return "what is copied begins rightly and goes on otherwise"
-        drafted = one.tokens[:2]
-        for at in range(1, len(text) - 1):
-            if text[at : at + 2] == drafted and text[at - 1] == text[-1]:
-                return "what follows another occurrence of the n-gram is copied"
-        return _FOREIGN
+        return not {*pairwise([text[-1], *one.tokens])} <= {*chain(*map(pairwise, known))}
 
     @property
     def _may_be_cut(self) -> bool:
@@ -415,10 +405,10 @@ class LookedUp:
                 if wrong and n_left > 1 + _EXPLAINS * n_wrong:
                     break
             self._now = then
-            learned = after.learned(draft.n_accepted, draft.n_drafted)
+            learned = after.learned(draft.n_decoded - 1, draft.n_drafted)
             if draft.n_drafted and learned is not None:
                 drafter.accept(0, learned, is_other=False)
-            stop = pos + draft.n_accepted + 1 - after.n_lost
+            stop = pos + draft.n_decoded - after.n_lost
             kept = text[pos : max(pos, stop)]
             if after.rejected:
                 kept = [text[pos], *draft.tokens]
@@ -444,14 +434,14 @@ def _rounds(seq: int, side: DraftSide) -> Iterator[_Shared]:
         if side.n_prompt <= pos < len(text):
             draft = drafts.get(pos) or RecordedDraft(-1, pos, [], [], 0, 0, 0.0, 0)
             request = DraftRequest(seq, pos, text[pos], max(1, draft.n_drafted))
-            yield round_, request, text[pos : pos + draft.n_accepted + 1], draft
+            yield round_, request, text[pos : pos + draft.n_decoded], draft
 
 
 def _teach(drafter: Drafter, shared: _Shared) -> None:
     """Show a drafter what came of another sequence's round."""
     _, request, kept, draft = shared
     if draft.n_drafted:
-        drafter.accept(request.seq, draft.n_accepted, is_other=False)
+        drafter.accept(request.seq, draft.n_decoded - 1, is_other=False)
     drafter.observe(request.seq, request.pos0, kept, _NO_ROWS)
 
 

@@ -27,7 +27,7 @@ _Drafts = Sequence[RecordedDraft]
 _Gives = Callable[[RecordedDraft, Entries, int], bool]
 _MOST_MASKS, _LONGEST_WINDOW = 1024, 128
 _FARTHEST, _SHOWN_BY, _MOST_FITTING = 64, 3, 6
-_MOST_OTHERS = 4
+_MOST_OTHERS, _TAIL = 4, 4
 _Which = Callable[[list[Entries], list[Entries]], Entries]
 _READ: dict[str, _Which] = {
     "that of the step before": lambda given, _: given[max(0, len(given) - 2)],
@@ -148,10 +148,19 @@ class Mistakes:
         table, model = self._text.table, self._model
         if table is None:
             return
-        for size in (s for s in _SIZES if 1 < s < self._text.starts[0]):
-            moved = [p % size if p < self._text.starts[0] else p for p in range(len(table))]
-            about = f"rows of a prompt's later passes, of {size} tokens, are those of the first"
-            yield self._of_table(about, table[moved])
+        n = self._text.starts[0]  # a server may cut a prompt a few tokens before its end, too
+        for size, tail in product((*(s for s in _SIZES if 1 < s < n), n), (0, _TAIL)):
+            ends = sorted({*range(size, n - tail, size), *[n - tail] * (tail < n), n})
+            apart = f", its last {tail} apart" * bool(tail)
+            about = f"a prompt's later passes, of {size} tokens{apart}, are"
+            if len(ends) > 1 and not tail:
+                first = [p % size if p < n else p for p in range(len(table))]
+                yield self._of_table(f"rows of {about} those of the first", table[first])
+            last = [*range(len(table))]
+            for before, end in pairwise(ends):
+                last[before - 1] = end - 1
+            if len(ends) > 1:
+                yield self._of_table(f"rows before {about} the last of these", table[last])
         own, taps = self._target.rows, self._target.taps
         changes: dict[str, torch.Tensor | None] = {k: f(table) for k, f in MOVED.items()}
         changes["zeros"] = model.table(mapped(own, torch.zeros_like))
@@ -217,7 +226,9 @@ class Mistakes:
         if (ids := model.ids) is not None:
             row_of = {token: i for i, token in enumerate(ids.tolist())}
             about = "the token that a step hands on is not mapped to the target's id (d2t)"
-            yield self._handing(CANDIDATES, about, partial(_with_names, row_of))
+            yield self._handing(
+                CANDIDATES, about, "tokens", lambda own, _: [row_of.get(t, t) for t in own]
+            )
         for lost in ("all", "drafted") if self._in_trees else ():
             what = "nothing" if lost == "all" else "no drafted token"
             about = f"branches of its trees but the first begin with {what} in memory: not copied"
@@ -226,10 +237,10 @@ class Mistakes:
         for name, (where, which) in product(names, _READ.items()):
             about = f"the {name} that a step reads while it drafts is {where}"
             stage = POSITIONS if name == "position" else STATE
-            yield self._handing(stage, about, partial(_with_other, f"{name}s"), which)
+            yield self._handing(stage, about, f"{name}s", lambda _, other: other, which)
         for by, how in ((1, "far"), (-1, "early")):
             about = f"the position of a step is one too {how}"
-            yield self._handing(POSITIONS, about, partial(_moved, by))
+            yield self._handing(POSITIONS, about, "positions", partial(_moved, by))
         if not model.reads_rows:
             return
         changes: dict[str, Callable[[Any], Any]]
@@ -240,22 +251,27 @@ class Mistakes:
             changes["taken before its final norm"] = partial(torch.div, other=norm)
         for what, change in changes.items():
             about = f"what a step hands on to the next one is {what}"
-            yield self._handing(STATE, about, partial(_with_rows, change))
+            yield self._handing(STATE, about, "rows", partial(_changed, change))
         for where, which in _READ.items():
             about = f"what a step hands on is added to {where}"
-            yield self._handing(STATE, about, _added, which)
+            yield self._handing(STATE, about, "rows", torch.add, which)
 
     def _handing(
         self,
         stage: str,
         about: str,
-        change: Callable[[Entries, Entries], Entries],
+        part: str,
+        change: Callable[[Any, Any], Any],
         which: _Which = lambda given, _: given[0],
     ) -> Guess:
-        """change: what a later step reads, of what it should and of another that `which` gives."""
+        """change: what a later step reads of a part of Entries, of what it should and of that of
+        another one that `which` gives."""
 
         def hands(given: list[Entries], read: list[Entries]) -> Entries:
-            return change(given[-1], which(given, read)) if read else given[-1]
+            if not read:
+                return given[-1]
+            own, other = given[-1], which(given, read)
+            return own._replace(**{part: change(getattr(own, part), getattr(other, part))})
 
         return self._guess(stage, about, changes=((self._model, "hands", hands),), during="draft")
 
@@ -469,21 +485,9 @@ class Mistakes:
             yield self._guess(CANDIDATES, about, deviation=deviation, change=any_of_ten)
 
 
-def _with_other(field: str, own: Entries, other: Entries) -> Entries:
-    return own._replace(**{field: getattr(other, field)})
+def _moved(by: int, own: Sequence[int], _: Sequence[int]) -> list[int]:
+    return [at + by for at in own]
 
 
-def _with_names(names: Mapping[int, int], own: Entries, _: Entries) -> Entries:
-    return own._replace(tokens=[names.get(token, token) for token in own.tokens])
-
-
-def _with_rows(change: Callable[[Any], Any], own: Entries, _: Entries) -> Entries:
-    return own._replace(rows=change(own.rows))
-
-
-def _added(own: Entries, other: Entries) -> Entries:
-    return _with_rows(partial(torch.add, other.rows), own, other)
-
-
-def _moved(by: int, own: Entries, _: Entries) -> Entries:
-    return own.moved(by)
+def _changed(change: Callable[[Any], Any], own: Any, _: Any) -> Any:
+    return change(own)

@@ -5,11 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
+from pathlib import Path
 from typing import Any
 
 from engine.audit.recorded_drafts import RecordedDraft
+from engine.gguf.file import GgufFile
+from engine.model.limits import real
 from engine.observe.drafter_diff.records import (
+    BLOCK,
     CANDIDATES,
     COUNTING,
     FEW,
@@ -32,6 +36,12 @@ _SHOWS_RULE = 5
 """Rounds that show a rule where ids of rejected tokens do not."""
 _FLOAT_CELLS = "f32", "f16", "bf16"
 _START = "the start of the server, by its log"
+_OF_FILES = {
+    "freq_base": (POSITIONS, "turns ropes with base", " (--rope-freq-base)"),
+    "freq_scale": (POSITIONS, "turns ropes with scale", " (--rope-freq-scale, --rope-scaling)"),
+    "file_size": (BLOCK, "has weights of", ", or quantised otherwise"),
+}
+"""What a log says of models: the stage that is wrong where a file has another value, and words."""
 _SPREAD = ("top_k", "top_p", "min_p", "top_n_sigma", "dynatemp_range", "samplers", "seed")
 """Settings that never take the best token away."""
 
@@ -61,29 +71,13 @@ def rule_cause(side: DraftSide) -> Cause | None:
             "Replacements are drawn from p, not from the residual p - q: some were just rejected."
         )
     else:
-        about = _stricter(known, {known.index(one) for one in short})
+        rounds = [((n, d.n_drafted), (d.n_accepted, d.n_drafted)) for d, n in known]
+        way = _way_of(rounds, as_counted=True)
+        how = f", which leaves {way}" if way else ": a stricter rule"
+        about = f"Drafted tokens are rejected that the target chose itself{how}."
     size, recorded = f"{len(short)} of {len(known)} rounds", sums(draft for draft, _ in known)
     mended = sum(n for _, n in known), recorded[1]
     return Cause(RULE, side.name, about, place_of(short[0][0]), size, recorded, mended)
-
-
-def _stricter(known: Sequence[tuple[RecordedDraft, int]], short: set[int]) -> str:
-    """A sentence on what is accepted of drafts, everywhere or in some rounds alone. short: places
-    of those of which it is less than the text confirms."""
-    drafts, everywhere = [draft for draft, _ in known], {*range(len(known))}
-    for words, places in (("", everywhere), *whens(drafts, short)):
-        inside = [known[i] for i in sorted(places & everywhere)]
-        if not short <= places:
-            continue
-        most = max(draft.n_accepted for draft, _ in inside)
-        if all(draft.n_accepted == min(n, draft.n_drafted - 1) for draft, n in inside):
-            return f"The last token of a draft is never accepted, though the text has it{words}."
-        if all(draft.n_accepted == min(n, most) for draft, n in inside):
-            tokens = "token is" if most == 1 else "tokens are"
-            return f"No more than {most} drafted {tokens} accepted{words}."
-        if all(draft.n_accepted == max(0, n - 1) for draft, n in inside):
-            return f"One token less is accepted than the text confirms{words}."
-    return "Drafted tokens are rejected that the target chose itself: a stricter rule."
 
 
 def sampler_cause(a: DraftSide, b: DraftSide) -> Cause | None:
@@ -134,19 +128,45 @@ def _penalises(setting: Mapping[str, Any]) -> bool:
     return any(setting.get(name, value) != value for name, value in off.items())
 
 
-def rope_causes(a: DraftSide, b: DraftSide) -> Iterator[Cause]:
-    """Of a server whose log says so, RoPE set otherwise than in the model's file and the other."""
-    for side, other in ((a, b), (b, a)):
-        mine, theirs = _launch(side), _launch(other)
-        for name, what in (("freq_base", "base"), ("freq_scale", "scale")):
-            own, trained = (set(mine.get(key, ())) for key in (name, f"{name}_train"))
-            others = sorted(own - trained)
-            if trained and others and own != set(theirs.get(name, ())):
-                about = (
-                    f"Its ropes turn with {what} {others[0]}, the model's file says "
-                    f"{min(trained)} (--rope-{name.replace('_', '-')})."
-                )
-                yield Cause(POSITIONS, side.name, about, _START)
+def file_causes(
+    a: DraftSide, b: DraftSide, pairs: Sequence[tuple[RecordedDraft, ...]], files: Sequence[Path]
+) -> Iterator[Cause]:
+    """Of a server whose log says so, ropes or weights that the model files at hand do not have, or
+    its own, where drafts differ. pairs: drafts after the same text. files: those at hand."""
+    n, starts = min(len(a.starts), len(b.starts)), (a.starts, b.starts)
+    alike = all(one.tokens == two.tokens for one, two in pairs) and starts[0][:n] == starts[1][:n]
+    here = [figures for path in files if (figures := _of_file(path))]
+    for (side, other), name in product(((a, b), (b, a)), _OF_FILES):
+        stage, what, how = _OF_FILES[name]
+        said, theirs = {*_launch(side).get(name, ())}, {*_launch(other).get(name, ())}
+        own = {one[name] for one in here} or {*_launch(side).get(f"{name}_train", said)}
+        others, lacks = sorted(said - own), sorted(own - said)
+        if said == theirs or (alike and pairs) or not others:
+            continue
+        if lacks or stage == POSITIONS:  # a file may be at hand that is not needed
+            about = (
+                f"A model of its {what} {others[0]}, those at hand {' or '.join(lacks or own)}: "
+                f"another file{how}."
+            )
+            yield Cause(stage, side.name, about, _START)
+
+
+def _of_file(path: Path) -> dict[str, str]:
+    """What a log says of a model file, by the names of _OF_FILES; empty for one of several."""
+    with GgufFile.open(path, part_alone=True) as file:
+        if file.int_("split.count", 1) > 1:
+            return {}
+        size = sum(tensor.n_bytes for tensor in file.tensors.values())
+        base, factor = (
+            real(file, f".rope.{name}", default)
+            for name, default in (("freq_base", 10000.0), ("scaling.factor", 1.0))
+        )
+    n, unit = (size / 2**30, "GiB") if size >= 2**30 else (size / 2**20, "MiB")
+    return {
+        "freq_base": f"{base:.1f}",
+        "freq_scale": f"{1 / factor:g}",
+        "file_size": f"{n:.2f} {unit}",
+    }
 
 
 def cell_causes(a: DraftSide, b: DraftSide) -> Iterator[Cause]:
@@ -177,14 +197,17 @@ def with_limits(a: DraftSide, b: DraftSide, causes: Sequence[Cause]) -> list[Cau
     shown = [i for i, one in enumerate(found) if one.stage == CANDIDATES]
     for i in shown if said else ():
         if not found[i].side:
-            is_other = any(f"another {name}" in found[i].about for name in {*both} - {*differ})
+            said_else = {*both} - ({*differ} if len(differ) == 1 else set())
+            is_other = any(f"another {name}" in found[i].about for name in said_else)
             about = "Drafts end otherwise." if is_other else found[i].about
             found[i] = replace(found[i], about=f"{about} Their settings: {said}.")
     n_same = n_common(a, b)
     at = sorted(place for place in {*a.starts} & {*b.starts} if place < n_same)
     known = [{one.pos0: (one.tokens, one.n_drafted) for one in side.drafts} for side in (a, b)]
     wrong = [place for place in at if known[0].get(place) != known[1].get(place)]
-    if said and not shown and (len(wrong) >= FEW or not all(known)):
+    alone = {place for place in {*a.starts} ^ {*b.starts} if place < n_same}
+    n_apart = (len(wrong) + len(alone)) * bool(wrong)  # what parts rounds once does so for long
+    if said and not shown and (n_apart >= FEW or not all(known)):
         about = f"Drafts are made by other settings: {said}."
         size = f"{len(wrong)} of {len(at)} rounds after the same text draft otherwise"
         where = (f"position {wrong[0]}", size) if wrong else ()
@@ -277,13 +300,14 @@ def _ways(a: int, d: int) -> dict[str, Counts]:
     }
 
 
-def _way_of(rounds: Sequence[tuple[Counts, Counts]]) -> str:
+def _way_of(rounds: Sequence[tuple[Counts, Counts]], *, as_counted: bool = False) -> str:
     """In which way rounds, as they were and as they are counted, are counted, everywhere or after
-    some alone; empty for none."""
+    some alone; empty for none. as_counted: what is counted is what became of them."""
     known = [(_ways(*true), true, own) for true, own in rounds]
     wrong = {i for i, (true, own) in enumerate(rounds) if true != own}
     drafts = [
-        RecordedDraft(i, i, [], [], *(one[0][0], 0, 0.0, one[0][1])) for i, one in enumerate(rounds)
+        RecordedDraft(i, i, [], [], n, 0, 0.0, n_drafted)
+        for i, (n, n_drafted) in enumerate(one[as_counted] for one in rounds)
     ]
     for words, places in (("", {*range(len(known))}), *whens(drafts, wrong)) if wrong else ():
         for which in _ways(0, 0):

@@ -415,7 +415,7 @@ class Redrafter:
         text, drafts = self._side.text, [d for d in self._drafts if d.pos0 >= pos0]
         n_max = max(draft.n_drafted for draft in self._side.drafts)
         stretch = drafts[:_MOST_WALKED]
-        stop = stretch[-1].pos0 + stretch[-1].n_accepted + 1
+        stop = stretch[-1].pos0 + stretch[-1].n_decoded
         recorded = sum(d.n_accepted for d in stretch), sum(d.n_drafted for d in stretch)
         self._model.clear()
         at, n, accepted, drafted = stretch[0].pos0, 0, 0, 0

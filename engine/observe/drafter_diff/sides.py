@@ -131,7 +131,8 @@ class DraftSide:
     def advance(self, draft: RecordedDraft) -> int | None:
         """Accepted tokens by where the next round begins; None after the last one."""
         later = bisect_right(self.starts, draft.pos0)
-        return self.starts[later] - draft.pos0 - 1 if later < len(self.starts) else None
+        n_own = draft.n_decoded - draft.n_accepted
+        return self.starts[later] - draft.pos0 - n_own if later < len(self.starts) else None
 
     @property
     def n_beyond(self) -> int:

@@ -111,7 +111,7 @@ class TargetChoices:
 
     @property
     def n_else(self) -> tuple[int, int]:
-        """Tokens, neither drafted nor after a rejection, that are not the target's choice; all."""
+        """Tokens, neither drafted nor after a draft, that are not the target's choice; all."""
         _, others = self._own_tokens()
         return len(others) - others.count(True), len(others)
 
@@ -124,36 +124,40 @@ class TargetChoices:
     def stale_choice(self) -> Cause | None:
         """Whether the target's tokens after a rejection, or all of its own, are not its choice."""
         after, others = self._own_tokens()
-        wrong = [place for place, chosen in after.items() if not chosen]
         n_else, n_others = self.n_else
         if self.is_near_choice:
             place = f"position {self._side.n_prompt + self._chosen.index(False)}"
-            size = f"{n_else} of {n_others} tokens, neither drafted nor after a rejection"
+            size = f"{n_else} of {n_others} tokens, neither drafted nor after a draft"
             return Cause(RULE, self._side.name, NEAR_CHOICE, place, size)
-        if len(others) < _FEW_OWN or len(wrong) < max(FEW, _SHARE_AFTER * len(after)):
-            return None
-        about = (
-            "Tokens after a rejection are not the target's choice: its logits are those of another "
-            "row, or its sampler was not set back."
-        )
-        if sum(self._near[at] for at in wrong) >= _NEAR_OWN * len(wrong):
-            about = (
-                "Tokens after a rejection are often not the target's choice, but another of its "
-                "best: its sampler is set otherwise than is recorded, or draws."
-            )
-        place = f"position {self._side.n_prompt + wrong[0]}"
-        size = f"{len(wrong)} of {len(after)} rejections"
-        return Cause(RULE, self._side.name, about, place, size)
+        for what, own in after.items() if len(others) >= _FEW_OWN else ():
+            wrong = [place for place, chosen in own.items() if not chosen]
+            if len(wrong) < max(FEW, _SHARE_AFTER * len(own)):
+                continue
+            how = "are not the target's choice: its logits are those of another row, or its sampler"
+            how += " was not set back"
+            if sum(self._near[at] for at in wrong) >= _NEAR_OWN * len(wrong):
+                how = "are often not the target's choice, but another of its best: its sampler is"
+                how += " set otherwise than is recorded, or draws"
+            about = f"Tokens after {what} {how}."
+            place = f"position {self._side.n_prompt + wrong[0]}"
+            return Cause(RULE, self._side.name, about, place, f"{len(wrong)} of {len(own)}")
+        return None
 
-    def _own_tokens(self) -> tuple[dict[int, bool], list[bool]]:
+    def _own_tokens(self) -> tuple[dict[str, dict[int, bool]], list[bool]]:
         """Of the tokens that were not drafted, whether the target may have chosen them: those after
-        a rejection, by place, and the others, with accepted ones where they are few; all as others
-        where these are few, too."""
-        drafted, drafts, n = self._accepted_places(), self._side.drafts, self._side.n_prompt
-        rejected = {d.pos0 + 1 + d.n_accepted - n for d in drafts if d.n_accepted < d.n_drafted}
+        a rejection and after a whole draft, by place, and the others, with accepted ones where they
+        are few; all as others where these are few, too."""
+        drafted, n = self._accepted_places(), self._side.n_prompt
+        after: dict[str, dict[int, bool]] = {}
         own = {i: chosen for i, chosen in enumerate(self._chosen) if i not in drafted}
-        after = {i: chosen for i, chosen in own.items() if i in rejected}
-        others = [chosen for i, chosen in own.items() if i not in rejected]
+        for draft in self._side.drafts:
+            what = "a rejection"
+            if draft.n_accepted == draft.n_drafted:
+                what = "a draft that was accepted whole"
+            if (i := draft.pos0 + 1 + draft.n_accepted - n) in own:
+                after.setdefault(what, {})[i] = own[i]
+        ends = {i for places in after.values() for i in places}
+        others = [chosen for i, chosen in own.items() if i not in ends]
         if len(others) < _FEW_OWN:
             others += [chosen for i, chosen in enumerate(self._chosen) if i in drafted]
         return (after, others) if len(others) >= _FEW_OWN else ({}, [*own.values()])

@@ -49,6 +49,7 @@ CHANGES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 MOVED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "those of the position before": lambda x: torch.cat((x[:1], x[:-1])),
     "those of the position after": lambda x: torch.cat((x[1:], x[-1:])),
+    "means of two positions, their own last": lambda x: (x + torch.cat((x[:1], x[:-1]))) / 2,
 }
 PASS = 256
 """Tokens of a pass."""

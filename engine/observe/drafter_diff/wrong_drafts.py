@@ -193,6 +193,9 @@ def whens(
             found[f", only after {OUTCOMES[end]}, twice in a row"] = {
                 i for i in places if i - 1 in places
             }
+            found[f", only after {OUTCOMES[end]}, never twice in a row"] = {
+                i for i in places if i - 1 not in wrong
+            }
         found[f", but not after {OUTCOMES[end]}"] = {*range(1, len(drafts))} - places
     for n in sorted({draft.n_accepted for draft in drafts} - {0}):
         what = f"draft of which {n} token{'s were' if n > 1 else ' was'} accepted"

@@ -45,7 +45,7 @@ _SAYS = re.compile(
     rb"slot |id_slot|draft|accept|spec|statistics|eval time|better prompt|called impl|done yield"
     rb"|n_(?:gen|decoded|rs_seq|batch|past|tokens) |build|llama_server|main: |model|next token"
     rb"|candidate|update slots|mean |per pos|Aggregate|metrics: |Decode batch|throughput:|pred="
-    rb"|adaptive |sampling|rejection_|threshold_|MTP[\[ ]|freq_| K \(|- n_max="
+    rb"|adaptive |sampling|rejection_|threshold_|MTP[\[ ]|freq_|file size| K \(|- n_max="
     rb"|CtxLimit:|D(?:raft|Flash g)|Metrics \(|\[Seq |vlm_mtp"
     rb"|\\u|\x1b"
 )

@@ -95,12 +95,13 @@ BUILD = re.compile(r"build(?:_info)?\s*[:=]\s*(\S{1,200})")
 PLANES = re.compile(r"llama_context: n_rs_seq\s+= (\d+)")
 _LAUNCH = re.compile(
     r"(?P<name>freq_(?:base|scale)(?:_train)?)\s{0,40}= (?P<value>[\d.e+-]{1,40})"
+    r"|file size\s{0,9}= (?P<file_size>[\d.]{1,20} [MG]iB)"
     r"| K \((?P<k>\w{1,20})\): .{1,60} V \((?P<v>\w{1,20})\): "
     r"|- n_max=(?P<n_max>\d{1,9}), n_min=(?P<n_min>\d{1,9}), p_min=(?P<p_min>[\d.]{1,20})"
     r"|(?:must match target model to use speculation but|initialize speculative decoding context:)"
     r" (?P<refusal>.{1,200})"
 )
-_OF_LAUNCH = "freq_", " K (", "- n_max=", "peculati"
+_OF_LAUNCH = "freq_", "file size", " K (", "- n_max=", "peculati"
 START = re.compile(r"llama_server: initializing|build: \d|main: server is listening")
 CHUNK = "http: streamed chunk: data: "
 """Comes before what a server sends to a client, in which nothing is read."""
@@ -128,8 +129,8 @@ _STAMP = re.compile(r"\.\d\d\.\d{3}\.\d{3} [IWEDC] ")
 
 
 def launch_saying(message: str) -> dict[str, str]:
-    """What a message says of how a server was started: RoPE, types of cache cells, limits of drafts
-    and why it does not draft, by name."""
+    """What a message says of how a server was started: RoPE, how large files are, types of cache
+    cells, limits of drafts and why it does not draft, by name."""
     if not any(map(message.__contains__, _OF_LAUNCH)):
         return {}
     found = _LAUNCH.search(message)

@@ -33,6 +33,8 @@ def test_ranks_and_penalties() -> None:
     assert change(_ROW, [9])[9] == -1.35
     lower = "last 64 tokens are lowered by {} or so (presence"
     assert _best(lower.format(0.5), [7]) == 7 and _best(lower.format(1.5), [7]) == 3
+    for_each = "last 64 tokens are lowered by 0.5 or so each time (frequency"
+    assert _best(for_each, [7, 7]) == 7 and _best(for_each, [7, 1, 7, 7]) == 3
 
 
 def test_wrong_maps_of_ids() -> None:

@@ -180,6 +180,18 @@ def test_drafts_go_on_from_a_token_of_the_draft_before(which: str, tokens: list[
     assert redrafts._goes_on_from(first, how) is None
 
 
+def test_a_draft_up_to_its_first_wrong_token_is_made_after_what_came_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _, text, model = _guess()
+    text, seen = replace(text, drafts=_rounds()), list[int]()
+    monkeypatch.setattr(_Sums, "clear", lambda self: None, raising=False)
+    monkeypatch.setattr(Redrafts, "_draft", lambda self, one, n: (seen.append(self._end) or 0.0, n))
+    last = text.drafts[2]
+    Redrafts(model, text, Deviation("", "", late=True)).of([last._replace(tokens=last.tokens[:1])])
+    assert seen == [text.drafts[1].pos0 - model.ahead]
+
+
 class _Told(StepwiseModel):
     """Keeps what its steps read; each gives a row of its own number."""
 

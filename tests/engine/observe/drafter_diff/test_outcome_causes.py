@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,9 +17,8 @@ from engine.errors import OptionError
 from engine.observe.drafter_diff.diff import drafter_diff
 from engine.observe.drafter_diff.outcome_causes import (
     _miscounted,
-    _stricter,
     cell_causes,
-    rope_causes,
+    file_causes,
     rule_cause,
     sampler_cause,
     width_cause,
@@ -30,6 +30,7 @@ from engine.observe.files.importing import import_file
 from engine.observe.rescoring.request_sampler import is_set_alike
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
+from resources import DEMO_DRAFT, DEMO_EAGLE3, DEMO_TARGET
 
 _TRUE = [(3, 3), (1, 3), (0, 3), (2, 3), (3, 3), (1, 2)]
 
@@ -59,24 +60,36 @@ def test_a_way_of_counting_is_named(counted: list[tuple[int, int]], words: str) 
     ("changed", "words"),
     [
         (
-            lambda n, after: min(n, 1) if 0 < after < 3 else n,
-            "No more than 1 drafted token is acce",
+            lambda n, last: min(n, 1) if 0 < last < 3 else n,
+            "no more than 1 accepted token of a round, only after a draft that was acc",
         ),
-        (lambda n, after: min(n, 2), "The last token of a draft is never accepted"),
-        (lambda n, after: max(0, n - 1) if after == 3 else n, "One token less is accepted than"),
+        (lambda n, last: min(n, 2), "but the last one of drafts that were accepted whole."),
+        (
+            lambda n, last: max(0, n - 1) if last == 3 else n,
+            "all accepted tokens but one, only after a draft that was accepted whole",
+        ),
+        (lambda n, last: n - (n + last) % 3 if n > 1 else n, ": a stricter rule."),
     ],
 )
 def test_a_stricter_rule_is_named_with_the_rounds_that_it_holds_in(
     changed: Callable[[int, int], int], words: str
 ) -> None:
     right = [3, 2, 3, 0, 3, 3, 1, 3, 3, 2, 2, 3, 3, 0, 3, 1, 2, 3, 3, 3]
-    known, after = list[tuple[RecordedDraft, int]](), 0
+    text, drafts, last = [0], list[RecordedDraft](), 0
     for i, n in enumerate(right):
-        after = changed(n, after)
-        known.append((RecordedDraft(i, 4 * i, [7, 8, 9], [], after, 0, 0.0, 3), n))
-    said = _stricter(known, {i for i, (draft, n) in enumerate(known) if draft.n_accepted < n})
-    assert words in said
-    assert ("only after a draft that was" in said) == ("never" not in said)
+        last, n_right = changed(n, last), n
+        tokens = [7] * n_right + [8] * (3 - n_right)
+        drafts.append(RecordedDraft(i, len(text) - 1, tokens, [], last, 0, 0.0, 3))
+        text += [7] * last + [7 if last < n_right else 9]
+    facts = SimpleNamespace(synthetic="", draft_accept=None)
+    side: Any = SimpleNamespace(name="B", draws=False, run=SimpleNamespace(facts=facts))
+    side.drafts, side.text, side.starts = drafts, text, [one.pos0 for one in drafts]
+    side.n_confirmed = partial(DraftSide.n_confirmed, side)
+    side.advance = partial(DraftSide.advance, side)
+    cause = rule_cause(side)
+    assert cause is not None and words in cause.about
+    assert cause.recorded is not None and cause.mended is not None
+    assert cause.recorded < cause.mended
 
 
 def test_widths_that_are_counted_as_drafted_tokens_are_named() -> None:
@@ -119,16 +132,34 @@ def _started(name: str, limits: dict[str, Any] | None = None, **launch: list[str
 def test_what_a_server_says_of_its_start_is_held_against_the_other() -> None:
     ropes = {"freq_base_train": ["10000.0"], "freq_base": ["800.0"]}
     ours, theirs = _started("A"), _started("B", k=["q4_0"], v=["f16"], **ropes)
-    (rope,) = rope_causes(ours, theirs)
+    (rope,) = file_causes(ours, theirs, [], [])
     assert (rope.stage, rope.side) == ("positions", "B")
-    assert "base 800.0, the model's file says 10000.0" in rope.about
+    assert "with base 800.0, those at hand 10000.0" in rope.about
     (cells,) = cell_causes(ours, theirs)
     assert (cells.stage, cells.side) == ("drafter state", "B")
     assert "as q4_0, the other's as f32" in cells.about
     alike = _started("A", k=["q4_0"], v=["q4_0"], **ropes)
-    assert not [*rope_causes(alike, theirs), *cell_causes(alike, theirs)]
+    assert not [*file_causes(alike, theirs, [], []), *cell_causes(alike, theirs)]
     as_trained = _started("B", k=["f16"], **ropes | {"freq_base": ["10000.0"]})
-    assert not [*rope_causes(ours, as_trained), *cell_causes(ours, as_trained)]
+    assert not [*file_causes(ours, as_trained, [], []), *cell_causes(ours, as_trained)]
+
+
+def test_files_that_a_server_loaded_are_held_against_those_at_hand() -> None:
+    files = [DEMO_TARGET, DEMO_DRAFT]
+    sizes, ropes = ["9.05 MiB", "1.47 MiB"], ["10000.0"]
+    ours, alike = _started("A"), _started("B", file_size=sizes, freq_base=ropes)
+    draft = RecordedDraft(0, 4, [5], [], 1, 0, 0.0, 1)
+    apart = [(draft, draft._replace(tokens=[6]))]
+    assert not [*file_causes(ours, alike, apart, files)]
+    assert not [*file_causes(ours, alike, apart, [*files, DEMO_EAGLE3])]  # one that is not needed
+    other = _started("B", file_size=[sizes[0], "0.79 MiB"], freq_base=ropes)
+    (cause,) = file_causes(ours, other, apart, files)
+    assert (cause.stage, cause.side) == ("block", "B")
+    assert "weights of 0.79 MiB, those at hand 1.47 MiB" in cause.about
+    assert not [*file_causes(ours, other, [(draft, draft)], files)]  # it drafts as the other does
+    scaled = _started("B", file_size=sizes, freq_scale=["1", "0.125"])
+    (cause,) = file_causes(ours, scaled, apart, files)
+    assert cause.stage == "positions"
 
 
 def test_rounds_in_which_none_was_accepted_may_be_left_out_of_what_is_counted() -> None:

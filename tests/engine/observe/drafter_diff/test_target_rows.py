@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from engine.model.layers import TargetRows
-from engine.observe.drafter_diff.target_rows import CHANGES, TextRows, what_rows_are
+from engine.observe.drafter_diff.target_rows import CHANGES, MOVED, TextRows, what_rows_are
 from tests.support.drafter_diff_campaign import opened
 
 _OWN, _LAYER = np.random.default_rng(1).standard_normal((2, 24, 32)).astype(np.float32)
@@ -42,6 +42,11 @@ def test_half_of_the_numbers_of_rows_may_be_zeros() -> None:
     rows = torch.ones(2, 4)
     assert CHANGES["zeros in the second half"](rows).tolist() == [[1, 1, 0, 0]] * 2
     assert CHANGES["zeros in the first half"](rows).tolist() == [[0, 0, 1, 1]] * 2
+
+
+def test_rows_may_be_means_of_two() -> None:
+    rows = torch.tensor([[2.0], [4.0], [8.0]])
+    assert MOVED["means of two positions, their own last"](rows).flatten().tolist() == [2, 3, 6]
 
 
 def test_rows_of_layers_may_lack_their_residual() -> None:

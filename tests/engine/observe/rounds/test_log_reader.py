@@ -64,6 +64,7 @@ def test_a_round_whose_tokens_end_the_answer_is_known_from_what_joins_it() -> No
 
 def test_what_a_server_says_of_its_start_is_known() -> None:
     lines = (
+        "print_info: file size   = 0.79 MiB (4.62 BPW) ",
         "print_info: freq_base_train       = 10000.0",
         "llama_context: freq_base             = 800.0",
         "llama_kv_cache: size = 0.56 MiB (2048 cells, 2 layers), K (q4_0): 1 MiB, V (f16): 1 MiB",
@@ -72,6 +73,7 @@ def test_what_a_server_says_of_its_start_is_known() -> None:
     )
     text = "".join(f"0.00.0{i}.000.000 I {line}\n" for i, line in enumerate(lines * 2))
     assert read(text, len(text)).server.launch == {
+        "file_size": ["0.79 MiB"],
         "freq_base_train": ["10000.0"],
         "freq_base": ["800.0"],
         "k": ["q4_0"],
