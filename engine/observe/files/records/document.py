@@ -464,11 +464,8 @@ class Fields:
         if isinstance(self.values.get(key), dict):
             sparse = self.object(key)
             assert sparse is not None
-            sizes = [(sparse.index(text), text) for text in sparse.values]
-            dense = [0] * (max((size for size, _ in sizes), default=-1) + 1)
-            for size, text in sizes:
-                dense[size] = sparse.count(text) or 0
-            return dense
+            n_of = {sparse.index(text): sparse.count(text) or 0 for text in sparse.values}
+            return [n_of.get(size, 0) for size in range(max(n_of, default=-1) + 1)]
         found = self.counts(key)
         if found is not None and len(found) > LONGEST_DRAFT + 1:
             raise self.wrong(key, found, f"a list of at most {LONGEST_DRAFT + 1:,} numbers")
