@@ -10,16 +10,14 @@ import re
 import shutil
 import stat
 import sys
-import tarfile
 import tempfile
 import tomllib
 import uuid
-import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from itertools import filterfalse, islice
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
@@ -233,13 +231,18 @@ def members(
     Raises an error of this kind for what is damaged or encrypted, for more than `most_bytes` of all
     together, and for what grows more than any text does.
     """
+    import lzma  # most starts need none of them
+    import tarfile
+    import zipfile
+
     most = left = min(most_bytes, _ALWAYS + _MOST_RATIO * len(data))
+    faults = zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, OSError
     files: Iterable[tuple[str, Callable[[], IO[bytes] | None]]]
     try:
         if data.startswith(_ZIP):
             zipped = zipfile.ZipFile(io.BytesIO(data))
-            every = filterfalse(zipfile.ZipInfo.is_dir, zipped.infolist())
-            files = ((one.filename, partial(zipped.open, one)) for one in every)
+            named = (one for one in zipped.infolist() if one.filename[-1:] not in ("", "/"))
+            files = ((one.filename, partial(zipped.open, one)) for one in named)
         else:
             tape = tarfile.TarFile(fileobj=io.BytesIO(data))
             files = ((one.name, partial(tape.extractfile, one)) for one in tape if one.isreg())
@@ -249,17 +252,12 @@ def members(
             if (left := left - len(content)) < 0:
                 raise _too_large(name, most, kind)
             yield re.split(r"[/\\]", path)[-1], content
-    except _NOT_UNPACKED as error:
+    except (*faults, ValueError, RuntimeError) as error:  # other packing, or a password
         remedy = "Unpack it yourself, and name the files that were in it."
         raise kind(f"{name} cannot be unpacked: {error}.", remedy) from error
 
 
 _GZIP, _ZIP = b"\x1f\x8b", b"PK\x03\x04"
-_NOT_UNPACKED = (
-    *(zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError, OSError, ValueError),
-    *(NotImplementedError, RuntimeError),
-)
-"""The last two for other ways to pack, and for what a password is asked for."""
 _PIECE = 1 << 16
 _ALWAYS, _MOST_RATIO = 16 << 20, 200
 """Bytes that anything may unpack to, and how often a text repeats itself at most."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import random
 import tarfile
 import zipfile
 from pathlib import Path
@@ -11,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from engine.analysis.findings.check import recorded
-from engine.errors import TraceFileError
+from engine.errors import OptionError, TraceFileError
+from engine.files import members
 from engine.observe.files import importing
 from engine.observe.files.importing import import_file, recognise_file
 from engine.trace.store import TraceStore
@@ -103,3 +105,22 @@ def test_a_reply_in_an_archive_is_one(tmp_path: Path) -> None:
     store = TraceStore()
     import_file(store, _zip(tmp_path / "r.zip", {"reply.json": json.dumps(reply)}))
     assert store.runs[0]["requests"][0]["told"]["draft_n_accepted"] == 3
+
+
+@pytest.mark.parametrize("packing", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA])
+def test_a_damaged_archive_is_read_or_refused(tmp_path: Path, packing: int) -> None:
+    rng = random.Random(packing)
+    with zipfile.ZipFile(tmp_path / "logs.zip", "w", packing) as packed:
+        for name, text in FILES.items():
+            packed.writestr(name, text)
+    whole = (tmp_path / "logs.zip").read_bytes()
+    n_refused = 0
+    for _ in range(300):
+        damaged = bytearray(whole)
+        for _ in range(rng.randrange(1, 4)):
+            damaged[rng.randrange(4, len(whole))] = rng.choice([0, 0x2F, 0xFF])
+        try:
+            list(members(bytes(damaged), "logs.zip", 1 << 20))
+        except OptionError:
+            n_refused += 1
+    assert n_refused > 0
