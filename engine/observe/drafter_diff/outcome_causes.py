@@ -310,6 +310,7 @@ def _way_of(rounds: Sequence[tuple[Counts, Counts]], *, as_counted: bool = False
         for i, (n, n_drafted) in enumerate(one[as_counted] for one in rounds)
     ]
     for words, places in (("", {*range(len(known))}), *whens(drafts, wrong)) if wrong else ():
+        share, found = 1 if words else 0.9, dict[str, int]()
         for which in _ways(0, 0):
             seen = [(i, true) for i, (ways, true, _) in enumerate(known) if ways[which] != true]
             n_apart = sum(i in places for i, _ in seen)
@@ -317,11 +318,12 @@ def _way_of(rounds: Sequence[tuple[Counts, Counts]], *, as_counted: bool = False
                 ways[which] if i in places else true for i, (ways, true, _) in enumerate(known)
             ]
             fits = [own == one for (*_, own), one in zip(known, expected, strict=True)]
-            share = 1 if words else 0.9
             if n_apart >= FEW and all(
                 sum(some) >= share * len(some) for some in (fits, [fits[i] for i in wrong])
             ):
-                return which + words
+                found[which] = sum(fits)
+        if found:
+            return max(found, key=found.__getitem__) + words
     return ""
 
 
