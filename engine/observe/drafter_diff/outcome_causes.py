@@ -303,7 +303,7 @@ def _ways(a: int, d: int) -> dict[str, Counts]:
 def _way_of(rounds: Sequence[tuple[Counts, Counts]], *, as_counted: bool = False) -> str:
     """In which way rounds, as they were and as they are counted, are counted, everywhere or after
     some alone; empty for none. as_counted: what is counted is what became of them."""
-    known = [(_ways(*true), true, own) for true, own in rounds]
+    known = [(_ways(*true), true) for true, _ in rounds]
     wrong = {i for i, (true, own) in enumerate(rounds) if true != own}
     drafts = [
         RecordedDraft(i, i, [], [], n, 0, 0.0, n_drafted)
@@ -312,12 +312,9 @@ def _way_of(rounds: Sequence[tuple[Counts, Counts]], *, as_counted: bool = False
     for words, places in (("", {*range(len(known))}), *whens(drafts, wrong)) if wrong else ():
         share, found = 1 if words else 0.9, dict[str, int]()
         for which in _ways(0, 0):
-            seen = [(i, true) for i, (ways, true, _) in enumerate(known) if ways[which] != true]
-            n_apart = sum(i in places for i, _ in seen)
-            expected = [
-                ways[which] if i in places else true for i, (ways, true, _) in enumerate(known)
-            ]
-            fits = [own == one for (*_, own), one in zip(known, expected, strict=True)]
+            expected = [one[which] if i in places else true for i, (one, true) in enumerate(known)]
+            n_apart = sum(one != true for one, (true, _) in zip(expected, rounds, strict=True))
+            fits = [one == own for one, (_, own) in zip(expected, rounds, strict=True)]
             if n_apart >= FEW and all(
                 sum(some) >= share * len(some) for some in (fits, [fits[i] for i in wrong])
             ):
