@@ -35,7 +35,7 @@ def test_acceptance_and_the_difference_of_two(cli: Cli, traces: Path) -> None:
     assert found["total"]["a"]["n"] and found["total"]["b"]["n"]
     other = cli("drafter-diff", a, b)
     assert other.status == 1
-    assert "another n_max" in other.out
+    assert "n_max 3 in A, 6 in B" in other.out
     same = cli("drafter-diff", a, "run", "--demo", "--json")
     assert same.status == 0
     assert json.loads(same.out)["first"] is None
