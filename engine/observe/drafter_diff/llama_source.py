@@ -238,9 +238,9 @@ def _decoded(
         path = target.back_to(pos + len(chosen))
         take(pos, [emitted[-1], *chosen[:-1]], own)
         log = LogRound(pos, len(drafted), n_right, path == "restore", rows.drafters[0], tuple(tops))
-        one = ObservedRound(
-            0.0, 0.0, len(drafted), n_right, len(emitted) + 1, _streamed(chosen), path, log=log
-        )
+        first, streamed = len(emitted) + 1, _streamed(chosen)
+        counts = len(drafted), n_right, first, streamed
+        one = ObservedRound(0.0, 0.0, *counts, path, log=log, judges_again=False)
         writer.learn([token for top in tops for token, _ in top], session.tokenizer.piece)
         rows.write(ReadyRow(None, 0, n_prompt, one))
         emitted += chosen

@@ -165,7 +165,8 @@ class ObservedRound(Struct):
     number of its first token, from 1; 0 where neither tokens nor times of its own are known. path:
     none, seq_rm, restore or "" where it is not known. n_merged: rounds that it may be, at
     least. is_cut: the answer ended inside of it. is_certain: False where other shares of hidden
-    tokens are possible too. log: what the server's log tells of it.
+    tokens are possible too. log: what the server's log tells of it. judges_again: after a restore
+    the accepted tokens are verified again, which gives one more.
     """
 
     name_ms: float
@@ -179,6 +180,7 @@ class ObservedRound(Struct):
     is_cut: bool = False
     is_certain: bool = True
     log: LogRound | None = None
+    judges_again: bool = True
 
     @property
     def emitted(self) -> int:

@@ -268,7 +268,7 @@ class RowWriter:
             ready.n_prompt + one.first - 2 if is_placed else None,
             one.drafted,
             one.accepted,
-            1 + restored if one.path and is_one else None,
+            1 + (restored and one.judges_again) if one.path and is_one else None,
             one.emitted,
             _stop_kind(one, kinds),
             *(own and one.undone, own and one.undone),
