@@ -255,14 +255,13 @@ class RoundView(QStackedWidget):
             self.empty.say_what()
         elif is_ours(run.facts):
             self.empty.say()
-        elif not has_rounds:
-            numbers = LiveNumbers.told(run.facts.summary)
-            is_known = numbers.tokens or numbers.acceptance is not None
-            known = "Only sums" if is_known else "No sums"
-            reason = untold_by(run.facts, "its rounds")
-            self.empty.say("Not observed", f"{known} are known of this run. {reason}")
         else:
-            self.empty.say("Not observed", untold_by(run.facts, self.untold))
+            said = untold_by(run.facts, self.untold if has_rounds else "its rounds")
+            if not has_rounds:
+                numbers = LiveNumbers.told(run.facts.summary)
+                is_known = numbers.tokens or numbers.acceptance is not None
+                said = f"{'Only' if is_known else 'No'} sums are known of this run. {said}"
+            self.empty.say("Not observed", said)
 
     def _words(self) -> str:
         return self._summary()

@@ -80,8 +80,6 @@ _SHORTEST = 40
 _LONGEST_TIME = 100
 """Characters at the beginning of a line, in which its time is."""
 _IN_ORDER = re.compile(r"(prompt )?eval time {0,20}=")
-
-
 _PRINTABLE = re.compile(rb"(?im)^Content-Transfer-Encoding:\s{0,9}quoted-printable")
 _BROKEN = re.compile(rb"[^=]=\r?\n")
 _NOT_PRINTABLE = re.compile(rb"=(?![\dA-F]{2}|[\dA-F]?\Z|[ \t]{0,9}\r?(?:\n|\Z))")

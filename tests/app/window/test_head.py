@@ -20,7 +20,7 @@ from tests.support.fake_session import FakeEngine
 
 
 def test_messages_go_from_edge_to_edge_above_the_docks(window: MainWindow, qtbot: QtBot) -> None:
-    window.show_message("error", "This failed. " * 40)
+    window.banners.add("error", "This failed. " * 40)
     area = window.banners
     qtbot.waitUntil(area.isVisible)
     assert area.width() == window.width()
@@ -34,7 +34,7 @@ def test_messages_go_from_edge_to_edge_above_the_docks(window: MainWindow, qtbot
 def test_a_message_takes_no_more_than_its_lines(window: MainWindow, qtbot: QtBot) -> None:
     window.resize(1280, 800)
     before = window.docks["model"].mapTo(window, QPoint()).y()
-    window.show_message("info", "A sentence of more than forty characters that needs one line.")
+    window.banners.add("info", "A sentence of more than forty characters that needs one line.")
     area = window.banners
     qtbot.waitUntil(area.isVisible)
     QApplication.processEvents()
