@@ -253,7 +253,7 @@ def members(
                 raise _too_large(name, most, kind)
             yield re.split(r"[/\\]", path)[-1], content
     except (*faults, ValueError, RuntimeError) as error:  # other packing, or a password
-        remedy = "Unpack it yourself, and name the files that were in it."
+        remedy = "Copy or download it again, or unpack it yourself and name its files."
         raise kind(f"{name} cannot be unpacked: {error}.", remedy) from error
 
 

@@ -44,8 +44,8 @@ def run(args: argparse.Namespace) -> int:
         )
         if not args.json:
             for run_id in runs:
-                name = path.name if later is None else f"{path.name} to {later.name}"
-                print_line(f"{name}: {_line(store, run_id)}")
+                record = store.runs[run_id].record
+                print_line(f"{record.file if record else path.name}: {_line(store, run_id)}")
     if args.json:
         found = {
             "runs": [_figures(store, run_id) for run_id in store.runs],

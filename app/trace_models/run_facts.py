@@ -233,6 +233,11 @@ def engine_name(facts: RunFacts) -> str:
     return OURS if engine is None else engine
 
 
+def untold_by(facts: RunFacts, what: str) -> str:
+    """A sentence on what the engine of a run does not report."""
+    return f"{engine_name(facts) or 'The engine'} does not report {what}."
+
+
 def is_ours(facts: RunFacts) -> bool:
     return engine_name(facts) == OURS
 
@@ -244,14 +249,14 @@ def has_no_client(facts: RunFacts) -> bool:
 
 def run_title(facts: RunFacts) -> str:
     """The lane of a comparison, else drafters and rollback policy: "draft-mtp · planes"; of
-    another engine its name, and its drafters or the file that tells of it; of a fork, where it
+    another engine its name, its drafters and the file that tells of it; of a fork, where it
     goes on from as well."""
     if lane := facts.lane:
         return f"lane {lane}"
     if not is_ours(facts):
         drafters = ", ".join(one for one in facts.speculative_types or () if one != "none")
-        known = drafters or (facts.record.file if facts.record else "")
-        return " · ".join(filter(None, (engine_name(facts), known)))
+        file = facts.record.file if facts.record else ""
+        return " · ".join(filter(None, (engine_name(facts), drafters, file)))
     options = facts.options
     how = "no drafter"
     if options is not None and options.spec.types:
@@ -396,14 +401,14 @@ def _request(request: RequestFacts) -> list[str]:
 
 def _columns(tables: Mapping[str, Mapping[str, str]], run: RunRef | None) -> list[str]:
     """The columns by how they are known, and what is not: a column of which nothing is said is
-    observed where a row of the run has a value."""
+    observed where a row of the run has a value, as is one of a run that has ended."""
     by_state: dict[str, list[str]] = {}
     for _, table, name in _LOOKED_FOR if tables else ():
         known = tables.get(table, {})
-        if run is None or name in known:
+        if run is None or (name in known and (known[name] != "observed" or not run.ended)):
             continue
-        if RunColumns(run.store, table, run.run_id).has_values(name):
-            tables = {**tables, table: {**known, name: "observed"}}
+        is_seen = RunColumns(run.store, table, run.run_id).has_values(name)
+        tables = {**tables, table: {**known, name: "observed" if is_seen else "absent"}}
     for columns in tables.values():
         for name, state in columns.items():
             by_state.setdefault(state, []).append(name)

@@ -9,7 +9,7 @@ from PySide6.QtGui import QPaintEvent
 from PySide6.QtWidgets import QStackedWidget, QWidget
 
 from app.engine_thread.feed import Pacer
-from app.trace_models.run_facts import engine_name, is_ours
+from app.trace_models.run_facts import is_ours, untold_by
 from app.trace_models.run_rows import Position
 from app.widgets.empty_state import EmptyState
 from engine.trace.run_ref import RunRef
@@ -98,9 +98,7 @@ class WholeRunView(QStackedWidget):
         elif is_ours(run.facts):
             self.empty.say()
         else:
-            self.empty.say(
-                "Not observed", f"{engine_name(run.facts)} does not report {self.untold}."
-            )
+            self.empty.say("Not observed", untold_by(run.facts, self.untold))
 
     def paintEvent(self, event: QPaintEvent) -> None:
         super().paintEvent(event)

@@ -269,14 +269,11 @@ class PlotStack(QObject):
 def picture(view: PlotView, theme: Theme) -> QImage:
     """The page of a view under its caption, at twice its size in pixels, in light colours."""
     caption = PlotCaption(view.page, view.run)
-    size = view.page.size() + QSize(0, caption.height)
-    image = QImage(size * _SCALE, QImage.Format.Format_RGB32)
-    image.setDevicePixelRatio(_SCALE)
     with _in_light(view, theme):
-        image.fill(theme.color("plot.background"))
-        painter = QPainter(image)
-        caption.paint(painter, theme)
-        _render(view, painter, caption.height)
+        size = view.page.size() + QSize(0, caption.height)
+        image = QImage(size * _SCALE, QImage.Format.Format_RGB32)
+        image.setDevicePixelRatio(_SCALE)
+        _render(view, QPainter(image), caption, theme)
     return image
 
 
@@ -312,31 +309,32 @@ def _field(value: object) -> object:
 
 def _draw_svg(view: PlotView, buffer: QBuffer, theme: Theme) -> None:
     caption = PlotCaption(view.page, view.run)
-    size = view.page.size() + QSize(0, caption.height)
     generator = QSvgGenerator()
     generator.setOutputDevice(buffer)
-    generator.setSize(size)
-    generator.setViewBox(QRect(QPoint(), QSize(size)))
     generator.setResolution(view.page.logicalDpiX())  # else the axes come out too small
     generator.setTitle(caption.title)
     generator.setDescription("\n".join(caption.lines))
     with _in_light(view, theme):
-        painter = QPainter(generator)
-        painter.fillRect(QRect(QPoint(), size), theme.color("plot.background"))
-        caption.paint(painter, theme)
-        _render(view, painter, caption.height)
+        size = view.page.size() + QSize(0, caption.height)
+        generator.setSize(size)
+        generator.setViewBox(QRect(QPoint(), QSize(size)))
+        _render(view, QPainter(generator), caption, theme)
 
 
-def _render(view: PlotView, painter: QPainter, top: int) -> None:
-    view.page.render(painter, QPoint(0, top), QRegion(), QWidget.RenderFlag.DrawChildren)
+def _render(view: PlotView, painter: QPainter, caption: PlotCaption, theme: Theme) -> None:
+    painter.fillRect(painter.window(), theme.color("plot.background"))
+    caption.paint(painter, theme)
+    top = QPoint(0, caption.height)
+    view.page.render(painter, top, QRegion(), QWidget.RenderFlag.DrawChildren)
     painter.end()
 
 
 @contextmanager
 def _in_light(view: PlotView, theme: Theme) -> Iterator[None]:
-    """The view in the light colours, with its axis and without the frame of what has the keys, for
-    as long as it takes to draw it."""
-    shown = theme.name
+    """The view in the light colours, with its axis and without the frame of what has the keys, and
+    no smaller than can be read, for as long as it takes to draw it."""
+    shown, size = theme.name, view.page.size()
+    view.page.resize(size.expandedTo(_LEAST))
     theme.become("light")
     palette, role = QPalette(), QPalette.ColorRole
     for target, source in (
@@ -364,10 +362,13 @@ def _in_light(view: PlotView, theme: Theme) -> Iterator[None]:
             frame.show()
         if plot is not None:
             plot.show_axis(had_axis)
+        view.page.resize(size)
         view.page.setPalette(QPalette())
         theme.become(shown)
 
 
+_LEAST = QSize(640, 200)
+"""A page's, in pixels; that of a narrow dock may be smaller."""
 _LEFT, _TOP = 14, 8
 
 

@@ -14,7 +14,7 @@ from PySide6.QtWidgets import QBoxLayout, QStackedWidget, QWidget
 
 from app.engine_thread.feed import Pacer
 from app.looks import Theme
-from app.trace_models.run_facts import LiveNumbers, engine_name, has_no_client, is_ours
+from app.trace_models.run_facts import LiveNumbers, has_no_client, is_ours, untold_by
 from app.trace_models.run_rows import Position, RunRange, RunRows
 from app.widgets.build import hbox
 from app.widgets.empty_state import EmptyState
@@ -255,16 +255,13 @@ class RoundView(QStackedWidget):
             self.empty.say_what()
         elif is_ours(run.facts):
             self.empty.say()
-        elif not has_rounds:
-            numbers = LiveNumbers.told(run.facts.summary)
-            is_known = numbers.tokens or numbers.acceptance is not None
-            known = "Only sums" if is_known else "No sums"
-            reason = f"{known} are known of this run, and no rounds: {engine_name(run.facts)}"
-            self.empty.say("Not observed", f"{reason} does not report them.")
         else:
-            self.empty.say(
-                "Not observed", f"{engine_name(run.facts)} does not report {self.untold}."
-            )
+            said = untold_by(run.facts, self.untold if has_rounds else "its rounds")
+            if not has_rounds:
+                numbers = LiveNumbers.told(run.facts.summary)
+                is_known = numbers.tokens or numbers.acceptance is not None
+                said = f"{'Only' if is_known else 'No'} sums are known of this run. {said}"
+            self.empty.say("Not observed", said)
 
     def _words(self) -> str:
         return self._summary()

@@ -30,6 +30,7 @@ from PySide6.QtWidgets import (
 from app.actions import Actions
 from app.looks import Theme
 from app.panels.runs.run_table import RunPairTable, RunTable
+from app.trace_models.results import short_text
 from app.trace_models.run_comparison import compare_runs, setting_difference, text_difference
 from app.trace_models.run_facts import ModelRuns, effective, run_names
 from app.trace_models.run_notes import count_runs, notes_of
@@ -149,7 +150,7 @@ class RunsView(QStackedWidget):
 
     def offer_undo(self, what: str) -> None:
         """Offer to bring back what was deleted last; empty: there is nothing."""
-        self.undo.setText(f"Deleted {what}. Undo" if what else "Undo")
+        self.undo.setText(f"Deleted {short_text(what, _MOST_NAME)}. Undo" if what else "Undo")
         self.undo.setVisible(bool(what))
         self._show_what_is_offered()
 

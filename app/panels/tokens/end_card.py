@@ -80,7 +80,7 @@ def run_end(run: RunRef) -> RunEnd | None:
 def _next_step(
     run: RunRef, numbers: LiveNumbers, ratio: PlainRatio | None, *, is_plain: bool
 ) -> NextStep | None:
-    found = _gravest_finding(run)
+    found = gravest_finding(run)
     if found is not None:
         return found
     if run.facts.error or not is_ours(run.facts) or not numbers.tokens or is_plain:
@@ -94,7 +94,7 @@ def _next_step(
     )
 
 
-def _gravest_finding(run: RunRef) -> NextStep | None:
+def gravest_finding(run: RunRef) -> NextStep | None:
     """The first error among the findings of the run, else the first warning."""
     table = run.store.findings
     n = len(table)

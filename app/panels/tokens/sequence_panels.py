@@ -187,7 +187,7 @@ class SequencePanel(QWidget):
         for title, area in zip(self._titles, (self.area, self.before), strict=True):
             stream, words = area.stream, list[str]()
             if stream is not None and self._shows_title:
-                words = [f"Sequence {stream.seq_id}", counted(stream.n_generated, "token")]
+                words = [f"seq {stream.seq_id}", counted(stream.n_generated, "token")]
                 words[:0] = [run_name(stream.run)] if self.before.stream else []
             if area is self.area and self._sent:
                 words.append(f"prompt: {self._sent}")

@@ -11,11 +11,11 @@ from PySide6.QtWidgets import QLabel, QMenu, QStackedWidget, QWidget
 
 from app.engine_thread.feed import Pacer, timer
 from app.looks import Theme
-from app.panels.tokens.end_card import EndCard
+from app.panels.tokens.end_card import EndCard, gravest_finding
 from app.panels.tokens.sequence_panels import NARROW, SequencePanel, SequencePanels
 from app.panels.tokens.token_area import TokenArea
 from app.panels.tokens.token_hits import FindBar, Term, find_hits, neighbour_hit
-from app.trace_models.run_facts import engine_name, has_no_client, is_ours
+from app.trace_models.run_facts import has_no_client, is_ours, untold_by
 from app.trace_models.run_rows import Position, RunRange
 from app.trace_models.token_stream import RunStreams, TokenStream
 from app.widgets.build import made, vbox
@@ -300,8 +300,9 @@ class TokensView(QStackedWidget):
         elif has_ended and (facts.error or is_ours(facts) or has_no_client(facts)):
             self._waiting.say("No tokens", why_it_ended(run))
         elif "stops" in facts and not is_ours(facts):
-            untold = f"{engine_name(facts)} does not report the tokens."
-            self._waiting.say("Not observed", f"{untold} Runs (Ctrl+8) lists what it reports.")
+            found = gravest_finding(run)
+            said = untold_by(facts, "the tokens"), "Runs (Ctrl+8) lists what it reports."
+            self._waiting.say("Not observed", " ".join((*said, found.why if found else "")).strip())
         else:
             self._waiting.say()
 

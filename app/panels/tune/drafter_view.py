@@ -360,17 +360,15 @@ class DrafterFacts:
         self.by_name: dict[str, DraftQuality] = {}
 
     def read(self) -> bool:
-        """Take in what has joined the trace; whether any draft has."""
+        """Take in what has joined the trace; whether it has any draft."""
         start, stop = self._rounds.read()
         if start < stop:
             self._rounds.add_to(self._sums, start, stop)
         new = self._drafts.read()
-        if new is None:
-            return False
-        for code, quality in by_drafter(new).items():
+        for code, quality in by_drafter(new).items() if new is not None else ():
             name = self._pool.text(code) or UNNAMED
             self.by_name[name] = self.by_name.get(name, DraftQuality()) + quality
-        return True
+        return bool(self.by_name)
 
     def quality(self, name: str = "") -> DraftQuality:
         """Of one drafter, or without a name of all together."""
@@ -450,9 +448,7 @@ class DrafterView(WholeRunView):
         self.choice.hide()
 
     def _read(self) -> bool:
-        assert self._facts is not None
-        self._facts.read()
-        return bool(self._facts.by_name)
+        return self._facts is not None and self._facts.read()
 
     def _show(self) -> None:
         facts = self._facts

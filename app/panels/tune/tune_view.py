@@ -131,9 +131,7 @@ class TuneView(WholeRunView):
             label.setText("")
 
     def _read(self) -> bool:
-        assert self._facts is not None
-        self._facts.read()
-        return bool(self._facts.by_name)
+        return self._facts is not None and self._facts.read()
 
     def _show(self) -> None:
         assert self._facts is not None

@@ -130,7 +130,7 @@ def _replayed(
     said = dict(capture.facts).get("captured_from")
     engine = said if isinstance(said, str) and said in OTHER_ENGINES else LLAMA_SERVER
     server = ServerFacts(capture.name or file, engine, capture.props, capture.models)
-    facts = {"file": file} | {key: as_fact(value) for key, value in capture.facts.items()}
+    facts = {key: as_fact(value) for key, value in capture.facts.items()}
     run = ObservedRun(
         TraceStore() if store is None else store,
         attachment,
@@ -141,7 +141,7 @@ def _replayed(
         vocabulary=vocabulary,
         plain=PlainReplies(),
         has_rows=store is not None,
-        **facts,
+        **{"record": {"file": file}, **facts},
     )
     if log:
         run.log(log)

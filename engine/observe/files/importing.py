@@ -80,8 +80,6 @@ _SHORTEST = 40
 _LONGEST_TIME = 100
 """Characters at the beginning of a line, in which its time is."""
 _IN_ORDER = re.compile(r"(prompt )?eval time {0,20}=")
-
-
 _PRINTABLE = re.compile(rb"(?im)^Content-Transfer-Encoding:\s{0,9}quoted-printable")
 _BROKEN = re.compile(rb"[^=]=\r?\n")
 _NOT_PRINTABLE = re.compile(rb"=(?![\dA-F]{2}|[\dA-F]?\Z|[ \t]{0,9}\r?(?:\n|\Z))")
@@ -424,7 +422,7 @@ def _import_members(store: TraceStore, path: Path, name: str | None) -> list[int
     if not found:
         raise next(iter(refused), TraceFileError(f"{path.name} has no files.", "Pack it again."))
     if refused:
-        _note(store, found, f"{len(refused):,} of its files were not read: {refused[0]}")
+        _note(store, found, f"Files of it not read: {len(refused):,}. {refused[0].message}")
     return found
 
 
@@ -442,7 +440,8 @@ def _content(path: Path) -> bytes:
         remedy = "Open it: `draftscope FOLDER`; `acceptance`, `triage` and `export` read it, too."
         raise TraceFileError(f"{_shown(path)} is an exported trace already.", remedy)
     data = file_bytes(path, _MOST_BYTES, TraceFileError)
-    return _bare(unpacked(data, path.name, _MOST_BYTES, TraceFileError))
+    data = unpacked(data, path.name, _MOST_BYTES, TraceFileError)
+    return data if is_archive(data) else _bare(data)
 
 
 def _bare(data: bytes) -> bytes:

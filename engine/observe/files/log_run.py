@@ -246,7 +246,7 @@ def _facts(server: ServerLog, file: str) -> dict[str, Any]:
     named = chain(server.totals, *(one.statistics for one in server.requests))
     drafters = server.drafters or list(dict.fromkeys(named))
     return {
-        "file": file,
+        "record": {"file": file},
         "model": {"name": server.model} if server.model else None,
         "speculative_types": drafters,
         "synthetic": server.is_synthetic,

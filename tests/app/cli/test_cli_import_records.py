@@ -39,7 +39,7 @@ def test_two_scrapes_in_a_row_are_one_run(cli: Cli, tmp_path: Path) -> None:
     figures = [run["summary"] for run in cli(*words, "--json").json["runs"]]
     assert [f["num_spec_steps"] for f in figures] == [3, 12]
     assert [f["draft_n_accepted"] for f in figures] == [9, 16]
-    assert cli(*words).out.startswith("before to vllm-metrics.prom: ")
+    assert cli(*words).out.startswith("before, vllm-metrics.prom: ")
 
 
 def test_keys_at_the_end_of_a_long_or_packed_file_are_found(cli: Cli, tmp_path: Path) -> None:

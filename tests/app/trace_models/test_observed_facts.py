@@ -60,6 +60,15 @@ def test_what_a_log_added_is_not_called_unobserved() -> None:
     assert "draft probabilities" in untold, "of another run"
 
 
+def test_what_no_row_of_a_run_that_ended_has_is_not_called_reported() -> None:
+    store = TraceStore()
+    run = RunRef(store, store.begin_run(dict(FACTS)))
+    assert "token_id" in effective(run.facts, run), "it may come"
+    run.facts["stops"] = ["end"]
+    *_, untold = effective(run.facts, run).splitlines()
+    assert "token ids" in untold and "token_id" not in effective(run.facts, run)
+
+
 @pytest.mark.parametrize("wrong", [None, 7, "text", ["a"], {"a": 1}, [None], {"rounds": 3}])
 def test_facts_of_any_type_are_survived(wrong: Any) -> None:
     for name in FACTS:

@@ -4,6 +4,7 @@ where they tell nothing."""
 from __future__ import annotations
 
 import json
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from app.engine_thread.jobs.files import ReadText, ReadTrace
 from app.engine_thread.jobs.judging import TriageRuns
 from app.panels.runs.run_table import RunTable
 from app.panels.tokens.tokens_view import TokensView
-from app.trace_models.run_facts import observed_text
+from app.trace_models.run_facts import effective, observed_text
 from app.trace_models.run_rows import Position
 from app.trace_models.shown_text import NOT_OBSERVED
 from app.window.window import MainWindow
@@ -71,6 +72,24 @@ def test_a_copied_text_opens_like_its_file_and_another_is_refused_in_a_sentence(
     clipboard.clear()
     paste.trigger()
     assert any("Nothing was copied" in text for text in messages(window))
+
+
+def test_runs_of_an_archive_have_the_names_of_their_files(
+    window: MainWindow, qtbot: QtBot, tmp_path: Path
+) -> None:
+    sums = "draft acceptance rate = 0.5 ( 4 accepted / 8 generated)\n"
+    files = {"a.log": sums, "README.md": "Of last night.", "b.log": sums}
+    with zipfile.ZipFile(tmp_path / "logs.zip", "w") as packed:
+        for name, text in files.items():
+            packed.writestr(name, text)
+    with job_ends(qtbot, window.bridge, ReadTrace):
+        window.sessions.open(tmp_path / "logs.zip")
+    for name in ("a.log", "b.log"):
+        run = show(window, qtbot, name)
+        assert f"server's log, {name}" in effective(run.facts, run)
+    (tokens,) = window.findChildren(TokensView)
+    said = tokens.currentWidget().words[1]
+    assert "Files of it not read: 1. README.md is nothing" in said and "--as" not in said
 
 
 def table(window: MainWindow) -> RunTable:

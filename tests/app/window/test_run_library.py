@@ -161,6 +161,8 @@ def test_what_is_deleted_comes_back_and_a_run_that_goes_on_stays(
     qtbot.keyClick(table, Qt.Key.Key_Z, Qt.KeyboardModifier.ControlModifier)
     assert [row.run.run_id for row in rows(window)] == [0, 1]
     assert window.runs.undo.text() == "Deleted run 2. Undo"
+    window.runs.offer_undo("a long name " * 20)
+    assert len(window.runs.undo.text()) < 60, "as wide as the panel has to be"
     engine.rounds = 10**9
     trigger(window, "run.step")
     wait(qtbot, window, State.PAUSED)

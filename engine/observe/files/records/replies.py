@@ -206,11 +206,14 @@ def read_reply(
     if not answers:  # an error and nothing else
         answers[0] = EmittedTokens()
     found = list(recorded(answers, counts))
-    model = reply.events[0].get("model")
+    begin = reply.events[0]
+    named = (begin, begin.get("message"), begin.get("response"))
+    models = (one.get("model") for one in named if isinstance(one, dict))
+    model = next((one[:1000] for one in models if isinstance(one, str)), "")
     for index, one in zip(answers, found, strict=True):
         one.place = one.place or reply.place
-        one.engine = one.engine or engine_of(reply.events[0])
-        one.model = one.model or (model[:1000] if isinstance(model, str) else "")
+        one.engine = one.engine or engine_of(begin)
+        one.model = one.model or model
         one.stop = one.stop or stops.get(index, "")
         one.asked = reply.request
         asked = one.asked.get("input_ids", one.asked.get("prompt"))

@@ -350,7 +350,7 @@ def test_export_as_picture_drawing_and_table(
         window.actions_by_id["plot.export"].trigger()
     assert sorted(p.name for p in tmp_path.iterdir() if p.is_file()) == ["a.png", "b.svg", "c.csv"]
     image, light = QImage(str(tmp_path / "a.png")), Theme("light")
-    assert image.width() == 2 * view.page.width()
+    assert image.width() == 2 * max(view.page.width(), 640)
     assert image.pixelColor(3, 3) == light.color("plot.background")
     colours = {
         image.pixelColor(x, y).name()
@@ -362,6 +362,11 @@ def test_export_as_picture_drawing_and_table(
     window.setFocus()
     qtbot.waitUntil(lambda: not view.plot.findChildren(FocusFrame))
     assert picture(view, window.theme).convertToFormat(image.format()) == image
+    size = view.page.size()
+    view.page.resize(200, 60)
+    assert picture(view, window.theme).width() == 2 * 640, "of a narrow dock"
+    assert view.page.size().toTuple() == (200, 60)
+    view.page.resize(size)
     assert QSvgRenderer(str(tmp_path / "b.svg")).isValid()
     assert view.plot._theme.name == "dark"
     with (tmp_path / "c.csv").open(newline="") as file:

@@ -83,7 +83,7 @@ def test_sequences_stand_side_by_side(view: TokensView) -> None:
     QApplication.processEvents()
     places = [view.areas[seq_id].mapTo(view, view.areas[seq_id].pos()) for seq_id in range(3)]
     assert places[0].x() < places[1].x() < places[2].x()
-    assert "Sequence 2 · " in words(view)
+    assert "seq 2 · " in words(view)
 
 
 def test_many_sequences_scroll_and_the_card_takes_a_line_in_a_low_view(
@@ -123,7 +123,7 @@ def test_what_another_engine_was_sent_is_shown_over_its_text(view: TokensView) -
     told = {"messages": [{"role": "user", "content": "and this"}]}
     builder.run.facts["requests"] = [{"prompt": "def f(\n  x):"}, told]
     view.show_run(builder.run)
-    assert "Sequence 0 · 2 tokens · prompt: def f( x):" in words(view)
+    assert "seq 0 · 2 tokens · prompt: def f( x):" in words(view)
     assert "prompt: and this" in words(view)
     view.show_run(sample_trace(rounds=5).run)
     assert "prompt" not in words(view)
@@ -319,7 +319,7 @@ def test_a_fork_has_its_parents_text_next_to_it_level_at_its_round(
     view.show_run(fork.run)
     (panel,) = view._panels.values()
     assert panel.before.isVisible() and panel.before.stream.run == parent.run
-    for title in ("run 0 · Sequence 0 · 141 tokens", "run 1 · Sequence 0 · 90 tokens"):
+    for title in ("run 0 · seq 0 · 141 tokens", "run 1 · seq 0 · 90 tokens"):
         assert title in words(view)
     is_wide = (
         panel.mapTo(view, panel.area.mapTo(panel, panel.area.pos())).y()

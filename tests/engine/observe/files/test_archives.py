@@ -18,12 +18,14 @@ from engine.observe.files import importing
 from engine.observe.files.importing import import_file, recognise_file
 from engine.trace.store import TraceStore
 
-LOG = "draft acceptance rate = 0.50000 ( {0} accepted / {1} generated)\n"
+LOG = "\x1b[32mdraft acceptance rate = 0.50000 ( {0} accepted / {1} generated)\x1b[0m\n"
+"""As a server writes it to a terminal."""
 FILES = {"a/b/server.log": LOG.format(4, 8), "../../server.log": LOG.format(3, 6)}
 
 
 def _zip(path: Path, files: dict[str, str]) -> Path:
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
+    packing = zipfile.ZIP_STORED if path.stem == "stored" else zipfile.ZIP_DEFLATED
+    with zipfile.ZipFile(path, "w", packing) as packed:
         for name, text in files.items():
             packed.writestr(name, text)
     return path
@@ -43,7 +45,7 @@ def _pack(path: Path, files: dict[str, str]) -> Path:
     return (_zip if path.suffix == ".zip" else _tar)(path, files)
 
 
-@pytest.mark.parametrize("name", ["logs.zip", "logs.tar", "logs.tar.gz"])
+@pytest.mark.parametrize("name", ["logs.zip", "stored.zip", "logs.tar", "logs.tar.gz"])
 def test_each_file_of_an_archive_is_a_run(tmp_path: Path, name: str) -> None:
     path, store = _pack(tmp_path / name, FILES), TraceStore()
     assert recognise_file(path) == importing.ARCHIVE
@@ -59,7 +61,7 @@ def test_what_an_archive_has_besides_is_named(tmp_path: Path) -> None:
     assert len(import_file(store, _zip(tmp_path / "logs.zip", inner))) == 2
     (found,) = recorded(store)
     assert found.rule == "log-unread"
-    assert found.message.startswith("2 of its files were not read: start.sh is nothing")
+    assert found.message.startswith("Files of it not read: 2. start.sh is nothing")
 
 
 @pytest.mark.parametrize("name", ["logs.zip", "logs.tar", "logs.tar.gz"])

@@ -32,6 +32,7 @@ def test_a_reply_of_messages_has_its_tokens(is_whole: bool) -> None:
     (one,) = store.runs[0]["requests"]
     known = {name: value for name, value in one["told"].items() if value is not None}
     assert known == {"cache_n": 12, "prompt_n": 31, "predicted_n": 64}
+    assert store.runs[0]["model"] == {"name": "q"}
     assert store.runs[0]["stops"] == ["limit"] and one["text"] == "Well, yes."
 
 
