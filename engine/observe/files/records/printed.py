@@ -260,8 +260,13 @@ _SAID_RATE = re.compile(
     r"|(?<![\d.,+\-–−])(\d{1,3}(?:\.\d{1,6})? ?%) (?:(?:aggregate|average|avg|mean|overall|total"
     r"|draft|token|mtp)[ -]){0,2}accept(?:ance|ed)?\b(?! (?:loss|gain|drop|threshold|target))"
 )
-_OF_TWO = re.compile(r"\d ?/ ?\d")
-"""Counts, which do not make the rate."""
+_SHARE = re.compile(
+    r"(?<![\d.+−–±-])(?<!\+/)(?:\d{1,3}(?:[.,]\d{1,6})? ?%|(?:0|1)\.\d{1,6}(?!\.?\d| ?[×a-z%]))"
+)
+_NOT_HAD = re.compile(
+    r"(?i)\d ?/ ?\d|threshold|break-?even|target(?:ed)? accept|p_accept|fewer|at least|expect"
+)
+"""Counts, which do not make the rate, and words of lines whose rate no drafts had."""
 
 
 def _said(text: str) -> tuple[list[RecordedRequest], list[RecordedRequest]]:
@@ -287,7 +292,9 @@ def _said(text: str) -> tuple[list[RecordedRequest], list[RecordedRequest]]:
         if len(pairs) == 1:  # so it is sure what they are
             found.num_accepted_draft_tokens, found.num_draft_tokens = pairs.pop()
             counted.append(found)
-        elif len(shares) == n_words == 1 and _OF_TWO.search(line) is None:
+        elif [len(shares), len(_SHARE.findall(line)), n_words] == [1, 1, 1] and (
+            _NOT_HAD.search(line) is None
+        ):
             share = float(shares[0].rstrip(" %")) / (100 if "%" in shares[0] else 1)
             found.given["draft_acceptance_rate"] = share
             rated += [found] if share <= 1 else []

@@ -39,6 +39,12 @@ def test_timings_as_people_paste_them(tmp_path: Path, text: str) -> None:
         ("acceptance 80% for code, acceptance 44% for stories", None),
         ("acceptance 40-55%", None),
         ("acceptance threshold 0.09", None),
+        ("acceptance was 65% on one and 12% on the other", None),
+        ("acceptance 0.72 vs 0.61 before", None),
+        ("break-even acceptance 0.44", None),
+        ("p_accept = 0.8", None),
+        ("Akzeptanz 71,8 %", None),
+        ("τ 2,4", None),
     ],
 )
 def test_a_rate_without_counts_is_a_rate_and_no_more(
@@ -319,6 +325,12 @@ def test_members_of_a_record_in_a_sentence(
 def test_a_cut_object_after_a_prefix_gives_no_members(tmp_path: Path) -> None:
     text = '{"draft_n": 8, "draft_n_accepted": 3}\ngot: {"draft_n": 9, "draft_n_accepted": 4, "x'
     assert sums(imported(tmp_path, text)) == [(None, None, 8, 3)]
+
+
+def test_members_of_an_object_that_cannot_be_read_whole_are_no_other_ones(tmp_path: Path) -> None:
+    counts = '"predicted_n": 7,\n"predicted_ms": 2.5,\n"draft_n": 8,\n"draft_n_accepted": '
+    text = f'"timings": {{{counts}3}}\n"timings": {{\n{counts}4,  /* with n_max 4 */\n}}\n'
+    assert sums(imported(tmp_path, text)) == [(7, None, 8, 3), (7, None, 8, 4)]
 
 
 @pytest.mark.parametrize(
