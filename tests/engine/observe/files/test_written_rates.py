@@ -380,7 +380,7 @@ def test_a_length_of_nothing_is_that_of_no_steps(tmp_path: Path) -> None:
         (
             (
                 "| Metric | Yours | About |\n|-|-|-|\n| Accepted throughput | 49.5 t/s | x |\n"
-                "| Generation throughput | **72.8 t/s** | y |\n| Mean acceptance length | 3.41 | z |\n"
+                "| Generation speed | **72.8 t/s** | y |\n| Mean acceptance length | 3.41 | z |\n"
                 "| Avg draft acceptance | 80.2% | z |\n"
             ),
             (None, 0.802, 3.41, 72.8),
