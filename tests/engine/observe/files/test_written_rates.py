@@ -386,7 +386,7 @@ def test_a_length_of_nothing_is_that_of_no_steps(tmp_path: Path) -> None:
             (None, 0.802, 3.41, 72.8),
         ),
     ],
-    ids=["rounded", "of a round", "percent", "a speed is no name"],
+    ids=["rounded", "of a round", "percent", "a speed names nothing"],
 )
 def test_a_figure_is_that_which_its_row_and_column_name(
     tmp_path: Path, table: str, told: tuple[float | None, ...]
