@@ -424,7 +424,7 @@ def _speed(stats: Any) -> dict[str, float]:
 def _timings(event: dict[str, Any]) -> Timings | None:
     """The counters of an event. Raises UnreadableError for a counter that is not a count."""
     said = event.get("timings")
-    if not isinstance(said, dict) or "predicted_n" not in said:
+    if not isinstance(said, dict) or said.get("predicted_n") is None:
         return None
     speed = said.get("predicted_per_second")
     return Timings(
@@ -445,7 +445,7 @@ def _given(said: dict[str, Any], name: str, most: int = MOST_TOKENS) -> int | No
 
 
 def _count(said: dict[str, Any], name: str, most: int = MOST_TOKENS) -> int:
-    value = said.get(name, 0)
+    value = 0 if said.get(name) is None else said[name]
     if type(value) is int and 0 <= value <= most:  # as nearly all are
         return value
     if isinstance(value, float) and value.is_integer():
@@ -456,7 +456,7 @@ def _count(said: dict[str, Any], name: str, most: int = MOST_TOKENS) -> int:
 
 
 def _milliseconds(said: dict[str, Any], name: str) -> float:
-    value = said.get(name, 0.0)
+    value = 0.0 if said.get(name) is None else said[name]
     if type(value) is float and 0.0 <= value <= LONGEST_PART_MS:
         return value
     if not is_real(value):

@@ -278,6 +278,7 @@ def _values(
                 start, end = at, stop
             else:
                 left.add(number, line)
+                members = {} if line[-1] == "{" else members  # what follows is of another
                 at = stop
                 continue
         try:

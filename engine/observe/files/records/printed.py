@@ -31,12 +31,8 @@ _EMITTED, _MEAN, _RATE, _BY_INDEX = "predicted_n", "mean", "rate", "by index"
 _SPEED = "predicted_per_second"
 _ABOUT = {_DRAFTED, _ACCEPTED, _MEAN, _BY_INDEX}
 """One of these a run has."""
+_PART = f"{_ACCEPTED} of a round"
 _COUNTS = (_STEPS, _DRAFTED, _ACCEPTED, _EMITTED)
-_OF_VLLM = re.compile(
-    r"spec_decode_|num_(?:drafts|draft_tokens|accepted_tokens)|draft tokens: "
-    r"|acceptance length|acceptance rate \(%\)|draft acceptance rate|per-position acceptance"
-)
-"""Names that are vLLM's, in lower case."""
 _SPACE = re.compile(r"[-_]")
 _IS_BY_INDEX = re.compile(r"(?i)(?=.{0,40}acc).{0,40}per[_ ]?pos(?:ition)?.{0,40}")
 _BEFORE = r"(?:\d{1,9}\.\d\d\.\d{3}\.\d{3} [IWEDC] )?[ \t|>*`\"-]{0,20}(?:spec_decode_)?"
@@ -51,12 +47,7 @@ _LINE = re.compile(
 )
 _INDEX = re.compile(r"acceptance at token \d{1,4}|pos(?:ition)? \d{1,4}")
 _SIGN = re.compile(
-    rf"[\n,{{\]] ?{_BEFORE}"
-    r"(?:n_drafted[ \t]{0,20}[=:]|draft_n:|(?:num_|(?:total|n)[ _])draft(?:ed)?[ _]tokens:"
-    r"|draft[ _]tokens\"?:"
-    r"|num accepted token:|(?:average )?accept[ _]length\"?:|\[al\] average:|acc_length="
-    r"|accpt len:|acceptance[ _]length\"?:)[ \t*]{0,60}\d",
-    re.IGNORECASE,
+    rf"(?i)[\n,{{\]] ?{_BEFORE}(?:{'|'.join(NAMES['sums']['signs'])})[ \t*]{{0,60}}\d"
 )
 _ALONE = re.compile(
     r"\n[ \t|>*`-]{0,20}(?:mean acceptance length|mean al|per-position acceptance rate|accept len"
@@ -115,6 +106,8 @@ def _sums(text: str) -> list[RecordedRequest]:
     values: dict[str, re.Match[str]] = {}
 
     def close() -> None:
+        if _PART in values:
+            values.pop(_DRAFTED, None)  # of a round as well
         has_rate = _RATE in values and ABOUT.search(values[_RATE]["name"].lower()) is not None
         if not values.keys().isdisjoint(_ABOUT) or (has_rate and _SPEED in values):
             found.append(_request(values, text))
@@ -139,7 +132,7 @@ def _field_of(match: re.Match[str]) -> str:
     field = _named(match["name"], match["unit"] or "")
     if field in _COUNTS and match["percent"]:
         return _RATE if field == _ACCEPTED else ""
-    return "" if field in _COUNTS and "." in _value(match) else field
+    return field if field not in _COUNTS or "." not in _value(match) else f"{field} of a round"
 
 
 def _value(match: re.Match[str]) -> str:
@@ -163,8 +156,7 @@ def _named(name: str, unit: str) -> str:
 def _request(values: dict[str, re.Match[str]], text: str) -> RecordedRequest:
     first = next(iter(values.values()))
     around = text[max(first.start() - 100, 0) : next(reversed(values.values())).end()].lower()
-    own = "vllm" if _OF_VLLM.search(around) is not None else ""
-    own = next((engine for sign, engine in NAMES["engines"]["lines"] if sign in around), own)
+    own = next((engine for sign, engine in NAMES["engines"]["lines"] if sign in around), "")
     said = _BACKEND.findall(text, max(first.start() - _NEAR, 0), first.end())
     engine = said[-1].lower() if said else own
     line = 1 + text.count("\n", 0, first.start("name"))
@@ -248,20 +240,18 @@ def _take_positions(found: RecordedRequest, values: dict[str, re.Match[str]], te
 # -- lines of a text -------------------------------------------------------------------------
 
 _LONGEST_SAID = 300
-_WORDED = re.compile(
-    r"(?i)(\d{1,9}) accepted ?/ ?(\d{1,9}) (?:generated|draft|proposed)"
-    r"|(\d{1,9}) (?:draft(?:ed)?|proposed) tokens?,? (?:and )?(\d{1,9}) (?:were )?accepted"
-    r"|(\d{1,9})(?: of | out of | ?/ ?)(\d{1,9}) (?:draft(?:ed)? )?(?:tokens )?(?:were )?accepted"
+_WORDED, _NOT_HAD = (
+    re.compile(f"(?i){'|'.join(NAMES['said'][name])}") for name in ("counts", "not_had")
 )
-"""Counts that are named."""
 _SAID_RATE = re.compile(
     r"(?i)(?<![a-z])accept(?:ance|ed)?(?:[ _]rate|[ _]ratio)?(?: is| was| of| at)?[ \t:=~≈(]{0,4}"
     r"(\d{1,3}(?:\.\d{1,6})? ?%|0\.\d{1,6}|1\.0{1,6})(?!\.?\d|[–-])"
     r"|(?<![\d.,+\-–−])(\d{1,3}(?:\.\d{1,6})? ?%) (?:(?:aggregate|average|avg|mean|overall|total"
     r"|draft|token|mtp)[ -]){0,2}accept(?:ance|ed)?\b(?! (?:loss|gain|drop|threshold|target))"
 )
-_OF_TWO = re.compile(r"\d ?/ ?\d")
-"""Counts, which do not make the rate."""
+_SHARE = re.compile(
+    r"(?<![\d.+−–±-])(?<!\+/)(?:\d{1,3}(?:[.,]\d{1,6})? ?%|(?:0|1)\.\d{1,6}(?!\.?\d| ?[×a-z%]))"
+)
 
 
 def _said(text: str) -> tuple[list[RecordedRequest], list[RecordedRequest]]:
@@ -287,7 +277,9 @@ def _said(text: str) -> tuple[list[RecordedRequest], list[RecordedRequest]]:
         if len(pairs) == 1:  # so it is sure what they are
             found.num_accepted_draft_tokens, found.num_draft_tokens = pairs.pop()
             counted.append(found)
-        elif len(shares) == n_words == 1 and _OF_TWO.search(line) is None:
+        elif [len(shares), len(_SHARE.findall(line)), n_words] == [1, 1, 1] and (
+            _NOT_HAD.search(line) is None
+        ):
             share = float(shares[0].rstrip(" %")) / (100 if "%" in shares[0] else 1)
             found.given["draft_acceptance_rate"] = share
             rated += [found] if share <= 1 else []

@@ -32,7 +32,7 @@ tokens that were accepted; how many were drafted it does not count."""
 _SERIES = re.compile(
     rf"(vllm|llamacpp|lmdeploy):spec_decode_({'|'.join((*_COUNTERS, _PER_POS))})(?:_total)?"
 )
-_SIGN = re.compile(f"(?m)^(?:{'|'.join(_KNOWN['signs'])})[ {{]".encode())
+_SIGN = re.compile(f"(?m)^(?:\\| ?)?(?:{'|'.join(_KNOWN['signs'])})[ {{]".encode())
 _PARTS = b":spec_", b"mlx_spec_", b"trtllm_spec_", b"llamacpp:", b"tgi_request", b"maxserve"
 """One of these is in each sign."""
 _QUERIED = re.compile(rb'"metric"\s*:\s*\{([^{}]{1,4000})\}\s*,\s*"values?"\s*:\s*\[([^{}]*+)\}')

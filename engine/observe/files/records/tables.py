@@ -42,8 +42,9 @@ _LONGEST, _LONGEST_NAME, _LONGEST_NUMBER = 2000, 80, 32
 _AT_INDEX = re.compile(
     r"(?:acc(?:ept(?:ance)?)? )?(?:@ ?|at )?pos(?:ition)?[ .@#]?(\d{1,3})(?: ?%| \(%\))?"
 )
+_IS_POSITION = re.compile(r"(?i)(?:(?:draft|token) )?(?:pos(?:ition)?|index)").fullmatch
 _NUMBER = re.compile(
-    r"[~≈]?(\d{1,12}(?:\.\d{1,20})?)(?: ?(?:±|\+/-) ?[\d.]{1,9})? ?(%?)(?![\d.]|\s?[–—]|-\d)"
+    r"[~≈]?(\d{1,12}(?:\.\d{1,20})?)(?: ?(?:±|\+/-) ?[\d.]{1,9})? ?(%?)(?![\d.kKM]|\s?[–—]|-\d)"
 )
 _RANGE = re.compile(r"[~≈]?\d{1,6}(?:\.\d{1,6})? ?%? ?(?:[–—-]|to) ?\d")
 _BEGINS = re.compile(r"[~≈]?\d")
@@ -100,6 +101,8 @@ def read_tables(text: str, unread: list[str] | None = None) -> list[RecordedRequ
 
 def _requests(text: str, unread: list[str]) -> Iterator[RecordedRequest]:
     for table in _tables(text):
+        if table and _IS_POSITION(table[0][1][0]) is not None:
+            continue  # its rows are no requests
         if table and _MAY_BE_ABOUT.search(" ".join(table[0][1]).lower()):
             if "accuracy" in text.lower():
                 table[0][1][:] = [
@@ -353,7 +356,7 @@ def _is_head(names: list[str]) -> bool:
     """Whether cells name what is accepted."""
     parts = [one for one in names if ABOUT.search(one) or ABOUT.search(_parts(one)[1])]
     kinds = [one for one in parts if {kind_of(one), kind_of(_parts(one)[1])} & _FIGURES]
-    figures = _NUMBER.fullmatch, _SEVERAL.fullmatch, _TWO_COUNTS.match
+    figures = _NUMBER.fullmatch, _SEVERAL.fullmatch, _TWO_COUNTS.match, SAID_SPEED.fullmatch
     return bool(kinds) and not any(one(name) for one in figures for name in names)
 
 
@@ -417,7 +420,9 @@ def row_of(columns: list[str], cells: list[str], number: int, side: str) -> Reco
         found.check(False, (place,), str(error))
         return found
     n = found.num_accepted_draft_tokens
-    if "draft" in columns and (n is None or n > (found.num_draft_tokens or 0)):
+    part = numbers.get("accepted")  # more than a share
+    has_part = part is not None and not part[2] and "." in part[1] and float(part[1]) > 1
+    if has_part or ("draft" in columns and (n is None or n > (found.num_draft_tokens or 0))):
         found.num_draft_tokens = None  # a setting, of how far a draft goes
     found.check_counts({"num_draft_tokens": "drafted", "num_accepted_draft_tokens": "accepted"})
     _take_shares(found, values, numbers, columns)

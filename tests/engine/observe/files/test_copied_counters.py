@@ -29,6 +29,8 @@ def test_counters_in_a_table_are_counters(tmp_path: Path) -> None:
     store = imported(tmp_path, TABLE)
     assert sums(store) == [(None, 22, 66, 10)]
     assert not rules(store)
+    rows = [f"| {row.strip('| ')} |\n" for row in TABLE.splitlines() if "_total" in row]
+    assert sums(imported(tmp_path, "".join(rows))) == [(None, 22, 66, 10)]
 
 
 @pytest.mark.parametrize(

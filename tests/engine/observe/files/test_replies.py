@@ -98,6 +98,8 @@ def test_without_speculation_nothing_is_said_of_it() -> None:
     figures = summary(filled({"timings": plain}), 0)
     assert figures["predicted_n"] == 400
     assert figures.get("draft_n") is None and figures.get("draft_acceptance_rate") is None
+    nothing = dict.fromkeys(("draft_n", "draft_n_accepted"))
+    assert summary(filled({"timings": plain | nothing}), 0) == figures
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from engine.analysis.findings.check import find
+from engine.errors import TraceFileError
 from engine.observe.files.importing import recognise
 from engine.observe.files.line_words import REQUESTS
 from engine.observe.rounds.log_shapes import says_nothing, shape_of
@@ -39,6 +40,12 @@ def test_timings_as_people_paste_them(tmp_path: Path, text: str) -> None:
         ("acceptance 80% for code, acceptance 44% for stories", None),
         ("acceptance 40-55%", None),
         ("acceptance threshold 0.09", None),
+        ("acceptance was 65% on one and 12% on the other", None),
+        ("acceptance 0.72 vs 0.61 before", None),
+        ("break-even acceptance 0.44", None),
+        ("p_accept = 0.8", None),
+        ("Akzeptanz 71,8 %", None),
+        ("τ 2,4", None),
     ],
 )
 def test_a_rate_without_counts_is_a_rate_and_no_more(
@@ -321,6 +328,12 @@ def test_a_cut_object_after_a_prefix_gives_no_members(tmp_path: Path) -> None:
     assert sums(imported(tmp_path, text)) == [(None, None, 8, 3)]
 
 
+def test_members_of_an_object_that_cannot_be_read_whole_are_no_other_ones(tmp_path: Path) -> None:
+    counts = '"predicted_n": 7,\n"predicted_ms": 2.5,\n"draft_n": 8,\n"draft_n_accepted": '
+    text = f'"timings": {{{counts}3}}\n"timings": {{\n{counts}4,  /* with n_max 4 */\n}}\n'
+    assert sums(imported(tmp_path, text)) == [(7, None, 8, 3), (7, None, 8, 4)]
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -356,3 +369,42 @@ def test_a_length_of_nothing_is_that_of_no_steps(tmp_path: Path) -> None:
     told = [one["told"] for one in imported(tmp_path, text).runs[0]["requests"]]
     assert [one["mean_acceptance_length"] for one in told] == [None, 2.5]
     assert all(one["draft_acceptance_rate"] is None for one in told)
+
+
+@pytest.mark.parametrize(
+    ("table", "told"),
+    [
+        ("run\tdrafted\taccepted\tt/s\n1\t1.6k\t0.9k\t51.2\n", (None, None, None, 51.2)),
+        ("| Draft tokens | Accepted | t/s |\n|-|-|-|\n| 3 | 2.1 | 51 |\n", (None,) * 3 + (51.0,)),
+        ("| run | drafted | accepted |\n|-|-|-|\n| a | 300 | 71% |\n", (300, 0.71, None, None)),
+        (
+            (
+                "| Metric | Yours | About |\n|-|-|-|\n| Accepted throughput | 49.5 t/s | x |\n"
+                "| Generation speed | **72.8 t/s** | y |\n| Mean acceptance length | 3.41 | z |\n"
+                "| Avg draft acceptance | 80.2% | z |\n"
+            ),
+            (None, 0.802, 3.41, 72.8),
+        ),
+    ],
+    ids=["rounded", "of a round", "percent", "a speed names nothing"],
+)
+def test_a_figure_is_that_which_its_row_and_column_name(
+    tmp_path: Path, table: str, told: tuple[float | None, ...]
+) -> None:
+    one = imported(tmp_path, table).runs[0]["requests"][0]["told"]
+    names = "num_draft_tokens", "draft_acceptance_rate", "mean_acceptance_length"
+    assert tuple(one.get(name) for name in (*names, "predicted_per_second")) == told
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "| Position | Accept % |\n|-|-|\n| 1 | 78.8 |\n| 2 | 63.6 |\n",
+        "pos,drafted,accepted\n1,500,400\n2,500,3\n",
+        "| Task | Expected acceptance rate |\n|-|-|\n| chat | 0.5 |\n",
+        "Drafted: 3\nAccepted: 2.1\n",
+    ],
+)
+def test_what_is_of_no_request_is_none(tmp_path: Path, text: str) -> None:
+    with pytest.raises(TraceFileError):
+        imported(tmp_path, text)
