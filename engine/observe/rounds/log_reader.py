@@ -167,8 +167,8 @@ class LogReader(LogServers):
                     server.last_us = us = row[1]
                     said = numbers[i] + 1, us, reading.kind
                     try:
-                        is_said = reading.handler is None or reading.handler(
-                            server, mine, said, *row[4:]
+                        is_said = reading.handler is None or (
+                            reading.handler(server, mine, said, *row[4:]) is not False
                         )
                     except OutOfRangeError:
                         is_said = False
@@ -370,12 +370,11 @@ class LogReader(LogServers):
                 server.works_on(slot, us)
                 if slot.request.is_broken:
                     return True, None
-                return handler is None or handler(server, slot, said, *row[4:]), (server, slot)
-            if handler is None:
-                return False, None
-            if whose == "free":
-                return handler(server, row[2], said, *row[3:]), None
-            return handler(server, said, *row[2:]), None
+                is_said = handler is None or handler(server, slot, said, *row[4:]) is not False
+                return is_said, (server, slot)
+            n_head = int(whose == "free")
+            more = *row[2 : 2 + n_head], said, *row[2 + n_head :]
+            return handler is not None and handler(server, *more) is not False, None
         except OutOfRangeError:
             return False, None
 

@@ -254,9 +254,8 @@ class ServerLog(ServerState):
     ) -> bool:
         """Take what a message says; whether it was taken. whose: the slot, or its number."""
         name, kind, places = saying
-        is_taken: bool = getattr(self, f"on_{name}")(
-            *whose, (line, us, kind), *values_of(said, places)
-        )
+        take: Callable[..., bool | None] = getattr(self, f"on_{name}")
+        is_taken = take(*whose, (line, us, kind), *values_of(said, places)) is not False
         if not is_taken:
             self._not_taken(line, said)
         return is_taken
