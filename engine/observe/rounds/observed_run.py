@@ -218,7 +218,8 @@ class ObservedRun(RequestRun):
             answer.give_up_log()
         self.release(math.inf)
         moved = movement(read_counters(before), read_counters(after))
-        if self._learn_sums(moved):
+        if self._answers and all(answer.told is None for answer in self._answers):
+            self._moved = moved  # for figures of replies that say nothing of speculation
             return
         if not all(one.is_last and one.told is not None for one in self._answers):
             return  # of some requests not even sums are known
@@ -239,14 +240,6 @@ class ObservedRun(RequestRun):
                 "The server counted other sums than its replies gave.",
                 "; ".join(found),
             )
-
-    def _learn_sums(self, moved: Movement) -> bool:
-        """Take how far the server's counters moved as the run's figures, where its replies say
-        nothing of speculation; whether they do not."""
-        if any(answer.told is not None for answer in self._answers) or not self._answers:
-            return False
-        self._moved = moved
-        return True
 
     def _plain_figures(self) -> dict[str, Any] | None:
         """Figures of replies without timings, None where not all are such."""

@@ -89,9 +89,7 @@ class ServerState:
             slot = self.slots.get(key >> 32)
             if slot is None or slot.request.task != key & COUNT or slot.replay:
                 return None
-            if slot.n_max is not None:
-                return None
-            if slot.request.is_broken:
+            if slot.n_max is not None or slot.request.is_broken:
                 return None
             found.append((slot, (number == key >> 32).nonzero()[0]))
         return found
