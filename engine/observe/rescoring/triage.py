@@ -172,7 +172,7 @@ class _Side:
         ):
             if mine is not None and its is not None:
                 said = self._prompt_bytes(seq_id)
-                return mine == its or said == other._prompt_bytes(theirs) != b""
+                return mine == its or (said != b"" and said == other._prompt_bytes(theirs))
         begins = self._first_pos(seq_id), other._first_pos(theirs)
         return None in begins or begins[0] == begins[1]
 

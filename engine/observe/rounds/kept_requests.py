@@ -36,8 +36,6 @@ def settings_of(body: Mapping[str, Any]) -> dict[str, Any]:
 
 def asked_facts(body: Mapping[str, Any]) -> dict[str, Any]:
     """What is kept of what was sent."""
-    if not body:
-        return {"settings": {}, "prompt": None, "messages": []}
     return {
         "settings": settings_of(body),
         "prompt": prompt_text(body),
