@@ -132,7 +132,8 @@ class StageValues:
         parent = next(call for _, call in reversed(self._open) if call is not None)
         if not kind or (kind in _WHOLE and parent.file.startswith(kind)):
             return
-        if kind == _FOREIGN and not _is_within(frame):
+        caller = "" if frame.f_back is None else frame.f_back.f_code.co_filename
+        if kind == _FOREIGN and not caller.startswith((_ENGINE, _KERNELS)):
             return
         sys.setprofile(None)
         names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
@@ -158,12 +159,6 @@ def _kind(code: CodeType) -> str:
         return next(one for one in (*_SEEN, *_WHOLE) if file.startswith(one))
     is_library = "site-packages" in file or file.startswith(("<", os.path.dirname(os.__file__)))
     return "" if is_library or file.startswith((_ENGINE, _KERNELS)) else _FOREIGN
-
-
-def _is_within(frame: FrameType) -> bool:
-    """Whether a function of this engine calls it."""
-    back = frame.f_back
-    return back is not None and back.f_code.co_filename.startswith((_ENGINE, _KERNELS))
 
 
 _FOREIGN = "foreign"
