@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from engine.foreign import are_whole
 from engine.observe.rounds.counters import Movement
-from engine.observe.rounds.kept_requests import LONGEST_TEXT, RawRequest, RawStore
+from engine.observe.rounds.kept_requests import LONGEST_TEXT, RawStore
 from engine.observe.rounds.log_prompts import LoggedPrompt
 from engine.observe.rounds.log_reader import LogReader
 from engine.observe.rounds.stream import MOST_ANSWERS, Chunk, Timings, UnreadableError, Usage
@@ -412,12 +411,6 @@ class RequestRun:
         self._n_ready = self._n_looks_left = 0
         self._log: LogReader | None = None
         self._in_log: set[int] = set()
-
-    def keep(self, path: str, body: Mapping[str, Any], at_ms: float) -> RawRequest | None:
-        """A request's place among what is kept, None without room."""
-        if self.raw is None:
-            return None
-        return self.raw.request(path, body, len(json.dumps(body)), at_ms)
 
     def join(self, answer: Answer) -> None:
         """A sequence more."""

@@ -87,12 +87,14 @@ class LogReader(LogServers):
 
     def end(self) -> None:
         """Nothing more comes: the last entry is complete, unless the server ended in it."""
-        known = {one: one.known_unread for one in self.servers}
+        known = {
+            one: (one.n_unread, one.first_unread, one.has_wrong_numbers) for one in self.servers
+        }
         self._take(self._lines.last_lines())
         for server in self._by_stream.values():
             server.end()
-            if self._lines.is_cut and server in known:
-                server.known_unread = known[server]
+            if self._lines.is_cut and server in known:  # the last line is no entry as a whole
+                server.n_unread, server.first_unread, server.has_wrong_numbers = known[server]
 
     def let_go(self) -> None:
         """Nothing of what was read is needed any more: it goes now, and not when cycles are looked
@@ -436,7 +438,7 @@ class LogReader(LogServers):
             n += 1
             server = by_stream.get(stream)
             if server is None:
-                server = by_stream[stream] = self._server(stream)
+                server = by_stream[stream] = self.begins(stream)
             after = by_stream[stream] = server.add(number, time, message, is_head)
             if after.is_waiting:
                 self._waiting.add(stream)

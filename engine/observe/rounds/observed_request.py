@@ -132,7 +132,7 @@ class ObservedRequest:
         self, run: RequestRun, number: int, path: str, body: Mapping[str, Any], at_ms: float
     ) -> None:
         self._run, self._body, self._sent_ms = run, body, at_ms
-        self._raw = run.keep(path, body, at_ms)
+        self._raw = run.raw.request(path, body, at_ms) if run.raw is not None else None
         self._reader = EventReader()
         self._status: int | None = None
         self.is_over = False

@@ -241,13 +241,6 @@ class ObservedRun(RequestRun):
                 "; ".join(found),
             )
 
-    def _plain_figures(self) -> dict[str, Any] | None:
-        """Figures of replies without timings, None where not all are such."""
-        records = [answer.record for answer in self._answers if answer.record is not None]
-        if self.plain is None or not records or len(records) < len(self._answers):
-            return None
-        return self.plain.figures(records, self._moved)
-
     def end(self, error: str | None = None) -> None:
         """Nothing more comes: settle what is open, end the run."""
         if self.ended:
@@ -273,8 +266,10 @@ class ObservedRun(RequestRun):
             others = [one.figures() for one in records if one is not None]
             sums = told_figures(told, any(has_rows), all(has_rows))
             self._writer.set_facts(told=with_others(sums, others))
-        elif (figures := self._plain_figures()) is not None:
-            self._writer.set_facts(told=figures)
+        elif self.plain is not None and self._answers:
+            plain = [one.record for one in self._answers if one.record is not None]
+            if len(plain) == len(self._answers):
+                self._writer.set_facts(told=self.plain.figures(plain, self._moved))
         self._rows.fill_in()
         if self._rows.n_merged:
             self._writer.set_facts(merged_rows=self._rows.n_merged)
