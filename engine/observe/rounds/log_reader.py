@@ -93,7 +93,7 @@ class LogReader(LogServers):
         self._take(self._lines.last_lines())
         for server in self._by_stream.values():
             server.end()
-            if self._lines.is_cut and server in known:  # the last line is no entry as a whole
+            if self._lines.is_cut and server in known:  # its last line may be a part
                 server.n_unread, server.first_unread, server.has_wrong_numbers = known[server]
 
     def let_go(self) -> None:
