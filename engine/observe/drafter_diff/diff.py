@@ -209,7 +209,8 @@ def _pair(
             causes += filter(None, (seen, found, *rules))
             n_else.append(choices.n_else)
     near = [one for one in causes if one.about == NEAR_CHOICE]
-    if near and len(n_else) == len((a, b)) and _is_alike(*n_else):  # no setting of one
+    have_some = len(n_else) == len((a, b)) and all(n for n, _ in n_else)
+    if near and have_some and _chance(*n_else) > _UNLIKELY:  # no setting of one
         missing.append(_CLOSE)
         causes = [one for one in causes if one not in near]
     for side, partner, all_of in ((a, b, sides[0]), (b, a, sides[1])) if is_drafted else ():
@@ -256,11 +257,6 @@ def _pair(
 def _chance(one: Counts, other: Counts) -> float:
     """Probability that shares as unequal come by chance."""
     return min(1.0, 2 * min(fisher_less(*one, *other), fisher_less(*other, *one)))
-
-
-def _is_alike(one: Counts, other: Counts) -> bool:
-    """Whether both have some, and one no more than by chance."""
-    return bool(one[0] and other[0]) and _chance(one, other) > _UNLIKELY
 
 
 _UNLIKELY = 0.05

@@ -313,12 +313,6 @@ class LookedUp:
         known = [text, *(other.text for other in self._others)]
         return not {*pairwise([text[-1], *one.tokens])} <= {*chain(*map(pairwise, known))}
 
-    @property
-    def _may_be_cut(self) -> bool:
-        """Whether a draft may be shorter than its drafter made it."""
-        spec = self._options.spec
-        return spec.verify_max is not None or spec.adapt != "none"
-
     def _counts(self, drafts: Any) -> tuple[int, int]:
         """Tokens that the text confirms, and all, at the same contexts."""
         accepted = drafted = 0
@@ -360,7 +354,7 @@ class LookedUp:
     ) -> list[_Made]:
         side, text = self._side, self._side.text[:LONGEST_TEXT]
         recorded = {draft.pos0: draft for draft in side.drafts}
-        before = side.n_prompt if how.no_prompt else 0
+        before, spec = side.n_prompt if how.no_prompt else 0, self._options.spec
         self._now = 0
         drafter.begin(0, text[before : side.n_prompt])
         for i, other in enumerate(self._others, 1):
@@ -387,7 +381,9 @@ class LookedUp:
             request = DraftRequest(0, at - before, text[at], longest)
             made, *_ = drafter.draft([request, *(one[1] for one in at_once)])
             tokens = here.left(made.tokens[:longest])
-            if len(draft.tokens) < draft.n_drafted or self._may_be_cut:
+            # a draft may be shorter than its drafter made it
+            is_cut = spec.verify_max is not None or spec.adapt != "none"
+            if len(draft.tokens) < draft.n_drafted or is_cut:
                 tokens = tokens[: len(draft.tokens)]
             # near the end of a text a draft is as long as there is room for
             room = len(text) - pos - 2

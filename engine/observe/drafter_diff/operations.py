@@ -375,7 +375,8 @@ def _seen(
         (module, name, partial(note, module, name, value))
         for module in map(sys.modules.__getitem__, modules)
         for name, value in vars(module).items()
-        if _is_kernel(value)
+        if callable(value) and not isinstance(value, type)
+        if value.__module__.startswith("kernels.")
     ]
     with in_place(changes):
         look()
@@ -386,10 +387,6 @@ def _arguments(args: Sequence[Any], options: dict[str, Any]) -> dict[int | str, 
     """By position, or by name."""
     found: dict[int | str, Any] = dict(enumerate(args))
     return found | dict[int | str, Any](options)
-
-
-def _is_kernel(x: Any) -> bool:
-    return callable(x) and not isinstance(x, type) and x.__module__.startswith("kernels.")
 
 
 _Way = tuple[str, Callable[..., Any]]

@@ -30,6 +30,7 @@ from engine.observe.drafter_diff.records import (
 from engine.observe.drafter_diff.sides import DraftSide
 from engine.observe.drafter_diff.wrong_drafts import whens
 from engine.observe.rescoring.request_sampler import SAMPLING, is_set_alike
+from engine.trace.prompt_reuse import n_common as n_alike
 
 _SHARE = 0.05
 _SHOWS_RULE = 5
@@ -443,8 +444,7 @@ def _n_drafted_right(side: DraftSide, draft: RecordedDraft) -> int | None:
     """Leading tokens of another's draft that a side's text has in their places; None where it ends
     before that shows."""
     after = side.text[draft.pos0 + 1 :]
-    apart = (i for i, (one, two) in enumerate(zip(draft.tokens, after, strict=False)) if one != two)
-    n = next(apart, len(draft.tokens))
+    n = n_alike(draft.tokens, after)
     return n if n < len(after) and len(draft.tokens) == draft.n_drafted else None
 
 

@@ -14,6 +14,7 @@ from unicodedata import normalize
 from engine.audit.recorded_drafts import RecordedDraft
 from engine.draft.spec import OUT_OF_STEP
 from engine.observe.drafter_diff.sides import DraftSide
+from engine.trace.prompt_reuse import n_common as n_alike
 
 (TEXT, TOKENS, SPECIAL, POSITIONS, ROWS, BLOCK, STATE, CANDIDATES, RULE, COUNTING, UNEXPLAINED) = (
     STAGES
@@ -99,7 +100,7 @@ def prompt_cause(a: DraftSide, b: DraftSide) -> Cause | None:
         return _by_request(a, b)
     if a.prompt == b.prompt:
         return None
-    at = _n_same(a.prompt, b.prompt)
+    at = n_alike(a.prompt, b.prompt)
     place = f"prompt token {at}: A has {_at(a, at)}, B has {_at(b, at)}"
     plain = [[i for i in side.prompt or () if not _is_special(side, i)] for side in (a, b)]
     size = f"{len(a.prompt)} and {len(b.prompt)} tokens"
@@ -136,7 +137,7 @@ def _by_request(a: DraftSide, b: DraftSide) -> Cause | None:
     """The same where the ids of a prompt are not known."""
     texts = [side.asked.prompt for side in (a, b)]
     if texts[0] is not None and texts[1] is not None and texts[0] != texts[1]:
-        at = _n_same(texts[0], texts[1])
+        at = n_alike(texts[0], texts[1])
         bare = [_SPECIAL.sub(b"", text.encode("utf-8", "replace")) for text in texts if text]
         stage = SPECIAL if len(bare) == 2 and bare[0] == bare[1] else TEXT
         shown = [repr((text or "")[at : at + _SHOWN]) for text in texts]
@@ -172,7 +173,7 @@ def _one_more(a: DraftSide, b: DraftSide) -> str | None:
 
 
 def _text_words(a: DraftSide, b: DraftSide, texts: Sequence[bytes]) -> str:
-    at = _n_same(*texts)
+    at = n_alike(*texts)
     shown = [repr(text[at : at + _SHOWN].decode("utf-8", "replace")) for text in texts]
     if a.asked.messages and a.asked.messages == b.asked.messages:
         what = "The messages are equal and the chat template made another prompt of them"
@@ -186,7 +187,7 @@ def _text_words(a: DraftSide, b: DraftSide, texts: Sequence[bytes]) -> str:
         what = "One prompt is the end of the other: its beginning is cut off, or text put before it"
     elif at == min(map(len, texts)):
         what = "One prompt goes on where the other ends, as with another generation prompt"
-    elif at + _n_same(texts[0][::-1], texts[1][::-1]) >= min(map(len, texts)):
+    elif at + n_alike(texts[0][::-1], texts[1][::-1]) >= min(map(len, texts)):
         less, more = "AB" if len(texts[0]) < len(texts[1]) else "BA"
         what = f"{less} lacks a part in the middle of the prompt that {more} has"
     elif any(_SPECIAL.sub(b"", one) != one for one in texts):
@@ -208,11 +209,6 @@ def _at(side: DraftSide, at: int) -> str:
     return side.shown(prompt[at]) if at < len(prompt) else "its end"
 
 
-def _n_same(a: Sequence[object], b: Sequence[object]) -> int:
-    pairs = enumerate(zip(a, b, strict=False))
-    return next((i for i, (one, other) in pairs if one != other), min(len(a), len(b)))
-
-
 # -- drafts at the same contexts ---------------------------------------------------------------
 
 
@@ -220,8 +216,8 @@ def n_common(a: DraftSide, b: DraftSide) -> int:
     """Tokens of the text that both begin with. A prompt that one of them does not know is taken for
     the other's if it is as long."""
     if a.n_prompt == b.n_prompt and None in (a.prompt, b.prompt):
-        return a.n_prompt + _n_same(a.text[a.n_prompt :], b.text[b.n_prompt :])
-    return _n_same(a.text, b.text)
+        return a.n_prompt + n_alike(a.text[a.n_prompt :], b.text[b.n_prompt :])
+    return n_alike(a.text, b.text)
 
 
 def same_contexts(a: DraftSide, b: DraftSide) -> list[tuple[RecordedDraft, RecordedDraft]]:
@@ -234,7 +230,7 @@ def same_contexts(a: DraftSide, b: DraftSide) -> list[tuple[RecordedDraft, Recor
 def n_equal(one: RecordedDraft, other: RecordedDraft) -> int | None:
     """Leading tokens that two drafts have in common; None where both have no more known ones and
     none differs."""
-    n = _n_same(one.tokens, other.tokens)
+    n = n_alike(one.tokens, other.tokens)
     return n if n < min(len(one.tokens), len(other.tokens)) else None
 
 

@@ -120,9 +120,7 @@ class DraftSide:
         text = self.text
         for i in range(draft.n_drafted):
             at = draft.pos0 + 1 + i
-            if at >= len(text):
-                return None
-            if i >= len(draft.tokens):
+            if at >= len(text) or i >= len(draft.tokens):
                 return None
             if draft.tokens[i] != text[at]:
                 return i

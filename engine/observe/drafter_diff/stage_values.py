@@ -132,7 +132,8 @@ class StageValues:
         parent = next(call for _, call in reversed(self._open) if call is not None)
         if not kind or (kind in _WHOLE and parent.file.startswith(kind)):
             return
-        if kind == _FOREIGN and not _is_within(frame):
+        caller = "" if frame.f_back is None else frame.f_back.f_code.co_filename
+        if kind == _FOREIGN and not caller.startswith((_ENGINE, _KERNELS)):
             return
         sys.setprofile(None)
         names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
@@ -158,12 +159,6 @@ def _kind(code: CodeType) -> str:
         return next(one for one in (*_SEEN, *_WHOLE) if file.startswith(one))
     is_library = "site-packages" in file or file.startswith(("<", os.path.dirname(os.__file__)))
     return "" if is_library or file.startswith((_ENGINE, _KERNELS)) else _FOREIGN
-
-
-def _is_within(frame: FrameType) -> bool:
-    """Whether a function of this engine calls it."""
-    back = frame.f_back
-    return back is not None and back.f_code.co_filename.startswith((_ENGINE, _KERNELS))
 
 
 _FOREIGN = "foreign"
@@ -266,7 +261,8 @@ class Walk:
                 return True
         for name, value in one.result.items():
             if name in two.result and _is_apart(value, two.result[name]):
-                own = self._apart_args(one, two)
+                both_of = ((n, one.args[n], two.args[n]) for n in one.args if n in two.args)
+                own = next((found for found in both_of if _is_apart(*found[1:])), None)
                 if self._suspect is not None:
                     self.path, own = self._suspect
                 found = own or (name, value, two.result[name])
@@ -274,10 +270,6 @@ class Walk:
         self.path.pop()
         self.skipped = self.skipped if not one.result else []
         return False
-
-    def _apart_args(self, one: Call, two: Call) -> tuple[str, Any, Any] | None:
-        both = ((n, one.args[n], two.args[n]) for n in one.args if n in two.args)
-        return next((found for found in both if _is_apart(*found[1:])), None)
 
     def _note(self, what: tuple[str, Any, Any], *, is_argument: bool) -> bool:
         self.what, self.is_argument = what, is_argument
@@ -474,7 +466,8 @@ def values_cause(session: Session, side: DraftSide, values: StageValues) -> Caus
     for core in _cores(session):
         for site in sites(core):
             for i, owner in enumerate(site.owners):
-                for x in _tensors_of(getattr(owner, site.name, None)):
+                value = getattr(owner, site.name, None)
+                for x in filter(torch.is_tensor, value if isinstance(value, list) else [value]):
                     which = f" in layer {i}" if len(site.owners) > 1 else ""
                     name = f"{type(owner).__name__}.{site.name.strip('_')}{which}"
                     weights.setdefault(_bytes(_numbers(x)), name)
@@ -489,10 +482,3 @@ def _cores(session: Session) -> Iterator[Any]:
     yield from (core for core in [session.model.head] if core is not None)
     for loaded in session.drafts.values():
         yield getattr(loaded, "model", loaded)
-
-
-def _tensors_of(x: Any) -> Iterator[torch.Tensor]:
-    if torch.is_tensor(x):
-        yield x
-    elif isinstance(x, list):
-        yield from (one for one in x if torch.is_tensor(one))

@@ -94,18 +94,13 @@ def identify(
         if found.verdict != UNKNOWN:
             return found
         found = by_figures(told_figures(server.ask("/v1/models", None)), file)
-    text = _prompt(facts) or _ANY_TEXT
+    prompts = (request.prompt for request in facts.requests or ())
+    text = next((prompt for prompt in prompts if prompt is not None), "") or _ANY_TEXT
     if found.verdict == UNKNOWN:
         found = by_tokens(server.ask, text, session.tokenizer)
         if found.verdict == UNKNOWN and may_probe:
             found = by_probe(server.ask, session.tokenizer.encode(text), session)
     return found
-
-
-def _prompt(facts: RunFacts) -> str:
-    """The text that was asked first."""
-    prompts = (request.prompt for request in facts.requests or ())
-    return next((prompt for prompt in prompts if prompt is not None), "")
 
 
 def is_observed(facts: RunFacts) -> bool:

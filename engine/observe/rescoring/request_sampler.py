@@ -12,22 +12,17 @@ from typing import Any
 import torch
 
 from engine.errors import OptionError
+from engine.observe.server.request_options import PER_REQUEST
 from engine.sampling.distribution import Distribution
 from engine.sampling.options import SamplerOptions
 from engine.sampling.sampler import LogitBias, Penalties, Sampler
 
 _FIELDS = {
-    "temperature": "temp",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "typical_p": "typical_p",
-    "repeat_penalty": "repeat_penalty",
-    "repeat_last_n": "repeat_last_n",
-    "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty",
+    name: path[-1]
+    for path, name in PER_REQUEST.items()
+    if path[0] == "sampler" and name not in ("seed", "logit_bias")
 }
-"""Names of llama-server, and ours."""
+"""Names of llama-server, and ours, of what is a number."""
 
 _ORDER = ["penalties", "dry", "top_n_sigma", "top_k", "typ_p"]
 _ORDER += ["top_p", "min_p", "xtc", "temperature"]

@@ -246,7 +246,12 @@ def _score_text(
     look: Callable[[int], None],
 ) -> _Scores:
     n_prompt, ids = len(text.prompt), text.ids.tolist()
-    sampling, why = _sampling(session, text)
+    sampling, why = None, ""
+    more = session.tokenizer.eog_ids, session.config.n_vocab
+    try:
+        sampling = request_sampling(text.asked.settings, *more)
+    except NotJudgedError as error:
+        why = str(error)
     judge = EmittedJudge(sampling, text.prompt) if sampling else None
     drawing = EmittedJudge(sampling, text.prompt) if sampling else None
     drawn: list[Distribution] = []
@@ -293,15 +298,6 @@ def _score_text(
 def _joined(parts: Sequence[TargetFacts]) -> TargetFacts:
     names = TargetFacts.__dataclass_fields__
     return TargetFacts(*([one for part in parts for one in getattr(part, name)] for name in names))
-
-
-def _sampling(session: Session, text: RescoredText) -> tuple[RequestSampling | None, str]:
-    """What a text was sampled with, or why its tokens cannot be judged."""
-    end_tokens, n_vocab = session.tokenizer.eog_ids, session.config.n_vocab
-    try:
-        return request_sampling(text.asked.settings, end_tokens, n_vocab), ""
-    except NotJudgedError as error:
-        return None, str(error)
 
 
 def _sequence(store: TraceStore, scores: _Scores, noise: float | None) -> RescoredSequence:

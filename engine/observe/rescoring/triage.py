@@ -171,13 +171,10 @@ class _Side:
             (_prompt_text(self.asked(seq_id)), _prompt_text(other.asked(theirs))),
         ):
             if mine is not None and its is not None:
-                return mine == its or self._says_prompt_of(seq_id, other, theirs)
+                said = self._prompt_bytes(seq_id)
+                return mine == its or (said != b"" and said == other._prompt_bytes(theirs))
         begins = self._first_pos(seq_id), other._first_pos(theirs)
         return None in begins or begins[0] == begins[1]
-
-    def _says_prompt_of(self, seq_id: int, other: _Side, theirs: int) -> bool:
-        mine, its = self._prompt_bytes(seq_id), other._prompt_bytes(theirs)
-        return bool(mine) and mine == its
 
     def _prompt_bytes(self, seq_id: int) -> bytes:
         """The text of a prompt, empty where a token's is not known."""

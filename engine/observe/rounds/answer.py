@@ -1,7 +1,8 @@
-"""One answer of a reply on its way into a run: chunks in, rows out once they are settled."""
+"""Answers of replies on their way into a run: chunks in, rows out once they are settled."""
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
@@ -9,13 +10,21 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from engine.foreign import are_whole
 from engine.observe.rounds.counters import Movement
-from engine.observe.rounds.kept_requests import LONGEST_TEXT, RawRequest, RawStore
+from engine.observe.rounds.kept_requests import LONGEST_TEXT, RawStore
 from engine.observe.rounds.log_prompts import LoggedPrompt
-from engine.observe.rounds.stream import Chunk, Timings, UnreadableError, Usage
+from engine.observe.rounds.log_reader import LogReader
+from engine.observe.rounds.stream import MOST_ANSWERS, Chunk, Timings, UnreadableError, Usage
 from engine.observe.rounds.stream_and_log import AnotherRunError, LogJoin
 from engine.observe.rounds.stream_rounds import Addition, ObservedRound, StreamRounds
-from engine.observe.rounds.trace_rows import PromptPart, ReadyRow, TokenColumns, told_figures
+from engine.observe.rounds.trace_rows import (
+    PromptPart,
+    ReadyRow,
+    RowWriter,
+    TokenColumns,
+    told_figures,
+)
 from engine.observe.rounds.withheld_tokens import PlaneReach
+from engine.trace.writer import TraceWriter
 
 if TYPE_CHECKING:
     from engine.gguf.tokenizer import Tokenizer
@@ -24,6 +33,9 @@ _MOST_PARTS = 1 << 16
 _END = 64
 """Characters by which the end of a text is known again."""
 _MOST_EVENTS = 1 << 20
+_MOST_SEQUENCES = 1 << 16
+_MANY_VALUES = 1 << 20
+"""That are written into a trace at once."""
 MOST_TEXT = 1 << 28
 """Characters of an answer; what a server sends must not fill the memory."""
 
@@ -51,51 +63,6 @@ class PlainReader(Protocol):
     def figures(self, records: Sequence[Any], moved: Movement | None) -> dict[str, Any]:
         """Of several such answers together, and of how far the server's counters moved where they
         say nothing of speculation."""
-
-
-class RequestRun(Protocol):
-    """The run that requests and their answers are part of. raw: what is kept of them as it came,
-    None for nothing. plain: reads replies without timings, None for not at all."""
-
-    vocabulary: Tokenizer | None
-    raw: RawStore | None
-    plain: PlainReader | None
-
-    @property
-    def has_room(self) -> bool:
-        """Whether a trace can hold a request more."""
-
-    @property
-    def n_answers(self) -> int:
-        """Sequences so far."""
-
-    def keep(self, path: str, body: Mapping[str, Any], at_ms: float) -> RawRequest | None:
-        """A request's place among what is kept, None without room."""
-
-    def join(self, answer: Answer) -> None:
-        """A sequence more."""
-
-    def leave_out(self) -> None:
-        """A request is not recorded for want of room."""
-
-    def learn_drafters(self, types: str) -> None:
-        """The server's drafters, as `speculative.types` names them."""
-
-    def release(self, at_ms: float) -> None:
-        """Write the rows that nothing earlier can follow, or that waited long enough."""
-
-    @property
-    def reach(self) -> PlaneReach:
-        """How deep the server's planes reach, as far as known."""
-
-    def new_join(self) -> LogJoin | None:
-        """How an answer is joined with the log, None without one."""
-
-    def ready(self, row: ReadyRow) -> None:
-        """A row is settled."""
-
-    def find(self, rule: str, message: str, evidence: str = "", seq_id: int | None = None) -> None:
-        """Keep what was found while observing."""
 
 
 class EmittedTokens:
@@ -267,7 +234,8 @@ class Answer:
             self._n_untimed += bool(text)
             return
         if chunk.processed is not None:
-            self._progress(chunk)
+            if len(self._parts) < _MOST_PARTS:
+                self._parts.append((chunk.processed, chunk.timings.prompt_ms))
             return
         is_sum = self._n_untimed or text or chunk.timings.predicted_n > 1
         if chunk.last and self._zero_ms is None and is_sum:
@@ -363,12 +331,6 @@ class Answer:
         """Whether rounds are known, and not only sums."""
         return self._zero_ms is not None and not self.is_broken
 
-    def _progress(self, chunk: Chunk) -> None:
-        assert chunk.timings is not None
-        assert chunk.processed is not None
-        if len(self._parts) < _MOST_PARTS:
-            self._parts.append((chunk.processed, chunk.timings.prompt_ms))
-
     def _push(self, rounds: list[ObservedRound]) -> None:
         if self._join is None and not self._is_apart and rounds and rounds[0].first == 1:
             self._join = self._run.new_join()
@@ -421,6 +383,100 @@ class Answer:
         if isinstance(prompt[0], list) and self._index < len(prompt):
             prompt = prompt[self._index]
         return tuple(prompt) if isinstance(prompt, list) and are_whole(prompt) else ()
+
+
+class RequestRun:
+    """A run as its requests and their answers see it: what is kept of them, their rows in the order
+    in which rounds ended, what was found. raw: what is kept as it came, None for nothing. plain:
+    reads replies without timings, None for not at all. reach: how deep the server's planes reach,
+    as far as known. patience_ms, has_rows: see `ObservedRun`."""
+
+    def __init__(
+        self,
+        writer: TraceWriter,
+        reach: PlaneReach,
+        raw: RawStore | None,
+        plain: PlainReader | None,
+        vocabulary: Tokenizer | None,
+        patience_ms: float,
+        *,
+        has_rows: bool,
+    ) -> None:
+        self.reach, self.raw, self.plain, self.vocabulary = reach, raw, plain, vocabulary
+        self._writer, self._rows = writer, RowWriter(writer, reach, vocabulary)
+        self._patience_ms, self._has_rows = patience_ms, has_rows
+        self._answers: list[Answer] = []
+        self._current: list[Answer] = []
+        self._ready: list[tuple[float, int, int, ReadyRow]] = []
+        self._n_ready = self._n_looks_left = 0
+        self._log: LogReader | None = None
+        self._in_log: set[int] = set()
+
+    def join(self, answer: Answer) -> None:
+        """A sequence more."""
+        self._answers.append(answer)
+        self._current.append(answer)
+        self._writer.facts.add_to("requests", answer.known)
+
+    def learn_drafters(self, types: str) -> None:
+        """The server's drafters, as `speculative.types` names them."""
+        named = [one for one in types.split(",") if one]
+        self._writer.set_facts(speculative_types=named)
+        if not self._rows.drafters:
+            self._rows.drafters = [one for one in named if one != "none"]
+
+    def new_join(self) -> LogJoin | None:
+        """How an answer is joined with the log, None without one."""
+        return LogJoin(self._log, self._in_log) if self._log is not None else None
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a trace can hold a request more."""
+        return len(self._answers) + MOST_ANSWERS <= _MOST_SEQUENCES
+
+    def leave_out(self) -> None:
+        """A request is not recorded for want of room."""
+        n = self._writer.facts.requests_left_out or 0
+        self._writer.set_facts(requests_left_out=n + 1)
+
+    @property
+    def n_answers(self) -> int:
+        """Sequences so far."""
+        return len(self._answers)
+
+    def ready(self, row: ReadyRow) -> None:
+        """A row is settled; it is written once no earlier one can follow."""
+        assert row.t_ms is not None
+        if not self._has_rows:
+            return
+        heapq.heappush(self._ready, (row.t_ms, row.seq_id, self._n_ready, row))
+        self._n_ready += 1
+
+    def release(self, at_ms: float) -> None:
+        """Write the rows that nothing earlier can follow, or that waited long enough."""
+        self._n_looks_left -= 1
+        if self._n_looks_left > 0 and math.isfinite(at_ms):
+            return  # each look is at all open answers: with many, not at every piece of each
+        self._n_looks_left = len(self._current) // 8
+        if math.isinf(at_ms):
+            until = math.inf
+        else:
+            for one in self._current:
+                if one.waits_since_ms < at_ms - self._patience_ms:
+                    one.give_up_log()
+            self._current = [one for one in self._current if not one.is_settled]
+            open_ends = [one.next_ms for one in self._current if one.is_open]
+            until = max(min(open_ends, default=math.inf), at_ms - self._patience_ms)
+        while self._ready and self._ready[0][0] <= until:
+            self._rows.write(heapq.heappop(self._ready)[3])
+        is_seen = math.isfinite(self._patience_ms)  # what is read from a file is seen as a whole
+        if is_seen or math.isinf(at_ms) or self._rows.n_waiting > _MANY_VALUES:
+            self._rows.flush()
+
+    def find(self, rule: str, message: str, evidence: str = "", seq_id: int | None = None) -> None:
+        """Keep what was found while observing; the rule of that name shows it."""
+        found = {"rule": rule, "message": message, "evidence": evidence}
+        self._writer.facts.add_to("observed_findings", found | {"seq_id": seq_id, "round": None})
 
 
 def _ends_whole(final: Mapping[str, Any], body: Mapping[str, Any], told: Timings) -> bool:

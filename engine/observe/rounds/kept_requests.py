@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,8 +37,6 @@ def settings_of(body: Mapping[str, Any]) -> dict[str, Any]:
 
 def asked_facts(body: Mapping[str, Any]) -> dict[str, Any]:
     """What is kept of what was sent."""
-    if not body:
-        return {"settings": {}, "prompt": None, "messages": []}
     return {
         "settings": settings_of(body),
         "prompt": prompt_text(body),
@@ -162,11 +161,9 @@ class RawStore:
         """Whether everything was kept."""
         return self._room >= 0
 
-    def request(
-        self, path: str, body: Mapping[str, Any], size: int, at_ms: float
-    ) -> RawRequest | None:
-        """A request was sent. size: of its body in bytes. None where there is no room for it."""
-        if not self._take(size):
+    def request(self, path: str, body: Mapping[str, Any], at_ms: float) -> RawRequest | None:
+        """A request was sent. None where there is no room for it."""
+        if not self._take(len(json.dumps(body))):
             return None
         found = RawRequest(path, body, at_ms, at_ms, at_ms)
         self.requests.append(found)

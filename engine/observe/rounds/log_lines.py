@@ -130,11 +130,6 @@ def may_have_stamp(line: str) -> bool:
     return " I " in line or " D " in line or " W " in line or " E " in line or " C " in line
 
 
-def _may_be_bare(line: str) -> bool:
-    """Whether a line has what one has that _BARE finds."""
-    return any(map(line.__contains__, _OF_BARE))
-
-
 def name_of(prefix: str, *, is_loose: bool = False) -> str:
     """The server that a prefix names; "" where nothing of it stays the same. is_loose: its
     numbers change."""
@@ -336,7 +331,7 @@ class LogLines:
     def _head(line: str) -> re.Match[str] | None:
         """Where a server's own text begins in a line."""
         found = STAMP.search(line, 0, _LONGEST_PREFIX) if may_have_stamp(line) else None
-        if found is None and _may_be_bare(line):
+        if found is None and any(map(line.__contains__, _OF_BARE)):
             found = _BARE.search(line, 0, _LONGEST_PREFIX)
         return found
 

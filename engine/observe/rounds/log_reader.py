@@ -87,12 +87,14 @@ class LogReader(LogServers):
 
     def end(self) -> None:
         """Nothing more comes: the last entry is complete, unless the server ended in it."""
-        known = {one: one.known_unread for one in self.servers}
+        known = {
+            one: (one.n_unread, one.first_unread, one.has_wrong_numbers) for one in self.servers
+        }
         self._take(self._lines.last_lines())
         for server in self._by_stream.values():
             server.end()
-            if self._lines.is_cut and server in known:
-                server.known_unread = known[server]
+            if self._lines.is_cut and server in known:  # its last line may be a part
+                server.n_unread, server.first_unread, server.has_wrong_numbers = known[server]
 
     def let_go(self) -> None:
         """Nothing of what was read is needed any more: it goes now, and not when cycles are looked
@@ -167,8 +169,8 @@ class LogReader(LogServers):
                     server.last_us = us = row[1]
                     said = numbers[i] + 1, us, reading.kind
                     try:
-                        is_said = reading.handler is None or reading.handler(
-                            server, mine, said, *row[4:]
+                        is_said = reading.handler is None or (
+                            reading.handler(server, mine, said, *row[4:]) is not False
                         )
                     except OutOfRangeError:
                         is_said = False
@@ -370,12 +372,11 @@ class LogReader(LogServers):
                 server.works_on(slot, us)
                 if slot.request.is_broken:
                     return True, None
-                return handler is None or handler(server, slot, said, *row[4:]), (server, slot)
-            if handler is None:
-                return False, None
-            if whose == "free":
-                return handler(server, row[2], said, *row[3:]), None
-            return handler(server, said, *row[2:]), None
+                is_said = handler is None or handler(server, slot, said, *row[4:]) is not False
+                return is_said, (server, slot)
+            n_head = int(whose == "free")
+            more = *row[2 : 2 + n_head], said, *row[2 + n_head :]
+            return handler is not None and handler(server, *more) is not False, None
         except OutOfRangeError:
             return False, None
 
@@ -437,7 +438,7 @@ class LogReader(LogServers):
             n += 1
             server = by_stream.get(stream)
             if server is None:
-                server = by_stream[stream] = self._server(stream)
+                server = by_stream[stream] = self.begins(stream)
             after = by_stream[stream] = server.add(number, time, message, is_head)
             if after.is_waiting:
                 self._waiting.add(stream)

@@ -101,7 +101,7 @@ class LogRequest(Struct):
         """Whether the log has rounds of it, or its first token."""
         return bool(self.rounds or self.first)
 
-    def on_prompt_sums(self, ms: float, n: int) -> bool:
+    def on_prompt_sums(self, ms: float, n: int) -> None:
         """Time and number of tokens of the prompt that were processed."""
         self.prompt_ms, self.n_processed = ms, n
         if self.n_prompt is None and self.n_cached is not None:
@@ -110,15 +110,13 @@ class LogRequest(Struct):
             prompt.prompt_ms, prompt.processed = ms, n
             if prompt.n_prompt is None and prompt.cached is not None:
                 prompt.n_prompt = prompt.cached + n
-        return True
 
-    def on_answer_sums(self, ms: float, n: int, speed: float | None) -> bool:
+    def on_answer_sums(self, ms: float, n: int, speed: float | None) -> None:
         """Time and number of tokens of the answer, and tokens per second."""
         self.predicted_ms, self.predicted, self.is_over = ms, n, True
         self.n_timed = n_timed(ms, n, speed)
         if self.prompt is not None:
             self.prompt.written = n
-        return True
 
     def on_draft_sums(
         self,
@@ -127,7 +125,7 @@ class LogRequest(Struct):
         drafted: int | None,
         mean: str | None,
         rates: str | None,
-    ) -> bool:
+    ) -> None:
         """What the line about its drafts says. Raises OutOfRangeError."""
         if accepted is not None and drafted is not None and accepted > drafted:
             raise OutOfRangeError(f"{accepted} is more than {drafted:,}")
@@ -139,7 +137,6 @@ class LogRequest(Struct):
             self.ratio, self.accepted, self.drafted = ratio, accepted, drafted
         self.mean_length = self.mean_length if mean is None else mean
         self.rates = self.rates if rates is None else values
-        return True
 
     @property
     def told_shares(self) -> list[float]:

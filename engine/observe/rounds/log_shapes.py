@@ -71,7 +71,7 @@ class Reading:
     ) -> None:
         self.whose, self.stream, self.is_own = whose, stream, is_own
         self.name, self.kind = saying[:2] if saying is not None else ("", "")
-        self.handler: Callable[..., bool] | None = None
+        self.handler: Callable[..., bool | None] | None = None
         self.is_mark = self.may_go_on = False
         """Whether it marks a phase of the server's, and whether its text may go on after it."""
         self.numbers = [found.span() for found in _NUMBER.finditer(line.encode())]

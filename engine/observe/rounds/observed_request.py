@@ -132,12 +132,12 @@ class ObservedRequest:
         self, run: RequestRun, number: int, path: str, body: Mapping[str, Any], at_ms: float
     ) -> None:
         self._run, self._body, self._sent_ms = run, body, at_ms
-        self._raw = run.keep(path, body, at_ms)
+        self._raw = run.raw.request(path, body, at_ms) if run.raw is not None else None
         self._reader = EventReader()
         self._status: int | None = None
         self.is_over = False
         """Whether the reply has ended, or is not read any further."""
-        self._answers: dict[int, Answer] = {}
+        self._answers: list[Answer] = []
         self._counting: list[Mapping[str, Any]] = []
         """Events that may have counts of another engine."""
         self.known: dict[str, Any] = {
@@ -158,7 +158,7 @@ class ObservedRequest:
     @property
     def seq_ids(self) -> tuple[int, ...]:
         """Its sequences in the trace, by index of the reply."""
-        return tuple(self._answers[index].seq_id for index in sorted(self._answers))
+        return tuple(answer.seq_id for answer in self._answers)
 
     @property
     def text(self) -> str:
@@ -168,7 +168,7 @@ class ObservedRequest:
     @property
     def texts(self) -> tuple[str, ...]:
         """The same of each answer, as `seq_ids`."""
-        return tuple("".join(self._answers[i].texts) for i in sorted(self._answers))
+        return tuple("".join(answer.texts) for answer in self._answers)
 
     @property
     def first_texts(self) -> Sequence[str]:
@@ -178,7 +178,7 @@ class ObservedRequest:
     @property
     def told(self) -> tuple[Timings | None, ...]:
         """The server's own counters by index of the reply, as it sent them last."""
-        return tuple(self._answers[index].told for index in sorted(self._answers))
+        return tuple(answer.told for answer in self._answers)
 
     @property
     def n_events(self) -> int:
@@ -188,7 +188,7 @@ class ObservedRequest:
     @property
     def is_complete(self) -> bool:
         """Whether every answer that was asked for has had its last event."""
-        n_last = sum(answer.is_last for answer in self._answers.values())
+        n_last = sum(answer.is_last for answer in self._answers)
         return n_last >= max(len(self._answers), n_answers_asked(self._body))
 
     def head(self, status: int, headers: Mapping[str, str], at_ms: float) -> None:
@@ -229,13 +229,11 @@ class ObservedRequest:
         """The reply ended by itself."""
         if self.is_over or not self._take_all(self._reader.end(), at_ms):
             return
-        open_ones = [one for one in self._answers.values() if not (one.is_last or one.is_broken)]
         if self._status is not None and self._status >= 400:
             self._fail(f"The server answered {self._status}.")
-        elif open_ones:
-            reason = self.known.get("error", "The reply ended before the answer was complete.")
-            self._cut(reason, open_ones)
-        else:
+        elif not self._cut(
+            self.known.get("error", "The reply ended before the answer was complete.")
+        ):
             self.learn(complete="error" not in self.known)
         self._end(at_ms)
 
@@ -245,10 +243,7 @@ class ObservedRequest:
             return
         if self._raw is not None:
             self._raw.broke = reason
-        open_ones = [one for one in self._answers.values() if not (one.is_last or one.is_broken)]
-        if open_ones:
-            self._cut(reason, open_ones)
-        else:
+        if not self._cut(reason):
             self.learn(complete=True)
         self._end(at_ms)
 
@@ -258,14 +253,14 @@ class ObservedRequest:
             return
         if self._raw is not None:
             self._raw.has_left = True
-        for answer in self._answers.values():
+        for answer in self._answers:
             answer.stop = answer.stop or "stopped"
         self._end(at_ms)
 
     def learn(self, **facts: Any) -> None:
         """Add to what is known of the request, and so of each of its sequences."""
         self.known.update(facts)
-        for answer in self._answers.values():
+        for answer in self._answers:
             answer.known.update(facts)
 
     def _fail(self, error: str) -> None:
@@ -273,19 +268,23 @@ class ObservedRequest:
         if "error" not in self.known:
             self.learn(error=error)
 
-    def _cut(self, reason: str, answers: Iterable[Answer]) -> None:
-        self._fail(reason)
-        for answer in answers:
+    def _cut(self, reason: str) -> bool:
+        """Whether answers were not complete, and then for what reason."""
+        cut = [one for one in self._answers if not (one.is_last or one.is_broken)]
+        if cut:
+            self._fail(reason)
+        for answer in cut:
             answer.stop = answer.stop or "lost"
             had = f"{answer.n_tokens} tokens had arrived"
             self._run.find("stream-cut", f"{reason.rstrip('.')}.", had, seq_id=answer.seq_id)
+        return bool(cut)
 
     def _end(self, at_ms: float) -> None:
         self.is_over = True
         if self._raw is not None and math.isfinite(at_ms):
             self._raw.done_ms = at_ms
         self._count()
-        for answer in self._answers.values():
+        for answer in self._answers:
             try:
                 answer.end(at_ms)
             except ContradictionError as error:
@@ -295,11 +294,11 @@ class ObservedRequest:
     def _count(self) -> None:
         """What a reply without timings says of its tokens and of speculation."""
         plain, answers = self._run.plain, self._answers
-        if plain is None or any(one.told is not None for one in answers.values()):
+        if plain is None or any(one.told is not None for one in answers):
             return
-        tokens = {index: answer.emitted for index, answer in answers.items()}
+        tokens = {index: answer.emitted for index, answer in enumerate(answers)}
         found = plain.answers(tokens, self._counting)
-        for answer, request in zip(answers.values(), found, strict=True):
+        for answer, request in zip(answers, found, strict=True):
             if request.engine:
                 answer.known["engine"] = request.engine
             answer.record = request
@@ -313,21 +312,20 @@ class ObservedRequest:
                 )
 
     def _answer(self, index: int) -> Answer:
-        while len(self._answers) <= index:
-            number = len(self._answers)
+        for number in range(len(self._answers), index + 1):
             answer = Answer(self._run, self._body, number, self._run.n_answers, self._sent_ms)
             answer.known.update(self.known, index=number, seq_ids=[answer.seq_id])
             self._run.join(answer)
-            self._answers[number] = answer
+            self._answers.append(answer)
         return self._answers[index]
 
     def _take(self, chunk: Chunk, at_ms: float) -> None:
         if chunk.error:
             self._fail(f"The server reported: {chunk.error}")
-            for answer in self._answers.values():
+            for answer in self._answers:
                 answer.stop = answer.stop or "error"
             return
-        if chunk.index not in self._answers and not self._run.has_room:
+        if chunk.index >= len(self._answers) and not self._run.has_room:
             return
         answer = self._answer(chunk.index)
         if answer.is_broken:
@@ -353,7 +351,7 @@ class ObservedRequest:
     def _refuse(self, rule: str, message: str, at_ms: float) -> None:
         """The reply is not read any further; what came before stays."""
         self._fail(f"{message}.")
-        for answer in self._answers.values():
+        for answer in self._answers:
             if not answer.is_last:
                 answer.stop = answer.stop or "failed"
                 self._run.find(

@@ -6,7 +6,6 @@ rows of rounds come out once they are settled. What a server does not report sta
 
 from __future__ import annotations
 
-import heapq
 import json
 import math
 from collections.abc import Mapping
@@ -14,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from engine.analysis.acceptance.accept_rules import AcceptRule, rule_of, rule_said
-from engine.observe.rounds.answer import Answer, PlainReader
+from engine.observe.rounds.answer import PlainReader, RequestRun
 from engine.observe.rounds.counters import (
     ACCEPTED,
     DRAFTED,
@@ -26,13 +25,12 @@ from engine.observe.rounds.counters import (
     movement,
     read_counters,
 )
-from engine.observe.rounds.kept_requests import RawRequest, RawStore, model_of, server_of
+from engine.observe.rounds.kept_requests import RawStore, model_of, server_of
 from engine.observe.rounds.log_prompts import note_prompts
 from engine.observe.rounds.log_reader import LogReader
 from engine.observe.rounds.observed_request import ObservedRequest
-from engine.observe.rounds.stream import MOST_ANSWERS, UnreadableError, read_json
-from engine.observe.rounds.stream_and_log import LogJoin
-from engine.observe.rounds.trace_rows import COLUMNS, ReadyRow, RowWriter, told_figures, with_others
+from engine.observe.rounds.stream import UnreadableError, read_json
+from engine.observe.rounds.trace_rows import COLUMNS, told_figures, with_others
 from engine.observe.rounds.withheld_tokens import PlaneReach
 from engine.trace.facts import SourceFacts
 from engine.trace.store import TraceStore
@@ -49,9 +47,6 @@ OTHER_ENGINES = {"vllm", "sglang", "tensorrt-llm", "ollama", "lm-studio", "llama
 """Engines of servers that are not llama-server; openai is one that does not say which it is."""
 _PATIENCE_MS = 2000.0
 """So long a settled row waits for others that may have ended earlier."""
-_MOST_SEQUENCES = 1 << 16
-_MANY_VALUES = 1 << 20
-"""That are written into a trace at once."""
 _MOST_NAMED = 16
 
 
@@ -76,7 +71,7 @@ class ServerFacts:
         return self.engine == LLAMA_SERVER
 
 
-class ObservedRun:
+class ObservedRun(RequestRun):
     """A run that is observed, from the first request until it is closed. One thread writes it."""
 
     def __init__(
@@ -101,25 +96,11 @@ class ObservedRun:
         for ids that are not given. plain: reads replies of other engines. has_rows: False where
         only what is learned of the server is of interest.
         """
-        self.server, self.plain = server, plain
         build = server.props.get("build_info")
         version = build if isinstance(build, str) else ""
-        self.reach: PlaneReach = known.reach if known is not None else PlaneReach()
-        """How deep the server's planes reach, as far as known."""
-        self.raw = RawStore() if keep_raw else None
-        self.requests: list[ObservedRequest] = []
-        """So far, in the order in which they were sent."""
-        self._answers: list[Answer] = []
-        self._current: list[Answer] = []
-        self._ready: list[tuple[float, int, int, ReadyRow]] = []
-        self._n_ready = self._n_looks_left = 0
-        self._has_rows = has_rows
-        self._patience_ms = patience_ms
-        self._log: LogReader | None = None
-        self._moved: Movement | None = None
-        self._in_log: set[int] = set()
-        self._server = server_of(server.address, server.props)
-        self._writer = TraceWriter.begin(
+        of_tokens = COLUMNS["tokens"] | ({"token_id": "derived"} if vocabulary is not None else {})
+        self.server, self._server = server, server_of(server.address, server.props)
+        writer = TraceWriter.begin(
             store,
             SourceFacts(server.engine, version),
             {
@@ -130,15 +111,35 @@ class ObservedRun:
                 "observed_findings": [],
             }
             | facts,
-            columns=COLUMNS if vocabulary is None else _with_derived_ids(COLUMNS),
+            columns=COLUMNS | {"tokens": of_tokens},
         )
-        self.run_id = self._writer.run_id
-        self._writer.learn(server.end_token, server.end_token.__getitem__)
-        self._rows = RowWriter(self._writer, self.reach, vocabulary)
-        self.vocabulary = vocabulary
+        super().__init__(
+            writer,
+            known.reach if known is not None else PlaneReach(),
+            RawStore() if keep_raw else None,
+            plain,
+            vocabulary,
+            patience_ms,
+            has_rows=has_rows,
+        )
+        self.run_id = writer.run_id
+        writer.learn(server.end_token, server.end_token.__getitem__)
+        self.requests: list[ObservedRequest] = []
+        """So far, in the order in which they were sent."""
+        self._moved: Movement | None = None
         self._rows.drafters = known.drafters if known is not None else []
         said = rule_said(json.dumps(facts, default=str))  # a capture's arguments of the server
         self._learn_rule(said or (known.rule if known is not None else None))
+
+    @property
+    def rule(self) -> AcceptRule | None:
+        """How the server accepts drafted tokens, None where nothing says it."""
+        return rule_of(self._writer.facts)
+
+    @property
+    def drafters(self) -> list[str]:
+        """The server's drafters, as far as known."""
+        return self._rows.drafters
 
     @property
     def ended(self) -> bool:
@@ -217,7 +218,8 @@ class ObservedRun:
             answer.give_up_log()
         self.release(math.inf)
         moved = movement(read_counters(before), read_counters(after))
-        if self._learn_sums(moved):
+        if self._answers and all(answer.told is None for answer in self._answers):
+            self._moved = moved  # for figures of replies that say nothing of speculation
             return
         if not all(one.is_last and one.told is not None for one in self._answers):
             return  # of some requests not even sums are known
@@ -238,26 +240,6 @@ class ObservedRun:
                 "The server counted other sums than its replies gave.",
                 "; ".join(found),
             )
-
-    def _learn_sums(self, moved: Movement) -> bool:
-        """Take how far the server's counters moved as the run's figures, where its replies say
-        nothing of speculation; whether they do not."""
-        if any(answer.told is not None for answer in self._answers) or not self._answers:
-            return False
-        self._moved = moved
-        return True
-
-    def _plain_figures(self) -> dict[str, Any] | None:
-        """Figures of replies without timings, None where not all are such."""
-        records = [answer.record for answer in self._answers if answer.record is not None]
-        if self.plain is None or not records or len(records) < len(self._answers):
-            return None
-        return self.plain.figures(records, self._moved)
-
-    def find(self, rule: str, message: str, evidence: str = "", seq_id: int | None = None) -> None:
-        """Keep what was found while observing; the rule of that name shows it."""
-        found = {"rule": rule, "message": message, "evidence": evidence}
-        self._writer.facts.add_to("observed_findings", found | {"seq_id": seq_id, "round": None})
 
     def end(self, error: str | None = None) -> None:
         """Nothing more comes: settle what is open, end the run."""
@@ -284,94 +266,13 @@ class ObservedRun:
             others = [one.figures() for one in records if one is not None]
             sums = told_figures(told, any(has_rows), all(has_rows))
             self._writer.set_facts(told=with_others(sums, others))
-        elif (figures := self._plain_figures()) is not None:
-            self._writer.set_facts(told=figures)
+        elif self.plain is not None and self._answers:
+            plain = [one.record for one in self._answers if one.record is not None]
+            if len(plain) == len(self._answers):
+                self._writer.set_facts(told=self.plain.figures(plain, self._moved))
         self._rows.fill_in()
         if self._rows.n_merged:
             self._writer.set_facts(merged_rows=self._rows.n_merged)
         if error is not None:
             self._writer.facts.setdefault("error", error)
         self._writer.end(stops)
-
-    # -- what its requests call ---------------------------------------------------------------
-
-    def keep(self, path: str, body: Mapping[str, Any], at_ms: float) -> RawRequest | None:
-        """A request's place among what is kept, None without room."""
-        if self.raw is None:
-            return None
-        return self.raw.request(path, body, len(json.dumps(body)), at_ms)
-
-    def join(self, answer: Answer) -> None:
-        """A sequence more."""
-        self._answers.append(answer)
-        self._current.append(answer)
-        self._writer.facts.add_to("requests", answer.known)
-
-    def learn_drafters(self, types: str) -> None:
-        """The server's drafters, as `speculative.types` names them."""
-        named = [one for one in types.split(",") if one]
-        self._writer.set_facts(speculative_types=named)
-        if not self._rows.drafters:
-            self._rows.drafters = [one for one in named if one != "none"]
-
-    def new_join(self) -> LogJoin | None:
-        """How an answer is joined with the log, None without one."""
-        return LogJoin(self._log, self._in_log) if self._log is not None else None
-
-    @property
-    def has_room(self) -> bool:
-        """Whether a trace can hold a request more."""
-        return len(self._answers) + MOST_ANSWERS <= _MOST_SEQUENCES
-
-    def leave_out(self) -> None:
-        """A request is not recorded for want of room."""
-        n = self._writer.facts.requests_left_out or 0
-        self._writer.set_facts(requests_left_out=n + 1)
-
-    @property
-    def rule(self) -> AcceptRule | None:
-        """How the server accepts drafted tokens, None where nothing says it."""
-        return rule_of(self._writer.facts)
-
-    @property
-    def drafters(self) -> list[str]:
-        """The server's drafters, as far as known."""
-        return self._rows.drafters
-
-    @property
-    def n_answers(self) -> int:
-        """Sequences so far."""
-        return len(self._answers)
-
-    def ready(self, row: ReadyRow) -> None:
-        """A row is settled; it is written once no earlier one can follow."""
-        assert row.t_ms is not None
-        if not self._has_rows:
-            return
-        heapq.heappush(self._ready, (row.t_ms, row.seq_id, self._n_ready, row))
-        self._n_ready += 1
-
-    def release(self, at_ms: float) -> None:
-        """Write the rows that nothing earlier can follow, or that waited long enough."""
-        self._n_looks_left -= 1
-        if self._n_looks_left > 0 and math.isfinite(at_ms):
-            return  # each look is at all open answers: with many, not at every piece of each
-        self._n_looks_left = len(self._current) // 8
-        if math.isinf(at_ms):
-            until = math.inf
-        else:
-            for one in self._current:
-                if one.waits_since_ms < at_ms - self._patience_ms:
-                    one.give_up_log()
-            self._current = [one for one in self._current if not one.is_settled]
-            open_ends = [one.next_ms for one in self._current if one.is_open]
-            until = max(min(open_ends, default=math.inf), at_ms - self._patience_ms)
-        while self._ready and self._ready[0][0] <= until:
-            self._rows.write(heapq.heappop(self._ready)[3])
-        is_seen = math.isfinite(self._patience_ms)  # what is read from a file is seen as a whole
-        if is_seen or math.isinf(at_ms) or self._rows.n_waiting > _MANY_VALUES:
-            self._rows.flush()
-
-
-def _with_derived_ids(columns: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
-    return columns | {"tokens": columns["tokens"] | {"token_id": "derived"}}

@@ -214,7 +214,7 @@ class ServerLog(ServerState):
             if found is None:
                 is_start = "llama_server: init" in message or START.match(message) is not None
                 if is_start and self.requests:
-                    return self._servers.restarted(self).add(line, time, message, is_head)
+                    return self._servers.begins(self.stream).add(line, time, message, is_head)
                 self.is_whole |= is_start
                 self._of_server(line, us, message)
                 self.last_read = None if is_start else self.last_read
@@ -231,7 +231,7 @@ class ServerLog(ServerState):
             if task > COUNT:
                 raise OutOfRangeError(f"task {task} is more than {COUNT:,}")
             if self.requests and self.begins_again(us):
-                return self._servers.restarted(self).add(line, time, message, is_head)
+                return self._servers.begins(self.stream).add(line, time, message, is_head)
             slot = self.slot(number, task)
             self.last_us = us
             if slot.request.is_broken:
@@ -254,9 +254,8 @@ class ServerLog(ServerState):
     ) -> bool:
         """Take what a message says; whether it was taken. whose: the slot, or its number."""
         name, kind, places = saying
-        is_taken: bool = getattr(self, f"on_{name}")(
-            *whose, (line, us, kind), *values_of(said, places)
-        )
+        take: Callable[..., bool | None] = getattr(self, f"on_{name}")
+        is_taken = take(*whose, (line, us, kind), *values_of(said, places)) is not False
         if not is_taken:
             self._not_taken(line, said)
         return is_taken
@@ -264,15 +263,6 @@ class ServerLog(ServerState):
     def _bad(self, line: int, why: str) -> None:
         self.has_wrong_numbers = True
         self._unread(line, why)
-
-    @property
-    def known_unread(self) -> tuple[int, str, bool]:
-        """What is known of lines that cannot be read; the last one of a log may be cut."""
-        return self.n_unread, self.first_unread, self.has_wrong_numbers
-
-    @known_unread.setter
-    def known_unread(self, known: tuple[int, str, bool]) -> None:
-        self.n_unread, self.first_unread, self.has_wrong_numbers = known
 
     def _unread(self, line: int, why: str) -> None:
         self.n_unread += 1
@@ -363,11 +353,8 @@ class LogServers:
             self._most = MOST_REQUESTS
         return len(self.requests) < self._most
 
-    def restarted(self, server: ServerLog) -> ServerLog:
-        """The log of the process that comes after another one's."""
-        return self._server(server.stream)
-
-    def _server(self, stream: str) -> ServerLog:
+    def begins(self, stream: str) -> ServerLog:
+        """The log of a process, the first of a server or the one after another."""
         if len(self.servers) >= _MOST_SERVERS:
             raise TraceFileError(
                 f"The log has more than {_MOST_SERVERS:,} servers, or starts of one.",

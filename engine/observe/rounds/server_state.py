@@ -28,7 +28,7 @@ _MOST_SPEEDS = 1000
 """Of one request; a server writes one every three seconds."""
 
 
-_BARE_SUMS: dict[str, Callable[..., bool]] = {
+_BARE_SUMS: dict[str, Callable[..., None]] = {
     "prompt_time": LogRequest.on_prompt_sums,
     "eval_time": LogRequest.on_answer_sums,
     "sums": LogRequest.on_draft_sums,
@@ -38,7 +38,7 @@ _BARE_SUMS: dict[str, Callable[..., bool]] = {
 class ServerState:
     """What one process of a server has said so far. requests: in the order in which their tasks
     began. on_NAME: takes what a message says, by the name that log_words gives it; each raises
-    OutOfRangeError before it changes anything, and returns whether it was taken.
+    OutOfRangeError before it changes anything, and returns False for what is not taken.
     joins: called with each request."""
 
     def __init__(self, joins: Callable[[LogRequest], None]) -> None:
@@ -89,9 +89,7 @@ class ServerState:
             slot = self.slots.get(key >> 32)
             if slot is None or slot.request.task != key & COUNT or slot.replay:
                 return None
-            if slot.n_max is not None:
-                return None
-            if slot.request.is_broken:
+            if slot.n_max is not None or slot.request.is_broken:
                 return None
             found.append((slot, (number == key >> 32).nonzero()[0]))
         return found
@@ -132,7 +130,7 @@ class ServerState:
         """A message of a slot came, at a time."""
         self.last_us, self._current = us, slot.request
 
-    def on_token(self, slot: Slot, said: Said, number: int, id_: int, text: str) -> bool:
+    def on_token(self, slot: Slot, said: Said, number: int, id_: int, text: str) -> None:
         """A token was sampled."""
         line, us, _ = said
         if self.is_light:
@@ -142,7 +140,7 @@ class ServerState:
         request, token = slot.request, (id_, text)
         self._learn(id_, text)
         if number <= request.last_n:
-            return True  # a line that was copied twice
+            return  # a line that was copied twice
         n_missing, before = number - request.last_n - 1, request.last_n
         request.last_n = number
         if n_missing:
@@ -173,30 +171,28 @@ class ServerState:
             if one.end_us is None and us is not None:
                 one.end_us = us
                 self.clock.ends(one, us)
-        return True
 
-    def on_speed(self, slot: Slot, said: Said, n: int, speed: float, recent: float | None) -> bool:
+    def on_speed(self, slot: Slot, said: Said, n: int, speed: float, recent: float | None) -> None:
         """How fast a request is so far."""
         _, us, _ = said
         speeds = slot.request.speeds
         if len(speeds) >= _MOST_SPEEDS:  # of a long answer every second, and so on
             del speeds[1::2]
         speeds.append((None if us is None else us / 1e3, n, speed, recent))
-        return True
 
-    def on_accepted(self, slot: Slot, said: Said, accepted: int, drafted: int) -> bool:
+    def on_accepted(self, slot: Slot, said: Said, accepted: int, drafted: int) -> None:
         """A round was verified. kind: "restores", or "again" where others say it a second time."""
         _, us, kind = said
         if not drafted:  # some say so of all rounds: known only where the draft has a line
             if slot.round is None or slot.round.is_complete or self.is_light:
                 self.n_undrafted += accepted > 0
-                return True
+                return
             drafted = slot.round.drafted
         if accepted > drafted:
             raise OutOfRangeError(f"{accepted:,} is more than {drafted:,}")
         if kind == "again":
             if self._says_at_once:
-                return True
+                return
         else:
             self._says_at_once = True
         restores = kind == "restores"
@@ -205,7 +201,7 @@ class ServerState:
             if slot.round is not None:
                 slot.round.is_complete, slot.round.end_us = True, us
                 self.clock.ends(slot.round, us)
-            return True
+            return
         if slot.round is None or slot.round.is_complete or self.is_light:
             self._add_round(slot, LogRound(None, drafted))
         one = slot.round
@@ -215,13 +211,12 @@ class ServerState:
         one.drafted, one.accepted, one.restored, one.end_us = drafted, accepted, restores, us
         self.clock.ends(one, us)
         slot.replay, one.is_complete = restores, not restores
-        return True
 
-    def on_added(self, slot: Slot, said: Said, n: int, drafted: int) -> bool:
+    def on_added(self, slot: Slot, said: Said, n: int, drafted: int) -> None:
         """Tokens of a round join the answer: all that newer servers say of it if one ends this."""
         if not n or slot.round is None or slot.round.is_complete or self.is_light:
-            return True
-        return self.on_accepted(slot, said, n - 1, drafted)
+            return
+        self.on_accepted(slot, said, n - 1, drafted)
 
     def _take_early(self, slot: Slot, one: LogRound, drafted: int) -> None:
         """Give a round that is named after its tokens these, and each token before its draft a
@@ -244,21 +239,19 @@ class ServerState:
         self.n_rounds += 1
         slot.request.rounds.append(one)
 
-    def on_generated(self, slot: Slot, _said: Said, history: int, drafted: int, pos: int) -> bool:
+    def on_generated(self, slot: Slot, _said: Said, history: int, drafted: int, pos: int) -> None:
         """A draft is complete: a round begins, unless one is replayed."""
         self._begins_rounds = True
         if not slot.replay:
             self._begin(slot, history, drafted, pos)
         self.clock.joins(slot.round)
-        return True
 
-    def on_decoded(self, slot: Slot, _said: Said, pos: int) -> bool:
+    def on_decoded(self, slot: Slot, _said: Said, pos: int) -> None:
         """A round without a draft."""
         self._begins_rounds = True
         one = LogRound(pos, 0, is_complete=True)
         self._add_round(slot, one)
         self.clock.joins(one)
-        return True
 
     def on_adapted(self, *args: Any) -> bool:
         """Adaptive depth has chosen another longest draft for a slot: that of the message, of its
@@ -278,84 +271,72 @@ class ServerState:
         slot.n_max = after
         return True
 
-    def on_saved(self, slot: Slot, said: Said, mib: float) -> bool:
+    def on_saved(self, slot: Slot, said: Said, mib: float) -> None:
         """A checkpoint of the memory was saved before a round."""
         _, us, _ = said
         slot.checkpoint_bytes = round(mib * 2**20)
         self.clock.mark(us, "saved")
-        return True
 
-    def on_restoring(self, slot: Slot, _said: Said, n_bytes: int) -> bool:
+    def on_restoring(self, slot: Slot, _said: Said, n_bytes: int) -> None:
         """A round's checkpoint is restored."""
         if slot.round is not None:
             slot.round.checkpoint_bytes = n_bytes
-        return True
 
-    def on_mark(self, *args: Any) -> bool:
+    def on_mark(self, *args: Any) -> None:
         """A phase begins or ends, of a slot or of the server."""
         _, us, kind = args[-1]
         if kind == "draft" and len(args) > 1 and (slot := args[0]).early:
             slot.n_plain = len(slot.early)
         self.clock.mark(us, kind)
-        return True
 
-    def on_prompt(self, slot: Slot, _said: Said, n: int) -> bool:
+    def on_prompt(self, slot: Slot, _said: Said, n: int) -> None:
         """A prompt came."""
         slot.request.n_prompt = self._prompt(slot).n_prompt = n
-        return True
 
-    def on_common(self, slot: Slot, _said: Said, *counts: int | None) -> bool:
+    def on_common(self, slot: Slot, _said: Said, *counts: int | None) -> None:
         """What a prompt has in common with what its slot held, which could not be kept as is."""
         prompt = self._prompt(slot)
         prompt.n_common, prompt.n_held, pos_min, n_swa = counts
         prompt.pos_min, prompt.n_swa = -1 if pos_min is None else pos_min, n_swa or 0
-        return True
 
-    def on_forced(self, slot: Slot, *_args: Any) -> bool:
+    def on_forced(self, slot: Slot, *_args: Any) -> None:
         """All of the prompt is processed."""
         self._prompt(slot).is_forced = True
-        return True
 
-    def on_cache(self, _said: Said, n_held: int, n_common: int) -> bool:
+    def on_cache(self, _said: Said, n_held: int, n_common: int) -> None:
         """What ik_llama.cpp says the newest prompt has in common with what its slot held."""
         request = self._current
         slot = None if request is None or request.is_over else self.slots.get(request.slot)
         if slot is not None:
             prompt = self._prompt(slot)
             prompt.n_held, prompt.n_common = n_held, n_common
-        return True
 
-    def on_cached(self, slot: Slot, _said: Said, n: int | None, m: int | None = None) -> bool:
+    def on_cached(self, slot: Slot, _said: Said, n: int | None, m: int | None = None) -> None:
         """Tokens of the prompt that are there; later parts of it say it again."""
         request, prompt = slot.request, self._prompt(slot)
         known = m or 0 if n is None else n
         request.n_cached = known if request.n_cached is None else request.n_cached
         prompt.cached = known if prompt.cached is None else prompt.cached
-        return True
 
-    def on_checkpoint(self, slot: Slot, said: Said, *figures: Any) -> bool:
+    def on_checkpoint(self, slot: Slot, said: Said, *figures: Any) -> None:
         """A context checkpoint is created, restored, erased or makes room ("erasing")."""
         self._prompts.checkpoint(self._prompt(slot), said[2], *figures)
-        return True
 
-    def on_looked_back(self, slot: Slot, _said: Said, *places: int) -> bool:
+    def on_looked_back(self, slot: Slot, _said: Said, *places: int) -> None:
         """A context checkpoint is compared with the place that the memory has to go back to."""
         self._prompt(slot).look_back(*places)
-        return True
 
-    def on_selected(self, number: int, _said: Said, *chosen: Any) -> bool:
+    def on_selected(self, number: int, _said: Said, *chosen: Any) -> None:
         """A slot was chosen for the next request."""
         self._prompts.selected(number, *chosen)
-        return True
 
     def on_released(
         self, slot: Slot, _said: Said, n_tokens: int | None, truncated: int | None = None
-    ) -> bool:
+    ) -> None:
         """A slot is done with its request."""
         slot.request.is_over = slot.request.is_released = True
         if n_tokens is not None:
             self._prompts.released(self._prompt(slot), n_tokens, is_whole=truncated == 0)
-        return True
 
     def _again(self, slot: Slot) -> None:
         """A task with other sums is another one of the same number, from after a restart or of
@@ -365,27 +346,27 @@ class ServerState:
         slot.request, slot.round, slot.replay = request, None, False
         self._current = request
 
-    def on_prompt_time(self, slot: Slot, said: Said, ms: float, n: int) -> bool:
+    def on_prompt_time(self, slot: Slot, said: Said, ms: float, n: int) -> None:
         """The sums of a prompt."""
         before = slot.request.prompt_ms
         is_other = before is not None and (said[1] is None or before != ms)
         if is_other and slot.request.predicted is not None:
             self._again(slot)
         self._prompt(slot)
-        return slot.request.on_prompt_sums(ms, n)
+        slot.request.on_prompt_sums(ms, n)
 
-    def on_eval_time(self, slot: Slot, _said: Said, *sums: Any) -> bool:
+    def on_eval_time(self, slot: Slot, _said: Said, *sums: Any) -> None:
         """The sums of an answer."""
         self._prompt(slot)
-        return slot.request.on_answer_sums(*sums)
+        slot.request.on_answer_sums(*sums)
 
-    def on_sums(self, slot: Slot, _said: Said, *sums: Any) -> bool:
+    def on_sums(self, slot: Slot, _said: Said, *sums: Any) -> None:
         """The sums of the drafts of a request."""
         self.says_drafts |= sums[1] is not None
         known = slot.request.accepted, slot.request.drafted
         if None not in (*known, *sums[1:3]) and known != sums[1:3]:
             self._again(slot)
-        return slot.request.on_draft_sums(*sums)
+        slot.request.on_draft_sums(*sums)
 
     def on_bare(self, said: Said, *sums: Any) -> bool:
         """Sums without a slot: of the slot that the line before names, or of a request that the
@@ -415,11 +396,13 @@ class ServerState:
             self.requests.append(request)
             self._current = request
             return True
-        return not request.is_broken and take(request, *sums)
+        if not request.is_broken:
+            take(request, *sums)
+        return not request.is_broken
 
     def on_statistics(
         self, _said: Said, name: str, drafts: int, tokens: int, accepted: int, shares: str | None
-    ) -> bool:
+    ) -> None:
         """Sums of a drafter over all requests so far, written after those of one."""
         now = drafts, tokens, accepted, shares or ""
         if len(self.totals) < MOST_DRAFTERS or name in self.totals:
@@ -427,23 +410,20 @@ class ServerState:
                 is_alone = (one.drafted, one.accepted) == (tokens, accepted)  # of another start
                 one.statistics[name] = now, None if is_alone else self.totals.get(name)
             self.totals[name] = now
-        return True
 
-    def on_impl(self, said: Said, name: str, size: int, n: int) -> bool:
+    def on_impl(self, said: Said, name: str, size: int, n: int) -> None:
         """A drafter has drafted."""
         _, us, _ = said
         self.clock.mark(us, "drafted")
         self._impls.append((name, size, n))
         del self._impls[:-64]
-        return True
 
     def on_candidate(
         self, _said: Said, number: int | None, rank: int, at: int, token: int, p: float, text: str
-    ) -> bool:
+    ) -> None:
         """A token that a drafter looked at, of the slot that the line before names if it does
         not."""
         self.take_candidates(number, rank, at, (((token, min(p, 1.0)),),), (text,), 0)
-        return True
 
     def take_candidates(
         self, number: int | None, rank: int, at: int, tops: Tops, texts: Sequence[str], first: int

@@ -247,7 +247,8 @@ class StreamRounds:
         n_new = now.predicted_n - before.predicted_n
         drafted = now.draft_n - before.draft_n
         accepted = now.draft_n_accepted - before.draft_n_accepted
-        _check(now, before)
+        later = now.predicted_ms - before.predicted_ms
+        _check(n_new, drafted, accepted, later, is_first=not before.predicted_n)
         if not self._reach.hold_back(max(n_new - 1, 0)):
             raise ContradictionError(f"predicted_n rose by {n_new:,} at once")
         self.told = now
@@ -399,12 +400,8 @@ class StreamRounds:
         return taken
 
 
-def _check(now: Timings, before: Timings) -> None:
-    """Raises ContradictionError where counters cannot follow those before."""
-    n_new = now.predicted_n - before.predicted_n
-    drafted = now.draft_n - before.draft_n
-    accepted = now.draft_n_accepted - before.draft_n_accepted
-    later = now.predicted_ms - before.predicted_ms
+def _check(n_new: int, drafted: int, accepted: int, later: float, *, is_first: bool) -> None:
+    """Raises ContradictionError where counters cannot rise so. is_first: before any token."""
     if n_new < 0 or drafted < 0 or accepted < 0 or later < 0:
         names = "predicted_n", "draft_n", "draft_n_accepted", "predicted_ms"
         every = zip(names, (n_new, drafted, accepted, later), strict=True)
@@ -418,5 +415,5 @@ def _check(now: Timings, before: Timings) -> None:
         )
     if drafted and (not n_new or not later):
         raise ContradictionError(f"draft_n rose by {drafted} without a new round")
-    if drafted and not before.predicted_n and n_new == 1:
+    if drafted and is_first and n_new == 1:
         raise ContradictionError(f"{drafted} tokens were drafted before the first one")

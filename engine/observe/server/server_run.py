@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter, sleep
 from typing import Any
@@ -236,15 +237,20 @@ class ServerRun:
 
     def _begin(self, seconds: float) -> None:
         """The counters of the server before the first request."""
+        self._has_begun, self._before = self._asked(self._client.ask_for_metrics, seconds)
+
+    def _asked(self, ask: Callable[[], Question[Any]], seconds: float) -> tuple[bool, Any]:
+        """Whether the server has answered, or does not, and what; None for no answer."""
         try:
             if self._question is None:
-                self._question = self._client.ask_for_metrics()
+                self._question = ask()
             if not self._question.is_done(seconds):
-                return
-            self._before = self._question.answer.result()
+                return False, None
+            found = self._question.answer.result()
         except (ServerError, CancelledError):  # the client may be closed before the run ends
-            self._before = None
-        self._question, self._has_begun = None, True
+            found = None
+        self._question = None
+        return True, found
 
     def _end_waiting(self) -> None:
         """Give up what has waited for too long."""
@@ -359,15 +365,9 @@ class ServerRun:
         if self._before is None:
             return True
         self._count_until = self._count_until or perf_counter() + _SETTLE_S
-        try:
-            if self._question is None:
-                self._question = self._client.ask_for_metrics(_SETTLE_S)
-            if not self._question.is_done(seconds):
-                return False
-            after = self._question.answer.result()
-        except (ServerError, CancelledError):
-            after = None
-        self._question = None
+        is_asked, after = self._asked(partial(self._client.ask_for_metrics, _SETTLE_S), seconds)
+        if not is_asked:
+            return False
         try:
             first, last = read_counters(self._before[0]), read_counters(after[0] if after else "")
         except ValueError:
@@ -401,17 +401,11 @@ class ServerRun:
 
     def _look_at_slots(self, seconds: float) -> None:
         """A slot that works at a request names the drafters; replies do at their end."""
-        slots: list[dict[str, Any]] = []
-        try:
-            if self._question is None:
-                self._question = self._client.ask_for_slots(_SLOTS_S)
-            if not self._question.is_done(seconds):
-                return
-            slots = self._question.answer.result() or []
-        except (ServerError, CancelledError):
-            pass
-        self._question, self._has_looked = None, True
-        for slot in slots:
+        ask = partial(self._client.ask_for_slots, _SLOTS_S)
+        self._has_looked, slots = self._asked(ask, seconds)
+        if not self._has_looked:
+            return
+        for slot in slots or ():
             params = slot.get("params")
             types = params.get("speculative.types") if isinstance(params, dict) else None
             if isinstance(types, str):

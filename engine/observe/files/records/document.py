@@ -432,9 +432,7 @@ class Fields:
     def number(self, key: str) -> float | None:
         """A number from 0 to 2^53."""
         value = self._take(key)
-        if value is None:
-            return None
-        if not is_real(value, LARGEST):
+        if value is not None and not is_real(value, LARGEST):
             raise self.wrong(key, value, "a number from 0 to 2^53")
         return value
 

@@ -161,15 +161,7 @@ def read_acceptance(node: Node, engine: str) -> tuple[RecordedRequest, Fields]:
     AIPerf writes with the same names; with the fields to read on from."""
     found, values = _counts(node, engine, _VLLM_KEYS)
     mean, rate = values.number("mean_acceptance_length"), values.number("draft_acceptance_rate")
-    _complete(found)
-    found.check_length("mean_acceptance_length", mean, _VLLM_KEYS)
-    found.check_rate("draft_acceptance_rate", rate, _VLLM_KEYS)
-    found.check_counts(_VLLM_KEYS)
-    return found, values
-
-
-def _complete(found: RecordedRequest) -> None:
-    """Counts that are missing but are the sums of lists that are there."""
+    # counts that are missing but are the sums of lists that are there
     if found.per_step_accepted is not None:
         if found.num_spec_steps is None:
             found.num_spec_steps = len(found.per_step_accepted)
@@ -177,6 +169,10 @@ def _complete(found: RecordedRequest) -> None:
             found.num_accepted_draft_tokens = sum(found.per_step_accepted)
     if found.per_step_drafted is not None and found.num_draft_tokens is None:
         found.num_draft_tokens = sum(found.per_step_drafted)
+    found.check_length("mean_acceptance_length", mean, _VLLM_KEYS)
+    found.check_rate("draft_acceptance_rate", rate, _VLLM_KEYS)
+    found.check_counts(_VLLM_KEYS)
+    return found, values
 
 
 def _read_vllm(node: Node) -> RecordedRequest:

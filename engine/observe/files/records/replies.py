@@ -62,10 +62,12 @@ class KeptReply:
     def takes(self, event: dict[str, Any], name: str, answers: list[tuple[int, bool]]) -> bool:
         """Whether an event, no whole reply, may be of this one, which has its name and to which its
         answers are open. answers: see `_answers_in`."""
-        return bool(name) or (
-            _is_same_form(event, self.events[0])
-            and all(self._may_follow(index, event) for index, _ in answers)
-        )
+        if name:
+            return True
+        first = self.events[0]
+        signs = () if event.keys() == first.keys() else ("choices", "meta_info", "done")
+        is_same_form = all((key in event) == (key in first) for key in signs)
+        return is_same_form and all(self._may_follow(index, event) for index, _ in answers)
 
     def _may_follow(self, index: int, event: dict[str, Any]) -> bool:
         """By its counters, where no name tells streams apart."""
@@ -288,12 +290,6 @@ def _is_complete(event: dict[str, Any]) -> bool:
     if isinstance(choices, list):
         return any(isinstance(one, dict) and "message" in one for one in choices)
     return event.get("object") == "response" or is_message(event)
-
-
-def _is_same_form(event: dict[str, Any], first: dict[str, Any]) -> bool:
-    return event.keys() == first.keys() or all(
-        (key in event) == (key in first) for key in ("choices", "meta_info", "done")
-    )
 
 
 def _answers_in(event: dict[str, Any]) -> list[tuple[int, bool]]:

@@ -231,7 +231,7 @@ def test_a_capture_is_written_and_read_back(name: str, tmp_path: Path) -> None:
 
 def test_what_is_kept_has_a_bound_and_no_gaps() -> None:
     raw = RawStore(most_bytes=1000)
-    request = raw.request("/completion", {}, 10, 0.0)
+    request = raw.request("/completion", {}, 0.0)
     assert request is not None
     for _ in range(20):
         raw.data(request, b"x" * 100, 1.0)
@@ -239,7 +239,7 @@ def test_what_is_kept_has_a_bound_and_no_gaps() -> None:
     assert len(request.pieces) == 5
     raw.data(request, b"", 2.0)
     assert len(request.pieces) == 5
-    assert raw.request("/completion", {}, 0, 3.0) is None
+    assert raw.request("/completion", {}, 3.0) is None
 
 
 def test_the_first_counters_say_when_a_stream_came() -> None:

@@ -234,7 +234,7 @@ def test_lengths_that_no_number_of_planes_explains_show_no_path() -> None:
 
 
 def test_a_run_has_room_for_so_many_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.observe.rounds.observed_run._MOST_SEQUENCES", 1026)
+    monkeypatch.setattr("engine.observe.rounds.answer._MOST_SEQUENCES", 1026)
     store = TraceStore()
     run = ObservedRun(store, "proxy", ServerFacts("http://127.0.0.1:1"))
     requests = [run.request("/completion", {}, float(i)) for i in range(5)]
