@@ -436,8 +436,7 @@ class LogReader(LogServers):
         n, by_stream = 0, self._by_stream
         for stream, number, time, message, is_head in self._lines.placed(line):
             n += 1
-            server = by_stream.get(stream)
-            if server is None:
+            if (server := by_stream.get(stream)) is None:
                 server = by_stream[stream] = self.begins(stream)
             after = by_stream[stream] = server.add(number, time, message, is_head)
             if after.is_waiting:
