@@ -33,7 +33,9 @@ class Memory:
 
     def __init__(self, device: str, blank: bool = False, far: bool = False) -> None:
         self.device, self.blank, self.far = device, blank, far
-        self._kept: dict[tuple[str, int], tuple[str, torch.Tensor, dict[str, torch.Tensor]]] = {}
+        self._kept: dict[
+            tuple[int, torch.Size], tuple[str, str, torch.Tensor, dict[str, torch.Tensor]]
+        ] = {}
 
     def empty(self, *sizes: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """A tensor of NaN, or of -1 for whole numbers; of zeros where `blank` is set."""
@@ -71,18 +73,19 @@ class Memory:
         wanted: torch.Tensor | None = None,
         others: dict[str, torch.Tensor] | None = None,
     ) -> None:
-        """Calls must leave this part of a tensor as it is, or make it what is wanted, from now on;
-        cause and words name it where they do not, with those of what it is in place of it."""
+        """Calls must leave this part of a tensor as it is, or make it what is wanted, from now on,
+        whatever was said of it before; cause and words name it where they do not, with those of
+        what it is in place of it."""
         first = part.clone() if wanted is None else wanted.clone()
-        self._kept[cause, part.data_ptr()] = words, part, {"": first} | (others or {})
+        self._kept[part.data_ptr(), part.shape] = cause, words, part, {"": first} | (others or {})
 
     def forget(self, part: torch.Tensor) -> None:
         """This part of a tensor may change."""
-        self._kept = {k: v for k, v in self._kept.items() if k[1] != part.data_ptr()}
+        self._kept = {k: v for k, v in self._kept.items() if k[0] != part.data_ptr()}
 
     def changed(self) -> Iterator[tuple[str, str]]:
         """Cause and words of each part that is not as it should be."""
-        for (cause, _), (words, part, known) in self._kept.items():
+        for cause, words, part, known in self._kept.values():
             bits = _BITS[part.itemsize]
             alike = (x for x, t in known.items() if torch.equal(part.view(bits), t.view(bits)))
             if found := next(alike, "other values"):
