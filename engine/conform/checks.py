@@ -129,6 +129,7 @@ class Player:
         self.bound = max(_BOUNDS[shape.state_dtype], _BOUNDS[kernel.rows_dtype])
         if kernel.bf16_products or (kernel.chunk and device == "cuda"):  # of tensor cores
             self.bound = max(self.bound, 1e-2)
+        self.own_size = kernel.bf16_products and device == "cpu"  # of which rounding takes 0.0022
         self.blank, self.named, self.replaced, self.copies = blank, named, replaced, copies
         self.large, self.late = large, late
         self.memory = self._memory()
@@ -197,36 +198,36 @@ class Player:
         wanted = reference.verify(rows)
         if one.padding and isinstance(outputs, torch.Tensor):
             outputs = outputs[: len(wanted)]  # those of padding may be left out
-        size = list(wanted.shape)
-        if words := _unlike(outputs, size, getattr(torch, self.kernel.rows_dtype)):
+        if words := _unlike(outputs, list(wanted.shape), getattr(torch, self.kernel.rows_dtype)):
             words = f"{'verify' if one.drafts else 'decode'} {words}"
             return [fault("wrong-return", words, one.sequences[0], -1, math.inf)]
         seen = outputs.double().cpu()
         faults: list[Fault] = []
         situations = {}
         batch = [token(rows, i) for i in range(sum(one.lengths))]
-        places = {s: part.start for s, part in zip(one.sequences, rows.slices(), strict=False)}
-        for i, (sequence, part) in enumerate(zip(one.sequences, rows.slices(), strict=False)):
+        parts = dict(zip(one.sequences, rows.slices(), strict=False))
+        places = {s: part.start for s, part in parts.items()}
+        of_rows: dict[str, torch.Tensor] = {}
+        for i, (sequence, part) in enumerate(parts.items()):
             tree = one.parents[i] if one.parents else ()
             given = self.kernel, reference, sequence, batch[part], tree, batch, places
             situations[sequence] = Situation(*given)
             error, row = _worst(seen[part], wanted[part])
-            if error > self.bound:
+            size = float(wanted[part].abs().max()) if self.own_size else 1.0
+            bound = max(_BOUNDS["float32"], self.bound * min(1.0, size))
+            if error > bound:
                 cause, detail = "wrong-output", ""
                 if self._unnamed(faults):
-                    detail = misplaced(seen, wanted, part, self.bound, "row {} of the pass")
-                    explain, of = situations[sequence].explain_outputs, (seen[part], self.bound)
+                    detail = misplaced(seen, wanted, part, bound, "row {} of the pass")
+                    explain, of = situations[sequence].explain_outputs, (seen[part], bound)
                     cause, detail = ("other-row", detail) if detail else _named(cause, explain, *of)
                 each = errors_of(seen[part], wanted[part])
-                where = place(self.shape, seen[part], wanted[part], self.bound)
+                where = place(self.shape, seen[part], wanted[part], bound)
                 found = fault(cause, joined(detail, where), sequence, row, error)
                 faults.append(replace(found, row_errors=each))
-        parts = zip(one.sequences, rows.slices(), strict=False)
-        none = [(s, ~seen[part].flatten(1).isfinite().all(1)) for s, part in parts]
-        of_rows: dict[str, torch.Tensor] = {}
-        for s, nan in none:
-            if nan.any():
-                of_rows.setdefault(spans(nan), torch.zeros(self.shape.n_sequences) > 0)[s] = True
+            if (nan := ~seen[part].flatten(1).isfinite().all(1)).any():
+                none = torch.zeros(self.shape.n_sequences, dtype=torch.bool)
+                of_rows.setdefault(spans(nan), none)[sequence] = True
         words = "; ".join(f"{rows} in sequences {spans(at)}" for rows, at in of_rows.items())
         if words and any(fault.cause == "unused-memory" for fault in faults):
             words += f" {axes(['in columns'], (~seen.isfinite()).flatten(0, -2).any(0))}"
@@ -239,9 +240,8 @@ class Player:
         off = {fault.sequence for fault in faults}
         written = []
         for cause, words in () if faults else self.memory.changed():
-            if cause == "padding-written":
-                of_each = [situation.unnamed(cause, words) for situation in situations.values()]
-                cause, words = max(of_each)  # wrong-wrap, where a log was about to wrap
+            if cause == "padding-written":  # wrong-wrap, where a log was about to wrap
+                cause, words = max(x.unnamed(cause, words) for x in situations.values())
             written.append(fault(cause, words, one.sequences[0], -1, math.inf))
         tracked = getattr(subject, "tracked", lambda _: None)
         kept_of = zip(one.sequences, one.accepted, strict=True)

@@ -133,7 +133,7 @@ def _seen(player: Player, fault: Fault) -> Fault:
     if not fault.row_errors or not vague or shape.recurrence == "conv":
         return fault
     m = shape.d_k + 8
-    until = 1 + next(i for i, error in enumerate(fault.row_errors) if error > player.bound)
+    until = 1 + [x >= min(player.bound, fault.error) for x in fault.row_errors].index(True)
     other = player.like(shape=replace(shape, n_sequences=m), copies=True)
     for empty in player.starts(check):
         source, subject, reference = other.start(empty, check)

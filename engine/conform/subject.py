@@ -21,6 +21,7 @@ _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 # written back is seen
 _NAN = {torch.float32: 0x7FA00001, torch.bfloat16: 0x7FA1, torch.float16: 0x7D01}
 _NO_RESERVE = 0x4000 if sys.platform == "linux" else 0  # mmap has its name from Python 3.13 on
+Known = dict[str, torch.Tensor]  # what a part may hold, by its words
 
 
 class Memory:
@@ -33,7 +34,7 @@ class Memory:
 
     def __init__(self, device: str, blank: bool = False, far: bool = False) -> None:
         self.device, self.blank, self.far = device, blank, far
-        self._kept: dict[tuple[str, int], tuple[str, torch.Tensor, dict[str, torch.Tensor]]] = {}
+        self._kept: dict[tuple[int, torch.Size], tuple[str, str, torch.Tensor, Known]] = {}
 
     def empty(self, *sizes: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """A tensor of NaN, or of -1 for whole numbers; of zeros where `blank` is set."""
@@ -69,20 +70,20 @@ class Memory:
         words: str,
         part: torch.Tensor,
         wanted: torch.Tensor | None = None,
-        others: dict[str, torch.Tensor] | None = None,
+        others: Known | None = None,
     ) -> None:
-        """Calls must leave this part of a tensor as it is, or make it what is wanted, from now on;
-        cause and words name it where they do not, with those of what it is in place of it."""
+        """Calls must leave this part of a tensor as it is, or make it what is wanted, until this is
+        called for it again; cause and words name it where they do not, with those of `others`."""
         first = part.clone() if wanted is None else wanted.clone()
-        self._kept[cause, part.data_ptr()] = words, part, {"": first} | (others or {})
+        self._kept[part.data_ptr(), part.shape] = cause, words, part, {"": first} | (others or {})
 
     def forget(self, part: torch.Tensor) -> None:
         """This part of a tensor may change."""
-        self._kept = {k: v for k, v in self._kept.items() if k[1] != part.data_ptr()}
+        self._kept = {k: v for k, v in self._kept.items() if k[0] != part.data_ptr()}
 
     def changed(self) -> Iterator[tuple[str, str]]:
         """Cause and words of each part that is not as it should be."""
-        for (cause, _), (words, part, known) in self._kept.items():
+        for cause, words, part, known in self._kept.values():
             bits = _BITS[part.itemsize]
             alike = (x for x, t in known.items() if torch.equal(part.view(bits), t.view(bits)))
             if found := next(alike, "other values"):

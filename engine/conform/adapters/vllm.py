@@ -327,7 +327,6 @@ class _Recovered(_K3Gates):
 
     def _check_windows(self, before: torch.Tensor, moves: Sequence[tuple[int, int, int]]) -> None:
         """Note what the commit must make of windows: of a block, for another one, after rows."""
-
         of = {target: (source, rows) for source, target, rows in moves}
         for block, window in enumerate(self.windows[-1]):
             source, rows = of.get(block, (block, 1))  # or as it is

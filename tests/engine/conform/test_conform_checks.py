@@ -139,6 +139,21 @@ def test_a_planted_mistake_is_named(adapter, recurrence, cause):
     assert found[0].cause == cause, found[0].detail
 
 
+@pytest.mark.parametrize("too_large", [0.004, 0.013])
+def test_outputs_of_rounded_products_are_held_against_their_own_size(too_large):
+    class Large(Chunks):
+        def run(self, rows, first):
+            out, last = super().run(rows, first)
+            assert out.abs().max() < 0.7  # of 1, 0.013 is more than the bound
+            return out * (1 + too_large), last
+
+    shape = replace(SHAPES["kda"], n_tokens=9)
+    for rounds in (True, False):  # whether products are rounded
+        kernel = Kernel("planted", ("kda",), Large, chunk=4, bf16_products=rounds)
+        player = Player(kernel, PACKAGE, shape, 3, "cpu", named=False)
+        assert bool(player.script("prompts", 2)) == (too_large > 0.01 or not rounds)
+
+
 def test_a_fault_that_a_sequence_alone_has_not_is_of_another():
     kernel = Kernel("planted", ("gdn",), Mixed, dtypes=("float32",))
     fault = faults(kernel, SHAPES["gdn"], ["depths"])[0]

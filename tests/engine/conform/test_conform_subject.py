@@ -24,6 +24,10 @@ def test_what_a_part_holds_in_place_of_the_right_is_said():
     part.fill_(1.0)
     assert not list(memory.changed())
     part.fill_(3.0)
+    memory.keep("another", "the part", part)  # in place of what was wanted, whatever the cause
+    assert not list(memory.changed())
+    part.fill_(4.0)
+    assert list(memory.changed()) == [("another", "the part")]
     memory.forget(part)
     assert not list(memory.changed())
 
