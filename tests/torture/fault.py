@@ -39,7 +39,7 @@ _OBSERVING = (
     "engine.observe.rounds.observed_run:ObservedRequest.data",
     "engine.observe.rounds.observed_run:ObservedRequest.done",
     "engine.observe.rounds.observed_run:ObservedRun.counters",
-    "engine.observe.rounds.observed_run:ObservedRun.ready",
+    "engine.observe.rounds.answer:RequestRun.ready",
     "engine.observe.rounds.observed_run:ObservedRun.end",
     "engine.observe.server.server_run:ServerRun._record",
     "engine.observe.server.reply:Inbox.take",
