@@ -20,6 +20,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 # before torch is imported: children are forked, so that no other thread may be there
@@ -45,6 +46,7 @@ def main() -> int:
     parser.add_argument("--new", type=float, default=0.0, metavar="MINUTES")
     parser.add_argument("--json", action="store_true", help="one line of JSON for each campaign")
     parser.add_argument("--replay", type=Path, nargs="+", metavar="FILE")
+    parser.add_argument("--any-pace", action="store_true", help="a replay may stall")
     parser.add_argument("--corpus", type=Path, default=corpus.FOLDER, help="where failures go")
     parser.add_argument("--plant", choices=PLANTS, metavar="NAME")
     parser.add_argument(
@@ -122,7 +124,9 @@ def _replay(args: argparse.Namespace, scratch: Path) -> int:
         name = left[0][1].campaign
         n_done = next((i for i, (_, one) in enumerate(left) if one.campaign != name), len(left))
         cases = [(i, case) for i in range(n_done) for case in left[i][1].cases]
-        played = play(campaign(name), [case for _, case in cases], scratch / name)
+        one = campaign(name)
+        one = replace(one, stalled_s=None) if args.any_pace else one
+        played = play(one, [case for _, case in cases], scratch / name)
         for outcome, (i, _) in zip(played, cases, strict=False):
             if outcome.trouble:
                 sys.stderr.write(f"{left[i][0].name}: {outcome.trouble}\n{outcome.told}\n")
