@@ -119,11 +119,13 @@ class _Later(Loader):
 
 
 _UNUSED = re.compile(
-    r"torch\.(_higher_order_ops|_strobelight|ao|compiler|distributions|export|func|fx\.passes|hub"
-    r"|masked|nested|nn\.intrinsic|optim|profiler|quantization|sparse|testing|utils\.data)"
-    r"|torchgen\.model|unittest\.mock"
+    r"torch\.(_higher_order_ops|_strobelight|ao|compiler|distributed\._meta_registrations|distributions"
+    r"|export|func|fx\.passes|hub|masked|nested"
+    r"|nn\.(intrinsic|qat|quantizable|quantized)|optim|profiler|quantization|sparse|testing"
+    r"|utils\.data)|torchgen\.model|unittest(\.mock)?|yaml"
 )
-"""What torch imports for others: a third of its modules. They are there once they are used."""
+"""What torch and gguf import for others: a third of torch's modules. They are there once they are
+used."""
 
 _TAKEN = "cond", "tqdm", "vmap", "while_loop"
 """Functions that torch takes from such modules for itself, which find them when called."""
