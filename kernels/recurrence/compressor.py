@@ -129,12 +129,7 @@ def fold_ring(ring: Tensor, x: Tensor, places: Tensor, n_tokens: Tensor, out: Te
     return out.copy_(torch.where((token >= 0)[..., None], new, ring))
 
 
-# Row by row, slot by slot.
-
-
-def add_at_places_naive(x: Tensor, table: Tensor, positions: Tensor) -> Tensor:
-    added = [table[p % len(table)] for p in positions.flatten().tolist()]
-    return x + torch.stack(added).view(x.shape)
+# Row by row.
 
 
 def compress_naive(x: Tensor, positions: Tensor, ring: Tensor, part: Compressor) -> Tensor:
@@ -175,17 +170,6 @@ def compress_slots_naive(
                 ring[int(positions[b, t]) % part.n_slots] = x[b, t]
             pool[number] = ring
     return y
-
-
-def fold_ring_naive(
-    ring: Tensor, x: Tensor, places: Tensor, n_tokens: Tensor, out: Tensor
-) -> Tensor:
-    for b, n in enumerate(n_tokens.tolist()):
-        held = ring[b].clone()
-        for t in range(n):
-            held[int(places[b, t, 0])] = x[b, t]
-        out[b] = held
-    return out
 
 
 # All slots at once.

@@ -114,13 +114,6 @@ def causal_conv_slots_naive(*inputs: *ConvSlotArguments, activate: bool = True) 
     return y
 
 
-def fold_window_naive(window: Tensor, columns: Tensor, n_tokens: Tensor, out: Tensor) -> Tensor:
-    width = window.shape[1]
-    for b, n in enumerate(n_tokens.tolist()):
-        out[b] = torch.cat((window[b], columns[b, :n]))[n : n + width].clone()
-    return out
-
-
 # The causal convolution as a sum of shifted rows; PyTorch's own is slower at every length.
 
 

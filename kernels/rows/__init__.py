@@ -51,52 +51,13 @@ def copy_rows(target: Tensor, source: Tensor) -> None:
 
 def join(parts: Sequence[Tensor]) -> Tensor:
     """The parts f32 [..., d_i] side by side: [..., sum of d_i]."""
-    return (join_with_llvm if runs_llvm(parts[0]) else join_with_torch)(parts)
+    return join_with_llvm(parts) if runs_llvm(parts[0]) else torch.cat(tuple(parts), -1)
 
 
 def side_by_side(x: Tensor) -> Tensor:
     """x f32 [..., d] as [n, d] without gaps, a view of it where it has none."""
     rows = x.reshape(-1, x.shape[-1])
     return rows if rows.is_contiguous() else join((rows,))
-
-
-# Rows one by one.
-
-
-def take_rows_naive(table: Tensor, numbers: Tensor) -> Tensor:
-    rows = torch.empty(numbers.numel(), *table.shape[1:], dtype=table.dtype)
-    for i, number in enumerate(numbers.flatten().tolist()):
-        rows[i] = table[number]
-    return rows.view(*numbers.shape, *table.shape[1:])
-
-
-def take_columns_naive(panels: Tensor, numbers: Tensor) -> Tensor:
-    return take_rows_naive(panels.transpose(1, 2).flatten(0, 1), numbers)
-
-
-def put_rows_naive(table: Tensor, numbers: Tensor, rows: Tensor) -> None:
-    flat = rows.reshape(numbers.numel(), *table.shape[1:])
-    for i, number in enumerate(numbers.flatten().tolist()):
-        table[number] = flat[i]
-
-
-def copy_rows_naive(target: Tensor, source: Tensor) -> None:
-    for place in torch.cartesian_prod(*(torch.arange(n) for n in source.shape)).view(
-        -1, source.dim()
-    ):
-        target[tuple(place)] = source[tuple(place)]
-
-
-def join_naive(parts: Sequence[Tensor]) -> Tensor:
-    columns = [column for part in parts for column in part.unbind(-1)]
-    return torch.stack(columns, -1)
-
-
-# Rows through PyTorch's own indexing.
-
-
-def join_with_torch(parts: Sequence[Tensor]) -> Tensor:
-    return torch.cat(tuple(parts), -1)
 
 
 # Rows on a CPU: a task copies one row.

@@ -39,13 +39,6 @@ def write_keys_and_values(
         write_cells(values, v, streams, cells)
 
 
-def write_cells_naive(storage: Tensor, rows: Tensor, streams: Tensor, cells: Tensor) -> None:
-    """Cells one by one."""
-    n_tokens = rows.shape[1]
-    for i, (stream, cell) in enumerate(zip(streams.tolist(), cells.tolist(), strict=True)):
-        storage[stream, :, cell] = rows[i // n_tokens, i % n_tokens]
-
-
 def write_cells_with_llvm(storage: Tensor, rows: Tensor, streams: Tensor, cells: Tensor) -> None:
     """Cells on a CPU: a task copies one head of a token."""
     _, n_heads, n_cells, dim = storage.shape

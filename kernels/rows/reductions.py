@@ -158,12 +158,6 @@ def argmax(x: Tensor) -> Tensor:
     return x.max(-1).indices
 
 
-def argmax_naive(x: Tensor) -> Tensor:
-    """The largest value, looked for from the front."""
-    places = [max(range(len(row)), key=row.__getitem__) for row in x.reshape(-1, x.shape[-1])]
-    return torch.tensor(places, device=x.device).view(x.shape[:-1])
-
-
 def argmax_with_llvm(x: Tensor) -> Tensor:
     """The place that comes first of the largest value."""
     return top_k(x, 1)[1].squeeze(-1)
