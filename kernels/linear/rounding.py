@@ -57,9 +57,8 @@ def round_rows_with_llvm(table: Tensor, numbers: Tensor, type: str) -> None:
     """See round_rows. Raises ValueError for rows of the table with gaps."""
     if not table[:1].is_contiguous():
         raise ValueError("the numbers of a table's rows do not lie side by side")
-    width, numbers = math.prod(table.shape[1:]), numbers.contiguous()
-    step = 4 * table.stride(0)
-    run(_by_number(width, type), numbers.numel(), width, table.data_ptr(), step, numbers.data_ptr())
+    width, places = math.prod(table.shape[1:]), (table.data_ptr(), 4 * table.stride(0))
+    run(_by_number(width, type), numbers.numel(), width, *places, numbers)
 
 
 def _run(x: Tensor, target: Tensor, type: str) -> None:
@@ -68,8 +67,7 @@ def _run(x: Tensor, target: Tensor, type: str) -> None:
     if kept is not target:  # strides that no two steps reach
         target.copy_(rounded_with_llvm(x, type))
         return
-    x, places = rows(x)
-    run(_from_places(width, type), x.numel() // width, width, *places, *to)
+    run(_from_places(width, type), x.numel() // width, width, (x,), *to)
 
 
 @kernel(8)
@@ -117,8 +115,7 @@ def max_norm_naive(x: Tensor) -> tuple[Tensor, Tensor]:
 def max_norm_with_llvm(x: Tensor) -> tuple[Tensor, Tensor]:
     d, y = x.shape[-1], x.new_empty(*x.shape)
     largest = x.new_empty(*x.shape[:-1], 1)
-    x, x_rows = rows(x)
-    run(_max_program(d), largest.numel(), d, *x_rows, y.data_ptr(), largest.data_ptr())
+    run(_max_program(d), largest.numel(), d, (x,), y, largest)
     return y, largest
 
 

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from kernels.dispatch import operation, runs_triton
 from kernels.llvm import Code, Value, kernel
-from kernels.llvm.functions import addresses, run, start
-from kernels.llvm.functions import rows as in_rows
+from kernels.llvm.functions import run, start
 from kernels.llvm.values import I64
 
 CellPlaces = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -42,18 +41,8 @@ def write_keys_and_values(
 def write_cells_with_llvm(storage: Tensor, rows: Tensor, streams: Tensor, cells: Tensor) -> None:
     """Cells on a CPU: a task copies one head of a token."""
     _, n_heads, n_cells, dim = storage.shape
-    rows, places = in_rows(rows)
-    run(
-        _program(),
-        streams.numel() * n_heads,
-        dim,
-        storage.data_ptr(),
-        *places,
-        *addresses(streams, cells),
-        n_heads,
-        n_cells,
-        4 * dim,
-    )
+    sizes = n_heads, n_cells, 4 * dim
+    run(_program(), streams.numel() * n_heads, dim, storage, (rows,), streams, cells, *sizes)
 
 
 @kernel(10)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kernels.dispatch import operation
 from kernels.llvm import F32, F32X16, Code, Value, kernel
-from kernels.llvm.functions import addresses, rows, run, sigmoid, start, vectors
+from kernels.llvm.functions import addresses, run, sigmoid, start, vectors
 from kernels.llvm.values import I64
 from kernels.pointwise.with_torch import pointwise
 
@@ -129,18 +129,13 @@ def recent_tokens_with_llvm(tokens: Tensor, window: Tensor) -> tuple[Tensor, Ten
 def hash_rows_with_llvm(context: Tensor, hashing: NgramHash) -> Tensor:
     n, heads = context.shape[-1], len(hashing.sizes)
     found = context.new_empty(*context.shape[:-1], heads)
-    context = context.contiguous()
-    run(_hash(hashing), context.numel() // n, heads, context.data_ptr(), found.data_ptr())
+    run(_hash(hashing), context.numel() // n, heads, context, found)
     return found
 
 
 def agreeing_with_llvm(key: Tensor, query: Tensor, value: Tensor) -> Tensor:
     (n, d), y = key.shape[-2:], key.new_empty(*key.shape)
-    key, key_rows = rows(key)
-    query, query_rows = rows(query)
-    value, value_rows = rows(value)
-    places = *key_rows, *query_rows, *value_rows, y.data_ptr()
-    run(_agreeing_llvm(n, d), y.numel() // d, d, *places)
+    run(_agreeing_llvm(n, d), y.numel() // d, d, (key, query, value), y)
     return y
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kernels.dispatch import operation
 from kernels.llvm import F32, F32X16, Code, Value, kernel
-from kernels.llvm.functions import exp, rows, run, sigmoid, start, vectors
+from kernels.llvm.functions import exp, run, sigmoid, start, vectors
 from kernels.pointwise.with_torch import pointwise
 
 _TRITON = "kernels.rows.with_triton"
@@ -124,30 +124,23 @@ def stream_gates_with_llvm(
     m: Tensor, scale: Tensor, base: Tensor, n_rounds: int, eps: float
 ) -> Tensor:
     n, y = m.shape[-1], m.new_empty(*m.shape)
-    m, places = rows(m)
-    scale, base = scale.contiguous(), base.contiguous()
     program = _gates_program(n > N_STREAMS, n_rounds, eps)
     # some hundred operations a token
-    run(program, y.numel() // n, 16 * n, *places, scale.data_ptr(), base.data_ptr(), y.data_ptr())
+    run(program, y.numel() // n, 16 * n, (m,), scale, base, y)
     return y
 
 
 def weigh_streams_with_llvm(x: Tensor, gates: Tensor) -> Tensor:
     *outer, n, d = x.shape
     y = x.new_empty(*outer, d)
-    x, x_rows = rows(x.flatten(-2))
-    gates, gate_rows = rows(gates)
-    run(_weigh_program(d), y.numel() // d, d * n, *x_rows, *gate_rows, y.data_ptr())
+    run(_weigh_program(d), y.numel() // d, d * n, (x.flatten(-2), gates), y)
     return y
 
 
 def advance_streams_with_llvm(x: Tensor, y: Tensor, gates: Tensor) -> Tensor:
     (n, d), total = x.shape[-2:], x.new_empty(*x.shape)
-    x, x_rows = rows(x.flatten(-2))
-    y, y_rows = rows(y)
-    gates, gate_rows = rows(gates)
-    places = *x_rows, *y_rows, *gate_rows, total.data_ptr()
-    run(_advance_program(d), total.numel() // (n * d), n * d, *places)
+    given = x.flatten(-2), y, gates
+    run(_advance_program(d), total.numel() // (n * d), n * d, given, total)
     return total
 
 
@@ -257,10 +250,8 @@ def add_to_streams_naive(x: Tensor, y: Tensor, gain: Tensor) -> Tensor:
 def mix_streams_with_llvm(x: Tensor, gate: Tensor) -> Tensor:
     *outer, n_streams, d = x.shape
     y = x.new_empty(*outer, d)
-    x, x_rows = rows(x.flatten(-2))
-    gate, gate_rows = rows(gate.flatten(-2))
-    program = _mix_program(n_streams, d)
-    run(program, y.numel() // d, d * n_streams, *x_rows, *gate_rows, y.data_ptr())
+    given = x.flatten(-2), gate.flatten(-2)
+    run(_mix_program(n_streams, d), y.numel() // d, d * n_streams, given, y)
     return y
 
 
@@ -279,11 +270,7 @@ def _mix_program(code: Code, args: Sequence[Value], row: Value, n_streams: int, 
 
 def add_to_streams_with_llvm(x: Tensor, y: Tensor, gain: Tensor) -> Tensor:
     (n_streams, d), total = x.shape[-2:], x.new_empty(*x.shape)
-    x, x_rows = rows(x)
-    y, y_rows = rows(y)
-    gain, gain_rows = rows(gain)
-    places = *x_rows, *y_rows, *gain_rows, total.data_ptr()
-    run(_add_program(n_streams, d), total.numel() // d, d, *places)
+    run(_add_program(n_streams, d), total.numel() // d, d, (x, y, gain), total)
     return total
 
 
