@@ -13,7 +13,13 @@ import numpy as np
 from engine.errors import UnsupportedModelError
 from engine.gguf.file import GgufFile
 from engine.model.config import ModelConfig
-from engine.model.families.common import common_sizes, heads, hold_to_own_head, model_config
+from engine.model.families.common import (
+    attending_layers,
+    common_sizes,
+    heads,
+    hold_to_own_head,
+    model_config,
+)
 from engine.model.families.kda import (
     dense_width,
     lower_bound,
@@ -23,7 +29,6 @@ from engine.model.families.kda import (
     read_latent_attention,
     read_mixture,
 )
-from engine.model.families.mamba import attending_layers
 from engine.model.limits import MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, MAX_TAPS, count, real
 from engine.model.parts import BlockParts, FeedForwardPart, MixerPart, MtpParts
 from engine.model.parts.attention import RINGS, CompressedAttentionPart, SparseLatentAttentionPart
