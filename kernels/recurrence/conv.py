@@ -88,7 +88,6 @@ def fold_window(window: Tensor, columns: Tensor, n_tokens: Tensor, out: Tensor) 
 def causal_conv_naive(
     x: Tensor, weight: Tensor, window: Tensor, bias: Tensor | None = None, *, activate: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """See causal_conv. Keeps the dtype of its inputs."""
     n_taps = weight.shape[1]
     history = torch.cat((window, x), 1)
     rows = []
@@ -103,7 +102,6 @@ def causal_conv_naive(
 
 
 def causal_conv_slots_naive(*inputs: *ConvSlotArguments, activate: bool = True) -> Tensor:
-    """See causal_conv_slots. Keeps the dtype of its inputs."""
     x, weight, pool, read, write, bias = inputs
     window = torch.stack([pool[i] for i in read.tolist()])
     y, history = causal_conv_naive(x, weight, window, bias, activate=activate)

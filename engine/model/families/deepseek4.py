@@ -111,7 +111,6 @@ def read_glm5_next(file: GgufFile) -> ModelConfig:
 
 
 def glm5_next_notes(config: ModelConfig) -> list[str]:
-    """See engine.model.families.Family.peer_notes."""
     if config.mtp is None:
         return []
     return ["0c1e57098 has no graph for the MTP block, b11549 drafts with it"]
@@ -245,7 +244,6 @@ def read_window_attention(
 
 
 def deepseek4_notes(config: ModelConfig) -> list[str]:
-    """See engine.model.families.Family.peer_notes."""
     parts = [
         mixer
         for block in config.all_blocks

@@ -187,7 +187,6 @@ def read_plamo2(file: GgufFile) -> ModelConfig:
 
 
 def plamo2_notes(config: ModelConfig) -> list[str]:
-    """See engine.model.families.Family.peer_notes."""
     if config.blocks[0].cells() or not config.cells():
         return []
     hangs = (

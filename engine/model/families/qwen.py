@@ -191,7 +191,6 @@ def read_qwen4exp(file: GgufFile) -> ModelConfig:
 
 
 def qwen4exp_notes(config: ModelConfig) -> list[str]:
-    """See engine.model.families.Family.peer_notes."""
     if config.mtp is None:
         return []
     notes = ["0c1e57098 does not load the MTP block, b11549 drafts with it"]
