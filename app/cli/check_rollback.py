@@ -1,4 +1,4 @@
-"""`draftscope check-rollback`: llama.cpp's own rollback, every depth and policy, for their CI."""
+"""`draftscope check-rollback`: llama.cpp's own rollback, every depth and policy; a gate for CI."""
 
 from __future__ import annotations
 

@@ -208,7 +208,6 @@ class AttentionKV(AttentionMemory):
         return self.read(layer)
 
     def places(self, layer: CellKey) -> CellPlaces | None:
-        """See engine.model.memory.AttentionMemory."""
         storage = self._storage
         if self._numbers is None or layer not in storage.values:
             return None

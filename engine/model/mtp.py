@@ -206,7 +206,6 @@ class LargestLogits(NamedTuple):
     invariant: bool
 
     def __call__(self, x: Tensor, outputs: Tensor) -> Candidates:
-        """See DraftHead; with all logits."""
         logits, hidden = self.output(x, outputs, invariant=self.invariant)
         return Candidates(*top_k(logits, min(self.n, logits.shape[-1])), hidden)
 

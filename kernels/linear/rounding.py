@@ -5,7 +5,6 @@ magnitude, as they are rounded to integers of 8 bits."""
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Sequence
 
 import torch
@@ -15,43 +14,6 @@ from kernels.dispatch import operation, torch_version
 from kernels.llvm import F32X16, Code, Value, kernel
 from kernels.llvm.functions import rows, run, start, vectors
 from kernels.llvm.values import I64
-
-# Rounding number by number, from the bits of float32 and Python's own half floats.
-
-
-def rounded_naive(x: Tensor, type: str) -> Tensor:
-    one = {"bf16": _bf16, "f16": _f16}[type]
-    numbers = [one(number) for number in x.flatten().tolist()]
-    return torch.tensor(numbers, dtype=torch.float32).view(x.shape)
-
-
-def round_in_place_naive(x: Tensor, type: str) -> None:
-    x.copy_(rounded_naive(x, type))
-
-
-def round_rows_naive(table: Tensor, numbers: Tensor, type: str) -> None:
-    for number in numbers.flatten().tolist():
-        round_in_place_naive(table[number], type)
-
-
-def _bf16(number: float) -> float:
-    """The upper half of the bits, one more where the lower half is more than half of it."""
-    if math.isnan(number):
-        return number
-    (bits,) = struct.unpack("I", struct.pack("f", number))
-    upper, lower = divmod(bits, 1 << 16)
-    upper += lower > 0x8000 or (lower == 0x8000 and upper % 2 == 1)
-    found: float = struct.unpack("f", struct.pack("I", upper << 16))[0]
-    return found
-
-
-def _f16(number: float) -> float:
-    try:
-        found: float = struct.unpack("e", struct.pack("e", number))[0]
-    except OverflowError:
-        return math.copysign(math.inf, number)
-    return found
-
 
 # Rounding by PyTorch's casts.
 _TYPES = {"bf16": torch.bfloat16, "f16": torch.float16}
@@ -95,9 +57,8 @@ def round_rows_with_llvm(table: Tensor, numbers: Tensor, type: str) -> None:
     """See round_rows. Raises ValueError for rows of the table with gaps."""
     if not table[:1].is_contiguous():
         raise ValueError("the numbers of a table's rows do not lie side by side")
-    width, numbers = math.prod(table.shape[1:]), numbers.contiguous()
-    step = 4 * table.stride(0)
-    run(_by_number(width, type), numbers.numel(), width, table.data_ptr(), step, numbers.data_ptr())
+    width, places = math.prod(table.shape[1:]), (table.data_ptr(), 4 * table.stride(0))
+    run(_by_number(width, type), numbers.numel(), width, *places, numbers)
 
 
 def _run(x: Tensor, target: Tensor, type: str) -> None:
@@ -106,8 +67,7 @@ def _run(x: Tensor, target: Tensor, type: str) -> None:
     if kept is not target:  # strides that no two steps reach
         target.copy_(rounded_with_llvm(x, type))
         return
-    x, places = rows(x)
-    run(_from_places(width, type), x.numel() // width, width, *places, *to)
+    run(_from_places(width, type), x.numel() // width, width, (x,), *to)
 
 
 @kernel(8)
@@ -155,8 +115,7 @@ def max_norm_naive(x: Tensor) -> tuple[Tensor, Tensor]:
 def max_norm_with_llvm(x: Tensor) -> tuple[Tensor, Tensor]:
     d, y = x.shape[-1], x.new_empty(*x.shape)
     largest = x.new_empty(*x.shape[:-1], 1)
-    x, x_rows = rows(x)
-    run(_max_program(d), largest.numel(), d, *x_rows, y.data_ptr(), largest.data_ptr())
+    run(_max_program(d), largest.numel(), d, (x,), y, largest)
     return y, largest
 
 

@@ -60,11 +60,9 @@ _GROUPS = range(BLOCK // GROUP)
 
 
 def two_bits_with_llvm(rows: Tensor) -> Tensor:
-    rows = rows.contiguous()
-    n_blocks = rows.numel() // BLOCK
     width = rows.shape[-1] // BLOCK * BLOCK_BYTES
     found = rows.new_empty((*rows.shape[:-1], width), dtype=torch.uint8)
-    run(_program(), n_blocks, BLOCK, rows.data_ptr(), found.data_ptr())
+    run(_program(), rows.numel() // BLOCK, BLOCK, rows, found)
     return found
 
 

@@ -1,4 +1,4 @@
-"""What a kernel is written with: each method of `Code` appends instructions to a function.
+"""Code of a kernel while it is written: each method of `Code` appends instructions to a function.
 
 Addresses are integers of 64 bits.
 """

@@ -167,13 +167,37 @@ def vectors(code: Code, width: int, at_once: int = 1) -> Iterator[tuple[Value, i
         yield code.integer(4 * first), min(LANES, width - first)
 
 
-def run(program: Program, n_rows: int, width: int, *args: int) -> None:
-    """A task for every row of `width` numbers, on as many threads as are worth waking."""
+Argument = int | Tensor | tuple[Tensor, ...] | None
+
+
+def run(program: Program, n_rows: int, width: int, *args: Argument) -> None:
+    """A task for every row of `width` numbers, on as many threads as are worth waking.
+
+    args: of the program; a tensor is given by the address of its numbers side by side, None by 0,
+    and tensors in a tuple by the RowPlaces of each.
+    """
+    kept: list[Tensor] = []
+    places: list[int] = []
+    for each in args:
+        if isinstance(each, tuple):
+            for x in each:
+                whole, of_rows = rows(x)
+                kept.append(whole)
+                places += of_rows
+        elif isinstance(each, int):
+            places.append(each)
+        elif each is None:
+            places.append(0)
+        else:
+            if not each.is_contiguous():
+                each = each.contiguous()
+                kept.append(each)
+            places.append(each.data_ptr())
     if n_rows * width <= ALONE:
-        program.alone(n_rows, *args)
+        program.alone(n_rows, *places)
     else:
         chunk = max(1, ALONE // 4 // width)
-        program(*args, tasks=n_rows, chunk=chunk, threads=torch.get_num_threads())
+        program(*places, tasks=n_rows, chunk=chunk, threads=torch.get_num_threads())
 
 
 @functools.lru_cache(1024)

@@ -109,7 +109,6 @@ def swiglu_within(limit: float | None) -> Activation:
 
 
 def clamped_swiglu_activation(limit: float) -> Activation:
-    """See kernels.pointwise.clamped_swiglu."""
     return Activation(
         f"clamped swiglu {limit}",
         True,
@@ -121,7 +120,6 @@ def clamped_swiglu_activation(limit: float) -> Activation:
 
 
 def situ_activation(beta: float, linear_beta: float) -> Activation:
-    """See kernels.pointwise.situ."""
     return Activation(
         f"situ {beta} {linear_beta}",
         True,

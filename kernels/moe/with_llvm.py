@@ -14,17 +14,7 @@ from kernels.linear.integer_blocks import rows_with_llvm as one_matrix
 from kernels.linear.integer_blocks.activations_with_llvm import STRETCH, Layout, write_rows
 from kernels.linear.integer_blocks.row_products_with_llvm import layout_for
 from kernels.llvm import F32, F32X16, Code, Program, Value, kernel
-from kernels.llvm.functions import (
-    LANES,
-    addresses,
-    exp,
-    rows,
-    run,
-    sigmoid,
-    softplus,
-    start,
-    vectors,
-)
+from kernels.llvm.functions import LANES, addresses, exp, run, sigmoid, softplus, start, vectors
 from kernels.llvm.values import I32, I32X16, I64
 from kernels.moe import MIN_SUM, Choice, apply_each
 from kernels.moe.packed import ExpertPlaces, PackedExperts
@@ -79,24 +69,15 @@ def route(logits: Tensor, bias: Tensor | None, choice: Choice) -> tuple[Tensor, 
     n_rows, n_experts = logits.shape
     weights = torch.empty(n_rows, choice.n_used)
     ids = torch.empty(n_rows, choice.n_used, dtype=torch.int64)
-    logits, places = rows(logits)
-    bias = None if bias is None else bias.contiguous()
-    run(
-        _program(n_experts, bias is not None, choice),
-        n_rows,
-        n_experts * choice.n_used,
-        *places,
-        0 if bias is None else bias.data_ptr(),
-        *addresses(weights, ids),
-    )
+    program = _program(n_experts, bias is not None, choice)
+    run(program, n_rows, n_experts * choice.n_used, (logits,), bias, weights, ids)
     return weights, ids
 
 
 def route_given(logits: Tensor, ids: Tensor, choice: Choice) -> Tensor:
     n_rows, n_experts = logits.shape
-    weights, ids = torch.empty(n_rows, choice.n_used), ids.contiguous()
-    logits, places = rows(logits)
-    run(_given_program(n_experts, choice), n_rows, n_experts, *places, *addresses(ids, weights))
+    weights = torch.empty(n_rows, choice.n_used)
+    run(_given_program(n_experts, choice), n_rows, n_experts, (logits,), ids, weights)
     return weights
 
 

@@ -13,7 +13,7 @@ from kernels.linear.block_parts import Rows
 from kernels.linear.packed import PackedWeight
 from kernels.llvm import F32, F32X16, Code, Value, kernel
 from kernels.llvm.code import Variable
-from kernels.llvm.functions import rows, run, sigmoid, silu, start, vectors
+from kernels.llvm.functions import run, sigmoid, silu, start, vectors
 from kernels.pointwise.with_torch import pointwise
 
 _TRITON = "kernels.norm.with_triton"
@@ -157,18 +157,16 @@ SUMS = 4
 
 
 def rms_norm_with_llvm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return _norm(x, eps, weight.contiguous(), mean=True)
+    return _norm(x, eps, weight, mean=True)
 
 
 def head_norm_with_llvm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return _norm(x, eps, weight.contiguous(), mean=False)
+    return _norm(x, eps, weight, mean=False)
 
 
 def layer_norm_with_llvm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    d, y, weight = x.shape[-1], x.new_empty(*x.shape), weight.contiguous()
-    x, x_rows = rows(x)
-    places = y.data_ptr(), weight.data_ptr()
-    run(_layer_program(d, eps), y.numel() // d, d, *x_rows, *places)
+    d, y = x.shape[-1], x.new_empty(*x.shape)
+    run(_layer_program(d, eps), y.numel() // d, d, (x,), y, weight)
     return y
 
 
@@ -180,11 +178,11 @@ def gated_rms_norm_with_llvm(
     x: Tensor, gate: Tensor, weight: Tensor, eps: float, sigmoid: bool = False
 ) -> Tensor:
     gating = "sigmoid" if sigmoid else "silu"
-    return _norm(x, eps, weight.contiguous(), mean=True, gate=gate, gating=gating)
+    return _norm(x, eps, weight, mean=True, gate=gate, gating=gating)
 
 
 def group_rms_norm_with_llvm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return _norm(x, eps, weight.contiguous(), mean=True, gate=gate, gating="first")
+    return _norm(x, eps, weight, mean=True, gate=gate, gating="first")
 
 
 def _norm(
@@ -197,11 +195,9 @@ def _norm(
     gating: str = "",
 ) -> Tensor:
     d, y = x.shape[-1], x.new_empty(*x.shape)
-    x, x_rows = rows(x)
-    gate, gate_rows = rows(x if gate is None else gate)
-    at, n = (0, 0) if weight is None else (weight.data_ptr(), weight.numel() // d)
-    places = *x_rows, y.data_ptr(), at, *gate_rows
-    run(_program(d, eps, mean, n, gating), y.numel() // d, d, *places)
+    n = 0 if weight is None else weight.numel() // d
+    gates = x if gate is None else gate
+    run(_program(d, eps, mean, n, gating), y.numel() // d, d, (x,), y, weight, (gates,))
     return y
 
 

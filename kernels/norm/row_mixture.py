@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kernels.dispatch import operation
 from kernels.llvm import F32, F32X16, Code, Value, kernel
-from kernels.llvm.functions import exp, rows, run, start, vectors
+from kernels.llvm.functions import exp, run, start, vectors
 from kernels.norm import rms_norm
 from kernels.pointwise.with_torch import pointwise
 
@@ -50,10 +50,8 @@ def mix_rows_with_llvm(x: Tensor, others: Tensor, weight: Tensor, eps: float) ->
     d, n, y = x.shape[-1], others.shape[0], x.new_empty(*x.shape)
     if n > MOST_ROWS:
         raise ValueError(f"{n} rows are more than {MOST_ROWS}")
-    x, x_rows = rows(x)
-    others, weight = others.contiguous(), weight.contiguous()
-    places = others.data_ptr(), others.stride(0) * 4, n, weight.data_ptr(), y.data_ptr()
-    run(_program(d, eps), y.numel() // d, d * (n + 1), *x_rows, *places)
+    apart = 4 * y.numel()
+    run(_program(d, eps), y.numel() // d, d * (n + 1), (x,), others, apart, n, weight, y)
     return y
 
 

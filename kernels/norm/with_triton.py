@@ -115,7 +115,6 @@ def group_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tenso
 
 
 def group_rms_norm_rows(*inputs: *GatedArguments, reads: Iterable[PackedWeight]) -> Rows:
-    """See kernels.norm.group_rms_norm_rows."""
     x, gate, weight, eps = inputs
     return _rows(x, eps, weight=weight, gate=_heads(gate), gate_first=True, reads=reads)
 

@@ -89,6 +89,12 @@ def output_gate(x: Tensor, gate: Tensor, *, invariant: bool = False) -> Tensor:
     return (_same if invariant else _usual)["output_gate"](x, gate)
 
 
+def open_low(low: Tensor, n_streams: int, *, invariant: bool = False) -> Tensor:
+    """silu(low / n_streams), between the two matrices of a gate of residual streams (Zhu et al.,
+    arXiv 2409.19606). low [..., rank]. Returns [..., rank]."""
+    return (_same if invariant else _usual)["open_low"](low, float(n_streams))
+
+
 def delta_gates(
     decay: Tensor, dt: Tensor, a: Tensor, beta: Tensor, *, invariant: bool = False
 ) -> tuple[Tensor, Tensor]:

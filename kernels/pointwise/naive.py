@@ -94,6 +94,10 @@ def output_gate(x, gate):
     return x * sigmoid(gate)
 
 
+def open_low(low, n_streams):
+    return silu(low / n_streams)
+
+
 def delta_gates(decay, dt, a, beta):
     return softplus(decay + dt) * a, sigmoid(beta)
 

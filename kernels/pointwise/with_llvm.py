@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from kernels.llvm import F32, F32X16, Code, Program, Value, functions
-from kernels.llvm.functions import rows, run, start, vectors
+from kernels.llvm.functions import run, start, vectors
 from kernels.pointwise import naive
 
 
@@ -22,22 +22,19 @@ def _operation(name: str, n_operands: int, n_outputs: int = 1) -> Callable[..., 
     def apply(x: torch.Tensor, *rest: Any) -> Any:
         shape, single = x.shape, False
         d = shape[-1]
-        kept, of_rows = rows(x)
-        copies, places = [kept], [*of_rows]
+        operands = [x]
         for operand in rest[:n_more]:
             if operand.shape != shape:
                 single = operand.shape[-1] == 1 < d
                 operand = operand.expand(*shape[:-1], 1 if single else d)
-            kept, of_rows = rows(operand)
-            copies.append(kept)
-            places += of_rows
+            operands.append(operand)
         y = x.new_empty(*shape)
+        chosen, n_rows = program(d, single, *rest[n_more:]), y.numel() // d
         if n_outputs == 1:
-            run(program(d, single, *rest[n_more:]), y.numel() // d, d, *places, y.data_ptr())
+            run(chosen, n_rows, d, tuple(operands), y)
             return y
         z = x.new_empty(*shape)
-        ends = y.data_ptr(), z.data_ptr()
-        run(program(d, single, *rest[n_more:]), y.numel() // d, d, *places, *ends)
+        run(chosen, n_rows, d, tuple(operands), y, z)
         return y, z
 
     return apply
@@ -96,5 +93,6 @@ clamped_swiglu = _operation("clamped_swiglu", 2)
 situ = _operation("situ", 2)
 geglu = _operation("geglu", 2)
 output_gate = _operation("output_gate", 2)
+open_low = _operation("open_low", 1)
 delta_gates = _operation("delta_gates", 4, 2)
 step_gates = _operation("step_gates", 3, 2)

@@ -55,7 +55,10 @@ _IN_VECTORS = _FUSED | {
 }
 
 _EXACT = ("add", "multiply", "relu2")
-_ROUNDED = ("swiglu", "clamped_swiglu", "situ", "geglu", "output_gate", "delta_gates", "step_gates")
+_ROUNDED = (
+    *("swiglu", "clamped_swiglu", "situ", "geglu", "output_gate", "open_low"),
+    *("delta_gates", "step_gates"),
+)
 
 
 def _all_in_terms_of(functions: dict[str, Callable[..., Tensor]], *names: str) -> SimpleNamespace:

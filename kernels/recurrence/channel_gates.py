@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from kernels.dispatch import operation, runs_triton
 from kernels.llvm import F32X16, Code, Value, kernel
-from kernels.llvm.functions import addresses, rows, run, sigmoid, softplus, start, vectors
+from kernels.llvm.functions import run, sigmoid, softplus, start, vectors
 from kernels.norm import l2_norm
 from kernels.pointwise import delta_gates
 from kernels.pointwise.with_torch import pointwise
@@ -64,18 +64,8 @@ def channel_gates_with_llvm(
     """The gates on a CPU: both in one pass."""
     n_channels, n_heads = decay.shape[-1], beta.shape[-1]
     g, opened = decay.new_empty(*decay.shape), beta.new_empty(*beta.shape)
-    dt, a = dt.contiguous(), a.contiguous()
-    decay, decay_rows = rows(decay)
-    beta, beta_rows = rows(beta)
-    run(
-        _program(n_channels, n_heads, bound),
-        g.numel() // n_channels,
-        n_channels,
-        *decay_rows,
-        *addresses(dt, a, g),
-        *beta_rows,
-        opened.data_ptr(),
-    )
+    program, n_rows = _program(n_channels, n_heads, bound), g.numel() // n_channels
+    run(program, n_rows, n_channels, (decay,), dt, a, g, (beta,), opened)
     return g, opened
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kernels.dispatch import operation, torch_version
 from kernels.llvm import F32, F32X16, Code, Value, kernel
-from kernels.llvm.functions import addresses, exp, rows, run, start, stepped, vectors
+from kernels.llvm.functions import exp, run, start, stepped, vectors
 from kernels.llvm.values import I64
 
 
@@ -129,12 +129,7 @@ def fold_ring(ring: Tensor, x: Tensor, places: Tensor, n_tokens: Tensor, out: Te
     return out.copy_(torch.where((token >= 0)[..., None], new, ring))
 
 
-# Row by row, slot by slot.
-
-
-def add_at_places_naive(x: Tensor, table: Tensor, positions: Tensor) -> Tensor:
-    added = [table[p % len(table)] for p in positions.flatten().tolist()]
-    return x + torch.stack(added).view(x.shape)
+# Row by row.
 
 
 def compress_naive(x: Tensor, positions: Tensor, ring: Tensor, part: Compressor) -> Tensor:
@@ -177,17 +172,6 @@ def compress_slots_naive(
     return y
 
 
-def fold_ring_naive(
-    ring: Tensor, x: Tensor, places: Tensor, n_tokens: Tensor, out: Tensor
-) -> Tensor:
-    for b, n in enumerate(n_tokens.tolist()):
-        held = ring[b].clone()
-        for t in range(n):
-            held[int(places[b, t, 0])] = x[b, t]
-        out[b] = held
-    return out
-
-
 # All slots at once.
 
 
@@ -205,11 +189,9 @@ def write_ring(ring: Tensor, x: Tensor, positions: Tensor, n_tokens: int, out: T
 
 
 def add_at_places_with_llvm(x: Tensor, table: Tensor, positions: Tensor) -> Tensor:
-    y, table, positions = x.new_empty(*x.shape), table.contiguous(), positions.contiguous()
-    x, places = rows(x)
-    given = addresses(table, positions, y)
-    width = y.shape[-1]
-    run(_add_program(len(table), width), y.numel() // width, width, *places, *given)
+    y, width = x.new_empty(*x.shape), x.shape[-1]
+    program = _add_program(len(table), width)
+    run(program, y.numel() // width, width, (x,), table, positions, y)
     return y
 
 
@@ -260,21 +242,13 @@ def compress_slots_with_llvm(
 ) -> Tensor:
     """See compress_slots. Raises ValueError for rings with gaps."""
     x, positions = x.contiguous(), positions.contiguous()
-    read, write = read.contiguous(), write.contiguous()
     y = _compress_llvm(x, positions, pool, read, part)
     (n_seqs, n_new), width = write.shape, 2 * part.n_channels
     if not pool[:1].is_contiguous():
         raise ValueError("the numbers of a ring do not lie side by side")
-    run(
-        _keep_program(part.n_slots, width),
-        n_seqs * part.n_slots,
-        width * n_new,
-        x.shape[1],
-        n_new,
-        *addresses(x, positions),
-        *stepped(pool, 1),
-        *addresses(read, write),
-    )
+    program, rings = _keep_program(part.n_slots, width), stepped(pool, 1)
+    tokens = x.shape[1], n_new, x, positions
+    run(program, n_seqs * part.n_slots, width * n_new, *tokens, *rings, read, write)
     return y
 
 
@@ -284,19 +258,11 @@ def _compress_llvm(
     """read: numbers of the rings that are those of the sequences; None for 0, 1, …"""
     n_seqs, n_tokens = x.shape[:2]
     y = x.new_empty(n_seqs, n_tokens, part.width)
-    x, positions = x.contiguous(), positions.contiguous()
     if not ring[:1].is_contiguous():
         ring = ring.contiguous()
-    run(
-        _compress_program(part, read is not None),
-        n_seqs * n_tokens,
-        2 * x.shape[2],
-        n_tokens,
-        *addresses(x, positions),
-        *stepped(ring, 1),
-        0 if read is None else read.data_ptr(),
-        y.data_ptr(),
-    )
+    program, width = _compress_program(part, read is not None), 2 * x.shape[2]
+    rings, n_tasks = stepped(ring, 1), n_seqs * n_tokens
+    run(program, n_tasks, width, n_tokens, x, positions, *rings, read, y)
     return y
 
 
@@ -387,14 +353,8 @@ def fold_ring_with_llvm(
         places = places.contiguous()
     if not out[:1].is_contiguous():
         raise ValueError("the numbers of a ring do not lie side by side")
-    n_tokens = n_tokens.contiguous()
-    run(
-        _fold_program(n_slots, width),
-        n_seqs * n_slots,
-        width,
-        *(number for one in (ring, x, places, out) for number in stepped(one, 1)),
-        n_tokens.data_ptr(),
-    )
+    given = [number for one in (ring, x, places, out) for number in stepped(one, 1)]
+    run(_fold_program(n_slots, width), n_seqs * n_slots, width, *given, n_tokens)
     return out
 
 

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from kernels.dispatch import operation, torch_version
 from kernels.llvm import F32, F32X16, Code, Value, kernel
-from kernels.llvm.functions import addresses, rows_together, run, silu, stepped, vectors
+from kernels.llvm.functions import Argument, rows_together, run, silu, stepped, vectors
 from kernels.llvm.values import I64
 from kernels.pointwise.with_torch import pointwise
 
@@ -88,7 +88,6 @@ def fold_window(window: Tensor, columns: Tensor, n_tokens: Tensor, out: Tensor) 
 def causal_conv_naive(
     x: Tensor, weight: Tensor, window: Tensor, bias: Tensor | None = None, *, activate: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """See causal_conv. Keeps the dtype of its inputs."""
     n_taps = weight.shape[1]
     history = torch.cat((window, x), 1)
     rows = []
@@ -103,7 +102,6 @@ def causal_conv_naive(
 
 
 def causal_conv_slots_naive(*inputs: *ConvSlotArguments, activate: bool = True) -> Tensor:
-    """See causal_conv_slots. Keeps the dtype of its inputs."""
     x, weight, pool, read, write, bias = inputs
     window = torch.stack([pool[i] for i in read.tolist()])
     y, history = causal_conv_naive(x, weight, window, bias, activate=activate)
@@ -112,13 +110,6 @@ def causal_conv_slots_naive(*inputs: *ConvSlotArguments, activate: bool = True) 
             end = history.shape[1] - back
             pool[number] = history[b, end - pool.shape[1] : end]
     return y
-
-
-def fold_window_naive(window: Tensor, columns: Tensor, n_tokens: Tensor, out: Tensor) -> Tensor:
-    width = window.shape[1]
-    for b, n in enumerate(n_tokens.tolist()):
-        out[b] = torch.cat((window[b], columns[b, :n]))[n : n + width].clone()
-    return out
 
 
 # The causal convolution as a sum of shifted rows; PyTorch's own is slower at every length.
@@ -146,33 +137,22 @@ def causal_conv_with_llvm(
 
 def causal_conv_slots_with_llvm(*inputs: *ConvSlotArguments, activate: bool = True) -> Tensor:
     x, weight, pool, read, write, bias = inputs
-    y, history = _convolve(x, weight, pool, read.contiguous(), bias, activate)
-    (n_batch, n_new), write = write.shape, write.contiguous()
+    y, history = _convolve(x, weight, pool, read, bias, activate)
+    n_batch, n_new = write.shape
     window_bytes = 4 * pool.shape[1] * pool.shape[2]
     if not pool[:1].is_contiguous():
         raise ValueError("the numbers of a window do not lie side by side")
-    run(
-        _keep(),
-        n_batch * n_new,
-        window_bytes // 4,
-        history.data_ptr() + 4 * (x.shape[1] - n_new + 1) * pool.shape[2],
-        4 * history.stride(0),
-        4 * pool.shape[2],
-        *stepped(pool, 1),
-        write.data_ptr(),
-        n_new,
-        window_bytes,
-    )
+    first = history[:, x.shape[1] - n_new + 1 :]
+    places = *stepped(first, 2), *stepped(pool, 1)
+    run(_keep(), n_batch * n_new, window_bytes // 4, *places, write, n_new, window_bytes)
     return y
 
 
 def fold_window_with_llvm(window: Tensor, columns: Tensor, n_tokens: Tensor, out: Tensor) -> Tensor:
     n_batch, width, n_channels = window.shape
-    counts = n_tokens.contiguous()
     tensors = [rows_together(window), rows_together(columns), out]
     places = [number for x in tensors for number in stepped(x, 2)]
-    program = _fold_llvm(n_channels, width)
-    run(program, n_batch, width * n_channels, *places, counts.data_ptr())
+    run(_fold_llvm(n_channels, width), n_batch, width * n_channels, *places, n_tokens)
     return out
 
 
@@ -190,18 +170,10 @@ def _convolve(
     y = x.new_empty(n_batch, n_tokens, n_channels)
     history = x.new_empty(n_batch, n_taps - 1 + n_tokens, n_channels)
     x, window, taps = rows_together(x), rows_together(window), weight.t().contiguous()
-    bias = None if bias is None else bias.contiguous()
-    run(
-        _program(n_channels, n_taps, read is not None, bias is not None, activate),
-        n_batch * n_tokens,
-        n_channels,
-        n_tokens,
-        *stepped(x, 2),
-        *stepped(window, 2),
-        *addresses(taps, y, history),
-        0 if bias is None else bias.data_ptr(),
-        0 if read is None else read.data_ptr(),
-    )
+    program = _program(n_channels, n_taps, read is not None, bias is not None, activate)
+    ends = taps, y, history, bias, read
+    sources = *stepped(x, 2), *stepped(window, 2)
+    run(program, n_batch * n_tokens, n_channels, n_tokens, *sources, *ends)
     return y, history
 
 
@@ -312,17 +284,9 @@ def block_conv_with_llvm(x: Tensor, base: Tensor, own: Tensor) -> Tensor:
     (n_batch, n_tokens, d), (n_taps, n_groups) = x.shape, own.shape[2:]
     y = x.new_empty(n_batch, n_tokens, d)
     x, own = map(rows_together, (x, own))
-    base = base.contiguous()
-    run(
-        _block_program(d, d // n_groups, n_taps),
-        n_batch * n_tokens,
-        d * n_taps,
-        n_tokens,
-        *stepped(x, 2),
-        base.data_ptr(),
-        *stepped(own, 3),
-        y.data_ptr(),
-    )
+    program = _block_program(d, d // n_groups, n_taps)
+    places: list[Argument] = [*stepped(x, 2), base, *stepped(own, 3), y]
+    run(program, n_batch * n_tokens, d * n_taps, n_tokens, *places)
     return y
 
 

@@ -105,7 +105,6 @@ _WIDTH, _GRAIN = 64, 8192
 
 
 def scan_into_with_llvm(*inputs: *ScanArguments, slots: Slots) -> Tensor:
-    """See scan_into; always invariant."""
     state = inputs[6]
     if not all(slot[:1].is_contiguous() for slot in slots):
         raise ValueError("a slot of the call is not contiguous")

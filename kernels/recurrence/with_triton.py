@@ -98,7 +98,6 @@ def _conv(
 def causal_conv(
     x: Tensor, weight: Tensor, window: Tensor, bias: Tensor | None = None, *, activate: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """See kernels.recurrence.conv."""
     n_batch, n_tokens, n_channels = x.shape
     history = x.new_empty(n_batch, weight.shape[1] - 1 + n_tokens, n_channels)
     return _convolved(x, weight, window, bias, activate, history=history), history

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kernels.dispatch import operation, runs_triton
 from kernels.llvm import F32X16, Code, Program, Value, kernel
-from kernels.llvm.functions import LANES, rows, run, start, vectors
+from kernels.llvm.functions import LANES, run, start, vectors
 from kernels.norm import head_norm
 from kernels.rows.cells import CellPlaces
 
@@ -129,18 +129,8 @@ def _turned(
 ) -> Tensor:
     n_heads, head_dim = x.shape[2:]
     y = x.new_empty(*x.shape)
-    x, x_rows = rows(x)
-    cos, cos_rows = rows(cos)
-    sin, sin_rows = rows(sin)
-    run(
-        program(n_heads, head_dim, cos.shape[-1], *sign),
-        y.numel() // head_dim,
-        head_dim,
-        *x_rows,
-        *cos_rows,
-        *sin_rows,
-        y.data_ptr(),
-    )
+    turn = program(n_heads, head_dim, cos.shape[-1], *sign)
+    run(turn, y.numel() // head_dim, head_dim, (x, cos, sin), y)
     return y
 
 

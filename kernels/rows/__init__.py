@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kernels.dispatch import operation, runs_llvm
 from kernels.llvm import Code, Value, kernel
-from kernels.llvm.functions import RowPlaces, addresses, rows, start
+from kernels.llvm.functions import RowPlaces, rows, start
 from kernels.llvm.functions import run as run_rows
 from kernels.llvm.values import I32, I64
 
@@ -51,7 +51,7 @@ def copy_rows(target: Tensor, source: Tensor) -> None:
 
 def join(parts: Sequence[Tensor]) -> Tensor:
     """The parts f32 [..., d_i] side by side: [..., sum of d_i]."""
-    return (join_with_llvm if runs_llvm(parts[0]) else join_with_torch)(parts)
+    return join_with_llvm(parts) if runs_llvm(parts[0]) else torch.cat(tuple(parts), -1)
 
 
 def side_by_side(x: Tensor) -> Tensor:
@@ -60,59 +60,19 @@ def side_by_side(x: Tensor) -> Tensor:
     return rows if rows.is_contiguous() else join((rows,))
 
 
-# Rows one by one.
-
-
-def take_rows_naive(table: Tensor, numbers: Tensor) -> Tensor:
-    rows = torch.empty(numbers.numel(), *table.shape[1:], dtype=table.dtype)
-    for i, number in enumerate(numbers.flatten().tolist()):
-        rows[i] = table[number]
-    return rows.view(*numbers.shape, *table.shape[1:])
-
-
-def take_columns_naive(panels: Tensor, numbers: Tensor) -> Tensor:
-    return take_rows_naive(panels.transpose(1, 2).flatten(0, 1), numbers)
-
-
-def put_rows_naive(table: Tensor, numbers: Tensor, rows: Tensor) -> None:
-    flat = rows.reshape(numbers.numel(), *table.shape[1:])
-    for i, number in enumerate(numbers.flatten().tolist()):
-        table[number] = flat[i]
-
-
-def copy_rows_naive(target: Tensor, source: Tensor) -> None:
-    for place in torch.cartesian_prod(*(torch.arange(n) for n in source.shape)).view(
-        -1, source.dim()
-    ):
-        target[tuple(place)] = source[tuple(place)]
-
-
-def join_naive(parts: Sequence[Tensor]) -> Tensor:
-    columns = [column for part in parts for column in part.unbind(-1)]
-    return torch.stack(columns, -1)
-
-
-# Rows through PyTorch's own indexing.
-
-
-def join_with_torch(parts: Sequence[Tensor]) -> Tensor:
-    return torch.cat(tuple(parts), -1)
-
-
 # Rows on a CPU: a task copies one row.
 
 
 def take_rows_with_llvm(table: Tensor, numbers: Tensor) -> Tensor:
     taken = table.new_empty(*numbers.shape, *table.shape[1:])
-    table, numbers = _without_gaps(table), numbers.contiguous()
-    _run(True, table, numbers, taken)
+    _run(True, _without_gaps(table), numbers, taken)
     return taken
 
 
 def take_columns_with_llvm(panels: Tensor, numbers: Tensor) -> Tensor:
     d, width = panels.shape[1:]
-    taken, numbers = panels.new_empty(*numbers.shape, d), numbers.contiguous()
-    run_rows(_column(), numbers.numel(), d, *addresses(panels, numbers, taken), d, width)
+    taken = panels.new_empty(*numbers.shape, d)
+    run_rows(_column(), numbers.numel(), d, panels, numbers, taken, d, width)
     return taken
 
 
@@ -120,7 +80,7 @@ def put_rows_with_llvm(table: Tensor, numbers: Tensor, rows: Tensor) -> None:
     """See put_rows. Raises ValueError for rows of the table with gaps."""
     if _without_gaps(table) is not table:
         raise ValueError("the numbers of a table's rows do not lie side by side")
-    _run(False, table, numbers.contiguous(), rows.contiguous())
+    _run(False, table, numbers, rows)
 
 
 def copy_rows_with_llvm(target: Tensor, source: Tensor) -> None:
@@ -146,24 +106,17 @@ def _without_gaps(table: Tensor) -> Tensor:
 
 
 def _run(take: bool, table: Tensor, numbers: Tensor, others: Tensor) -> None:
-    row_bytes = math.prod(table.shape[1:]) * table.element_size()
-    run_rows(
-        _by_number(take),
-        numbers.numel(),
-        row_bytes // 4,
-        table.data_ptr(),
-        table.stride(0) * table.element_size(),
-        *addresses(numbers, others),
-        row_bytes,
-    )
+    size = table.element_size()
+    row_bytes, apart = math.prod(table.shape[1:]) * size, table.stride(0) * size
+    places = table.data_ptr(), apart, numbers, others, row_bytes
+    run_rows(_by_number(take), numbers.numel(), row_bytes // 4, *places)
 
 
 def _copy(source: Tensor, target: RowPlaces) -> None:
     width = source.shape[-1]
     if source.numel() == 0:
         return
-    source, places = rows(source)
-    run_rows(_from_places(), source.numel() // width, width, *places, *target, 4 * width)
+    run_rows(_from_places(), source.numel() // width, width, (source,), *target, 4 * width)
 
 
 @kernel(5)

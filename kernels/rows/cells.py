@@ -8,8 +8,7 @@ from torch import Tensor
 
 from kernels.dispatch import operation, runs_triton
 from kernels.llvm import Code, Value, kernel
-from kernels.llvm.functions import addresses, run, start
-from kernels.llvm.functions import rows as in_rows
+from kernels.llvm.functions import run, start
 from kernels.llvm.values import I64
 
 CellPlaces = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -39,28 +38,11 @@ def write_keys_and_values(
         write_cells(values, v, streams, cells)
 
 
-def write_cells_naive(storage: Tensor, rows: Tensor, streams: Tensor, cells: Tensor) -> None:
-    """Cells one by one."""
-    n_tokens = rows.shape[1]
-    for i, (stream, cell) in enumerate(zip(streams.tolist(), cells.tolist(), strict=True)):
-        storage[stream, :, cell] = rows[i // n_tokens, i % n_tokens]
-
-
 def write_cells_with_llvm(storage: Tensor, rows: Tensor, streams: Tensor, cells: Tensor) -> None:
     """Cells on a CPU: a task copies one head of a token."""
     _, n_heads, n_cells, dim = storage.shape
-    rows, places = in_rows(rows)
-    run(
-        _program(),
-        streams.numel() * n_heads,
-        dim,
-        storage.data_ptr(),
-        *places,
-        *addresses(streams, cells),
-        n_heads,
-        n_cells,
-        4 * dim,
-    )
+    sizes = n_heads, n_cells, 4 * dim
+    run(_program(), streams.numel() * n_heads, dim, storage, (rows,), streams, cells, *sizes)
 
 
 @kernel(10)

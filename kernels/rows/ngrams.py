@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kernels.dispatch import operation
 from kernels.llvm import F32, F32X16, Code, Value, kernel
-from kernels.llvm.functions import addresses, rows, run, sigmoid, start, vectors
+from kernels.llvm.functions import addresses, run, sigmoid, start, vectors
 from kernels.llvm.values import I64
 from kernels.pointwise.with_torch import pointwise
 
@@ -88,40 +88,7 @@ class NgramHash(NamedTuple):
         return len(self.sizes) // (len(self.multipliers) - 1)
 
 
-# The formulas as they read, tokens one by one.
-
-
-def recent_tokens_naive(tokens: Tensor, window: Tensor) -> tuple[Tensor, Tensor]:
-    n, contexts = window.shape[1] + 1, []
-    history = [
-        [*(int(x) for x in old.flatten()), *(int(x) + 1 for x in new)]
-        for old, new in zip(window, tokens, strict=True)
-    ]
-    for line in history:
-        ends = range(n - 1, len(line))
-        contexts.append([[line[end - back] - 1 for back in range(n)] for end in ends])
-    return torch.tensor(contexts), torch.tensor(history, dtype=torch.float32)[..., None]
-
-
-def hash_rows_naive(context: Tensor, hashing: NgramHash) -> Tensor:
-    rows = [_rows(line, hashing) for line in context.flatten(0, -2).tolist()]
-    return torch.tensor(rows).view(*context.shape[:-1], -1)
-
-
-def _rows(context: list[int], hashing: NgramHash) -> list[int]:
-    tokens = list(context)
-    for back in range(1, len(tokens)):
-        if tokens[back] in (-1, hashing.end_id):
-            tokens[back:] = [hashing.end_id] * len(tokens[back:])
-    found: list[int] = []
-    heads = hashing.n_heads
-    for n in range(2, len(tokens) + 1):
-        mixed = 0
-        for token, factor in zip(tokens[:n], hashing.multipliers, strict=False):
-            mixed ^= token * factor % 2**64
-        ranges = list(zip(hashing.sizes, hashing.offsets, strict=True))[(n - 2) * heads :]
-        found.extend(mixed % size + offset for size, offset in ranges[:heads])
-    return found
+# The formula as it reads.
 
 
 def agreeing_naive(key: Tensor, query: Tensor, value: Tensor) -> Tensor:
@@ -162,18 +129,13 @@ def recent_tokens_with_llvm(tokens: Tensor, window: Tensor) -> tuple[Tensor, Ten
 def hash_rows_with_llvm(context: Tensor, hashing: NgramHash) -> Tensor:
     n, heads = context.shape[-1], len(hashing.sizes)
     found = context.new_empty(*context.shape[:-1], heads)
-    context = context.contiguous()
-    run(_hash(hashing), context.numel() // n, heads, context.data_ptr(), found.data_ptr())
+    run(_hash(hashing), context.numel() // n, heads, context, found)
     return found
 
 
 def agreeing_with_llvm(key: Tensor, query: Tensor, value: Tensor) -> Tensor:
     (n, d), y = key.shape[-2:], key.new_empty(*key.shape)
-    key, key_rows = rows(key)
-    query, query_rows = rows(query)
-    value, value_rows = rows(value)
-    places = *key_rows, *query_rows, *value_rows, y.data_ptr()
-    run(_agreeing_llvm(n, d), y.numel() // d, d, *places)
+    run(_agreeing_llvm(n, d), y.numel() // d, d, (key, query, value), y)
     return y
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kernels.dispatch import operation, runs_triton, torch_version
 from kernels.llvm import F32, F32X16, Code, Program, Value, kernel
-from kernels.llvm.functions import LANES, rows, run, start, vectors
+from kernels.llvm.functions import LANES, run, start, vectors
 from kernels.llvm.program import LaunchTable
 from kernels.llvm.values import I8, I16, I32, I64
 from kernels.rows.reductions import (
@@ -85,10 +85,9 @@ def _record(logits: Tensor, k: int, asked: Tensor) -> Tensor:
 def _record_with_llvm(logits: Tensor, k: int, asked: Tensor) -> Tensor:
     if k > MOST_TOP:
         return torch_version(_record)(logits, k, asked)
-    d, asked = logits.shape[1], asked.contiguous()
-    record = logits.new_empty(len(logits), 2 * k + 2 + _ASKED, dtype=torch.int32)
-    logits, places = rows(logits)
-    run(_program(d, k), len(record), d, *places, asked.data_ptr(), record.data_ptr())
+    n, d = logits.shape
+    record = logits.new_empty(n, 2 * k + 2 + _ASKED, dtype=torch.int32)
+    run(_program(d, k), n, d, (logits,), asked, record)
     return record
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from kernels.dispatch import operation, torch_version
 from kernels.llvm import F32, F32X16, Code, Value, kernel, vector
 from kernels.llvm.code import Variable
-from kernels.llvm.functions import LANES, exp, rows, run, start, vectors
+from kernels.llvm.functions import LANES, exp, run, start, vectors
 from kernels.llvm.values import I16, I32, I32X16, I64
 
 
@@ -73,9 +73,7 @@ def top_k_with_llvm(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
         return torch_version(top_k)(x, k)
     d, shape = x.shape[-1], (*x.shape[:-1], k)
     values, ids = x.new_empty(shape), x.new_empty(shape, dtype=torch.int64)
-    x, x_rows = rows(x)
-    n_rows = values.numel() // k
-    run(_top_program(d, k), n_rows, d, *x_rows, values.data_ptr(), ids.data_ptr())
+    run(_top_program(d, k), values.numel() // k, d, (x,), values, ids)
     return values, ids
 
 
@@ -158,12 +156,6 @@ def argmax(x: Tensor) -> Tensor:
     return x.max(-1).indices
 
 
-def argmax_naive(x: Tensor) -> Tensor:
-    """The largest value, looked for from the front."""
-    places = [max(range(len(row)), key=row.__getitem__) for row in x.reshape(-1, x.shape[-1])]
-    return torch.tensor(places, device=x.device).view(x.shape[:-1])
-
-
 def argmax_with_llvm(x: Tensor) -> Tensor:
     """The place that comes first of the largest value."""
     return top_k(x, 1)[1].squeeze(-1)
@@ -199,9 +191,8 @@ SUMS = 4
 def softmax_sums_with_llvm(x: Tensor, largest: Tensor) -> Tensor:
     """The sums of a softmax on a CPU: each row read once, its sums added up in one order."""
     n, d = x.shape
-    sums, largest = x.new_empty(n, 2), largest.contiguous()
-    x, places = rows(x)
-    run(_sums_program(d), n, d, *places, largest.data_ptr(), sums.data_ptr())
+    sums = x.new_empty(n, 2)
+    run(_sums_program(d), n, d, (x,), largest, sums)
     return sums
 
 

@@ -1,4 +1,4 @@
-"""Mixed streams (kernels.rows.sinkhorn), writing to attention cells, and the record of rows of
+"""Mixed streams (kernels.rows.streams), writing to attention cells, and the record of rows of
 logits (kernels.rows.record) on a GPU."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kernels.dispatch import counters
 from kernels.rows import reductions
-from kernels.rows.sinkhorn import N_STREAMS
+from kernels.rows.streams import N_STREAMS
 from kernels.triton_setup import as_rows, cdiv, jit, power_of_2
 
 COLUMNS = 512
@@ -77,7 +77,6 @@ def _advance_streams(x, y, gates, out, d, y_row, gates_row, N: tl.constexpr, BD:
 
 
 def stream_gates(m: Tensor, scale: Tensor, base: Tensor, n_rounds: int, eps: float) -> Tensor:
-    """See kernels.rows.sinkhorn."""
     rows, gates = as_rows(m), m.new_empty(m.shape)
     _stream_gates[(len(rows),)](
         rows, scale, base, gates, rows.stride(0), n_rounds, eps,
@@ -87,7 +86,6 @@ def stream_gates(m: Tensor, scale: Tensor, base: Tensor, n_rounds: int, eps: flo
 
 
 def weigh_streams(x: Tensor, gates: Tensor) -> Tensor:
-    """See kernels.rows.sinkhorn."""
     d, y = x.shape[-1], x.new_empty(*x.shape[:-2], x.shape[-1])
     x, gates = x.contiguous(), as_rows(gates)
     grid = len(gates), cdiv(d, COLUMNS)
@@ -96,7 +94,6 @@ def weigh_streams(x: Tensor, gates: Tensor) -> Tensor:
 
 
 def advance_streams(x: Tensor, y: Tensor, gates: Tensor) -> Tensor:
-    """See kernels.rows.sinkhorn."""
     d, out = x.shape[-1], x.new_empty(x.shape)
     x, y, gates = x.contiguous(), as_rows(y), as_rows(gates)
     _advance_streams[(len(y), cdiv(d, COLUMNS))](

@@ -46,7 +46,7 @@ from kernels.recurrence.delta_rule import with_triton as delta
 from kernels.recurrence.ssd import with_triton as ssd
 from kernels.rope import with_triton as rope
 from kernels.rows import with_triton as streams
-from kernels.rows.sinkhorn import N_GATES
+from kernels.rows.streams import N_GATES
 from tests.support import ssd_inputs
 from tests.support.delta_inputs import make
 from tests.support.delta_pool import scattered

@@ -6,17 +6,19 @@ from types import ModuleType
 from typing import Any
 
 from kernels.dispatch import torch_version
+from tests.support import exact_kernels
 
 
 class Implementation:
     """`.rms_norm` is the module's `rms_norm_with_llvm`, for the suffix "with_llvm"; without such a
-    function, the version in torch."""
+    function there or, for "naive", among those that are exact, the version in torch."""
 
     def __init__(self, module: ModuleType, suffix: str) -> None:
         self._module, self._suffix = module, suffix
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._module, f"{name}_{self._suffix}", None)
+        own = f"{name}_{self._suffix}"
+        found = getattr(self._module, own, None) or getattr(exact_kernels, own, None)
         return found or torch_version(getattr(self._module, name))
 
 

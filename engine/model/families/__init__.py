@@ -4,39 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from engine.errors import UnsupportedModelError
 from engine.gguf.binary import shorten
 from engine.gguf.file import GgufFile
 from engine.gguf.outline import other_kind
 from engine.model.config import ModelConfig
+from engine.model.families import deepseek4, kda, lfm2, mamba, nemotron, qwen
 from engine.model.families.common import is_mtp_file
-from engine.model.families.deepseek4 import (
-    deepseek4_notes,
-    glm5_next_notes,
-    read_deepseek4,
-    read_glm5_next,
-)
-from engine.model.families.kda import read_bailingmoe3, read_kimi_k3, read_kimi_linear
-from engine.model.families.lfm2 import read_lfm2, read_lfm2moe
-from engine.model.families.mamba import (
-    plamo2_notes,
-    read_falcon_h1,
-    read_granite_hybrid,
-    read_jamba,
-    read_mamba,
-    read_mamba2_alone,
-    read_plamo2,
-)
-from engine.model.families.nemotron import read_nemotron_h, read_nemotron_h_moe
-from engine.model.families.qwen import (
-    qwen4exp_notes,
-    read_qwen3,
-    read_qwen3next,
-    read_qwen4exp,
-    read_qwen35,
-    read_qwen35moe,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,32 +32,34 @@ class Family:
 
 
 FAMILIES = {
-    "qwen35": Family(read_qwen35, peer_planes=True),
-    "qwen35moe": Family(read_qwen35moe, peer_planes=True),
-    "qwen3next": Family(read_qwen3next, peer_planes=False),
-    "qwen3": Family(read_qwen3, peer_planes=None),
-    "qwen4exp": Family(read_qwen4exp, peer_planes=True, peer_notes=qwen4exp_notes),
-    "nemotron_h": Family(read_nemotron_h, peer_planes=True),
-    "nemotron_h_moe": Family(read_nemotron_h_moe, peer_planes=True),
-    "granitehybrid": Family(read_granite_hybrid, peer_planes=False),
-    "mamba": Family(read_mamba, peer_planes=False),
-    "mamba2": Family(read_mamba2_alone, peer_planes=False),
-    "jamba": Family(read_jamba, peer_planes=False),
-    "plamo2": Family(read_plamo2, peer_planes=False, peer_notes=plamo2_notes),
-    "falcon-h1": Family(read_falcon_h1, peer_planes=False),
-    "kimi-linear": Family(read_kimi_linear, peer_planes=False),
-    "bailingmoe3": Family(read_bailingmoe3, peer_planes=True),
-    "kimi-k3": Family(read_kimi_k3, peer_planes=True),
-    "glm5-next": Family(read_glm5_next, peer_planes=True, peer_notes=glm5_next_notes),
+    "qwen35": Family(partial(qwen.read_hybrid, mixture=False), peer_planes=True),
+    "qwen35moe": Family(partial(qwen.read_hybrid, mixture=True), peer_planes=True),
+    "qwen3next": Family(partial(qwen.read_hybrid, mixture=True, legacy=True), peer_planes=False),
+    "qwen3": Family(qwen.read_qwen3, peer_planes=None),
+    "qwen4exp": Family(qwen.read_qwen4exp, peer_planes=True, peer_notes=qwen.qwen4exp_notes),
+    "nemotron_h": Family(partial(nemotron.read_nemotron, runs_mtp=False), peer_planes=True),
+    "nemotron_h_moe": Family(partial(nemotron.read_nemotron, runs_mtp=True), peer_planes=True),
+    "granitehybrid": Family(mamba.read_granite_hybrid, peer_planes=False),
+    "mamba": Family(mamba.read_mamba, peer_planes=False),
+    "mamba2": Family(mamba.read_mamba2_alone, peer_planes=False),
+    "jamba": Family(mamba.read_jamba, peer_planes=False),
+    "plamo2": Family(mamba.read_plamo2, peer_planes=False, peer_notes=mamba.plamo2_notes),
+    "falcon-h1": Family(mamba.read_falcon_h1, peer_planes=False),
+    "kimi-linear": Family(kda.read_kimi_linear, peer_planes=False),
+    "bailingmoe3": Family(kda.read_bailingmoe3, peer_planes=True),
+    "kimi-k3": Family(kda.read_kimi_k3, peer_planes=True),
+    "glm5-next": Family(
+        deepseek4.read_glm5_next, peer_planes=True, peer_notes=deepseek4.glm5_next_notes
+    ),
     "deepseek4": Family(
-        read_deepseek4,
+        deepseek4.read_deepseek4,
         peer_planes=True,
-        peer_notes=deepseek4_notes,
+        peer_notes=deepseek4.deepseek4_notes,
         peer_drafts="0c1e57098 may hand the MTP block rows of the trunk that were overwritten, "
         "b11549 hands the right ones",
     ),
-    "lfm2": Family(read_lfm2, peer_planes=True),
-    "lfm2moe": Family(read_lfm2moe, peer_planes=True),
+    "lfm2": Family(lfm2.read_lfm2, peer_planes=True),
+    "lfm2moe": Family(lfm2.read_lfm2moe, peer_planes=True),
 }
 
 

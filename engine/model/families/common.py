@@ -17,10 +17,11 @@ from engine.model.limits import (
     MAX_LAYERS,
     REMEDY,
     count,
+    each,
     real,
     uniform,
 )
-from engine.model.parts import BlockParts
+from engine.model.parts import BlockParts, FeedForwardPart, MixerPart
 
 
 class CommonSizes(NamedTuple):
@@ -134,6 +135,33 @@ def heads(
             "Open a model whose key_length and value_length are equal.",
         )
     return n_head, n_head_kv, head_dim
+
+
+def attending_layers(file: GgufFile, blocks: int) -> list[int]:
+    """The blocks that attend: those whose number of key-value heads is not 0."""
+    return [
+        i for i, n in enumerate(each(file, ".attention.head_count_kv", blocks, high=MAX_HEADS)) if n
+    ]
+
+
+def mixed_blocks(
+    attention: MixerPart | None,
+    other: MixerPart,
+    attending: Sequence[int],
+    ffns: Sequence[FeedForwardPart | None],
+    **more: Any,
+) -> tuple[BlockParts, ...]:
+    """A block for each feed-forward part: some attend, the rest have another mixer. more: fields of
+    BlockParts."""
+    return tuple(
+        BlockParts(
+            (attention if attention and i in attending else other,),
+            ffn,
+            ffn_norm="ffn_norm.weight",
+            **more,
+        )
+        for i, ffn in enumerate(ffns)
+    )
 
 
 def _mtp_blocks(file: GgufFile, blocks: int) -> int:

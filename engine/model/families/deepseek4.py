@@ -13,7 +13,13 @@ import numpy as np
 from engine.errors import UnsupportedModelError
 from engine.gguf.file import GgufFile
 from engine.model.config import ModelConfig
-from engine.model.families.common import common_sizes, heads, hold_to_own_head, model_config
+from engine.model.families.common import (
+    attending_layers,
+    common_sizes,
+    heads,
+    hold_to_own_head,
+    model_config,
+)
 from engine.model.families.kda import (
     dense_width,
     lower_bound,
@@ -23,7 +29,6 @@ from engine.model.families.kda import (
     read_latent_attention,
     read_mixture,
 )
-from engine.model.families.mamba import attending_layers
 from engine.model.limits import MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, MAX_TAPS, count, real
 from engine.model.parts import BlockParts, FeedForwardPart, MixerPart, MtpParts
 from engine.model.parts.attention import RINGS, CompressedAttentionPart, SparseLatentAttentionPart
@@ -106,7 +111,6 @@ def read_glm5_next(file: GgufFile) -> ModelConfig:
 
 
 def glm5_next_notes(config: ModelConfig) -> list[str]:
-    """See engine.model.families.Family.peer_notes."""
     if config.mtp is None:
         return []
     return ["0c1e57098 has no graph for the MTP block, b11549 drafts with it"]
@@ -240,7 +244,6 @@ def read_window_attention(
 
 
 def deepseek4_notes(config: ModelConfig) -> list[str]:
-    """See engine.model.families.Family.peer_notes."""
     parts = [
         mixer
         for block in config.all_blocks

@@ -3,7 +3,6 @@ its keys and latent attention are read."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
@@ -12,12 +11,18 @@ import numpy as np
 from engine.errors import UnsupportedModelError
 from engine.gguf.file import GgufFile
 from engine.model.config import ModelConfig
-from engine.model.families.common import CommonSizes, common_sizes, hold_to_own_head, model_config
+from engine.model.families.common import (
+    CommonSizes,
+    attending_layers,
+    common_sizes,
+    hold_to_own_head,
+    mixed_blocks,
+    model_config,
+)
 from engine.model.families.lfm2 import expert_scores
-from engine.model.families.mamba import attending_layers
 from engine.model.families.nemotron import expert_scale
 from engine.model.limits import MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, MAX_TAPS, count, real, uniform
-from engine.model.parts import BlockParts, FeedForwardPart, MixerPart, MtpParts, TrunkPart
+from engine.model.parts import BlockParts, FeedForwardPart, MtpParts, TrunkPart
 from engine.model.parts.attention import LatentAttentionPart
 from engine.model.parts.feed_forward import DensePart, Gating, LatentPart, MixturePart, RouterPart
 from engine.model.parts.recurrent import KdaPart
@@ -95,23 +100,6 @@ def read_latent_attention(
         pairs=pairs,
         gate=gate,
     )
-
-
-def read_blocks(
-    file: GgufFile,
-    n_blocks: int,
-    kda: KdaPart,
-    attention: LatentAttentionPart,
-    feed_forward: Callable[[int], FeedForwardPart],
-) -> list[BlockParts]:
-    """All blocks, MTP blocks too: attention where a block has key-value heads, else the other."""
-    attending = attending_layers(file, n_blocks)
-
-    def block(index: int) -> BlockParts:
-        mixer: MixerPart = attention if index in attending else kda
-        return BlockParts((mixer,), feed_forward(index), ffn_norm="ffn_norm.weight")
-
-    return [block(index) for index in range(n_blocks)]
 
 
 def read_clamps(
@@ -197,7 +185,8 @@ def read_kimi_linear(file: GgufFile) -> ModelConfig:
     attention = read_latent_attention(file, n)
     dense, mixture = DensePart(dense_width(file, n)), read_mixture(file, n, normalised=True)
     leading = n_dense(file)
-    blocks = read_blocks(file, n, kda, attention, lambda i: dense if i < leading else mixture)
+    ffns = [dense if i < leading else mixture for i in range(n)]
+    blocks = mixed_blocks(attention, kda, attending_layers(file, n), ffns)
     return _config(file, sizes, blocks, TrunkPart())
 
 
@@ -221,7 +210,8 @@ def read_kimi_k3(file: GgufFile) -> ModelConfig:
         shared_gating=situ,
     )
     leading = n_dense(file)
-    blocks = read_blocks(file, n, kda, attention, lambda i: dense if i < leading else mixture)
+    ffns = [dense if i < leading else mixture for i in range(n)]
+    blocks = mixed_blocks(attention, kda, attending_layers(file, n), ffns)
     group = count(file, ".attn_res.block_size", low=0, high=MAX_LAYERS)
     return _config(file, sizes, blocks, CrossLayerResidual(group) if group else TrunkPart())
 
@@ -236,10 +226,10 @@ def _latent(file: GgufFile) -> LatentPart | None:
 
 
 def _config(
-    file: GgufFile, sizes: CommonSizes, blocks: list[BlockParts], trunk: TrunkPart
+    file: GgufFile, sizes: CommonSizes, blocks: tuple[BlockParts, ...], trunk: TrunkPart
 ) -> ModelConfig:
     hold_to_own_head(file)
-    return model_config(file, sizes, blocks=tuple(blocks), trunk=trunk)
+    return model_config(file, sizes, blocks=blocks, trunk=trunk)
 
 
 def read_bailingmoe3(file: GgufFile) -> ModelConfig:
@@ -278,14 +268,11 @@ def read_bailingmoe3(file: GgufFile) -> ModelConfig:
             return replace(dense, gating=shared[index])
         return replace(mixture, gating=routed[index], shared_gating=shared[index])
 
-    blocks = read_blocks(file, n, kda, attention, feed_forward)
+    ffns = list(map(feed_forward, range(n)))
+    blocks = mixed_blocks(attention, kda, attending_layers(file, n), ffns)
     mtp = None
     if sizes.has_mtp:
         mtp = MtpParts(blocks[sizes.n_layer], "layer_output_norm.weight")
     return model_config(
-        file,
-        sizes,
-        blocks=tuple(blocks[: sizes.n_layer]),
-        mtp=mtp,
-        rope=RopeConfig.from_gguf(file, attention.n_rope),
+        file, sizes, blocks=blocks, mtp=mtp, rope=RopeConfig.from_gguf(file, attention.n_rope)
     )

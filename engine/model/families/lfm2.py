@@ -5,11 +5,15 @@ from __future__ import annotations
 from engine.errors import UnsupportedModelError
 from engine.gguf.file import GgufFile
 from engine.model.config import ModelConfig
-from engine.model.families.common import common_sizes, heads, model_config
-from engine.model.families.mamba import attending_layers
+from engine.model.families.common import (
+    attending_layers,
+    common_sizes,
+    heads,
+    mixed_blocks,
+    model_config,
+)
 from engine.model.families.nemotron import expert_scale
 from engine.model.limits import MAX_CONTEXT, MAX_HEADS, MAX_TAPS, count, uniform
-from engine.model.parts import BlockParts, FeedForwardPart
 from engine.model.parts.attention import AttentionPart
 from engine.model.parts.feed_forward import DensePart, MixturePart, RouterPart
 from engine.model.parts.recurrent import ShortConvPart
@@ -54,15 +58,11 @@ def _read(file: GgufFile, window: int | None, mixture: MixturePart | None) -> Mo
     key, leading = ".feed_forward_length", range(n_dense)
     dense = DensePart(uniform(file, key, n, leading)) if n_dense else None
 
-    def block(index: int) -> BlockParts:
-        mixer = attention if attention and index in attending else conv
-        ffn: FeedForwardPart | None = dense if index < n_dense else mixture
-        return BlockParts((mixer,), ffn, ffn_norm="ffn_norm.weight")
-
+    ffns = [dense if i < n_dense else mixture for i in range(n)]
     return model_config(
         file,
         sizes,
-        blocks=tuple(map(block, range(n))),
+        blocks=mixed_blocks(attention, conv, attending, ffns),
         rope=RopeConfig.from_gguf(file, attention.head_dim) if attention else None,
         output_norm="token_embd_norm.weight",
     )

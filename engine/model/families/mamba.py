@@ -7,17 +7,14 @@ from __future__ import annotations
 from engine.errors import UnsupportedModelError
 from engine.gguf.file import GgufFile
 from engine.model.config import ModelConfig
-from engine.model.families.common import common_sizes, heads, model_config
-from engine.model.limits import (
-    MAX_HEAD_DIM,
-    MAX_HEADS,
-    MAX_TAPS,
-    MAX_WIDTH,
-    count,
-    each,
-    real,
-    uniform,
+from engine.model.families.common import (
+    attending_layers,
+    common_sizes,
+    heads,
+    mixed_blocks,
+    model_config,
 )
+from engine.model.limits import MAX_HEAD_DIM, MAX_HEADS, MAX_TAPS, MAX_WIDTH, count, real, uniform
 from engine.model.parts import BlockParts, FeedForwardPart
 from engine.model.parts.attention import AttentionPart
 from engine.model.parts.feed_forward import DensePart, MixturePart, RouterPart
@@ -43,13 +40,6 @@ def read_mamba2(file: GgufFile, *, normed: bool = True) -> Mamba2Part:
         n_groups=n_groups,
         normed=normed,
     )
-
-
-def attending_layers(file: GgufFile, blocks: int) -> list[int]:
-    """The blocks that attend: those whose number of key-value heads is not 0."""
-    return [
-        i for i, n in enumerate(each(file, ".attention.head_count_kv", blocks, high=MAX_HEADS)) if n
-    ]
 
 
 def read_mamba2_alone(file: GgufFile) -> ModelConfig:
@@ -107,14 +97,8 @@ def read_granite_hybrid(file: GgufFile) -> ModelConfig:
     return model_config(
         file,
         sizes,
-        blocks=tuple(
-            BlockParts(
-                (attention if attention and i in attending else mamba,),
-                ffn,
-                ffn_norm="ffn_norm.weight",
-                residual_scale=residual_scale,
-            )
-            for i in range(sizes.n_blocks)
+        blocks=mixed_blocks(
+            attention, mamba, attending, [ffn] * sizes.n_blocks, residual_scale=residual_scale
         ),
         rope=RopeConfig.from_gguf(file, rotated.head_dim) if rotated else None,
         embedding_scale=_scale(file, ".embedding_scale") or 1.0,
@@ -168,12 +152,8 @@ def read_jamba(file: GgufFile) -> ModelConfig:
             router=RouterPart("softmax", biased=False, normalised=False),
         )
 
-    def block(index: int) -> BlockParts:
-        mixer = attention if attention and index in attending else mamba
-        ffn: FeedForwardPart = mixture if mixture and routed[index] else DensePart(width)
-        return BlockParts((mixer,), ffn, ffn_norm="ffn_norm.weight")
-
-    return model_config(file, sizes, blocks=tuple(map(block, range(n))))
+    ffns = [mixture if mixture and is_routed else DensePart(width) for is_routed in routed]
+    return model_config(file, sizes, blocks=mixed_blocks(attention, mamba, attending, ffns))
 
 
 def _read_part(file: GgufFile, *, normed: bool) -> MambaPart:
@@ -197,21 +177,16 @@ def read_plamo2(file: GgufFile) -> ModelConfig:
             *heads(file, sizes.n_embd, n, attending), gated=False, own_norms=True
         )
     ffn = DensePart(uniform(file, "plamo2.feed_forward_length", n, range(n)), joint=True)
-    blocks = (
-        BlockParts(
-            (attention if attention and i in attending else mamba,),
-            ffn,
-            ffn_norm="ffn_norm.weight",
-            added_norms=("post_attention_norm", "post_ffw_norm"),
-        )
-        for i in range(n)
+    added = "post_attention_norm", "post_ffw_norm"
+    return model_config(
+        file,
+        sizes,
+        blocks=mixed_blocks(attention, mamba, attending, [ffn] * n, added_norms=added),
+        rope=RopeConfig.from_gguf(file, attention.head_dim) if attention else None,
     )
-    rope = RopeConfig.from_gguf(file, attention.head_dim) if attention else None
-    return model_config(file, sizes, blocks=tuple(blocks), rope=rope)
 
 
 def plamo2_notes(config: ModelConfig) -> list[str]:
-    """See engine.model.families.Family.peer_notes."""
     if config.blocks[0].cells() or not config.cells():
         return []
     hangs = (

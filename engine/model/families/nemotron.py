@@ -14,17 +14,8 @@ from engine.model.parts.attention import AttentionPart
 from engine.model.parts.feed_forward import DensePart, LatentPart, MixturePart, RouterPart
 
 
-def read_nemotron_h(file: GgufFile) -> ModelConfig:
-    """Dense feed-forward parts."""
-    return _read(file, runs_mtp=False)
-
-
-def read_nemotron_h_moe(file: GgufFile) -> ModelConfig:
-    """Mixtures of experts, and perhaps an MTP block."""
-    return _read(file, runs_mtp=True)
-
-
-def _read(file: GgufFile, *, runs_mtp: bool) -> ModelConfig:
+def read_nemotron(file: GgufFile, *, runs_mtp: bool) -> ModelConfig:
+    """Dense feed-forward parts or mixtures of experts, and perhaps an MTP block."""
     sizes = common_sizes(file, runs_mtp=runs_mtp)
     n, n_layer = sizes.n_blocks, sizes.n_layer
     kv = each(file, ".attention.head_count_kv", n, high=MAX_HEADS)

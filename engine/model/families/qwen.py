@@ -38,21 +38,6 @@ from engine.model.parts.trunks import HyperConnections
 from engine.model.rope import RopeConfig
 
 
-def read_qwen35(file: GgufFile) -> ModelConfig:
-    """Dense Qwen3.5 and 3.6."""
-    return _hybrid(file, mixture=False, legacy=False)
-
-
-def read_qwen35moe(file: GgufFile) -> ModelConfig:
-    """Qwen3.5 and 3.6 with a mixture of experts."""
-    return _hybrid(file, mixture=True, legacy=False)
-
-
-def read_qwen3next(file: GgufFile) -> ModelConfig:
-    """Qwen3-Next, whose gates are one tensor."""
-    return _hybrid(file, mixture=True, legacy=True)
-
-
 def read_qwen3(file: GgufFile) -> ModelConfig:
     """Qwen3, without recurrent layers."""
     sizes = common_sizes(file)
@@ -67,7 +52,9 @@ def read_qwen3(file: GgufFile) -> ModelConfig:
     )
 
 
-def _hybrid(file: GgufFile, *, mixture: bool, legacy: bool) -> ModelConfig:
+def read_hybrid(file: GgufFile, *, mixture: bool, legacy: bool = False) -> ModelConfig:
+    """Qwen3.5 and 3.6, dense or with a mixture of experts; legacy: Qwen3-Next, whose gates are one
+    tensor."""
     sizes = common_sizes(file, runs_mtp=True)
     recurrent = recurrent_schedule(file, sizes.n_blocks)
     attending = [i for i, flag in enumerate(recurrent) if not flag]
@@ -204,7 +191,6 @@ def read_qwen4exp(file: GgufFile) -> ModelConfig:
 
 
 def qwen4exp_notes(config: ModelConfig) -> list[str]:
-    """See engine.model.families.Family.peer_notes."""
     if config.mtp is None:
         return []
     notes = ["0c1e57098 does not load the MTP block, b11549 drafts with it"]

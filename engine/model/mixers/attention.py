@@ -60,7 +60,6 @@ class Attention(Mixer):
             self._scale = torch.full((part.head_dim,), scale, device=weights.device)
 
     def __call__(self, x: Rows, around: RopeAndMemory, residual: Residual | None = None) -> Tensor:
-        """See engine.model.memory.Mixer; stores the tokens' keys and values."""
         (n_seqs, n_tokens, _), invariant = x.shape, around.invariant
         # split_with_sizes and view: split and unflatten would add Python calls of their own
         joined = self._input(x, invariant=invariant)
@@ -239,7 +238,6 @@ class LatentAttention(Mixer):
         self._output = weights.project("attn_output.weight")
 
     def __call__(self, x: Rows, around: RopeAndMemory, residual: Residual | None = None) -> Tensor:
-        """See engine.model.memory.Mixer; stores the tokens' latents and keys."""
         part, invariant = self._part, around.invariant
         q, kv, gate = self._input(x, invariant=invariant).split_with_sizes(self._sizes, -1)
         low = None

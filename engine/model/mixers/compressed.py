@@ -150,7 +150,6 @@ class CompressedAttention(Mixer):
         return rope_at_end(kv, turned.cos, turned.sin)
 
     def __call__(self, x: Rows, around: RopeAndMemory, residual: Residual | None = None) -> Tensor:
-        """See engine.model.memory.Mixer; stores the tokens' rows."""
         part, invariant = self._part, around.invariant
         turned = around.of_blocks if part.ratio else around
         assert turned is not None  # a model with such layers has their rotation

@@ -378,7 +378,6 @@ class ShortConv(_RecurrentMixer):
         super().__init__(weights, config, layer, inputs, conv, "shortconv.out_proj.weight")
 
     def __call__(self, x: Rows, around: RopeAndMemory, residual: Residual | None = None) -> Tensor:
-        """See engine.model.memory.Mixer; advances the memory's window."""
         memory, invariant = around.recurrent, around.invariant
         b, c, x = self._input(x, invariant=invariant).chunk(3, -1)
         inputs = ConvInputs(x, self._conv, gate=b)

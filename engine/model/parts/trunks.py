@@ -62,7 +62,7 @@ class SinkhornConnections(TrunkPart):
     """Hyper-connections of four streams whose matrix between streams is made doubly stochastic
     (mHC, arXiv 2512.24880), as glm5-next and deepseek4 have them.
 
-    n_rounds, eps: see kernels.rows.sinkhorn.stream_gates. has_head: whether gates of its own weigh
+    n_rounds, eps: see kernels.rows.streams.stream_gates. has_head: whether gates of its own weigh
     the streams at the end, else their mean is taken; with them the MTP block is handed the streams
     raw and has the tensors of a trunk block.
     """

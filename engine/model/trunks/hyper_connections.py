@@ -21,11 +21,16 @@ from engine.model.parts.trunks import HyperConnections, SinkhornConnections
 from engine.model.recurrence import ConvInputs, StateKey, TokenInputs
 from engine.model.weights import Weights
 from kernels.norm import head_norm, rms_norm
-from kernels.pointwise import add
+from kernels.pointwise import add, open_low
 from kernels.rows import join
 from kernels.rows.ngrams import NgramHash, agreeing, hash_rows
-from kernels.rows.sinkhorn import advance_streams, stream_gates, weigh_streams
-from kernels.rows.streams import add_to_streams, mix_streams, open_low
+from kernels.rows.streams import (
+    add_to_streams,
+    advance_streams,
+    mix_streams,
+    stream_gates,
+    weigh_streams,
+)
 
 Compute = Callable[[Tensor], Tensor]
 """What a half of a block makes of the row [B, T, n_embd] that is read out of the streams."""
@@ -71,7 +76,7 @@ class StreamMixer:
 
 
 class SinkhornGates:
-    """Gates of four streams from all their numbers, normed together (kernels.rows.sinkhorn).
+    """Gates of four streams from all their numbers, normed together (kernels.rows.streams).
 
     The product stays f32 in every compute mode: it decides on every number after it.
     """

@@ -27,7 +27,7 @@ import torch
 
 from kernels.linear.block_parts import GROUP, LONG, MOST, SHORT
 from kernels.llvm import F32, F32X16, Code, Program, Value, vector
-from kernels.llvm.functions import ROUND, ROUND_BITS, rows, run, start
+from kernels.llvm.functions import ROUND, ROUND_BITS, run, start
 from kernels.llvm.values import I8, I16, I32, I32X16, MAGNITUDE
 
 STRETCH = LONG
@@ -181,11 +181,10 @@ def quantise(x: torch.Tensor, layout: Layout) -> torch.Tensor:
     """
     n_in = x.shape[-1]
     n_stretches = -(-n_in // STRETCH)
-    x, places = rows(x)
     n_rows = x.numel() // n_in if n_in else 0
     n_tiles = -(-n_rows // layout.together)
     out = torch.empty(n_tiles, layout.tile_bytes(n_stretches), dtype=torch.uint8)
-    run(_program(layout), n_rows, n_in, *places, n_in, out.data_ptr())
+    run(_program(layout), n_rows, n_in, (x,), n_in, out)
     return out
 
 

@@ -100,11 +100,6 @@ class Panel:
         return STRETCH * (2 if self.words else 1) // WORD
 
     @property
-    def group_words(self) -> int:
-        """Words of integers in a group."""
-        return self.integers // self.groups
-
-    @property
     def group_order(self) -> list[int]:
         """Groups as their first lanes come."""
         per_side = self.groups // self.sides

@@ -1,4 +1,5 @@
-"""A stretch of some weight rows as a panel: see kernels.linear.integer_blocks.panel_layout."""
+"""Panels of weights, written from the GGUF blocks of some rows: 256 neighbouring numbers of each,
+in the order of kernels.linear.integer_blocks.panel_layout."""
 
 from __future__ import annotations
 

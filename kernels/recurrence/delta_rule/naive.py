@@ -1,4 +1,5 @@
-"""The gated delta rule one head and one token at a time, as its definition reads."""
+"""The gated delta rule one head and one token at a time, as its definition reads, in the dtype of
+its inputs."""
 
 from __future__ import annotations
 
@@ -22,7 +23,6 @@ describes them.
 def gated_delta_rule(
     *inputs: *DeltaArguments, grouped: bool, n_snapshots: int = 1
 ) -> tuple[Tensor, Tensor]:
-    """See kernels.recurrence.delta_rule.gated_delta_rule. Keeps the dtype of its inputs."""
     q, k, v, g, beta, state = inputs
     n_batch, n_tokens, n_k_heads, d_k = k.shape
     n_v_heads = v.shape[2]

@@ -1,9 +1,9 @@
 """The gated delta rule in batched matrix products: few tokens one by one, more in WY chunks.
 
-Inside the file all tensors are rows per value head: N = B * H_v and all heads are value heads: q, k
-[N, T, d_k], v [N, T, d_v], g [N, T, 1] or [N, T, d_k], beta [N, T, 1], a state [N, d_k, d_v].
-`slots` are the tensors [N, d_k, d_v] that receive the newest states, newest first; without them
-only the last state is made, in memory of its own.
+Results have the dtype of the inputs. Inside the file all tensors are rows per value head: N = B *
+H_v and all heads are value heads: q, k [N, T, d_k], v [N, T, d_v], g [N, T, 1] or [N, T, d_k], beta
+[N, T, 1], a state [N, d_k, d_v]. `slots` are the tensors [N, d_k, d_v] that receive the newest
+states, newest first; without them only the last state is made, in memory of its own.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ Slots = Sequence[Tensor] | None
 def gated_delta_rule(
     *inputs: *DeltaArguments, grouped: bool, n_snapshots: int = 1
 ) -> tuple[Tensor, Tensor]:
-    """See kernels.recurrence.delta_rule.gated_delta_rule. Keeps the dtype of its inputs."""
     q, k, v, g, beta, state = inputs
     n_batch, n_tokens, n_heads, d_v = v.shape
     d_k = k.shape[3]
@@ -159,9 +158,8 @@ def _chunk(rows: HeadRows, state: Tensor, slots: Slots) -> tuple[Tensor, Tensor]
 def gated_delta_log(
     *inputs: *DeltaArguments, grouped: bool, invariant: bool = False
 ) -> tuple[Tensor, UpdateLog]:
-    """See kernels.recurrence.delta_rule.gated_delta_log. Keeps the dtype of its inputs. invariant:
-    by the recurrence at every length, through a state that is thrown away; so are gates per
-    channel."""
+    """See kernels.recurrence.delta_rule.gated_delta_log. invariant: by the recurrence at every
+    length, through a state that is thrown away; so are gates per channel."""
     q, k, v, g, beta, state = inputs
     n_batch, n_tokens, n_heads, d_v = v.shape
     rows = rows_per_head(q, k, v, g, beta, grouped)
@@ -208,8 +206,8 @@ def _log_chunks(rows: HeadRows, state: Tensor) -> tuple[Tensor, Tensor]:
 def fold(
     *inputs: *FoldArguments, grouped: bool, out: Tensor | None = None, invariant: bool = False
 ) -> Tensor:
-    """See kernels.recurrence.delta_rule.fold. Keeps the dtype of its inputs. invariant: token by
-    token, with the bits of the states of an invariant gated_delta_into or ssd_into."""
+    """See kernels.recurrence.delta_rule.fold. invariant: token by token, with the bits of the
+    states of an invariant gated_delta_into or ssd_into."""
     state, log, n_tokens = inputs
     rows, columns, g = _prefix(log, n_tokens)
     if g.shape[1] == 0:

@@ -1,4 +1,5 @@
-"""State-space duality one head and one token at a time, as its definition reads."""
+"""State-space duality one head and one token at a time, as its definition reads, in the dtype of
+its inputs."""
 
 from __future__ import annotations
 
@@ -18,7 +19,6 @@ SsdSlotArguments = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor,
 
 
 def ssd(*inputs: *SsdArguments, n_snapshots: int = 1) -> tuple[Tensor, Tensor]:
-    """See kernels.recurrence.ssd.ssd. Keeps the dtype of its inputs."""
     x, dt, g, B, C, D, state = inputs
     n_batch, n_tokens, n_heads = dt.shape
     share = n_heads // B.shape[2]

@@ -195,7 +195,6 @@ def ssd_slots(*inputs: *SsdSlotArguments) -> Tensor:
 
 
 def ssd_log(*inputs: *SsdArguments) -> tuple[Tensor, UpdateLog]:
-    """See kernels.recurrence.ssd.ssd_log; always invariant."""
     x, _, g, B, *_ = inputs
     u = torch.empty(x.shape)
     o = _run(inputs[:6], _rows(inputs[6]), 0, (0, 0, 0, 0, 0), indexed=False, u=u)

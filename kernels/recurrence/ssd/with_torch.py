@@ -1,9 +1,9 @@
 """State-space duality in batched matrix products: few tokens one by one, more in chunks.
 
-Inside the file all tensors are rows per sequence and head, n = B * H: u, x [n, T, P], g [n, T, 1],
-B, C [n, T, N], D [n, 1, 1], a state [n, P, N]. `slots` are the tensors [n, P, N] that receive the
-newest states, newest first. In a chunk, with c the running sum of g and M_ij = e^(c_i - c_j) for
-i >= j:
+Results have the dtype of the inputs. Inside the file all tensors are rows per sequence and head, n
+= B * H: u, x [n, T, P], g [n, T, 1], B, C [n, T, N], D [n, 1, 1], a state [n, P, N]. `slots` are
+the tensors [n, P, N] that receive the newest states, newest first. In a chunk, with c the running
+sum of g and M_ij = e^(c_i - c_j) for i >= j:
 
     O = (C B^T * M) U + diag(e^c) C S0^T + D X,   S = e^(c_last) S0 + U^T diag(M_last) B
 """
@@ -47,7 +47,6 @@ class SsdHeadRows(NamedTuple):
 
 
 def ssd(*inputs: *SsdArguments, n_snapshots: int = 1) -> tuple[Tensor, Tensor]:
-    """See kernels.recurrence.ssd.ssd. Keeps the dtype of its inputs."""
     x, *_, state = inputs
     kept = state.new_empty(min(x.shape[1], n_snapshots), *state.shape)
     return ssd_into(*inputs, slots=kept.unbind(0)), kept.transpose(0, 1)

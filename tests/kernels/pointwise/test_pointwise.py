@@ -36,6 +36,7 @@ def test_gradients(ops):
         (ops.output_gate, (x, y)),
         (ops.delta_gates, (x, a, b, z)),
         (ops.step_gates, (x, a, b)),
+        (lambda low: ops.open_low(low, 2.0), (x,)),
     ):
         leaves = [each.detach().clone().requires_grad_() for each in inputs]
         assert torch.autograd.gradcheck(run, leaves)
@@ -252,3 +253,23 @@ def test_attentions_output_is_gated(ops, d):
     for opened in (gate, gate[..., :1]):
         exact = x.double() * torch.sigmoid(opened.double())
         torch.testing.assert_close(ops.output_gate(x, opened).double(), exact, rtol=1e-6, atol=1e-7)
+
+
+@IMPLEMENTATIONS
+@pytest.mark.parametrize("rank", [1, 16, 53])
+def test_gates_of_streams(ops, rank):
+    low = torch.full((2, 3, rank + 5), torch.nan)[..., 1 : rank + 1].normal_(0, 4)
+    exact = low.double() / 3
+    opened = ops.open_low(low, 3.0)
+    torch.testing.assert_close(opened.double(), exact * torch.sigmoid(exact), rtol=1e-6, atol=1e-7)
+    half = torch.tensor([[1.0]]) / (1 + torch.exp(torch.tensor(-1.0)))
+    torch.testing.assert_close(ops.open_low(torch.tensor([[2.0]]), 2.0), half)
+
+
+def test_bits_of_gates_of_streams_do_not_depend_on_neighbours():
+    low = torch.randn(6, 31)[:, 3:24]
+    opened = pointwise.open_low(low, 3, invariant=True)
+    for row in range(6):
+        assert torch.equal(
+            pointwise.open_low(low[row : row + 1], 3, invariant=True), opened[row : row + 1]
+        )

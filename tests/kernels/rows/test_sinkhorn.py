@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.rows import sinkhorn as op
-from kernels.rows.sinkhorn import N_GATES, N_STREAMS
+from kernels.rows import streams as op
+from kernels.rows.streams import N_GATES, N_STREAMS
 from tests.support.closeness import nmse
 from tests.support.implementations import implementations
 

@@ -16,7 +16,7 @@ from kernels.pointwise import with_triton as pointwise
 from kernels.recurrence import channel_gates, conv
 from kernels.recurrence import with_triton as recurrence
 from kernels.rope import with_triton as rope
-from kernels.rows import sinkhorn
+from kernels.rows import streams as mixed
 from kernels.rows import with_triton as streams
 from tests.kernels.rows.test_record import assert_of_numpy
 from tests.support.closeness import nmse
@@ -24,7 +24,7 @@ from tests.support.implementations import implementations
 
 heads_law, conv_law, gates_law, rope_law, norm_law, streams_law = (
     implementations(module, "naive")[0]
-    for module in (head_linear, conv, channel_gates, kernels.rope, kernels.norm, sinkhorn)
+    for module in (head_linear, conv, channel_gates, kernels.rope, kernels.norm, mixed)
 )
 
 F32 = 1e-12
@@ -313,7 +313,7 @@ def test_products_of_heads(device, n_tokens, n, m):
 @pytest.mark.parametrize("d", [8, 700])
 @pytest.mark.parametrize("strides", ["plain", "permuted"])
 def test_mixed_streams(device, d, strides):
-    m, x, y = 2 * torch.randn(2, 3, sinkhorn.N_GATES), torch.randn(2, 3, 4, d), torch.randn(2, 3, d)
+    m, x, y = 2 * torch.randn(2, 3, mixed.N_GATES), torch.randn(2, 3, 4, d), torch.randn(2, 3, d)
     scale, base, rounds = torch.randn(3), torch.randn(24), (20, 1e-6)
     gates = streams_law.stream_gates(m.double(), scale.double(), base.double(), *rounds)
     given = [each.to(device) for each in (m, y, gates.float())]
