@@ -247,7 +247,7 @@ class RoundPlot(PlotSurface):
         if not left <= place <= right:
             self.set_follow(False)
             span = right - left
-            left = max(place - span / 2, self.run_axis.start(self._first))
+            left = min(place, max(place - span / 2, self.run_axis.start(self._first)))
             self._set_x(left, left + span)
 
     def set_range(self, chosen: tuple[int, int] | None) -> None:
