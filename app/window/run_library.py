@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from PySide6.QtCore import QObject, Signal
-from PySide6.QtGui import QGuiApplication
+from PySide6.QtGui import QGuiApplication, QImage
 from PySide6.QtWidgets import QApplication, QTableView
 
 from app.engine_thread.events import TraceMark, mark_of
@@ -357,6 +357,13 @@ class Copies:
         """Versions, model and the last log lines."""
         self._put(report(self._bridge.files, self._bridge.compute, self._log_lines()))
 
-    def _put(self, text: str) -> None:
-        QGuiApplication.clipboard().setText(text)
+    def plot(self) -> None:
+        """The plot in use, as a picture."""
+        self._put(self._panels.plots.image())
+
+    def _put(self, copied: str | QImage | None) -> None:
+        if copied is None:
+            return
+        clipboard = QGuiApplication.clipboard()
+        clipboard.setImage(copied) if isinstance(copied, QImage) else clipboard.setText(copied)
         self._panels.status.showMessage("Copied", _MESSAGE_MS)
