@@ -71,6 +71,7 @@ def test_a_copied_text_opens_like_its_file_and_another_is_refused_in_a_sentence(
     assert titles == ["lm-studio · Pasted text", "vllm · Pasted text 2"]
     assert "pasted text" in window.status.texts["model"]
     window.actions_by_id["file.close_trace"].trigger()
+    show(window, qtbot, "Pasted text")
     assert window.settings.recent_traces == []
     clipboard.setText("Dear all,\nthe meeting is at ten.")
     with job_ends(qtbot, window.bridge, ReadText):
