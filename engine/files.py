@@ -14,6 +14,7 @@ import tempfile
 import tomllib
 import uuid
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -226,7 +227,8 @@ def is_archive(data: bytes) -> bool:
 def members(
     data: bytes, name: str, most_bytes: int, kind: type[DraftscopeError] = OptionError
 ) -> Iterator[tuple[str, bytes]]:
-    """The files in a zip or a tar file: the last part of the path of each, and its bytes.
+    """The files in a zip or a tar file: the last part of the path of each, the whole path where
+    two have the same, and its bytes.
 
     Raises an error of this kind for what is damaged or encrypted, for more than `most_bytes` of all
     together, and for what grows more than any text does.
@@ -246,12 +248,15 @@ def members(
         else:
             tape = tarfile.TarFile(fileobj=io.BytesIO(data))
             files = ((one.name, partial(tape.extractfile, one)) for one in tape if one.isreg())
-        for path, opened in islice(files, _MOST_MEMBERS):
+        listed = [*islice(files, _MOST_MEMBERS)]
+        lasts = [re.split(r"[/\\]", path)[-1] for path, _ in listed]
+        times = Counter(lasts)
+        for (path, opened), last in zip(listed, lasts, strict=True):
             with opened() or io.BytesIO() as file:
                 content = file.read(left + 1)
             if (left := left - len(content)) < 0:
                 raise _too_large(name, most, kind)
-            yield re.split(r"[/\\]", path)[-1], content
+            yield last if times[last] == 1 else path.removeprefix("./"), content
     except (*faults, ValueError, RuntimeError) as error:  # other packing, or a password
         remedy = "Copy or download it again, or unpack it yourself and name its files."
         raise kind(f"{name} cannot be unpacked: {error}.", remedy) from error

@@ -63,6 +63,8 @@ class EngineStatus(QObject):
         """The trace on show that was opened from disk, None for the model's own runs."""
         self.opened: dict[TraceStore, Path] = {}
         """All traces that were opened and not closed, the one on show among them."""
+        self.n_texts = 0
+        """Texts that were pasted: each has a name of its own."""
         self.closed: tuple[Path, TraceStore] | None = None
         """The trace that was closed last."""
         self.earlier: list[ModelRuns] = []

@@ -157,9 +157,9 @@ class ComparedLanes:
         return max(self.followers, key=lambda run: len(self.values(run, "pos")), default=None)
 
     def positions(self) -> np.ndarray:
-        """Positions compared so far, those of the longest lane: int64 [n] ascending."""
-        run_id = self.longest
-        return np.zeros(0, np.int64) if run_id is None else self.values(run_id, "pos")
+        """Positions compared so far in any lane: int64 [n] ascending."""
+        found = [np.zeros(0, np.int64), *(self.values(run, "pos") for run in self.followers)]
+        return np.unique(np.concatenate(found))
 
     def round_at(self, run_id: int, pos: int) -> int | None:
         """The round in which a lane's logits for a position were computed."""

@@ -170,6 +170,7 @@ class RoundPlot(PlotSurface):
             self.has_axis = shown
             self.getPlotItem().getAxis("bottom").setStyle(showValues=shown)
             self._fit_axis()
+            self._place_chip()
             self.getPlotItem().layout.activate()  # it may be painted before the next events
 
     def set_span(self, span: int) -> None:
@@ -247,7 +248,7 @@ class RoundPlot(PlotSurface):
         if not left <= place <= right:
             self.set_follow(False)
             span = right - left
-            left = max(place - span / 2, self.run_axis.start(self._first))
+            left = min(place, max(place - span / 2, self.run_axis.start(self._first)))
             self._set_x(left, left + span)
 
     def set_range(self, chosen: tuple[int, int] | None) -> None:
@@ -388,7 +389,8 @@ class RoundPlot(PlotSurface):
 
     def _place_chip(self) -> None:
         newest = self.run_axis.centre(self.n_rounds - 1)
-        self._chip.setVisible(not self.follow and newest > self.x_range[1])
+        is_left = not self.follow and newest > self.x_range[1]
+        self._chip.setVisible(is_left and self.has_axis)  # of a stack the last one has it
         room = self.rect()
         self._chip.move(room.right() - self._chip.width() - 8, room.top() + 8)
 

@@ -237,8 +237,7 @@ class Docks:
 
     def connect_action(self, name: str, action: QAction) -> None:
         """Let a checkable action bring a dock into sight, with the keys, and close it. It is
-        checked while the dock is in sight; Qt's own would also be while another tab covers it,
-        and then close what the user asked to see."""
+        checked while the dock is in sight; Qt's own also while another tab covers it."""
         dock = self._docks[name]
         action.triggered.connect(lambda wanted: self.enter(name) if wanted else dock.close())
         dock.visibilityChanged.connect(action.setChecked)
@@ -246,10 +245,12 @@ class Docks:
 
     def apply(self, name: str, saved: QByteArray | None = None) -> None:
         """Take a named layout, as it was saved or else in its first places."""
-        size = self.window.size()
+        size, had_keys = self.window.size(), QApplication.focusWidget()
         restored = self._take(name, saved)
         if not self.window.isVisible():
             return
+        if QApplication.focusWidget() is not had_keys:  # else what is next would have them
+            next(iter(key_stops(self.window.centralWidget())), self.window).setFocus()
         if restored:  # what they need is known once they are laid out
             QTimer.singleShot(0, self.window, lambda: self._fit_restored(size))
         else:

@@ -9,7 +9,7 @@ from PySide6.QtCore import QObject, Signal
 
 from app.engine_thread import events
 from app.engine_thread.events import State
-from app.engine_thread.jobs.files import TEXT_NAME
+from app.engine_thread.jobs.files import is_pasted
 from app.saved.errors import log
 from app.trace_models.compared_lanes import lanes_of, run_to_show
 from app.trace_models.run_facts import comparison_label
@@ -290,8 +290,9 @@ class EngineNews(QObject):
         files, folder = bridge.files, bridge.trace_folder
         parts = [bridge.state.value]
         if folder is not None:
-            is_text = folder.name == TEXT_NAME
-            parts = ["pasted text"] if is_text else [f"trace {folder}", "opened from disk"]
+            parts = (
+                ["pasted text"] if is_pasted(folder) else [f"trace {folder}", "opened from disk"]
+            )
             parts[1:1] = self._on_show()
             if bridge.has_run:
                 parts.append(f"{bridge.live} {bridge.state.value}")

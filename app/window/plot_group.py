@@ -10,7 +10,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from PySide6.QtCore import QBuffer, QByteArray, QEvent, QObject, QPoint, QRect, QSize, Qt, QTimer
-from PySide6.QtGui import QFont, QGuiApplication, QImage, QImageWriter, QPainter, QPalette, QRegion
+from PySide6.QtGui import QFont, QImage, QImageWriter, QPainter, QPalette, QRegion
 from PySide6.QtSvg import QSvgGenerator
 from PySide6.QtWidgets import QApplication, QDockWidget, QFileDialog, QMenu, QWidget
 
@@ -31,6 +31,7 @@ from app.saved.settings import Settings
 from app.trace_models.run_facts import effective, run_origin, run_title
 from app.trace_models.run_notes import run_name
 from app.trace_models.run_rows import UNITS, RunOverlay, RunRange
+from app.widgets.fitted_labels import Chip
 from app.widgets.whole_run_view import WholeRunView
 from engine.errors import TraceFileError
 from engine.files import written_whole
@@ -91,7 +92,6 @@ class PlotGroup:
             "plot.show_all": self.rollback.plot.show_all,
             "plot.reset": self.rollback.plot.reset_zoom,
             "plot.export": self.export,
-            "plot.copy_image": self.copy_image,
         }
         for action_id, handler in handlers.items():
             actions[action_id].triggered.connect(lambda _=False, run=handler: run())
@@ -192,10 +192,10 @@ class PlotGroup:
         else:
             self._report("info", f"Plot written to {path}.", "")
 
-    def copy_image(self) -> None:
+    def image(self) -> QImage | None:
+        """A picture of the plot in use, None without one."""
         view = self._chosen_or_told()
-        if view is not None:
-            QGuiApplication.clipboard().setImage(picture(view, self._theme))
+        return None if view is None else picture(view, self._theme)
 
     def _chosen_or_told(self) -> PlotView | None:
         view = self.chosen()
@@ -331,8 +331,8 @@ def _render(view: PlotView, painter: QPainter, caption: PlotCaption, theme: Them
 
 @contextmanager
 def _in_light(view: PlotView, theme: Theme) -> Iterator[None]:
-    """The view in the light colours, with its axis and without the frame of what has the keys, and
-    no smaller than can be read, for as long as it takes to draw it."""
+    """The view in the light colours, with its axis, without the frame of what has the keys and the
+    button over it, and no smaller than can be read, for as long as it takes to draw it."""
     shown, size = theme.name, view.page.size()
     view.page.resize(size.expandedTo(_LEAST))
     theme.become("light")
@@ -352,14 +352,15 @@ def _in_light(view: PlotView, theme: Theme) -> Iterator[None]:
     had_axis = plot is None or plot.has_axis
     if plot is not None:
         plot.show_axis(True)  # in a stack that is the last one's
-    frames = view.page.findChildren(FocusFrame)
-    for frame in frames:
-        frame.hide()
+    floating = [*view.page.findChildren(FocusFrame), *view.page.findChildren(Chip)]
+    floating = [one for one in floating if one.isVisible()]
+    for widget in floating:
+        widget.hide()
     try:
         yield
     finally:
-        for frame in frames:
-            frame.show()
+        for widget in floating:
+            widget.show()
         if plot is not None:
             plot.show_axis(had_axis)
         view.page.resize(size)

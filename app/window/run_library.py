@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from PySide6.QtCore import QObject, Signal
-from PySide6.QtGui import QGuiApplication
+from PySide6.QtGui import QGuiApplication, QImage
 from PySide6.QtWidgets import QApplication, QTableView
 
 from app.engine_thread.events import TraceMark, mark_of
@@ -61,8 +61,8 @@ class RunLibrary(QObject):
         """When a trace was on show last, by a count of such times."""
         self._as_read: WeakKeyDictionary[TraceStore, TraceMark] = WeakKeyDictionary()
         """How much opened traces held when they had been read. Neither keeps closed ones alive."""
-        self._deleted: list[list[RunRef]] = []
-        """What can be brought back, the latest last."""
+        self._deleted: list[tuple[list[RunRef], RunRef | None]] = []
+        """What can be brought back, the latest last, each with the run of it that was on show."""
         self._wanted: tuple[TraceStore, Callable[[], object]] | None = None
         """A trace that is being read again, and what is to be done then."""
         runs = panels.runs
@@ -135,21 +135,24 @@ class RunLibrary(QObject):
             return
         if set(chosen).intersection(self._feed.overlaid):
             self._feed.set_overlay(None)
-        shows = self._feed.run in chosen
-        beside = self._neighbour(chosen) if shows else None
-        self._deleted.append(chosen)
+        shown = next((run for run in chosen if run == self._feed.run), None)
+        next_to_it = None if shown is None else self._neighbour(chosen)
+        self._deleted.append((chosen, shown))
         self._note(chosen, deleted=True)
         self._offer_undo()
-        if shows and beside is not None:
-            self.select(beside)
-        elif shows:
+        if next_to_it is not None:
+            self.select(next_to_it)
+        elif shown is not None:
             self._feed.show_run(None)
 
     def undo(self) -> None:
-        """Bring back what was deleted last."""
+        """Bring back what was deleted last, on show if it was."""
         if self._deleted:
-            self._note(self._deleted.pop(), deleted=False)
+            runs, shown = self._deleted.pop()
+            self._note(runs, deleted=False)
             self._offer_undo()
+            if shown is not None:
+                self.select(shown)
 
     def _neighbour(self, gone: list[RunRef]) -> RunRef | None:
         """The run to show when the one on show goes: the listed one before it, else the next."""
@@ -159,7 +162,7 @@ class RunLibrary(QObject):
         return next((run for run in left if run not in gone), None)
 
     def _offer_undo(self) -> None:
-        last = tuple(self._deleted[-1]) if self._deleted else ()
+        last = tuple(self._deleted[-1][0]) if self._deleted else ()
         one = comparison_label(last) if len(last) > 1 else run_name(last[0]) if last else ""
         self._panels.runs.offer_undo(one if (n := count_runs(last)) < 2 else f"{n:,} runs")
 
@@ -357,6 +360,13 @@ class Copies:
         """Versions, model and the last log lines."""
         self._put(report(self._bridge.files, self._bridge.compute, self._log_lines()))
 
-    def _put(self, text: str) -> None:
-        QGuiApplication.clipboard().setText(text)
+    def plot(self) -> None:
+        """The plot in use, as a picture."""
+        self._put(self._panels.plots.image())
+
+    def _put(self, copied: str | QImage | None) -> None:
+        if copied is None:
+            return
+        clipboard = QGuiApplication.clipboard()
+        clipboard.setImage(copied) if isinstance(copied, QImage) else clipboard.setText(copied)
         self._panels.status.showMessage("Copied", _MESSAGE_MS)

@@ -18,12 +18,12 @@ from PySide6.QtWidgets import QWidget
 
 from app.engine_thread.bridge import AnyJob
 from app.engine_thread.jobs.files import (
-    TEXT_NAME,
     ExportTrace,
     ReadResults,
     ReadText,
     ReadTrace,
     WriteFile,
+    is_pasted,
     write_page_on,
     write_report_on,
 )
@@ -341,7 +341,7 @@ class Sessions(QObject):
         discard(folder)
 
     def _remember(self, folder: Path | None) -> None:
-        if folder is not None and folder.name != TEXT_NAME:
+        if folder is not None and not is_pasted(folder):
             self._settings.add_recent_trace(folder)
 
 

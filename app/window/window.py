@@ -224,6 +224,7 @@ class MainWindow(QMainWindow):
             ),
             "help.pages": lambda: open_help(self),
             "help.shortcuts": lambda: ShortcutsDialog(self.actions_by_id, self).show(),
+            "plot.copy_image": copies.plot,
             "help.copy_environment": copies.environment,
             "help.copy_report": copies.report,
             "help.about": lambda: AboutDialog(self).show(),

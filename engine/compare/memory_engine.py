@@ -9,8 +9,9 @@ one is there.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
@@ -111,6 +112,7 @@ class SessionContext(MemoryContext):
         self._forward = Forward(session.model, memory, options, self._recorder, lambda seq: seq)
         self._clock = PhaseClock()
         self._open: list[Round] = []
+        self._rounds: dict[tuple[int, int], int] = {}
 
     def decode(self, batch: Mapping[int, Sequence[int]]) -> Mapping[int, Tensor]:
         self.close_round()
@@ -132,7 +134,9 @@ class SessionContext(MemoryContext):
         self._clock.start()
         logits, _ = self._forward.run(ubatches, number, "prompt", self._clock)
         for span in spans:
-            self._recorder.prompt(number, span.seq, span.pos0, span.tokens)
+            self._rounds |= {(span.seq, span.pos0 + i): number for i in range(len(span.tokens))}
+            row = partial(self._recorder.prompt, number, span.seq, span.pos0, span.tokens)
+            self._engine.later.append((number, row))
         self._open = [
             Round(
                 number,
@@ -146,6 +150,10 @@ class SessionContext(MemoryContext):
             for span in spans
         ]
         return logits
+
+    def round_of(self, seq: int, pos: int) -> int:
+        """Number of the batch with this position, of one that was copied that of the newest."""
+        return self._rounds.get((seq, pos), max(self._rounds.values(), default=0))
 
     def close_round(self) -> None:
         """Record the last batch with what was undone of it."""
@@ -244,6 +252,9 @@ class SessionEngine(MemoryEngine):
         self._worst: dict[tuple[str, int, int], _CheckedPosition] = {}
         self._states: dict[tuple[str, int, int], MemoryDifference] = {}
         self._n_rounds = 0
+        self.later: list[tuple[int, Callable[[], None]]] = []
+        """Rows by their round, written at the end: a check looks back at earlier rounds, and the
+        rounds of a run have to rise from row to row."""
 
     def encode(self, text: str) -> list[int]:
         return list(self.session.prompt(text).tokens)
@@ -289,11 +300,11 @@ class SessionEngine(MemoryEngine):
     def compared(
         self, check: CompareRanges, logits: LogitsDifference, left: Tensor, right: Tensor
     ) -> None:
-        number = self._last_round
         for i, nmse in enumerate(logits.nmse):
-            key = check.left.context, check.left.seq, check.left.start + i
+            key = name, seq, pos = check.left.context, check.left.seq, check.left.start + i
             known = self._worst.get(key)
             if known is None or not nmse <= known[1].nmse[0]:
+                number = self._contexts[name].round_of(seq, pos)
                 self._worst[key] = number, logits.at(i), left[i : i + 1], right[i : i + 1]
 
     def states(self, check: CompareRanges, pos: int, found: MemoryDifference) -> None:
@@ -309,23 +320,36 @@ class SessionEngine(MemoryEngine):
         for context in self._contexts.values():
             context.close_round()
         chosen: set[tuple[int, int]] = set()
-        for (name, seq, pos), row in sorted(self._worst.items(), key=itemgetter(0)):
+        for (name, seq, pos), row in sorted(
+            self._worst.items(), key=lambda one: (one[1][0], one[0])
+        ):
             number, difference, left, right = row
-            run_id, places, token = self._contexts[name].run_id, {(seq, pos)}, int(right.argmax())
-            self._choose(run_id, seq, pos, number, token, left)
-            if not places & chosen:
-                self._choose(self._reference.run_id, seq, pos, number, token, right)
-            chosen |= places
-            rows = DivergenceRows(self.trace, run_id, self.trace.runs[run_id].lane or "")
+            run_id, token = self._contexts[name].run_id, int(right.argmax())
+            self.later.append(
+                (number, partial(self._choose, run_id, seq, pos, number, token, left))
+            )
+            if (seq, pos) not in chosen:
+                run_id = self._reference.run_id
+                row = partial(self._choose, run_id, seq, pos, number, token, right)
+                self.later.append((number, row))
+            chosen.add((seq, pos))
             states = self._states.pop((name, seq, pos), None)
-            rows.append(number, seq, pos + 1, [token], difference, states)
-        for (name, seq, pos), states in sorted(self._states.items()):
-            run_id = self._contexts[name].run_id
-            rows = DivergenceRows(self.trace, run_id, self.trace.runs[run_id].lane or "")
-            rows.states(self._last_round, seq, pos, states)
+            row = partial(
+                self._rows(name).append, number, seq, pos + 1, [token], difference, states
+            )
+            self.later.append((number, row))
+        for (name, seq, pos), states in self._states.items():
+            number = self._contexts[name].round_of(seq, pos)
+            self.later.append((number, partial(self._rows(name).states, number, seq, pos, states)))
+        for _, write in sorted(self.later, key=itemgetter(0)):
+            write()
         for context in self._contexts.values():
             TraceWriter(self.trace, context.run_id).end(["end"])
         self._reference.end(["end"])
+
+    def _rows(self, name: str) -> DivergenceRows:
+        run_id = self._contexts[name].run_id
+        return DivergenceRows(self.trace, run_id, self.trace.runs[run_id].lane or "")
 
     def _choose(
         self, run_id: int, seq: int, pos: int, number: int, token: int, logits: Tensor
@@ -347,13 +371,9 @@ class SessionEngine(MemoryEngine):
             target_top_p=facts.top_probs[0],
         )
 
-    @property
-    def _last_round(self) -> int:
-        return max(0, self._n_rounds - 1)
-
 
 _CheckedPosition = tuple[int, LogitsDifference, Tensor, Tensor]
-"""One position of a check: the batch before it, and both sides' logits [1, n_vocab]."""
+"""One position of a check: its batch, and both sides' logits [1, n_vocab]."""
 
 
 def _tolerance(check: CompareRanges) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -67,20 +68,30 @@ class ReadTrace(SideJob):
             status.trace_read.emit(self._folder, read)
 
 
-TEXT_NAME = "Pasted text"
-"""Stands for the file that a text would be in."""
+_TEXT_NAME = "Pasted text"
+
+
+def is_pasted(folder: Path) -> bool:
+    """Whether this stands for a text, which is in no file."""
+    return re.fullmatch(rf"{_TEXT_NAME}( \d+)?", folder.name) is not None
 
 
 class ReadText(ReadTrace):
     """Read what another engine wrote, from a text, and show it like a file."""
 
     def __init__(self, text: str) -> None:
-        super().__init__(Path(TEXT_NAME))
+        super().__init__(Path(_TEXT_NAME))
         self._text = text
+
+    def on_ask(self, status: EngineStatus) -> None:
+        super().on_ask(status)
+        status.n_texts += 1
+        if status.n_texts > 1:
+            self._folder = Path(f"{_TEXT_NAME} {status.n_texts}")
 
     def run(self, progress: ReportProgress) -> None:
         with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-            self._folder = Path(folder, TEXT_NAME)
+            self._folder = Path(folder) / self._folder
             self._folder.write_bytes(self._text.encode("utf-8", "replace"))
             super().run(progress)
 

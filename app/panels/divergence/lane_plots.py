@@ -290,7 +290,9 @@ class DeltaPlot(RoundPlot):
         everything = np.concatenate([*values.values(), limits])
         self.axis = LogAxis.over(everything, len(self._signs))
         for run_id, curve in self._curves.items():
-            curve.setData(places[run_id].astype(float), self.axis.y(values[run_id]))
+            alone = "o" if len(places[run_id]) == 1 else None  # no line goes through one point
+            x, y = places[run_id].astype(float), self.axis.y(values[run_id])
+            curve.setData(x, y, symbol=alone, symbolPen=None)
         self.box.setYRange(*self.axis.y_range, padding=0)
         self._everything = everything
         self._label_axis()
@@ -311,6 +313,7 @@ class DeltaPlot(RoundPlot):
                 if chosen:  # wide dashes would take most of the time of a painting
                     pen.setStyle(Qt.PenStyle.SolidLine)
                 curve.setPen(pen)
+                curve.setSymbolBrush(pen.color())
                 curve.setZValue(2 if chosen else 1)
             for run_id, signs in self._signs.items():
                 colour = lane_pen(theme, lanes, run_id).color()

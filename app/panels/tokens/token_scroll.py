@@ -357,13 +357,15 @@ def next_shown(stream: TokenStream, token: int, step: int, hidden: frozenset[int
 
 
 def next_rejection(stream: TokenStream, token: int, step: int, hidden: frozenset[int]) -> int:
-    """The rejected token after or before `token`, or what replaced it if those are hidden."""
-    rejected = bytes((KIND["rejected"],))
+    """The rejected token after or before `token`, or what replaced it if those are hidden, or if
+    the engine reports none."""
+    is_told = KIND["rejected"] in stream.kinds
+    rejected = bytes((KIND["rejected" if is_told else "replacement"],))
     if step > 0:
         found = stream.kinds.find(rejected, token + 1)
     else:
         end = len(stream) if token == NOWHERE else token
-        if token != NOWHERE and KIND["rejected"] in hidden:
+        if token != NOWHERE and is_told and KIND["rejected"] in hidden:
             # the rejection that this token replaced lies before it, in the same round
             end = stream.round_span(stream.rounds[token])[0]
         found = stream.kinds.rfind(rejected, 0, end)

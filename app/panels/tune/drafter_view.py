@@ -65,6 +65,8 @@ class DrafterQuality(QWidget):
         self._grid.setSpacing(10)
         self._n_columns = 0
         self._page = ScrollPage(self._grid)
+        self._page.setAccessibleName("Quality of the drafter: charts")
+        self._page.setFocusPolicy(Qt.FocusPolicy.StrongFocus)  # nothing on it has keys
         vbox(self._page, of=self, margins=(0, 0, 0, 0))
         self._arrange(2)
 

@@ -126,8 +126,8 @@ MODEL_FILTER = "GGUF models (*.gguf);;All files (*)"
 REPORT_FILTER = "HTML pages (*.html);;All files (*)"
 PERFETTO_FILTER = "Traces of Perfetto (*.pftrace);;All files (*)"
 TRACE_FILTER = (
-    f"Traces, captures, logs and records ({SESSION_FILE} *.json *.jsonl *.json.gz *.log *.txt "
-    "*.sse *.prom);;All files (*)"
+    f"Traces, captures, logs and records ({SESSION_FILE} *.json *.jsonl *.gz *.log *.txt "
+    "*.sse *.prom *.har *.csv *.md *.zip *.tar *.tgz);;All files (*)"
 )
 
 

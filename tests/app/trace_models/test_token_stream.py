@@ -185,6 +185,12 @@ def test_walking_over_rejections() -> None:
     replaced = next_rejection(stream, first, +1, GHOSTS)
     assert stream.texts[replaced] == "e"
     assert stream.texts[next_rejection(stream, replaced, -1, GHOSTS)] == "a"
+    # and where an engine reports none
+    stream.kinds = stream.kinds.replace(bytes((KIND["rejected"],)), bytes((KIND["unknown"],)))
+    found = next_rejection(stream, NOWHERE, +1, ALL)
+    assert stream.texts[found] == "a"
+    assert stream.texts[next_rejection(stream, found, +1, ALL)] == "e"
+    assert next_rejection(stream, found, -1, ALL) == NOWHERE
 
 
 def test_finding_a_position(stream: TokenStream) -> None:

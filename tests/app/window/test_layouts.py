@@ -18,6 +18,7 @@ from app.widgets.empty_state import EmptyState
 from app.window.dock_area import LAYOUTS, TITLES, known_layout
 from app.window.window import MainWindow
 from engine.trace.export import export_csv
+from engine.trace.run_ref import RunRef
 from tests.support.fake_session import FakeEngine
 from tests.support.sweeps import write_results
 from tests.support.timed_trace import timed_trace
@@ -68,6 +69,20 @@ def test_each_opens_its_docks(window: MainWindow) -> None:
         assert shown(window) == set(LAYOUTS[name].shown), name
         assert window.actions_by_id[f"view.layout_{name}"].isChecked()
         assert window.tokens.isVisibleTo(window) or window.centralWidget().isVisible(), name
+
+
+def test_a_layout_without_what_has_the_keys_gives_them_to_the_text(window: MainWindow) -> None:
+    store, _, run_id = timed_trace(20)
+    window.feed.show_run(RunRef(store, run_id))
+    window.docks.enter("runs")
+    window.activateWindow()
+    choose(window, "plots")
+    at = QApplication.focusWidget()
+    assert at is not None and window.centralWidget().isAncestorOf(at)
+    window.docks.enter("timing")
+    at = QApplication.focusWidget()
+    choose(window, "plots")
+    assert QApplication.focusWidget() is at, "it is there, too"
 
 
 def test_a_layout_that_was_left_is_placed_once(window: MainWindow, qtbot: QtBot) -> None:

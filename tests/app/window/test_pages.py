@@ -11,6 +11,7 @@ from app.widgets.fitted_labels import LowPanel
 from app.widgets.plot_surface import PlotSurface
 from app.window.dock_area import Pages
 from app.window.window import MainWindow
+from tests.support.trace_builder import sample_trace
 from tests.support.window_acts import settle
 
 
@@ -49,6 +50,11 @@ def test_a_page_that_is_seen_for_the_first_time_takes_the_keys(
     settle(qtbot)
     window.docks.enter("results")
     view, at = window.docks.view("results"), QApplication.focusWidget()
+    assert view is not None and at is not None and view.isAncestorOf(at)
+    window.feed.show_run(sample_trace(rounds=8).run)
+    settle(qtbot)
+    window.docks.enter("drafter")
+    view, at = window.docks.view("drafter"), QApplication.focusWidget()
     assert view is not None and at is not None and view.isAncestorOf(at)
 
 

@@ -46,6 +46,9 @@ def test_in_the_stack_equal_rounds_stand_in_line_over_one_axis(
     legend = last.legend
     assert legend.heightForWidth(legend.width()) <= last.height()
 
+    last.plot._move_to(0, 10)
+    assert [v.plot._chip.isVisible() for v in views] == [v is last for v in views]
+
     shown = picture(window.plots["timing"], window.theme)
     page = window.plots["timing"].page
     assert shown.height() > 2 * page.height(), "a caption is above it"

@@ -64,11 +64,19 @@ def test_a_copied_text_opens_like_its_file_and_another_is_refused_in_a_sentence(
         paste.trigger()
     (row,) = (row for row in table(window).rows if row.title.endswith("Pasted text"))
     assert row.run.facts.summary == {**(row.run.facts.summary or {}), "predicted_n": 29}
+    clipboard.setText((RECORDS / "vllm-summary.json").read_text("utf-8"))
+    with job_ends(qtbot, window.bridge, ReadText):
+        paste.trigger()
+    titles = [row.title for row in table(window).rows]
+    assert titles == ["lm-studio · Pasted text", "vllm · Pasted text 2"]
+    assert "pasted text" in window.status.texts["model"]
+    window.actions_by_id["file.close_trace"].trigger()
+    show(window, qtbot, "Pasted text")
     assert window.settings.recent_traces == []
     clipboard.setText("Dear all,\nthe meeting is at ten.")
     with job_ends(qtbot, window.bridge, ReadText):
         paste.trigger()
-    assert any("Pasted text is nothing that" in text for text in messages(window))
+    assert any("Pasted text 3 is nothing that" in text for text in messages(window))
     clipboard.clear()
     paste.trigger()
     assert any("Nothing was copied" in text for text in messages(window))

@@ -160,7 +160,12 @@ def test_what_is_deleted_comes_back_and_a_run_that_goes_on_stays(
     assert window.runs.undo.text() == "Deleted run 0. Undo"
     qtbot.keyClick(table, Qt.Key.Key_Z, Qt.KeyboardModifier.ControlModifier)
     assert [row.run.run_id for row in rows(window)] == [0, 1]
+    assert window.feed.run == rows(window)[1].run, "run 0 was not on show"
     assert window.runs.undo.text() == "Deleted run 2. Undo"
+    window.runs.delete_asked.emit([rows(window)[1].run])
+    assert window.feed.run == rows(window)[0].run
+    window.runs.undo.click()
+    assert window.feed.run == rows(window)[1].run, "it was, and is again"
     window.runs.offer_undo("a long name " * 20)
     assert len(window.runs.undo.text()) < 60, "as wide as the panel has to be"
     engine.rounds = 10**9

@@ -215,6 +215,33 @@ def test_contexts_are_lanes(tmp_path: Path) -> None:
     ]
 
 
+LOOKS_BACK = """context late
+context early
+decode early 0: pattern[0:4]
+decode late 0: pattern[0:4]
+check late 0 1:4 = early 0 1:4 exact
+check early 0 2:4 = late 0 2:4 exact
+decode early 0: pattern[4:6]
+decode late 0: pattern[4:6]
+check late 0 3:6 = early 0 3:6 exact
+"""
+
+
+def test_a_trace_opens_again_although_its_checks_look_back(tmp_path: Path) -> None:
+    trace = TraceStore()
+    play = play_script(session(MODEL), parse_script("s", "s", LOOKS_BACK), "planes", trace)
+    while play.step():
+        pass
+    export_csv(trace, tmp_path / "out")
+    tokens = open_trace(tmp_path / "out").tokens  # refuses rounds that go back in a run
+    assert len(tokens) == len(trace.tokens)
+    # a checked position is of the batch that decoded it
+    rows = trace.divergence
+    late = rows.column("run_id") == 1
+    assert rows.column("pos")[late].tolist() == [2, 3, 4, 5, 6]
+    assert rows.column("round")[late].tolist() == [1, 1, 1, 3, 3]
+
+
 def test_rounds_are_batches_with_what_was_undone_of_them() -> None:
     _, trace = recorded()
     mine = trace.rounds.column("run_id") == 1

@@ -75,6 +75,26 @@ def test_a_trace_without_lanes_stays_empty(view: DivergenceView) -> None:
 # -- lanes ---------------------------------------------------------------------------------
 
 
+def test_a_lane_with_one_position_before_those_of_the_others_is_in_sight(
+    view: DivergenceView,
+) -> None:
+    build = LaneBuilder()
+    build.lane("planes", CLEAN)
+    alone = build.lane("ring", [])
+    build.row(alone, "ring", -4, 0.25)
+    build.end()
+    view.show_run(RunRef(build.store, alone))
+    view.go_first()
+    QApplication.processEvents()
+    plot = view.plots.delta
+    left, right = plot.x_range
+    assert left < 6 < 17 < right and plot.cursor_line.value() == 6
+    plot.cursor_line.hide()
+    plot._first_line.hide()
+    here = colour_at(plot, 6, plot.axis.y(np.array([0.25]))[0])
+    assert here == plot._curves[alone].opts["pen"].color()
+
+
 def test_one_verdict_for_each_lane(faulty: DivergenceView) -> None:
     assert chips(faulty) == ["leads", "≤ 4.0e-12", "within bound", "suspect @14"]
     names = [card.accessibleName() for card in faulty.header.cards.cards.values()]

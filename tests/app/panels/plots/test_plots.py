@@ -379,6 +379,13 @@ def test_export_as_picture_drawing_and_table(
     QGuiApplication.clipboard().clear()
     window.actions_by_id["plot.copy_image"].trigger()
     assert QGuiApplication.clipboard().image().size() == image.size()
+    assert window.status.currentMessage() == "Copied"
+    view.plot._move_to(0, 4)
+    assert view.plot._chip.isVisible(), "over what is shown, not over what is exported"
+    copied = picture(view, window.theme)
+    assert view.plot._chip.isVisible()
+    view.plot._chip.hide()
+    assert picture(view, window.theme) == copied
     with pytest.raises(TraceFileError, match="cannot be written"):
         write_plot(view, tmp_path / "no" / "x.csv", window.theme)
 
