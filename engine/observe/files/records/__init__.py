@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Hashable
 from typing import Any
 
 from engine.errors import TraceFileError
@@ -159,17 +158,19 @@ def _requests(
 ) -> tuple[list[RecordedRequest], dict[str, Any]]:
     """The requests of a file, those of replies first, and what else the file says."""
     owner = {id(event): id(reply) for reply in replies for event in reply.events}
-    counts: dict[int, dict[int, Node]] = {}
-    others: dict[Hashable, Node] = {}
+    counts: dict[int, dict[Any, Node]] = {}
+    others: dict[Any, Node] = {}
     for node in every:
         if shape is None or not shape.sign_of(node.values):
             continue
         around = (node.values, *reversed(node.around))
         reply = next((owner[id(one)] for one in around if id(one) in owner), None)
         if reply is None:
-            others[shape.request_of(node)] = node
-        else:  # the last one of a stream counts
-            counts.setdefault(reply, {})[_answer_of(node)] = node
+            mine, key = others, shape.request_of(node)
+        else:
+            mine, key = counts.setdefault(reply, {}), _answer_of(node)
+        if key not in mine or shape.has_counts(node.values):  # the last one of a stream counts
+            mine[key] = node
     found: list[RecordedRequest] = []
     read: list[tuple[Node, RecordedRequest]] = []
     for kept in replies:
@@ -178,8 +179,15 @@ def _requests(
         read += [(mine[index], one) for index, one in known.items()]
         found += read_reply(kept, known, every[0].taken if every else {}, file)
     for node in others.values():
-        read.append((node, _read(shape, node)))
-        found.append(read[-1][1])
+        one = _read(shape, node)
+        if (
+            one.timings
+            or one.num_draft_tokens is not None
+            or shape is None
+            or shape.has_counts(node.values)
+        ):
+            read.append((node, one))
+            found.append(one)
     return found, _tell_unknown([node for node, _ in read], [one for _, one in read])
 
 

@@ -18,7 +18,9 @@ _PATH = re.compile(r"^(?:(?!\w*(?:acc|draft|tok))\w{1,40}/){1,9}(?=\w{0,40}(?:ac
 """What metrics of a training run have before their names."""
 _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z][a-z])")
 NAMES = tomllib.loads(Path(__file__).parents[1].joinpath("names.toml").read_text("utf-8"))
-_COLUMNS = [(one["is"], name) for one in NAMES["column"] for name in one["names"]]
+_KINDS = ["", *(one["is"] for one in NAMES["column"])]
+_COLUMN = re.compile("|".join(f"({'|'.join(one['names'])})" for one in NAMES["column"]))
+"""The names of each kind in a group, of which the first counts that is the whole name."""
 IN_NAME = re.compile(r"\([^()/→]{1,40}(?:(?:/|→|[-=]?->)[^()/→]{1,40})+\)")
 """In the name of a column what each of them is of."""
 OF_ALL = re.compile(r" ?\((?:avg|average|mean)\)$| (?:mean ?)?[/±] ?std(?:dev)?$")
@@ -37,10 +39,9 @@ def names_of(cells: list[str]) -> list[str]:
 def kind_of(name: str) -> str:
     """What a column has, by its name; "" for what is not read."""
     first, _, more = name.partition(", ")
-    for one in (name, IN_NAME.sub("", name).strip(), "" if SPREAD.fullmatch(more) else first):
-        if found := next((kind for kind, known in _COLUMNS if re.fullmatch(known, one)), ""):
-            return found
-    return ""
+    others = IN_NAME.sub("", name).strip(), "" if SPREAD.fullmatch(more) else first
+    known = (_COLUMN.fullmatch(one) for one in dict.fromkeys((name, *others)))
+    return next((_KINDS[one.lastindex or 0] for one in known if one is not None), "")
 
 
 @lru_cache(1 << 12)

@@ -9,9 +9,11 @@ a line of vLLM or SGLang that a person has copied are read like them.
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Hashable
 from functools import lru_cache
-from itertools import product
+from itertools import accumulate, product
+from typing import Any
 
 from engine.foreign import COUNT, LONGEST_DRAFT, OutOfRangeError, is_real, is_whole, real, whole
 from engine.observe.files.records.column_names import NAMES, kind_of, names_of
@@ -104,13 +106,15 @@ def read_printed(text: str, unread: list[str] | None = None) -> list[RecordedReq
 def _sums(text: str) -> list[RecordedRequest]:
     found: list[RecordedRequest] = []
     values: dict[str, re.Match[str]] = {}
+    ends = list(accumulate(len(line) + 1 for line in text.split("\n")))
 
     def close() -> None:
         if _PART in values:
             values.pop(_DRAFTED, None)  # of a round as well
         has_rate = _RATE in values and ABOUT.search(values[_RATE]["name"].lower()) is not None
         if not values.keys().isdisjoint(_ABOUT) or (has_rate and _SPEED in values):
-            found.append(_request(values, text))
+            number = 1 + bisect_right(ends, next(iter(values.values())).start("name"))
+            found.append(_request(values, text, f"line {number}"))
         values.clear()
 
     for match in _LINE.finditer(text):
@@ -153,14 +157,13 @@ def _named(name: str, unit: str) -> str:
     return str(NAMES["fields"].get(kind, ""))
 
 
-def _request(values: dict[str, re.Match[str]], text: str) -> RecordedRequest:
+def _request(values: dict[str, re.Match[str]], text: str, place: str) -> RecordedRequest:
     first = next(iter(values.values()))
     around = text[max(first.start() - 100, 0) : next(reversed(values.values())).end()].lower()
     own = next((engine for sign, engine in NAMES["engines"]["lines"] if sign in around), "")
     said = _BACKEND.findall(text, max(first.start() - _NEAR, 0), first.end())
     engine = said[-1].lower() if said else own
-    line = 1 + text.count("\n", 0, first.start("name"))
-    found = RecordedRequest(engine, f"line {line}", stop="end")
+    found = RecordedRequest(engine, place, stop="end")
 
     def take(name: str, read: Callable[[str], float]) -> float | None:
         match = values.get(name)
@@ -376,7 +379,7 @@ FASTDEPLOY = RecordShape("fastdeploy", "FastDeploy", (_OF_HEADS,), _read_fastdep
 _KEY = re.compile(rb'"([A-Za-z][\w.:/]{2,80})"\s*:\s*"?\d')
 _OF_RATE = re.compile(r"(?i)acc.*(?:rate|ratio|len)")
 _LONGEST_NAME = 80
-_COMPLETION = "completion_tokens"
+_AROUND = "tokens", "speed", "seconds"
 """Of the request, which counts of its drafts may be a part of."""
 
 
@@ -396,7 +399,9 @@ def counted_shape(data: bytes) -> RecordShape | None:
         (key,) for key, kind in kinds.items() if kind in ("rate", "mean") and _OF_RATE.search(key)
     )
     own = LLAMA_SERVER.without
-    shape = RecordShape("counts", "counts", signs, _read_counted, own, request_of=_counted_of)
+    shape = RecordShape(
+        "counts", "counts", signs, _read_counted, own, request_of=_counted_of, allows_null=True
+    )
     return shape if shape.may_be_in(keys_in(data)) else None
 
 
@@ -406,21 +411,34 @@ def _counted_of(node: Node) -> Hashable:
     return tuple(key for key in node.path if not key.isdigit())  # a server's, which only grow
 
 
-def _read_counted(node: Node) -> RecordedRequest:
-    """An object as a row of a table, of which it has names and cells."""
-    plain = {
+def _cells_of(values: dict[str, Any]) -> dict[str, str]:
+    """The numbers and texts of an object."""
+    return {
         key: str(value)
-        for key, value in node.values.items()
+        for key, value in values.items()
         if isinstance(value, int | float | str) and len(str(value)) <= _LONGEST_NAME
     }
+
+
+def _read_counted(node: Node) -> RecordedRequest:
+    """An object as a row of a table, of which it has names and cells. Tokens and speeds may be in
+    objects around it that have nothing else inside."""
+    plain = _cells_of(node.values)
     node.taken.setdefault(id(node.values), set()).update(plain)
-    found = row_of(names_of(list(plain)), list(plain.values()), 0, "")
+    inside = node.values
+    for owner in reversed(node.around):
+        if not isinstance(owner, dict):
+            break
+        if any(one is not inside and isinstance(one, dict | list) for one in owner.values()):
+            break
+        more = {key: one for key, one in _cells_of(owner).items() if key not in plain}
+        kinds = map(kind_of, names_of(list(more)))
+        of_all = [key for key, kind in zip(more, kinds, strict=True) if kind in _AROUND]
+        node.taken.setdefault(id(owner), set()).update(of_all)
+        plain |= {key: more[key] for key in of_all}
+        inside = owner
+    found = row_of(names_of(list(plain)), list(plain.values()), node.place, "")
     found = found or RecordedRequest("", node.place)
-    owner = node.owner(_COMPLETION)
-    is_alone = [one for one in owner.values() if isinstance(one, dict | list)] == [node.values]
-    n = node.fields(owner).count(_COMPLETION) if is_alone else None
-    if n is not None:
-        found.timings.setdefault(_EMITTED, n)
     for key in filter(_IS_BY_INDEX.fullmatch, node.values):
         shares = node.values[key]
         if not isinstance(shares, list) or not 0 < len(shares) <= LONGEST_DRAFT:

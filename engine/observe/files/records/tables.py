@@ -59,14 +59,14 @@ _SEVERAL = re.compile(
     rf"{_FIGURE}(?:(?: ?/ ?|, ?| )(?=[\d.]*[.%]){_FIGURE}|{_ARROW}{_FIGURE}){{1,31}}"
 )
 """Several figures in one cell, which are no counts."""
-ALL = re.compile(r"(?:.{0,60} )?(?:agg(?:regate)?|overall|total|average|avg|mean):?", re.IGNORECASE)
+ALL = re.compile(rf"(?:.{{0,60}} )?(?:{'|'.join(NAMES['all']['names'])}):?", re.IGNORECASE)
 _NUMBERED = re.compile(r"(?i)p[02-46-9]:?")
 """A prompt by its number, no percentile."""
 SAID_SPEED = re.compile(
     r"(?<![\d.])(\d{1,6}(?:\.\d{1,6})?)(?: ?(?:±|\+/?-) ?[\d.]{1,9})?"
     r" ?t(?:ok(?:en)?s?)?(?:/|[- ]per[- ])s(?:ec(?:ond)?s?)?\b"
 )
-ABOUT = re.compile(r"acc|draft|接受|^al$|^τ|^a\.len$|angenommen|akzept")
+ABOUT = re.compile("|".join(NAMES["about"]))
 _MAY_BE_ABOUT = re.compile(ABOUT.pattern.translate({ord("^"): None, ord("$"): None}))
 """In any name of these."""
 _ACCEPTED = ("rate", "mean", "accepted", "per round")
@@ -142,7 +142,7 @@ def _requests(text: str, unread: list[str]) -> Iterator[RecordedRequest]:
                     mine = [plain[i] for i in places]
                     for part, ones in _parted(names, mine):
                         whose = " ".join(filter(None, (side, part)))
-                        found = row_of(names, ones, number, whose)
+                        found = row_of(names, ones, f"line {number}", whose)
                         unread += _unread(found, names, ones, number)
                         if found is not None:
                             yield found
@@ -360,8 +360,9 @@ def _is_head(names: list[str]) -> bool:
     return bool(kinds) and not any(one(name) for one in figures for name in names)
 
 
-def row_of(columns: list[str], cells: list[str], number: int, side: str) -> RecordedRequest | None:
-    """A row, None if it has none of the numbers. side: whose figures they are."""
+def row_of(columns: list[str], cells: list[str], where: str, side: str) -> RecordedRequest | None:
+    """A row, None if it has none of the numbers. where: it is, if no cell names it. side: whose
+    figures they are."""
     values: dict[str, str] = {}
     words: list[str] = []
     weak = ""  # may be how far a draft goes
@@ -377,7 +378,7 @@ def row_of(columns: list[str], cells: list[str], number: int, side: str) -> Reco
             values[kind], weak = cell, name  # of several speeds the last is the newest
     engine = _engine_of(" ".join([*columns, side]))
     words = list(filter(None, words))
-    place = ", ".join(filter(None, [" ".join(words), side]))[:200] or f"line {number}"
+    place = ", ".join(filter(None, [" ".join(words), side]))[:200] or where
     found = RecordedRequest(engine, place, stop=values.get("stop", "") or "end")
     found.record = dict(zip(columns, cells, strict=True))
     numbers = {
