@@ -34,9 +34,9 @@ from engine.observe.files.capture import is_capture, read_capture, replay
 from engine.observe.files.line_words import READ, SIGNS
 from engine.observe.files.log_run import fill_log
 from engine.observe.files.records import METRICS, PRINTED
+from engine.observe.files.records.column_names import without_signs
 from engine.observe.files.records.document import MOST_BYTES, read_documents
 from engine.observe.files.records.printed import read_printed
-from engine.observe.files.records.request import without_signs
 from engine.observe.files.records.tables import read_tables
 from engine.observe.rounds.log_lines import is_newest_first, time_of
 from engine.observe.rounds.log_text import texts_of, unwrapped, utf8_of, without_colours

@@ -13,15 +13,13 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from engine.foreign import OutOfRangeError
-from engine.observe.files.records.request import RecordedRequest, merged
+from engine.observe.files.records.request import SUM_DIGITS, RecordedRequest, merged
 from engine.observe.rounds.log_lines import OfShape, time_of
 
 MOST_INTERVALS = 8192
 """Of a run; neighbours of more are taken together, so that a log of months is a run too."""
 _FEW = 8
 """Lines that are not worth columns."""
-SUM_DIGITS = 0.01
-"""By how much a rate may differ from that of its counts: only its digits."""
 
 _Part: TypeAlias = tuple[Any, ...]
 """Enough of lines of an engine that are taken together: what comes before the text of the first,
@@ -157,14 +155,10 @@ class LineRun:
                 found.num_spec_steps = _steps(found, mean or "", n_drafted, n_accepted)
                 if rates:
                     found.set_rates(rates)
-                if ratio is not None and n_drafted:
-                    share = n_accepted / n_drafted
-                    found.check(
-                        abs(ratio - share) <= SUM_DIGITS,
-                        ("Draft acceptance rate",),
-                        f"the draft acceptance rate is {rate:g}{kind}, but "
-                        f"{n_accepted:,} of {n_drafted:,} make {share:.3f}",
-                    )
+                keys = "Accepted", "Drafted"
+                found.check_ratio(
+                    "Draft acceptance rate", ratio, n_accepted, n_drafted, *keys, within=SUM_DIGITS
+                )
             found.record = {"time": time} if time else {}
             for name, speed in (("accepted", accepted_speed), ("drafted", drafted_speed)):
                 if speed is not None:

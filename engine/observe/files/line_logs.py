@@ -15,8 +15,8 @@ from functools import partial
 from typing import Any
 
 from engine.analysis.acceptance.accept_rules import rule_said
-from engine.foreign import COUNT, MOST_TOKENS, OutOfRangeError, real, whole
-from engine.observe.files.intervals import SUM_DIGITS, LineRun, made
+from engine.foreign import COUNT, MOST_TOKENS, OutOfRangeError, whole
+from engine.observe.files.intervals import LineRun, made
 from engine.observe.files.line_words import (
     BATCH,
     KEY,
@@ -33,10 +33,11 @@ from engine.observe.files.line_words import (
     source_of,
     vllm_saying,
 )
+from engine.observe.files.records.column_names import names_of
 from engine.observe.files.records.document import Node
 from engine.observe.files.records.readers import SGLANG
 from engine.observe.files.records.request import RecordedRequest
-from engine.observe.files.records.tables import ALL
+from engine.observe.files.records.tables import ALL, row_of
 from engine.observe.files.records.writing import write_requests
 from engine.observe.rounds.log_lines import OfShape
 from engine.observe.rounds.log_words import Saying, values_of
@@ -307,23 +308,12 @@ class LineLogs:
             self._tables.append(LineRun(BENCH, ""))
         table = self._tables[-1]
 
-        def read(_said: str) -> RecordedRequest:
-            found = RecordedRequest("llama-server", name, stop="end")
-            found.timings["predicted_n"] = whole(values.get("pred", ""))
-            if values.get("draft", "").isdigit():
-                found.num_draft_tokens = whole(values["draft"])
-                accepted = whole(values.get("acc", ""), found.num_draft_tokens)
-                found.num_accepted_draft_tokens = accepted
-            speed = values.get("tok/s", "")
-            if re.fullmatch(r"\d{1,12}(?:\.\d{1,12})?", speed):
-                found.timings["predicted_per_second"] = real(speed)
-            rate, drafted = values.get("rate", ""), found.num_draft_tokens
-            if drafted and re.fullmatch(r"\d{1,3}\.\d{1,12}", rate):
-                found.check(
-                    abs(float(rate) - accepted / drafted) <= SUM_DIGITS,
-                    ("rate", "acc", "draft"),
-                    f"rate is {rate}, but {accepted:,} of {drafted:,} are another",
-                )
+        def read(_said: str) -> RecordedRequest | None:
+            if not values.get("pred", "").isdigit():
+                return None
+            found = row_of(names_of(list(values)), list(values.values()), name, "")
+            if found is not None:
+                found.engine, found.place = "llama-server", name
             return found
 
         self._read(table, number, said, read)

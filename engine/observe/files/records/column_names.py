@@ -1,11 +1,12 @@
-"""Names that tables and records of other programs have, of columns, keys and series, and what each
-is."""
+"""Names that tables and records of other programs have, of columns, keys and series, what each is,
+and numbers as people write them."""
 
 from __future__ import annotations
 
 import re
 import tomllib
 from functools import lru_cache
+from itertools import permutations
 from pathlib import Path
 
 _COUNT_OF = re.compile(
@@ -26,6 +27,12 @@ IN_NAME = re.compile(r"\([^()/→]{1,40}(?:(?:/|→|[-=]?->)[^()/→]{1,40})+\)"
 OF_ALL = re.compile(r" ?\((?:avg|average|mean)\)$| (?:mean ?)?[/±] ?std(?:dev)?$")
 SPREAD = re.compile(r"(?:.{0,60} )?(?:min|max|std(?:dev)?|median|p\d\d?(?:\.\d)?):?", re.IGNORECASE)
 """Of several requests, but neither one of them nor all."""
+_SHARE = re.compile(r"(?<![\d.])(\d{1,3}\.\d{1,6}|\d{2,3}(?= ?%)) ?(%?)(?![\d.])")
+_COUNT = re.compile(r"(?<![\d.])\d{1,9}(?!\d|\.\d| ?%)")
+_ALL_OF = re.compile(r"(?<![\d.])(\d{2,9})(?: ?/ ?| of | out of )\1(?![\d.])")
+_FEWEST, _MOST_COUNTS = 20, 12
+"""Drafted tokens, below which other numbers make a rate by chance; counts of a line."""
+_THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:[,'’ \xa0\u2009\u202f]\d{3})+(?![\d,])")
 
 
 def names_of(cells: list[str]) -> list[str]:
@@ -49,3 +56,26 @@ def speed_of(name: str, shape: str) -> str:
     """ "speed" for a column without a kind that has one, as the unit next to the number says; else
     empty. shape: of the cell, with 0 for each number."""
     return "speed" if kind_of(f"{name} {shape}") == "speed" else ""
+
+
+def making_rates(line: str) -> set[tuple[int, int]]:
+    """The counts of accepted and of drafted tokens that make a rate next to them."""
+    plain = without_signs(line)
+    counts = {int(one) for one in _COUNT.findall(plain)}
+    pairs = [*permutations(counts if len(counts) <= _MOST_COUNTS else (), 2)]
+    pairs += [(int(one), int(one)) for one in _ALL_OF.findall(plain)]
+    return {
+        (accepted, drafted)
+        for share, percent in _SHARE.findall(line)
+        for accepted, drafted in pairs
+        if drafted >= _FEWEST
+        and abs(accepted / drafted * (scale := 100 if percent else 1) - float(share))
+        <= 0.5001 * 10.0 ** -len(share.partition(".")[2])
+        and accepted <= drafted
+        and (scale > 1 or float(share) <= 1)
+    }
+
+
+def without_signs(text: str) -> str:
+    """A text whose numbers have no signs between thousands."""
+    return _THOUSANDS.sub(lambda found: re.sub(r"\D", "", found[0]), text)

@@ -16,7 +16,13 @@ from itertools import accumulate, product
 from typing import Any
 
 from engine.foreign import COUNT, LONGEST_DRAFT, OutOfRangeError, is_real, is_whole, real, whole
-from engine.observe.files.records.column_names import NAMES, kind_of, names_of
+from engine.observe.files.records.column_names import (
+    NAMES,
+    kind_of,
+    making_rates,
+    names_of,
+    without_signs,
+)
 from engine.observe.files.records.document import Fields, Node
 from engine.observe.files.records.readers import (
     LLAMA_SERVER,
@@ -25,7 +31,7 @@ from engine.observe.files.records.readers import (
     of_same_request,
     read_usage,
 )
-from engine.observe.files.records.request import RecordedRequest, making_rates, without_signs
+from engine.observe.files.records.request import SUM_DIGITS, RecordedRequest
 from engine.observe.files.records.tables import ABOUT, SAID_SPEED, plain_number, read_tables, row_of
 
 _STEPS, _DRAFTED, _ACCEPTED = "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens"
@@ -193,13 +199,10 @@ def _request(values: dict[str, re.Match[str]], text: str, place: str) -> Recorde
         (_MEAN, mean, (accepted or 0) + (steps or 0), steps),
         (_RATE, rate, scale * (accepted or 0), drafted),
     ):
-        if given is not None and accepted is not None and whole_:
+        if given is not None and accepted is not None:
             half = 0.5001 * 10.0 ** -len(_value(values[name]).partition(".")[2])
-            found.check(
-                abs(part / whole_ - given) <= half,
-                (values[name]["name"], values[_ACCEPTED]["name"]),
-                f"{values[name]['name']} is {given:g}, but the counts make {part / whole_:.4g}",
-            )
+            keys = values[name]["name"], given, part, whole_, "the counts"
+            found.check_ratio(*keys, within=half)
     _take_positions(found, values, text)
     return found
 
@@ -272,21 +275,42 @@ def _said(text: str) -> tuple[list[RecordedRequest], list[RecordedRequest]]:
         # before the word also what is hoped for, or lost, may be, but not next to a speed
         shares = [after or one for after, one in _SAID_RATE.findall(line) if after or speeds]
         pairs = making_rates(line)
-        if not pairs and not shares:
-            plain = without_signs(line.replace("`", ""))
-            named = [one.groups("") for one in _WORDED.finditer(plain)]
-            both = [(a + b + c, d + e + f) for a, d, e, b, c, f in named]
-            pairs = {(int(n), int(of)) for n, of in both if len(both) == 1 and int(n) <= int(of)}
+        plain = without_signs(line.replace("`", ""))
+        named = [] if pairs else list(_WORDED.finditer(plain))
+        if len(named) == 1:
+            a, d, e, b, c, f = named[0].groups("")
+            n, of = int(a + b + c), int(d + e + f)
+            if not shares and n <= of:
+                pairs = {(n, of)}
+            elif len(shares) == 1 and of and _is_next_to(named[0], plain):
+                share = _share(shares[0])
+                found.check_ratio(
+                    "the rate", share, n, of, "accepted", "drafted", within=SUM_DIGITS
+                )
+                counted += [found] if found.contradictions else []
         if len(pairs) == 1:  # so it is sure what they are
             found.num_accepted_draft_tokens, found.num_draft_tokens = pairs.pop()
             counted.append(found)
         elif [len(shares), len(_SHARE.findall(line)), n_words] == [1, 1, 1] and (
             _NOT_HAD.search(line) is None
         ):
-            share = float(shares[0].rstrip(" %")) / (100 if "%" in shares[0] else 1)
+            share = _share(shares[0])
             found.given["draft_acceptance_rate"] = share
             rated += [found] if share <= 1 else []
     return counted, rated
+
+
+def _share(said: str) -> float:
+    return float(said.rstrip(" %")) / (100 if "%" in said else 1)
+
+
+def _is_next_to(counts: re.Match[str], line: str) -> bool:
+    """Whether no word is between counts and a rate that a line says, so that they are of the same
+    tokens."""
+    rate = _SAID_RATE.search(line)
+    first, last = sorted((counts.span(), rate.span() if rate is not None else (0, 0)))
+    between = re.compile(r"\w*(?: tokens?)?\W*")
+    return rate is not None and between.fullmatch(line, first[1], last[0]) is not None
 
 
 # -- the same as JSON -------------------------------------------------------------------------

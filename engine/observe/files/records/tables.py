@@ -19,10 +19,12 @@ from engine.observe.files.records.column_names import (
     OF_ALL,
     SPREAD,
     kind_of,
+    making_rates,
     names_of,
     speed_of,
+    without_signs,
 )
-from engine.observe.files.records.request import RecordedRequest, making_rates, without_signs
+from engine.observe.files.records.request import SUM_DIGITS, RecordedRequest
 from engine.observe.rounds.log_text import rows_with_bars
 
 _NAMED = re.compile(r"([A-Za-z][\w/#%]{0,30})(?:\s?=\s{0,9}|: (?=\d))([^\s,;=]{1,40})")
@@ -71,6 +73,10 @@ _MAY_BE_ABOUT = re.compile(ABOUT.pattern.translate({ord("^"): None, ord("$"): No
 """In any name of these."""
 _ACCEPTED = ("rate", "mean", "accepted", "per round")
 _FIGURES = {*_ACCEPTED, "by"}
+_PLAIN_RATE = re.compile(
+    r"(?:(?:draft|token) )?(?:accept(?:ance)?|acc)(?: (?:rate|ratio))?(?: ?\(?%\)?)?|rate"
+).fullmatch
+"""Of the drafted tokens, and not of a part of them or an average."""
 _COMPARES = re.compile(
     r"(?i)(?:.{0,80}, )?(?:% ?|rel\w{0,6} )?(?:difference|diff|delta|Δ|change)(?: ?\(?%\)?)?"
 )
@@ -459,12 +465,18 @@ def _take_shares(
     """Rates and lengths where no counts give them; by position only if all drafts are of one
     length, as the shares may be of the drafts that went so far."""
     has_counts = found.num_accepted_draft_tokens is not None
-    if (rate := numbers.get("rate")) is not None and not (has_counts and found.num_draft_tokens):
+    if (rate := numbers.get("rate")) is not None:
         value = float(rate[1])
         name = next((one for one in columns if kind_of(one) == "rate"), "")
         value /= 100 if rate[2] or "%" in name or value > 1 else 1
-        if value <= 1:
-            found.given["draft_acceptance_rate"] = value
+        n, tokens = found.num_accepted_draft_tokens, found.timings.get("predicted_n")
+        if not (has_counts and found.num_draft_tokens):
+            found.given |= {"draft_acceptance_rate": value} if value <= 1 else {}
+        elif _PLAIN_RATE(name) is not None and ALL.fullmatch(found.place) is None:
+            is_of_output = n and tokens and abs(value - n / tokens) <= SUM_DIGITS
+            whole_ = None if is_of_output else found.num_draft_tokens
+            keys = name, value, n, whole_, "accepted", "drafted"
+            found.check_ratio(*keys, within=SUM_DIGITS)
     steps = found.num_spec_steps
     if (more := numbers.get("per round")) is not None and "mean" not in numbers:
         found.given["mean_acceptance_length"] = 1 + float(more[1])

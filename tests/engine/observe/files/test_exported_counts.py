@@ -11,7 +11,7 @@ import pytest
 from engine.analysis.findings.check import find
 from engine.errors import TraceFileError
 from engine.observe.files.importing import import_file
-from engine.observe.files.records.request import making_rates
+from engine.observe.files.records.column_names import making_rates
 from engine.trace.store import TraceStore
 
 COUNTERS = [("drafts", 130), ("draft_tokens", 390), ("accepted_tokens", 260)]
