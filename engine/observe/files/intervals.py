@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import partial
 from itertools import pairwise, repeat, zip_longest
 from operator import add, ge, itemgetter
 from typing import Any, TypeAlias
@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from engine.foreign import OutOfRangeError
+from engine.observe.files.records.column_names import mean_of
 from engine.observe.files.records.request import SUM_DIGITS, RecordedRequest, merged
 from engine.observe.rounds.log_lines import OfShape, time_of
 
@@ -427,12 +428,6 @@ def _is_mean(value: float, mean: str) -> bool:
     """Whether a mean length is written as it would be."""
     number, half = mean_of(mean)
     return abs(value - number) <= half
-
-
-@lru_cache(1 << 12)
-def mean_of(text: str) -> tuple[float, float]:
-    """A mean length, and half a unit of its last digit."""
-    return float(text), 0.5001 * 10.0 ** -len(text.partition(".")[2])
 
 
 def _thinned(requests: list[RecordedRequest | _Waiting]) -> list[RecordedRequest | _Waiting]:

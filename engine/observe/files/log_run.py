@@ -14,8 +14,8 @@ from engine.analysis.acceptance.accept_rules import AcceptRule
 from engine.analysis.findings.check import record_findings
 from engine.errors import TraceFileError
 from engine.long_work import collections_wait
-from engine.observe.files.intervals import mean_of
 from engine.observe.files.line_logs import LineLogs
+from engine.observe.files.records.column_names import mean_of
 from engine.observe.files.records.request import (
     ALL_TIMINGS,
     SUM_DIGITS,

@@ -33,6 +33,11 @@ _ALL_OF = re.compile(r"(?<![\d.])(\d{2,9})(?: ?/ ?| of | out of )\1(?![\d.])")
 _FEWEST, _MOST_COUNTS = 20, 12
 """Drafted tokens, below which other numbers make a rate by chance; counts of a line."""
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:[,'’ \xa0\u2009\u202f]\d{3})+(?![\d,])")
+DECIMAL_COMMA = re.compile(
+    r"[~≈]?(?:0|\d{1,3}(?:\.\d{3})*+|\d+),(?:\d{1,2}|\d{4,})(?!\d).{0,9}|0,\d+"
+)
+OTHER_WAY = str.maketrans(",.", ".,")
+_LONGEST = 32
 
 
 def names_of(cells: list[str]) -> list[str]:
@@ -79,3 +84,23 @@ def making_rates(line: str) -> set[tuple[int, int]]:
 def without_signs(text: str) -> str:
     """A text whose numbers have no signs between thousands."""
     return _THOUSANDS.sub(lambda found: re.sub(r"\D", "", found[0]), text)
+
+
+@lru_cache(1 << 12)
+def mean_of(text: str) -> tuple[float, float]:
+    """A mean length, and half a unit of its last digit."""
+    return float(text), 0.5001 * 10.0 ** -len(text.partition(".")[2])
+
+
+def is_number(cell: str) -> bool:
+    """Whether a cell is a number and no more, as nearly all are."""
+    return cell.replace(".", "", 1).isdecimal()
+
+
+def plain_number(cell: str, has_comma: bool) -> str:
+    """A cell whose numbers have neither signs between thousands nor a comma for a point."""
+    is_plain = is_number(cell) and not (has_comma and "." in cell)
+    if is_plain or not cell.lstrip("~≈")[:1].isdigit() or len(cell) > _LONGEST:
+        return cell
+    cell = cell.translate(OTHER_WAY) if has_comma or DECIMAL_COMMA.fullmatch(cell) else cell
+    return without_signs(cell)

@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from functools import lru_cache
 from itertools import accumulate, product
 from typing import Any
 
-from engine.foreign import COUNT, LONGEST_DRAFT, OutOfRangeError, is_real, is_whole, real, whole
+from engine.foreign import COUNT, LONGEST_DRAFT, is_real, is_whole
 from engine.observe.files.records.column_names import (
     NAMES,
     kind_of,
     making_rates,
+    mean_of,
     names_of,
+    plain_number,
     without_signs,
 )
 from engine.observe.files.records.document import Fields, Node
@@ -32,7 +34,7 @@ from engine.observe.files.records.readers import (
     read_usage,
 )
 from engine.observe.files.records.request import SUM_DIGITS, RecordedRequest
-from engine.observe.files.records.tables import ABOUT, SAID_SPEED, plain_number, read_tables, row_of
+from engine.observe.files.records.tables import ABOUT, SAID_SPEED, read_tables, row_of
 
 _STEPS, _DRAFTED, _ACCEPTED = "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens"
 _EMITTED, _MEAN, _RATE, _BY_INDEX = "predicted_n", "mean", "rate", "by index"
@@ -41,6 +43,11 @@ _ABOUT = {_DRAFTED, _ACCEPTED, _MEAN, _BY_INDEX}
 """One of these a run has."""
 _PART = f"{_ACCEPTED} of a round"
 _COUNTS = (_STEPS, _DRAFTED, _ACCEPTED, _EMITTED)
+_AS_COLUMN = {
+    **{_STEPS: "rounds", _DRAFTED: "drafted", _ACCEPTED: "accepted", _EMITTED: "tokens"},
+    **{_MEAN: "mean length", _RATE: "printed acceptance rate", _SPEED: "t/s"},
+}
+"""What a column of a table has that a line names, too."""
 _SPACE = re.compile(r"[-_]")
 _IS_BY_INDEX = re.compile(r"(?i)(?=.{0,40}acc).{0,40}per[_ ]?pos(?:ition)?.{0,40}")
 _BEFORE = r"(?:\d{1,9}\.\d\d\.\d{3}\.\d{3} [IWEDC] )?[ \t|>*`\"-]{0,20}(?:spec_decode_)?"
@@ -169,78 +176,44 @@ def _request(values: dict[str, re.Match[str]], text: str, place: str) -> Recorde
     own = next((engine for sign, engine in NAMES["engines"]["lines"] if sign in around), "")
     said = _BACKEND.findall(text, max(first.start() - _NEAR, 0), first.end())
     engine = said[-1].lower() if said else own
-    found = RecordedRequest(engine, place, stop="end")
-
-    def take(name: str, read: Callable[[str], float]) -> float | None:
-        match = values.get(name)
-        try:
-            return None if match is None else read(_value(match))
-        except OutOfRangeError as error:
-            found.check(False, (match["name"],), f"{match['name']}: {error}")  # type: ignore[index]
-            return None
-
-    for name in (_STEPS, _DRAFTED, _ACCEPTED):
-        setattr(found, name, take(name, lambda one: whole(one, COUNT)))
-    for name, read in ((_EMITTED, lambda one: whole(one, COUNT)), (_SPEED, real)):
-        if (value := take(name, read)) is not None:
-            found.timings[name] = value
-    steps, drafted, accepted = (getattr(found, one) for one in (_STEPS, _DRAFTED, _ACCEPTED))
-    mean, rate = take(_MEAN, real), take(_RATE, real)
-    found.check_counts({one: values[one]["name"] for one in (_DRAFTED, _ACCEPTED) if one in values})
-    if mean is not None:
-        found.given["mean_acceptance_length"] = mean
-    is_percent = rate is not None and "%" in values[_RATE]["name"] + (
-        values[_RATE]["percent"] or ""
-    )
-    scale = 100 if is_percent or (rate or 0) > 1 else 1
-    if rate is not None and None in (drafted, accepted) and rate <= scale:
-        found.given["draft_acceptance_rate"] = rate / scale
-    for name, given, part, whole_ in (
-        (_MEAN, mean, (accepted or 0) + (steps or 0), steps),
-        (_RATE, rate, scale * (accepted or 0), drafted),
-    ):
-        if given is not None and accepted is not None:
-            half = 0.5001 * 10.0 ** -len(_value(values[name]).partition(".")[2])
-            keys = values[name]["name"], given, part, whole_, "the counts"
-            found.check_ratio(*keys, within=half)
-    _take_positions(found, values, text)
+    named = {
+        _AS_COLUMN[name]: _value(one) + ("%" if "%" in f"{one['name']}{one['percent']}" else "")
+        for name, one in values.items()
+        if name in _AS_COLUMN
+    }
+    named |= _by_place(values, text)
+    found = row_of(list(named), list(named.values()), place, "") or RecordedRequest("", place)
+    found.engine, found.place, found.stop, found.record = engine, place, "end", {}
+    accepted = found.num_accepted_draft_tokens
+    for name, of, own in ((_MEAN, found.num_spec_steps, 1), (_RATE, found.num_draft_tokens, 0)):
+        if name in values and accepted is not None and of:
+            number, half = mean_of(_value(values[name]))
+            is_percent = "%" in named[_AS_COLUMN[name]] or (name == _RATE and number > 1)
+            part = (accepted + own * of) * (100 if is_percent else 1)
+            found.check_ratio(values[name]["name"], number, part, of, "the counts", within=half)
     return found
 
 
-def _take_positions(found: RecordedRequest, values: dict[str, re.Match[str]], text: str) -> None:
-    """Shares of the drafts that had each position accepted, as far as they follow each other. text:
-    what the program printed."""
-    parts: list[tuple[str, float]] = []
-    most = 1.0
+def _by_place(values: dict[str, re.Match[str]], text: str) -> dict[str, str]:
+    """Shares of the drafts that had each position accepted, as far as they follow each other, under
+    names of columns. text: what the program printed."""
+    parts: list[str] = []
     while len(parts) < LONGEST_DRAFT:
         at = len(parts)
         names = f"acceptance at token {at}", f"position {at}", f"pos {at + 1}"
         match = next((values[name] for name in names if name in values), None)
         if match is None:
             break
-        if not parts:  # of the first one it is said what all are
-            said = text[max(match.start() - _LONGEST_HEAD, 0) : match.start()]
-            most = 100.0 if "(%)" in said or match["percent"] or float(_value(match)) > 1 else 1.0
-        if float(_value(match)) > most:
-            break
-        parts.append((_value(match), most))
+        # before the first one it is said what all are
+        head = text[max(match.start() - _LONGEST_HEAD, 0) : match.start()] if not parts else ""
+        is_share = "%" in parts[0] if parts else "(%)" in head or match["percent"]
+        parts.append(_value(match) + ("%" if is_share else ""))
     if not parts and _BY_INDEX in values:
         row = _SHARES.match(text, values[_BY_INDEX].start("value"))
         shares = [part.strip() for part in (row[0] if row else "").split(",") if part.strip()]
         if all(re.fullmatch(r"[01](?:\.\d{1,20})?", one) for one in shares[:LONGEST_DRAFT]):
-            parts = [(one, 1.0) for one in shares[:LONGEST_DRAFT]]
-    rates = [min(float(one) / most, 1.0) for one, most in parts]
-    steps, rest = divmod(found.num_draft_tokens or 0, len(rates) or 1)
-    mean = found.given.get("mean_acceptance_length")
-    if rates and steps and not rest and mean is not None and found.num_spec_steps is None:
-        accepted = found.num_accepted_draft_tokens or 0
-        if abs(1 + accepted / steps - mean) < 0.006:  # each draft has all of these tokens
-            found.num_spec_steps, found.derived = steps, ("num_spec_steps",)
-    if rates and found.num_draft_tokens == len(rates) * (found.num_spec_steps or 0):
-        digits = min(len(one.partition(".")[2]) + (2 if most > 1 else 0) for one, most in parts)
-        found.set_rates(rates, digits)
-    elif rates:  # there may be more
-        found.rates, found.num_spec_tokens = rates, len(rates)
+            parts = shares[:LONGEST_DRAFT]
+    return {f"position {at}": one for at, one in enumerate(parts)}
 
 
 # -- lines of a text -------------------------------------------------------------------------

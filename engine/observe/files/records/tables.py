@@ -14,15 +14,18 @@ from itertools import pairwise, zip_longest
 
 from engine.foreign import COUNT, LONGEST_PART_MS, OutOfRangeError, real, whole
 from engine.observe.files.records.column_names import (
+    DECIMAL_COMMA,
     IN_NAME,
     NAMES,
     OF_ALL,
+    OTHER_WAY,
     SPREAD,
+    is_number,
     kind_of,
     making_rates,
     names_of,
+    plain_number,
     speed_of,
-    without_signs,
 )
 from engine.observe.files.records.request import SUM_DIGITS, RecordedRequest
 from engine.observe.rounds.log_text import rows_with_bars
@@ -40,7 +43,7 @@ _KEY_COLUMN = re.compile(
 _VALUE_COLUMN = re.compile(r" ?value.{0,20}|last.{0,20}")
 _RULE = set(" -|:+=").union(map(chr, range(0x2500, 0x2580)))
 _MOST_CELLS = 64
-_LONGEST, _LONGEST_NAME, _LONGEST_NUMBER = 2000, 80, 32
+_LONGEST, _LONGEST_NAME = 2000, 80
 _AT_INDEX = re.compile(
     r"(?:acc(?:ept(?:ance)?)? )?(?:@ ?|at )?pos(?:ition)?[ .@#]?(\d{1,3})(?: ?%| \(%\))?"
 )
@@ -85,10 +88,6 @@ _SAYS_WHAT = re.compile(
     r"acc|draft|tok|rate|mean|avg|average|len|pos|\bper\b|pred|gen|spec|step|total|[/%]"
 )
 """What is part of a figure's name, and not that of an engine or a setting."""
-_DECIMAL_COMMA = re.compile(
-    r"[~≈]?(?:0|\d{1,3}(?:\.\d{3})*+|\d+),(?:\d{1,2}|\d{4,})(?!\d).{0,9}|0,\d+"
-)
-_OTHER_WAY = str.maketrans(",.", ".,")
 
 
 def read_tables(text: str, unread: list[str] | None = None) -> list[RecordedRequest]:
@@ -129,9 +128,9 @@ def _requests(text: str, unread: list[str]) -> Iterator[RecordedRequest]:
         for begin, end in pairwise([*heads, len(table)]):
             sides = _sides(*(names_of(table[at][1]) for at in (begin, max(begin - 1, 0))))
             every = [one for _, row in table for one in row if "," in one or "." in one]
-            has_comma = any("," in one and _DECIMAL_COMMA.fullmatch(one) for one in every)
+            has_comma = any("," in one and DECIMAL_COMMA.fullmatch(one) for one in every)
             has_comma = has_comma and not any(
-                _DECIMAL_COMMA.fullmatch(one.translate(_OTHER_WAY)) for one in every
+                DECIMAL_COMMA.fullmatch(one.translate(OTHER_WAY)) for one in every
             )
             rows = table[begin + 1 : end]
             if any("spec_decode_num" in one for one in table[begin][1]) and _only_grow(rows):
@@ -242,14 +241,9 @@ def _parted(names: list[str], cells: list[str]) -> Iterator[tuple[str, list[str]
         yield whose, ones
 
 
-def _is_number(cell: str) -> bool:
-    """Whether a cell is a number and no more, as nearly all are."""
-    return cell.replace(".", "", 1).isdecimal()
-
-
 def _is_several(cell: str) -> bool:
     """Whether a cell has several figures."""
-    return not _is_number(cell) and _SEVERAL.fullmatch(cell) is not None
+    return not is_number(cell) and _SEVERAL.fullmatch(cell) is not None
 
 
 def _only_grow(rows: list[tuple[int, list[str]]]) -> bool:
@@ -293,15 +287,6 @@ def _parts(name: str) -> tuple[str, str]:
             if kind_of(" ".join(rest)) and not any(map(_SAYS_WHAT.search, side)):
                 return " ".join(side), " ".join(rest)
     return "", name
-
-
-def plain_number(cell: str, has_comma: bool) -> str:
-    """A cell whose numbers have neither signs between thousands nor a comma for a point."""
-    is_plain = _is_number(cell) and not (has_comma and "." in cell)
-    if is_plain or not cell.lstrip("~≈")[:1].isdigit() or len(cell) > _LONGEST_NUMBER:
-        return cell
-    cell = cell.translate(_OTHER_WAY) if has_comma or _DECIMAL_COMMA.fullmatch(cell) else cell
-    return without_signs(cell)
 
 
 def _tables(text: str) -> Iterator[list[tuple[int, list[str]]]]:
@@ -373,7 +358,7 @@ def row_of(columns: list[str], cells: list[str], where: str, side: str) -> Recor
     words: list[str] = []
     weak = ""  # may be how far a draft goes
     for name, cell in zip(columns, cells, strict=True):
-        shape = "0" if _is_number(cell) else _DIGITS.sub("0", cell)
+        shape = "0" if is_number(cell) else _DIGITS.sub("0", cell)
         kind = kind_of(name) or speed_of(name, shape)
         if not kind and not values:
             shown = f"run {cell}" if name == "run" else cell
@@ -477,21 +462,40 @@ def _take_shares(
             whole_ = None if is_of_output else found.num_draft_tokens
             keys = name, value, n, whole_, "accepted", "drafted"
             found.check_ratio(*keys, within=SUM_DIGITS)
-    steps = found.num_spec_steps
+    steps, drafted = found.num_spec_steps, found.num_draft_tokens
     if (more := numbers.get("per round")) is not None and "mean" not in numbers:
         found.given["mean_acceptance_length"] = 1 + float(more[1])
     if (mean := numbers.get("mean")) is not None and not (has_counts and steps):
         found.given["mean_acceptance_length"] = float(mean[1])
     if found.given.get("mean_acceptance_length") == 0:
         found.given.clear()  # of no steps
-    places = _by_index((*columns,))
-    sign = "%" if any("%" in one for one in places) else ""
-    by = values.get("by", "") or ", ".join(found.record[one] + sign for one in places)
-    if not by and len(_SHARES.findall(values.get("rate", ""))) > _FEW:
-        by = values["rate"]
-    rates = [float(one) / (100 if "%" in by else 1) for one in _SHARES.findall(by)]
-    is_even = steps is not None and found.num_draft_tokens == steps * len(rates)
-    if rates and "..." not in by and is_even and max(rates) <= 1:
-        found.set_rates(rates)
-    elif rates and "by" not in values and max(rates) <= 1:
+    rates, digits = _shares(found.record, values, columns)
+    n, rest = divmod(drafted or 0, len(rates) or 1)
+    length = found.given.get("mean_acceptance_length")
+    whole_mean = 1 + (found.num_accepted_draft_tokens or 0) / n if n and not rest else 0.0
+    if rates and steps is None and length is not None and abs(whole_mean - length) < 0.006:
+        # each draft has all of these tokens
+        found.num_spec_steps, found.derived = n, ("num_spec_steps",)
+    if rates and found.num_spec_steps and drafted == found.num_spec_steps * len(rates):
+        found.set_rates(rates, digits)
+    elif rates and "by" not in values:  # there may be more
         found.rates, found.num_spec_tokens = rates, len(rates)
+
+
+def _shares(
+    cells: dict[str, str], values: dict[str, str], columns: list[str]
+) -> tuple[list[float], int]:
+    """Shares by the index in the draft, in columns of their own or in one cell, and how many digits
+    they have; none where one cannot be."""
+    by, places = values.get("by", ""), _by_index((*columns,))
+    said = by or ("" if places else values.get("rate", ""))
+    parts = _SHARES.findall(said) if said else [cells[one] for one in places]
+    known = [one[1] for one in map(_NUMBER.fullmatch, parts) if one is not None]
+    is_one = not by and not places and len(parts) <= _FEW
+    if is_one or len(known) < len(parts) or "..." in said:
+        return [], 0
+    is_percent = "%" in " ".join((said, *parts, *places)) or max(map(float, known), default=0) > 1
+    most = 100.0 if is_percent else 1.0
+    rates = [float(one) / most for one in known]
+    digits = min((len(one.partition(".")[2]) for one in known), default=0)
+    return ([], 0) if max(rates, default=0.0) > 1 else (rates, digits + (2 if most > 1 else 0))

@@ -126,7 +126,7 @@ def test_a_line_has_counts_that_make_its_rate(
 def test_a_rate_that_its_counts_do_not_make_is_said(
     tmp_path: Path, text: str, seqs: list[int] | None
 ) -> None:
-    """An average, a share of the output, and what a word stands before, may be of others."""
+    """An average, a share of the output, and what words are before, may be of others."""
     if seqs is None:
         assert recognise(text.encode()) is None
         return
