@@ -3,11 +3,12 @@ keeps a number of them, then neighbours are taken together."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise, repeat, zip_longest
 from operator import add, ge, itemgetter
+from statistics import median
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -20,7 +21,8 @@ from engine.observe.rounds.log_lines import OfShape, time_of
 MOST_INTERVALS = 8192
 """Of a run; neighbours of more are taken together, so that a log of months is a run too."""
 _FEW = 8
-"""Lines that are not worth columns."""
+"""Lines that are not worth columns, or too few to compare."""
+_HALF, _SLOWER = 0.5, 0.9
 
 _Part: TypeAlias = tuple[Any, ...]
 """Enough of lines of an engine that are taken together: what comes before the text of the first,
@@ -46,6 +48,8 @@ class LineRun:
     per: int = 1
     waiting: dict[str, list[RecordedRequest | _Part]] = field(default_factory=dict)
     speeds: dict[str, tuple[float, float]] = field(default_factory=dict)
+    plain: list[tuple[float | None, float]] = field(default_factory=list)
+    """Of decode batches without drafts how many requests each had, and its tokens per second."""
     engine: str = ""
     open: RecordedRequest | None = None
     """A request that the next lines may say more of."""
@@ -176,7 +180,7 @@ class LineRun:
 
     def on_batch(
         self,
-        _kind: str,
+        kind: str,
         prefix: str,
         rank: str | None,
         mean: float | None,
@@ -185,8 +189,10 @@ class LineRun:
         running: float | None,
     ) -> bool:
         """Averages of a decode batch of SGLang."""
+        if kind == "plain" and len(self.plain) < MOST_INTERVALS:
+            self.plain += [(running, speed)] if speed is not None else []
         if mean is None and rate is None:
-            return False
+            return kind == "plain"
         if rate is not None and rate > 1:
             raise OutOfRangeError(f"accept rate {rate:g} is more than 1")
         label = _label("batch", rank)
@@ -206,6 +212,33 @@ class LineRun:
 
         self.add(label, (prefix, 1, {name: [value] for name, value in known.items()}), make)
         return True
+
+    def slower(self) -> Iterator[dict[str, Any]]:
+        """Where batches with drafts, of which half or more were accepted, gave fewer tokens per
+        second than those of as many requests without."""
+        rate_of, speed_of = "draft_acceptance_rate", "predicted_per_second"
+        drafted = [
+            (one.record.get("running"), one.timings[speed_of], one.given[rate_of])
+            for one in map(made, self.requests if self.plain else ())
+            if speed_of in one.timings and rate_of in one.given
+        ]
+        for n in dict.fromkeys(running for running, _, _ in drafted):
+            plain = [speed for running, speed in self.plain if running == n]
+            mine = [one for one in drafted if one[0] == n]
+            if n is None or min(len(plain), len(mine)) < _FEW:
+                continue
+            speed, rate, without = (
+                median(one) for one in (*list(zip(*mine, strict=True))[1:], plain)
+            )
+            if rate >= _HALF and speed < _SLOWER * without:
+                yield {
+                    "rule": "slower-than-plain",
+                    "message": f"{rate:.0%} of the drafted tokens are accepted, and batches with "
+                    f"drafts still give only {speed / without:.2f} times the tokens per second of "
+                    "those without.",
+                    "evidence": f"{n:g} running: {speed:g} tokens per second in {len(mine):,} "
+                    f"batches, {without:g} in {len(plain):,} without drafts (medians)",
+                }
 
     # -- the lines of a block ------------------------------------------------------------------
 
