@@ -22,7 +22,7 @@ MOST_INTERVALS = 8192
 """Of a run; neighbours of more are taken together, so that a log of months is a run too."""
 _FEW = 8
 """Lines that are not worth columns, or too few to compare."""
-_HALF, _SLOWER = 0.5, 0.9
+_SLOWER, _HALF = 0.9, 0.5
 
 _Part: TypeAlias = tuple[Any, ...]
 """Enough of lines of an engine that are taken together: what comes before the text of the first,
@@ -147,24 +147,15 @@ class LineRun:
         n_accepted, n_drafted = accepted, drafted
 
         def make() -> RecordedRequest:
-            time = time_of(prefix)
-            place = ", ".join(filter(None, (label, time)))
-            found = RecordedRequest(_engine_of(prefix), place, stop="interval")
+            found = _started(_engine_of(prefix), label, prefix)
             found.num_draft_tokens, found.num_accepted_draft_tokens = n_drafted, n_accepted
             if emitted is not None:
                 found.timings["predicted_n"] = emitted
             found.rates, found.num_spec_tokens = list(rates) or None, length or len(rates) or None
-            if counts is not None:  # and everything else agrees with them
-                found.per_pos, found.num_spec_steps = counts, n_drafted // len(rates)
-            else:
-                found.num_spec_steps = _steps(found, mean or "", n_drafted, n_accepted)
-                if rates:
-                    found.set_rates(rates)
-                keys = "Accepted", "Drafted"
-                found.check_ratio(
-                    "Draft acceptance rate", ratio, n_accepted, n_drafted, *keys, within=SUM_DIGITS
-                )
-            found.record = {"time": time} if time else {}
+            found.num_spec_steps = _steps(found, mean or "", n_drafted, n_accepted)
+            found.set_rates(rates)
+            keys = "Draft acceptance rate", ratio, n_accepted, n_drafted, "Accepted", "Drafted"
+            found.check_ratio(*keys, within=SUM_DIGITS)
             for name, speed in (("accepted", accepted_speed), ("drafted", drafted_speed)):
                 if speed is not None:
                     found.record[f"{name}_per_second"] = speed
@@ -200,10 +191,8 @@ class LineRun:
         known = {name: value for name, value in given.items() if value is not None}
 
         def make() -> RecordedRequest:
-            time = time_of(prefix)
-            place = ", ".join(filter(None, (label, time)))
-            found = RecordedRequest("sglang", place, stop="interval")
-            found.given, found.record = known, {"time": time} if time else {}
+            found = _started("sglang", label, prefix)
+            found.given = known
             if speed is not None:
                 found.timings["predicted_per_second"] = speed
             if running is not None:
@@ -222,10 +211,10 @@ class LineRun:
             for one in map(made, self.requests if self.plain else ())
             if speed_of in one.timings and rate_of in one.given
         ]
-        for n in dict.fromkeys(running for running, _, _ in drafted):
+        for n in {running for running, *_ in drafted} - {None}:
             plain = [speed for running, speed in self.plain if running == n]
             mine = [one for one in drafted if one[0] == n]
-            if n is None or min(len(plain), len(mine)) < _FEW:
+            if min(len(plain), len(mine)) < _FEW:
                 continue
             speed, rate, without = (
                 median(one) for one in (*list(zip(*mine, strict=True))[1:], plain)
@@ -424,16 +413,22 @@ def _interval(label: str, part: RecordedRequest | _Part) -> RecordedRequest:
     if isinstance(part, RecordedRequest):
         return part
     prefix, n, *sums = part
-    place = ", ".join(filter(None, (label, time_of(prefix)))) + " and after" * (n > 1)
+    found = _started("sglang" if len(sums) == 1 else _engine_of(prefix), label, prefix, n)
     if len(sums) == 1:
-        found = RecordedRequest("sglang", place, stop="interval", n_merged=n)
         for name, values in sorted(sums[0].items()):
             found.given[name] = sum(values) / len(values)
         return found
-    found = RecordedRequest(_engine_of(prefix), place, stop="interval", n_merged=n)
     found.num_spec_steps, found.num_accepted_draft_tokens, found.num_draft_tokens = sums[:3]
     found.per_pos = sums[3]
     return found
+
+
+def _started(engine: str, label: str, prefix: str, n: int = 1) -> RecordedRequest:
+    """An interval, or n neighbours as one, without what it has of drafts."""
+    time = time_of(prefix)
+    place = ", ".join(filter(None, (label, time))) + " and after" * (n > 1)
+    record = {"time": time} if time else {}
+    return RecordedRequest(engine, place, stop="interval", n_merged=n, record=record)
 
 
 def _engine_of(prefix: str) -> str:

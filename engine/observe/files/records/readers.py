@@ -46,15 +46,15 @@ class RecordShape:
     """The records of one engine, recognised by keys and never by the name of a file.
 
     name: for --as. title: for messages. signs: sets of keys, any of which an object has that is
-    such a record. without: keys that such an object never has. read: one such object of a file;
-    None where rounds are in streams. allows_null: whether a request that has null in place of its
+    such a record. without: keys that such an object never has. read: one such object of a
+    file. allows_null: whether a request that has null in place of its
     counts is one, too, which drafted nothing or whose server does not count all of them.
     """
 
     name: str
     title: str
     signs: tuple[tuple[str, ...], ...]
-    read: Callable[[Node], RecordedRequest] | None = None
+    read: Callable[[Node], RecordedRequest]
     without: tuple[str, ...] = ()
     request_of: Callable[[Node], Hashable] = of_same_request
     """Identifies the request, where several such objects may be of one; the last one counts."""

@@ -220,6 +220,12 @@ class RecordedRequest(Struct):
                 if most > self.num_spec_tokens:
                     said = f"{names[0]} has steps with {most} accepted tokens, more than {names[1]}"
                     self.check(False, names, said)
+        if self.per_pos is not None and "per_pos" in keys:
+            same(("per_pos", "num_accepted_draft_tokens"), sum(self.per_pos), accepted, "sums to")
+            reached = ([] if steps is None else [steps]) + self.per_pos
+            names = keys["per_pos"], keys["num_spec_steps"]
+            said = f"{names[0]} grows with the position, or is more than {names[1]}"
+            self.check(all(map(ge, reached, reached[1:])), names, said)
         if drafted is not None and accepted is not None and accepted > drafted:
             names = keys["num_accepted_draft_tokens"], keys["num_draft_tokens"]
             said = f"{names[0]} is {accepted:,}, more than {names[1]}, {drafted:,}"

@@ -76,6 +76,8 @@ _MAY_BE_ABOUT = re.compile(ABOUT.pattern.translate({ord("^"): None, ord("$"): No
 """In any name of these."""
 _ACCEPTED = ("rate", "mean", "accepted", "per round")
 _FIGURES = {*_ACCEPTED, "by"}
+_COUNTS = "rounds", "accepted", "drafted", "rejected", "tokens"
+_SPEEDS = ("seconds", "predicted_ms", 1e3), ("speed", "predicted_per_second", 1.0)
 _PLAIN_RATE = re.compile(
     r"(?:(?:draft|token) )?(?:accept(?:ance)?|acc)(?: (?:rate|ratio))?(?: ?\(?%\)?)?|rate"
 ).fullmatch
@@ -386,28 +388,28 @@ def row_of(columns: list[str], cells: list[str], where: str, side: str) -> Recor
     pair, drafts = _PAIR.match(values.get("accepted", "")), _DRAFTS.search(" ".join(cells))
     made = making_rates(values.get("rate", "")) if "accepted" not in values else ()
     try:
-        for kind in ("rounds", "drafted", "accepted"):
-            if kind in numbers and numbers[kind][1].isdigit() and not numbers[kind][2]:
-                setattr(found, NAMES["fields"][kind], whole(numbers[kind][1], COUNT))
+        counts = {
+            kind: whole(one[1], COUNT)
+            for kind, one in numbers.items()
+            if kind in _COUNTS and one[1].isdigit() and not one[2]
+        }
         if pair is not None:
-            found.num_accepted_draft_tokens, found.num_draft_tokens = (
-                whole(one, COUNT) for one in pair.groups()
-            )
+            counts["accepted"], counts["drafted"] = (whole(one, COUNT) for one in pair.groups())
         elif len(made) == 1:
-            ((found.num_accepted_draft_tokens, found.num_draft_tokens),) = made
-        elif "rejected" in numbers and "accepted" in numbers and "drafted" not in numbers:
-            parts = [whole(numbers[name][1], COUNT) for name in ("accepted", "rejected")]
-            found.num_draft_tokens, found.derived = sum(parts), ("num_draft_tokens", "draft_n")
+            ((counts["accepted"], counts["drafted"]),) = made
         elif drafts is not None:
-            found.num_spec_steps, found.num_accepted_draft_tokens, found.num_draft_tokens = (
-                whole(one, COUNT) for one in drafts.groups()
-            )
-        if "tokens" in numbers and numbers["tokens"][1].isdigit():
-            found.timings["predicted_n"] = whole(numbers["tokens"][1], COUNT)
-        if "seconds" in numbers:
-            found.timings["predicted_ms"] = 1e3 * real(numbers["seconds"][1], LONGEST_PART_MS)
-        if "speed" in numbers:
-            found.timings["predicted_per_second"] = real(numbers["speed"][1], LONGEST_PART_MS)
+            counts |= zip(_COUNTS, (whole(one, COUNT) for one in drafts.groups()), strict=False)
+        elif {"accepted", "rejected"} <= counts.keys() and "drafted" not in counts:
+            counts["drafted"] = counts["accepted"] + counts["rejected"]
+            found.derived = ("num_draft_tokens", "draft_n")
+        for kind, field in NAMES["fields"].items():
+            if kind in _COUNTS[:3]:
+                setattr(found, field, counts.get(kind))
+        if "tokens" in counts:
+            found.timings["predicted_n"] = counts["tokens"]
+        for kind, name, scale in _SPEEDS:
+            if kind in numbers:
+                found.timings[name] = scale * real(numbers[kind][1], LONGEST_PART_MS)
     except OutOfRangeError as error:
         found.check(False, (place,), str(error))
         return found
@@ -418,12 +420,12 @@ def row_of(columns: list[str], cells: list[str], where: str, side: str) -> Recor
         found.num_draft_tokens = None  # a setting, of how far a draft goes
     found.check_counts({"num_draft_tokens": "drafted", "num_accepted_draft_tokens": "accepted"})
     _take_shares(found, values, numbers, columns)
-    counts = found.num_accepted_draft_tokens, found.timings.get("predicted_n")
-    if counts == (None, None) and found.num_draft_tokens is None:
+    has_no_counts = found.num_accepted_draft_tokens is None and "tokens" not in counts
+    if has_no_counts and found.num_draft_tokens is None:
         found.num_spec_steps = None  # a setting as well
     has_shares = bool(found.given or found.rates)
     is_alone = numbers.keys() == {"accepted"} and pair is None  # of how many?
-    is_empty = (counts == (None, None) or is_alone) and not has_shares and "speed" not in numbers
+    is_empty = (has_no_counts or is_alone) and not has_shares and "speed" not in numbers
     return None if is_empty else found
 
 
