@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from engine.analysis.acceptance import shapes
+from engine.analysis.findings.observed import observed_hits
 from engine.analysis.findings.run_rows import Check, ExaminedRun, observed
 from engine.analysis.run_cost import find_baseline
 from engine.plain_text import counted
@@ -86,6 +87,7 @@ def _slower(run: ExaminedRun) -> Iterator[Finding]:
     rounds = run.rounds
     if run.lane:
         return
+    yield from observed_hits(run, "slower-than-plain")
     yield from _slower_rows(run)
     drafted, accepted = rounds["num_draft_tokens"], rounds["num_accepted_draft_tokens"]
     ms = _round_ms(run)

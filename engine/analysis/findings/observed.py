@@ -14,7 +14,7 @@ from engine.trace.facts import ChangedToken, Finding, RescoredSequence
 from engine.trace.prompt_reuse import PromptReuseRecord, ReuseSource, WhyProcessed
 
 
-def _observed_hits(run: ExaminedRun, rule: str) -> Iterator[Finding]:
+def observed_hits(run: ExaminedRun, rule: str) -> Iterator[Finding]:
     """The first of a run's reported findings of a rule for each sequence."""
     found: dict[int | None, Finding] = {}
     for one in run.facts.observed_findings or ():
@@ -101,7 +101,7 @@ _LEAST_AGAIN = 32
 
 def _processed_again(run: ExaminedRun) -> Iterator[Finding]:
     """As a server's log or replies said, else by what our own engine noted."""
-    said = list(_observed_hits(run, "prompt-processed-again"))
+    said = list(observed_hits(run, "prompt-processed-again"))
     yield from said
     named = {hit.seq_id for hit in said}
     if run.facts.prompt_reuse is None:
@@ -213,7 +213,7 @@ def _evidence(
 
 
 CHECKS: dict[str, Check] = {
-    rule: partial(_observed_hits, rule=rule)
+    rule: partial(observed_hits, rule=rule)
     for rule in (
         "counters-contradict",
         "counters-differ",

@@ -34,9 +34,9 @@ from engine.observe.files.capture import is_capture, read_capture, replay
 from engine.observe.files.line_words import READ, SIGNS
 from engine.observe.files.log_run import fill_log
 from engine.observe.files.records import METRICS, PRINTED
+from engine.observe.files.records.column_names import without_signs
 from engine.observe.files.records.document import MOST_BYTES, read_documents
 from engine.observe.files.records.printed import read_printed
-from engine.observe.files.records.request import without_signs
 from engine.observe.files.records.tables import read_tables
 from engine.observe.rounds.log_lines import is_newest_first, time_of
 from engine.observe.rounds.log_text import texts_of, unwrapped, utf8_of, without_colours
@@ -238,10 +238,7 @@ def _of_list(data: bytes) -> str | bytes:
     have the same place in it as the first one with an engine's line. The same if it is none."""
     if _LIST.match(data) is None and not data.lstrip().startswith(b"{"):
         return data
-    try:
-        found = [one for _, value in read_documents(data, "")[0] for one in _texts(value, ())]
-    except TraceFileError:
-        return data
+    found = _texts_in(data)
     whose = next((path for path, text in found if is_log(text)), None)
     mine = [text for path, text in found if path == whose]
     times = {whose: [one for one in mine if one.isdigit()]}
@@ -258,11 +255,9 @@ def _of_texts(data: bytes, share: float = 0.0) -> bytes:
     """The replies that are in texts of a value of JSON, or in quotes of another text, as browsers,
     tables and logs keep them, one after another; empty if there are none, or objects are not this
     share of it."""
-    try:
-        found = [one for _, value in read_documents(data, "")[0] for one in _texts(value, ())]
-        texts = [text.encode("utf-8", "replace") for _, text in found if len(text) > _SHORTEST]
-    except TraceFileError:
-        texts = [_unquoted(one[1]) for one in _QUOTED.finditer(data)]
+    found = _texts_in(data)
+    texts = [text.encode("utf-8", "replace") for _, text in found if len(text) > _SHORTEST]
+    texts = texts or [_unquoted(one[1]) for one in _QUOTED.finditer(data)]
     texts = [base64.b64decode(one) if _BASE64.fullmatch(one) else one for one in texts]
     n_objects = sum(len(one) for one in texts if one.startswith((b"{", b"data:")))
     parts, forms = [], set[tuple[str, ...]]()
@@ -282,6 +277,13 @@ def _unquoted(text: bytes) -> bytes:
     if b'""' in text:
         return text.replace(b'""', b'"')
     return re.sub(rb'\\(["\\])', rb"\1", text)
+
+
+def _texts_in(data: bytes) -> list[tuple[tuple[str, ...], str]]:
+    """The texts of values of JSON, empty for bytes that are none."""
+    with suppress(TraceFileError):
+        return [one for _, value in read_documents(data, "")[0] for one in _texts(value, ())]
+    return []
 
 
 def _texts(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:

@@ -3,25 +3,26 @@ keeps a number of them, then neighbours are taken together."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import partial
 from itertools import pairwise, repeat, zip_longest
 from operator import add, ge, itemgetter
+from statistics import median
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from engine.foreign import OutOfRangeError
-from engine.observe.files.records.request import RecordedRequest, merged
+from engine.observe.files.records.column_names import mean_of
+from engine.observe.files.records.request import SUM_DIGITS, RecordedRequest, merged
 from engine.observe.rounds.log_lines import OfShape, time_of
 
 MOST_INTERVALS = 8192
 """Of a run; neighbours of more are taken together, so that a log of months is a run too."""
 _FEW = 8
-"""Lines that are not worth columns."""
-SUM_DIGITS = 0.01
-"""By how much a rate may differ from that of its counts: only its digits."""
+"""Lines that are not worth columns, or too few to compare."""
+_SLOWER, _HALF = 0.9, 0.5
 
 _Part: TypeAlias = tuple[Any, ...]
 """Enough of lines of an engine that are taken together: what comes before the text of the first,
@@ -47,6 +48,8 @@ class LineRun:
     per: int = 1
     waiting: dict[str, list[RecordedRequest | _Part]] = field(default_factory=dict)
     speeds: dict[str, tuple[float, float]] = field(default_factory=dict)
+    plain: list[tuple[float | None, float]] = field(default_factory=list)
+    """Of decode batches without drafts how many requests each had, and its tokens per second."""
     engine: str = ""
     open: RecordedRequest | None = None
     """A request that the next lines may say more of."""
@@ -144,28 +147,15 @@ class LineRun:
         n_accepted, n_drafted = accepted, drafted
 
         def make() -> RecordedRequest:
-            time = time_of(prefix)
-            place = ", ".join(filter(None, (label, time)))
-            found = RecordedRequest(_engine_of(prefix), place, stop="interval")
+            found = _started(_engine_of(prefix), label, prefix)
             found.num_draft_tokens, found.num_accepted_draft_tokens = n_drafted, n_accepted
             if emitted is not None:
                 found.timings["predicted_n"] = emitted
             found.rates, found.num_spec_tokens = list(rates) or None, length or len(rates) or None
-            if counts is not None:  # and everything else agrees with them
-                found.per_pos, found.num_spec_steps = counts, n_drafted // len(rates)
-            else:
-                found.num_spec_steps = _steps(found, mean or "", n_drafted, n_accepted)
-                if rates:
-                    found.set_rates(rates)
-                if ratio is not None and n_drafted:
-                    share = n_accepted / n_drafted
-                    found.check(
-                        abs(ratio - share) <= SUM_DIGITS,
-                        ("Draft acceptance rate",),
-                        f"the draft acceptance rate is {rate:g}{kind}, but "
-                        f"{n_accepted:,} of {n_drafted:,} make {share:.3f}",
-                    )
-            found.record = {"time": time} if time else {}
+            found.num_spec_steps = _steps(found, mean or "", n_drafted, n_accepted)
+            found.set_rates(rates)
+            keys = "Draft acceptance rate", ratio, n_accepted, n_drafted, "Accepted", "Drafted"
+            found.check_ratio(*keys, within=SUM_DIGITS)
             for name, speed in (("accepted", accepted_speed), ("drafted", drafted_speed)):
                 if speed is not None:
                     found.record[f"{name}_per_second"] = speed
@@ -181,7 +171,7 @@ class LineRun:
 
     def on_batch(
         self,
-        _kind: str,
+        kind: str,
         prefix: str,
         rank: str | None,
         mean: float | None,
@@ -190,8 +180,10 @@ class LineRun:
         running: float | None,
     ) -> bool:
         """Averages of a decode batch of SGLang."""
+        if kind == "plain" and len(self.plain) < MOST_INTERVALS:
+            self.plain += [(running, speed)] if speed is not None else []
         if mean is None and rate is None:
-            return False
+            return kind == "plain"
         if rate is not None and rate > 1:
             raise OutOfRangeError(f"accept rate {rate:g} is more than 1")
         label = _label("batch", rank)
@@ -199,10 +191,8 @@ class LineRun:
         known = {name: value for name, value in given.items() if value is not None}
 
         def make() -> RecordedRequest:
-            time = time_of(prefix)
-            place = ", ".join(filter(None, (label, time)))
-            found = RecordedRequest("sglang", place, stop="interval")
-            found.given, found.record = known, {"time": time} if time else {}
+            found = _started("sglang", label, prefix)
+            found.given = known
             if speed is not None:
                 found.timings["predicted_per_second"] = speed
             if running is not None:
@@ -211,6 +201,33 @@ class LineRun:
 
         self.add(label, (prefix, 1, {name: [value] for name, value in known.items()}), make)
         return True
+
+    def slower(self) -> Iterator[dict[str, Any]]:
+        """Where batches with drafts, of which half or more were accepted, gave fewer tokens per
+        second than those of as many requests without."""
+        rate_of, speed_of = "draft_acceptance_rate", "predicted_per_second"
+        drafted = [
+            (one.record.get("running"), one.timings[speed_of], one.given[rate_of])
+            for one in map(made, self.requests if self.plain else ())
+            if speed_of in one.timings and rate_of in one.given
+        ]
+        for n in {running for running, *_ in drafted} - {None}:
+            plain = [speed for running, speed in self.plain if running == n]
+            mine = [one for one in drafted if one[0] == n]
+            if min(len(plain), len(mine)) < _FEW:
+                continue
+            speed, rate, without = (
+                median(one) for one in (*list(zip(*mine, strict=True))[1:], plain)
+            )
+            if rate >= _HALF and speed < _SLOWER * without:
+                yield {
+                    "rule": "slower-than-plain",
+                    "message": f"{rate:.0%} of the drafted tokens are accepted, and batches with "
+                    f"drafts still give only {speed / without:.2f} times the tokens per second of "
+                    "those without.",
+                    "evidence": f"{n:g} running: {speed:g} tokens per second in {len(mine):,} "
+                    f"batches, {without:g} in {len(plain):,} without drafts (medians)",
+                }
 
     # -- the lines of a block ------------------------------------------------------------------
 
@@ -396,16 +413,22 @@ def _interval(label: str, part: RecordedRequest | _Part) -> RecordedRequest:
     if isinstance(part, RecordedRequest):
         return part
     prefix, n, *sums = part
-    place = ", ".join(filter(None, (label, time_of(prefix)))) + " and after" * (n > 1)
+    found = _started("sglang" if len(sums) == 1 else _engine_of(prefix), label, prefix, n)
     if len(sums) == 1:
-        found = RecordedRequest("sglang", place, stop="interval", n_merged=n)
         for name, values in sorted(sums[0].items()):
             found.given[name] = sum(values) / len(values)
         return found
-    found = RecordedRequest(_engine_of(prefix), place, stop="interval", n_merged=n)
     found.num_spec_steps, found.num_accepted_draft_tokens, found.num_draft_tokens = sums[:3]
     found.per_pos = sums[3]
     return found
+
+
+def _started(engine: str, label: str, prefix: str, n: int = 1) -> RecordedRequest:
+    """An interval, or n neighbours as one, without what it has of drafts."""
+    time = time_of(prefix)
+    place = ", ".join(filter(None, (label, time))) + " and after" * (n > 1)
+    record = {"time": time} if time else {}
+    return RecordedRequest(engine, place, stop="interval", n_merged=n, record=record)
 
 
 def _engine_of(prefix: str) -> str:
@@ -433,12 +456,6 @@ def _is_mean(value: float, mean: str) -> bool:
     """Whether a mean length is written as it would be."""
     number, half = mean_of(mean)
     return abs(value - number) <= half
-
-
-@lru_cache(1 << 12)
-def mean_of(text: str) -> tuple[float, float]:
-    """A mean length, and half a unit of its last digit."""
-    return float(text), 0.5001 * 10.0 ** -len(text.partition(".")[2])
 
 
 def _thinned(requests: list[RecordedRequest | _Waiting]) -> list[RecordedRequest | _Waiting]:

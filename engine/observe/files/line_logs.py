@@ -15,8 +15,8 @@ from functools import partial
 from typing import Any
 
 from engine.analysis.acceptance.accept_rules import rule_said
-from engine.foreign import COUNT, MOST_TOKENS, OutOfRangeError, real, whole
-from engine.observe.files.intervals import SUM_DIGITS, LineRun, made
+from engine.foreign import COUNT, MOST_TOKENS, OutOfRangeError, whole
+from engine.observe.files.intervals import LineRun, made
 from engine.observe.files.line_words import (
     BATCH,
     KEY,
@@ -28,15 +28,16 @@ from engine.observe.files.line_words import (
     SPEED,
     TOTAL,
     batch_saying,
-    engine_in,
     printed_request,
     source_of,
+    speed_saying,
     vllm_saying,
 )
+from engine.observe.files.records.column_names import NAMES, kind_of, names_of
 from engine.observe.files.records.document import Node
 from engine.observe.files.records.readers import SGLANG
 from engine.observe.files.records.request import RecordedRequest
-from engine.observe.files.records.tables import ALL
+from engine.observe.files.records.tables import ALL, row_of
 from engine.observe.files.records.writing import write_requests
 from engine.observe.rounds.log_lines import OfShape
 from engine.observe.rounds.log_words import Saying, values_of
@@ -51,6 +52,12 @@ _LONGEST = 1 << 14
 _TABLE_END = 40
 """Lines that the object after a table may have."""
 _SHAPES = {"vllm": VLLM, "speed": VLLM, "batch": SGLANG_LOG}
+_SAYING = (
+    ("metrics: ", METRICS, VLLM, vllm_saying),
+    ("throughput:", SPEED, VLLM, speed_saying),
+    ("Decode batch", BATCH, SGLANG_LOG, batch_saying),
+)
+"""What a line has that says something by itself, of which run it is, and what it says."""
 _OF_ENGINE = {
     "omlx": "mtp-log",
     "koboldcpp": KOBOLD,
@@ -65,12 +72,6 @@ _WORDS = (
 )
 """One of these is in each line that is read."""
 _ALONE = "no line of its request is next to it"
-_TOTALS = {
-    **{"draft": "num_draft_tokens", "acc": "num_accepted_draft_tokens", "pred": "predicted_n"},
-    "total_draft": "num_draft_tokens",
-    "total_draft_accepted": "num_accepted_draft_tokens",
-    "total_predicted": "predicted_n",
-}
 
 
 class LineLogs:
@@ -137,6 +138,7 @@ class LineLogs:
                 run.findings.append(finding)
             if not run.requests:
                 continue
+            run.findings += run.slower()
             facts: dict[str, Any] = {"attachment": "log", "observed_findings": run.findings}
             facts |= {"server": {"address": run.name}} if run.name else {}
             # of several servers, the lines below do not say whose arguments these were
@@ -157,23 +159,12 @@ class LineLogs:
 
     def _takes(self, number: int, stream: str, said: str) -> bool:
         """Whether a line was taken."""
-        saying: Saying | None
-        if "metrics: " in said and (found := METRICS.search(said)) is not None:
-            run = self._run(VLLM, source_of(said[: found.start()], stream))
-            saying = vllm_saying(said, found)
-        elif "throughput:" in said and (found := SPEED.search(said)) is not None:
-            head = max(said.find("Engine"), 0)
-            run = self._run(VLLM, source_of(said[:head], stream))
-            engine = engine_in(said)
-            places = (0, head, None), engine, *((*found.span(i), 1e9) for i in (1, 2))
-            saying = "speed", "", places
-        elif "Decode batch" in said and "accept" in said:
-            found = BATCH.search(said)
-            if found is None:
-                return False
-            run = self._run(SGLANG_LOG, source_of(said[: found.start()], stream))
-            saying = batch_saying(said, found)
-        elif "'spec_verify_ct'" in said:
+        for word, pattern, shape, saying_of in _SAYING:
+            if word in said and (found := pattern.search(said)) is not None:
+                run = self._run(shape, source_of(said[: found.start()], stream))
+                self._says(run, number, said, saying_of(said, found), found.end())
+                return True
+        if "'spec_verify_ct'" in said:
             at = said.find("Finish")
             run = self._run(SGLANG_LOG, source_of(said[: max(at, 0)], stream))
             part = said[max(said.find("meta_info"), 0) :]
@@ -200,10 +191,12 @@ class LineLogs:
             self._n_left_of_table = 0 if "}" in said else _TABLE_END
             self._total(number, TOTAL.findall(said), is_last="}" in said)
             return True
-        else:
-            return False
+        return False
+
+    def _says(self, run: LineRun, number: int, said: str, saying: Saying, at: int) -> None:
+        """Take what a line says. at: where that begins."""
         try:
-            why = repr(said[found.end() :][:100])
+            why = repr(said[at:][:100])
             name, kind, places = saying
             is_taken = run.says(name, kind, *values_of(said, places))
         except OutOfRangeError as error:
@@ -212,7 +205,6 @@ class LineLogs:
             self.last_read = saying, said, run.name
         else:
             run.has_unread(number, why)
-        return True
 
     def _run(self, shape: str, name: str) -> LineRun:
         run = self._runs.get((shape, name))
@@ -279,7 +271,7 @@ class LineLogs:
         for name, value in PAIR.findall(said):
             is_count = value.isdigit()
             values[name] = whole(value) if is_count else float(value)
-        if SGLANG.read is None or "spec_verify_ct" not in values:
+        if "spec_verify_ct" not in values:
             return None
         name = re.search(r"'id': '([^']{1,100})'", said)
         stop = re.search(r"'finish_reason': \{'type': '(\w{1,40})'", said)
@@ -307,23 +299,12 @@ class LineLogs:
             self._tables.append(LineRun(BENCH, ""))
         table = self._tables[-1]
 
-        def read(_said: str) -> RecordedRequest:
-            found = RecordedRequest("llama-server", name, stop="end")
-            found.timings["predicted_n"] = whole(values.get("pred", ""))
-            if values.get("draft", "").isdigit():
-                found.num_draft_tokens = whole(values["draft"])
-                accepted = whole(values.get("acc", ""), found.num_draft_tokens)
-                found.num_accepted_draft_tokens = accepted
-            speed = values.get("tok/s", "")
-            if re.fullmatch(r"\d{1,12}(?:\.\d{1,12})?", speed):
-                found.timings["predicted_per_second"] = real(speed)
-            rate, drafted = values.get("rate", ""), found.num_draft_tokens
-            if drafted and re.fullmatch(r"\d{1,3}\.\d{1,12}", rate):
-                found.check(
-                    abs(float(rate) - accepted / drafted) <= SUM_DIGITS,
-                    ("rate", "acc", "draft"),
-                    f"rate is {rate}, but {accepted:,} of {drafted:,} are another",
-                )
+        def read(_said: str) -> RecordedRequest | None:
+            if not values.get("pred", "").isdigit():
+                return None
+            found = row_of(names_of(list(values)), list(values.values()), name, "")
+            if found is not None:
+                found.engine, found.place = "llama-server", name
             return found
 
         self._read(table, number, said, read)
@@ -331,9 +312,9 @@ class LineLogs:
     def _total(self, number: int, said: Iterable[tuple[str, str]], *, is_last: bool) -> None:
         table = self._tables[-1]
         for name, value in said:
-            if name not in _TOTALS or not value.isdigit():
+            field_name = NAMES["fields"].get(kind_of(names_of([name])[0]))
+            if field_name is None or not value.isdigit():
                 continue
-            field_name = _TOTALS[name]
             values = [made(one).figures().get(field_name) for one in table.requests]
             known = [one for one in values if one is not None]
             try:

@@ -147,7 +147,7 @@ def _take_lengths(request: RecordedRequest, said: str) -> None:
 
 
 def vllm_saying(said: str, head: re.Match[str]) -> Saying:
-    """What a line about metrics says, as the values of `_on_vllm`."""
+    """What a line about metrics says, as the values of `on_vllm`."""
     at = head.end()
     counts = [
         NOTHING if found is None else (*found.span(1), COUNT)
@@ -174,15 +174,22 @@ def vllm_saying(said: str, head: re.Match[str]) -> Saying:
     )
 
 
+def speed_saying(said: str, found: re.Match[str]) -> Saying:
+    """What vLLM's other line of the same seconds says, as the values of `on_speed`."""
+    speeds = ((*found.span(i), 1e9) for i in (1, 2))
+    return "speed", "", ((0, found.start(), None), engine_in(said), *speeds)
+
+
 def batch_saying(said: str, head: re.Match[str]) -> Saying:
-    """What a line about a decode batch says, as the values of `_on_batch`."""
+    """What a line about a decode batch says, as the values of `on_batch`."""
     found = _OF_BATCH.finditer(said, head.end())
     spans = {one[1].removeprefix("avg_").replace("t_", "t "): one.span(2) for one in found}
     rank = _RANK.search(said, 0, head.start())
     names = ("accept len", "accept rate", "gen throughput (token/s)", "#running-req")
     values = ((*spans[one], LONGEST_PART_MS) if one in spans else NOTHING for one in names)
     of_rank = NOTHING if rank is None else (*rank.span(1), None)
-    return "batch", "", ((0, head.start(), None), of_rank, *values)
+    kind = "" if "accept" in said else "plain"
+    return "batch", kind, ((0, head.start(), None), of_rank, *values)
 
 
 @lru_cache(1 << 12)

@@ -14,9 +14,15 @@ from engine.analysis.acceptance.accept_rules import AcceptRule
 from engine.analysis.findings.check import record_findings
 from engine.errors import TraceFileError
 from engine.long_work import collections_wait
-from engine.observe.files.intervals import mean_of
 from engine.observe.files.line_logs import LineLogs
-from engine.observe.files.records.request import ALL_TIMINGS, RecordedRequest, merged, sum_figures
+from engine.observe.files.records.column_names import mean_of
+from engine.observe.files.records.request import (
+    ALL_TIMINGS,
+    SUM_DIGITS,
+    RecordedRequest,
+    merged,
+    sum_figures,
+)
 from engine.observe.files.records.writing import write_requests
 from engine.observe.rounds.log_prompts import note_prompts
 from engine.observe.rounds.log_reader import LogReader
@@ -38,8 +44,6 @@ _PIECE = 1 << 22
 _AT_ONCE = 1 << 16
 """Rows that are made ready at a time."""
 _DECIMAL = re.compile(r"\d{1,9}\.\d{1,20}")
-_RATIO = 0.01
-"""By how much the ratio that a line has may differ from that of its counts: only its digits."""
 
 
 def fill_log(store: TraceStore, text: str | bytes | Iterable[bytes], file: str) -> list[int]:
@@ -164,13 +168,14 @@ def sums_of(request: LogRequest, server: ServerLog, *, is_alone: bool = True) ->
         found.num_draft_tokens = found.num_accepted_draft_tokens = 0  # else there would be a line
         found.num_spec_steps = 0
     if request.drafted and request.accepted is not None:
-        given, ratio = request.ratio, request.accepted / request.drafted
-        if _DECIMAL.fullmatch(given) and abs(float(given) - ratio) > _RATIO:
-            found.check(
-                False,
-                ("draft acceptance",),
-                f"draft acceptance is {given}, but {request.accepted:,} accepted of "
-                f"{request.drafted:,} generated make {ratio:.5f}",
+        if _DECIMAL.fullmatch(request.ratio):
+            found.check_ratio(
+                "draft acceptance",
+                float(request.ratio),
+                request.accepted,
+                request.drafted,
+                *("accepted", "generated"),
+                within=SUM_DIGITS,
             )
         found.num_spec_steps = _steps(found, request, server, request.accepted)
         if rates := request.rates or (request.told_shares if found.num_spec_steps else []):
@@ -209,14 +214,11 @@ def _steps(
             steps = drafts
     if request.mean_length:
         mean, half = mean_of(request.mean_length)
-        if steps and abs(1 + accepted / steps - mean) > half + _RATIO:
-            found.check(
-                False,
-                ("mean acceptance length", "statistics"),
-                f"the mean acceptance length is {request.mean_length}, but {accepted:,} accepted "
-                f"in {steps:,} drafts make {1 + accepted / steps:.2f}",
-            )
-        elif not steps and (steps := found.steps_of(mean, half, request.rates or ())) is None:
+        if steps:
+            keys = "mean acceptance length", "accepted", "drafts of the statistics"
+            whole, within = accepted + steps, half + SUM_DIGITS
+            found.check_ratio(keys[0], mean, whole, steps, *keys[1:], within=within)
+        elif (steps := found.steps_of(mean, half, request.rates or ())) is None:
             found.given["mean_acceptance_length"] = mean
     return steps
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import threading
 import time
 import zlib
-from collections import deque
 from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
 
-from engine.observe.server.reply import ExchangeEvent
+from engine.observe.server.reply import ExchangeEvent, Inbox, What
 
 LIMIT = 64 * 2**20
 """Bytes of a queue that is not read, before requests are recorded no more."""
@@ -17,8 +17,6 @@ _MOST_DECODED = 64 * 2**20
 """Bytes that a compressed reply may become."""
 _MOST_OF_A_PIECE = 4 * 2**20
 """The same of one piece of it: no other bytes pass while it is decoded."""
-_OVERHEAD = 512
-"""Bytes that an event costs in addition to its data."""
 
 FELL_BEHIND = (
     "The recording could not keep up with what passed, and the rest of a reply is missing."
@@ -29,10 +27,7 @@ class ExchangeQueue:
     """Takes events from one thread without ever making it wait; another one reads them."""
 
     def __init__(self, limit: int = LIMIT) -> None:
-        self._limit = limit
-        self._events: deque[ExchangeEvent] = deque()
-        self._n_bytes = 0
-        self._lock = threading.Lock()
+        self._inbox = Inbox(limit)
         self._numbers = itertools.count()
         self.n_unrecorded = 0
         """Requests that began while the queue was full."""
@@ -58,21 +53,14 @@ class ExchangeQueue:
 
     def put(self, event: ExchangeEvent, is_last: bool = False) -> bool:
         """Add an event; False when there is no room for it, as there always is for a last one."""
-        size = _OVERHEAD + len(event.data)
-        with self._lock:
-            if not is_last and self._n_bytes + size > self._limit:
-                return False
-            self._events.append(event)
-            self._n_bytes += size
-            return True
+        if not is_last and not self._inbox.has_room_for(event):
+            return False
+        self._inbox.put(event)
+        return True
 
     def take(self) -> list[ExchangeEvent]:
         """All events that are waiting, in order."""
-        with self._lock:
-            events = list(self._events)
-            self._events.clear()
-            self._n_bytes = 0
-            return events
+        return list(iter(partial(self._inbox.take, 0.0), None))
 
 
 class RecordedExchange:
@@ -89,10 +77,9 @@ class RecordedExchange:
         if encoding in ("gzip", "x-gzip", "deflate"):
             self._decode = _decompressor()
         elif encoding != "identity":
-            self._give_up(f"A reply is compressed as {encoding[:20]!r}, which is not known here.")
-        self._put(
-            ExchangeEvent(self.number, "head", time.monotonic(), status=status, headers=headers)
-        )
+            reason = f"A reply is compressed as {encoding[:20]!r}, which is not known here."
+            self.end("unrecorded", reason)
+        self._put(self._event("head", status=status, headers=headers))
 
     def data(self, piece: bytes) -> None:
         """A piece of the reply as it came."""
@@ -101,33 +88,22 @@ class RecordedExchange:
         try:
             decoded = self._decode(piece)
         except (zlib.error, OverflowError):
-            self._give_up("A reply is not compressed as it says, or too much.")
+            self.end("unrecorded", "A reply is not compressed as it says, or too much.")
             return
-        self._put(ExchangeEvent(self.number, "data", time.monotonic(), decoded))
+        self._put(self._event("data", data=decoded))
 
-    def done(self) -> None:
-        """The reply ended by itself."""
-        self._end(ExchangeEvent(self.number, "done", time.monotonic()))
-
-    def broke(self, reason: str) -> None:
-        """The reply ends here. reason: one sentence."""
-        self._end(ExchangeEvent(self.number, "broke", time.monotonic(), reason=reason))
-
-    def left(self) -> None:
-        """The client no longer waits for the rest of the reply."""
-        self._end(ExchangeEvent(self.number, "left", time.monotonic()))
+    def end(self, kind: What, reason: str = "") -> None:
+        """Nothing more is put, whatever happens: see `ExchangeEvent`. reason: one sentence."""
+        if not self._ended:
+            self._ended = True
+            self._queue.put(self._event(kind, reason=reason), is_last=True)
 
     def _put(self, event: ExchangeEvent) -> None:
         if not self._ended and not self._queue.put(event):
-            self._give_up(FELL_BEHIND)
+            self.end("unrecorded", FELL_BEHIND)
 
-    def _give_up(self, reason: str) -> None:
-        self._end(ExchangeEvent(self.number, "unrecorded", time.monotonic(), reason=reason))
-
-    def _end(self, event: ExchangeEvent) -> None:
-        if not self._ended:
-            self._ended = True
-            self._queue.put(event, is_last=True)
+    def _event(self, kind: What, **more: Any) -> ExchangeEvent:
+        return ExchangeEvent(self.number, kind, time.monotonic(), **more)
 
 
 def _decompressor() -> Callable[[bytes], bytes]:

@@ -193,7 +193,7 @@ class Proxy:
                 await exchange.break_off(500, f"Passing the request on failed: {failure!r:.200}.")
             if exchange.recording is not None:
                 self._passing.pop(exchange.recording.number, None)
-                exchange.recording.left()  # unless its end is known
+                exchange.recording.end("left")  # unless its end is known
 
     async def _pass(self, exchange: _Exchange) -> None:
         import httpx
@@ -289,7 +289,7 @@ class Proxy:
             await exchange.break_off(502, cut_short(self._server.address).message)
             return
         if recording is not None:
-            recording.done()
+            recording.end("done")
         await exchange.end(b"" if remover is None else remover.rest())
 
 
@@ -395,7 +395,7 @@ class _Exchange:
     async def break_off(self, status: int, sentence: str) -> None:
         """The request fails; a reply that has started is left without an end."""
         if self.recording is not None:
-            self.recording.broke(sentence)
+            self.recording.end("broke", sentence)
         await self.tell(status, sentence)
 
     async def tell(self, status: int, sentence: str) -> None:

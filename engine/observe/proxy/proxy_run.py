@@ -51,7 +51,7 @@ class ProxyRun:
         self.trace, self.done = trace, False
         self.requests: list[ObservedRequest] = []
         self._open: dict[int, ObservedRequest] = {}
-        self._log = JoinedLog(log) if log is not None else None
+        self._log = JoinedLog(log)
         self._queue = ExchangeQueue()
         adds_fields &= server.is_llama_server or server.engine == "llama-swap"
         self._proxy = Proxy(server.address, self._queue, host, port, adds_fields=adds_fields)
@@ -60,8 +60,7 @@ class ProxyRun:
             trace, "proxy", server, plain=PlainReplies(), listens_at=self._proxy.url, **facts
         )
         self.run_id = self.observed.run_id
-        if self._log is not None:
-            self._log.follow(self.observed)
+        self._log.follow(self.observed)
         self._proxy.start()
 
     @property
@@ -77,7 +76,7 @@ class ProxyRun:
     @property
     def unread_log(self) -> str:
         """Why the log was not read to its end, and what to do about it."""
-        return "" if self._log is None else self._log.unread
+        return self._log.unread
 
     def step(self) -> bool:
         """Go on until a round was recorded, or half a second has passed. True while it listens."""
@@ -96,8 +95,7 @@ class ProxyRun:
         sleep(LOOK_S)  # all at once: every look takes time from what passes
         failed = not self._proxy.is_running
         self._record()
-        if self._log is not None:
-            self._log.follow(self.observed)
+        self._log.follow(self.observed)
         if failed:
             message = f"Listening at {self.url} failed: {self._proxy.error}."
             self._end(message)
@@ -124,8 +122,7 @@ class ProxyRun:
         self.done = True
         self._proxy.stop()
         self._record()
-        if self._log is not None:
-            self._log.finish(self.observed)
+        self._log.finish(self.observed)
         if n := self._queue.n_unrecorded:
             self._not_recorded(f"{n} requests came faster than they could be recorded.")
         self.observed.end(error)

@@ -73,12 +73,12 @@ class LogFollower:
 class JoinedLog:
     """The log that a server writes while it is observed, joined to the rounds of a run.
 
-    unread: why it was not read to its end, and what to do about it. Raises OptionError for a file
-    that cannot be read.
+    path: None where there is none. unread: why it was not read to its end, and what to do about it.
+    Raises OptionError for a file that cannot be read.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._file: LogFollower | None = LogFollower(path)
+    def __init__(self, path: Path | None) -> None:
+        self._file = LogFollower(path) if path is not None else None
         self._looked = self._heard = 0.0
         self._over: float | None = None
         self.unread = ""

@@ -135,7 +135,7 @@ Tell = Callable[..., None]
 MOST_HEAD_BYTES = 96 << 10
 """Of the headers of a reply, together with all interim replies (1xx) before it."""
 _INBOX_BYTES = 2**20
-_OVERHEAD = 256
+_OVERHEAD = 512
 """Bytes that an arrival takes in addition to its data."""
 
 
@@ -424,10 +424,11 @@ class ExchangeEvent:
 
 
 class Inbox:
-    """Events of any number of requests. One thread takes them; as long as it does not, and 1 MiB
-    waits, the client reads no further, and so the server waits too."""
+    """Events of any number of requests, on their way from one thread to another. As long as it does
+    not take them, and 1 MiB waits, a client reads no further, and so the server waits too."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int = _INBOX_BYTES) -> None:
+        self._limit = limit
         self._arrivals: SimpleQueue[ExchangeEvent] = SimpleQueue()
         self._waiting = 0
         self._lock = threading.Lock()
@@ -435,12 +436,16 @@ class Inbox:
     @property
     def is_full(self) -> bool:
         """Whether nothing more should be read for now."""
-        return self._waiting >= _INBOX_BYTES
+        return self._waiting >= self._limit
 
     @property
     def n_waiting(self) -> int:
         """Events that were put and not taken."""
         return self._arrivals.qsize()
+
+    def has_room_for(self, arrival: ExchangeEvent) -> bool:
+        """Whether one more is within the limit."""
+        return self._waiting + len(arrival.data) + _OVERHEAD <= self._limit
 
     def put(self, arrival: ExchangeEvent) -> None:
         """Add one."""

@@ -83,11 +83,10 @@ class ServerRun:
         self._client, self._requests, self._parallel = client, requests, max(1, parallel)
         self._can_resume = server.is_llama_server
         self._raw = [request.raw for request in requests]
-        self._log = JoinedLog(log) if log is not None else None
+        self._log = JoinedLog(log)
         self.observed = ObservedRun(trace, "ask", server, plain=PlainReplies(), **facts)
         self.run_id = self.observed.run_id
-        if self._log is not None:
-            self._log.follow(self.observed)
+        self._log.follow(self.observed)
         self._inbox = Inbox()
         self._sent: list[_Sent] = []
         self._skipped: set[int] = set()
@@ -105,7 +104,7 @@ class ServerRun:
     @property
     def unread_log(self) -> str:
         """Why the log was not read to its end, and what to do about it."""
-        return "" if self._log is None else self._log.unread
+        return self._log.unread
 
     @property
     def sequences(self) -> list[dict[str, Any]]:
@@ -212,8 +211,7 @@ class ServerRun:
         for one in self._sent:
             if one.wait is not None:  # a pause of ours does not wait for the server
                 one.wait = replace(one.wait, since=one.wait.since + busy)
-        if self._log is not None:
-            self._log.follow(self.observed)
+        self._log.follow(self.observed)
         if not self._has_begun:
             self._begin(seconds)
         elif self._held is not None:
@@ -352,14 +350,13 @@ class ServerRun:
     def _close(self) -> None:
         self.done = True
         self._say_waiting()
-        if self._log is not None:
-            self._log.end(self.observed)
+        self._log.end(self.observed)
         self.observed.end(self.errors[0].message if self.errors else None)
         record_findings(self.trace, [self.run_id])
 
     def _is_counted(self, seconds: float) -> bool:
         """Compare the server's counters with what was recorded, as soon as it has them."""
-        if self._log is not None and not self._log.is_settled(self.observed):
+        if not self._log.is_settled(self.observed):
             sleep(min(seconds, LOOK_S))
             return False
         if self._before is None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Hashable
 from typing import Any
 
 from engine.errors import TraceFileError
@@ -36,6 +35,8 @@ _REMEDY = "Choose a file that one of the engines wrote that `draftscope help obs
 SHAPES: dict[str, RecordShape] = {
     one.name: one for one in (AIPERF, *READERS, SPEC_BENCH, MLC, FASTDEPLOY, LLAMA_SERVER)
 }
+_PLAIN = RecordShape(REPLY, REPLY, (), LLAMA_SERVER.read)
+"""Replies that say nothing of drafts."""
 _WHOLE = {"prompt_n", "prompt_ms"}
 """What timings have of the prompt."""
 _SIGNS = {key for shape in SHAPES.values() for key in shape.keys}
@@ -117,11 +118,11 @@ def fill(
             raise _nothing(file, shape.title)
         if replies or all(node.values.keys() >= _WHOLE for node in alone):
             return [write_replies(store, replies, alone, file, left_out)]
+    shape = shape or _PLAIN
     found, unknown = _requests(shape, every, replies, file)
     if not found:
-        raise _nothing(file, REPLY if shape is None else shape.title)
-    kind = REPLY if shape is None else shape.name
-    return [write_requests(store, found, kind, file, unknown, left_out=left_out)]
+        raise _nothing(file, shape.title)
+    return [write_requests(store, found, shape.name, file, unknown, left_out=left_out)]
 
 
 def _nothing(file: str, title: str) -> TraceFileError:
@@ -155,38 +156,36 @@ def _shape_of(every: list[Node], file: str) -> RecordShape | None:
 
 
 def _requests(
-    shape: RecordShape | None, every: list[Node], replies: list[KeptReply], file: str
+    shape: RecordShape, every: list[Node], replies: list[KeptReply], file: str
 ) -> tuple[list[RecordedRequest], dict[str, Any]]:
     """The requests of a file, those of replies first, and what else the file says."""
     owner = {id(event): id(reply) for reply in replies for event in reply.events}
-    counts: dict[int, dict[int, Node]] = {}
-    others: dict[Hashable, Node] = {}
+    counts: dict[int, dict[Any, Node]] = {}
+    others: dict[Any, Node] = {}
     for node in every:
-        if shape is None or not shape.sign_of(node.values):
+        if not shape.sign_of(node.values):
             continue
         around = (node.values, *reversed(node.around))
         reply = next((owner[id(one)] for one in around if id(one) in owner), None)
         if reply is None:
-            others[shape.request_of(node)] = node
-        else:  # the last one of a stream counts
-            counts.setdefault(reply, {})[_answer_of(node)] = node
+            mine, key = others, shape.request_of(node)
+        else:
+            mine, key = counts.setdefault(reply, {}), _answer_of(node)
+        if key not in mine or shape.has_counts(node.values):  # the last one of a stream counts
+            mine[key] = node
     found: list[RecordedRequest] = []
     read: list[tuple[Node, RecordedRequest]] = []
     for kept in replies:
         mine = counts.get(id(kept), {})
-        known = {index: _read(shape, node) for index, node in mine.items()}
+        known = {index: shape.read(node) for index, node in mine.items()}
         read += [(mine[index], one) for index, one in known.items()]
         found += read_reply(kept, known, every[0].taken if every else {}, file)
     for node in others.values():
-        read.append((node, _read(shape, node)))
-        found.append(read[-1][1])
+        one = shape.read(node)
+        if one.timings or one.num_draft_tokens is not None or shape.has_counts(node.values):
+            read.append((node, one))
+            found.append(one)
     return found, _tell_unknown([node for node, _ in read], [one for _, one in read])
-
-
-def _read(shape: RecordShape | None, node: Node) -> RecordedRequest:
-    assert shape is not None
-    assert shape.read is not None
-    return shape.read(node)
 
 
 def _answer_of(node: Node) -> int:

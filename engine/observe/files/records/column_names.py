@@ -1,11 +1,12 @@
-"""Names that tables and records of other programs have, of columns, keys and series, and what each
-is."""
+"""Names that tables and records of other programs have, of columns, keys and series, what each is,
+and numbers as people write them."""
 
 from __future__ import annotations
 
 import re
 import tomllib
 from functools import lru_cache
+from itertools import permutations
 from pathlib import Path
 
 _COUNT_OF = re.compile(
@@ -18,12 +19,25 @@ _PATH = re.compile(r"^(?:(?!\w*(?:acc|draft|tok))\w{1,40}/){1,9}(?=\w{0,40}(?:ac
 """What metrics of a training run have before their names."""
 _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z][a-z])")
 NAMES = tomllib.loads(Path(__file__).parents[1].joinpath("names.toml").read_text("utf-8"))
-_COLUMNS = [(one["is"], name) for one in NAMES["column"] for name in one["names"]]
+_KINDS = ["", *(one["is"] for one in NAMES["column"])]
+_COLUMN = re.compile("|".join(f"({'|'.join(one['names'])})" for one in NAMES["column"]))
+"""The names of each kind in a group, of which the first counts that is the whole name."""
 IN_NAME = re.compile(r"\([^()/→]{1,40}(?:(?:/|→|[-=]?->)[^()/→]{1,40})+\)")
 """In the name of a column what each of them is of."""
 OF_ALL = re.compile(r" ?\((?:avg|average|mean)\)$| (?:mean ?)?[/±] ?std(?:dev)?$")
 SPREAD = re.compile(r"(?:.{0,60} )?(?:min|max|std(?:dev)?|median|p\d\d?(?:\.\d)?):?", re.IGNORECASE)
 """Of several requests, but neither one of them nor all."""
+_SHARE = re.compile(r"(?<![\d.])(\d{1,3}\.\d{1,6}|\d{2,3}(?= ?%)) ?(%?)(?![\d.])")
+_COUNT = re.compile(r"(?<![\d.])\d{1,9}(?!\d|\.\d| ?%)")
+_ALL_OF = re.compile(r"(?<![\d.])(\d{2,9})(?: ?/ ?| of | out of )\1(?![\d.])")
+_FEWEST, _MOST_COUNTS = 20, 12
+"""Drafted tokens, below which other numbers make a rate by chance; counts of a line."""
+_THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:[,'’ \xa0\u2009\u202f]\d{3})+(?![\d,])")
+DECIMAL_COMMA = re.compile(
+    r"[~≈]?(?:0|\d{1,3}(?:\.\d{3})*+|\d+),(?:\d{1,2}|\d{4,})(?!\d).{0,9}|0,\d+"
+)
+OTHER_WAY = str.maketrans(",.", ".,")
+_LONGEST = 32
 
 
 def names_of(cells: list[str]) -> list[str]:
@@ -37,10 +51,9 @@ def names_of(cells: list[str]) -> list[str]:
 def kind_of(name: str) -> str:
     """What a column has, by its name; "" for what is not read."""
     first, _, more = name.partition(", ")
-    for one in (name, IN_NAME.sub("", name).strip(), "" if SPREAD.fullmatch(more) else first):
-        if found := next((kind for kind, known in _COLUMNS if re.fullmatch(known, one)), ""):
-            return found
-    return ""
+    others = IN_NAME.sub("", name).strip(), "" if SPREAD.fullmatch(more) else first
+    known = (_COLUMN.fullmatch(one) for one in dict.fromkeys((name, *others)))
+    return next((_KINDS[one.lastindex or 0] for one in known if one is not None), "")
 
 
 @lru_cache(1 << 12)
@@ -48,3 +61,46 @@ def speed_of(name: str, shape: str) -> str:
     """ "speed" for a column without a kind that has one, as the unit next to the number says; else
     empty. shape: of the cell, with 0 for each number."""
     return "speed" if kind_of(f"{name} {shape}") == "speed" else ""
+
+
+def making_rates(line: str) -> set[tuple[int, int]]:
+    """The counts of accepted and of drafted tokens that make a rate next to them."""
+    plain = without_signs(line)
+    counts = {int(one) for one in _COUNT.findall(plain)}
+    pairs = [*permutations(counts if len(counts) <= _MOST_COUNTS else (), 2)]
+    pairs += [(int(one), int(one)) for one in _ALL_OF.findall(plain)]
+    return {
+        (accepted, drafted)
+        for share, percent in _SHARE.findall(line)
+        for accepted, drafted in pairs
+        if drafted >= _FEWEST
+        and abs(accepted / drafted * (scale := 100 if percent else 1) - float(share))
+        <= 0.5001 * 10.0 ** -len(share.partition(".")[2])
+        and accepted <= drafted
+        and (scale > 1 or float(share) <= 1)
+    }
+
+
+def without_signs(text: str) -> str:
+    """A text whose numbers have no signs between thousands."""
+    return _THOUSANDS.sub(lambda found: re.sub(r"\D", "", found[0]), text)
+
+
+@lru_cache(1 << 12)
+def mean_of(text: str) -> tuple[float, float]:
+    """A mean length, and half a unit of its last digit."""
+    return float(text), 0.5001 * 10.0 ** -len(text.partition(".")[2])
+
+
+def is_number(cell: str) -> bool:
+    """Whether a cell is a number and no more, as nearly all are."""
+    return cell.replace(".", "", 1).isdecimal()
+
+
+def plain_number(cell: str, has_comma: bool) -> str:
+    """A cell whose numbers have neither signs between thousands nor a comma for a point."""
+    is_plain = is_number(cell) and not (has_comma and "." in cell)
+    if is_plain or not cell.lstrip("~≈")[:1].isdigit() or len(cell) > _LONGEST:
+        return cell
+    cell = cell.translate(OTHER_WAY) if has_comma or DECIMAL_COMMA.fullmatch(cell) else cell
+    return without_signs(cell)

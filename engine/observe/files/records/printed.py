@@ -9,12 +9,22 @@ a line of vLLM or SGLang that a person has copied are read like them.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable
+from bisect import bisect_right
+from collections.abc import Hashable
 from functools import lru_cache
-from itertools import product
+from itertools import accumulate, product
+from typing import Any
 
-from engine.foreign import COUNT, LONGEST_DRAFT, OutOfRangeError, is_real, is_whole, real, whole
-from engine.observe.files.records.column_names import NAMES, kind_of, names_of
+from engine.foreign import COUNT, LONGEST_DRAFT, is_real, is_whole
+from engine.observe.files.records.column_names import (
+    NAMES,
+    kind_of,
+    making_rates,
+    mean_of,
+    names_of,
+    plain_number,
+    without_signs,
+)
 from engine.observe.files.records.document import Fields, Node
 from engine.observe.files.records.readers import (
     LLAMA_SERVER,
@@ -23,8 +33,8 @@ from engine.observe.files.records.readers import (
     of_same_request,
     read_usage,
 )
-from engine.observe.files.records.request import RecordedRequest, making_rates, without_signs
-from engine.observe.files.records.tables import ABOUT, SAID_SPEED, plain_number, read_tables, row_of
+from engine.observe.files.records.request import SUM_DIGITS, RecordedRequest
+from engine.observe.files.records.tables import ABOUT, SAID_SPEED, read_tables, row_of
 
 _STEPS, _DRAFTED, _ACCEPTED = "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens"
 _EMITTED, _MEAN, _RATE, _BY_INDEX = "predicted_n", "mean", "rate", "by index"
@@ -33,6 +43,11 @@ _ABOUT = {_DRAFTED, _ACCEPTED, _MEAN, _BY_INDEX}
 """One of these a run has."""
 _PART = f"{_ACCEPTED} of a round"
 _COUNTS = (_STEPS, _DRAFTED, _ACCEPTED, _EMITTED)
+_AS_COLUMN = {
+    **{_STEPS: "rounds", _DRAFTED: "drafted", _ACCEPTED: "accepted", _EMITTED: "tokens"},
+    **{_MEAN: "mean length", _RATE: "printed acceptance rate", _SPEED: "t/s"},
+}
+"""What a column of a table has that a line names, too."""
 _SPACE = re.compile(r"[-_]")
 _IS_BY_INDEX = re.compile(r"(?i)(?=.{0,40}acc).{0,40}per[_ ]?pos(?:ition)?.{0,40}")
 _BEFORE = r"(?:\d{1,9}\.\d\d\.\d{3}\.\d{3} [IWEDC] )?[ \t|>*`\"-]{0,20}(?:spec_decode_)?"
@@ -104,13 +119,15 @@ def read_printed(text: str, unread: list[str] | None = None) -> list[RecordedReq
 def _sums(text: str) -> list[RecordedRequest]:
     found: list[RecordedRequest] = []
     values: dict[str, re.Match[str]] = {}
+    ends = list(accumulate(len(line) + 1 for line in text.split("\n")))
 
     def close() -> None:
         if _PART in values:
             values.pop(_DRAFTED, None)  # of a round as well
         has_rate = _RATE in values and ABOUT.search(values[_RATE]["name"].lower()) is not None
         if not values.keys().isdisjoint(_ABOUT) or (has_rate and _SPEED in values):
-            found.append(_request(values, text))
+            number = 1 + bisect_right(ends, next(iter(values.values())).start("name"))
+            found.append(_request(values, text, f"line {number}"))
         values.clear()
 
     for match in _LINE.finditer(text):
@@ -153,88 +170,50 @@ def _named(name: str, unit: str) -> str:
     return str(NAMES["fields"].get(kind, ""))
 
 
-def _request(values: dict[str, re.Match[str]], text: str) -> RecordedRequest:
+def _request(values: dict[str, re.Match[str]], text: str, place: str) -> RecordedRequest:
     first = next(iter(values.values()))
     around = text[max(first.start() - 100, 0) : next(reversed(values.values())).end()].lower()
     own = next((engine for sign, engine in NAMES["engines"]["lines"] if sign in around), "")
     said = _BACKEND.findall(text, max(first.start() - _NEAR, 0), first.end())
     engine = said[-1].lower() if said else own
-    line = 1 + text.count("\n", 0, first.start("name"))
-    found = RecordedRequest(engine, f"line {line}", stop="end")
-
-    def take(name: str, read: Callable[[str], float]) -> float | None:
-        match = values.get(name)
-        try:
-            return None if match is None else read(_value(match))
-        except OutOfRangeError as error:
-            found.check(False, (match["name"],), f"{match['name']}: {error}")  # type: ignore[index]
-            return None
-
-    for name in (_STEPS, _DRAFTED, _ACCEPTED):
-        setattr(found, name, take(name, lambda one: whole(one, COUNT)))
-    for name, read in ((_EMITTED, lambda one: whole(one, COUNT)), (_SPEED, real)):
-        if (value := take(name, read)) is not None:
-            found.timings[name] = value
-    steps, drafted, accepted = (getattr(found, one) for one in (_STEPS, _DRAFTED, _ACCEPTED))
-    mean, rate = take(_MEAN, real), take(_RATE, real)
-    found.check_counts({one: values[one]["name"] for one in (_DRAFTED, _ACCEPTED) if one in values})
-    if mean is not None:
-        found.given["mean_acceptance_length"] = mean
-    is_percent = rate is not None and "%" in values[_RATE]["name"] + (
-        values[_RATE]["percent"] or ""
-    )
-    scale = 100 if is_percent or (rate or 0) > 1 else 1
-    if rate is not None and None in (drafted, accepted) and rate <= scale:
-        found.given["draft_acceptance_rate"] = rate / scale
-    for name, given, part, whole_ in (
-        (_MEAN, mean, (accepted or 0) + (steps or 0), steps),
-        (_RATE, rate, scale * (accepted or 0), drafted),
-    ):
-        if given is not None and accepted is not None and whole_:
-            half = 0.5001 * 10.0 ** -len(_value(values[name]).partition(".")[2])
-            found.check(
-                abs(part / whole_ - given) <= half,
-                (values[name]["name"], values[_ACCEPTED]["name"]),
-                f"{values[name]['name']} is {given:g}, but the counts make {part / whole_:.4g}",
-            )
-    _take_positions(found, values, text)
+    named = {
+        _AS_COLUMN[name]: _value(one) + ("%" if "%" in f"{one['name']}{one['percent']}" else "")
+        for name, one in values.items()
+        if name in _AS_COLUMN
+    }
+    named |= _by_place(values, text)
+    found = row_of(list(named), list(named.values()), place, "") or RecordedRequest("", place)
+    found.engine, found.place, found.stop, found.record = engine, place, "end", {}
+    accepted = found.num_accepted_draft_tokens
+    for name, of, own in ((_MEAN, found.num_spec_steps, 1), (_RATE, found.num_draft_tokens, 0)):
+        if name in values and accepted is not None and of:
+            number, half = mean_of(_value(values[name]))
+            is_percent = "%" in named[_AS_COLUMN[name]] or (name == _RATE and number > 1)
+            part = (accepted + own * of) * (100 if is_percent else 1)
+            found.check_ratio(values[name]["name"], number, part, of, "the counts", within=half)
     return found
 
 
-def _take_positions(found: RecordedRequest, values: dict[str, re.Match[str]], text: str) -> None:
-    """Shares of the drafts that had each position accepted, as far as they follow each other. text:
-    what the program printed."""
-    parts: list[tuple[str, float]] = []
-    most = 1.0
+def _by_place(values: dict[str, re.Match[str]], text: str) -> dict[str, str]:
+    """Shares of the drafts that had each position accepted, as far as they follow each other, under
+    names of columns. text: what the program printed."""
+    parts: list[str] = []
     while len(parts) < LONGEST_DRAFT:
         at = len(parts)
         names = f"acceptance at token {at}", f"position {at}", f"pos {at + 1}"
         match = next((values[name] for name in names if name in values), None)
         if match is None:
             break
-        if not parts:  # of the first one it is said what all are
-            said = text[max(match.start() - _LONGEST_HEAD, 0) : match.start()]
-            most = 100.0 if "(%)" in said or match["percent"] or float(_value(match)) > 1 else 1.0
-        if float(_value(match)) > most:
-            break
-        parts.append((_value(match), most))
+        # before the first one it is said what all are
+        head = text[max(match.start() - _LONGEST_HEAD, 0) : match.start()] if not parts else ""
+        is_share = "%" in parts[0] if parts else "(%)" in head or match["percent"]
+        parts.append(_value(match) + ("%" if is_share else ""))
     if not parts and _BY_INDEX in values:
         row = _SHARES.match(text, values[_BY_INDEX].start("value"))
         shares = [part.strip() for part in (row[0] if row else "").split(",") if part.strip()]
         if all(re.fullmatch(r"[01](?:\.\d{1,20})?", one) for one in shares[:LONGEST_DRAFT]):
-            parts = [(one, 1.0) for one in shares[:LONGEST_DRAFT]]
-    rates = [min(float(one) / most, 1.0) for one, most in parts]
-    steps, rest = divmod(found.num_draft_tokens or 0, len(rates) or 1)
-    mean = found.given.get("mean_acceptance_length")
-    if rates and steps and not rest and mean is not None and found.num_spec_steps is None:
-        accepted = found.num_accepted_draft_tokens or 0
-        if abs(1 + accepted / steps - mean) < 0.006:  # each draft has all of these tokens
-            found.num_spec_steps, found.derived = steps, ("num_spec_steps",)
-    if rates and found.num_draft_tokens == len(rates) * (found.num_spec_steps or 0):
-        digits = min(len(one.partition(".")[2]) + (2 if most > 1 else 0) for one, most in parts)
-        found.set_rates(rates, digits)
-    elif rates:  # there may be more
-        found.rates, found.num_spec_tokens = rates, len(rates)
+            parts = shares[:LONGEST_DRAFT]
+    return {f"position {at}": one for at, one in enumerate(parts)}
 
 
 # -- lines of a text -------------------------------------------------------------------------
@@ -269,21 +248,42 @@ def _said(text: str) -> tuple[list[RecordedRequest], list[RecordedRequest]]:
         # before the word also what is hoped for, or lost, may be, but not next to a speed
         shares = [after or one for after, one in _SAID_RATE.findall(line) if after or speeds]
         pairs = making_rates(line)
-        if not pairs and not shares:
-            plain = without_signs(line.replace("`", ""))
-            named = [one.groups("") for one in _WORDED.finditer(plain)]
-            both = [(a + b + c, d + e + f) for a, d, e, b, c, f in named]
-            pairs = {(int(n), int(of)) for n, of in both if len(both) == 1 and int(n) <= int(of)}
+        plain = without_signs(line.replace("`", ""))
+        named = [] if pairs else list(_WORDED.finditer(plain))
+        if len(named) == 1:
+            a, d, e, b, c, f = named[0].groups("")
+            n, of = int(a + b + c), int(d + e + f)
+            if not shares and n <= of:
+                pairs = {(n, of)}
+            elif len(shares) == 1 and of and _is_next_to(named[0], plain):
+                share = _share(shares[0])
+                found.check_ratio(
+                    "the rate", share, n, of, "accepted", "drafted", within=SUM_DIGITS
+                )
+                counted += [found] if found.contradictions else []
         if len(pairs) == 1:  # so it is sure what they are
             found.num_accepted_draft_tokens, found.num_draft_tokens = pairs.pop()
             counted.append(found)
         elif [len(shares), len(_SHARE.findall(line)), n_words] == [1, 1, 1] and (
             _NOT_HAD.search(line) is None
         ):
-            share = float(shares[0].rstrip(" %")) / (100 if "%" in shares[0] else 1)
+            share = _share(shares[0])
             found.given["draft_acceptance_rate"] = share
             rated += [found] if share <= 1 else []
     return counted, rated
+
+
+def _share(said: str) -> float:
+    return float(said.rstrip(" %")) / (100 if "%" in said else 1)
+
+
+def _is_next_to(counts: re.Match[str], line: str) -> bool:
+    """Whether no word is between counts and a rate that a line says, so that they are of the same
+    tokens."""
+    rate = _SAID_RATE.search(line)
+    first, last = sorted((counts.span(), rate.span() if rate is not None else (0, 0)))
+    between = re.compile(r"\w*(?: tokens?)?\W*")
+    return rate is not None and between.fullmatch(line, first[1], last[0]) is not None
 
 
 # -- the same as JSON -------------------------------------------------------------------------
@@ -376,7 +376,7 @@ FASTDEPLOY = RecordShape("fastdeploy", "FastDeploy", (_OF_HEADS,), _read_fastdep
 _KEY = re.compile(rb'"([A-Za-z][\w.:/]{2,80})"\s*:\s*"?\d')
 _OF_RATE = re.compile(r"(?i)acc.*(?:rate|ratio|len)")
 _LONGEST_NAME = 80
-_COMPLETION = "completion_tokens"
+_AROUND = "tokens", "speed", "seconds"
 """Of the request, which counts of its drafts may be a part of."""
 
 
@@ -396,7 +396,9 @@ def counted_shape(data: bytes) -> RecordShape | None:
         (key,) for key, kind in kinds.items() if kind in ("rate", "mean") and _OF_RATE.search(key)
     )
     own = LLAMA_SERVER.without
-    shape = RecordShape("counts", "counts", signs, _read_counted, own, request_of=_counted_of)
+    shape = RecordShape(
+        "counts", "counts", signs, _read_counted, own, request_of=_counted_of, allows_null=True
+    )
     return shape if shape.may_be_in(keys_in(data)) else None
 
 
@@ -406,21 +408,34 @@ def _counted_of(node: Node) -> Hashable:
     return tuple(key for key in node.path if not key.isdigit())  # a server's, which only grow
 
 
-def _read_counted(node: Node) -> RecordedRequest:
-    """An object as a row of a table, of which it has names and cells."""
-    plain = {
+def _cells_of(values: dict[str, Any]) -> dict[str, str]:
+    """The numbers and texts of an object."""
+    return {
         key: str(value)
-        for key, value in node.values.items()
+        for key, value in values.items()
         if isinstance(value, int | float | str) and len(str(value)) <= _LONGEST_NAME
     }
+
+
+def _read_counted(node: Node) -> RecordedRequest:
+    """An object as a row of a table, of which it has names and cells. Tokens and speeds may be in
+    objects around it that have nothing else inside."""
+    plain = _cells_of(node.values)
     node.taken.setdefault(id(node.values), set()).update(plain)
-    found = row_of(names_of(list(plain)), list(plain.values()), 0, "")
+    inside = node.values
+    for owner in reversed(node.around):
+        if not isinstance(owner, dict):
+            break
+        if any(one is not inside and isinstance(one, dict | list) for one in owner.values()):
+            break
+        more = {key: one for key, one in _cells_of(owner).items() if key not in plain}
+        kinds = map(kind_of, names_of(list(more)))
+        of_all = [key for key, kind in zip(more, kinds, strict=True) if kind in _AROUND]
+        node.taken.setdefault(id(owner), set()).update(of_all)
+        plain |= {key: more[key] for key in of_all}
+        inside = owner
+    found = row_of(names_of(list(plain)), list(plain.values()), node.place, "")
     found = found or RecordedRequest("", node.place)
-    owner = node.owner(_COMPLETION)
-    is_alone = [one for one in owner.values() if isinstance(one, dict | list)] == [node.values]
-    n = node.fields(owner).count(_COMPLETION) if is_alone else None
-    if n is not None:
-        found.timings.setdefault(_EMITTED, n)
     for key in filter(_IS_BY_INDEX.fullmatch, node.values):
         shares = node.values[key]
         if not isinstance(shares, list) or not 0 < len(shares) <= LONGEST_DRAFT:

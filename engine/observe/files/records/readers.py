@@ -46,17 +46,19 @@ class RecordShape:
     """The records of one engine, recognised by keys and never by the name of a file.
 
     name: for --as. title: for messages. signs: sets of keys, any of which an object has that is
-    such a record. without: keys that such an object never has. read: one such object of a file;
-    None where rounds are in streams.
+    such a record. without: keys that such an object never has. read: one such object of a
+    file. allows_null: whether a request that has null in place of its
+    counts is one, too, which drafted nothing or whose server does not count all of them.
     """
 
     name: str
     title: str
     signs: tuple[tuple[str, ...], ...]
-    read: Callable[[Node], RecordedRequest] | None = None
+    read: Callable[[Node], RecordedRequest]
     without: tuple[str, ...] = ()
     request_of: Callable[[Node], Hashable] = of_same_request
     """Identifies the request, where several such objects may be of one; the last one counts."""
+    allows_null: bool = False
 
     @property
     def keys(self) -> set[str]:
@@ -68,9 +70,14 @@ class RecordShape:
         if not values.keys().isdisjoint(self.without):
             return ()
         for sign in self.signs:  # of which a stream has many that it is not
-            if values.get(sign[0]) is not None and None not in map(values.get, sign):
+            is_there = sign[0] in values and all(map(values.__contains__, sign))
+            if is_there and (self.allows_null or None not in map(values.get, sign)):
                 return sign
         return ()
+
+    def has_counts(self, values: dict[str, Any]) -> bool:
+        """Whether none of the keys by which an object is such a record has null."""
+        return None not in map(values.get, self.sign_of(values))
 
     def may_be_in(self, keys: set[str]) -> bool:
         """Whether a file of such records has these keys."""
@@ -314,7 +321,7 @@ def _read_timings(node: Node) -> RecordedRequest:
     return found
 
 
-MLX_VLM = RecordShape("mlx-vlm", "mlx-vlm", (("draft_rounds",),), _read_timings)
+MLX_VLM = RecordShape("mlx-vlm", "mlx-vlm", (("draft_rounds",),), _read_timings, allows_null=True)
 
 # -- LM Studio -------------------------------------------------------------------------------
 
@@ -330,6 +337,7 @@ _OF_REPLY = (
     *("prompt_tokens", "completion_tokens", "total_tokens"),
     *("tokens_per_second", "stop_reason"),
 )
+_OF_PYTHON = tuple(re.sub("(?=[A-Z])", "_", one).lower() for one in _OF_PREDICTION)
 """The names of its libraries, and of its own replies, which have them in `usage` or in `stats`."""
 
 
@@ -347,17 +355,18 @@ def _read_lm_studio(node: Node) -> RecordedRequest:
     """A prediction, or the counts of a reply, which has its tokens in `usage` and the rest in
     `stats`."""
     values, found = node.fields(), RecordedRequest("lm-studio", node.place)
-    is_reply = _REPLY[0] in node.values
-    if not is_reply and _PREDICTION[0] not in node.values:
+    is_counted, is_python = _REPLY[0] in node.values, _OF_PYTHON[1] in node.values
+    if not is_counted and _PREDICTION[0] not in node.values:
         stats = node.fields(node.owner("stats")).object("stats")
         if stats is None:
             return _read_fragments(node, found)
         values, found.place = stats, stats.place
-    _read_drafts(values, _REPLY if is_reply else _PREDICTION, found)
+    _read_drafts(values, _REPLY if is_counted else _PREDICTION, found)
     found.record = dict(values.values)
+    is_reply = is_counted and not is_python
     reply = node.fields(node.owner("usage")) if is_reply else None
     usage, about = (values, values) if reply is None else map(reply.object, ("usage", "stats"))
-    *names, speed, stop = _OF_REPLY if is_reply else _OF_PREDICTION
+    *names, speed, stop = _OF_PYTHON if is_python else _OF_REPLY if is_reply else _OF_PREDICTION
     if usage is not None:
         prompt, predicted, both = map(usage.count, names)
         found.set_tokens(prompt, None, predicted)

@@ -4,10 +4,9 @@ agree with each other."""
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import pairwise, permutations, zip_longest
+from itertools import pairwise, zip_longest
 from operator import ge, mul
 from typing import Any
 
@@ -18,15 +17,11 @@ from engine.observe.rounds.counters import ACCEPTED, DRAFTED, DRAFTS, PREDICTED,
 from engine.observe.rounds.trace_rows import TokenColumns
 from engine.trace.timings import BY_STEP, at_least, per_position, rates_by_index, speeds
 
+SUM_DIGITS = 0.01
+"""By how much a rate that people or logs write may differ from that of its counts: its digits."""
 _WHOLE = 1e-9
 _MOST_STEPS = 1000
 """Numbers of steps that are tried."""
-_SHARE = re.compile(r"(?<![\d.])(\d{1,3}\.\d{1,6}|\d{2,3}(?= ?%)) ?(%?)(?![\d.])")
-_COUNT = re.compile(r"(?<![\d.])\d{1,9}(?!\d|\.\d| ?%)")
-_ALL_OF = re.compile(r"(?<![\d.])(\d{2,9})(?: ?/ ?| of | out of )\1(?![\d.])")
-_FEWEST, _MOST_COUNTS = 20, 12
-"""Drafted tokens, below which other numbers make a rate by chance; counts of a line."""
-_THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:[,'’ \xa0\u2009\u202f]\d{3})+(?![\d,])")
 _OWN = "one more in each step: the target's own token"
 _SUMMED = ("cache_n", "prompt_n", "predicted_n")
 TIMINGS = (
@@ -157,17 +152,24 @@ class RecordedRequest(Struct):
             )
 
     def check_ratio(
-        self, key: str, given: float | None, part: float | None, whole: float | None, *others: str
+        self,
+        key: str,
+        given: float | None,
+        part: float | None,
+        whole: float | None,
+        *others: str,
+        within: float = _WHOLE,
     ) -> None:
         """Note a contradiction unless a ratio is that of the counts, as far as it has digits.
 
         others: keys of the counts. A ratio that is missing, or has no counts, contradicts nothing.
+        within: by how much it may be off in any case.
         """
         if given is None or part is None or not whole:
             return
         ratio = part / whole
         off = abs(given - ratio)
-        if not (off <= _WHOLE or off <= _rounding(given)):
+        if off > max(within, _rounding(given)):
             sentence = f"{key} is {given:.6g}, but {' and '.join(others)} make {ratio:.6g}"
             self.check(False, (key, *others), sentence)
 
@@ -218,6 +220,12 @@ class RecordedRequest(Struct):
                 if most > self.num_spec_tokens:
                     said = f"{names[0]} has steps with {most} accepted tokens, more than {names[1]}"
                     self.check(False, names, said)
+        if self.per_pos is not None and "per_pos" in keys:
+            same(("per_pos", "num_accepted_draft_tokens"), sum(self.per_pos), accepted, "sums to")
+            reached = ([] if steps is None else [steps]) + self.per_pos
+            names = keys["per_pos"], keys["num_spec_steps"]
+            said = f"{names[0]} grows with the position, or is more than {names[1]}"
+            self.check(all(map(ge, reached, reached[1:])), names, said)
         if drafted is not None and accepted is not None and accepted > drafted:
             names = keys["num_accepted_draft_tokens"], keys["num_draft_tokens"]
             said = f"{names[0]} is {accepted:,}, more than {names[1]}, {drafted:,}"
@@ -469,26 +477,3 @@ def _rounding(given: float) -> float:
         return _WHOLE * max(1.0, abs(given))
     decimals = len(repr(given).partition(".")[2])
     return max(0.5001 * 10.0**-decimals, _WHOLE) if decimals >= 3 else _WHOLE
-
-
-def making_rates(line: str) -> set[tuple[int, int]]:
-    """The counts of accepted and of drafted tokens that make a rate next to them."""
-    plain = without_signs(line)
-    counts = {int(one) for one in _COUNT.findall(plain)}
-    pairs = [*permutations(counts if len(counts) <= _MOST_COUNTS else (), 2)]
-    pairs += [(int(one), int(one)) for one in _ALL_OF.findall(plain)]
-    return {
-        (accepted, drafted)
-        for share, percent in _SHARE.findall(line)
-        for accepted, drafted in pairs
-        if drafted >= _FEWEST
-        and abs(accepted / drafted * (scale := 100 if percent else 1) - float(share))
-        <= 0.5001 * 10.0 ** -len(share.partition(".")[2])
-        and accepted <= drafted
-        and (scale > 1 or float(share) <= 1)
-    }
-
-
-def without_signs(text: str) -> str:
-    """A text whose numbers have no signs between thousands."""
-    return _THOUSANDS.sub(lambda found: re.sub(r"\D", "", found[0]), text)

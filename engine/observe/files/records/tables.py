@@ -14,15 +14,20 @@ from itertools import pairwise, zip_longest
 
 from engine.foreign import COUNT, LONGEST_PART_MS, OutOfRangeError, real, whole
 from engine.observe.files.records.column_names import (
+    DECIMAL_COMMA,
     IN_NAME,
     NAMES,
     OF_ALL,
+    OTHER_WAY,
     SPREAD,
+    is_number,
     kind_of,
+    making_rates,
     names_of,
+    plain_number,
     speed_of,
 )
-from engine.observe.files.records.request import RecordedRequest, making_rates, without_signs
+from engine.observe.files.records.request import SUM_DIGITS, RecordedRequest
 from engine.observe.rounds.log_text import rows_with_bars
 
 _NAMED = re.compile(r"([A-Za-z][\w/#%]{0,30})(?:\s?=\s{0,9}|: (?=\d))([^\s,;=]{1,40})")
@@ -38,7 +43,7 @@ _KEY_COLUMN = re.compile(
 _VALUE_COLUMN = re.compile(r" ?value.{0,20}|last.{0,20}")
 _RULE = set(" -|:+=").union(map(chr, range(0x2500, 0x2580)))
 _MOST_CELLS = 64
-_LONGEST, _LONGEST_NAME, _LONGEST_NUMBER = 2000, 80, 32
+_LONGEST, _LONGEST_NAME = 2000, 80
 _AT_INDEX = re.compile(
     r"(?:acc(?:ept(?:ance)?)? )?(?:@ ?|at )?pos(?:ition)?[ .@#]?(\d{1,3})(?: ?%| \(%\))?"
 )
@@ -59,18 +64,24 @@ _SEVERAL = re.compile(
     rf"{_FIGURE}(?:(?: ?/ ?|, ?| )(?=[\d.]*[.%]){_FIGURE}|{_ARROW}{_FIGURE}){{1,31}}"
 )
 """Several figures in one cell, which are no counts."""
-ALL = re.compile(r"(?:.{0,60} )?(?:agg(?:regate)?|overall|total|average|avg|mean):?", re.IGNORECASE)
+ALL = re.compile(rf"(?:.{{0,60}} )?(?:{'|'.join(NAMES['all']['names'])}):?", re.IGNORECASE)
 _NUMBERED = re.compile(r"(?i)p[02-46-9]:?")
 """A prompt by its number, no percentile."""
 SAID_SPEED = re.compile(
     r"(?<![\d.])(\d{1,6}(?:\.\d{1,6})?)(?: ?(?:±|\+/?-) ?[\d.]{1,9})?"
     r" ?t(?:ok(?:en)?s?)?(?:/|[- ]per[- ])s(?:ec(?:ond)?s?)?\b"
 )
-ABOUT = re.compile(r"acc|draft|接受|^al$|^τ|^a\.len$|angenommen|akzept")
+ABOUT = re.compile("|".join(NAMES["about"]))
 _MAY_BE_ABOUT = re.compile(ABOUT.pattern.translate({ord("^"): None, ord("$"): None}))
 """In any name of these."""
 _ACCEPTED = ("rate", "mean", "accepted", "per round")
 _FIGURES = {*_ACCEPTED, "by"}
+_COUNTS = "rounds", "accepted", "drafted", "rejected", "tokens"
+_SPEEDS = ("seconds", "predicted_ms", 1e3), ("speed", "predicted_per_second", 1.0)
+_PLAIN_RATE = re.compile(
+    r"(?:(?:draft|token) )?(?:accept(?:ance)?|acc)(?: (?:rate|ratio))?(?: ?\(?%\)?)?|rate"
+).fullmatch
+"""Of the drafted tokens, and not of a part of them or an average."""
 _COMPARES = re.compile(
     r"(?i)(?:.{0,80}, )?(?:% ?|rel\w{0,6} )?(?:difference|diff|delta|Δ|change)(?: ?\(?%\)?)?"
 )
@@ -79,10 +90,6 @@ _SAYS_WHAT = re.compile(
     r"acc|draft|tok|rate|mean|avg|average|len|pos|\bper\b|pred|gen|spec|step|total|[/%]"
 )
 """What is part of a figure's name, and not that of an engine or a setting."""
-_DECIMAL_COMMA = re.compile(
-    r"[~≈]?(?:0|\d{1,3}(?:\.\d{3})*+|\d+),(?:\d{1,2}|\d{4,})(?!\d).{0,9}|0,\d+"
-)
-_OTHER_WAY = str.maketrans(",.", ".,")
 
 
 def read_tables(text: str, unread: list[str] | None = None) -> list[RecordedRequest]:
@@ -123,9 +130,9 @@ def _requests(text: str, unread: list[str]) -> Iterator[RecordedRequest]:
         for begin, end in pairwise([*heads, len(table)]):
             sides = _sides(*(names_of(table[at][1]) for at in (begin, max(begin - 1, 0))))
             every = [one for _, row in table for one in row if "," in one or "." in one]
-            has_comma = any("," in one and _DECIMAL_COMMA.fullmatch(one) for one in every)
+            has_comma = any("," in one and DECIMAL_COMMA.fullmatch(one) for one in every)
             has_comma = has_comma and not any(
-                _DECIMAL_COMMA.fullmatch(one.translate(_OTHER_WAY)) for one in every
+                DECIMAL_COMMA.fullmatch(one.translate(OTHER_WAY)) for one in every
             )
             rows = table[begin + 1 : end]
             if any("spec_decode_num" in one for one in table[begin][1]) and _only_grow(rows):
@@ -142,7 +149,7 @@ def _requests(text: str, unread: list[str]) -> Iterator[RecordedRequest]:
                     mine = [plain[i] for i in places]
                     for part, ones in _parted(names, mine):
                         whose = " ".join(filter(None, (side, part)))
-                        found = row_of(names, ones, number, whose)
+                        found = row_of(names, ones, f"line {number}", whose)
                         unread += _unread(found, names, ones, number)
                         if found is not None:
                             yield found
@@ -236,14 +243,9 @@ def _parted(names: list[str], cells: list[str]) -> Iterator[tuple[str, list[str]
         yield whose, ones
 
 
-def _is_number(cell: str) -> bool:
-    """Whether a cell is a number and no more, as nearly all are."""
-    return cell.replace(".", "", 1).isdecimal()
-
-
 def _is_several(cell: str) -> bool:
     """Whether a cell has several figures."""
-    return not _is_number(cell) and _SEVERAL.fullmatch(cell) is not None
+    return not is_number(cell) and _SEVERAL.fullmatch(cell) is not None
 
 
 def _only_grow(rows: list[tuple[int, list[str]]]) -> bool:
@@ -287,15 +289,6 @@ def _parts(name: str) -> tuple[str, str]:
             if kind_of(" ".join(rest)) and not any(map(_SAYS_WHAT.search, side)):
                 return " ".join(side), " ".join(rest)
     return "", name
-
-
-def plain_number(cell: str, has_comma: bool) -> str:
-    """A cell whose numbers have neither signs between thousands nor a comma for a point."""
-    is_plain = _is_number(cell) and not (has_comma and "." in cell)
-    if is_plain or not cell.lstrip("~≈")[:1].isdigit() or len(cell) > _LONGEST_NUMBER:
-        return cell
-    cell = cell.translate(_OTHER_WAY) if has_comma or _DECIMAL_COMMA.fullmatch(cell) else cell
-    return without_signs(cell)
 
 
 def _tables(text: str) -> Iterator[list[tuple[int, list[str]]]]:
@@ -360,13 +353,14 @@ def _is_head(names: list[str]) -> bool:
     return bool(kinds) and not any(one(name) for one in figures for name in names)
 
 
-def row_of(columns: list[str], cells: list[str], number: int, side: str) -> RecordedRequest | None:
-    """A row, None if it has none of the numbers. side: whose figures they are."""
+def row_of(columns: list[str], cells: list[str], where: str, side: str) -> RecordedRequest | None:
+    """A row, None if it has none of the numbers. where: it is, if no cell names it. side: whose
+    figures they are."""
     values: dict[str, str] = {}
     words: list[str] = []
     weak = ""  # may be how far a draft goes
     for name, cell in zip(columns, cells, strict=True):
-        shape = "0" if _is_number(cell) else _DIGITS.sub("0", cell)
+        shape = "0" if is_number(cell) else _DIGITS.sub("0", cell)
         kind = kind_of(name) or speed_of(name, shape)
         if not kind and not values:
             shown = f"run {cell}" if name == "run" else cell
@@ -377,7 +371,7 @@ def row_of(columns: list[str], cells: list[str], number: int, side: str) -> Reco
             values[kind], weak = cell, name  # of several speeds the last is the newest
     engine = _engine_of(" ".join([*columns, side]))
     words = list(filter(None, words))
-    place = ", ".join(filter(None, [" ".join(words), side]))[:200] or f"line {number}"
+    place = ", ".join(filter(None, [" ".join(words), side]))[:200] or where
     found = RecordedRequest(engine, place, stop=values.get("stop", "") or "end")
     found.record = dict(zip(columns, cells, strict=True))
     numbers = {
@@ -394,28 +388,28 @@ def row_of(columns: list[str], cells: list[str], number: int, side: str) -> Reco
     pair, drafts = _PAIR.match(values.get("accepted", "")), _DRAFTS.search(" ".join(cells))
     made = making_rates(values.get("rate", "")) if "accepted" not in values else ()
     try:
-        for kind in ("rounds", "drafted", "accepted"):
-            if kind in numbers and numbers[kind][1].isdigit() and not numbers[kind][2]:
-                setattr(found, NAMES["fields"][kind], whole(numbers[kind][1], COUNT))
+        counts = {
+            kind: whole(one[1], COUNT)
+            for kind, one in numbers.items()
+            if kind in _COUNTS and one[1].isdigit() and not one[2]
+        }
         if pair is not None:
-            found.num_accepted_draft_tokens, found.num_draft_tokens = (
-                whole(one, COUNT) for one in pair.groups()
-            )
+            counts["accepted"], counts["drafted"] = (whole(one, COUNT) for one in pair.groups())
         elif len(made) == 1:
-            ((found.num_accepted_draft_tokens, found.num_draft_tokens),) = made
-        elif "rejected" in numbers and "accepted" in numbers and "drafted" not in numbers:
-            parts = [whole(numbers[name][1], COUNT) for name in ("accepted", "rejected")]
-            found.num_draft_tokens, found.derived = sum(parts), ("num_draft_tokens", "draft_n")
+            ((counts["accepted"], counts["drafted"]),) = made
         elif drafts is not None:
-            found.num_spec_steps, found.num_accepted_draft_tokens, found.num_draft_tokens = (
-                whole(one, COUNT) for one in drafts.groups()
-            )
-        if "tokens" in numbers and numbers["tokens"][1].isdigit():
-            found.timings["predicted_n"] = whole(numbers["tokens"][1], COUNT)
-        if "seconds" in numbers:
-            found.timings["predicted_ms"] = 1e3 * real(numbers["seconds"][1], LONGEST_PART_MS)
-        if "speed" in numbers:
-            found.timings["predicted_per_second"] = real(numbers["speed"][1], LONGEST_PART_MS)
+            counts |= zip(_COUNTS, (whole(one, COUNT) for one in drafts.groups()), strict=False)
+        elif {"accepted", "rejected"} <= counts.keys() and "drafted" not in counts:
+            counts["drafted"] = counts["accepted"] + counts["rejected"]
+            found.derived = ("num_draft_tokens", "draft_n")
+        for kind, field in NAMES["fields"].items():
+            if kind in _COUNTS[:3]:
+                setattr(found, field, counts.get(kind))
+        if "tokens" in counts:
+            found.timings["predicted_n"] = counts["tokens"]
+        for kind, name, scale in _SPEEDS:
+            if kind in numbers:
+                found.timings[name] = scale * real(numbers[kind][1], LONGEST_PART_MS)
     except OutOfRangeError as error:
         found.check(False, (place,), str(error))
         return found
@@ -426,12 +420,12 @@ def row_of(columns: list[str], cells: list[str], number: int, side: str) -> Reco
         found.num_draft_tokens = None  # a setting, of how far a draft goes
     found.check_counts({"num_draft_tokens": "drafted", "num_accepted_draft_tokens": "accepted"})
     _take_shares(found, values, numbers, columns)
-    counts = found.num_accepted_draft_tokens, found.timings.get("predicted_n")
-    if counts == (None, None) and found.num_draft_tokens is None:
+    has_no_counts = found.num_accepted_draft_tokens is None and "tokens" not in counts
+    if has_no_counts and found.num_draft_tokens is None:
         found.num_spec_steps = None  # a setting as well
     has_shares = bool(found.given or found.rates)
     is_alone = numbers.keys() == {"accepted"} and pair is None  # of how many?
-    is_empty = (counts == (None, None) or is_alone) and not has_shares and "speed" not in numbers
+    is_empty = (has_no_counts or is_alone) and not has_shares and "speed" not in numbers
     return None if is_empty else found
 
 
@@ -458,27 +452,52 @@ def _take_shares(
     """Rates and lengths where no counts give them; by position only if all drafts are of one
     length, as the shares may be of the drafts that went so far."""
     has_counts = found.num_accepted_draft_tokens is not None
-    if (rate := numbers.get("rate")) is not None and not (has_counts and found.num_draft_tokens):
+    if (rate := numbers.get("rate")) is not None:
         value = float(rate[1])
         name = next((one for one in columns if kind_of(one) == "rate"), "")
         value /= 100 if rate[2] or "%" in name or value > 1 else 1
-        if value <= 1:
-            found.given["draft_acceptance_rate"] = value
-    steps = found.num_spec_steps
+        n, tokens = found.num_accepted_draft_tokens, found.timings.get("predicted_n")
+        if not (has_counts and found.num_draft_tokens):
+            found.given |= {"draft_acceptance_rate": value} if value <= 1 else {}
+        elif _PLAIN_RATE(name) is not None and ALL.fullmatch(found.place) is None:
+            is_of_output = n and tokens and abs(value - n / tokens) <= SUM_DIGITS
+            whole_ = None if is_of_output else found.num_draft_tokens
+            keys = name, value, n, whole_, "accepted", "drafted"
+            found.check_ratio(*keys, within=SUM_DIGITS)
+    steps, drafted = found.num_spec_steps, found.num_draft_tokens
     if (more := numbers.get("per round")) is not None and "mean" not in numbers:
         found.given["mean_acceptance_length"] = 1 + float(more[1])
     if (mean := numbers.get("mean")) is not None and not (has_counts and steps):
         found.given["mean_acceptance_length"] = float(mean[1])
     if found.given.get("mean_acceptance_length") == 0:
         found.given.clear()  # of no steps
-    places = _by_index((*columns,))
-    sign = "%" if any("%" in one for one in places) else ""
-    by = values.get("by", "") or ", ".join(found.record[one] + sign for one in places)
-    if not by and len(_SHARES.findall(values.get("rate", ""))) > _FEW:
-        by = values["rate"]
-    rates = [float(one) / (100 if "%" in by else 1) for one in _SHARES.findall(by)]
-    is_even = steps is not None and found.num_draft_tokens == steps * len(rates)
-    if rates and "..." not in by and is_even and max(rates) <= 1:
-        found.set_rates(rates)
-    elif rates and "by" not in values and max(rates) <= 1:
+    rates, digits = _shares(found.record, values, columns)
+    n, rest = divmod(drafted or 0, len(rates) or 1)
+    length = found.given.get("mean_acceptance_length")
+    whole_mean = 1 + (found.num_accepted_draft_tokens or 0) / n if n and not rest else 0.0
+    if rates and steps is None and length is not None and abs(whole_mean - length) < 0.006:
+        # each draft has all of these tokens
+        found.num_spec_steps, found.derived = n, ("num_spec_steps",)
+    if rates and found.num_spec_steps and drafted == found.num_spec_steps * len(rates):
+        found.set_rates(rates, digits)
+    elif rates and "by" not in values:  # there may be more
         found.rates, found.num_spec_tokens = rates, len(rates)
+
+
+def _shares(
+    cells: dict[str, str], values: dict[str, str], columns: list[str]
+) -> tuple[list[float], int]:
+    """Shares by the index in the draft, in columns of their own or in one cell, and how many digits
+    they have; none where one cannot be."""
+    by, places = values.get("by", ""), _by_index((*columns,))
+    said = by or ("" if places else values.get("rate", ""))
+    parts = _SHARES.findall(said) if said else [cells[one] for one in places]
+    known = [one[1] for one in map(_NUMBER.fullmatch, parts) if one is not None]
+    is_one = not by and not places and len(parts) <= _FEW
+    if is_one or len(known) < len(parts) or "..." in said:
+        return [], 0
+    is_percent = "%" in " ".join((said, *parts, *places)) or max(map(float, known), default=0) > 1
+    most = 100.0 if is_percent else 1.0
+    rates = [float(one) / most for one in known]
+    digits = min((len(one.partition(".")[2]) for one in known), default=0)
+    return ([], 0) if max(rates, default=0.0) > 1 else (rates, digits + (2 if most > 1 else 0))

@@ -215,6 +215,22 @@ def test_a_reply_of_lm_studio_has_its_drafts_in_usage_or_stats(where: str, tmp_p
     assert store.runs[0]["stops"] == ["eosFound"]
 
 
+def test_what_lm_studios_python_library_shows_has_tokens_and_speed(tmp_path: Path) -> None:
+    path = tmp_path / "shown.txt"
+    path.write_text(
+        "LlmPredictionStats(stop_reason='eosFound', tokens_per_second=62.5, "
+        "prompt_tokens_count=40, predicted_tokens_count=220, total_tokens_count=260, "
+        "total_draft_tokens_count=190, accepted_draft_tokens_count=133, "
+        "rejected_draft_tokens_count=57, ignored_draft_tokens_count=0)\n"
+    )
+    store = TraceStore()
+    import_file(store, path)
+    (told,) = (one["told"] for one in store.runs[0]["requests"])
+    named = ("predicted_n", "draft_n", "draft_n_accepted", "predicted_per_second")
+    assert [told[name] for name in named] == [220, 190, 133, 62.5]
+    assert store.runs[0]["stops"] == ["eosFound"]
+
+
 def test_what_lm_studio_ignored_was_never_verified() -> None:
     stats = {
         "totalDraftTokensCount": 40,

@@ -11,7 +11,7 @@ import pytest
 from engine.analysis.findings.check import find
 from engine.errors import TraceFileError
 from engine.observe.files.importing import import_file
-from engine.observe.files.records.request import making_rates
+from engine.observe.files.records.column_names import making_rates
 from engine.trace.store import TraceStore
 
 COUNTERS = [("drafts", 130), ("draft_tokens", 390), ("accepted_tokens", 260)]
@@ -273,3 +273,63 @@ def test_counts_are_known_by_the_rate_that_they_make(
     line: str, pairs: set[tuple[int, int]]
 ) -> None:
     assert making_rates(line) == pairs
+
+
+HEADS = {
+    "fr": ("Jetons brouillon", "Jetons acceptés", "Taux d'acceptation"),
+    "es": ("Tokens propuestos", "Tokens aceptados", "Tasa de aceptación"),
+    "ja": ("ドラフトトークン数", "受理トークン数", "受理率"),
+    "zh": ("草稿token数", "接受token数", "接受率"),
+    "ko": ("초안 토큰 수", "수락 토큰 수", "수락률"),
+}
+
+
+@pytest.mark.parametrize("language", HEADS)
+def test_counts_under_names_of_other_languages(tmp_path: Path, language: str) -> None:
+    names, row = HEADS[language], ("1,200", "900", "75.0 %")
+    table = "\n".join("\t".join(("code", *one)) for one in (names, row)) + "\n"
+    lines = "".join(f"{name}\uff1a{n}\n" for name, n in zip(names, row, strict=True))
+    for text in (table, lines):
+        told = _told(tmp_path, text)
+        assert (told["draft_n"], told["draft_n_accepted"]) == (1200, 900), text
+
+
+@pytest.mark.parametrize("name", ["Gesamt", "Totaux", "合计", "Σ", "code Durchschnitt"])
+def test_a_row_of_all_others_is_none_of_them(tmp_path: Path, name: str) -> None:
+    rows = f"code;400;300\nprosa;200;100\n{name};600;400\n"
+    told = _told(tmp_path, f"Prompt;Entworfen;Angenommen\n{rows}")
+    assert (told["draft_n"], told["draft_n_accepted"]) == (600, 400)
+
+
+def test_an_object_without_a_name_is_named_by_where_it_is(tmp_path: Path) -> None:
+    """What has nothing else inside has the tokens and the speed of the same request."""
+    results = {
+        f"n_max={n}": {"acceptance": {"accepted": 3 * n, "drafted": 4 * n}, "tokens": 9, "tps": 2.5}
+        for n in (20, 40)
+    }
+    mine = _read(tmp_path, json.dumps({"tokens": 1000, "results": results})).runs[0].requests or []
+    assert [one.place for one in mine] == [f"results.n_max={n}.acceptance" for n in (20, 40)]
+    assert [one.told["num_draft_tokens"] for one in mine] == [80, 160]
+    assert {one.told["predicted_n"] for one in mine} == {9}
+    assert {one.told["predicted_per_second"] for one in mine} == {2.5}
+
+
+def test_a_request_with_null_for_its_counts_drafted_nothing_that_is_known(tmp_path: Path) -> None:
+    records = [
+        {"id": 1, "tokens": 200, "proposed": 240, "accepted": 132, "tps": 33.5},
+        {"id": 2, "tokens": 180, "proposed": None, "accepted": None, "tps": 25.5},
+        {"id": 3, "tokens": None, "proposed": None, "accepted": None, "tps": None},
+    ]
+    store = _read(tmp_path, "".join(json.dumps(one) + "\n" for one in records))
+    mine = [one.told for one in store.runs[0].requests or []]
+    names = "predicted_n", "predicted_per_second", "num_draft_tokens", "num_accepted_draft_tokens"
+    figures = [tuple(one[name] for name in names) for one in mine]
+    assert figures == [(200, 33.5, 240, 132), (180, 25.5, None, None)]
+
+
+def test_mlx_may_not_count_its_rounds(tmp_path: Path) -> None:
+    timings = {"predicted_n": 90, "predicted_ms": 1800.0, "draft_n": 60, "draft_n_accepted": 45}
+    store = _read(tmp_path, json.dumps({"timings": {**timings, "draft_rounds": None}}))
+    told = (store.runs[0].requests or [])[0].told
+    assert (told["draft_n"], told["draft_n_accepted"], told["num_spec_steps"]) == (60, 45, None)
+    assert store.runs[0].source and store.runs[0].source.engine == "mlx-vlm"

@@ -415,7 +415,7 @@ COUNTS = "code", 1300, 780, "prose", 690, 300
         "prompt  drafted  accepted  rate\ncode  1300  780  0.6\nprose  690  300  0.435\n",
         "prompt;drafted;accepted;rate\ncode;1.300;780;0,6\nprose;690;300;0,435\n",
         "p;drafted;accepted;rate\ncode;1\u202f300;780;60,0 %\nprose;690;300;43,5 %\n",
-        "Prompt\tEntwürfe\tAngenommen\tRate\ncode\t1.300\t780\t60,0 %\nprose\t690\t300\t4,3 %\n",
+        "Prompt\tEntwürfe\tAngenommen\tRate\ncode\t1.300\t780\t60,0 %\nprose\t690\t300\t43,5 %\n",
         (
             "| p | drafted | accepted | t/s |\n|-|-|-|-|\n| code | 1,300 | 780 | 9.5 |\n"
             "| prose | 690 | 300 | 8 |\n"

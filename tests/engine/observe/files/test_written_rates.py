@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,6 @@ def test_columns_that_are_statistics_are_no_requests(tmp_path: Path) -> None:
         ("greedy output; 18 draft tokens, 9 accepted.", (18, 9)),
         ("9 out of 18 drafted tokens were accepted", (18, 9)),
         ("10 draft tokens, 30 accepted", None),
-        ("acceptance 0.4, 18 draft tokens, 9 accepted", None),
         ("tokens 301/410 (73.41%)", None),
     ],
 )
@@ -107,6 +107,31 @@ def test_a_line_has_counts_that_make_its_rate(
         assert recognise(line.encode()) is None
     else:
         assert sums(imported(tmp_path, f"On my card:\n\n- {line}\n")) == [(None, None, *counts)]
+
+
+@pytest.mark.parametrize(
+    ("text", "seqs"),
+    [
+        ("acceptance 0.4, 18 draft tokens, 9 accepted\n", [0]),
+        ("Draft acceptance rate 91% (40 of 100 drafted tokens accepted)\n", [0]),
+        ("a: 40 accepted / 100 drafted, acceptance rate 0.91\n", [0]),
+        ("acceptance was 35% at first; now 120 of 300 drafted tokens were accepted\n", None),
+        ("| p | drafted | accepted | acceptance |\n|-|-|-|-|\n| a | 40 | 30 | 60% |\n", [0]),
+        ("p,drafted,accepted,acceptance_rate\na,40,30,0.75\nb,40,30,0.5\n", [1]),
+        ("p,drafted,accepted,mean acceptance_rate\na,40,30,0.5\n", []),
+        ("p,tokens,drafted,accepted,acceptance\na,60,40,30,0.5\n", []),
+        (json.dumps([{"p": "a", "drafted": 40, "accepted": 30, "acceptance_rate": 0.5}]), [0]),
+    ],
+)
+def test_a_rate_that_its_counts_do_not_make_is_said(
+    tmp_path: Path, text: str, seqs: list[int] | None
+) -> None:
+    """An average, a share of the output, and what words are before, may be of others."""
+    if seqs is None:
+        assert recognise(text.encode()) is None
+        return
+    found = find(imported(tmp_path, text))
+    assert [(one.rule, one.seq_id) for one in found] == [("counters-contradict", i) for i in seqs]
 
 
 def test_a_column_of_steps_without_counts_is_a_setting(tmp_path: Path) -> None:

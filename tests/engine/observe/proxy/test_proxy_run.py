@@ -173,7 +173,7 @@ def test_a_stop_keeps_what_came(server: ScriptedServer, run: ProxyRun) -> None:
 def test_what_comes_too_fast_passes_and_is_a_finding(
     server: ScriptedServer, run: ProxyRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run._queue, "_limit", 30_000)
+    monkeypatch.setattr(run._queue._inbox, "_limit", 30_000)
     request = server.capture["requests"][0]
     replies = [ask(run, unasked(request)).content for _ in range(4)]  # the queue is not read
     assert [reply.count(b"tokens_predicted") for reply in replies] == [97] * 4
