@@ -247,7 +247,7 @@ def closest(
     """Cause and sentence of the way that gives what is nearest, where it is near enough; if none
     gives all, of the one that gives all wrong columns of heads or (last: of a state) values."""
     parts = _apart(right, last)
-    limit = min(4 * bound, max(4 * bound, off(seen, right)) / 16)  # of nearly all of the error
+    limit = min(bound, max(4 * bound, off(seen, right)) / 16)  # of nearly all of the error
     there = (_apart(seen, last) - parts).abs().amax(1) > bound
     some = not there.all() and there.sum() * parts.shape[1] > _LEAST
     best, least, part, nearest = None, limit, None, limit
@@ -263,6 +263,18 @@ def closest(
             if error <= (nearest / 2 if part else nearest):
                 part, nearest = (cause, sentence), error
     return best or part
+
+
+def nearest(ways: Iterable[tuple[float, tuple[str, str]]], limit: float) -> tuple[str, str] | None:
+    """Cause and sentence of the way of the least error, where it is below the limit; a later one
+    must be clearly nearer, and one as near as rounding is enough."""
+    best, enough = None, limit / 64
+    for error, way in ways:
+        if error <= limit:
+            best, limit = way, error / 2
+        if error <= enough:
+            break
+    return best
 
 
 def _apart(x: torch.Tensor, last: bool) -> torch.Tensor:

@@ -182,6 +182,8 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
             "k is not normalized": {"key": k},
             "q is not normalized": {"read": q * scale},
             "q and k are not normalized": {"key": k, "read": q * scale},
+            "k is divided by its squared length": {"key": key / of_k},
+            "q is divided by its squared length": {"read": read / of_q},
             "k is divided by the length of q": {"key": k / of_q},
             "q is divided by the length of k": {"read": q / of_k * scale},
         }

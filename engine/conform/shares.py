@@ -10,7 +10,7 @@ import torch
 
 from engine.conform.cases import Shape
 from engine.conform.decays import Log
-from engine.conform.fits import spans
+from engine.conform.fits import nearest, spans
 from engine.conform.mistakes import channels_of, heads_of
 from engine.conform.reference import Row, Way, correction, terms
 
@@ -142,24 +142,30 @@ def shares(
     if basis.shape[1] < len(parts) + 4 or not rest <= limit or near.all():
         return None  # or as of rounding
 
-    def alike(factor: torch.Tensor, powers: Sequence[int], columns: Sequence[int]) -> bool:
+    def error(factor: torch.Tensor, powers: Sequence[int], columns: Sequence[int]) -> float:
         made = torch.stack([factor ** powers[i] for i in columns], 1)
-        return bool(((made - share[:, columns]).abs() * weight[:, columns] <= limit).all())
+        return float(((made - share[:, columns]).abs() * weight[:, columns]).max())
 
-    def named(pattern: _Pattern, columns: Sequence[int]) -> tuple[str, str]:
+    def ways(pattern: _Pattern, columns: Sequence[int]) -> Iterator[tuple[float, tuple[str, str]]]:
         what, cause, powers, since = pattern
-        factor = share[:, powers.index(1)]
-        if alike(0 * factor, powers, [i for i in columns if powers[i]]):
-            cause = "state-lost" if since <= known.begin else "lost-fold"
-            if since > known.at and not last:  # else its state would lack it too
-                cause, what = "gate-order", f"{what}, as outputs see it,"
-            return cause, f"{what} is lost"
         for of_cause, words, one in known.of(since):
             if channels:
                 one = one.view(shape.n_heads, -1).expand(-1, shape.d_k).flatten()
             one = one.view(len(one), -1)
-            if one.shape[1] == 1 and alike(one[:, 0], powers, columns):
-                return of_cause or cause, f"{what} is taken {words}"
+            if one.shape[1] == 1:
+                said = of_cause or cause, f"{what} is taken {words}"
+                yield error(one[:, 0], powers, columns), said
+
+    def named(pattern: _Pattern, columns: Sequence[int]) -> tuple[str, str]:
+        what, cause, powers, since = pattern
+        factor = share[:, powers.index(1)]
+        if error(0 * factor, powers, [i for i in columns if powers[i]]) <= limit:
+            cause = "state-lost" if since <= known.begin else "lost-fold"
+            if since > known.at and not last:  # else its state would lack it too
+                cause, what = "gate-order", f"{what}, as outputs see it,"
+            return cause, f"{what} is lost"
+        if found := nearest(ways(pattern, columns), limit):
+            return found
         even = len(factor) > 1 and float(factor.max() - factor.min()) < 1e-3  # lengths are not
         cause = "wrong-scale" if even and cause == "wrong-norm" else cause
         at = int((factor - 1).abs().argmax())
@@ -168,7 +174,7 @@ def shares(
 
     every, patterns = range(len(parts)), _patterns(kept, known.at, mamba, len(parts), last)
     for pattern in patterns:
-        if alike(share[:, pattern[2].index(1)], pattern[2], every):
+        if error(share[:, pattern[2].index(1)], pattern[2], every) <= limit:
             return named(pattern, every)
     singles = {p[2].index(1): p for p in patterns if sum(p[2]) == 1}
     said = [named(singles[i], [i]) for i in every if not near[:, i].all()]
@@ -203,15 +209,18 @@ def channels(
     what = "the decay" if whole else "what is kept of the state before"
     alone = "" if off.all() else f", in key channels {spans(off.any(0))} alone"
 
-    def alike(made: torch.Tensor) -> bool:
-        return bool(((made - factor).abs() * weight <= limit)[off].all())
+    def error(made: torch.Tensor) -> float:
+        return float(((made - factor).abs() * weight)[off].max())
 
-    for cause, words, one in known.of(known.at):
-        one = one.view(heads, -1).expand(-1, d_k)
-        if alike(one) and not (one - 1).abs().max() < 1e-3:
-            return cause or "wrong-gate", f"{what} is taken {words}{alone}"
-    if alike(0 * factor):
-        return "state-lost", f"{what} is lost{alone}"
+    def ways() -> Iterator[tuple[float, tuple[str, str]]]:
+        for cause, words, one in known.of(known.at):
+            one = one.view(heads, -1).expand(-1, d_k)
+            if not (one - 1).abs().max() < 1e-3:
+                yield error(one), (cause or "wrong-gate", f"{what} is taken {words}{alone}")
+        yield error(0 * factor), ("state-lost", f"{what} is lost{alone}")
+
+    if found := nearest(ways(), limit):
+        return found
     at = int(((factor - 1).abs() * weight).argmax())
     times = float(factor.flatten()[at])
     place = f"head {at // d_k}, channel {at % d_k}"

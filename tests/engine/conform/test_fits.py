@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from engine.conform.causes import Situation
-from engine.conform.fits import misplaced, summed, tapped, wrong_heads
+from engine.conform.fits import misplaced, nearest, summed, tapped, wrong_heads
 from engine.conform.mistakes import formulas, in_parts
 from engine.conform.reference import Reference, play
 from tests.engine.conform.drawn_rows import KERNEL, drawn
@@ -76,6 +76,7 @@ def test_a_convolutions_sums_in_other_shares_are_named(made, said):
         ("kda", "the decay's logarithm ends at -0.37"),
         ("kda", "the decay is taken to the power of 0.6"),
         ("gdn", "beta ends at 0.43, in what is taken off v"),
+        ("gdn", "k is divided by its squared length"),
         ("gdn", "softplus has a beta of 1.7"),
         ("mamba2", "the sigmoid of 1.7 times z is taken"),
         ("kda", "k divided with an eps of 0.25"),
@@ -84,9 +85,10 @@ def test_a_convolutions_sums_in_other_shares_are_named(made, said):
     ],
 )
 @pytest.mark.parametrize("last", [False, True])
-def test_the_number_of_a_mistake_is_fitted(recurrence, words, last):
+def test_a_formula_is_named_with_its_number(recurrence, words, last):
     shape, state, rows = drawn(recurrence, 3, extras=("z",) if " z " in words else ())
-    number = next(float(x) for x in words.replace(",", "").split() if x[-1].isdigit())
+    numbers = (float(x) for x in words.replace(",", "").split() if x[-1].isdigit())
+    number = next(numbers, 0.0)
     ways = in_parts(shape, rows, formulas(shape, rows, abs(number)))
     (wrong,) = (made for _, said, made in ways if said == words)
     outputs, states = play(shape, state, wrong)
@@ -98,6 +100,12 @@ def test_the_number_of_a_mistake_is_fitted(recurrence, words, last):
     else:
         cause, said = situation.explain_outputs(torch.stack(outputs), 1e-5)
         assert (cause[:6], said.split(", in the state")[0]) == ("wrong-", words)
+
+
+def test_the_nearest_of_some_quantities_is_taken():
+    each = [(0.9, "near"), (0.6, "as near"), (0.2, "nearer"), (0.15, "as near"), (2.0, "far")]
+    assert nearest(((x, ("", words)) for x, words in each), 1.0) == ("", "nearer")
+    assert nearest(((x, ("", words)) for x, words in each), 0.1) is None
 
 
 def test_heads_that_read_what_heads_before_have_stored_are_named():
