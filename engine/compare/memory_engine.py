@@ -320,10 +320,10 @@ class SessionEngine(MemoryEngine):
         for context in self._contexts.values():
             context.close_round()
         chosen: set[tuple[int, int]] = set()
-        for (name, seq, pos), row in sorted(
+        for (name, seq, pos), worst in sorted(
             self._worst.items(), key=lambda one: (one[1][0], one[0])
         ):
-            number, difference, left, right = row
+            number, difference, left, right = worst
             run_id, token = self._contexts[name].run_id, int(right.argmax())
             self.later.append(
                 (number, partial(self._choose, run_id, seq, pos, number, token, left))
