@@ -22,9 +22,9 @@ that it meets in a few rows what other lanes meet rarely: an activation rounded 
 of two experts tipped (engine.compare.lanes). The bound is MARGIN times its worst row, as it has
 not met everything; wrong states are orders above. LEAST is what rounding of float32 comes to,
 below which nothing is asked; states in a shorter type come to more (least_of_types). Where ties
-tip rows of the noise lane so far that the bound is UNLIKE, or may tip all of them, FEW_TIPPED rows
-of another lane may be beyond it: rows that have nothing in common differ by 2, and a wrong state
-spoils all that follow.
+tip rows of the noise lane, or of its texts decoded afresh, so far that the bound is UNLIKE, or may
+tip all of them, FEW_TIPPED rows of another lane may be beyond it: rows that have nothing in common
+differ by 2, and a wrong state spoils all that follow.
 
 A bug in what the noise lane shares with the lanes that it bounds must not raise their bound. So
 rounding has a ceiling in every compute mode (engine.analysis.noise_ceiling). A noise lane beyond it
@@ -181,9 +181,11 @@ def noise_bound(trace: TraceStore, noise_runs: Sequence[int]) -> float:
 def is_beyond(trace: TraceStore, run_id: int, nmse: np.ndarray, bound: float) -> np.ndarray:
     """Rows of a lane beyond its bound, bool [n], that no tie explains. nmse: [n]; NaN is beyond."""
     beyond: np.ndarray = ~(nmse <= bound)
-    checks = (trace.runs[run].noise_check for run in noise_of(trace, run_id))
-    share = max((check.share for check in checks if check), default=0.0)
-    has_ties = share > 0 and (bound >= UNLIKE or share == 1)
+    checks = [check for run in noise_of(trace, run_id) if (check := trace.runs[run].noise_check)]
+    share = max((check.share for check in checks), default=0.0)
+    afresh = (one for check in checks for one in check.batches if not one.first)
+    fresh = max((one.worst or 0.0 for one in afresh), default=0.0)
+    has_ties = share > 0 and (max(bound, MARGIN * fresh) >= UNLIKE or share == 1)
     if has_ties and beyond.sum() <= FEW_TIPPED and np.isfinite(nmse).all():
         return np.zeros_like(beyond)
     return beyond

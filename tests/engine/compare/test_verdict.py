@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
@@ -269,6 +270,28 @@ def test_so_may_they_where_all_rows_of_the_noise_may_be_tipped(n: int, verdict: 
     described(trace, "reference", [], "reference", lane_against=None)
     described(trace, "noise", [1e-6] * 10, "noise", noise_check={**CHECK, "share": 1.0})
     described(trace, "replay", [*[1e-3] * n, *[0.0] * (10 - n)], "policy")
+    assert [one.verdict for one in judge_lanes(trace, [2])] == [verdict]
+
+
+@pytest.mark.parametrize(
+    ("n", "worst", "first", "verdict"),
+    [
+        (3, 0.4, None, "within"),
+        (4, 0.4, None, "suspect"),
+        (3, 0.04, None, "suspect"),
+        (3, None, None, "suspect"),  # it was not finite
+        (3, 0.4, {"pos": 10, "row": 0, "width": 4}, "suspect"),  # that check failed
+    ],
+)
+def test_so_may_they_where_they_tip_its_texts_decoded_afresh(
+    n: int, worst: float | None, first: dict[str, Any] | None, verdict: str
+) -> None:
+    trace = TraceStore()
+    described(trace, "reference", [], "reference", lane_against=None)
+    batch = {"seq_id": 0, "rows": 10, "beyond": 0, "batches": "one batch", "worst": worst}
+    check = {**CHECK, "share": 0.5, "batches": [{**batch, "first": first}]}
+    described(trace, "noise", [1e-4] * 10, "noise", noise_check=check)
+    described(trace, "checkpoint", [*[0.4] * n, *[0.0] * (10 - n)], "policy")
     assert [one.verdict for one in judge_lanes(trace, [2])] == [verdict]
 
 
