@@ -60,7 +60,6 @@ _SAMPLES, _FEW_SAMPLES = 12, 4
 _SAMPLED_BYTES, _FEW_BYTES = 128 << 20, 24 << 20
 """What the copies may take where the whole text may be read again, and where it will not be."""
 _LOGITS_BYTES = 16 << 20
-_FEW_ROWS = 2
 
 
 def why_not_by_default(prompts: Sequence[Prompt], options: RunOptions) -> str:
