@@ -142,6 +142,16 @@ class Session:
             tokens.insert(0, bos)
         return Prompt(tuple(tokens), text)
 
+    def message_prompt(self, text: str, values: Mapping[str, Any] | None, remedy: str) -> Prompt:
+        """A text as a user's message in the model's chat template with these variables; None: as
+        `prompt`. Raises OptionError with this remedy for a model without one, ChatTemplateError
+        where the template fails."""
+        if values is None:
+            return self.prompt(text)
+        if self.chat is None:
+            raise OptionError("The model has no chat template.", remedy)
+        return self.prompt(self.chat.render([{"role": "user", "content": text}], **values))
+
     def logits(self, tokens: Sequence[int], *, n_ubatch: int = 512) -> np.ndarray:
         """Logits after every token: float32 [len(tokens), n_vocab]. Raises OptionError, and
         ModelFileError where the model is mapped from a file that has been written to."""

@@ -185,12 +185,8 @@ def make_prompt(session: Session, args: argparse.Namespace, source: PromptSource
     """A prompt as the arguments give it. Raises OptionError for --chat without a template."""
     if isinstance(source, tuple):
         return Prompt(source, session.tokenizer.decode(source, special=True))
-    if not args.chat:
-        return session.prompt(source)
-    if session.chat is None:
-        raise OptionError("The model has no chat template.", "Leave out --chat.")
-    messages = [{"role": "user", "content": source}]
-    return session.prompt(session.chat.render(messages, **args.chat_template_kwargs))
+    values = args.chat_template_kwargs if args.chat else None
+    return session.message_prompt(source, values, "Leave out --chat.")
 
 
 class _Stream:

@@ -50,8 +50,7 @@ def run(args: argparse.Namespace) -> int:
             tell(f"{sweep.n_done} of {sweep.total} jobs are done; the same command goes on")
             raise
     results = read_results(sweep.path)
-    if deliver_report(args, lambda words: sweep_report(results, words)):
-        pass
+    deliver_report(args, lambda words: sweep_report(results, words))
     print_report(args, results_json(results), _lines(results))
     tell(f"results written to {sweep.path}")
     return int(not results.done.all())

@@ -240,7 +240,9 @@ class LocalSession:
         if request.of is not None:
             check_model(request.of, self.engine_session.identity, self.engine_session.content)
             return prompts_of(request.of)
-        return [make_prompt(self.engine_session, text, request.chat) for text in request.texts]
+        remedy = "Switch the chat template off."
+        make = self.engine_session.message_prompt
+        return [make(text, request.chat, remedy) for text in request.texts]
 
 
 class DecodingLanes:
@@ -265,15 +267,3 @@ class DecodingLanes:
 
     def stop(self) -> None:
         self._comparison.stop()
-
-
-def make_prompt(session: Session, text: str, chat: dict[str, Any] | None) -> Prompt:
-    """Tokenise a text, in the chat template if asked for.
-
-    Raises OptionError for a model without one, ChatTemplateError where the template fails.
-    """
-    if chat is None:
-        return session.prompt(text)
-    if session.chat is None:
-        raise OptionError("The model has no chat template.", "Switch the chat template off.")
-    return session.prompt(session.chat.render([{"role": "user", "content": text}], **chat))

@@ -12,7 +12,7 @@ from engine.analysis.run_cost import RunCost
 from engine.analysis.verdict import IDLE_FAULT, SUSPECT, LaneVerdict, judge_lanes, noise_of
 from engine.plain_text import counted
 from engine.trace.records import EMITTED_KINDS, MISSING, NOISE, PEER, PEER_NOISE, POLICY, REFERENCE
-from engine.trace.run_ref import RunColumns, RunRef
+from engine.trace.run_ref import RunColumns, RunRef, comparison_of
 from engine.trace.store import TraceStore
 from engine.trace.token_text import line_text
 
@@ -23,16 +23,8 @@ _GROWN = 1.05
 
 def lanes_of(run: RunRef) -> tuple[RunRef, ...]:
     """Runs of the comparison that a run is a lane of, reference first; () for any other run."""
-    lanes = {run_id: facts.lane or REFERENCE for run_id, facts in list(run.store.runs.items())}
-    first = run.run_id
-    while lanes.get(first, REFERENCE) != REFERENCE:
-        first -= 1
-    if first not in lanes or run.sibling(first).facts.lane != REFERENCE:
-        return ()
-    stop = first + 1
-    while lanes.get(stop, REFERENCE) != REFERENCE:
-        stop += 1
-    return tuple(map(run.sibling, range(first, stop)))
+    lanes = tuple(map(run.sibling, comparison_of(run.store, run.run_id)))
+    return lanes if lanes and lanes[0].facts.lane == REFERENCE else ()
 
 
 def run_to_show(run: RunRef) -> RunRef:

@@ -116,7 +116,7 @@ def heat_map(found: TuneSurface) -> HeatMap:
     one = found.surface
     values = (one.tokens_per_second if found.is_timed else one.tokens_per_round).T
     marks = {}
-    best = best_cell(found)
+    best = found.surface.best
     if best is not None and _is_shown(found):
         marks[BEST] = (best[1], best[0])
     if found.current is not None:
@@ -132,11 +132,6 @@ def heat_map(found: TuneSurface) -> HeatMap:
     )
 
 
-def best_cell(found: TuneSurface) -> tuple[int, int] | None:
-    """The fastest (n_max, p_min), as indices; None without times."""
-    return found.surface.best
-
-
 def _is_guess(found: TuneSurface, cell: tuple[int, int]) -> bool:
     """Whether the passes that a setting needs were not timed."""
     return int(found.surface.n_max[cell[0]]) + 1 in found.surface.unmeasured_widths
@@ -144,7 +139,7 @@ def _is_guess(found: TuneSurface, cell: tuple[int, int]) -> bool:
 
 def _is_shown(found: TuneSurface) -> bool:
     """Whether the fastest is so beyond the run's own spread, or there is nothing to compare."""
-    best = best_cell(found)
+    best = found.surface.best
     if best is None or found.current == best:
         return True
     if found.current is None:
@@ -155,7 +150,7 @@ def _is_shown(found: TuneSurface) -> bool:
 
 def headline(found: TuneSurface) -> str:
     """The best setting against the one in effect and plain decoding."""
-    best = best_cell(found)
+    best = found.surface.best
     if best is None:
         why = "a lane has no speed of its own" if found.request[0].facts.lane else "not timed"
         return f"Tokens per round: {why}"

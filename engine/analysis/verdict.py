@@ -15,30 +15,23 @@ Two words describe a lane, and only the second one judges:
              the distance of that mode
   agrees     a peer lane within what its rounding explains
 
-The bound: logits of a lane are never those of the reference lane, because kernels add in another
-order for another width of the batch. The noise lane is what that alone can do to this model, mode
-and text: it decodes the same widths, never rolls back, drifts as any lane does, and is jittered, so
-that it meets in a few rows what other lanes meet rarely: an activation rounded the other way, a tie
-of two experts tipped (engine.compare.lanes). The bound is MARGIN times its worst row, as it has
-not met everything; wrong states are orders above. LEAST is what rounding of float32 comes to,
-below which nothing is asked; states in a shorter type come to more (least_of_types). Where ties
-tip rows of the noise lane, or of its texts decoded afresh, so far that the bound is UNLIKE, or may
-tip all of them, FEW_TIPPED rows of another lane may be beyond it: rows that have nothing in common
-differ by 2, and a wrong state spoils all that follow.
-
-A bug in what the noise lane shares with the lanes that it bounds must not raise their bound. So
-rounding has a ceiling in every compute mode (engine.analysis.noise_ceiling). A noise lane beyond it
-is suspect itself, as is one whose texts, decoded afresh in other batches (fact noise_check), have
-other logits than token by token; then the bound of the others is the ceiling.
+The bound is MARGIN times the worst row of the noise lane, which decodes other widths than the
+reference lane and never rolls back (engine.compare.lanes); it has not met everything, and wrong
+states are orders above. Below LEAST nothing is asked, as float32 rounds; states in a shorter type
+come to more (least_of_types). Where ties tip rows of the noise lane, or of its texts decoded
+afresh in other batches (fact noise_check), so far that the bound is UNLIKE, or may tip all of them,
+FEW_TIPPED rows of another lane may be beyond it: rows that have nothing in common differ by 2, and a
+wrong state spoils all that follow. A noise lane beyond the ceiling of rounding
+(engine.analysis.noise_ceiling) is suspect itself, as is one whose texts decoded afresh have other
+logits than token by token; then the bound of the others is the ceiling.
 
 A fork is not a fault if the lane's logits give its token when the reference samples from them, and
 if at temperature 0 the two best logits were nearer than noise moves them: twice its bound on one.
 Otherwise the lane is suspect, as it is beyond its bound.
 
-A peer lane rounds activations as we do not. It has noise lanes of its own, which round as it does
-and decode what it decodes, and is judged by them alone; so are they. Where rounding tips experts
-of a model that has learnt nothing, MARGIN times their worst row is more than any mistake costs: the
-bound stays below UNLIKE, unless they are beyond it themselves.
+A peer lane is judged by noise lanes of its own alone, which round as it does; so are they. Where
+rounding tips experts of a model that has learnt nothing, MARGIN times their worst row is more than
+any mistake costs: the bound stays below UNLIKE, unless they are beyond it themselves.
 
 Lanes that roll back in llama.cpp are measured against llama.cpp's own plain lane, and judged by its
 noise lane: the kernels are the same, so a smaller margin (fact lane_margin) does.

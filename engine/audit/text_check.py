@@ -13,6 +13,7 @@ from torch import Tensor
 
 from engine.analysis.noise_ceiling import TIPPED, logits_ceiling, state_ceiling, tipped_share
 from engine.batch import Span
+from engine.decode.sequences import sampler_for
 from engine.machine.device import read
 from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
@@ -232,9 +233,8 @@ class AuditedTexts:
 
     def sampler(self, grammar: Grammar | None, seq_id: int) -> Sampler:
         """The sampler of a sequence as it is before the first token."""
-        banned = self.session.tokenizer.eog_ids if self.options.ignore_eos else ()
-        start = grammar.start() if grammar else None
-        return Sampler(self.options.sampler, banned, self.prompts[seq_id].tokens, start)
+        eog_ids = self.session.tokenizer.eog_ids
+        return sampler_for(self.prompts[seq_id], self.options, eog_ids, grammar)
 
     def compare(self, check: TextCheck, part: PassedPart, rows: Sequence[EmittedRow]) -> None:
         """Compare the rows whose logits a pass has given."""

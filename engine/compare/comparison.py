@@ -20,12 +20,12 @@ from engine.compare.llama_lanes import REMEMBERED, LlamaNoiseLane, LlamaRollback
 from engine.compare.peer_lane import PeerLane, PeerNoiseLane
 from engine.compare.policy_lane import ForkLane, FreeLane, PolicyLane
 from engine.decode.acceptance import cut_draft, note_grammar_error
-from engine.decode.failure import OF_DRAFTER, TRUNK, note_non_finite
+from engine.decode.failure import note_non_finite
 from engine.decode.plain_acceptance import PLAIN_RULES, draw_along, draw_plainly
 from engine.decode.round import Round
-from engine.decode.sequences import DecodingSequence, SlotAssignment
+from engine.decode.sequences import DecodingSequence, SlotAssignment, sampler_for
 from engine.draft.chain import DrafterChain
-from engine.draft.drafter import Draft, Drafter, DraftRequest, branch_of
+from engine.draft.drafter import Draft, Drafter, branch_of
 from engine.draft.scripted import ScriptedDrafter
 from engine.errors import NonFiniteError, OptionError
 from engine.model.layers import TargetRows, join_rows
@@ -98,19 +98,11 @@ class Comparison:
         self._drafter, self._draft_accept = drafter, draft_accept
         self._chain = DrafterChain(self._drafters())
         end_tokens = session.tokenizer.eog_ids
-        banned = end_tokens if common.ignore_eos else ()
         self._end_tokens = frozenset() if common.ignore_eos else frozenset(end_tokens)
         self._rule = PLAIN_RULES[common.spec.accept]
         self._slots = SlotAssignment(
             [
-                DecodingSequence(
-                    i,
-                    -1,
-                    each,
-                    Sampler(
-                        common.sampler, banned, each.tokens, grammar.start() if grammar else None
-                    ),
-                )
+                DecodingSequence(i, -1, each, sampler_for(each, common, end_tokens, grammar))
                 for i, each in enumerate(prompts)
             ],
             setup.n_seqs,
@@ -324,17 +316,9 @@ class Comparison:
         """The distribution that the token at `pos` is drawn from, from row `row` of the logits
         [n, n_vocab]. Raises NonFiniteError for logits that are not finite, unless allowed."""
         found = sequence.sampler.rows(logits)(row)
-        if sequence.sampler.non_finite:
-            largest = sequence.sampler.non_finite[1]
-            self._note_non_finite(sequence.seq_id, pos, TRUNK, largest)
+        here = self._reference.facts, self._options, self._round, sequence
+        note_non_finite(*here, pos - row, "", sequence.sampler.non_finite)
         return found
-
-    def _note_non_finite(self, seq_id: int, pos: int, where: str, largest: float) -> None:
-        facts = self._reference.facts
-        error = note_non_finite(facts, self._round, seq_id, pos, where, largest)
-        if not self._options.allow_non_finite:
-            self._slots.sequences[seq_id].stop = "error"
-            raise error
 
     def _chosen(
         self,
@@ -351,12 +335,7 @@ class Comparison:
         pos0 = sequence.n_tokens
         n_decoded = pos0 + (len(tokens) if is_prompt else 1)
         n = sequence.emit(chosen, n_decoded, self._options, self._setup.n_ctx, self._end_tokens)
-        state = sequence.sampler.grammar
-        if state and state.error:
-            pos = len(sequence.prompt.tokens) + len(sequence.emitted)
-            note_grammar_error(
-                self._reference.facts, self._round, sequence.seq_id, pos, state.error
-            )
+        note_grammar_error(self._reference.facts, self._round, sequence)
         sequence.n_tokens, sequence.last = n_decoded + len(chosen) - 1, chosen[-1]
         return Round(
             self._round,
@@ -375,19 +354,15 @@ class Comparison:
 
     def _draft(self, sequences: Sequence[DecodingSequence]) -> dict[int, Draft]:
         longest = min(self._chain.longest, self._options.spec.longest or self._chain.longest)
-        requests = [
-            DraftRequest(sequence.index, sequence.n_tokens, sequence.last, limit)
-            for sequence in sequences
-            if (limit := sequence.draft_limit(longest, self._options, self._setup.n_ctx))
-        ]
+        limits = longest, self._options, self._setup.n_ctx
+        requests = [asked for one in sequences if (asked := one.draft_request(*limits))]
         if not requests:
             return {}
         drafts = self._chain.draft(requests)
         self._reference.record_drafts(self._round, self._chain.asked)
+        here = self._reference.facts, self._options, self._round
         by_index = {sequence.index: sequence for sequence in sequences}
         for seq, draft in self._chain.asked:
-            if found := draft.non_finite:
-                sequence, (n, largest) = by_index[seq], found
-                where = OF_DRAFTER.get(draft.drafter, draft.drafter)
-                self._note_non_finite(sequence.seq_id, sequence.n_tokens + 1 + n, where, largest)
+            pos = by_index[seq].n_tokens + 1
+            note_non_finite(*here, by_index[seq], pos, draft.drafter, draft.non_finite)
         return drafts

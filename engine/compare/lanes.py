@@ -90,7 +90,7 @@ class ModeLane(EngineFollower):
 
 
 class NoiseLane(EngineFollower):
-    """Decodes in other batches than its leader, and never rolls anything back.
+    """Decodes in other batches, where kernels add in another order, and never rolls anything back.
 
     Its memory decodes the accepted tokens of all sequences side by side, so it drifts from the
     leader's as that of any lane does which decodes in other widths. The logits that are compared

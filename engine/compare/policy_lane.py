@@ -136,7 +136,7 @@ class ForkLane(PolicyLane):
 
     A row of `divergence` holds the worst of all members, written when each of them has verified
     the round. The fact lane_copies says which of them were wrong, see
-    engine.analysis.findings.forks.
+    engine.analysis.findings.states.
     """
 
     has_trees = False

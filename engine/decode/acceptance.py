@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from engine.decode.round import Round
-from engine.decode.sequences import SlotAssignment
+from engine.decode.sequences import DecodingSequence, SlotAssignment
 from engine.draft.drafter import Draft
 from engine.options import RunOptions
 from engine.sampling.distribution import Distribution
@@ -304,6 +304,10 @@ def cut_at_forbidden(draft: Draft, grammar: GrammarState) -> None:
         at.accept(token)
 
 
-def note_grammar_error(facts: RunFacts, round_: int, seq_id: int, pos: int, why: str) -> None:
-    """Note under the fact `grammar_errors` why a sequence ended. pos: where a token is missing."""
-    facts.add_to("grammar_errors", {"round": round_, "seq_id": seq_id, "pos": pos, "why": why})
+def note_grammar_error(facts: RunFacts, round_: int, sequence: DecodingSequence) -> None:
+    """Note under the fact `grammar_errors` why a sequence ended, if its grammar made it end."""
+    grammar = sequence.sampler.grammar
+    if grammar and grammar.error:
+        pos = len(sequence.prompt.tokens) + len(sequence.emitted)  # where a token is missing
+        where = {"round": round_, "seq_id": sequence.seq_id, "pos": pos}
+        facts.add_to("grammar_errors", where | {"why": grammar.error})

@@ -7,8 +7,10 @@ import traceback
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from engine.decode.sequences import DecodingSequence
 from engine.errors import ContextFullError, DraftscopeError, NonFiniteError, RollbackRefusedError
 from engine.memory.hybrid import HybridMemory
+from engine.options import RunOptions
 from engine.trace.facts import RunFacts
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -60,9 +62,7 @@ def _place(error: BaseException) -> str:
     return f"{Path(ours[-1].filename).stem}.{ours[-1].name}" if ours else ""
 
 
-TRUNK = "trunk"
-"""The target's name in messages."""
-OF_DRAFTER = {
+_OF_DRAFTER = {
     "draft-mtp": "MTP head",
     "draft-simple": "draft model",
     "draft-eagle3": "EAGLE-3 drafter",
@@ -73,18 +73,32 @@ OF_DRAFTER = {
 
 
 def note_non_finite(
-    facts: RunFacts, round_: int, seq_id: int, pos: int, where: str, largest: float
-) -> NonFiniteError:
-    """Note a row of logits under the fact `non_finite`, the first of each sequence; the error that
-    ends the run.
+    facts: RunFacts,
+    options: RunOptions,
+    round_: int,
+    sequence: DecodingSequence,
+    first_pos: int,
+    drafter: str,
+    found: tuple[int, float] | None,
+) -> None:
+    """Note a row of logits under the fact `non_finite`, the first of each sequence, and end it with
+    NonFiniteError unless the options allow it.
 
-    pos: of the token that the row is to choose. largest: of the row, NaN if any logit is.
+    first_pos: of the token that row 0 is to choose. drafter: empty for the target. found: the row,
+    if there is one, and its largest logit, NaN if any is.
     """
-    what = "NaN" if math.isnan(largest) else "infinity"
+    if found is None:
+        return
+    (n, largest), seq_id = found, sequence.seq_id
+    pos, what = first_pos + n, "NaN" if math.isnan(largest) else "infinity"
+    where = _OF_DRAFTER.get(drafter, drafter) if drafter else "trunk"
     if seq_id not in {row.seq_id for row in facts.non_finite or ()}:
         row = {"round": round_, "seq_id": seq_id, "pos": pos, "where": where, "what": what}
         facts.add_to("non_finite", row)
-    return NonFiniteError(
+    if options.allow_non_finite:
+        return
+    sequence.stop = "error"
+    raise NonFiniteError(
         f"The {where}'s logits for position {pos} of sequence {seq_id}, in round {round_}, "
         f"contain {what}.",
         "Load the file anew or in another compute mode (--compute f32); --allow-non-finite goes on "

@@ -14,15 +14,15 @@ import torch
 
 from engine.batch import GreedyTokens, Span
 from engine.decode.acceptance import Judge, cut_draft, note_grammar_error
-from engine.decode.failure import OF_DRAFTER, TRUNK, note_failure, note_non_finite
+from engine.decode.failure import note_failure, note_non_finite
 from engine.decode.forward import Forward
 from engine.decode.held_sequences import HeldSequences
 from engine.decode.recorder import Recorder
 from engine.decode.round import PhaseClock, Round, RoundObserver, WatchRound
-from engine.decode.sequences import DecodingSequence, SlotAssignment
+from engine.decode.sequences import DecodingSequence, SlotAssignment, sampler_for
 from engine.decode.verify_loop import VerifyLoop, valid_depth
 from engine.draft.chain import DrafterChain
-from engine.draft.drafter import Draft, DraftRequest, awaited
+from engine.draft.drafter import Draft, awaited
 from engine.machine.clock import clock_paused
 from engine.machine.device import inference_mode
 from engine.memory.hybrid import HybridMemory
@@ -30,7 +30,6 @@ from engine.model.hybrid import HybridModel
 from engine.model.layers import TargetRows
 from engine.options import Prompt, RunOptions
 from engine.sampling.grammar import Grammar
-from engine.sampling.sampler import Sampler
 
 
 def drafts_may_stay(device: torch.device) -> bool:
@@ -64,7 +63,7 @@ class Scheduler:
         self._model, self._watch, self._held = model, watch, held
         self._observer, self._recorder, self._all_end_tokens = observer, recorder, end_tokens
         self.sequences = [
-            DecodingSequence(seq_id, -1, prompt, self._sampler(prompt, options, grammar))
+            DecodingSequence(seq_id, -1, prompt, sampler_for(prompt, options, end_tokens, grammar))
             for seq_id, prompt in enumerate(prompts)
         ]
         choose = held.best if held else None
@@ -77,11 +76,6 @@ class Scheduler:
         self.may_wait = False
         self.before_round: list[Callable[[int], None]] = []
         """Called with the number of each round before it, in this order."""
-
-    def _sampler(self, prompt: Prompt, options: RunOptions, grammar: Grammar | None) -> Sampler:
-        banned = self._all_end_tokens if options.ignore_eos else ()
-        start = grammar.start() if grammar else None
-        return Sampler(options.sampler, banned, prompt.tokens, start)
 
     def _use(
         self,
@@ -140,7 +134,7 @@ class Scheduler:
                     memory.put(sequence.index, self._memory.state(sequence.index))
         if (options.sampler, options.ignore_eos) != (before.sampler, before.ignore_eos):
             for sequence in self.sequences:
-                sampler = self._sampler(sequence.prompt, options, grammar)
+                sampler = sampler_for(sequence.prompt, options, self._all_end_tokens, grammar)
                 keeps_random = options.sampler.seed == before.sampler.seed
                 sampler.follow(sequence.sampler, keeps_random=keeps_random)
                 sequence.sampler = sampler
@@ -292,7 +286,7 @@ class Scheduler:
             if self._observer and round_.accepted:
                 with clock_paused():
                     self._observer.judged(sequence, round_)
-            self._note_grammar(sequence)
+            note_grammar_error(self._recorder.facts, self._round, sequence)
             if self._watch and round_.accepted:
                 self._watch(round_)
             clock.stop("sample", [seq])
@@ -323,7 +317,8 @@ class Scheduler:
 
     def _emit(self, sequence: DecodingSequence, round_: Round) -> int:
         """Put accepted tokens out, how many; raises NonFiniteError before."""
-        self._check_finite(sequence, round_.pos_next)
+        here = self._recorder.facts, self._options, self._round, sequence
+        note_non_finite(*here, round_.pos_next, "", sequence.sampler.non_finite)
         return sequence.emit(
             round_.accepted, round_.pos_next, self._options, self._n_ctx, self._end_tokens
         )
@@ -401,11 +396,8 @@ class Scheduler:
     def _draft(self, sequences: list[DecodingSequence]) -> dict[int, Draft]:
         if not self._chain:
             return {}
-        requests = [
-            DraftRequest(sequence.index, sequence.n_tokens, sequence.last, limit)
-            for sequence in sequences
-            if (limit := sequence.draft_limit(self._chain.longest, self._options, self._n_ctx))
-        ]
+        limits = self._chain.longest, self._options, self._n_ctx
+        requests = [asked for one in sequences if (asked := one.draft_request(*limits))]
         if not requests:
             return {}
         drafts = self._chain.draft(requests)
@@ -416,40 +408,15 @@ class Scheduler:
     def _note_drafts(self) -> None:
         """Record what the drafters answered."""
         self._recorder.drafts(self._round, self._chain.asked, self._slots.holders)
+        here = self._recorder.facts, self._options, self._round
         for seq, draft in self._chain.asked:
-            if found := draft.non_finite:
-                sequence, name = self.sequences[self._slots.holders[seq]], draft.drafter
-                where = OF_DRAFTER.get(name, name)
-                self._note_non_finite(sequence, sequence.n_tokens + 1, where, found)
-
-    def _check_finite(self, sequence: DecodingSequence, first_pos: int) -> None:
-        """first_pos: of the token that row 0 of the logits chooses."""
-        if found := sequence.sampler.non_finite:
-            self._note_non_finite(sequence, first_pos, TRUNK, found)
-
-    def _note_grammar(self, sequence: DecodingSequence) -> None:
-        grammar = sequence.sampler.grammar
-        if grammar and grammar.error:
-            pos = len(sequence.prompt.tokens) + len(sequence.emitted)
-            note_grammar_error(
-                self._recorder.facts, self._round, sequence.seq_id, pos, grammar.error
-            )
-
-    def _note_non_finite(
-        self, sequence: DecodingSequence, first_pos: int, where: str, found: tuple[int, float]
-    ) -> None:
-        row, largest = found
-        error = note_non_finite(
-            self._recorder.facts, self._round, sequence.seq_id, first_pos + row, where, largest
-        )
-        if not self._options.allow_non_finite:
-            sequence.stop = "error"
-            raise error
+            one = self.sequences[self._slots.holders[seq]]
+            note_non_finite(*here, one, one.n_tokens + 1, draft.drafter, draft.non_finite)
 
     def _follow(self, sequence: DecodingSequence, round_: Round, clock: PhaseClock) -> None:
         """Put out what a verified sequence has accepted, and let all that follow its text know."""
         round_.n_emitted = self._emit(sequence, round_)
-        self._note_grammar(sequence)
+        note_grammar_error(self._recorder.facts, self._round, sequence)
         if not sequence.stop:
             sampler = sequence.sampler
             round_.sampler_wrong = sampler.n_astray(sequence.emitted)

@@ -6,7 +6,9 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
+from engine.draft.drafter import DraftRequest
 from engine.options import Prompt, RunOptions
+from engine.sampling.grammar import Grammar
 from engine.sampling.sampler import Sampler
 
 
@@ -33,12 +35,13 @@ class DecodingSequence:
         """Whether tokens of the prompt are still to be decoded."""
         return self.n_tokens < len(self.prompt.tokens)
 
-    def draft_limit(self, longest: int, options: RunOptions, n_ctx: int) -> int:
-        """What context and token limit leave of a draft of `longest` tokens, 0 = none."""
+    def draft_request(self, longest: int, options: RunOptions, n_ctx: int) -> DraftRequest | None:
+        """What is asked of drafters: what context and token limit leave of a draft of `longest`
+        tokens, None = nothing."""
         limit = min(longest, n_ctx - self.n_tokens - 2)
         if options.n_predict >= 0:
             limit = min(limit, options.n_predict - len(self.emitted) - 1)
-        return max(0, limit)
+        return DraftRequest(self.index, self.n_tokens, self.last, limit) if limit > 0 else None
 
     def emit(
         self,
@@ -69,6 +72,14 @@ class DecodingSequence:
         if grammar and grammar.error:
             self.stop = "grammar"
         return len(tokens)
+
+
+def sampler_for(
+    prompt: Prompt, options: RunOptions, end_tokens: Collection[int], grammar: Grammar | None
+) -> Sampler:
+    """The sampler of a prompt's text as it is before the first token."""
+    banned, start = end_tokens if options.ignore_eos else (), grammar.start() if grammar else None
+    return Sampler(options.sampler, banned, prompt.tokens, start)
 
 
 ChooseSlot = Callable[[Sequence[int], Sequence[int]], int]

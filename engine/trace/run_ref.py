@@ -11,7 +11,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from engine.trace.facts import RunFacts
-from engine.trace.records import MISSING
+from engine.trace.records import MISSING, REFERENCE
 from engine.trace.store import TraceStore
 
 
@@ -52,6 +52,18 @@ class RunRef:
 
     def __str__(self) -> str:
         return f"run {self.run_id}"
+
+
+def comparison_of(store: TraceStore, run_id: int) -> range:
+    """The runs of the comparison that a run is a lane of, the reference first where it is there;
+    none for a run on its own."""
+    names = [facts.lane or "" for facts in list(store.runs.values())]
+    start = stop = run_id
+    while 0 < start < len(names) and names[start] not in ("", REFERENCE) and names[start - 1]:
+        start -= 1
+    while stop < len(names) and names[stop] and (names[stop] != REFERENCE or stop == start):
+        stop += 1
+    return range(start, stop)
 
 
 def same_model(one: Any, other: Any) -> bool:

@@ -4,6 +4,7 @@ result of an audit in words."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from engine.analysis.findings.run_rows import Check, ExaminedRun
@@ -73,13 +74,9 @@ def _judged(audit: AuditFacts) -> str:
     return f"{text}{rounds} equal to plain decoding{of}"
 
 
-def _first(what: str) -> Callable[[ExaminedRun], Iterator[tuple[dict[str, Any], dict[str, Any]]]]:
+def _first(run: ExaminedRun, what: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """The sequences of which this is the first wrong thing, and what is known of it."""
-
-    def found(run: ExaminedRun) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-        return ((one, one[what]) for one in run.audited if one["what"] == what)
-
-    return found
+    return ((one, one[what]) for one in run.audited if one["what"] == what)
 
 
 def _before(run: ExaminedRun, seq: int, number: int) -> str:
@@ -96,7 +93,7 @@ def _before(run: ExaminedRun, seq: int, number: int) -> str:
 
 
 def _cells_wrong(run: ExaminedRun) -> Iterator[Finding]:
-    for one, cells in _first("cells")(run):
+    for one, cells in _first(run, "cells"):
         if cells["n_cells"]:
             said = f"Attention cells differ from those of plain decoding in {cells['n_cells']}"
         else:
@@ -114,7 +111,7 @@ def _cells_wrong(run: ExaminedRun) -> Iterator[Finding]:
 
 
 def _logits_wrong(run: ExaminedRun) -> Iterator[Finding]:
-    for one, logits in _first("logits")(run):
+    for one, logits in _first(run, "logits"):
         state = one.get("state")
         yield Finding(
             f"The logits for position {logits['pos']} in round {one['round']} are not those of "
@@ -128,7 +125,7 @@ def _logits_wrong(run: ExaminedRun) -> Iterator[Finding]:
 
 
 def _text_wrong(run: ExaminedRun) -> Iterator[Finding]:
-    for one, token in _first("token")(run):
+    for one, token in _first(run, "token"):
         yield Finding(
             f"The token at position {token['pos']} is not the one that plain decoding chooses, "
             f"which is {token['expected_id']}; the logits are right.",
@@ -143,15 +140,23 @@ def _consequence(one: dict[str, Any]) -> str:
     return f"logits wrong from round {logits['round']} on" if logits else "logits right"
 
 
-def _sampler(what: str) -> Check:
-    """The check for one kind of note of engine.audit.sampler_check."""
+_Says = Callable[[dict[str, Any]], tuple[str, str]]
+"""Message and evidence of a note of engine.audit.sampler_check."""
 
-    def check(run: ExaminedRun) -> Iterator[Finding]:
-        for note in run.audit_notes:
-            if note["what"] == what:
-                yield Finding(*_SAYS[what](note), note["round"], note["seq_id"])
 
-    return check
+def _sampler(run: ExaminedRun, what: str, says: _Says) -> Iterator[Finding]:
+    """The notes of one kind."""
+    for note in run.audit_notes:
+        if note["what"] == what:
+            yield Finding(*says(note), note["round"], note["seq_id"])
+
+
+def _state(run: ExaminedRun, what: str, said: str) -> Iterator[Finding]:
+    """Those of a kind that the sampler's state is wrong in."""
+    how = "after the round, compared with a sampler that drew the text alone"
+    if what == "random numbers":
+        how = "after the round, by the seed and one number for each draw"
+    return _sampler(run, what, lambda _: (said, how))
 
 
 def _says_token(note: dict[str, Any]) -> tuple[str, str]:
@@ -172,29 +177,6 @@ def _says_length(note: dict[str, Any]) -> tuple[str, str]:
     return f"{said}keeps {note.get('n_expected')}.", "one random number of the sequence per round"
 
 
-_SAYS: dict[str, Callable[[dict[str, Any]], tuple[str, str]]] = {
-    "token": _says_token,
-    "probability": _says_p,
-    "length": _says_length,
-    "tokens": lambda _: (
-        "The sampler goes on from other tokens than the text has.",
-        "after the round, compared with a sampler that drew the text alone",
-    ),
-    "penalties": lambda _: (
-        "The penalties look at other tokens than prompt and text.",
-        "after the round, compared with a sampler that drew the text alone",
-    ),
-    "grammar": lambda _: (
-        "The grammar is at another place than the text.",
-        "after the round, compared with a sampler that drew the text alone",
-    ),
-    "random numbers": lambda _: (
-        "The sampler has used more or fewer random numbers than the text needs.",
-        "after the round, by the seed and one number for each draw",
-    ),
-}
-
-
 def _incomplete(run: ExaminedRun) -> Iterator[Finding]:
     if run.audit.not_judged and run.audit.verdict != NOT_AUDITED:
         evidence = "; ".join(run.audit.not_judged)
@@ -204,13 +186,23 @@ def _incomplete(run: ExaminedRun) -> Iterator[Finding]:
 CHECKS: dict[str, Check] = {
     "cells-not-plain": _cells_wrong,
     "logits-not-plain": _logits_wrong,
-    "wrong-acceptance": _sampler("token"),
-    "wrong-rule-probability": _sampler("probability"),
-    "wrong-synthetic-length": _sampler("length"),
-    "sampler-of-other-tokens": _sampler("tokens"),
-    "penalties-of-other-tokens": _sampler("penalties"),
-    "grammar-of-other-tokens": _sampler("grammar"),
-    "random-numbers-off": _sampler("random numbers"),
+    "wrong-acceptance": partial(_sampler, what="token", says=_says_token),
+    "wrong-rule-probability": partial(_sampler, what="probability", says=_says_p),
+    "wrong-synthetic-length": partial(_sampler, what="length", says=_says_length),
+    "sampler-of-other-tokens": partial(
+        _state, what="tokens", said="The sampler goes on from other tokens than the text has."
+    ),
+    "penalties-of-other-tokens": partial(
+        _state, what="penalties", said="The penalties look at other tokens than prompt and text."
+    ),
+    "grammar-of-other-tokens": partial(
+        _state, what="grammar", said="The grammar is at another place than the text."
+    ),
+    "random-numbers-off": partial(
+        _state,
+        what="random numbers",
+        said="The sampler has used more or fewer random numbers than the text needs.",
+    ),
     "text-not-plain": _text_wrong,
     "audit-incomplete": _incomplete,
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -57,9 +58,9 @@ def _stale_in_lane(run: ExaminedRun) -> Iterator[Finding]:
         )
 
 
-def _wrong_in_lane(run: ExaminedRun) -> Iterator[tuple[Finding, bool]]:
-    """Sequences whose logits are wrong before any state and cell is, but for stale ones, and
-    whether they are those of another row of the batch."""
+def _wrong_in_lane(run: ExaminedRun, *, of_another: bool) -> Iterator[Finding]:
+    """Sequences whose logits are wrong before any state and cell is, but for stale ones.
+    of_another: those that are of another row of the batch, or all others."""
     errors = LaneErrors.of(run)
     if errors is None:
         return
@@ -86,15 +87,8 @@ def _wrong_in_lane(run: ExaminedRun) -> Iterator[tuple[Finding, bool]]:
         if of is not None:
             said = f"Row {noted[0].row} of round {number} has the logits of row {of}."
         evidence = f"{rounds_text(rows['round'][wrong])}; NMSE {rows['nmse'][first]:.1e}"
-        yield Finding(said, evidence, number, seq), of is not None
-
-
-def _logits_wrong(run: ExaminedRun) -> Iterator[Finding]:
-    return (hit for hit, of_another in _wrong_in_lane(run) if not of_another)
-
-
-def _of_another_row(run: ExaminedRun) -> Iterator[Finding]:
-    return (hit for hit, of_another in _wrong_in_lane(run) if of_another)
+        if (of is not None) == of_another:
+            yield Finding(said, evidence, number, seq)
 
 
 def _stale_in_run(run: ExaminedRun) -> Iterator[Finding]:
@@ -369,8 +363,8 @@ def _texts(run: ExaminedRun) -> dict[int, tuple[tuple[int, ...], np.ndarray, np.
 
 CHECKS: dict[str, Check] = {
     "stale-logits": _stale_logits,
-    "logits-of-another-row": _of_another_row,
-    "logits-wrong": _logits_wrong,
+    "logits-of-another-row": partial(_wrong_in_lane, of_another=True),
+    "logits-wrong": partial(_wrong_in_lane, of_another=False),
     "wrong-token": _wrong_token,
     "non-finite-logits": _non_finite,
     "noise-near-ties": _near_ties,

@@ -17,7 +17,7 @@ from engine.analysis.noise_ceiling import rows_beyond, state_ceiling
 from engine.analysis.verdict import failed_checks, is_beyond, noise_bound, types_text
 from engine.trace.facts import AuditFacts, Finding, RunFacts, StateOriginFacts
 from engine.trace.records import MISSING, NOISE, REFERENCE
-from engine.trace.run_ref import RunColumns
+from engine.trace.run_ref import RunColumns, comparison_of
 from engine.trace.store import TraceStore
 
 POLICY = "policy"
@@ -60,18 +60,9 @@ class ExaminedRun:
         return value
 
     @cached_property
-    def lanes(self) -> list[int]:
-        """The runs of the comparison that this run is a lane of, the reference first."""
-        if not self.lane:
-            return []
-        names = [facts.lane or "" for facts in list(self.trace.runs.values())]
-        start = self.run_id
-        while names[start] != REFERENCE and start and names[start - 1]:
-            start -= 1
-        stop = start + 1
-        while stop < len(names) and names[stop] not in ("", REFERENCE):
-            stop += 1
-        return list(range(start, stop))
+    def lanes(self) -> range:
+        """The runs of the comparison that this run is a lane of."""
+        return comparison_of(self.trace, self.run_id)
 
     @cached_property
     def noise_runs(self) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -263,8 +264,9 @@ _BY_CONTENT = {
 _WINDOW_BY_CONTENT = {"earlier": "window-too-old", "rejected": "rejected-tokens-in-window"}
 
 
-def _wrong_states(run: ExaminedRun) -> Iterator[_WrongState]:
-    """The first of each sequence, unless a rule about indices, cells or positions names it."""
+def _wrong_states(run: ExaminedRun, rule: str) -> Iterator[Finding]:
+    """The first of each sequence, if this rule names it and none about indices, cells or
+    positions does."""
     errors = LaneErrors.of(run)
     found = _of_audit(run) if errors is None else _of_lane(run, errors)
     named: list[tuple[int | None, int]] | None = None
@@ -275,9 +277,10 @@ def _wrong_states(run: ExaminedRun) -> Iterator[_WrongState]:
             continue
         mine = [r for r in run.state_origins if (r.seq_id, r.round) == (seq, number)]
         mine.sort(key=lambda r: (not r.kind and not _is_mixed(r), r.is_window))
-        yield _WrongState(
-            run, seq, number, what, where, measured, mine, *_rollback(run, seq, number)
-        )
+        undone = _rollback(run, seq, number)
+        one = _WrongState(run, seq, number, what, where, measured, mine, *undone)
+        if one.rule == rule:
+            yield one.hit()
 
 
 _Found = tuple[int, int, str, str, list[str]]
@@ -315,15 +318,6 @@ def _of_audit(run: ExaminedRun) -> Iterator[_Found]:
 
 
 _STATES = {"conv": "The convolution window is", "tokens": "The token window is"}
-
-
-def _named(rule: str) -> Check:
-    """The check of a rule: the wrong states that it names."""
-
-    def check(run: ExaminedRun) -> Iterator[Finding]:
-        return (one.hit() for one in _wrong_states(run) if one.rule == rule)
-
-    return check
 
 
 def _is_mixed(record: StateOriginFacts) -> bool:
@@ -385,27 +379,19 @@ CHECKS: dict[str, Check] = {
     "neighbour-state-wrong": _neighbour_wrong,
     "carried-state-wrong": _carried_wrong,
 } | {
-    rule: _named(rule)
+    rule: partial(_wrong_states, rule=rule)
     for rule in (
+        *_BY_CONTENT.values(),
+        *_WINDOW_BY_CONTENT.values(),
         "wrong-snapshot-read",
         "wrong-snapshot-index",
         "wrong-fold",
         "log-entry-wrong",
-        "state-too-old",
-        "rejected-tokens-in-state",
-        "token-ahead-in-state",
-        "token-missing-in-state",
-        "token-twice-in-state",
         "wrong-checkpoint-restored",
         "batch-from-wrong-state",
         "state-not-cleared",
-        "window-too-old",
-        "rejected-tokens-in-window",
         "gates-of-another-token",
         "window-rows-wrong",
-        "state-empty",
-        "state-of-another-sequence",
-        "state-of-another-layer",
         "state-wrong",
     )
 }

@@ -244,25 +244,18 @@ class WhatIf:
 def what_if(rounds: RecordedRounds, *, is_whole: bool = True) -> WhatIf | None:
     """Estimates from the rounds of one run; None without a single draft. is_whole: the run has
     ended, so that a gain is worth its time."""
-    if not rounds.n_drafts:
-        return None
     costs = RoundCosts.measured(rounds)
-    lengths = range(rounds.n_max + 1)
-    played = simulate(rounds, costs, FIXED, [{"n_max": n_max} for n_max in lengths])
-    per_round = [
-        values.sum(1) / played.rounds.sum(1)
-        for values in (played.draft_ms, played.verify_ms, played.rest_ms)
-    ]
-    expected, speeds = played.tokens_per_round(), played.tokens_per_second()
+    played = surface(rounds, costs, n_max=range(rounds.n_max + 1), p_min=(0.0,))
+    if played is None:
+        return None
+    times = played.draft_ms, played.verify_ms, played.rest_ms, played.tokens_per_second
     estimates = []
-    for i in lengths:
-        if costs is None:
-            estimates.append(DraftLengthEstimate(i, float(expected[i]), None, None, None, None))
-            continue
-        draft, verify, rest = (float(ms[i]) for ms in per_round)
-        speed = float(speeds[i]) if i or costs.plain_is_timed else None
-        estimates.append(DraftLengthEstimate(i, float(expected[i]), draft, verify, rest, speed))
-    missing = costs.unmeasured(range(1, rounds.n_max + 2)) if costs else ()
+    for i, (expected,) in enumerate(played.tokens_per_round.tolist()):
+        ms: list[float | None] = [float(values[i, 0]) for values in times] if costs else [None] * 4
+        if not i and costs and not costs.plain_is_timed:
+            ms[-1] = None
+        estimates.append(DraftLengthEstimate(i, expected, *ms))
+    missing = played.unmeasured_widths
     result = WhatIf(rounds.n_drafts, tuple(estimates), missing)
     timed = result.best is not None and result.best.n_max + 1 not in missing
     if not (is_whole and timed) or result.best == result.recorded:

@@ -11,7 +11,7 @@ from typing import Any
 from engine.analysis.findings.check import recorded
 from engine.draft.registry import DRAFTERS
 from engine.environment import machine
-from engine.errors import DraftscopeError, OptionError, TraceFileError
+from engine.errors import DraftscopeError, TraceFileError
 from engine.experiments.bench.request import measured, run_to_end, shorter
 from engine.experiments.results.table import FIGURES
 from engine.experiments.results.writer import JobResult
@@ -55,7 +55,9 @@ class SweepWorker:
     ) -> JobResult:
         session = self._open(job, target, draft)
         choose_threads(job.setting(THREADS), session.info, session.model)
-        prompts = [_prompt(session, text, job.setting(CHAT)) for text in job.prompts]
+        chat: dict[str, Any] | None = {} if job.setting(CHAT) else None
+        remedy = "Leave chat out of the plan."
+        prompts = [session.message_prompt(text, chat, remedy) for text in job.prompts]
         run_to_end(session.start(prompts[:1], shorter(job.options, _WARM_UP_TOKENS)))
         runs = [_timed(session, prompts, job.options) for _ in range(job.setting(REPEAT))]
         runs.sort(key=lambda timed: timed[1]["predicted_ms"] or 0.0)
@@ -107,14 +109,6 @@ def _is_used(draft: Path, types: Sequence[str]) -> bool:
         return True
     with GgufFile.open(draft) as file:
         return drafter_of(file) == DRAFT_MTP
-
-
-def _prompt(session: Session, text: str, chat: bool) -> Prompt:
-    if not chat:
-        return session.prompt(text)
-    if session.chat is None:
-        raise OptionError("The model has no chat template.", "Leave chat out of the plan.")
-    return session.prompt(session.chat.render([{"role": "user", "content": text}]))
 
 
 def _timed(

@@ -40,7 +40,6 @@ PER_STRETCH = STRETCH // SHORT
 
 Length = TypeVar("Length", int, Value)
 
-_LANES = 16
 _WORD = 4
 
 

@@ -34,7 +34,7 @@ _BLOCK, _FOLLOW = (
     f"{_DRAFT}block_drafter:BlockDrafter.",
     "engine.decode.scheduler:Scheduler._follow",
 )
-_REQUEST = "engine.decode.scheduler:Scheduler._draft"
+_REQUEST = "engine.decode.sequences:DecodingSequence.draft_request"
 _N_DECODED = "paired.n_decoded += len(tokens)"
 _CUT = "self._memory.seq_rm(seq, paired.n_decoded)"
 
@@ -89,7 +89,7 @@ class Planted:
     n_prompts: int = 1
 
 
-_OLDER = "(sequence.emitted[-2:])[0], limit)"
+_OLDER = "(self.emitted[-2:])[0], limit)"
 PLANTED = [
     Planted(
         "a rejected guess counts as decoded",
@@ -119,7 +119,7 @@ PLANTED = [
         "an older token to go on from",
         "draft-simple",
         _REQUEST,
-        "sequence.last, limit)",
+        "self.last, limit)",
         _OLDER,
         "drafter-behind",
     ),

@@ -86,9 +86,9 @@ PLANTED = {
     ),
     "goes on from an older token": (
         "ngram-simple",
-        "engine.decode.scheduler:Scheduler._draft",
-        "sequence.last, limit)",
-        "(sequence.emitted[-2:])[0], limit)",
+        "engine.decode.sequences:DecodingSequence.draft_request",
+        "self.last, limit)",
+        "(self.emitted[-2:])[0], limit)",
         "drafter-behind",
         1,
         1,
