@@ -15,14 +15,8 @@ from engine.analysis.findings.check import record_findings
 from engine.errors import TraceFileError
 from engine.long_work import collections_wait
 from engine.observe.files.line_logs import LineLogs
-from engine.observe.files.records.column_names import mean_of
-from engine.observe.files.records.request import (
-    ALL_TIMINGS,
-    SUM_DIGITS,
-    RecordedRequest,
-    merged,
-    sum_figures,
-)
+from engine.observe.files.records.column_names import SUM_DIGITS, mean_of
+from engine.observe.files.records.request import ALL_TIMINGS, RecordedRequest, merged, sum_figures
 from engine.observe.files.records.writing import write_requests
 from engine.observe.rounds.log_prompts import note_prompts
 from engine.observe.rounds.log_reader import LogReader
@@ -169,14 +163,8 @@ def sums_of(request: LogRequest, server: ServerLog, *, is_alone: bool = True) ->
         found.num_spec_steps = 0
     if request.drafted and request.accepted is not None:
         if _DECIMAL.fullmatch(request.ratio):
-            found.check_ratio(
-                "draft acceptance",
-                float(request.ratio),
-                request.accepted,
-                request.drafted,
-                *("accepted", "generated"),
-                within=SUM_DIGITS,
-            )
+            said = "draft acceptance", float(request.ratio), request.accepted, request.drafted
+            found.check_ratio(*said, "accepted", "generated", within=SUM_DIGITS)
         found.num_spec_steps = _steps(found, request, server, request.accepted)
         if rates := request.rates or (request.told_shares if found.num_spec_steps else []):
             found.set_rates(rates)

@@ -37,6 +37,8 @@ DECIMAL_COMMA = re.compile(
     r"[~≈]?(?:0|\d{1,3}(?:\.\d{3})*+|\d+),(?:\d{1,2}|\d{4,})(?!\d).{0,9}|0,\d+"
 )
 OTHER_WAY = str.maketrans(",.", ".,")
+SUM_DIGITS = 0.01
+"""By how much a rate that people or logs write may differ from that of its counts: its digits."""
 _LONGEST = 32
 
 

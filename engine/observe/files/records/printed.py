@@ -18,6 +18,7 @@ from typing import Any
 from engine.foreign import COUNT, LONGEST_DRAFT, is_real, is_whole
 from engine.observe.files.records.column_names import (
     NAMES,
+    SUM_DIGITS,
     kind_of,
     making_rates,
     mean_of,
@@ -33,7 +34,7 @@ from engine.observe.files.records.readers import (
     of_same_request,
     read_usage,
 )
-from engine.observe.files.records.request import SUM_DIGITS, RecordedRequest
+from engine.observe.files.records.request import RecordedRequest
 from engine.observe.files.records.tables import ABOUT, SAID_SPEED, read_tables, row_of
 
 _STEPS, _DRAFTED, _ACCEPTED = "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens"
@@ -60,7 +61,7 @@ _LINE = re.compile(
     r"(?P<unit> ?t(?:ok(?:en)?s?)?/s\b)?",
     re.IGNORECASE | re.MULTILINE,
 )
-_INDEX = re.compile(r"acceptance at token \d{1,4}|pos(?:ition)? \d{1,4}")
+_INDEX = re.compile(r"(?:acceptance at token|position|(pos)) (\d{1,4})")
 _SIGN = re.compile(
     rf"(?i)[\n,{{\]] ?{_BEFORE}(?:{'|'.join(NAMES['sums']['signs'])})[ \t*]{{0,60}}\d"
 )
@@ -96,22 +97,15 @@ def read_printed(text: str, unread: list[str] | None = None) -> list[RecordedReq
     if is_printed(text):
         sums = _sums(text)
         known = {one.num_accepted_draft_tokens for one in sums} - {None}
-        others = [one for one in found if one.given or one.num_accepted_draft_tokens is not None]
+        others = ((one, one.num_accepted_draft_tokens) for one in found)
+        more = [one for one, n in others if n not in known and (one.given or n is not None)]
         if unread is not None:  # a table next to them, which may be of the same
-            unread += [
-                f"the row {one.place}"
-                for one in others
-                if one.num_accepted_draft_tokens not in known
-            ]
+            unread += [f"the row {one.place}" for one in more]
         return sums
     is_counted = any(one.num_accepted_draft_tokens is not None for one in found)
     sums = [] if is_counted else _sums(text)  # lines may say more
-    found = [
-        one
-        for one in sums
-        if one.num_accepted_draft_tokens is not None
-        and (one.num_spec_steps or one.num_draft_tokens)
-    ] or found
+    whole_ = [one for one in sums if one.num_spec_steps or one.num_draft_tokens]
+    found = [one for one in whole_ if one.num_accepted_draft_tokens is not None] or found
     counted, rated = ([], []) if found else _said(text)
     return found or counted or [one for one in sums if one.given and one.timings] or rated
 
@@ -162,8 +156,8 @@ def _value(match: re.Match[str]) -> str:
 def _named(name: str, unit: str) -> str:
     """The same of a name and a unit alone."""
     name = " ".join(_SPACE.sub(" ", name.lower().rstrip(" .")).split())
-    if _INDEX.fullmatch(name):
-        return name
+    if (at := _INDEX.fullmatch(name)) is not None:
+        return f"position {int(at[2]) - bool(at[1])}"  # short names count from 1
     if name in NAMES["lines"] or (_IS_BY_INDEX.fullmatch(name) and "rate" in name):
         return str(NAMES["lines"].get(name, _BY_INDEX))
     kind = kind_of(names_of([name])[0]) or (kind_of(name + unit) if unit else "")
@@ -198,12 +192,7 @@ def _by_place(values: dict[str, re.Match[str]], text: str) -> dict[str, str]:
     """Shares of the drafts that had each position accepted, as far as they follow each other, under
     names of columns. text: what the program printed."""
     parts: list[str] = []
-    while len(parts) < LONGEST_DRAFT:
-        at = len(parts)
-        names = f"acceptance at token {at}", f"position {at}", f"pos {at + 1}"
-        match = next((values[name] for name in names if name in values), None)
-        if match is None:
-            break
+    while len(parts) < LONGEST_DRAFT and (match := values.get(f"position {len(parts)}")):
         # before the first one it is said what all are
         head = text[max(match.start() - _LONGEST_HEAD, 0) : match.start()] if not parts else ""
         is_share = "%" in parts[0] if parts else "(%)" in head or match["percent"]

@@ -20,6 +20,7 @@ from engine.observe.files.records.column_names import (
     OF_ALL,
     OTHER_WAY,
     SPREAD,
+    SUM_DIGITS,
     is_number,
     kind_of,
     making_rates,
@@ -27,7 +28,7 @@ from engine.observe.files.records.column_names import (
     plain_number,
     speed_of,
 )
-from engine.observe.files.records.request import SUM_DIGITS, RecordedRequest
+from engine.observe.files.records.request import RecordedRequest
 from engine.observe.rounds.log_text import rows_with_bars
 
 _NAMED = re.compile(r"([A-Za-z][\w/#%]{0,30})(?:\s?=\s{0,9}|: (?=\d))([^\s,;=]{1,40})")
@@ -402,9 +403,8 @@ def row_of(columns: list[str], cells: list[str], where: str, side: str) -> Recor
         elif {"accepted", "rejected"} <= counts.keys() and "drafted" not in counts:
             counts["drafted"] = counts["accepted"] + counts["rejected"]
             found.derived = ("num_draft_tokens", "draft_n")
-        for kind, field in NAMES["fields"].items():
-            if kind in _COUNTS[:3]:
-                setattr(found, field, counts.get(kind))
+        found.num_spec_steps, accepted, drafted = map(counts.get, _COUNTS[:3])
+        found.num_accepted_draft_tokens, found.num_draft_tokens = accepted, drafted
         if "tokens" in counts:
             found.timings["predicted_n"] = counts["tokens"]
         for kind, name, scale in _SPEEDS:
@@ -413,14 +413,13 @@ def row_of(columns: list[str], cells: list[str], where: str, side: str) -> Recor
     except OutOfRangeError as error:
         found.check(False, (place,), str(error))
         return found
-    n = found.num_accepted_draft_tokens
     part = numbers.get("accepted")  # more than a share
     has_part = part is not None and not part[2] and "." in part[1] and float(part[1]) > 1
-    if has_part or ("draft" in columns and (n is None or n > (found.num_draft_tokens or 0))):
+    if has_part or ("draft" in columns and (accepted is None or accepted > (drafted or 0))):
         found.num_draft_tokens = None  # a setting, of how far a draft goes
     found.check_counts({"num_draft_tokens": "drafted", "num_accepted_draft_tokens": "accepted"})
     _take_shares(found, values, numbers, columns)
-    has_no_counts = found.num_accepted_draft_tokens is None and "tokens" not in counts
+    has_no_counts = accepted is None and "tokens" not in counts
     if has_no_counts and found.num_draft_tokens is None:
         found.num_spec_steps = None  # a setting as well
     has_shares = bool(found.given or found.rates)
@@ -451,31 +450,29 @@ def _take_shares(
 ) -> None:
     """Rates and lengths where no counts give them; by position only if all drafts are of one
     length, as the shares may be of the drafts that went so far."""
-    has_counts = found.num_accepted_draft_tokens is not None
+    accepted, drafted = found.num_accepted_draft_tokens, found.num_draft_tokens
+    steps, given = found.num_spec_steps, found.given
     if (rate := numbers.get("rate")) is not None:
-        value = float(rate[1])
         name = next((one for one in columns if kind_of(one) == "rate"), "")
+        value, tokens = float(rate[1]), found.timings.get("predicted_n")
         value /= 100 if rate[2] or "%" in name or value > 1 else 1
-        n, tokens = found.num_accepted_draft_tokens, found.timings.get("predicted_n")
-        if not (has_counts and found.num_draft_tokens):
-            found.given |= {"draft_acceptance_rate": value} if value <= 1 else {}
+        if accepted is None or not drafted:
+            given |= {"draft_acceptance_rate": value} if value <= 1 else {}
         elif _PLAIN_RATE(name) is not None and ALL.fullmatch(found.place) is None:
-            is_of_output = n and tokens and abs(value - n / tokens) <= SUM_DIGITS
-            whole_ = None if is_of_output else found.num_draft_tokens
-            keys = name, value, n, whole_, "accepted", "drafted"
-            found.check_ratio(*keys, within=SUM_DIGITS)
-    steps, drafted = found.num_spec_steps, found.num_draft_tokens
+            is_of_output = tokens and accepted and abs(value - accepted / tokens) <= SUM_DIGITS
+            counts = accepted, None if is_of_output else drafted, "accepted", "drafted"
+            found.check_ratio(name, value, *counts, within=SUM_DIGITS)
     if (more := numbers.get("per round")) is not None and "mean" not in numbers:
-        found.given["mean_acceptance_length"] = 1 + float(more[1])
-    if (mean := numbers.get("mean")) is not None and not (has_counts and steps):
-        found.given["mean_acceptance_length"] = float(mean[1])
-    if found.given.get("mean_acceptance_length") == 0:
-        found.given.clear()  # of no steps
+        given["mean_acceptance_length"] = 1 + float(more[1])
+    if (mean := numbers.get("mean")) is not None and (accepted is None or not steps):
+        given["mean_acceptance_length"] = float(mean[1])
+    length = given.get("mean_acceptance_length")
+    if length == 0:
+        given.clear()  # of no steps
     rates, digits = _shares(found.record, values, columns)
     n, rest = divmod(drafted or 0, len(rates) or 1)
-    length = found.given.get("mean_acceptance_length")
-    whole_mean = 1 + (found.num_accepted_draft_tokens or 0) / n if n and not rest else 0.0
-    if rates and steps is None and length is not None and abs(whole_mean - length) < 0.006:
+    whole_mean = 1 + (accepted or 0) / n if n and not rest else 0.0
+    if rates and steps is None and length and abs(whole_mean - length) < 0.006:
         # each draft has all of these tokens
         found.num_spec_steps, found.derived = n, ("num_spec_steps",)
     if rates and found.num_spec_steps and drafted == found.num_spec_steps * len(rates):

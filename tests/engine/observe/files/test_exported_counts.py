@@ -333,3 +333,23 @@ def test_mlx_may_not_count_its_rounds(tmp_path: Path) -> None:
     told = (store.runs[0].requests or [])[0].told
     assert (told["draft_n"], told["draft_n_accepted"], told["num_spec_steps"]) == (60, 45, None)
     assert store.runs[0].source and store.runs[0].source.engine == "mlx-vlm"
+
+
+@pytest.mark.parametrize(
+    ("row", "rates"),
+    [
+        ("80% | 45.5% | 25%", [0.8, 0.455, 0.25]),
+        ("0.8 | 0.5 | 0", [0.8, 0.5, 0.0]),
+        ("80% | n/a | 25%", None),
+    ],
+)
+def test_shares_by_position_have_any_number_of_digits(
+    tmp_path: Path, row: str, rates: list[float] | None
+) -> None:
+    """None of them is left out, so that those after it would be of another position."""
+    head = "| p | drafted | accepted | pos 1 | pos 2 | pos 3 |\n|-|-|-|-|-|-|\n"
+    store = _read(tmp_path, f"{head}| code | 300 | 150 | {row} |\n")
+    told = (store.runs[0].requests or [])[0].told
+    found = told["acceptance_per_position"]
+    assert (found and found["unconditional"]) == rates
+    assert not find(store)
