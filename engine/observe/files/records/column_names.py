@@ -58,13 +58,6 @@ def kind_of(name: str) -> str:
     return next((_KINDS[one.lastindex or 0] for one in known if one is not None), "")
 
 
-@lru_cache(1 << 12)
-def speed_of(name: str, shape: str) -> str:
-    """ "speed" for a column without a kind that has one, as the unit next to the number says; else
-    empty. shape: of the cell, with 0 for each number."""
-    return "speed" if kind_of(f"{name} {shape}") == "speed" else ""
-
-
 def making_rates(line: str) -> set[tuple[int, int]]:
     """The counts of accepted and of drafted tokens that make a rate next to them."""
     plain = without_signs(line)

@@ -26,7 +26,6 @@ from engine.observe.files.records.column_names import (
     making_rates,
     names_of,
     plain_number,
-    speed_of,
 )
 from engine.observe.files.records.request import RecordedRequest
 from engine.observe.rounds.log_text import rows_with_bars
@@ -361,17 +360,18 @@ def row_of(columns: list[str], cells: list[str], where: str, side: str) -> Recor
     words: list[str] = []
     weak = ""  # may be how far a draft goes
     for name, cell in zip(columns, cells, strict=True):
-        shape = "0" if is_number(cell) else _DIGITS.sub("0", cell)
-        kind = kind_of(name) or speed_of(name, shape)
+        unit = "0" if is_number(cell) else _DIGITS.sub("0", cell)
+        of_unit = kind_of(f"{name} {unit}")  # a speed is known by it, too
+        kind = kind_of(name) or (of_unit if of_unit == "speed" else "")
         if not kind and not values:
             shown = f"run {cell}" if name == "run" else cell
-            words += [shown] if not any(words) or re.search(r"[^\W\d]", shown) else []
+            is_name = re.search(r"[^\W\d]" if any(words) else r"\w", shown) is not None
+            words += [shown] if is_name else []
         elif not kind:
             continue
         elif kind == "speed" or kind not in values or (kind, weak) == ("drafted", "draft"):
             values[kind], weak = cell, name  # of several speeds the last is the newest
     engine = _engine_of(" ".join([*columns, side]))
-    words = list(filter(None, words))
     place = ", ".join(filter(None, [" ".join(words), side]))[:200] or where
     found = RecordedRequest(engine, place, stop=values.get("stop", "") or "end")
     found.record = dict(zip(columns, cells, strict=True))

@@ -353,3 +353,8 @@ def test_shares_by_position_have_any_number_of_digits(
     found = told["acceptance_per_position"]
     assert (found and found["unconditional"]) == rates
     assert not find(store)
+
+
+def test_a_mark_before_a_row_is_not_its_name(tmp_path: Path) -> None:
+    store = _read(tmp_path, "-- Draft: 512 tokens, accepted: 341 (66.60%)\n")
+    assert [one.place for one in store.runs[0].requests or []] == ["line 1"]
