@@ -181,8 +181,7 @@ class LineRun:
     ) -> bool:
         """Averages of a decode batch of SGLang."""
         if mean is None and rate is None:
-            has_room = len(self.plain) < MOST_INTERVALS
-            if running is not None and speed is not None and has_room:
+            if running is not None and speed is not None and len(self.plain) < MOST_INTERVALS:
                 self.plain.setdefault(running, []).append(speed)
                 del self.plain[running][MOST_INTERVALS:]
             return kind == "plain"

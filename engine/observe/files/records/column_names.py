@@ -39,23 +39,39 @@ DECIMAL_COMMA = re.compile(
 OTHER_WAY = str.maketrans(",.", ".,")
 SUM_DIGITS = 0.01
 """By how much a rate that people or logs write may differ from that of its counts: its digits."""
-_LONGEST = 32
+_LONGEST, _LONGEST_NAME = 32, 80
+_SAYS_WHAT = re.compile(
+    r"acc|draft|tok|rate|mean|avg|average|len|pos|\bper\b|pred|gen|spec|step|total|[/%]"
+)
+"""What is part of a figure's name, and not that of an engine or a setting."""
 
 
 def names_of(cells: list[str]) -> list[str]:
     """Cells of a head as names that are known."""
     plain = (_CAMEL.sub(" ", _PATH.sub("", one)).lower().replace("_", " ") for one in cells)
     plain = (one.replace(". ", " ") for one in plain)
-    return [_COUNT_OF.sub("", OF_ALL.sub("", one)) for one in plain]
+    return [_COUNT_OF.sub("", one) for one in plain]
 
 
 @lru_cache(1 << 12)
 def kind_of(name: str) -> str:
     """What a column has, by its name; "" for what is not read."""
+    name = OF_ALL.sub("", name)
     first, _, more = name.partition(", ")
     others = IN_NAME.sub("", name).strip(), "" if SPREAD.fullmatch(more) else first
     known = (_COLUMN.fullmatch(one) for one in dict.fromkeys((name, *others)))
     return next((_KINDS[one.lastindex or 0] for one in known if one is not None), "")
+
+
+@lru_cache(1 << 12)
+def parts_of(name: str) -> tuple[str, str]:
+    """Whose a figure is, empty if its name does not say so, and the name of the figure."""
+    words = name[:_LONGEST_NAME].replace("(", "").replace(")", "").split()
+    for at in range(len(words) - 1, 0, -1):
+        for side, rest in ((words[:at], words[at:]), (words[-at:], words[:-at])):
+            if kind_of(" ".join(rest)) and not any(map(_SAYS_WHAT.search, side)):
+                return " ".join(side), " ".join(rest)
+    return "", name
 
 
 def making_rates(line: str) -> set[tuple[int, int]]:

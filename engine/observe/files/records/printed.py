@@ -208,8 +208,8 @@ def _by_place(values: dict[str, re.Match[str]], text: str) -> dict[str, str]:
 # -- lines of a text -------------------------------------------------------------------------
 
 _LONGEST_SAID = 300
-_WORDED, _NOT_HAD = (
-    re.compile(f"(?i){'|'.join(NAMES['said'][name])}") for name in ("counts", "not_had")
+_WORDED, _NOT_HAD, _ABOUT_DRAFTS = (
+    re.compile(f"(?i){'|'.join(NAMES['said'][name])}") for name in ("counts", "not_had", "about")
 )
 _SAID_RATE = re.compile(
     r"(?i)(?<![a-z])accept(?:ance|ed)?(?:[ _]rate|[ _]ratio)?(?: is| was| of| at)?[ \t:=~≈(]{0,4}"
@@ -227,7 +227,8 @@ def _said(text: str) -> tuple[list[RecordedRequest], list[RecordedRequest]]:
     lines without one, those that words name; and those that say one rate, without such counts.
     Each with the only speed that it says."""
     counted, rated = list[RecordedRequest](), list[RecordedRequest]()
-    for number, line in enumerate(text.splitlines(), 1):
+    is_about = _ABOUT_DRAFTS.search(text) is not None  # others accept people, or offers
+    for number, line in enumerate(text.splitlines() if is_about else (), 1):
         n_words = line.lower().count("accept")
         if len(line) > _LONGEST_SAID or not n_words:
             continue
@@ -418,11 +419,11 @@ def _read_counted(node: Node) -> RecordedRequest:
         if any(one is not inside and isinstance(one, dict | list) for one in owner.values()):
             break
         more = {key: one for key, one in _cells_of(owner).items() if key not in plain}
-        kinds = map(kind_of, names_of(list(more)))
-        of_all = [key for key, kind in zip(more, kinds, strict=True) if kind in _AROUND]
-        node.taken.setdefault(id(owner), set()).update(of_all)
-        plain |= {key: more[key] for key in of_all}
-        inside = owner
+        kinds = dict(zip(more, map(kind_of, names_of(list(more))), strict=True))
+        names = {key: one for key, one in more.items() if not kinds[key] and owner[key] == one}
+        of_all = {key: one for key, one in more.items() if kinds[key] in _AROUND}
+        node.taken.setdefault(id(owner), set()).update(names, of_all)
+        plain, inside = names | plain | of_all, owner
     found = row_of(names_of(list(plain)), list(plain.values()), node.place, "")
     found = found or RecordedRequest("", node.place)
     for key in filter(_IS_BY_INDEX.fullmatch, node.values):

@@ -7,6 +7,7 @@ most have rates alone. Rows of all others together are left out.
 
 from __future__ import annotations
 
+import csv
 import re
 from collections.abc import Iterator
 from functools import lru_cache
@@ -25,6 +26,7 @@ from engine.observe.files.records.column_names import (
     kind_of,
     making_rates,
     names_of,
+    parts_of,
     plain_number,
 )
 from engine.observe.files.records.request import RecordedRequest
@@ -37,13 +39,15 @@ _IN_ROWS = ("|", "│", "┃", "\t", "accept_rate")
 _BARS = re.compile(r"[|│┃]")
 _GAPS = re.compile(r"\s{2,}|\t")
 _COMMAS, _SEMICOLONS = re.compile(r",(?=[^\s,])"), re.compile(r";(?=\S|$)")
+_QUOTED = re.compile(r'(?:^|[,;])"[^"\0]{0,200}"(?:[,;]|$)')
+"""A cell of CSV that may have a sign of it."""
 _KEY_COLUMN = re.compile(
     r"key|metric(?: name)?|name|series|variable|measure(?:ment)?| ?field|legend"
 )
 _VALUE_COLUMN = re.compile(r" ?value.{0,20}|last.{0,20}")
 _RULE = set(" -|:+=").union(map(chr, range(0x2500, 0x2580)))
 _MOST_CELLS = 64
-_LONGEST, _LONGEST_NAME = 2000, 80
+_LONGEST = 2000
 _AT_INDEX = re.compile(
     r"(?:acc(?:ept(?:ance)?)? )?(?:@ ?|at )?pos(?:ition)?[ .@#]?(\d{1,3})(?: ?%| \(%\))?"
 )
@@ -86,10 +90,6 @@ _COMPARES = re.compile(
     r"(?i)(?:.{0,80}, )?(?:% ?|rel\w{0,6} )?(?:difference|diff|delta|Δ|change)(?: ?\(?%\)?)?"
 )
 """What compares the figures next to it."""
-_SAYS_WHAT = re.compile(
-    r"acc|draft|tok|rate|mean|avg|average|len|pos|\bper\b|pred|gen|spec|step|total|[/%]"
-)
-"""What is part of a figure's name, and not that of an engine or a setting."""
 
 
 def read_tables(text: str, unread: list[str] | None = None) -> list[RecordedRequest]:
@@ -206,7 +206,7 @@ def _widened(table: list[tuple[int, list[str]]]) -> list[tuple[int, list[str]]]:
     wide, said = list[list[str]](), list[str]()
     for name, *cells in zip(*(one for _, one in table), strict=True):
         first, *names = _figures(name)
-        whose, first = _parts(names_of([first])[0])
+        whose, first = parts_of(names_of([first])[0])
         names = [first, *names]
         kinds, parts = list(map(kind_of, names_of(names))), list(map(_figures, cells))
         if said and len(names) == 1 and {*map(len, parts)} == {len(said)}:
@@ -259,7 +259,7 @@ def _sides(names: list[str], above: list[str]) -> list[tuple[str, list[int], lis
     """The engines or settings whose figures stand side by side, by what their names add to those
     of figures, or by what is above them: each with places and names of its columns and of those
     in common."""
-    parts = [_parts(one) for one in names]
+    parts = [parts_of(one) for one in names]
     if not any(side for side, _ in parts):
         above = [next(filter(None, above[at::-1]), "") for at in range(len(above))]
         parts = [
@@ -278,17 +278,6 @@ def _sides(names: list[str], above: list[str]) -> list[tuple[str, list[int], lis
         mine = [parts[i][1] if parts[i][0] == side else names[i] for i in places]
         several.append((side, places, mine))
     return several
-
-
-@lru_cache(1 << 12)
-def _parts(name: str) -> tuple[str, str]:
-    """Whose a figure is, empty if its name does not say so, and the name of the figure."""
-    words = name[:_LONGEST_NAME].replace("(", "").replace(")", "").split()
-    for at in range(len(words) - 1, 0, -1):
-        for side, rest in ((words[:at], words[at:]), (words[-at:], words[:-at])):
-            if kind_of(" ".join(rest)) and not any(map(_SAYS_WHAT.search, side)):
-                return " ".join(side), " ".join(rest)
-    return "", name
 
 
 def _tables(text: str) -> Iterator[list[tuple[int, list[str]]]]:
@@ -340,6 +329,9 @@ def _cells(line: str) -> list[str]:
         parts = _BARS.split(line.replace("||", "|") if line.startswith("||") else line)
         parts = parts[not parts[0].strip() :]
         parts = parts[: len(parts) - (not parts[-1:] or not parts[-1].strip())]
+    elif _QUOTED.search(line) is not None:
+        by = max(",;", key=line.count)
+        parts = next(csv.reader([line], delimiter=by, skipinitialspace=True), [])
     else:
         parts = max((one.split(line) for one in (_SEMICOLONS, _GAPS, _COMMAS)), key=len)
     return [one.strip(' \t*`"') for one in parts]
@@ -347,8 +339,8 @@ def _cells(line: str) -> list[str]:
 
 def _is_head(names: list[str]) -> bool:
     """Whether cells name what is accepted."""
-    parts = [one for one in names if ABOUT.search(one) or ABOUT.search(_parts(one)[1])]
-    kinds = [one for one in parts if {kind_of(one), kind_of(_parts(one)[1])} & _FIGURES]
+    parts = [one for one in names if ABOUT.search(one) or ABOUT.search(parts_of(one)[1])]
+    kinds = [one for one in parts if {kind_of(one), kind_of(parts_of(one)[1])} & _FIGURES]
     figures = _NUMBER.fullmatch, _SEVERAL.fullmatch, _TWO_COUNTS.match, SAID_SPEED.fullmatch
     return bool(kinds) and not any(one(name) for one in figures for name in names)
 
@@ -365,8 +357,8 @@ def row_of(columns: list[str], cells: list[str], where: str, side: str) -> Recor
         kind = kind_of(name) or (of_unit if of_unit == "speed" else "")
         if not kind and not values:
             shown = f"run {cell}" if name == "run" else cell
-            is_name = re.search(r"[^\W\d]" if any(words) else r"\w", shown) is not None
-            words += [shown] if is_name else []
+            letter = r"[^\W\d]" if words else r"\w"
+            words += [shown] if re.search(letter, shown) else []
         elif not kind:
             continue
         elif kind == "speed" or kind not in values or (kind, weak) == ("drafted", "draft"):
@@ -458,7 +450,7 @@ def _take_shares(
         value /= 100 if rate[2] or "%" in name or value > 1 else 1
         if accepted is None or not drafted:
             given |= {"draft_acceptance_rate": value} if value <= 1 else {}
-        elif _PLAIN_RATE(name) is not None and ALL.fullmatch(found.place) is None:
+        elif _PLAIN_RATE(name) and not ALL.fullmatch(found.place):
             is_of_output = tokens and accepted and abs(value - accepted / tokens) <= SUM_DIGITS
             counts = accepted, None if is_of_output else drafted, "accepted", "drafted"
             found.check_ratio(name, value, *counts, within=SUM_DIGITS)

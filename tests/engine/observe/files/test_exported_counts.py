@@ -358,3 +358,45 @@ def test_shares_by_position_have_any_number_of_digits(
 def test_a_mark_before_a_row_is_not_its_name(tmp_path: Path) -> None:
     store = _read(tmp_path, "-- Draft: 512 tokens, accepted: 341 (66.60%)\n")
     assert [one.place for one in store.runs[0].requests or []] == ["line 1"]
+
+
+def test_what_was_set_is_not_counted(tmp_path: Path) -> None:
+    said = {"config": {"draft": 4, "accept": 0.9}, "stats": {"drafted": 100, "accepted": 60}}
+    assert [one.place for one in _read(tmp_path, json.dumps(said)).runs[0].requests or []] == [
+        "stats"
+    ]
+
+
+def test_a_name_may_be_around_the_counts(tmp_path: Path) -> None:
+    records = [{"id": f"r{i}", "spec": {"accepted": 5, "proposed": 9}, "tokens": 12} for i in "12"]
+    mine = _read(tmp_path, json.dumps(records)).runs[0].requests or []
+    assert [(one.place, one.told["predicted_n"]) for one in mine] == [("r1", 12), ("r2", 12)]
+
+
+@pytest.mark.parametrize("by", [",", ";"])
+def test_cells_of_csv_may_have_a_comma_in_quotes(tmp_path: Path, by: str) -> None:
+    rows = (
+        ("name", '"draft tokens"', '"accepted tokens"', '"acceptance rate (%)"'),
+        ('"a, b"', '"1,000"', '"650"', '"65.0"'),
+    )
+    store = _read(tmp_path, "\n".join(map(by.join, rows)) + "\n")
+    (one,) = store.runs[0].requests or []
+    assert one.place == "a, b"
+    assert (one.told["draft_n"], one.told["draft_n_accepted"]) == (1000, 650)
+
+
+@pytest.mark.parametrize(
+    ("text", "n"),
+    [
+        ("Candidates: 120 applied, 30 accepted (25%)\n", 0),
+        ("Candidates: 120 applied, 30 accepted (25%)\nwith n_max 3\n", 1),
+    ],
+)
+def test_a_text_that_says_nothing_of_drafts_accepts_something_else(
+    tmp_path: Path, text: str, n: int
+) -> None:
+    if n:
+        assert len(_read(tmp_path, text).runs[0].requests or []) == n
+        return
+    with pytest.raises(TraceFileError, match="nothing that another engine is known to write"):
+        _read(tmp_path, text)
