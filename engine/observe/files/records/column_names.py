@@ -103,6 +103,13 @@ def mean_of(text: str) -> tuple[float, float]:
     return float(text), 0.5001 * 10.0 ** -len(text.partition(".")[2])
 
 
+def share_of(said: str) -> tuple[float, float]:
+    """A share of 1, or in percent, and by how much it may differ from that of its counts."""
+    number, half = mean_of(said.rstrip(" %"))
+    scale = 100 if "%" in said or number > 1 else 1
+    return number / scale, SUM_DIGITS + half / scale
+
+
 def is_number(cell: str) -> bool:
     """Whether a cell is a number and no more, as nearly all are."""
     return cell.replace(".", "", 1).isdecimal()

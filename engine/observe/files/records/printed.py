@@ -18,12 +18,12 @@ from typing import Any
 from engine.foreign import COUNT, LONGEST_DRAFT, is_real, is_whole
 from engine.observe.files.records.column_names import (
     NAMES,
-    SUM_DIGITS,
     kind_of,
     making_rates,
     mean_of,
     names_of,
     plain_number,
+    share_of,
     without_signs,
 )
 from engine.observe.files.records.document import Fields, Node
@@ -246,10 +246,8 @@ def _said(text: str) -> tuple[list[RecordedRequest], list[RecordedRequest]]:
             if not shares and n <= of:
                 pairs = {(n, of)}
             elif len(shares) == 1 and of and _is_next_to(named[0], plain):
-                share = _share(shares[0])
-                found.check_ratio(
-                    "the rate", share, n, of, "accepted", "drafted", within=SUM_DIGITS
-                )
+                share, within = share_of(shares[0])
+                found.check_ratio("the rate", share, n, of, "accepted", "drafted", within=within)
                 counted += [found] if found.contradictions else []
         if len(pairs) == 1:  # so it is sure what they are
             found.num_accepted_draft_tokens, found.num_draft_tokens = pairs.pop()
@@ -257,14 +255,10 @@ def _said(text: str) -> tuple[list[RecordedRequest], list[RecordedRequest]]:
         elif [len(shares), len(_SHARE.findall(line)), n_words] == [1, 1, 1] and (
             _NOT_HAD.search(line) is None
         ):
-            share = _share(shares[0])
+            share, _ = share_of(shares[0])
             found.given["draft_acceptance_rate"] = share
             rated += [found] if share <= 1 else []
     return counted, rated
-
-
-def _share(said: str) -> float:
-    return float(said.rstrip(" %")) / (100 if "%" in said else 1)
 
 
 def _is_next_to(counts: re.Match[str], line: str) -> bool:

@@ -21,13 +21,13 @@ from engine.observe.files.records.column_names import (
     OF_ALL,
     OTHER_WAY,
     SPREAD,
-    SUM_DIGITS,
     is_number,
     kind_of,
     making_rates,
     names_of,
     parts_of,
     plain_number,
+    share_of,
 )
 from engine.observe.files.records.request import RecordedRequest
 from engine.observe.rounds.log_text import rows_with_bars
@@ -446,14 +446,14 @@ def _take_shares(
     steps, given = found.num_spec_steps, found.given
     if (rate := numbers.get("rate")) is not None:
         name = next((one for one in columns if kind_of(one) == "rate"), "")
-        value, tokens = float(rate[1]), found.timings.get("predicted_n")
-        value /= 100 if rate[2] or "%" in name or value > 1 else 1
+        value, within = share_of(rate[1] + "%" * ("%" in rate[2] + name))
+        tokens = found.timings.get("predicted_n")
         if accepted is None or not drafted:
             given |= {"draft_acceptance_rate": value} if value <= 1 else {}
         elif _PLAIN_RATE(name) and not ALL.fullmatch(found.place):
-            is_of_output = tokens and accepted and abs(value - accepted / tokens) <= SUM_DIGITS
+            is_of_output = tokens and accepted and abs(value - accepted / tokens) <= within
             counts = accepted, None if is_of_output else drafted, "accepted", "drafted"
-            found.check_ratio(name, value, *counts, within=SUM_DIGITS)
+            found.check_ratio(name, value, *counts, within=within)
     if (more := numbers.get("per round")) is not None and "mean" not in numbers:
         given["mean_acceptance_length"] = 1 + float(more[1])
     if (mean := numbers.get("mean")) is not None and (accepted is None or not steps):
