@@ -341,9 +341,10 @@ def import_file(
             return fill_log(store, _pieces(path), file)
         text = oldest_first(rejoined("".join(texts_of(_pieces(path)))))
         runs = fill_log(store, text, file)
-        lines = (line for line in text.split("\n") if _ROW.match(line) or _LIKE.search(line))
-        # of what a person writes, as far as it is surely no line of a program
-        others = "\n".join(line for line in lines if "=" not in line and not _has_lines(line))
+        lines = (one for one in text.split("\n") if _LIKE.search(one) and "=" not in one)
+        # what a person has written next to it, as far as no program is known to write so
+        lines = (one for one in lines if not (_has_lines(one) or time_of(one[:_LONGEST_TIME])))
+        others = "\n".join([*_ROW.findall(text), *(one for one in lines if not _ROW.match(one))])
         if rows := read_printed(others):
             _note(
                 store, runs, f"Counts next to the log were not read: {len(rows):,} lines or rows."

@@ -291,6 +291,7 @@ def test_commas_for_points_are_read(tmp_path: Path) -> None:
         ("On the older build I get 120 accepted of 300 drafted (40.0%).\n", 1),
         ("| build | drafted | accepted |\n|-|-|-|\n| a | 300 | 120 |\n| b | 90 | 60 |\n", 2),
         ("The rate of acceptance is what I expected of 2 cards.\n", 0),
+        ("[atom 14:45:50] Accepted/Total Draft tokens: 64/93, Acceptance rate: 68.8%\n", 0),
     ],
 )
 def test_counts_that_a_person_has_written_next_to_a_log_are_not_lost_without_a_word(
