@@ -37,7 +37,6 @@ from engine.observe.files.records import METRICS, PRINTED
 from engine.observe.files.records.column_names import without_signs
 from engine.observe.files.records.document import MOST_BYTES, read_documents
 from engine.observe.files.records.printed import read_printed
-from engine.observe.files.records.tables import read_tables
 from engine.observe.rounds.log_lines import is_newest_first, time_of
 from engine.observe.rounds.log_text import texts_of, unwrapped, utf8_of, without_colours
 from engine.observe.rounds.log_words import has_entries
@@ -342,8 +341,14 @@ def import_file(
             return fill_log(store, _pieces(path), file)
         text = oldest_first(rejoined("".join(texts_of(_pieces(path)))))
         runs = fill_log(store, text, file)
-        if rows := read_tables("\n".join(_ROW.findall(text))):
-            _note(store, runs, f"A table next to the log was not read, {len(rows):,} rows.")
+        lines = (one for one in text.split("\n") if _LIKE.search(one) and "=" not in one)
+        # what a person has written next to it, as far as no program is known to write so
+        lines = (one for one in lines if not (_has_lines(one) or time_of(one[:_LONGEST_TIME])))
+        others = "\n".join([*_ROW.findall(text), *(one for one in lines if not _ROW.match(one))])
+        if rows := read_printed(others):
+            _note(
+                store, runs, f"Counts next to the log were not read: {len(rows):,} lines or rows."
+            )
         return runs
     data = _content(path) if is_plain else as_written(_content(path))
     may_have = kind is None and (b'"{' in data or b'"data:' in data)

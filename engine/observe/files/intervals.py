@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from engine.foreign import OutOfRangeError
-from engine.observe.files.records.column_names import mean_of
-from engine.observe.files.records.request import SUM_DIGITS, RecordedRequest, merged
+from engine.observe.files.records.column_names import SUM_DIGITS, mean_of
+from engine.observe.files.records.request import RecordedRequest, merged
 from engine.observe.rounds.log_lines import OfShape, time_of
 
 MOST_INTERVALS = 8192
@@ -48,8 +48,8 @@ class LineRun:
     per: int = 1
     waiting: dict[str, list[RecordedRequest | _Part]] = field(default_factory=dict)
     speeds: dict[str, tuple[float, float]] = field(default_factory=dict)
-    plain: list[tuple[float | None, float]] = field(default_factory=list)
-    """Of decode batches without drafts how many requests each had, and its tokens per second."""
+    plain: dict[float, list[float]] = field(default_factory=dict)
+    """Tokens per second of decode batches without drafts, by the requests that each had."""
     engine: str = ""
     open: RecordedRequest | None = None
     """A request that the next lines may say more of."""
@@ -180,9 +180,10 @@ class LineRun:
         running: float | None,
     ) -> bool:
         """Averages of a decode batch of SGLang."""
-        if kind == "plain" and len(self.plain) < MOST_INTERVALS:
-            self.plain += [(running, speed)] if speed is not None else []
         if mean is None and rate is None:
+            if running is not None and speed is not None and len(self.plain) < MOST_INTERVALS:
+                self.plain.setdefault(running, []).append(speed)
+                del self.plain[running][MOST_INTERVALS:]
             return kind == "plain"
         if rate is not None and rate > 1:
             raise OutOfRangeError(f"accept rate {rate:g} is more than 1")
@@ -206,26 +207,21 @@ class LineRun:
         """Where batches with drafts, of which half or more were accepted, gave fewer tokens per
         second than those of as many requests without."""
         rate_of, speed_of = "draft_acceptance_rate", "predicted_per_second"
-        drafted = [
-            (one.record.get("running"), one.timings[speed_of], one.given[rate_of])
-            for one in map(made, self.requests if self.plain else ())
-            if speed_of in one.timings and rate_of in one.given
-        ]
-        for n in {running for running, *_ in drafted} - {None}:
-            plain = [speed for running, speed in self.plain if running == n]
-            mine = [one for one in drafted if one[0] == n]
-            if min(len(plain), len(mine)) < _FEW:
+        drafted = [one for one in map(made, self.requests if self.plain else ()) if one.given]
+        for n, plain in self.plain.items():
+            mine = [one for one in drafted if one.record.get("running") == n]
+            speeds = [one.timings[speed_of] for one in mine if speed_of in one.timings]
+            rates = [one.given[rate_of] for one in mine if rate_of in one.given]
+            if min(map(len, (plain, speeds, rates))) < _FEW:
                 continue
-            speed, rate, without = (
-                median(one) for one in (*list(zip(*mine, strict=True))[1:], plain)
-            )
+            speed, rate, without = map(median, (speeds, rates, plain))
             if rate >= _HALF and speed < _SLOWER * without:
                 yield {
                     "rule": "slower-than-plain",
                     "message": f"{rate:.0%} of the drafted tokens are accepted, and batches with "
                     f"drafts still give only {speed / without:.2f} times the tokens per second of "
                     "those without.",
-                    "evidence": f"{n:g} running: {speed:g} tokens per second in {len(mine):,} "
+                    "evidence": f"{n:g} running: {speed:g} tokens per second in {len(speeds):,} "
                     f"batches, {without:g} in {len(plain):,} without drafts (medians)",
                 }
 

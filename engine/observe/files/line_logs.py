@@ -99,14 +99,12 @@ class LineLogs:
         if self._n_left_of_table:
             self._n_left_of_table -= 1
             self._total(number, TOTAL.findall(said), is_last="}" in said)
-        elif any(map(said.__contains__, _WORDS)):
+            return True
+        if any(map(said.__contains__, _WORDS)):
             return self._takes(number, stream, said[:_LONGEST])
-        elif "speculative" in said and (rule := rule_said(said[:_LONGEST])) is not None:
+        if "speculative" in said and (rule := rule_said(said[:_LONGEST])) is not None:
             self._rules.add(rule.text)
-            return False
-        else:
-            return False
-        return True
+        return False
 
     def say_all(self, parts: Sequence[tuple[str, OfShape]]) -> list[int]:
         """All lines of these that a block has, by server and shape; returns those not taken."""
@@ -169,7 +167,6 @@ class LineLogs:
             run = self._run(SGLANG_LOG, source_of(said[: max(at, 0)], stream))
             part = said[max(said.find("meta_info"), 0) :]
             self._read(run, number, part, self._finished)
-            return True
         elif "pred=" in said and "acc=" in said:
             at = 0
             for end in (found.end() for found in ROW_END.finditer(said)):
@@ -177,21 +174,19 @@ class LineLogs:
                 at = end
             if not at or "pred=" in said[at:]:
                 self._row(number, said[at:])
-            return True
         elif (whose := next((one for one in REQUESTS if one[0] in said), None)) is not None:
             run = self._run(_OF_ENGINE[whose[1]], stream)
             last = made(run.requests[-1]) if run.requests else None
             read = partial(printed_request, word=whose[0], engine=whose[1], before=last)
             self._read(run, number, said, read, last)
-            return True
         elif (found := KOBOLD_DRAFTS.search(said)) is not None:
             self._on_kobold_drafts(self._run(KOBOLD, stream), number, found)
-            return True
         elif said.lstrip().startswith("Aggregate") and "{" in said and self._tables:
             self._n_left_of_table = 0 if "}" in said else _TABLE_END
             self._total(number, TOTAL.findall(said), is_last="}" in said)
-            return True
-        return False
+        else:
+            return False
+        return True
 
     def _says(self, run: LineRun, number: int, said: str, saying: Saying, at: int) -> None:
         """Take what a line says. at: where that begins."""

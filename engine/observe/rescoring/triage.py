@@ -21,7 +21,7 @@ from engine.sampling.options import SamplerOptions
 from engine.trace.facts import RequestFacts
 from engine.trace.prompt_reuse import n_common
 from engine.trace.records import EMITTED_KINDS
-from engine.trace.run_ref import RunRef, rows_by_sequence, same_model
+from engine.trace.run_ref import RunColumns, RunRef, rows_by_sequence, same_model
 
 SAME, NEAR_TIE, DRAWN, DIFFERENT, UNKNOWN = "same", "near tie", "drawn", "different", "unknown"
 FORCED = "forced"
@@ -203,20 +203,12 @@ class _Side:
         """A token, or the end of the text for None."""
         if row is None:
             return PartingToken(None, "", None, None)
-        rounds, n = self.store.rounds, len(self.store.rounds)
-        mine = (rounds.column("run_id", 0, n) == self.run_id) & (
-            rounds.column("seq_id", 0, n) == seq_id
-        )
-        undone = (
-            mine
-            & (rounds.column("rollback_depth", 0, n) > 0)
-            & (rounds.column("round", 0, n) < row["round"])
-        )
-        before = rounds.column("round", 0, n)[undone]
+        rounds = RunColumns(self.store, "rounds", self.run_id, seq_id)
+        before = rounds["round"][(rounds["rollback_depth"] > 0) & (rounds["round"] < row["round"])]
         return PartingToken(
             row["token_id"],
             self.label(row).decode("utf-8", "replace"),
-            row["round"] if mine.any() else None,
+            row["round"] if rounds.n else None,
             int(before[-1]) if len(before) else None,
             short,
         )

@@ -10,6 +10,7 @@ import numpy as np
 
 from engine.foreign import LARGEST, is_real
 from engine.trace.records import MISSING
+from engine.trace.run_ref import RunColumns
 from engine.trace.store import TraceStore
 
 _EXACT = 1e6  # beyond, llama-server prints six digits of it
@@ -152,24 +153,14 @@ def movement(before: Counters, after: Counters) -> Movement:
 def counted(trace: TraceStore, run_id: int) -> dict[str, int]:
     """What was recorded of a run, by the names of the server's counters. A row that is
     several rounds counts as several drafts."""
-    rounds, n = trace.rounds, len(trace.rounds)
-    is_ours = rounds.column("run_id", 0, n) == run_id
-    drafted, accepted, emitted, merged, width = (
-        rounds.column(name, 0, n)[is_ours]
-        for name in (
-            "num_draft_tokens",
-            "num_accepted_draft_tokens",
-            "num_emitted",
-            "n_merged",
-            "verify_width",
-        )
-    )
+    rounds = RunColumns(trace, "rounds", run_id)
+    drafted, merged = rounds["num_draft_tokens"], rounds["n_merged"]
     return {
         DRAFTS: int(np.maximum(merged, 1)[drafted > 0].sum()),
         DRAFTED: int(np.maximum(drafted, 0).sum()),
-        ACCEPTED: int(np.maximum(accepted, 0).sum()),
-        PREDICTED: int(np.maximum(emitted, 0).sum()),
-        PROMPT: int(np.maximum(width, 0)[drafted == MISSING].sum()),
+        ACCEPTED: int(np.maximum(rounds["num_accepted_draft_tokens"], 0).sum()),
+        PREDICTED: int(np.maximum(rounds["num_emitted"], 0).sum()),
+        PROMPT: int(np.maximum(rounds["verify_width"], 0)[drafted == MISSING].sum()),
     }
 
 

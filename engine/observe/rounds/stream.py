@@ -127,10 +127,12 @@ def chunks(event: Any) -> Iterator[Chunk]:
 
 def is_reply(event: dict[str, Any]) -> bool:
     """Whether an object is an event of a generation, or a reply in one piece."""
-    kind = event.get("type")
+    kind, choices = event.get("type"), event.get("choices")
+    if isinstance(choices, list):  # a benchmark may call its answers so, too
+        known = (isinstance(one, dict) and not _ANSWER.isdisjoint(one) for one in choices)
+        return not choices or any(known)
     return (
-        isinstance(event.get("choices"), list)
-        or _is_of_sglang(event)
+        _is_of_sglang(event)
         or _is_of_ollama(event)
         or (isinstance(kind, str) and kind.startswith(("response.", "content_block_", "message_")))
         or _is_response(event)
@@ -138,6 +140,8 @@ def is_reply(event: dict[str, Any]) -> bool:
     )
 
 
+_ANSWER = {"message", "delta", "text", "finish_reason", "logprobs", "token_ids"}
+"""Of a reply one of these has."""
 _COMPLETION = {"stop", "tokens_predicted", "id_slot", "generation_settings", "timings"}
 
 

@@ -23,6 +23,7 @@ from engine.observe.server.network_thread import Question, Sent
 from engine.observe.server.reply import ExchangeEvent, Inbox, Wait
 from engine.observe.server.request_options import ServerRequest
 from engine.trace.records import EMITTED_KINDS, MISSING
+from engine.trace.run_ref import rows_by_sequence
 from engine.trace.store import LOOK_S, TraceStore
 from engine.trace.timings import summary
 
@@ -110,18 +111,11 @@ class ServerRun:
     def sequences(self) -> list[dict[str, Any]]:
         """What the prompts were continued with, so far: seq_id; prompt, empty where it was sent as
         ids; text; tokens, as far as their ids are known."""
-        tokens, n = self.trace.tokens, len(self.trace.tokens)
-        ids: dict[int, list[int]] = {}
-        rows = zip(
-            tokens.column("run_id", 0, n).tolist(),
-            tokens.column("seq_id", 0, n).tolist(),
-            tokens.column("token_id", 0, n).tolist(),
-            tokens.texts("kind", 0, n),
-            strict=True,
-        )
-        for run_id, seq_id, token_id, kind in rows:
-            if run_id == self.run_id and kind in EMITTED_KINDS and token_id != MISSING:
-                ids.setdefault(seq_id, []).append(token_id)
+        rows = rows_by_sequence(self.trace, self.run_id, EMITTED_KINDS)
+        known = self.trace.tokens.column("token_id")
+        ids = {
+            seq_id: known[mine][known[mine] != MISSING].tolist() for seq_id, mine in rows.items()
+        }
         return [
             {"seq_id": seq_id, "prompt": one.prompt, "text": text, "tokens": ids.get(seq_id, [])}
             for one in self._sent

@@ -37,6 +37,8 @@ SHAPES: dict[str, RecordShape] = {
 }
 _PLAIN = RecordShape(REPLY, REPLY, (), LLAMA_SERVER.read)
 """Replies that say nothing of drafts."""
+_SET = re.compile(r"(?i)(?:config|setting|option|arg|param|argument|parameter|threshold)s?$")
+"""The name of what was set, and not counted."""
 _WHOLE = {"prompt_n", "prompt_ms"}
 """What timings have of the prompt."""
 _SIGNS = {key for shape in SHAPES.values() for key in shape.keys}
@@ -103,6 +105,7 @@ def fill(
         data = as_json(data[:_HEAD].decode("utf-8-sig", "replace")).encode("utf-8", "replace")
         shape = counted_shape(data)
         every = nodes(file, documents, set() if shape is None else shape.keys)
+        every = [node for node in every if not _SET.search(".".join(node.path[-1:]))]
     # AIPerf has the counts of the replies that it keeps
     replies = [] if shape is AIPERF else list(kept_replies(documents))
     if shape is None and not replies:

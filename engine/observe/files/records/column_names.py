@@ -37,19 +37,26 @@ DECIMAL_COMMA = re.compile(
     r"[~≈]?(?:0|\d{1,3}(?:\.\d{3})*+|\d+),(?:\d{1,2}|\d{4,})(?!\d).{0,9}|0,\d+"
 )
 OTHER_WAY = str.maketrans(",.", ".,")
-_LONGEST = 32
+SUM_DIGITS = 0.01
+"""By how much a rate that people or logs write may differ from that of its counts: its digits."""
+_LONGEST, _LONGEST_NAME = 32, 80
+_SAYS_WHAT = re.compile(
+    r"acc|draft|tok|rate|mean|avg|average|len|pos|\bper\b|pred|gen|spec|step|total|[/%]"
+)
+"""What is part of a figure's name, and not that of an engine or a setting."""
 
 
 def names_of(cells: list[str]) -> list[str]:
     """Cells of a head as names that are known."""
     plain = (_CAMEL.sub(" ", _PATH.sub("", one)).lower().replace("_", " ") for one in cells)
     plain = (one.replace(". ", " ") for one in plain)
-    return [_COUNT_OF.sub("", OF_ALL.sub("", one)) for one in plain]
+    return [_COUNT_OF.sub("", one) for one in plain]
 
 
 @lru_cache(1 << 12)
 def kind_of(name: str) -> str:
     """What a column has, by its name; "" for what is not read."""
+    name = OF_ALL.sub("", name)
     first, _, more = name.partition(", ")
     others = IN_NAME.sub("", name).strip(), "" if SPREAD.fullmatch(more) else first
     known = (_COLUMN.fullmatch(one) for one in dict.fromkeys((name, *others)))
@@ -57,10 +64,14 @@ def kind_of(name: str) -> str:
 
 
 @lru_cache(1 << 12)
-def speed_of(name: str, shape: str) -> str:
-    """ "speed" for a column without a kind that has one, as the unit next to the number says; else
-    empty. shape: of the cell, with 0 for each number."""
-    return "speed" if kind_of(f"{name} {shape}") == "speed" else ""
+def parts_of(name: str) -> tuple[str, str]:
+    """Whose a figure is, empty if its name does not say so, and the name of the figure."""
+    words = name[:_LONGEST_NAME].replace("(", "").replace(")", "").split()
+    for at in range(len(words) - 1, 0, -1):
+        for side, rest in ((words[:at], words[at:]), (words[-at:], words[:-at])):
+            if kind_of(" ".join(rest)) and not any(map(_SAYS_WHAT.search, side)):
+                return " ".join(side), " ".join(rest)
+    return "", name
 
 
 def making_rates(line: str) -> set[tuple[int, int]]:
@@ -90,6 +101,13 @@ def without_signs(text: str) -> str:
 def mean_of(text: str) -> tuple[float, float]:
     """A mean length, and half a unit of its last digit."""
     return float(text), 0.5001 * 10.0 ** -len(text.partition(".")[2])
+
+
+def share_of(said: str) -> tuple[float, float]:
+    """A share of 1, or in percent, and by how much it may differ from that of its counts."""
+    number, half = mean_of(said.rstrip(" %"))
+    scale = 100 if "%" in said or number > 1 else 1
+    return number / scale, SUM_DIGITS + half / scale
 
 
 def is_number(cell: str) -> bool:

@@ -23,6 +23,7 @@ from engine.observe.files.records.column_names import (
     mean_of,
     names_of,
     plain_number,
+    share_of,
     without_signs,
 )
 from engine.observe.files.records.document import Fields, Node
@@ -33,7 +34,7 @@ from engine.observe.files.records.readers import (
     of_same_request,
     read_usage,
 )
-from engine.observe.files.records.request import SUM_DIGITS, RecordedRequest
+from engine.observe.files.records.request import RecordedRequest
 from engine.observe.files.records.tables import ABOUT, SAID_SPEED, read_tables, row_of
 
 _STEPS, _DRAFTED, _ACCEPTED = "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens"
@@ -60,7 +61,7 @@ _LINE = re.compile(
     r"(?P<unit> ?t(?:ok(?:en)?s?)?/s\b)?",
     re.IGNORECASE | re.MULTILINE,
 )
-_INDEX = re.compile(r"acceptance at token \d{1,4}|pos(?:ition)? \d{1,4}")
+_INDEX = re.compile(r"(?:acceptance at token|position|(pos)) (\d{1,4})")
 _SIGN = re.compile(
     rf"(?i)[\n,{{\]] ?{_BEFORE}(?:{'|'.join(NAMES['sums']['signs'])})[ \t*]{{0,60}}\d"
 )
@@ -96,22 +97,15 @@ def read_printed(text: str, unread: list[str] | None = None) -> list[RecordedReq
     if is_printed(text):
         sums = _sums(text)
         known = {one.num_accepted_draft_tokens for one in sums} - {None}
-        others = [one for one in found if one.given or one.num_accepted_draft_tokens is not None]
+        others = ((one, one.num_accepted_draft_tokens) for one in found)
+        more = [one for one, n in others if n not in known and (one.given or n is not None)]
         if unread is not None:  # a table next to them, which may be of the same
-            unread += [
-                f"the row {one.place}"
-                for one in others
-                if one.num_accepted_draft_tokens not in known
-            ]
+            unread += [f"the row {one.place}" for one in more]
         return sums
     is_counted = any(one.num_accepted_draft_tokens is not None for one in found)
     sums = [] if is_counted else _sums(text)  # lines may say more
-    found = [
-        one
-        for one in sums
-        if one.num_accepted_draft_tokens is not None
-        and (one.num_spec_steps or one.num_draft_tokens)
-    ] or found
+    whole_ = [one for one in sums if one.num_spec_steps or one.num_draft_tokens]
+    found = [one for one in whole_ if one.num_accepted_draft_tokens is not None] or found
     counted, rated = ([], []) if found else _said(text)
     return found or counted or [one for one in sums if one.given and one.timings] or rated
 
@@ -162,8 +156,8 @@ def _value(match: re.Match[str]) -> str:
 def _named(name: str, unit: str) -> str:
     """The same of a name and a unit alone."""
     name = " ".join(_SPACE.sub(" ", name.lower().rstrip(" .")).split())
-    if _INDEX.fullmatch(name):
-        return name
+    if (at := _INDEX.fullmatch(name)) is not None:
+        return f"position {int(at[2]) - bool(at[1])}"  # short names count from 1
     if name in NAMES["lines"] or (_IS_BY_INDEX.fullmatch(name) and "rate" in name):
         return str(NAMES["lines"].get(name, _BY_INDEX))
     kind = kind_of(names_of([name])[0]) or (kind_of(name + unit) if unit else "")
@@ -198,12 +192,7 @@ def _by_place(values: dict[str, re.Match[str]], text: str) -> dict[str, str]:
     """Shares of the drafts that had each position accepted, as far as they follow each other, under
     names of columns. text: what the program printed."""
     parts: list[str] = []
-    while len(parts) < LONGEST_DRAFT:
-        at = len(parts)
-        names = f"acceptance at token {at}", f"position {at}", f"pos {at + 1}"
-        match = next((values[name] for name in names if name in values), None)
-        if match is None:
-            break
+    while len(parts) < LONGEST_DRAFT and (match := values.get(f"position {len(parts)}")):
         # before the first one it is said what all are
         head = text[max(match.start() - _LONGEST_HEAD, 0) : match.start()] if not parts else ""
         is_share = "%" in parts[0] if parts else "(%)" in head or match["percent"]
@@ -219,8 +208,8 @@ def _by_place(values: dict[str, re.Match[str]], text: str) -> dict[str, str]:
 # -- lines of a text -------------------------------------------------------------------------
 
 _LONGEST_SAID = 300
-_WORDED, _NOT_HAD = (
-    re.compile(f"(?i){'|'.join(NAMES['said'][name])}") for name in ("counts", "not_had")
+_WORDED, _NOT_HAD, _ABOUT_DRAFTS = (
+    re.compile(f"(?i){'|'.join(NAMES['said'][name])}") for name in ("counts", "not_had", "about")
 )
 _SAID_RATE = re.compile(
     r"(?i)(?<![a-z])accept(?:ance|ed)?(?:[ _]rate|[ _]ratio)?(?: is| was| of| at)?[ \t:=~≈(]{0,4}"
@@ -238,7 +227,8 @@ def _said(text: str) -> tuple[list[RecordedRequest], list[RecordedRequest]]:
     lines without one, those that words name; and those that say one rate, without such counts.
     Each with the only speed that it says."""
     counted, rated = list[RecordedRequest](), list[RecordedRequest]()
-    for number, line in enumerate(text.splitlines(), 1):
+    is_about = _ABOUT_DRAFTS.search(text) is not None  # others accept people, or offers
+    for number, line in enumerate(text.splitlines() if is_about else (), 1):
         n_words = line.lower().count("accept")
         if len(line) > _LONGEST_SAID or not n_words:
             continue
@@ -256,10 +246,8 @@ def _said(text: str) -> tuple[list[RecordedRequest], list[RecordedRequest]]:
             if not shares and n <= of:
                 pairs = {(n, of)}
             elif len(shares) == 1 and of and _is_next_to(named[0], plain):
-                share = _share(shares[0])
-                found.check_ratio(
-                    "the rate", share, n, of, "accepted", "drafted", within=SUM_DIGITS
-                )
+                share, within = share_of(shares[0])
+                found.check_ratio("the rate", share, n, of, "accepted", "drafted", within=within)
                 counted += [found] if found.contradictions else []
         if len(pairs) == 1:  # so it is sure what they are
             found.num_accepted_draft_tokens, found.num_draft_tokens = pairs.pop()
@@ -267,14 +255,10 @@ def _said(text: str) -> tuple[list[RecordedRequest], list[RecordedRequest]]:
         elif [len(shares), len(_SHARE.findall(line)), n_words] == [1, 1, 1] and (
             _NOT_HAD.search(line) is None
         ):
-            share = _share(shares[0])
+            share, _ = share_of(shares[0])
             found.given["draft_acceptance_rate"] = share
             rated += [found] if share <= 1 else []
     return counted, rated
-
-
-def _share(said: str) -> float:
-    return float(said.rstrip(" %")) / (100 if "%" in said else 1)
 
 
 def _is_next_to(counts: re.Match[str], line: str) -> bool:
@@ -429,11 +413,11 @@ def _read_counted(node: Node) -> RecordedRequest:
         if any(one is not inside and isinstance(one, dict | list) for one in owner.values()):
             break
         more = {key: one for key, one in _cells_of(owner).items() if key not in plain}
-        kinds = map(kind_of, names_of(list(more)))
-        of_all = [key for key, kind in zip(more, kinds, strict=True) if kind in _AROUND]
-        node.taken.setdefault(id(owner), set()).update(of_all)
-        plain |= {key: more[key] for key in of_all}
-        inside = owner
+        kinds = dict(zip(more, map(kind_of, names_of(list(more))), strict=True))
+        names = {key: one for key, one in more.items() if not kinds[key] and owner[key] == one}
+        of_all = {key: one for key, one in more.items() if kinds[key] in _AROUND}
+        node.taken.setdefault(id(owner), set()).update(names, of_all)
+        plain, inside = names | plain | of_all, owner
     found = row_of(names_of(list(plain)), list(plain.values()), node.place, "")
     found = found or RecordedRequest("", node.place)
     for key in filter(_IS_BY_INDEX.fullmatch, node.values):

@@ -267,6 +267,7 @@ def _read_scrape(text: str, name: str) -> dict[tuple[str, str], _Counters]:
             f"{name} is not a valid Prometheus text ({str(error)[:80]}).", _REMEDY
         ) from error
     for sample in samples:
+        is_count = is_real(sample.value, LARGEST) and sample.value == int(sample.value)
         gauge = sample.name.removeprefix("sglang:")
         if gauge in _GAUGES and gauge != sample.name and is_real(sample.value, LARGEST):
             whose = _labels_text(sample.labels)
@@ -278,7 +279,7 @@ def _read_scrape(text: str, name: str) -> dict[tuple[str, str], _Counters]:
             engine, series = known
         else:
             engine = _KNOWN["emitted"].get(sample.name.removesuffix("_total"))
-            if engine and is_real(sample.value, LARGEST) and sample.value == int(sample.value):
+            if engine and is_count:
                 emitted[engine, _labels_text(sample.labels)] = float(sample.value)
             continue
         labels = dict(sample.labels)
@@ -290,7 +291,10 @@ def _read_scrape(text: str, name: str) -> dict[tuple[str, str], _Counters]:
         values = found.setdefault((engine, _labels_text(labels)), defaultdict(dict))[series]
         if index in values:
             raise TraceFileError(f"{name} has {sample.name} twice in one scrape.", _REMEDY)
-        values[index] = _value(sample.value, sample.name, name)
+        if not is_count:
+            what = f"{sample.name} is {str(sample.value)[:40]}, not a whole number from 0"
+            raise TraceFileError(f"{name}: {what}.", _REMEDY)
+        values[index] = float(sample.value)
     for key in found.keys() & emitted.keys():
         found[key][_EMITTED][-1] = emitted[key]
     return found
@@ -298,13 +302,6 @@ def _read_scrape(text: str, name: str) -> dict[tuple[str, str], _Counters]:
 
 def _labels_text(labels: Mapping[str, str]) -> str:
     return ", ".join(f"{name} {value}" for name, value in sorted(labels.items()))
-
-
-def _value(value: float, series: str, file: str) -> float:
-    if not is_real(value, LARGEST) or value != int(value):
-        shown = str(value)[:40]
-        raise TraceFileError(f"{file}: {series} is {shown}, not a whole number from 0.", _REMEDY)
-    return float(value)
 
 
 def _position(text: str, series: str, file: str, first: int) -> int:

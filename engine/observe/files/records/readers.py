@@ -20,6 +20,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from engine.foreign import LONGEST_DRAFT, is_real
@@ -70,7 +71,7 @@ class RecordShape:
         if not values.keys().isdisjoint(self.without):
             return ()
         for sign in self.signs:  # of which a stream has many that it is not
-            is_there = sign[0] in values and all(map(values.__contains__, sign))
+            is_there = sign[0] in values and values.keys() >= {*sign}
             if is_there and (self.allows_null or None not in map(values.get, sign)):
                 return sign
         return ()
@@ -100,15 +101,11 @@ def _by_length(values: Fields, key: str) -> dict[int, list[int]] | None:
     return {rows.index(length): rows.histogram(length) or [] for length in rows.values}
 
 
-def _steps(values: Fields, key: str) -> list[int] | None:
-    return values.counts(key, LONGEST_DRAFT)
-
-
 _TAKES: dict[str, Callable[[Fields, str], Any]] = {
     "histogram": Fields.histogram,
     "by_length": _by_length,
-    "per_step_accepted": _steps,
-    "per_step_drafted": _steps,
+    "per_step_accepted": partial(Fields.counts, most=LONGEST_DRAFT),
+    "per_step_drafted": partial(Fields.counts, most=LONGEST_DRAFT),
 }
 """How a field of a request is read; the others are counts."""
 

@@ -17,8 +17,6 @@ from engine.observe.rounds.counters import ACCEPTED, DRAFTED, DRAFTS, PREDICTED,
 from engine.observe.rounds.trace_rows import TokenColumns
 from engine.trace.timings import BY_STEP, at_least, per_position, rates_by_index, speeds
 
-SUM_DIGITS = 0.01
-"""By how much a rate that people or logs write may differ from that of its counts: its digits."""
 _WHOLE = 1e-9
 _MOST_STEPS = 1000
 """Numbers of steps that are tried."""

@@ -7,6 +7,7 @@ most have rates alone. Rows of all others together are left out.
 
 from __future__ import annotations
 
+import csv
 import re
 from collections.abc import Iterator
 from functools import lru_cache
@@ -24,10 +25,11 @@ from engine.observe.files.records.column_names import (
     kind_of,
     making_rates,
     names_of,
+    parts_of,
     plain_number,
-    speed_of,
+    share_of,
 )
-from engine.observe.files.records.request import SUM_DIGITS, RecordedRequest
+from engine.observe.files.records.request import RecordedRequest
 from engine.observe.rounds.log_text import rows_with_bars
 
 _NAMED = re.compile(r"([A-Za-z][\w/#%]{0,30})(?:\s?=\s{0,9}|: (?=\d))([^\s,;=]{1,40})")
@@ -37,13 +39,15 @@ _IN_ROWS = ("|", "│", "┃", "\t", "accept_rate")
 _BARS = re.compile(r"[|│┃]")
 _GAPS = re.compile(r"\s{2,}|\t")
 _COMMAS, _SEMICOLONS = re.compile(r",(?=[^\s,])"), re.compile(r";(?=\S|$)")
+_QUOTED = re.compile(r'(?:^|[,;])"[^"\0]{0,200}"(?:[,;]|$)')
+"""A cell of CSV that may have a sign of it."""
 _KEY_COLUMN = re.compile(
     r"key|metric(?: name)?|name|series|variable|measure(?:ment)?| ?field|legend"
 )
 _VALUE_COLUMN = re.compile(r" ?value.{0,20}|last.{0,20}")
 _RULE = set(" -|:+=").union(map(chr, range(0x2500, 0x2580)))
 _MOST_CELLS = 64
-_LONGEST, _LONGEST_NAME = 2000, 80
+_LONGEST = 2000
 _AT_INDEX = re.compile(
     r"(?:acc(?:ept(?:ance)?)? )?(?:@ ?|at )?pos(?:ition)?[ .@#]?(\d{1,3})(?: ?%| \(%\))?"
 )
@@ -86,10 +90,6 @@ _COMPARES = re.compile(
     r"(?i)(?:.{0,80}, )?(?:% ?|rel\w{0,6} )?(?:difference|diff|delta|Δ|change)(?: ?\(?%\)?)?"
 )
 """What compares the figures next to it."""
-_SAYS_WHAT = re.compile(
-    r"acc|draft|tok|rate|mean|avg|average|len|pos|\bper\b|pred|gen|spec|step|total|[/%]"
-)
-"""What is part of a figure's name, and not that of an engine or a setting."""
 
 
 def read_tables(text: str, unread: list[str] | None = None) -> list[RecordedRequest]:
@@ -206,7 +206,7 @@ def _widened(table: list[tuple[int, list[str]]]) -> list[tuple[int, list[str]]]:
     wide, said = list[list[str]](), list[str]()
     for name, *cells in zip(*(one for _, one in table), strict=True):
         first, *names = _figures(name)
-        whose, first = _parts(names_of([first])[0])
+        whose, first = parts_of(names_of([first])[0])
         names = [first, *names]
         kinds, parts = list(map(kind_of, names_of(names))), list(map(_figures, cells))
         if said and len(names) == 1 and {*map(len, parts)} == {len(said)}:
@@ -259,7 +259,7 @@ def _sides(names: list[str], above: list[str]) -> list[tuple[str, list[int], lis
     """The engines or settings whose figures stand side by side, by what their names add to those
     of figures, or by what is above them: each with places and names of its columns and of those
     in common."""
-    parts = [_parts(one) for one in names]
+    parts = [parts_of(one) for one in names]
     if not any(side for side, _ in parts):
         above = [next(filter(None, above[at::-1]), "") for at in range(len(above))]
         parts = [
@@ -278,17 +278,6 @@ def _sides(names: list[str], above: list[str]) -> list[tuple[str, list[int], lis
         mine = [parts[i][1] if parts[i][0] == side else names[i] for i in places]
         several.append((side, places, mine))
     return several
-
-
-@lru_cache(1 << 12)
-def _parts(name: str) -> tuple[str, str]:
-    """Whose a figure is, empty if its name does not say so, and the name of the figure."""
-    words = name[:_LONGEST_NAME].replace("(", "").replace(")", "").split()
-    for at in range(len(words) - 1, 0, -1):
-        for side, rest in ((words[:at], words[at:]), (words[-at:], words[:-at])):
-            if kind_of(" ".join(rest)) and not any(map(_SAYS_WHAT.search, side)):
-                return " ".join(side), " ".join(rest)
-    return "", name
 
 
 def _tables(text: str) -> Iterator[list[tuple[int, list[str]]]]:
@@ -340,6 +329,9 @@ def _cells(line: str) -> list[str]:
         parts = _BARS.split(line.replace("||", "|") if line.startswith("||") else line)
         parts = parts[not parts[0].strip() :]
         parts = parts[: len(parts) - (not parts[-1:] or not parts[-1].strip())]
+    elif _QUOTED.search(line) is not None:
+        by = max(",;", key=line.count)
+        parts = next(csv.reader([line], delimiter=by, skipinitialspace=True), [])
     else:
         parts = max((one.split(line) for one in (_SEMICOLONS, _GAPS, _COMMAS)), key=len)
     return [one.strip(' \t*`"') for one in parts]
@@ -347,8 +339,8 @@ def _cells(line: str) -> list[str]:
 
 def _is_head(names: list[str]) -> bool:
     """Whether cells name what is accepted."""
-    parts = [one for one in names if ABOUT.search(one) or ABOUT.search(_parts(one)[1])]
-    kinds = [one for one in parts if {kind_of(one), kind_of(_parts(one)[1])} & _FIGURES]
+    parts = [one for one in names if ABOUT.search(one) or ABOUT.search(parts_of(one)[1])]
+    kinds = [one for one in parts if {kind_of(one), kind_of(parts_of(one)[1])} & _FIGURES]
     figures = _NUMBER.fullmatch, _SEVERAL.fullmatch, _TWO_COUNTS.match, SAID_SPEED.fullmatch
     return bool(kinds) and not any(one(name) for one in figures for name in names)
 
@@ -360,17 +352,18 @@ def row_of(columns: list[str], cells: list[str], where: str, side: str) -> Recor
     words: list[str] = []
     weak = ""  # may be how far a draft goes
     for name, cell in zip(columns, cells, strict=True):
-        shape = "0" if is_number(cell) else _DIGITS.sub("0", cell)
-        kind = kind_of(name) or speed_of(name, shape)
+        unit = "0" if is_number(cell) else _DIGITS.sub("0", cell)
+        of_unit = kind_of(f"{name} {unit}")  # a speed is known by it, too
+        kind = kind_of(name) or (of_unit if of_unit == "speed" else "")
         if not kind and not values:
             shown = f"run {cell}" if name == "run" else cell
-            words += [shown] if not any(words) or re.search(r"[^\W\d]", shown) else []
+            letter = r"[^\W\d]" if words else r"\w"
+            words += [shown] if re.search(letter, shown) else []
         elif not kind:
             continue
         elif kind == "speed" or kind not in values or (kind, weak) == ("drafted", "draft"):
             values[kind], weak = cell, name  # of several speeds the last is the newest
     engine = _engine_of(" ".join([*columns, side]))
-    words = list(filter(None, words))
     place = ", ".join(filter(None, [" ".join(words), side]))[:200] or where
     found = RecordedRequest(engine, place, stop=values.get("stop", "") or "end")
     found.record = dict(zip(columns, cells, strict=True))
@@ -402,9 +395,8 @@ def row_of(columns: list[str], cells: list[str], where: str, side: str) -> Recor
         elif {"accepted", "rejected"} <= counts.keys() and "drafted" not in counts:
             counts["drafted"] = counts["accepted"] + counts["rejected"]
             found.derived = ("num_draft_tokens", "draft_n")
-        for kind, field in NAMES["fields"].items():
-            if kind in _COUNTS[:3]:
-                setattr(found, field, counts.get(kind))
+        found.num_spec_steps, accepted, drafted = map(counts.get, _COUNTS[:3])
+        found.num_accepted_draft_tokens, found.num_draft_tokens = accepted, drafted
         if "tokens" in counts:
             found.timings["predicted_n"] = counts["tokens"]
         for kind, name, scale in _SPEEDS:
@@ -413,14 +405,13 @@ def row_of(columns: list[str], cells: list[str], where: str, side: str) -> Recor
     except OutOfRangeError as error:
         found.check(False, (place,), str(error))
         return found
-    n = found.num_accepted_draft_tokens
     part = numbers.get("accepted")  # more than a share
     has_part = part is not None and not part[2] and "." in part[1] and float(part[1]) > 1
-    if has_part or ("draft" in columns and (n is None or n > (found.num_draft_tokens or 0))):
+    if has_part or ("draft" in columns and (accepted is None or accepted > (drafted or 0))):
         found.num_draft_tokens = None  # a setting, of how far a draft goes
     found.check_counts({"num_draft_tokens": "drafted", "num_accepted_draft_tokens": "accepted"})
     _take_shares(found, values, numbers, columns)
-    has_no_counts = found.num_accepted_draft_tokens is None and "tokens" not in counts
+    has_no_counts = accepted is None and "tokens" not in counts
     if has_no_counts and found.num_draft_tokens is None:
         found.num_spec_steps = None  # a setting as well
     has_shares = bool(found.given or found.rates)
@@ -451,31 +442,29 @@ def _take_shares(
 ) -> None:
     """Rates and lengths where no counts give them; by position only if all drafts are of one
     length, as the shares may be of the drafts that went so far."""
-    has_counts = found.num_accepted_draft_tokens is not None
+    accepted, drafted = found.num_accepted_draft_tokens, found.num_draft_tokens
+    steps, given = found.num_spec_steps, found.given
     if (rate := numbers.get("rate")) is not None:
-        value = float(rate[1])
         name = next((one for one in columns if kind_of(one) == "rate"), "")
-        value /= 100 if rate[2] or "%" in name or value > 1 else 1
-        n, tokens = found.num_accepted_draft_tokens, found.timings.get("predicted_n")
-        if not (has_counts and found.num_draft_tokens):
-            found.given |= {"draft_acceptance_rate": value} if value <= 1 else {}
-        elif _PLAIN_RATE(name) is not None and ALL.fullmatch(found.place) is None:
-            is_of_output = n and tokens and abs(value - n / tokens) <= SUM_DIGITS
-            whole_ = None if is_of_output else found.num_draft_tokens
-            keys = name, value, n, whole_, "accepted", "drafted"
-            found.check_ratio(*keys, within=SUM_DIGITS)
-    steps, drafted = found.num_spec_steps, found.num_draft_tokens
+        value, within = share_of(rate[1] + "%" * ("%" in rate[2] + name))
+        tokens = found.timings.get("predicted_n")
+        if accepted is None or not drafted:
+            given |= {"draft_acceptance_rate": value} if value <= 1 else {}
+        elif _PLAIN_RATE(name) and not ALL.fullmatch(found.place):
+            is_of_output = tokens and accepted and abs(value - accepted / tokens) <= within
+            counts = accepted, None if is_of_output else drafted, "accepted", "drafted"
+            found.check_ratio(name, value, *counts, within=within)
     if (more := numbers.get("per round")) is not None and "mean" not in numbers:
-        found.given["mean_acceptance_length"] = 1 + float(more[1])
-    if (mean := numbers.get("mean")) is not None and not (has_counts and steps):
-        found.given["mean_acceptance_length"] = float(mean[1])
-    if found.given.get("mean_acceptance_length") == 0:
-        found.given.clear()  # of no steps
+        given["mean_acceptance_length"] = 1 + float(more[1])
+    if (mean := numbers.get("mean")) is not None and (accepted is None or not steps):
+        given["mean_acceptance_length"] = float(mean[1])
+    length = given.get("mean_acceptance_length")
+    if length == 0:
+        given.clear()  # of no steps
     rates, digits = _shares(found.record, values, columns)
     n, rest = divmod(drafted or 0, len(rates) or 1)
-    length = found.given.get("mean_acceptance_length")
-    whole_mean = 1 + (found.num_accepted_draft_tokens or 0) / n if n and not rest else 0.0
-    if rates and steps is None and length is not None and abs(whole_mean - length) < 0.006:
+    whole_mean = 1 + (accepted or 0) / n if n and not rest else 0.0
+    if rates and steps is None and length and abs(whole_mean - length) < 0.006:
         # each draft has all of these tokens
         found.num_spec_steps, found.derived = n, ("num_spec_steps",)
     if rates and found.num_spec_steps and drafted == found.num_spec_steps * len(rates):

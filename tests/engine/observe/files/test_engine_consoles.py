@@ -227,3 +227,28 @@ def test_depths_that_were_judged_are_those_that_count(depths: str, tmp_path: Pat
     (found,) = find(store)
     assert f"{pairs[-2][0]} of {pairs[-2][1]}" in found.message
     assert f"{pairs[-1][0]} of {pairs[-1][1]}" in found.message
+
+
+@pytest.mark.parametrize(
+    ("speed", "rate", "n", "running", "is_slower"),
+    [
+        (80, 0.6, 10, 1, True),
+        (95, 0.6, 10, 1, False),  # within what batches differ by
+        (80, 0.3, 10, 1, False),  # too few are accepted to expect more
+        (80, 0.6, 7, 1, False),
+        (80, 0.6, 10, 4, False),  # more requests at once
+    ],
+)
+def test_batches_of_sglang_with_drafts_are_compared_with_those_without(
+    tmp_path: Path, speed: float, rate: float, n: int, running: int, is_slower: bool
+) -> None:
+    line = "[2026-10-01 12:{:02d}:{:02d} TP0] Decode batch, #running-req: {}, {}cuda graph: True, "
+    line += "gen throughput (token/s): {:.2f}, #queue-req: 0\n"
+    accept = f"accept len: 2.80, accept rate: {rate:.2f}, "
+    plain = "".join(line.format(1, i, 1, "", 100 + i % 3) for i in range(10))
+    drafted = "".join(line.format(2, i, running, accept, speed + i % 3) for i in range(n))
+    (tmp_path / "log").write_text(plain + drafted)
+    store = TraceStore()
+    import_file(store, tmp_path / "log")
+    assert len(store.runs[0].requests or []) == n
+    assert [one.rule for one in find(store)] == ["slower-than-plain"] * is_slower

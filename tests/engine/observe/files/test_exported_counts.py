@@ -333,3 +333,70 @@ def test_mlx_may_not_count_its_rounds(tmp_path: Path) -> None:
     told = (store.runs[0].requests or [])[0].told
     assert (told["draft_n"], told["draft_n_accepted"], told["num_spec_steps"]) == (60, 45, None)
     assert store.runs[0].source and store.runs[0].source.engine == "mlx-vlm"
+
+
+@pytest.mark.parametrize(
+    ("row", "rates"),
+    [
+        ("80% | 45.5% | 25%", [0.8, 0.455, 0.25]),
+        ("0.8 | 0.5 | 0", [0.8, 0.5, 0.0]),
+        ("80% | n/a | 25%", None),
+    ],
+)
+def test_shares_by_position_have_any_number_of_digits(
+    tmp_path: Path, row: str, rates: list[float] | None
+) -> None:
+    """None of them is left out, so that those after it would be of another position."""
+    head = "| p | drafted | accepted | pos 1 | pos 2 | pos 3 |\n|-|-|-|-|-|-|\n"
+    store = _read(tmp_path, f"{head}| code | 300 | 150 | {row} |\n")
+    told = (store.runs[0].requests or [])[0].told
+    found = told["acceptance_per_position"]
+    assert (found and found["unconditional"]) == rates
+    assert not find(store)
+
+
+def test_a_mark_before_a_row_is_not_its_name(tmp_path: Path) -> None:
+    store = _read(tmp_path, "-- Draft: 512 tokens, accepted: 341 (66.60%)\n")
+    assert [one.place for one in store.runs[0].requests or []] == ["line 1"]
+
+
+def test_what_was_set_is_not_counted(tmp_path: Path) -> None:
+    said = {"config": {"draft": 4, "accept": 0.9}, "stats": {"drafted": 100, "accepted": 60}}
+    assert [one.place for one in _read(tmp_path, json.dumps(said)).runs[0].requests or []] == [
+        "stats"
+    ]
+
+
+def test_a_name_may_be_around_the_counts(tmp_path: Path) -> None:
+    records = [{"id": f"r{i}", "spec": {"accepted": 5, "proposed": 9}, "tokens": 12} for i in "12"]
+    mine = _read(tmp_path, json.dumps(records)).runs[0].requests or []
+    assert [(one.place, one.told["predicted_n"]) for one in mine] == [("r1", 12), ("r2", 12)]
+
+
+@pytest.mark.parametrize("by", [",", ";"])
+def test_cells_of_csv_may_have_a_comma_in_quotes(tmp_path: Path, by: str) -> None:
+    rows = (
+        ("name", '"draft tokens"', '"accepted tokens"', '"acceptance rate (%)"'),
+        ('"a, b"', '"1,000"', '"650"', '"65.0"'),
+    )
+    store = _read(tmp_path, "\n".join(map(by.join, rows)) + "\n")
+    (one,) = store.runs[0].requests or []
+    assert one.place == "a, b"
+    assert (one.told["draft_n"], one.told["draft_n_accepted"]) == (1000, 650)
+
+
+@pytest.mark.parametrize(
+    ("text", "n"),
+    [
+        ("Candidates: 120 applied, 30 accepted (25%)\n", 0),
+        ("Candidates: 120 applied, 30 accepted (25%)\nwith n_max 3\n", 1),
+    ],
+)
+def test_a_text_that_says_nothing_of_drafts_accepts_something_else(
+    tmp_path: Path, text: str, n: int
+) -> None:
+    if n:
+        assert len(_read(tmp_path, text).runs[0].requests or []) == n
+        return
+    with pytest.raises(TraceFileError, match="nothing that another engine is known to write"):
+        _read(tmp_path, text)

@@ -283,3 +283,23 @@ def test_commas_for_points_are_read(tmp_path: Path) -> None:
     german = LLAMA.translate(str.maketrans(".", ",")).replace("0,52,118,", "0.52.118.")
     (found,) = told(tmp_path, german.split(", mean")[0] + "\n")
     assert (found["prompt_ms"], found["predicted_n"], found["draft_n"]) == (3159.54, 539, 675)
+
+
+@pytest.mark.parametrize(
+    ("rest", "n"),
+    [
+        ("On the older build I get 120 accepted of 300 drafted (40.0%).\n", 1),
+        ("| build | drafted | accepted |\n|-|-|-|\n| a | 300 | 120 |\n| b | 90 | 60 |\n", 2),
+        ("The rate of acceptance is what I expected of 2 cards.\n", 0),
+        ("[atom 14:45:50] Accepted/Total Draft tokens: 64/93, Acceptance rate: 68.8%\n", 0),
+    ],
+)
+def test_counts_that_a_person_has_written_next_to_a_log_are_not_lost_without_a_word(
+    tmp_path: Path, rest: str, n: int
+) -> None:
+    path, store = tmp_path / "pasted.txt", TraceStore()
+    path.write_text(f"{LLAMA}\n{rest}")
+    (run,) = import_file(store, path)
+    assert (store.runs[run].told or {})["draft_n"] == 675
+    said = [one.message for one in store.runs[run].observed_findings or ()]
+    assert said == [f"Counts next to the log were not read: {n} lines or rows."] * (n > 0)

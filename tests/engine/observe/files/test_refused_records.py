@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import TraceFileError
+from engine.observe.files.importing import import_file
 from engine.observe.files.records import NAMES, fill, recognise
 from engine.trace.export import export_csv
 from engine.trace.store import TraceStore
@@ -201,3 +202,13 @@ def test_whatever_a_file_holds_it_is_read_or_refused(data: st.DataObject) -> Non
         summary(store, 0)
     recognise(bytes(raw))
     assert set(EVERY.values()) <= set(NAMES)
+
+
+def test_answers_of_a_benchmark_are_no_replies(tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    answer = {"index": 0, "turns": ["x"], "new_tokens": [30], "wall_time": [0.5]}
+    path.write_text(
+        "".join(json.dumps({"question_id": i, "choices": [answer]}) + "\n" for i in "ab")
+    )
+    with pytest.raises(TraceFileError, match="no key that an engine's records are known by"):
+        import_file(TraceStore(), path)

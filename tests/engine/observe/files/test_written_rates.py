@@ -119,6 +119,8 @@ def test_a_line_has_counts_that_make_its_rate(
         ("| p | drafted | accepted | acceptance |\n|-|-|-|-|\n| a | 40 | 30 | 60% |\n", [0]),
         ("p,drafted,accepted,acceptance_rate\na,40,30,0.75\nb,40,30,0.5\n", [1]),
         ("p,drafted,accepted,mean acceptance_rate\na,40,30,0.5\n", []),
+        ("p,drafted,accepted,acceptance (avg)\na,40,30,0.5\n", []),
+        ("p,drafted,accepted,acceptance\na,400,258,0.6\nb,400,258,0.5\n", [1]),  # one digit
         ("p,tokens,drafted,accepted,acceptance\na,60,40,30,0.5\n", []),
         (json.dumps([{"p": "a", "drafted": 40, "accepted": 30, "acceptance_rate": 0.5}]), [0]),
     ],
