@@ -190,6 +190,10 @@ class Player:
             detail = joined(detail, "in a step without drafts" * (not one.drafts))
             return self._fault(check, cause, detail, index, sequence, row, error)
 
+        for sequence in one.anew:
+            state = source.state()
+            subject.load(sequence, state.to(self.device))
+            reference.begin(sequence, state)
         ids = (*one.sequences, *(-1 for _ in one.padding))
         rows = source.rows(ids, (*one.lengths, *one.padding), one.parents)
         others = [s for s in range(self.shape.n_sequences) if s not in one.sequences]
@@ -268,8 +272,9 @@ class Player:
                 detail = joined(detail, elsewhere, where)
                 found = fault(cause, detail, sequence, count - 1, error)
                 faults.append(replace(found, depth_errors=each))
-        if {fault.cause for fault in faults} == {"other-sequence-written"}:  # no write is missing
-            faults = [replace(fault, cause="other-sequence") for fault in faults]
+        if "state-not-committed" not in {fault.cause for fault in faults}:  # no write is missing
+            causes = {"other-sequence-written": "other-sequence"}
+            faults = [replace(f, cause=causes.get(f.cause, f.cause)) for f in faults]
         faults += written  # a state tells more of what wrote there
         for sequence, first in still.items():
             after = copied(subject.state(sequence))
