@@ -106,7 +106,6 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
     )
     others = {
         "dt_bias is left out": {"dt_bias": 0 * bias},
-        "dt_bias is added twice": {"dt_bias": 2 * bias},
         "dt_bias is taken off": {"dt_bias": -bias},
         f"{name} is left out": {name: 0 * raw},
         "A is left out of the decay": one,
@@ -231,9 +230,9 @@ def _numbered(shape: Shape, row: Row, x: float) -> list[tuple[str, str, Row]]:
     for words, dt in bent.items() if "lower_bound" not in row else ():
         gates[words] = _anew(shape, row, {"step": dt})
     made = [("wrong-gate", words, right | other) for words, other in gates.items()]
-    for term, of in {"value": "vx"[mamba], "key": "kB"[mamba], "read": "qC"[mamba]}.items():
+    for term, name in {"value": "vx"[mamba], "key": "kB"[mamba], "read": "qC"[mamba]}.items():
         made.append(
-            ("wrong-scale", f"{of} is taken {x:.4g} times", right | {term: x * right[term]})
+            ("wrong-scale", f"{name} is taken {x:.4g} times", right | {term: x * right[term]})
         )
     if "z" in row:
         gate = {"gate": row["z"] * torch.sigmoid(x * row["z"])}

@@ -42,7 +42,6 @@ _INPUTS = {
 }
 _VALUES = (-4.0, 4.0, 0.5)
 _MOST = 10000  # Player.work of each further search
-_LATER = 8  # rounds
 _MOST_SEEN = 256  # key channels of a head whose state is solved for
 _LEFT, NO_OUTPUT = "rows accepted leave the state after", "no output is written"
 Changed = Callable[[Pass, int], Pass | None]  # of a pass and its number
@@ -81,7 +80,7 @@ def _filled(player: Player, fault: Fault) -> Fault:
     places = _places(player, fault)
     fault = replace(fault, detail=joined(fault.detail, *places))
     other = player.like(blank=True)
-    for found in other.script(fault.check, fault.round + _LATER):
+    for found in other.script(fault.check, fault.round + 8):
         if found.round > fault.round:  # zeros do no harm before
             cause = found.cause if found.cause not in VAGUE else fault.cause
             words = f"with zeros there round {found.round} is wrong: {found.detail}"
@@ -231,17 +230,15 @@ def elsewhere(player: Player, fault: Fault) -> Fault:
     some_heads = "heads " in fault.detail and fault.cause != "head-mapping"
     whole = {k: 2 ** (getattr(shape, k) - 1).bit_length() for k in ("d_k", "d_v")}
     may_be_long = not c and _LEFT not in fault.detail  # else a count is wrong in long passes too
-    one = fault.sequence
     same: Changed = lambda p, _: p  # noqa: E731
     counted = vague or fault.cause in _COUNTED
     of_others = n > 1 and (counted or fault.cause in _OF_OTHERS)
-    alone: Changed = lambda p, _: p.only(one)  # noqa: E731
-    known = fault.cause if not vague else "other-sequence"
+    alone: Changed = lambda p, _: p.only(fault.sequence)  # noqa: E731
     apart = "no other sequence is in its passes", alone, shape
     at_begin = fault.check == "subsets" and (counted or fault.cause == "other-sequence")
     ways: tuple[tuple[bool, str, str, Changed, Shape], ...] = (
-        (at_begin, known, "no sequence begins in another one's slot",
-         lambda p, _: replace(p, anew=()), shape),
+        (at_begin, "other-sequence" if vague else fault.cause,
+         "no sequence begins in another one's slot", lambda p, _: replace(p, anew=()), shape),
         (c > 0 and (vague or fault.cause in _OF_CHUNKS), "wrong-chunk",
          "all prompts have whole chunks", lambda p, _: p.chunked(c), shape),
         (n > 1 and (vague or fault.cause == "other-sequence"), "other-sequence", *apart),

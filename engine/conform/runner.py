@@ -483,8 +483,8 @@ def _checked(
         # with none, it needs the large inputs that a check has where no states are given
         fault = placed(Player(kernel, package, fault.shape, seed, device, late=not more), fault)
         for extra in needed:
-            vague = fault.cause in VAGUE and NO_OUTPUT not in fault.detail
-            sure = vague or extra in WORDS_OF_EXTRAS
+            unsure = fault.cause in VAGUE and NO_OUTPUT not in fault.detail
+            sure = unsure or extra in WORDS_OF_EXTRAS
             cause = OF_EXTRAS[extra] if sure else fault.cause
             words = joined(fault.detail, f"right without {extra}{WORDS_OF_EXTRAS.get(extra, '')}")
             fault = replace(fault, cause=cause, detail=words)

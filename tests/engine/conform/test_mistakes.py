@@ -39,7 +39,7 @@ def first(adapter, recurrence, name="depths", **kernel) -> Fault:
     ("adapter", "recurrence", "cause", "words"),
     [
         (form.NoBias, "gdn", "wrong-gate", "dt_bias is left out"),
-        (form.TwiceBias, "kda", "wrong-gate", "dt_bias is added twice"),
+        (form.TwiceBias, "kda", "wrong-gate", "dt_bias is taken 2 times"),
         (form.BaseTwo, "kda", "wrong-gate", "power of 2"),
         (form.RawBeta, "gdn", "wrong-gate", "sigmoid of beta is left out"),
         (form.RawKeys, "gdn", "wrong-norm", "k is not normalized"),
