@@ -74,7 +74,7 @@ class Situation:
             after = self._played(self.start, self.chunk_rows)[1][-1]
             yield "wrong-chunk", "the state after the chunk, not the one before it", after
         for cause, sentence, state in again if self.earlier else ():
-            for a, b in mistakes.tiles(self.shape.d_k):
+            for a, b in fits.tiles(self.shape.d_k):
                 part = torch.cat([self.start[:, :a], state[:, a:b], self.start[:, b:]], 1)
                 if a < b <= self.shape.d_k and not same(part, [self.start], bound / 4):
                     yield cause, f"{sentence}, in key channels {a} to {b - 1} alone", part
@@ -102,6 +102,7 @@ class Situation:
         for age in range(1, len(self.before)):
             yield from self._columns(age)
         yield from self._others()
+        yield from self.reference.former.get(self.sequence, ())
         yield from layouts(self.shape, commits[-1])
         rows = self.tokens[: max(1, self.accepted)]  # up to the column that is read
         yield from mistakes.overwritten(self.shape, commits[-1], rows)
@@ -113,13 +114,15 @@ class Situation:
         for count, state in enumerate(self.before[-1 - age] if self.before else (), 1):
             if (not age and count == self.accepted) or count % max(1, self.kernel.chunk):
                 continue
-            cause = "stale-column"
-            if not age and count > self.accepted and self.shape.recurrence == "conv":
-                cause = "window-not-rolled-back"
-            elif not age and count < self.accepted and self.folds:
-                cause = "lost-fold"
+            cause = "stale-column" if age else self._after(count, self.accepted)
             when = f"of the pass {age} earlier" if age else f"where {self.accepted} were accepted"
             yield cause, f"state after row {count} {when}", state
+
+    def _after(self, rows: int, count: int) -> str:
+        """The cause where the state after these rows takes the place of that after `count`."""
+        if self.shape.recurrence == "conv" and rows > count:
+            return "window-not-rolled-back"
+        return "lost-fold" if self.folds and rows < count else "stale-column"
 
     def _others(self) -> Iterator[Way]:
         for other, states in enumerate(self.reference.committed):
@@ -270,8 +273,8 @@ class Situation:
     ) -> tuple[str, str] | None:
         """Cause and sentence of a mistake that has a number, which gives outputs of these rows, or
         the last state, as they are played or where what they wrote is kept."""
-        kept = last and self.shape.recurrence != "conv"
-        log = Log(self.shape, self.start, rows) if kept else None
+        plain = last and self.shape.recurrence != "conv"
+        log = Log(self.shape, self.start, rows) if plain else None
 
         def played(others: Sequence[Row]) -> torch.Tensor:
             outputs, states = self._played(self.start, others)
@@ -313,14 +316,17 @@ class Situation:
             return "wrong-stride", words
         if not seen.isfinite().all():
             return self.unnamed("unused-memory", "NaN in outputs")
-        wrong = ((seen - wanted).abs().flatten(1).max(1).values > bound).nonzero()
-        row, chunk = int(wrong[0]), self.kernel.chunk
+        errors = (seen - wanted).abs().flatten(1).max(1).values
+        wrong, chunk = (errors > bound).nonzero(), self.kernel.chunk
+        row = end = int(wrong[0])
+        if chunk and errors[row] < 4 * bound:  # one that is hardly wrong tells little
+            end += int(errors[row : row // chunk * chunk + chunk].argmax())
         if words := fits.unwritten(seen, wanted):
             cause = "wrong-chunk" if chunk else "unused-memory"
             return "head-mapping" if "heads" in words else cause, words
-        if chunk and len(seen) > min(chunk, max(_MOST_ROWS, row % chunk + 1)):
+        if chunk and len(seen) > min(chunk, max(_MOST_ROWS, end % chunk + 1)):
             part, first = self._chunk(row), row // chunk * chunk
-            part.tokens = part.tokens[: max(_MOST_ROWS, row - first + 1)]
+            part.tokens = part.tokens[: max(_MOST_ROWS, end - first + 1)]
             cause, words = part.explain_outputs(seen[first : first + len(part.tokens)], bound)
             if cause in ("wrong-output", "wrong-gate") and row >= chunk:
                 return "wrong-chunk", joined(f"from row {row} on, chunks have {chunk} rows", words)
@@ -330,7 +336,8 @@ class Situation:
         share = self._shares(seen[row], row, bound, last=False)
         if share and chunk and "times what" not in share[1]:
             return share
-        begin = row if len(seen) > _MOST_ROWS and not self.parents else 0
+        # rows before one that is hardly wrong may be wrong too, by less than the bound
+        begin = row if len(seen) > _MOST_ROWS and not self.parents and row == end else 0
         ways = self._ways(self.start, len(seen), 0, bound, begin)
         if found := closest(seen, ways, bound, wanted):
             return found[0], found[1] + f", seen from row {begin} on" * (begin > 0)
@@ -365,11 +372,7 @@ class Situation:
         states, chunk = self._played(self.start, self.tokens)[1], self.kernel.chunk
         for rows, state in enumerate(states, 1):
             if rows != count and same(seen, [state], bound):
-                cause = "wrong-chunk" if chunk else "stale-column"
-                if self.shape.recurrence == "conv" and rows > count:
-                    cause = "window-not-rolled-back"
-                elif self.folds and rows < count:
-                    cause = "lost-fold"
+                cause = "wrong-chunk" if chunk else self._after(rows, count)
                 return cause, f"state after {rows} of {len(states)} rows, {count} accepted"
             if self.folds:  # what rows wrote is computed again, or was stored
                 log = Log(self.shape, self.start, self.tokens[:count])
@@ -493,6 +496,5 @@ class Situation:
         """A cause that says what is seen alone; of a log, whether it was about to wrap."""
         taken = sum(len(commit) for commit in self.reference.tokens[self.sequence])
         if self.kernel.ring and taken + len(self.tokens) > self.kernel.ring:
-            after = f"after {taken} rows in a log of {self.kernel.ring}"
-            return "wrong-wrap", ", ".join(filter(None, (words, after)))
+            return "wrong-wrap", joined(words, f"after {taken} rows in a log of {self.kernel.ring}")
         return cause, words

@@ -190,6 +190,10 @@ class Player:
             detail = joined(detail, "in a step without drafts" * (not one.drafts))
             return self._fault(check, cause, detail, index, sequence, row, error)
 
+        for sequence in one.anew:
+            state = source.state()
+            subject.load(sequence, state.to(self.device))
+            reference.begin(sequence, state)
         ids = (*one.sequences, *(-1 for _ in one.padding))
         rows = source.rows(ids, (*one.lengths, *one.padding), one.parents)
         others = [s for s in range(self.shape.n_sequences) if s not in one.sequences]
@@ -268,8 +272,9 @@ class Player:
                 detail = joined(detail, elsewhere, where)
                 found = fault(cause, detail, sequence, count - 1, error)
                 faults.append(replace(found, depth_errors=each))
-        if {fault.cause for fault in faults} == {"other-sequence-written"}:  # no write is missing
-            faults = [replace(fault, cause="other-sequence") for fault in faults]
+        if "state-not-committed" not in {fault.cause for fault in faults}:  # no write is missing
+            causes = {"other-sequence-written": "other-sequence"}
+            faults = [replace(f, cause=causes.get(f.cause, f.cause)) for f in faults]
         faults += written  # a state tells more of what wrote there
         for sequence, first in still.items():
             after = copied(subject.state(sequence))
@@ -451,10 +456,8 @@ def check(
         codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
         ours = [c for c in codes if Path(c.co_filename).parent == Path(adapters.__file__).parent]
         # an adapter's call is refused before the named function's first line, if by a wrapper
-        called = str(error).partition("(")[0].rpartition(".")[2]
-        refused = any(called in c.co_names for c in ours) and all(
-            c.co_name != called for c in codes
-        )
+        asked = str(error).partition("(")[0].rpartition(".")[2]
+        refused = any(asked in c.co_names for c in ours) and all(c.co_name != asked for c in codes)
         cause = "signature" if isinstance(error, TypeError) and refused else "crash"
         met: BaseException = error  # of Triton's interpreter, what it met in the kernel
         while met.__cause__ and type(met).__name__ == "InterpreterError":
@@ -465,5 +468,9 @@ def check(
         frames = traceback.extract_tb(met.__traceback__)
         theirs = [f for f in frames if not {"triton", "numpy"} & {*Path(f.filename).parts}]
         last = [f for f in theirs or frames if Path(f.filename).stem != _GUARD][-1]
-        words += f" ({Path(last.filename).name}, line {last.lineno})"
+        called = Path(last.filename).parent == Path(__file__).parent and not package.name
+        if called and isinstance(error, (TypeError, AttributeError)):  # of an adapter, not in it
+            cause, words = "signature", f"{words}; `draftscope help conform` has each call"
+        else:
+            words += f" ({Path(last.filename).name}, line {last.lineno})"
         return [Fault(kernel.name, name, cause, words, shape, seed, 0, 0, -1, math.inf)]

@@ -4,8 +4,6 @@ and the share of the bandwidth of a copy that it reaches."""
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -14,7 +12,6 @@ from engine.conform.cases import Recurrence, Shape, Source
 from engine.conform.packages import Package
 from engine.conform.subject import Kernel, Memory
 
-_TIMED, _WARM = 50, 5
 _COPIED = 2**30
 
 
@@ -49,38 +46,26 @@ def least_bytes(kernel: Kernel, shape: Shape) -> int:
     return n_rows * (row + output) + shape.n_sequences * (state + kept)
 
 
-def _median_ms(call: Callable[[], object]) -> float:
-    """Median of many calls, each between two events of the device."""
-    times = []
-    for i in range(_WARM + _TIMED):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        call()
-        end.record()
-        end.synchronize()
-        if i >= _WARM:
-            times.append(start.elapsed_time(end))
-    return statistics.median(times)
-
-
 def measure(
     kernel: Kernel, package: Package, recurrence: Recurrence, device: str
 ) -> dict[str, float]:
-    """`bytes` by count; on CUDA `ms` of a verify pass, the median of 50, and `copy_share`, its
+    """`bytes` by count; on CUDA `ms` of a verify pass, the median of many, and `copy_share`, its
     bandwidth as a part of that of a copy of 1 GiB. The interpreter's times say nothing."""
     shape = cost_shape(kernel, recurrence)
     figures: dict[str, float] = {"bytes": least_bytes(kernel, shape)}
     if device != "cuda":
         return figures
+    from triton.testing import do_bench
+
     source = Source(shape, 1, device, kernel.rows_dtype)
     subject = kernel.make(shape, Memory(device), package)
     for sequence in range(shape.n_sequences):
         subject.load(sequence, source.state().to(device))
     every = range(shape.n_sequences)
     rows = source.rows(every, [shape.n_tokens] * shape.n_sequences)
-    figures["ms"] = _median_ms(lambda: subject.verify(rows))
+    figures["ms"] = do_bench(lambda: subject.verify(rows), return_mode="median")
     a = torch.empty(_COPIED, dtype=torch.uint8, device=device)
     b = torch.empty_like(a)
-    copy_ms = _median_ms(lambda: b.copy_(a))
+    copy_ms = do_bench(lambda: b.copy_(a), return_mode="median")
     figures["copy_share"] = (figures["bytes"] / figures["ms"]) / (2 * _COPIED / copy_ms)
     return figures

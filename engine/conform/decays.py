@@ -11,7 +11,8 @@ from itertools import chain, product
 import torch
 
 from engine.conform.cases import Shape
-from engine.conform.mistakes import blocks_of, formulas, heads_of, in_parts, of_other_heads
+from engine.conform.fits import blocks_of
+from engine.conform.mistakes import formulas, heads_of, in_parts, of_other_heads
 from engine.conform.reference import Row, Way, correction, linear, play, step, terms
 
 # Who sees a wrong decay: corrections, outputs, and states that are kept (alone: Log.decays)

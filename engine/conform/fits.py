@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import pairwise
+from itertools import pairwise, product
 
 import torch
 
@@ -138,6 +138,23 @@ def spans(off: torch.Tensor) -> str:
     firsts, lasts = ([i for i in at if i + way not in at] for way in (-1, 1))
     runs = [f"{a} to {b}" if b > a else f"{a}" for a, b in zip(firsts, lasts, strict=True)]
     return f"{', '.join(runs[:8])}{', …' * (len(runs) > 8)} of {len(off)}"
+
+
+def tiles(d_k: int) -> set[tuple[int, int]]:
+    """Ranges of key channels, after the first ones, that code of their own may have."""
+    ends = {(n, d_k) for n in (16, 32, 64)}
+    return ends | {(a, a + n) for n in (16, 32, 64) for a in range(n, d_k, n)}
+
+
+def blocks_of(n: int) -> Iterator[tuple[str, torch.Tensor]]:
+    """Channels, of n, that those of a block may be taken for, n where for none, with words."""
+    for size in (size for size in (16, 32, 64, 128) if size < n <= 8 * size):
+        for to, of in product(range(0, n, size), (*range(0, n, size), n)):
+            at, m = torch.arange(n), min(size, n - to)
+            at[to : to + m] = torch.arange(of, of + m).clamp(max=n)
+            if to != of and (of == n or of + m <= n):
+                words = f"those of {of} to {of + m - 1}" if of < n else "zeros"
+                yield f"{to} to {to + m - 1} are {words}", at
 
 
 def misplaced(

@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import silu, softplus
 
 from engine.conform.cases import Shape, normed
-from engine.conform.fits import fewest
+from engine.conform.fits import blocks_of, fewest
 from engine.conform.reference import HEAD_WEIGHTS, ROW_INPUTS, Row, Way, play, step, terms
 
 _MOST_ROWS, _MOST_HEADS, _MOST_MAPPED = 8, 16, 3
@@ -106,7 +106,6 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
     )
     others = {
         "dt_bias is left out": {"dt_bias": 0 * bias},
-        "dt_bias is added twice": {"dt_bias": 2 * bias},
         "dt_bias is taken off": {"dt_bias": -bias},
         f"{name} is left out": {name: 0 * raw},
         "A is left out of the decay": one,
@@ -148,7 +147,6 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
             "the sigmoid of beta is left out": b,
             "the sigmoid of beta is taken twice": torch.sigmoid(beta),
             "beta is applied twice": beta**2,
-            "beta is twice the sigmoid": 2 * beta,
             "beta is 1 - sigmoid": 1 - beta,
             "beta has exp, not sigmoid": torch.exp(b),
             "beta has softplus, not sigmoid": softplus(b),
@@ -178,6 +176,8 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
         per_group = heads // shape.n_groups
         q, k = (row[n].repeat_interleave(per_group, 0) for n in "qk")
         of_q, of_k = (x.norm(dim=-1, keepdim=True) for x in (q, k))
+        root = shape.d_k**0.5
+        both = {"key": key * root, "read": read * root}
         norms = {
             "k is not normalized": {"key": k},
             "q is not normalized": {"read": q * scale},
@@ -186,25 +186,25 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
             "q is divided by its squared length": {"read": read / of_q},
             "k is divided by the length of q": {"key": k / of_q},
             "q is divided by the length of k": {"read": q / of_k * scale},
+            "k is divided by its root mean square": {"key": key * root},
+            "q and k are divided by their root mean squares": both,
         }
-        root, scaled = shape.d_k**0.5, "the scale is left out, or q divided by its root mean square"
-        norms["k is divided by its root mean square"] = {"key": key * root}
-        both = {"key": key * root, "read": read * root}
-        norms["q and k are divided by their root mean squares"] = both
         made += [("wrong-norm", words, right | other) for words, other in norms.items()]
-        made.append(("wrong-scale", scaled, right | {"read": read * root}))
-        made.append(("wrong-scale", "the scale is applied twice", right | {"read": read / root}))
+        scales = {
+            "the scale is left out, or q divided by its root mean square": root,
+            "the scale is applied twice": 1 / root,
+            "q is divided by the root of d_v, not of d_k": root / shape.d_v**0.5,
+        }
+        for words, times in scales.items():
+            made.append(("wrong-scale", words, right | {"read": read * times}))
     return made
 
 
 def _numbered(shape: Shape, row: Row, x: float) -> list[tuple[str, str, Row]]:
     """Mistakes of a row that have a number of their own, under this one, which is positive."""
     if shape.recurrence == "conv":
-        of_taps = {
-            f"the sigmoid of {x:.4g} times its input is taken": {"slope": torch.tensor(x)},
-            f"the bias is taken {x:.4g} times": {"bias": x * row["bias"]},
-        }
-        return [("wrong-term", words, other) for words, other in of_taps.items()]
+        words = f"the sigmoid of {x:.4g} times its input is taken"
+        return [("wrong-term", words, {"slope": torch.tensor(x)})]
     mamba, right = shape.recurrence == "mamba2", terms(shape, row)
     what, raw = ("dt", "dt") if mamba else ("beta", "a")
     decay, beta = right["decay"], right["beta"]
@@ -217,6 +217,9 @@ def _numbered(shape: Shape, row: Row, x: float) -> list[tuple[str, str, Row]]:
         f"{what} is {x:.4g} at least": {"beta": beta.clamp(min=x)},
         f"dt_bias is taken {x:.4g} times": _anew(shape, row, {"dt_bias": x * row["dt_bias"]}),
     }
+    if not mamba:
+        slope = {"beta": torch.sigmoid(x * row["b"])[:, None]}
+        gates[f"beta is the sigmoid of {x:.4g} times its input"] = slope
     y = row[raw] + row["dt_bias"]
     bent = {
         f"softplus is left out above {x:.4g}": softplus(y, threshold=x),
@@ -227,6 +230,10 @@ def _numbered(shape: Shape, row: Row, x: float) -> list[tuple[str, str, Row]]:
     for words, dt in bent.items() if "lower_bound" not in row else ():
         gates[words] = _anew(shape, row, {"step": dt})
     made = [("wrong-gate", words, right | other) for words, other in gates.items()]
+    for term, name in {"value": "vx"[mamba], "key": "kB"[mamba], "read": "qC"[mamba]}.items():
+        made.append(
+            ("wrong-scale", f"{name} is taken {x:.4g} times", right | {term: x * right[term]})
+        )
     if "z" in row:
         gate = {"gate": row["z"] * torch.sigmoid(x * row["z"])}
         made.append(("wrong-term", f"the sigmoid of {x:.4g} times z is taken", right | gate))
@@ -388,23 +395,6 @@ def channels_of(n: int) -> list[tuple[str, torch.Tensor]]:
     """Key channels, of n, that each may be taken for, with words."""
     pairs = (torch.arange(n) ^ 1).clamp(max=n - 1)
     return [*_moved(n, "channel"), ("the other channel of a pair", pairs)]
-
-
-def tiles(d_k: int) -> set[tuple[int, int]]:
-    """Ranges of key channels, after the first ones, that code of their own may have."""
-    ends = {(n, d_k) for n in (16, 32, 64)}
-    return ends | {(a, a + n) for n in (16, 32, 64) for a in range(n, d_k, n)}
-
-
-def blocks_of(n: int) -> Iterator[tuple[str, torch.Tensor]]:
-    """Channels, of n, that those of a block may be taken for, n where for none, with words."""
-    for size in (size for size in (16, 32, 64, 128) if size < n <= 8 * size):
-        for to, of in product(range(0, n, size), (*range(0, n, size), n)):
-            at, m = torch.arange(n), min(size, n - to)
-            at[to : to + m] = torch.arange(of, of + m).clamp(max=n)
-            if to != of and (of == n or of + m <= n):
-                words = f"those of {of} to {of + m - 1}" if of < n else "zeros"
-                yield f"{to} to {to + m - 1} are {words}", at
 
 
 def of_other_heads(shape: Shape, rows: Sequence[Row]) -> Iterator[tuple[str, str, list[Row]]]:

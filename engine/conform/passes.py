@@ -21,6 +21,7 @@ class Pass:
     parents: tuple[tuple[int, ...], ...] = ()
     padding: tuple[int, ...] = ()  # rows of sequences that the engine adds to fill the batch
     reset: bool = False  # a step without drafts is committed by a count too, of one row
+    anew: tuple[int, ...] = ()  # of the sequences, those that begin in the slot of another one
 
     def only(self, sequence: int) -> Pass | None:
         """The pass of this sequence alone, if it is in it."""
@@ -28,7 +29,8 @@ class Pass:
             return None
         at = slice(i := self.sequences.index(sequence), i + 1)
         parts = self.sequences[at], self.lengths[at], self.accepted[at]
-        return Pass(*parts, self.drafts, self.parents[at])
+        anew = tuple(s for s in self.anew if s == sequence)
+        return Pass(*parts, self.drafts, self.parents[at], anew=anew)
 
     def full(self, t: int) -> Pass:
         """The pass with t rows of every sequence."""
@@ -48,7 +50,7 @@ class Pass:
         at = [self.sequences.index(s) if s in self.sequences else 0 for s in range(n)]
         lengths, accepted = (tuple(x[i] for i in at) for x in (self.lengths, self.accepted))
         parents = tuple(self.parents[i] for i in at) if self.parents else ()
-        return Pass(tuple(range(n)), lengths, accepted, self.drafts, parents)
+        return Pass(tuple(range(n)), lengths, accepted, self.drafts, parents, anew=self.anew)
 
 
 Script = Callable[[Shape, random.Random, Kernel], Iterator[Pass]]
@@ -77,8 +79,9 @@ def _lengths(shape: Shape, dice: random.Random, kernel: Kernel) -> Iterator[Pass
 
 def _subsets(shape: Shape, dice: random.Random, kernel: Kernel) -> Iterator[Pass]:
     yield _all(shape, shape.n_tokens, [shape.n_tokens] * shape.n_sequences)
-    for _ in range(3):
-        yield _drawn(shape, dice, kernel, everyone=False)
+    for n_anew in range(3):
+        one = _drawn(shape, dice, kernel, everyone=False)
+        yield replace(one, anew=one.sequences[:n_anew])
 
 
 def _without_drafts(shape: Shape, dice: random.Random, kernel: Kernel) -> Iterator[Pass]:

@@ -101,7 +101,7 @@ class Reference:
 
     `committed[s]` holds the state after each commit, the newest last; `tokens[s]` the accepted rows
     of each of them; `passes[s]` the states after each row of each of the last passes, and `rows[s]`
-    those rows.
+    those rows. `former[s]`: states that may remain of the sequence that had its slot before.
     """
 
     def __init__(self, shape: Shape, first: Sequence[torch.Tensor]) -> None:
@@ -110,6 +110,23 @@ class Reference:
         self.tokens: list[list[list[Row]]] = [[] for _ in first]
         self.passes: list[list[list[torch.Tensor]]] = [[] for _ in first]
         self.rows: list[list[list[Row]]] = [[] for _ in first]
+        self.former: dict[int, list[Way]] = {}
+
+    def begin(self, sequence: int, state: torch.Tensor) -> None:
+        """Another sequence has the slot from now on, with this state."""
+        of, start = "the sequence that had this slot before", state.double().cpu()
+        states = (self.passes[sequence] or [self.committed[sequence]])[-1]
+        rows = [row for commit in self.tokens[sequence] for row in commit]
+        self.former[sequence] = [
+            ("other-sequence", f"the state after row {count} of {of}", one)
+            for count, one in enumerate(states, 1)
+        ]
+        for n in range(1, 1 + len(rows)):
+            made = play(self.shape, start, rows[-n:])[1][-1]
+            words = f"the last {n} rows of {of} are in it"
+            self.former[sequence].append(("other-sequence", words, made))
+        self.committed[sequence] = [start]
+        self.tokens[sequence], self.passes[sequence], self.rows[sequence] = [], [], []
 
     def state(self, sequence: int) -> torch.Tensor:
         """The state after all accepted tokens."""

@@ -43,7 +43,7 @@ _INPUTS = {
 _VALUES = (-4.0, 4.0, 0.5)
 _MOST = 10000  # Player.work of each further search
 _MOST_SEEN = 256  # key channels of a head whose state is solved for
-_LEFT, _NO_OUTPUT = "rows accepted leave the state after", "no output is written"
+_LEFT, NO_OUTPUT = "rows accepted leave the state after", "no output is written"
 Changed = Callable[[Pass, int], Pass | None]  # of a pass and its number
 _WRITTEN = ("null-slot-written", "padding-written", "other-sequence-written")
 
@@ -72,15 +72,19 @@ def placed(player: Player, fault: Fault) -> Fault:
 
 def _filled(player: Player, fault: Fault) -> Fault:
     """What NaN stands for: the cause where memory that was never written
-    is zeros, or, where it is none of these, the input under other values of which all is finite;
-    and where it is first read or made."""
+    is zeros, be it in a later pass, or, where it is none of these, the input under other values of
+    which all is finite; and where it is first read or made."""
     of_log = fault.cause == "wrong-wrap" and fault.error == math.inf and any(fault.symptom[:2])
     if fault.cause != "unused-memory" and not of_log:
         return fault
     places = _places(player, fault)
     fault = replace(fault, detail=joined(fault.detail, *places))
     other = player.like(blank=True)
-    for found in other.script(fault.check, fault.round + 1):
+    for found in other.script(fault.check, fault.round + 8):
+        if found.round > fault.round:  # zeros do no harm before
+            cause = found.cause if found.cause not in VAGUE else fault.cause
+            words = f"with zeros there round {found.round} is wrong: {found.detail}"
+            return replace(fault, cause=cause, detail=joined(fault.detail, words))
         words = joined(found.detail, "from memory that was never written", *places)
         if found.cause == "state-lost" and found.row_errors:
             cause = "wrong-chunk" if player.kernel.chunk else "stale-column"
@@ -88,7 +92,9 @@ def _filled(player: Player, fault: Fault) -> Fault:
         if found.cause == "lost-fold" and player.kernel.ring and fault.round:
             # rows of the passes before were found: this one lies at another place
             return replace(fault, cause="wrong-wrap", detail=words)
-        if found.cause in _OF_ZEROS:  # what zeros give tells nothing of the place that is read
+        # what zeros give tells nothing of what is read, nor do columns where all have NaN
+        some = "columns" in fault.detail
+        if found.cause in _OF_ZEROS or (found.cause == "wrong-tile" and not some):
             return replace(fault, detail=words)
         if found.cause not in (*VAGUE[:3], "state-lost", "null-slot-written"):
             return replace(fault, cause=found.cause, detail=words)
@@ -128,7 +134,7 @@ def _seen(player: Player, fault: Fault) -> Fault:
     """Outputs of no known mistake are named by the state that they see: reading is linear in q
     (Mamba-2: C), so that sequences that are alike but for theirs show all of it."""
     shape, check = player.shape, fault.check
-    vague = fault.cause in VAGUE and _NO_OUTPUT not in fault.detail
+    vague = fault.cause in VAGUE and NO_OUTPUT not in fault.detail
     vague = (vague or "times what" in fault.detail) and shape.d_k <= _MOST_SEEN
     if not fault.row_errors or not vague or shape.recurrence == "conv":
         return fault
@@ -224,44 +230,36 @@ def elsewhere(player: Player, fault: Fault) -> Fault:
     some_heads = "heads " in fault.detail and fault.cause != "head-mapping"
     whole = {k: 2 ** (getattr(shape, k) - 1).bit_length() for k in ("d_k", "d_v")}
     may_be_long = not c and _LEFT not in fault.detail  # else a count is wrong in long passes too
-    one = fault.sequence
     same: Changed = lambda p, _: p  # noqa: E731
-    others = "other-sequence", n > 1 and (vague or fault.cause in (*_COUNTED, *_OF_OTHERS))
-    of_others = "other-sequence", n > 1 and (vague or fault.cause == "other-sequence")
-    alone: Changed = lambda p, _: p.only(one)  # noqa: E731
-    ways: tuple[tuple[tuple[str, bool], str, Changed, Shape], ...] = (
-        (
-            ("wrong-chunk", c > 0 and (vague or fault.cause in _OF_CHUNKS)),
-            "all prompts have whole chunks", lambda p, _: p.chunked(c), shape,
-        ),
-        (of_others, "no other sequence is in its passes", alone, shape),
-        (
-            ("wrong-stride", may_be_long and (stale or vague or fault.cause in of_length)),
-            f"every pass has {t} rows", lambda p, _: p.full(t), shape,
-        ),
-        (
-            ("lost-fold" if log else "stale-column", stale or vague),
-            "the count is set to 1 by a step without drafts", lambda p, _: p.counted(), shape,
-        ),
-        (others, "no other sequence is in its passes", alone, shape),
-        (others, "all sequences are in its passes", lambda p, _: p.whole(n), shape),
-        (
-            ("head-mapping", (vague or some_heads) and shape.n_groups < shape.n_heads),
-            "no heads share a key", same, replace(shape, n_groups=shape.n_heads),
-        ),
-        (
-            ("head-mapping", vague and shape.n_heads > 1),
-            "there is one head", same, replace(shape, n_heads=1, n_groups=1),
-        ),
-        (
-            ("wrong-tile", (vague or c > 0) and replace(shape, **whole) != shape),
-            "the size of a head is a power of two", same, replace(shape, **whole),
-        ),
+    counted = vague or fault.cause in _COUNTED
+    of_others = n > 1 and (counted or fault.cause in _OF_OTHERS)
+    alone: Changed = lambda p, _: p.only(fault.sequence)  # noqa: E731
+    apart = "no other sequence is in its passes", alone, shape
+    at_begin = fault.check == "subsets" and (counted or fault.cause == "other-sequence")
+    ways: tuple[tuple[bool, str, str, Changed, Shape], ...] = (
+        (at_begin, "other-sequence" if vague else fault.cause,
+         "no sequence begins in another one's slot", lambda p, _: replace(p, anew=()), shape),
+        (c > 0 and (vague or fault.cause in _OF_CHUNKS), "wrong-chunk",
+         "all prompts have whole chunks", lambda p, _: p.chunked(c), shape),
+        (n > 1 and (vague or fault.cause == "other-sequence"), "other-sequence", *apart),
+        (may_be_long and (stale or vague or fault.cause in of_length), "wrong-stride",
+         f"every pass has {t} rows", lambda p, _: p.full(t), shape),
+        (stale or vague, "lost-fold" if log else "stale-column",
+         "the count is set to 1 by a step without drafts", lambda p, _: p.counted(), shape),
+        (of_others, "other-sequence", *apart),
+        (of_others, "other-sequence",
+         "all sequences are in its passes", lambda p, _: p.whole(n), shape),
+        ((vague or some_heads) and shape.n_groups < shape.n_heads, "head-mapping",
+         "no heads share a key", same, replace(shape, n_groups=shape.n_heads)),
+        (vague and shape.n_heads > 1, "head-mapping",
+         "there is one head", same, replace(shape, n_heads=1, n_groups=1)),
+        ((vague or c > 0) and replace(shape, **whole) != shape, "wrong-tile",
+         "the size of a head is a power of two", same, replace(shape, **whole)),
     )  # fmt: skip
     if (vague or fault.cause == "wrong-tile") and player.kernel.ring and fault.round:
         words = f"{fault.detail}; right while the log holds no rows"
         return replace(fault, cause="wrong-wrap", detail=words)
-    for (cause, may_be), words, changed, other in ways:
+    for may_be, cause, words, changed, other in ways:
         if may_be and not _wrong(player, fault, changed, other):
             short: Changed = lambda p, _: replace(p, drafts=True)  # noqa: E731
             if cause == "wrong-stride" and not _wrong(player, fault, short, other):
@@ -273,7 +271,7 @@ def elsewhere(player: Player, fault: Fault) -> Fault:
                     cause, words = fault.cause, f"the pass that reads it has {t} rows"
             kept = fault.cause in ("stale-column", "window-not-rolled-back", "state-lost")
             kept = kept and cause == "other-sequence" and "all" not in words
-            if kept or (_NO_OUTPUT in fault.detail and cause in unwritten):
+            if kept or (NO_OUTPUT in fault.detail and cause in unwritten):
                 cause = fault.cause
             return replace(fault, cause=cause, detail=joined(fault.detail, f"right where {words}"))
     if fault.cause == "other-sequence" and n > 1:  # it is wrong alone too: named by chance

@@ -38,7 +38,7 @@ from engine.conform.cost import measure
 from engine.conform.fits import joined
 from engine.conform.packages import Package
 from engine.conform.passes import shapes, with_extras
-from engine.conform.replays import placed, smallest
+from engine.conform.replays import NO_OUTPUT, placed, smallest
 from engine.conform.subject import AsTensors, Kernel
 from engine.errors import KernelPackageError
 
@@ -470,6 +470,8 @@ def _checked(
         other = small.shape if fault.cause in VAGUE else fault.shape
         if fault.cause in OF_ROWS and not (kernel.ring or kernel.chunk):
             other = replace(other, n_tokens=max(_ROWS, other.n_tokens))
+        if other.n_heads == 1 and recurrence != "conv" and not kernel.chunk:
+            other = replace(other, n_heads=2, n_groups=2)  # one head has few values of each kind
         # where gates, q or k are large or zeros, mistakes that are unlike give the same
         large = name not in ("subsets", "prompts")
         more = faults
@@ -481,7 +483,8 @@ def _checked(
         # with none, it needs the large inputs that a check has where no states are given
         fault = placed(Player(kernel, package, fault.shape, seed, device, late=not more), fault)
         for extra in needed:
-            sure = fault.cause in VAGUE or extra in WORDS_OF_EXTRAS
+            unsure = fault.cause in VAGUE and NO_OUTPUT not in fault.detail
+            sure = unsure or extra in WORDS_OF_EXTRAS
             cause = OF_EXTRAS[extra] if sure else fault.cause
             words = joined(fault.detail, f"right without {extra}{WORDS_OF_EXTRAS.get(extra, '')}")
             fault = replace(fault, cause=cause, detail=words)

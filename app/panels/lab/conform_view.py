@@ -112,14 +112,18 @@ class ConformView(QWidget):
         at = labels.index(name), 0 if outcome.needs else CHECKS.index(outcome.check)
         self._outcomes[at] = outcome
         text = "FAIL" if not outcome.passed else "note" if outcome.faults else "ok"
-        item = QTableWidgetItem("n/a" if outcome.needs else text)
-        item.setTextAlignment(Qt.AlignmentFlag.AlignCenter)
-        self.grid.setItem(*at, item)
+        self._put(at, "n/a" if outcome.needs else text)
         self._colour(at)
         self.headline.setText(self._counts("so far"))
         if not outcome.passed and self._n_failed == 1:
             self.grid.setCurrentCell(*at)
         self._show_chosen()
+
+    def _put(self, at: tuple[int, int], text: str, tip: str = "") -> None:
+        item = QTableWidgetItem(text)
+        item.setTextAlignment(Qt.AlignmentFlag.AlignCenter)
+        item.setToolTip(tip)
+        self.grid.setItem(*at, item)
 
     @property
     def _n_failed(self) -> int:
@@ -135,10 +139,7 @@ class ConformView(QWidget):
         self._runs = False
         for at in product(range(self.grid.rowCount()), range(self.grid.columnCount())):
             if self.grid.item(*at) is None:
-                item = QTableWidgetItem(_ABSENT)
-                item.setTextAlignment(Qt.AlignmentFlag.AlignCenter)
-                item.setToolTip("Does not apply to this kernel, or was not played")
-                self.grid.setItem(*at, item)
+                self._put(at, _ABSENT, "Does not apply to this kernel, or was not played")
         self.headline.setText(error or self._counts("before it was stopped" if stopped else ""))
         self._enable()
 

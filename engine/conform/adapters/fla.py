@@ -113,6 +113,7 @@ class _Chunked(Prompts):
         )
         self.calls += 1
         gates = rows.g if self.calls % 2 else rows.a
+        bound = {"lower_bound": rows.bound, "safe_gate": rows.bound is not None}
         made = (module.chunk_kda_fwd if kda else module.chunk_gated_delta_rule_fwd)(
             *(t.unsqueeze(0) for t in (rows.q_normed, rows.k_normed, rows.v, gates, rows.beta)),
             use_gate_in_kernel=gates is rows.a,
@@ -123,11 +124,13 @@ class _Chunked(Prompts):
             output_final_state=True,
             state_v_first=_V_FIRST in self.shape.extras,
             cu_seqlens=rows.starts.long(),
+            **(bound if kda else {}),
         )
         o, last = made[:2] if kda else made[1:4:2]
         return o[0], _turned(self.shape, last)
 
 
+_F32, _ALL = ("float32",), (_V_FIRST, "lower bound")  # each where it applies
 ENGINE = Engine(
     package="fla",
     versions=("0.6.0",),
@@ -144,27 +147,9 @@ ENGINE = Engine(
     traced_ranges=("fla.ops.common.chunk_delta_h",),
     packages=("fla.ops.utils", "fla.utils"),
     kernels=(
-        Kernel(
-            "fused_recurrent_gated_delta_rule",
-            ("gdn",),
-            LastState,
-            dtypes=("float32",),
-            extras=(_V_FIRST,),
-        ),
-        Kernel(
-            "fused_recurrent_kda",
-            ("kda",),
-            _ChannelGates,
-            extras=(_V_FIRST, "lower bound", "far slots"),
-        ),
-        Kernel(
-            "chunk_gated_delta_rule",
-            ("gdn",),
-            _Chunked,
-            dtypes=("float32",),
-            chunk=64,
-            extras=(_V_FIRST,),
-        ),
-        Kernel("chunk_kda", ("kda",), _Chunked, dtypes=("float32",), chunk=64, extras=(_V_FIRST,)),
+        Kernel("fused_recurrent_gated_delta_rule", ("gdn",), LastState, dtypes=_F32, extras=_ALL),
+        Kernel("fused_recurrent_kda", ("kda",), _ChannelGates, extras=(*_ALL, "far slots")),
+        Kernel("chunk_gated_delta_rule", ("gdn",), _Chunked, dtypes=_F32, chunk=64, extras=_ALL),
+        Kernel("chunk_kda", ("kda",), _Chunked, dtypes=_F32, chunk=64, extras=_ALL),
     ),
 )

@@ -4,7 +4,10 @@ that the commit copies from, or (ReplaySSM) a log of inputs that a later pass fo
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from itertools import pairwise
+from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -21,7 +24,7 @@ from engine.conform.adapters.sglang_snapshots import (
     Snapshots,
     requests,
 )
-from engine.conform.cases import Rows
+from engine.conform.cases import Recurrence, Rows
 from engine.conform.subject import Kernel, Prompts
 
 
@@ -71,7 +74,10 @@ def _linked(parents: Sequence[Sequence[int]]) -> tuple[list[list[int]], list[lis
 
 class _Chunked(Prompts):
     """chunk_gated_delta_rule_fwd or chunk_kda_fwd: a prompt in chunks, the last state in the pool's
-    layout."""
+    layout. KDA's gates are given or (with a lower bound always) made inside, with its kernels for
+    few chunks and for many in turn."""
+
+    calls = 0
 
     def run(self, rows: Rows, first: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         n = len(rows.sequences)
@@ -81,23 +87,39 @@ class _Chunked(Prompts):
             pool.copy_(first.transpose(-1, -2))
         kda = self.shape.recurrence == "kda"
         module = self.package.module(f"{OPS}.attention.fla.{'kda' if kda else 'chunk'}")
+        many, self.calls = self.calls % 2, self.calls + 1
+        raw = kda and (many or rows.bound is not None)
+        gates = {"A_log": rows.A_log, "dt_bias": rows.dt_bias, "lower_bound": rows.bound}
+        g = rows.a if raw else rows.g
         # one of the kernels writes its outputs over v
-        rows_of = (rows.q_normed, rows.k_normed, rows.v.clone(), rows.g, rows.beta)
-        made = (module.chunk_kda_fwd if kda else module.chunk_gated_delta_rule_fwd)(
-            *(t.unsqueeze(0) for t in rows_of),
-            scale=self.shape.d_k**-0.5,
-            initial_state=pool,
-            initial_state_indices=self.memory.whole(range(n)),
-            cu_seqlens=rows.starts,
-        )
+        rows_of = (rows.q_normed, rows.k_normed, rows.v.clone(), g, rows.beta)
+        with _of_many_chunks(module) if kda and many else nullcontext():
+            made = (module.chunk_kda_fwd if kda else module.chunk_gated_delta_rule_fwd)(
+                *(t.unsqueeze(0) for t in rows_of),
+                scale=self.shape.d_k**-0.5,
+                initial_state=pool,
+                initial_state_indices=self.memory.whole(range(n)),
+                cu_seqlens=rows.starts,
+                **(gates if raw else {}),
+            )
         return (made if kda else made[1])[0], pool.transpose(-1, -2)
+
+
+def _of_many_chunks(module: Any) -> Any:
+    """A context in which chunk_kda_fwd takes the kernels that it has for many chunks."""
+    own, one = module.chunk_kda_fwd_intra, {"fuse_diagonal": False, "fuse_recompute": False}
+    return patch.object(module, "chunk_kda_fwd_intra", lambda **given: own(**(given | one)))
 
 
 _CHUNKS = (
     *("chunk", "chunk_delta_h", "chunk_fwd", "chunk_intra", "chunk_intra_token_parallel"),
     *("chunk_o", "cumsum", "index", "kda", "l2norm", "utils", "wy_fast"),
 )
-_F32 = ("float32",)
+_BOTH: tuple[Recurrence, ...] = ("gdn", "kda")
+_EXTRAS = ("layers", "track slots", "lower bound", "z", "far slots")  # each where it applies
+_TREES: dict[str, Any] = {"trees": True, "padding": True, "extras": _EXTRAS}
+_RING: dict[str, Any] = {"ring": Replay.ROWS, "least_d": 32, "dtypes": ("float32",)}
+_PROMPTS: dict[str, Any] = {"dtypes": ("float32",), "chunk": 64}
 ENGINE = Engine(
     package="sglang",
     versions=("0.5.23",),
@@ -121,85 +143,26 @@ ENGINE = Engine(
     },
     traced_ranges=(f"{LINEAR}.gdn_replayssm_spec_fold", f"{LINEAR}.kda_replayssm_spec_decode"),
     kernels=(
+        Kernel("fused_sigmoid_gating_delta_rule_update", _BOTH, Delta, **_TREES),
+        Kernel("fused_recurrent_gated_delta_rule_update", ("gdn",), DeltaUpdate, **_TREES),
+        Kernel("gdn_replayssm_spec_decode", ("gdn",), Replay, **_RING, extras=("far slots",)),
         Kernel(
-            "fused_sigmoid_gating_delta_rule_update",
-            ("gdn", "kda"),
-            Delta,
-            trees=True,
-            padding=True,
-            extras=("layers", "track slots", "lower bound", "far slots"),
+            "gdn_replayssm_circular", ("gdn",), CompactReplay, **_RING, powers=True, extras=_EXTRAS
         ),
+        Kernel("replayssm_fold", _BOTH, Fold, log=True, padding=True, extras=_EXTRAS),
         Kernel(
-            "fused_recurrent_gated_delta_rule_update",
-            ("gdn",),
-            DeltaUpdate,
-            trees=True,
-            padding=True,
-            extras=("layers", "track slots", "far slots"),
-        ),
-        Kernel(
-            "gdn_replayssm_spec_decode",
-            ("gdn",),
-            Replay,
-            ring=Replay.ROWS,
-            least_d=32,
-            dtypes=_F32,
+            "fused_recurrent_linear_replayssm", _BOTH, Ring, **(_RING | {"ring": Ring.ROWS}),
             extras=("far slots",),
         ),
+        Kernel("selective_state_update", ("mamba2",), Mamba2, **_TREES, equal_lengths=True),
         Kernel(
-            "gdn_replayssm_circular",
-            ("gdn",),
-            CompactReplay,
-            ring=Replay.ROWS,
-            least_d=32,
-            powers=True,
-            dtypes=_F32,
-            extras=("layers", "track slots", "far slots"),
+            "causal_conv1d_update", ("conv",), _Conv, equal_lengths=True,
+            **(_TREES | {"extras": ("layers", "far slots")}),
         ),
+        Kernel("chunk_gated_delta_rule", ("gdn",), _Chunked, **_PROMPTS),
         Kernel(
-            "replayssm_fold",
-            ("gdn", "kda"),
-            Fold,
-            log=True,
-            padding=True,
-            extras=("layers", "track slots", "lower bound", "far slots"),
-        ),
-        Kernel(
-            "fused_recurrent_linear_replayssm",
-            ("gdn", "kda"),
-            Ring,
-            ring=Ring.ROWS,
-            least_d=32,
-            dtypes=_F32,
-            extras=("far slots",),
-        ),
-        Kernel(
-            "selective_state_update",
-            ("mamba2",),
-            Mamba2,
-            equal_lengths=True,
-            trees=True,
-            padding=True,
-            extras=("layers", "track slots", "z", "far slots"),
-        ),
-        Kernel(
-            "causal_conv1d_update",
-            ("conv",),
-            _Conv,
-            equal_lengths=True,
-            trees=True,
-            padding=True,
-            extras=("layers", "far slots"),
-        ),
-        Kernel("chunk_gated_delta_rule", ("gdn",), _Chunked, dtypes=_F32, chunk=64),
-        Kernel(
-            "chunk_kda",
-            ("kda",),
-            _Chunked,
-            grouped=False,
-            dtypes=_F32,
-            chunk=64,
-            bf16_products=True,
+            "chunk_kda", ("kda",), _Chunked, **_PROMPTS, grouped=False, bf16_products=True,
+            extras=("lower bound",),
         ),
     ),
-)
+)  # fmt: skip

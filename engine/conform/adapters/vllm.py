@@ -52,7 +52,7 @@ class Paged:
     def load(self, sequence: int, state: torch.Tensor) -> None:
         self.pool[self.table[sequence, 0]] = self.stored(state).to(self.pool)
         self.accepted[sequence] = 1
-        self.computed[sequence] = 1 + sequence % self.size
+        self.begin[sequence], self.computed[sequence] = 0, 1 + sequence % self.size
 
     def aligned_to(self, rows: Rows) -> None:
         """Move the states of sequences to the columns where a pass of these rows starts, as the

@@ -103,15 +103,6 @@ class GateAfterDelta(own._Slots):
         return torch.stack(outs)
 
 
-class FirstGate(own._Slots):
-    """The decay of the first row is applied to all."""
-
-    def _run(self, parts, read, write):
-        for p in parts:
-            p.tensors["g"] = p.g[:1].expand_as(p.g).contiguous()
-        return super()._run(parts, read, write)
-
-
 class Unwritten(own._Slots):
     """After a short pass a plane that was never written is read."""
 
@@ -374,15 +365,6 @@ class CutsDigits(own._Slots):
 
     def _run(self, parts, read, write):
         self.pool.view(torch.int32)[read] &= ~0xFFFF
-        return super()._run(parts, read, write)
-
-
-class FirstBeta(own._Slots):
-    """The first row's beta is applied to all."""
-
-    def _run(self, parts, read, write):
-        for p in parts:
-            p.tensors["beta"] = p.beta[:1].expand_as(p.beta).contiguous()
         return super()._run(parts, read, write)
 
 

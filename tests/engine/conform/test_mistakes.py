@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn.functional import softplus
 
-from engine.conform import replays
+from engine.conform import replays, runner
 from engine.conform.adapters import own
 from engine.conform.cases import Source
 from engine.conform.causes import Situation
@@ -20,70 +20,11 @@ from engine.conform.passes import SCRIPTS
 from engine.conform.reference import Reference, play, step, terms, token
 from engine.conform.replays import placed
 from engine.conform.subject import Kernel
+from tests.engine.conform import wrong_formulas as form
+from tests.engine.conform import wrong_states as held
 from tests.engine.conform.drawn_rows import KERNEL, PACKAGE, SHAPES, drawn
-from tests.engine.conform.wrong_formulas import (
-    Backwards,
-    BaseTwo,
-    EndingDecay,
-    Exchanged,
-    FirstSkip,
-    KeysForQueries,
-    LaterRows,
-    MeanSquares,
-    NoBias,
-    Offset,
-    OneHead,
-    OtherBias,
-    OtherKeys,
-    OutputWindow,
-    RawBeta,
-    RawKeys,
-    SameTap,
-    SharedUndecayed,
-    TurnedWindow,
-    TwiceBias,
-    TwiceSigmoid,
-    WideWindow,
-)
-from tests.engine.conform.wrong_states import (
-    AllLost,
-    AlongValues,
-    AsIfLongest,
-    ByPlace,
-    Clipped,
-    ExchangedBetas,
-    FirstDecay,
-    FoldsDrafts,
-    FoldsUndecayed,
-    ForgetsWithin,
-    Forgotten,
-    GateStride,
-    HalfDecayed,
-    LastOnly,
-    LateWindow,
-    LogOfNegative,
-    LowGates,
-    NextColumn,
-    NoOneRow,
-    NotReset,
-    NoZeros,
-    OddGates,
-    OfFirst,
-    Overflowing,
-    RawFold,
-    ReadBase,
-    Refilled,
-    RootOfNegative,
-    SecondRawFold,
-    Shifted,
-    ShortStride,
-    SomeRows,
-    SplitStride,
-    Twice,
-    Undecayed,
-    Unscaled,
-    ValueStride,
-)
+
+TWO_FOR_E = "corrections see what earlier rows wrote with 2 for e in its decay"
 
 
 def first(adapter, recurrence, name="depths", **kernel) -> Fault:
@@ -97,45 +38,45 @@ def first(adapter, recurrence, name="depths", **kernel) -> Fault:
 @pytest.mark.parametrize(
     ("adapter", "recurrence", "cause", "words"),
     [
-        (NoBias, "gdn", "wrong-gate", "dt_bias is left out"),
-        (TwiceBias, "kda", "wrong-gate", "dt_bias is added twice"),
-        (BaseTwo, "kda", "wrong-gate", "power of 2"),
-        (RawBeta, "gdn", "wrong-gate", "sigmoid of beta is left out"),
-        (RawKeys, "gdn", "wrong-norm", "k is not normalized"),
-        (Exchanged, "kda", "wrong-term", "q and k are exchanged"),
-        (OtherBias, "kda", "head-mapping", "dt_bias of head 0"),
-        (FirstSkip, "mamba2", "head-mapping", "D of head 0"),
-        (Backwards, "conv", "wrong-term", "tap 0 takes weight 3, tap 1 takes weight 2"),
-        (SameTap, "conv", "wrong-term", "tap 1 takes weight 2"),
-        (OtherKeys, "gdn", "head-mapping", "k of the last head first"),
-        (Offset, "conv", "wrong-output", ""),
-        (MeanSquares, "gdn", "wrong-norm", "k is divided by its root mean square"),
-        (OneHead, "gdn", "wrong-gate", "applied twice; wrong in heads 2 of 4"),
-        (LaterRows, "kda", "gate-order", "the decay is left out, in rows 1 to 2 of 3"),
-        (LowGates, "gdn", "wrong-gate", "exp is taken for softplus, in rows "),
-        (ExchangedBetas, "gdn", "head-mapping", "beta of its key head, in heads 1 of 4; beta of"),
-        (KeysForQueries, "gdn", "wrong-term", "k is taken for q"),
-        (WideWindow, "conv", "window-not-rolled-back", "the window holds inputs -3, -1, 0"),
-        (SharedUndecayed, "gdn", "head-mapping", "2 to 3 of 4; right where no heads share a key"),
-        (OutputWindow, "conv", "wrong-term", "the window holds the output of row 2, not its input"),
-        (TurnedWindow, "conv", "wrong-stride", "the transposed window is written"),
-        (EndingDecay, "kda", "wrong-gate", "the decay's logarithm ends at -1"),
-        (TwiceSigmoid, "gdn", "wrong-gate", "the sigmoid of beta is taken twice"),
-        (Undecayed, "gdn", "gate-order", "outputs see what earlier rows wrote without its decay"),
-        (SecondRawFold, "gdn", "wrong-norm", "k is not normalized, in row 1 alone"),
-        (RawFold, "gdn", "wrong-norm", "in the state alone"),
-        (GateStride, "kda", "gate-of-other-row", "a of row r is read 4 r values on, not 32 r"),
-        (ValueStride, "gdn", "other-row", "v of row r is read 16 r values on, not 32 r"),
-        (SplitStride, "gdn", "wrong-stride", "v of row r is read 32 r values on, not 64 r"),
-        (ReadBase, "kda", "wrong-gate", "outputs see the state before them with e for 2"),
-        (Unscaled, "gdn", "wrong-scale", "what the row writes (beta) is taken without the scale"),
-        (AlongValues, "kda", "wrong-gate", "the decay of a channel is applied along v"),
-        (FirstDecay, "kda", "other-sequence", "with the decay of the pass's first rows"),
-        (LogOfNegative, "kda", "wrong-gate", "finite where a is -4"),
-        (RootOfNegative, "gdn", "wrong-norm", "finite where k is"),
-        (HalfDecayed, "kda", "gate-order", "of row 0 sees; wrong in key channels 0 to 3 of 8"),
-        (SomeRows, "gdn", "unused-memory", "no output is written for rows 2 of 3"),
-        (LastOnly, "gdn", "state-not-committed", "leave the state after 0, none (NaN), 3"),
+        (form.NoBias, "gdn", "wrong-gate", "dt_bias is left out"),
+        (form.TwiceBias, "kda", "wrong-gate", "dt_bias is taken 2 times"),
+        (form.BaseTwo, "kda", "wrong-gate", "power of 2"),
+        (form.RawBeta, "gdn", "wrong-gate", "sigmoid of beta is left out"),
+        (form.RawKeys, "gdn", "wrong-norm", "k is not normalized"),
+        (form.Exchanged, "kda", "wrong-term", "q and k are exchanged"),
+        (form.OtherBias, "kda", "head-mapping", "dt_bias of head 0"),
+        (form.FirstSkip, "mamba2", "head-mapping", "D of head 0"),
+        (form.Backwards, "conv", "wrong-term", "tap 0 takes weight 3, tap 1 takes weight 2"),
+        (form.SameTap, "conv", "wrong-term", "tap 1 takes weight 2"),
+        (form.OtherKeys, "gdn", "head-mapping", "k of the last head first"),
+        (form.Offset, "conv", "wrong-output", ""),
+        (form.MeanSquares, "gdn", "wrong-norm", "k is divided by its root mean square"),
+        (form.OneHead, "gdn", "wrong-gate", "applied twice; wrong in heads 2 of 4"),
+        (form.LaterRows, "kda", "gate-order", "the decay is left out, in rows 1 to 2 of 3"),
+        (form.LowGates, "gdn", "wrong-gate", "exp is taken for softplus, in rows "),
+        (form.ExchangedBetas, "gdn", "head-mapping", "of its key head, in heads 1 of 4; beta of"),
+        (form.KeysForQueries, "gdn", "wrong-term", "k is taken for q"),
+        (form.WideWindow, "conv", "window-not-rolled-back", "the window holds inputs -3, -1, 0"),
+        (form.SharedUndecayed, "gdn", "head-mapping", "3 of 4; right where no heads share a key"),
+        (form.OutputWindow, "conv", "wrong-term", "holds the output of row 2, not its input"),
+        (form.TurnedWindow, "conv", "wrong-stride", "the transposed window is written"),
+        (form.EndingDecay, "kda", "wrong-gate", "the decay's logarithm ends at -1"),
+        (form.TwiceSigmoid, "gdn", "wrong-gate", "the sigmoid of beta is taken twice"),
+        (held.Undecayed, "gdn", "gate-order", "see what earlier rows wrote without its decay"),
+        (held.SecondRawFold, "gdn", "wrong-norm", "k is not normalized, in row 1 alone"),
+        (held.RawFold, "gdn", "wrong-norm", "in the state alone"),
+        (form.GateStride, "kda", "gate-of-other-row", "a of row r is read 4 r values on, not 32 r"),
+        (form.ValueStride, "gdn", "other-row", "v of row r is read 16 r values on, not 32 r"),
+        (form.SplitStride, "gdn", "wrong-stride", "v of row r is read 32 r values on, not 64 r"),
+        (held.ReadBase, "kda", "wrong-gate", "outputs see the state before them with e for 2"),
+        (held.Unscaled, "gdn", "wrong-scale", "the row writes (beta) is taken without the scale"),
+        (held.AlongValues, "kda", "wrong-gate", "the decay of a channel is applied along v"),
+        (held.FirstDecay, "kda", "other-sequence", "with the decay of the pass's first rows"),
+        (form.LogOfNegative, "kda", "wrong-gate", "finite where a is -4"),
+        (form.RootOfNegative, "gdn", "wrong-norm", "finite where k is"),
+        (held.HalfDecayed, "kda", "gate-order", "of row 0 sees; wrong in key channels 0 to 3 of 8"),
+        (held.SomeRows, "gdn", "unused-memory", "no output is written for rows 2 of 3"),
+        (held.LastOnly, "gdn", "state-not-committed", "leave the state after 0, none (NaN), 3"),
     ],
 )
 @pytest.mark.thinned(4)
@@ -148,15 +89,18 @@ def test_a_formula_a_decay_or_a_count_is_named_with_its_place(adapter, recurrenc
 @pytest.mark.parametrize(
     ("adapter", "name", "cause", "words"),
     [
-        (NotReset, "no-drafts", "stale-column", "right where the count is set to 1 by a step"),
-        (Refilled, "subsets", "stale-column", "3 were accepted, though it is not in this pass"),
-        (AsIfLongest, "lengths", "wrong-stride", "right where every pass has 3 rows"),
-        (NoZeros, "subsets", "wrong-norm", "finite where k is"),
-        (Clipped, "subsets", "wrong-gate", ""),
-        (OfFirst, "depths", "other-sequence", "the state is a state of sequence 0"),
-        (NoOneRow, "lengths", "unused-memory", "no output is written for rows all of 1"),
-        (AllLost, "lengths", "state-not-committed", "leave the state after 1, 2, 0"),
-        (Forgotten, "depths", "unused-memory", "from memory that was never written"),
+        (held.NotReset, "no-drafts", "stale-column", "right where the count is set to 1 by a step"),
+        (held.Refilled, "subsets", "stale-column", "3 were accepted, though it is not in this"),
+        (held.AsIfLongest, "lengths", "wrong-stride", "right where every pass has 3 rows"),
+        (form.NoZeros, "subsets", "wrong-norm", "finite where k is"),
+        (form.Clipped, "subsets", "wrong-gate", ""),
+        (held.OfFirst, "depths", "other-sequence", "the state is a state of sequence 0"),
+        (held.KeepsSlot, "subsets", "other-sequence", "of the sequence that had this slot before"),
+        (held.KeepsCount, "subsets", "other-sequence", "right where no sequence begins in another"),
+        (held.LateStale, "depths", "stale-column", "with zeros there round 1 is wrong: state"),
+        (held.NoOneRow, "lengths", "unused-memory", "no output is written for rows all of 1"),
+        (held.AllLost, "lengths", "state-not-committed", "leave the state after 1, 2, 0"),
+        (form.Forgotten, "depths", "unused-memory", "from memory that was never written"),
     ],
 )
 def test_an_index_rule_is_named_by_another_play(adapter, name, cause, words):
@@ -183,7 +127,7 @@ def test_strong_decays_lose_all_where_rates_are_small():
 
 
 def test_prompts_without_states_have_strong_decays():
-    kernel = Kernel("planted", ("gdn",), Overflowing, dtypes=("float32",), chunk=16)
+    kernel = Kernel("planted", ("gdn",), held.Overflowing, dtypes=("float32",), chunk=16)
     shape = replace(SHAPES["gdn"], n_tokens=33)
     assert not check(kernel, PACKAGE, shape, "prompts", 3, "cpu", 1, large=False)
     fault = check(kernel, PACKAGE, shape, "prompts", 3, "cpu", 1)[0]
@@ -192,29 +136,48 @@ def test_prompts_without_states_have_strong_decays():
 
 
 def test_a_mistake_of_some_rows_is_told_by_them():
-    kernel = Kernel("planted", ("kda",), OddGates, dtypes=("float32",))
+    kernel = Kernel("planted", ("kda",), form.OddGates, dtypes=("float32",))
     shape = replace(SHAPES["kda"], n_tokens=5)
     fault = check(kernel, PACKAGE, shape, "depths", 3, "cpu", 12)[0]
     assert fault.cause == "gate-of-other-row"
     assert "decay of the row before, in rows 1, 3 of 5" in fault.detail
 
 
+def test_one_head_is_named_by_two():
+    half = form.altered(lambda rows: {"q_normed": 0.5 * rows.q_normed})
+    kernel = Kernel("planted", ("gdn",), half, dtypes=("float32",))
+    *_, (named, (fault,)) = runner._checked(kernel, PACKAGE, "gdn", "lengths", 1, "cpu")
+    assert (named, fault.cause, fault.detail) == (True, "wrong-scale", "q is taken 0.5 times")
+    assert fault.shape.n_heads == 1
+
+
+def test_a_row_that_is_hardly_wrong_is_named_by_those_after_it():
+    shape, state, rows = drawn("gdn", 12)
+    views = {words: outputs for _, words, (outputs, _) in decays(shape, state, rows, False)}
+    seen, right = (torch.stack(x) for x in (views[TWO_FOR_E], play(shape, state, rows)[0]))
+    errors = (seen - right).abs().flatten(1).amax(1)
+    bound = 0.95 * float(errors[9])
+    assert (errors > bound).nonzero().flatten().tolist() == [9, 11]
+    situation = Situation(replace(KERNEL, chunk=16), Reference(shape, [state]), 0, rows)
+    assert situation.explain_outputs(seen, bound) == ("wrong-gate", TWO_FOR_E)
+
+
 def test_a_search_ends_by_what_it_has_played(monkeypatch):
     monkeypatch.setattr(replays, "_MOST", 60)
-    kernel = Kernel("planted", ("gdn",), Shifted, dtypes=("float32",))
+    kernel = Kernel("planted", ("gdn",), held.Shifted, dtypes=("float32",))
     (fault, *_) = check(kernel, PACKAGE, SHAPES["gdn"], "depths", 3, "cpu", 12)
     assert fault.cause == "wrong-output"
-    before = Shifted.played
+    before = held.Shifted.played
     assert placed(Player(kernel, PACKAGE, SHAPES["gdn"], 3, "cpu"), fault).cause == "wrong-output"
-    assert 0 < Shifted.played - before <= 60  # once in the last of the searches
-    before = Shifted.played
+    assert 0 < held.Shifted.played - before <= 60  # once in the last of the searches
+    before = held.Shifted.played
     monkeypatch.setattr(replays, "_MOST", 4000)
     placed(Player(kernel, PACKAGE, SHAPES["gdn"], 3, "cpu"), fault)
-    assert Shifted.played - before > 60
+    assert held.Shifted.played - before > 60
 
 
 def test_what_is_wrong_alone_too_is_not_named_by_another_sequence():
-    kernel = Kernel("planted", ("gdn",), TwiceSigmoid, dtypes=("float32",))
+    kernel = Kernel("planted", ("gdn",), form.TwiceSigmoid, dtypes=("float32",))
     fault = check(kernel, PACKAGE, SHAPES["gdn"], "depths", 3, "cpu", 12)[0]
     fault = replace(fault, cause="other-sequence", detail="by chance")
     found = replays.elsewhere(Player(kernel, PACKAGE, SHAPES["gdn"], 3, "cpu"), fault)
@@ -222,7 +185,7 @@ def test_what_is_wrong_alone_too_is_not_named_by_another_sequence():
 
 
 def test_a_drift_without_rounding_is_named_by_further_plays():
-    kernel = Kernel("planted", ("gdn",), LastOnly)
+    kernel = Kernel("planted", ("gdn",), held.LastOnly)
     fault = Player(kernel, PACKAGE, SHAPES["gdn"], 3, "cpu").drift(6)[0]
     fault = placed(Player(kernel, PACKAGE, fault.shape, 3, "cpu"), fault)
     assert (fault.check, fault.cause) == ("drift", "state-not-committed")
@@ -230,7 +193,7 @@ def test_a_drift_without_rounding_is_named_by_further_plays():
 
 
 def test_a_wrong_count_is_named_before_what_else_it_writes():
-    kernel = Kernel("planted", ("gdn",), LateWindow, dtypes=("float32",))
+    kernel = Kernel("planted", ("gdn",), held.LateWindow, dtypes=("float32",))
     found = check(kernel, PACKAGE, SHAPES["gdn"], "depths", 3, "cpu", 12)
     causes = [fault.cause for fault in found]
     assert causes[0] == "stale-column"
@@ -238,7 +201,7 @@ def test_a_wrong_count_is_named_before_what_else_it_writes():
 
 
 def test_a_count_of_another_sequence_is_told():
-    fault = first(ByPlace, "gdn", "subsets")
+    fault = first(held.ByPlace, "gdn", "subsets")
     assert "right where" in fault.detail
 
 
@@ -335,29 +298,29 @@ def test_a_block_of_a_state_in_anothers_place_is_a_wrong_tile():
 
 
 def test_rows_that_a_log_folds_twice_are_named():
-    fault = first(Twice, "gdn", ring=16)
+    fault = first(held.Twice, "gdn", ring=16)
     assert fault.cause == "double-fold"
 
 
 def test_rows_that_a_fold_finds_in_the_state_are_named():
-    fault = first(FoldsDrafts, "gdn", log=True)
+    fault = first(held.FoldsDrafts, "gdn", log=True)
     assert fault.cause == "double-fold"
     assert "are folded into the state after 3" in fault.detail
 
 
 def test_a_fold_that_is_lost_between_two_rows_of_a_pass_is_named():
-    fault = first(ForgetsWithin, "gdn", "no-drafts", ring=16)
+    fault = first(held.ForgetsWithin, "gdn", "no-drafts", ring=16)
     assert fault.cause == "lost-fold", fault.detail
 
 
 def test_a_decay_that_one_fold_of_a_log_leaves_out_is_named():
-    fault = first(FoldsUndecayed, "gdn", ring=16)
+    fault = first(held.FoldsUndecayed, "gdn", ring=16)
     assert fault.cause == "gate-order", fault.detail
     assert "without the last row's decay" in fault.detail
 
 
 def test_states_that_short_passes_store_elsewhere_have_another_stride():
-    fault = first(ShortStride, "gdn", "rounds")
+    fault = first(held.ShortStride, "gdn", "rounds")
     assert fault.cause == "wrong-stride", fault
     assert "right where every pass has 3 rows" in fault.detail
 
@@ -454,7 +417,7 @@ def test_a_window_that_no_pass_leaves_is_what_taps_read():
 
 
 def test_a_state_that_is_found_without_other_sequences_is_named_by_its_count():
-    fault = first(NextColumn, "gdn")
+    fault = first(held.NextColumn, "gdn")
     assert (fault.cause, "leave the state after 3, 1, 2" in fault.detail) == ("stale-column", True)
 
 

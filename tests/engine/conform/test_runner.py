@@ -59,13 +59,27 @@ adapter.recurrences = ("conv",)
 '''
 
 
-def outcomes(tmp_path, body, checks, limit_s=30.0):
+def outcomes(tmp_path, body, checks, limit_s=30.0, text=ADAPTER):
     path = tmp_path / "my_kernel.py"
-    path.write_text(ADAPTER.replace("BODY", body))
+    path.write_text(text.replace("BODY", body))
     name, place, _ = runner.open_target(f"{path}:adapter")
     return list(
         runner.run(name, place, seed=1, device="cpu", checks=checks, limit_s=limit_s, at_once=1)
     )
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "words"),
+    [
+        ("verify(self, rows)", "verify(self, rows, more)", "missing 1 required positional"),
+        ("def accept", "def take", "has no attribute 'accept'"),
+    ],
+)
+def test_a_call_that_an_adapter_has_otherwise_is_named(tmp_path, here, there, words):
+    (seen,) = outcomes(tmp_path, "pass", ("depths",), text=ADAPTER.replace(here, there))
+    (fault,) = seen.faults
+    assert (fault.cause, words in fault.detail) == ("signature", True), fault.detail
+    assert fault.detail.endswith("; `draftscope help conform` has each call")
 
 
 @pytest.mark.repeats("test_a_kernel_of_one_token_is_played_row_by_row")
@@ -114,7 +128,9 @@ def test_a_kernel_that_dies_costs_its_check(tmp_path):
     other = replace(lost, check="depths", faults=(replace(lost.faults[0], cause="drift"),))
     words = "not certain: adapter conv: its checks name different causes: crash (no-drafts); drift"
     assert any(words in line for line in report.lines([lost, other], ""))
-    assert not any("not certain" in line for line in report.lines([lost], ""))
+    vague = replace(lost, check="depths", faults=(replace(lost.faults[0], cause="wrong-output"),))
+    for some in ([lost], [lost, vague]):  # what is vague says nothing else
+        assert not any("not certain" in line for line in report.lines(some, ""))
 
 
 @pytest.mark.parametrize(

@@ -8,75 +8,104 @@ from torch.nn.functional import softplus
 from engine.conform.adapters import own
 
 
-class Altered(own._Slots):
-    """Rows that are changed before the kernel takes them."""
+def altered(change, base=own._Slots):
+    """A kernel that takes other inputs or weights than those of its rows: change(rows) has them."""
 
-    def change(self, p):
-        raise NotImplementedError
+    class Altered(base):
+        def _run(self, parts, read, write):
+            for rows in parts:
+                rows.tensors |= change(rows)
+            return super()._run(parts, read, write)
+
+    return Altered
+
+
+def gates(rows, made):
+    """A decay's logarithm of this in place of softplus."""
+    return {"g": -torch.exp(rows.A_log).view(-1, *[1] * (rows.a.dim() - 2)) * made}
+
+
+def strided(x, stride):
+    return torch.stack([x.flatten()[r * stride :][: x[0].numel()] for r in range(len(x))]).view_as(
+        x
+    )
+
+
+def beside(rows):
+    """Values that lie after q and k and advance by their own size."""
+    whole = torch.cat([rows.tensors[x].flatten(1) for x in "qkv"], 1).flatten()
+    n, size = rows.q[0].numel() + rows.k[0].numel(), rows.v[0].numel()
+    return torch.stack([whole[n + r * size :][:size] for r in range(len(rows.v))]).view_as(rows.v)
+
+
+def odd(x):
+    """Rows of odd number have what the row before has."""
+    rows = torch.arange(len(x))
+    return x[rows - rows % 2]
+
+
+NoBias = altered(lambda p: gates(p, softplus(p.a)))
+TwiceBias = altered(lambda p: gates(p, softplus(p.a + 2 * p.dt_bias)))
+OtherBias = altered(lambda p: gates(p, softplus(p.a + p.dt_bias[:1])))
+Clipped = altered(lambda p: gates(p, softplus(p.a + p.dt_bias).clamp(max=1.5)))
+LogOfNegative = altered(lambda p: gates(p, torch.log(1 - torch.exp(p.a + p.dt_bias))))
+LowGates = altered(
+    lambda p: gates(p, torch.where((x := p.a + p.dt_bias) < -1, torch.exp(x), softplus(x)))
+)
+BaseTwo = altered(lambda p: {"g": p.g * 0.6931471805599453})
+EndingDecay = altered(lambda p: {"g": p.g.clamp(min=-1)})
+FirstGate = altered(lambda p: {"g": p.g[:1].expand_as(p.g).contiguous()})
+LaterRows = altered(lambda p: {"g": torch.cat([p.g[:1], 0 * p.g[1:]])})
+OddGates = altered(lambda p: {"g": odd(p.g)})
+GateStride = altered(lambda p: {"g": strided(p.g, p.g.shape[1])})
+RawBeta = altered(lambda p: {"beta": p.b})
+TwiceSigmoid = altered(lambda p: {"beta": torch.sigmoid(p.beta)})
+FirstBeta = altered(lambda p: {"beta": p.beta[:1].expand_as(p.beta).contiguous()})
+OneHead = altered(lambda p: {"beta": torch.where(torch.arange(4) == 2, p.beta**2, p.beta)})
+OtherBetas = altered(lambda p: {"beta": p.beta[:, [1, 0, 2, 3]]})
+RawKeys = altered(lambda p: {"k_normed": p.k})
+OtherKeys = altered(lambda p: {"k_normed": p.k_normed.flip(1)})
+MeanSquares = altered(lambda p: {"k_normed": p.k_normed * p.k.shape[-1] ** 0.5})
+NoZeros = altered(lambda p: {"k_normed": p.k / p.k.norm(dim=-1, keepdim=True)})
+RootOfNegative = altered(
+    lambda p: {"k_normed": p.k / (p.k.square().sum(-1, keepdim=True) - 40).sqrt()}
+)
+KeysForQueries = altered(lambda p: {"q_normed": p.k_normed})
+Exchanged = altered(lambda p: {"k_normed": p.q_normed, "q_normed": p.k_normed})
+ValueStride = altered(lambda p: {"v": strided(p.v, p.k.shape[1] * p.v.shape[2])})
+SplitStride = altered(lambda p: {"v": beside(p)})
+FirstSkip = altered(lambda p: {"D": p.D[:1].expand_as(p.D)}, own._SsdSlots)
+Backwards = altered(lambda p: {"weight": p.weight.flip(-1)}, own._ConvSlots)
+SameTap = altered(lambda p: {"weight": p.weight[:, [0, 2, 2, 3]]}, own._ConvSlots)
+
+
+class SharedUndecayed(own._Slots):
+    """The second half of the heads is not decayed where heads share keys."""
 
     def _run(self, parts, read, write):
-        for p in parts:
-            self.change(p)
+        for p in parts if self.shape.n_groups < self.shape.n_heads else ():
+            p.tensors["g"] = p.g * (torch.arange(self.shape.n_heads) < self.shape.n_heads // 2)
         return super()._run(parts, read, write)
 
 
-class NoBias(Altered):
-    times = 0
+class Forgotten(own._Slots):
+    """Gates come from memory that was never written."""
 
-    def change(self, p):
-        rate = torch.exp(p.A_log).view(-1, *[1] * (p.a.dim() - 2))
-        p.tensors["g"] = -rate * softplus(p.a + self.times * p.dt_bias)
-
-
-class TwiceBias(NoBias):
-    times = 2
+    def _run(self, parts, read, write):
+        for p in parts:
+            p.tensors["g"] = self.memory.empty(*p.g.shape)
+        return super()._run(parts, read, write)
 
 
-class BaseTwo(Altered):
-    def change(self, p):
-        p.tensors["g"] = p.g * 0.6931471805599453
+class ExchangedBetas(OtherBetas):
+    """States, and no outputs, have the betas of the first two heads exchanged."""
 
-
-class OtherBias(Altered):
-    """All heads take the first one's dt_bias."""
-
-    def change(self, p):
-        rate = torch.exp(p.A_log).view(-1, *[1] * (p.a.dim() - 2))
-        p.tensors["g"] = -rate * softplus(p.a + p.dt_bias[:1])
-
-
-class RawBeta(Altered):
-    def change(self, p):
-        p.tensors["beta"] = p.b
-
-
-class EndingDecay(Altered):
-    def change(self, p):
-        p.tensors["g"] = p.g.clamp(min=-1)
-
-
-class TwiceSigmoid(Altered):
-    def change(self, p):
-        p.tensors["beta"] = torch.sigmoid(p.beta)
-
-
-class SharedUndecayed(Altered):
-    """The second half of the heads is not decayed where heads share keys."""
-
-    def change(self, p):
-        if self.shape.n_groups < self.shape.n_heads:
-            half = torch.arange(self.shape.n_heads) < self.shape.n_heads // 2
-            p.tensors["g"] = p.g * half
-
-
-class RawKeys(Altered):
-    def change(self, p):
-        p.tensors["k_normed"] = p.k
-
-
-class Exchanged(Altered):
-    def change(self, p):
-        p.tensors |= {"k_normed": p.q_normed, "q_normed": p.k_normed}
+    def _run(self, parts, read, write):
+        before = self.pool.clone()
+        out = own._Slots._run(self, parts, read, write)
+        self.pool.copy_(before)
+        super()._run(parts, read, write)
+        return out
 
 
 class Offset(own._ConvSlots):
@@ -84,66 +113,6 @@ class Offset(own._ConvSlots):
 
     def verify(self, rows):
         return super().verify(rows) + 1
-
-
-class OtherKeys(Altered):
-    """Heads have the keys of other heads."""
-
-    def change(self, p):
-        p.tensors["k_normed"] = p.k_normed.flip(1)
-
-
-class MeanSquares(Altered):
-    """Keys have a mean square of 1, not a length of 1."""
-
-    def change(self, p):
-        p.tensors["k_normed"] = p.k_normed * p.k.shape[-1] ** 0.5
-
-
-class OneHead(Altered):
-    """Head 2 alone has beta twice."""
-
-    def change(self, p):
-        p.tensors["beta"] = torch.where(torch.arange(4) == 2, p.beta**2, p.beta)
-
-
-class LaterRows(Altered):
-    """Rows after the first do not decay."""
-
-    def change(self, p):
-        p.tensors["g"] = torch.cat([p.g[:1], 0 * p.g[1:]])
-
-
-class KeysForQueries(Altered):
-    def change(self, p):
-        p.tensors["q_normed"] = p.k_normed
-
-
-class FirstSkip(own._SsdSlots):
-    """All heads take the first one's D."""
-
-    def _run(self, parts, read, write):
-        for p in parts:
-            p.tensors["D"] = p.D[:1].expand_as(p.D)
-        return super()._run(parts, read, write)
-
-
-class Backwards(own._ConvSlots):
-    """The taps are read from the other end."""
-
-    def _run(self, parts, read, write):
-        for p in parts:
-            p.tensors["weight"] = p.weight.flip(-1)
-        return super()._run(parts, read, write)
-
-
-class SameTap(own._ConvSlots):
-    """Tap 1 has the weight of tap 2."""
-
-    def _run(self, parts, read, write):
-        for p in parts:
-            p.tensors["weight"] = p.weight[:, [0, 2, 2, 3]]
-        return super()._run(parts, read, write)
 
 
 class WideWindow(own._ConvSlots):

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import torch
-from torch.nn.functional import softplus
 
 from engine.conform.adapters import own
-from tests.engine.conform.wrong_formulas import Altered
 
 
 class Undecayed(own._Slots):
@@ -206,36 +204,6 @@ class AsIfLongest(own._Slots):
         return super()._run(parts, read, torch.tensor([p[-n:][::-1] for p in late]))
 
 
-def strided(x, stride):
-    return torch.stack([x.flatten()[r * stride :][: x[0].numel()] for r in range(len(x))]).view_as(
-        x
-    )
-
-
-class GateStride(Altered):
-    """Gates of row r are read at r times the number of heads."""
-
-    def change(self, p):
-        p.tensors["g"] = strided(p.g, p.g.shape[1])
-
-
-class ValueStride(Altered):
-    """Values advance by the number of key heads."""
-
-    def change(self, p):
-        p.tensors["v"] = strided(p.v, p.k.shape[1] * p.v.shape[2])
-
-
-class SplitStride(Altered):
-    """Values that lie after q and k advance by their own size."""
-
-    def change(self, p):
-        whole = torch.cat([p.tensors[x].flatten(1) for x in "qkv"], 1).flatten()
-        n, size = p.q[0].numel() + p.k[0].numel(), p.v[0].numel()
-        rows = [whole[n + r * size :][:size] for r in range(len(p.v))]
-        p.tensors["v"] = torch.stack(rows).view_as(p.v)
-
-
 class ReadBase(own._Slots):
     """Outputs read the state before the pass with e for 2 in its decay."""
 
@@ -289,21 +257,6 @@ class AlongValues(own._Slots):
         return super().verify(rows)
 
 
-class LogOfNegative(Altered):
-    """The exp within softplus is taken off, not added."""
-
-    def change(self, p):
-        rate = torch.exp(p.A_log).view(-1, *[1] * (p.a.dim() - 2))
-        p.tensors["g"] = -rate * torch.log(1 - torch.exp(p.a + p.dt_bias))
-
-
-class RootOfNegative(Altered):
-    """The square of k's length is too small by far."""
-
-    def change(self, p):
-        p.tensors["k_normed"] = p.k / (p.k.square().sum(-1, keepdim=True) - 40).sqrt()
-
-
 class HalfDecayed(own._Slots):
     """Outputs, and no states, see a decay in one half of the key channels alone."""
 
@@ -329,21 +282,6 @@ class SomeRows(own._Slots):
         return out
 
 
-class NoZeros(Altered):
-    """Keys are divided by their length, of whatever size."""
-
-    def change(self, p):
-        p.tensors["k_normed"] = p.k / p.k.norm(dim=-1, keepdim=True)
-
-
-class Clipped(Altered):
-    """Gates above 20 are 20."""
-
-    def change(self, p):
-        rate = torch.exp(p.A_log).view(-1, *[1] * (p.a.dim() - 2))
-        p.tensors["g"] = -rate * torch.minimum(softplus(p.a + p.dt_bias), 0 * p.a + 1.5)
-
-
 class FirstDecay(own._Slots):
     """What is kept of the state before a pass has the decay of the first sequence's rows."""
 
@@ -356,37 +294,6 @@ class FirstDecay(own._Slots):
                 g, other = (x.exp().view(len(x), -1, 1) for x in (g, other))
                 self.pool[plane] += (other - g) * before[i]
         return out
-
-
-class LowGates(Altered):
-    """Gates below -1 have exp for softplus."""
-
-    def change(self, p):
-        rate = torch.exp(p.A_log).view(-1, *[1] * (p.a.dim() - 2))
-        x = p.a + p.dt_bias
-        p.tensors["g"] = -rate * torch.where(x < -1, torch.exp(x), softplus(x))
-
-
-class OddGates(Altered):
-    """Rows of odd number have the decay of the row before."""
-
-    def change(self, p):
-        rows = torch.arange(len(p.g))
-        p.tensors["g"] = p.g[rows - rows % 2]
-
-
-class ExchangedBetas(Altered):
-    """States, and no outputs, have the betas of the first two heads exchanged."""
-
-    def _run(self, parts, read, write):
-        before = self.pool.clone()
-        out = own._Slots._run(self, parts, read, write)
-        self.pool.copy_(before)
-        super()._run(parts, read, write)
-        return out
-
-    def change(self, p):
-        p.tensors["beta"] = p.beta[:, [1, 0, 2, 3]]
 
 
 class Shifted(own._Slots):
@@ -419,6 +326,43 @@ class OfFirst(own._Slots):
         return super().state(0)
 
 
+class KeepsSlot(own._Slots):
+    """A sequence in the slot of another one goes on from that one's state."""
+
+    def load(self, sequence, state):
+        self.known = {*getattr(self, "known", ())}
+        if sequence not in self.known:
+            super().load(sequence, state)
+        self.known.add(sequence)
+
+
+class KeepsCount(own._Slots):
+    """A sequence in the slot of another one reads the plane that that one's count says."""
+
+    def load(self, sequence, state):
+        live = self.live[sequence]
+        super().load(sequence, state)
+        self.live[sequence] = live
+
+
+class LateStale(own._Slots):
+    """The first pass reads memory that was never written, where zeros do no harm; later ones read
+    the newest plane whatever was accepted."""
+
+    passes = 0
+
+    def verify(self, rows):
+        self.passes += 1
+        more = self.memory.empty(1) if self.passes == 1 else 0.0
+        return super().verify(rows) + more
+
+    def accept(self, sequences, counts):
+        super().accept(sequences, [self.shape.n_tokens] * len(counts))
+
+    def state(self, sequence):
+        return None
+
+
 class NoOneRow(own._Slots):
     """Sequences of one row get no outputs."""
 
@@ -442,13 +386,6 @@ class AllLost(own._Slots):
         for s, n in zip(sequences, counts, strict=True):
             if n == self.lengths[s]:
                 self.load(s, self.before[s])
-
-
-class Forgotten(Altered):
-    """Gates come from memory that was never written."""
-
-    def change(self, p):
-        p.tensors["g"] = self.memory.empty(*p.g.shape)
 
 
 class Overflowing(own._Chunked):
