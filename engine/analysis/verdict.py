@@ -20,8 +20,8 @@ reference lane and never rolls back (engine.compare.lanes); it has not met every
 states are orders above. Below LEAST nothing is asked, as float32 rounds; states in a shorter type
 come to more (least_of_types). Where ties tip rows of the noise lane, or of its texts decoded
 afresh in other batches (fact noise_check), so far that the bound is UNLIKE, or may tip all of them,
-FEW_TIPPED rows of another lane may be beyond it: rows that have nothing in common differ by 2, and a
-wrong state spoils all that follow. A noise lane beyond the ceiling of rounding
+FEW_TIPPED rows of another lane may be beyond it: rows that have nothing in common differ by 2, and
+a wrong state spoils all that follow. A noise lane beyond the ceiling of rounding
 (engine.analysis.noise_ceiling) is suspect itself, as is one whose texts decoded afresh have other
 logits than token by token; then the bound of the others is the ceiling.
 
