@@ -71,8 +71,7 @@ def _traces(paths: list[Path]) -> dict[Path, Path]:
         from engine.observe.files.importing import recognise_file
 
         # of a text its reader knows more than its beginning tells, as of what a browser keeps
-        texts = {path for path in others if b"\0" not in file_head(path, 64)}
-        traces |= {path: path for path in others if path in texts or recognise_file(path)}
+        traces |= {p: p for p in others if b"\0" not in file_head(p, 64) or recognise_file(p)}
     return traces
 
 

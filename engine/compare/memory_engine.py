@@ -99,7 +99,9 @@ def _check_size(session: Session, script: MemoryScript, policy: str) -> None:
 
 
 class SessionContext(MemoryContext):
-    """Of the session's model; `seq_id` in the trace is the sequence."""
+    """Of the session's model; `seq_id` in the trace is the sequence. rows: of its checks."""
+
+    rows: DivergenceRows
 
     def __init__(
         self, engine: SessionEngine, spec: ContextSpec, options: RunOptions, memory: HybridMemory
@@ -291,6 +293,7 @@ class SessionEngine(MemoryEngine):
         context = self._contexts[spec.name] = SessionContext(self, spec, options, memory)
         facts = self.trace.runs[context.run_id]
         facts.lane = f"{policy} {spec.name}" + (f", {spec.fault}" if spec.fault else "")
+        context.rows = DivergenceRows(self.trace, context.run_id, facts.lane)
         many = f"{spec.n_seqs} sequences, " if spec.n_seqs > 1 else ""
         facts.lane_about = f"{many}n_rs_seq {spec.n_rs_seq}"
         measured = spec.name in self._tolerances
@@ -324,26 +327,21 @@ class SessionEngine(MemoryEngine):
         chosen: set[tuple[int, int]] = set()
         for (name, seq, pos), row in sorted(self._worst.items(), key=itemgetter(0)):
             number, difference, left, right = row
-            run_id, token = self._contexts[name].run_id, int(right.argmax())
-            self.later(self._choose, number, run_id, seq, pos, token, left)
+            context, token = self._contexts[name], int(right.argmax())
+            self.later(self._choose, number, context.run_id, seq, pos, token, left)
             if (seq, pos) not in chosen:
                 self.later(self._choose, number, self._reference.run_id, seq, pos, token, right)
             chosen.add((seq, pos))
             states = self._states.pop((name, seq, pos), None)
-            rows = self._rows(name)
-            self.later(rows.append, number, seq, pos + 1, [token], difference, states)
+            self.later(context.rows.append, number, seq, pos + 1, [token], difference, states)
         for (name, seq, pos), states in self._states.items():
-            number = self._contexts[name].round_of(seq, pos)
-            self.later(self._rows(name).states, number, seq, pos, states)
+            context = self._contexts[name]
+            self.later(context.rows.states, context.round_of(seq, pos), seq, pos, states)
         for _, write in sorted(self._later, key=itemgetter(0)):
             write()
         for context in self._contexts.values():
             TraceWriter(self.trace, context.run_id).end(["end"])
         self._reference.end(["end"])
-
-    def _rows(self, name: str) -> DivergenceRows:
-        run_id = self._contexts[name].run_id
-        return DivergenceRows(self.trace, run_id, self.trace.runs[run_id].lane or "")
 
     def _choose(
         self, number: int, run_id: int, seq: int, pos: int, token: int, logits: Tensor
