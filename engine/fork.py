@@ -61,7 +61,7 @@ def check_model(run: RunRef, identity: Any, content: ContentHash | None) -> None
         content.find(HASH_S)
     if not same_model(theirs, {**identity, "draft": None}):
         raise OptionError(
-            f"{run} had another model, {theirs.get('name', 'of no name')}.",
+            f"The run had another model, {theirs.get('name', 'of no name')}.",
             "Open the model that it had.",
         )
 
@@ -81,7 +81,7 @@ def _by_sequence(run: RunRef, kinds: Sequence[str], stop: int | None) -> list[li
     for seq_id, rows in table.by_sequence(chosen):
         ids = table["token_id"][rows]
         if np.any(ids == MISSING):
-            raise TraceFileError(f"{run} has tokens without an id.", _REMEDY)
+            raise TraceFileError("The run has tokens without an id.", _REMEDY)
         found[seq_id] = ids[np.argsort(table["pos"][rows], kind="stable")].tolist()
     return found
 
@@ -114,7 +114,7 @@ class Fork:
         at = np.flatnonzero(is_out & (tokens["pos"] == position))
         if not len(at):
             raise OptionError(
-                f"{parent} put out nothing at position {position} of sequence {seq_id}.",
+                f"The run put out nothing at position {position} of sequence {seq_id}.",
                 "Choose a position after its prompt and before its end.",
             )
         round_ = int(tokens["round"][at[0]])
@@ -135,17 +135,17 @@ class Fork:
         elif facts.turn or facts.prompt_reuse:
             problem = "is a turn of a conversation"
         if problem:
-            raise TraceFileError(f"{self.parent} {problem}, so it cannot be forked.", _REMEDY)
+            raise TraceFileError(f"The run {problem}, so it cannot be forked.", _REMEDY)
         rounds = self._rounds["round"]
         last = int(rounds.max()) if len(rounds) else 0
         if not 1 <= self.round <= last + (self.n_kept is not None):
             raise OptionError(
-                f"{self.parent} has no round {self.round} to go on from.",
+                f"The run has no round {self.round} to go on from.",
                 f"Choose one from 1 to {last}." if last else "Choose a run with several rounds.",
             )
         if not 0 <= self.seq_id < len(self.prompts()):
             raise OptionError(
-                f"{self.parent} has no sequence {self.seq_id}.",
+                f"The run has no sequence {self.seq_id}.",
                 f"Choose one from 0 to {len(self.prompts()) - 1}.",
             )
         self.begins_with()
@@ -157,7 +157,7 @@ class Fork:
         facts = self.parent.facts
         if facts.compute not in (None, compute):
             raise OptionError(
-                f"{self.parent} was computed in {facts.compute}, and this is {compute}.",
+                f"The run was computed in {facts.compute}, and this is {compute}.",
                 f"Fork it with --compute {facts.compute}.",
             )
 
@@ -296,7 +296,7 @@ class Fork:
                 continue
             n = len(sequence.prompt.tokens) + n_common(found, wanted)
             raise OptionError(
-                f"Decoded again, sequence {sequence.seq_id} of {self.parent} has another text from "
+                f"Decoded again, sequence {sequence.seq_id} of the run has another text from "
                 f"position {n} on.",
                 "Fork it with the same model, --compute, --device and --threads.",
             )

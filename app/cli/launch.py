@@ -19,7 +19,7 @@ from app.cli.option_lines import declare
 from app.cli.output import print_line
 from app.cli.parser import SUBCOMMANDS, unknown_command
 from engine.errors import DraftscopeError, OptionError
-from engine.files import write_text
+from engine.files import file_head, write_text
 from engine.trace.export import SESSION_FILE
 from engine.trace.reopen import find_trace
 from resources import DESKTOP
@@ -70,7 +70,8 @@ def _traces(paths: list[Path]) -> dict[Path, Path]:
     if others := list(filter(Path.is_file, others)):
         from engine.observe.files.importing import recognise_file
 
-        traces |= {path: path for path in others if recognise_file(path)}
+        # of a text its reader knows more than its beginning tells, as of what a browser keeps
+        traces |= {p: p for p in others if b"\0" not in file_head(p, 64) or recognise_file(p)}
     return traces
 
 

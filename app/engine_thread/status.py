@@ -217,7 +217,7 @@ class EngineStatus(QObject):
     def show_trace(self, folder: Path, store: TraceStore) -> None:
         """Show a trace that was read from a folder, or made of a file that another engine wrote, in
         place of an earlier one from there."""
-        self.opened = {one: at for one, at in self.opened.items() if at != folder}
+        self.opened = {one: at for one, at in self.opened.items() if at != folder or one is store}
         self.opened[store], self.trace = folder, store
         self.trace_shown.emit(folder)
 

@@ -118,15 +118,10 @@ def file_path(placeholder: str, accepted: str = "") -> QLineEdit:
     browse.setToolTip("Browse…")
 
     def ask() -> None:
-        options = QFileDialog.Option.DontUseNativeDialog
         if accepted:
-            name, _ = QFileDialog.getOpenFileName(
-                line, "Choose a file", line.text(), accepted, options=options
-            )
+            name, _ = QFileDialog.getOpenFileName(line, "Choose a file", line.text(), accepted)
         else:
-            name = QFileDialog.getExistingDirectory(
-                line, "Choose a folder", line.text(), options=options
-            )
+            name = QFileDialog.getExistingDirectory(line, "Choose a folder", line.text())
         if name:
             line.setText(name)
 

@@ -141,15 +141,11 @@ class RoundPlot(PlotSurface):
             left, right = axis.start(first), axis.start(newest)
             rows = axis.rows
             is_whole = newest and self._span is None and rows is not None and rows.run.ended
-            span = min(math.inf if is_whole else self._followed, self._room(newest, right - left))
+            span = self._first_span * axis.round_width if self._span is None else self._span
+            span = min(math.inf if is_whole else span, self._room(newest, right - left))
             right = max(right, left + span)
             self._set_x(right - span, right)
         self._place_chip()
-
-    @property
-    def _followed(self) -> float:
-        """How much is in sight while following."""
-        return self._first_span * self.run_axis.round_width if self._span is None else self._span
 
     def _room(self, n_rounds: int, length: float) -> float:
         """For a run of this length, which fills the width once it has ended and until then most

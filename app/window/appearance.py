@@ -43,6 +43,7 @@ class Appearance(QObject):
         self._keeping.start()
         panels.run_panel.set_open_groups(settings.open_groups)
         docks.turn_to(settings.pages)
+        QGuiApplication.setAttribute(Qt.ApplicationAttribute.AA_DontUseNativeDialogs)
         QGuiApplication.styleHints().colorSchemeChanged.connect(self._follow_desktop)
         _application().focusChanged.connect(self._frame_focus)
 

@@ -170,13 +170,9 @@ class PlotGroup:
         if view is None:
             return
         title = view.accessibleName()
-        folder = self._settings.folder("plot")
+        offered = self._settings.folder("plot") / f"{title.lower().replace(' ', '-')}.png"
         name, chosen = QFileDialog.getSaveFileName(
-            view.page,
-            f"Export plot: {title}",
-            str(folder / f"{title.lower().replace(' ', '-')}.png"),
-            ";;".join(_FILTERS),
-            options=QFileDialog.Option.DontUseNativeDialog,
+            view.page, f"Export plot: {title}", str(offered), ";;".join(_FILTERS)
         )
         if not name:
             return

@@ -4,6 +4,7 @@ over each other, and what is copied of the one on show."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -331,42 +332,39 @@ _MESSAGE_MS = 3000
 
 
 class Copies:
-    """`log_lines` gives the end of the log for reports."""
+    """What is put on the clipboard. `log_lines` gives the end of the log for reports."""
 
     def __init__(self, panels: Panels, log_lines: Callable[[], list[str]]) -> None:
         self._bridge, self._panels, self._feed = panels.bridge, panels, panels.feed
         self._log_lines = log_lines
 
-    def text(self) -> None:
+    def handlers(self) -> dict[str, Callable[[], object]]:
+        """What each action copies, by its id."""
+        panels = self._panels
+        sources: dict[str, Callable[[], str | QImage | None]] = {
+            "file.copy_text": self._text,
+            "file.copy_step": panels.inspector.markdown,
+            "file.copy_issue": self._issue,
+            "plot.copy_image": lambda: panels.plots.image(),
+            "help.copy_environment": environment_text,
+            "help.copy_report": lambda: report(
+                self._bridge.files, self._bridge.compute, self._log_lines()
+            ),
+        }
+        return {name: partial(self._put, source) for name, source in sources.items()}
+
+    def _text(self) -> str:
         """The table that has the keys, else the selected or generated text."""
         at = QApplication.focusWidget()
-        self._put(table_text(at) if isinstance(at, QTableView) else self._panels.tokens.copy_text())
+        return table_text(at) if isinstance(at, QTableView) else self._panels.tokens.copy_text()
 
-    def step(self) -> None:
-        """The round under the cursor, as Markdown."""
-        self._put(self._panels.inspector.markdown())
-
-    def issue(self) -> None:
+    def _issue(self) -> str | None:
         """Environment, model, options and the round in question, as Markdown."""
         run = self._feed.run
-        if run is not None:
-            self._put(issue_text(run, self._feed.cursor, environment()))
+        return None if run is None else issue_text(run, self._feed.cursor, environment())
 
-    def environment(self) -> None:
-        """Versions and machine."""
-        self._put(environment_text())
-
-    def report(self) -> None:
-        """Versions, model and the last log lines."""
-        self._put(report(self._bridge.files, self._bridge.compute, self._log_lines()))
-
-    def plot(self) -> None:
-        """The plot in use, as a picture."""
-        self._put(self._panels.plots.image())
-
-    def _put(self, copied: str | QImage | None) -> None:
-        if copied is None:
-            return
-        clipboard = QGuiApplication.clipboard()
-        clipboard.setImage(copied) if isinstance(copied, QImage) else clipboard.setText(copied)
-        self._panels.status.showMessage("Copied", _MESSAGE_MS)
+    def _put(self, source: Callable[[], str | QImage | None]) -> None:
+        copied, clipboard = source(), QGuiApplication.clipboard()
+        if copied is not None:
+            clipboard.setImage(copied) if isinstance(copied, QImage) else clipboard.setText(copied)
+            self._panels.status.showMessage("Copied", _MESSAGE_MS)

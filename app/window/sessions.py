@@ -42,7 +42,6 @@ from app.window.dialogs.files import (
     ask_before_quitting,
     ask_file,
     ask_new,
-    ask_page,
     ask_traces,
     place_page,
 )
@@ -83,7 +82,7 @@ class Sessions(QObject):
         super().__init__(panels.window)
         self._settings, self._banners = panels.settings, panels.banners
         self._bridge = bridge = panels.bridge
-        self._data, self._window = data, panels.window
+        self._data, self._window, self._feed = data, panels.window, panels.feed
         self.quit_choice: QuitChoice | None = None
         self._discarded: list[TraceStore] = []
         self._was_interrupted = False
@@ -181,15 +180,15 @@ class Sessions(QObject):
         remedy = "Open the folder in a file manager."
         return "Open &Folder", lambda: self._open(folder, remedy)
 
-    def report(self, run: RunRef, overlaid: RunRef | None) -> None:
-        """Ask for a file and write the report on a run and the one laid over it, if any, or on the
-        comparison it is a lane of."""
-        path = ask_page(self._window, self._settings, "report")
+    def report(self, run: RunRef) -> None:
+        """Ask for a file and write the report on the run on show and the one laid over it, if any,
+        or on the comparison it is a lane of."""
+        path = ask_new(self._window, self._settings, "report")
         if path is None:
             return
-        lanes = lanes_of(run)
-        if overlaid in lanes:  # the comparison tells of both
-            overlaid = None
+        lanes, overlay = lanes_of(run), self._feed.overlay
+        # a comparison tells of both
+        overlaid = None if overlay is None or overlay.run in lanes else overlay.run
         write = partial(write_report_on, lanes or (run,), overlaid, environment())
         self._write(WriteFile("Report", path, write), self._show_page)
 

@@ -120,7 +120,9 @@ class MainWindow(QMainWindow):
         self.inspector.range.zoom_asked.connect(lambda _: self.plots.rollback.plot.zoom_to_range())
         self._connect(
             {
-                "go.first_divergence": self._go_to_first_divergence,
+                "go.first_divergence": lambda: (
+                    self.divergence if self.panels.has_divergences else self.run_pairs
+                ).go_first(),
                 "go.next_divergence": self.divergence.go_next,
                 "go.previous_divergence": self.divergence.go_previous,
             }
@@ -149,7 +151,7 @@ class MainWindow(QMainWindow):
             "error",
             f"Something unexpected happened: {summary}.",
             "The log has the details.",
-            ("Copy report", self.copies.report),
+            ("Copy report", self.actions_by_id["help.copy_report"].trigger),
         )
 
     def show_crash(self, trace: str) -> None:
@@ -186,7 +188,7 @@ class MainWindow(QMainWindow):
         self.setMenuWidget(make_head(bar, make_toolbar(actions), self.banners))
 
     def _connect_actions(self) -> None:
-        control, copies, bridge = self.control, self.copies, self.bridge
+        control, bridge = self.control, self.bridge
         handlers: dict[str, Callable[[], object]] = {
             "file.open": control.ask_target,
             "file.open_draft": control.ask_draft,
@@ -202,11 +204,8 @@ class MainWindow(QMainWindow):
             "file.export": self._shown(lambda run: self.sessions.export(run.store)),
             "file.export_run": self._shown(self._export_run),
             "file.perfetto": self._shown(self.sessions.perfetto),
-            "file.report": self._shown(self._report),
+            "file.report": self._shown(self.sessions.report),
             "file.share": self._shown(self.sessions.share),
-            "file.copy_text": copies.text,
-            "file.copy_step": copies.step,
-            "file.copy_issue": copies.issue,
             "file.quit": self.close,
             "go.previous_round": lambda: self.inspector.step_round(-1),
             "go.next_round": lambda: self.inspector.step_round(+1),
@@ -224,15 +223,12 @@ class MainWindow(QMainWindow):
             ),
             "help.pages": lambda: open_help(self),
             "help.shortcuts": lambda: ShortcutsDialog(self.actions_by_id, self).show(),
-            "plot.copy_image": copies.plot,
-            "help.copy_environment": copies.environment,
-            "help.copy_report": copies.report,
             "help.about": lambda: AboutDialog(self).show(),
         }
         handlers["run.again"] = self._shown(self.library.again)
         handlers["run.check_rollback"] = self._check_rollback
         handlers["run.measure_plain"] = self.run_ends.measure_plain
-        self._connect(handlers | control.handlers())
+        self._connect(handlers | control.handlers() | self.copies.handlers())
 
     def _connect(self, handlers: dict[str, Callable[[], object]]) -> None:
         for action_id, handler in handlers.items():
@@ -395,12 +391,6 @@ class MainWindow(QMainWindow):
         action.triggered.connect(lambda: self.docks.enter(page))
         return action
 
-    def _go_to_first_divergence(self) -> None:
-        if self.panels.has_divergences:
-            self.divergence.go_first()
-        else:
-            self.run_pairs.go_first()
-
     def _export_run(self, run: RunRef) -> None:
         self.library.with_rows(
             run.store, lambda: self.sessions.export(run.store, *(lanes_of(run) or (run,)))
@@ -409,10 +399,6 @@ class MainWindow(QMainWindow):
     def _shown(self, act: Callable[[RunRef], object]) -> Callable[[], object]:
         """Does something with the run on show, if there is one."""
         return lambda: None if self.feed.run is None else act(self.feed.run)
-
-    def _report(self, run: RunRef) -> None:
-        overlay = self.feed.overlay
-        self.sessions.report(run, None if overlay is None else overlay.run)
 
     def _open_data(self, data: QMimeData) -> None:
         """Open what was dropped or copied."""

@@ -99,7 +99,9 @@ def _check_size(session: Session, script: MemoryScript, policy: str) -> None:
 
 
 class SessionContext(MemoryContext):
-    """Of the session's model; `seq_id` in the trace is the sequence."""
+    """Of the session's model; `seq_id` in the trace is the sequence. rows: of its checks."""
+
+    rows: DivergenceRows
 
     def __init__(
         self, engine: SessionEngine, spec: ContextSpec, options: RunOptions, memory: HybridMemory
@@ -135,8 +137,7 @@ class SessionContext(MemoryContext):
         logits, _ = self._forward.run(ubatches, number, "prompt", self._clock)
         for span in spans:
             self._rounds |= {(span.seq, span.pos0 + i): number for i in range(len(span.tokens))}
-            row = partial(self._recorder.prompt, number, span.seq, span.pos0, span.tokens)
-            self._engine.later.append((number, row))
+            self._engine.later(self._recorder.prompt, number, span.seq, span.pos0, span.tokens)
         self._open = [
             Round(
                 number,
@@ -252,9 +253,7 @@ class SessionEngine(MemoryEngine):
         self._worst: dict[tuple[str, int, int], _CheckedPosition] = {}
         self._states: dict[tuple[str, int, int], MemoryDifference] = {}
         self._n_rounds = 0
-        self.later: list[tuple[int, Callable[[], None]]] = []
-        """Rows by their round, written at the end: a check looks back at earlier rounds, and the
-        rounds of a run have to rise from row to row."""
+        self._later: list[tuple[int, Callable[[], None]]] = []
 
     def encode(self, text: str) -> list[int]:
         return list(self.session.prompt(text).tokens)
@@ -263,6 +262,11 @@ class SessionEngine(MemoryEngine):
         """Number of a batch, counted over all contexts."""
         self._n_rounds += 1
         return self._n_rounds - 1
+
+    def later(self, write: Callable[..., None], number: int, *values: Any) -> None:
+        """Have rows of a round written at the end: a check looks back at earlier rounds, and the
+        rounds of a run have to rise from row to row."""
+        self._later.append((number, partial(write, number, *values)))
 
     def context(self, spec: ContextSpec, policy: str) -> SessionContext:
         options = RunOptions(
@@ -289,6 +293,7 @@ class SessionEngine(MemoryEngine):
         context = self._contexts[spec.name] = SessionContext(self, spec, options, memory)
         facts = self.trace.runs[context.run_id]
         facts.lane = f"{policy} {spec.name}" + (f", {spec.fault}" if spec.fault else "")
+        context.rows = DivergenceRows(self.trace, context.run_id, facts.lane)
         many = f"{spec.n_seqs} sequences, " if spec.n_seqs > 1 else ""
         facts.lane_about = f"{many}n_rs_seq {spec.n_rs_seq}"
         measured = spec.name in self._tolerances
@@ -320,39 +325,26 @@ class SessionEngine(MemoryEngine):
         for context in self._contexts.values():
             context.close_round()
         chosen: set[tuple[int, int]] = set()
-        for (name, seq, pos), worst in sorted(
-            self._worst.items(), key=lambda one: (one[1][0], one[0])
-        ):
-            number, difference, left, right = worst
-            run_id, token = self._contexts[name].run_id, int(right.argmax())
-            self.later.append(
-                (number, partial(self._choose, run_id, seq, pos, number, token, left))
-            )
+        for (name, seq, pos), row in sorted(self._worst.items(), key=itemgetter(0)):
+            number, difference, left, right = row
+            context, token = self._contexts[name], int(right.argmax())
+            self.later(self._choose, number, context.run_id, seq, pos, token, left)
             if (seq, pos) not in chosen:
-                run_id = self._reference.run_id
-                row = partial(self._choose, run_id, seq, pos, number, token, right)
-                self.later.append((number, row))
+                self.later(self._choose, number, self._reference.run_id, seq, pos, token, right)
             chosen.add((seq, pos))
             states = self._states.pop((name, seq, pos), None)
-            row = partial(
-                self._rows(name).append, number, seq, pos + 1, [token], difference, states
-            )
-            self.later.append((number, row))
+            self.later(context.rows.append, number, seq, pos + 1, [token], difference, states)
         for (name, seq, pos), states in self._states.items():
-            number = self._contexts[name].round_of(seq, pos)
-            self.later.append((number, partial(self._rows(name).states, number, seq, pos, states)))
-        for _, write in sorted(self.later, key=itemgetter(0)):
+            context = self._contexts[name]
+            self.later(context.rows.states, context.round_of(seq, pos), seq, pos, states)
+        for _, write in sorted(self._later, key=itemgetter(0)):
             write()
         for context in self._contexts.values():
             TraceWriter(self.trace, context.run_id).end(["end"])
         self._reference.end(["end"])
 
-    def _rows(self, name: str) -> DivergenceRows:
-        run_id = self._contexts[name].run_id
-        return DivergenceRows(self.trace, run_id, self.trace.runs[run_id].lane or "")
-
     def _choose(
-        self, run_id: int, seq: int, pos: int, number: int, token: int, logits: Tensor
+        self, number: int, run_id: int, seq: int, pos: int, token: int, logits: Tensor
     ) -> None:
         """Record what one side's logits [1, n_vocab] say of the token the right one chooses."""
         writer, facts = TraceWriter(self.trace, run_id), target_facts(logits, [token])

@@ -249,7 +249,7 @@ def test_a_copy_of_the_model_is_known_by_its_tensors(tmp_path: Path) -> None:
     data[-1] ^= 1
     (tmp_path / "other.gguf").write_bytes(data)
     opened = Session.open(tmp_path / "other.gguf", compute="f32")
-    with pytest.raises(OptionError, match="had another model"):
+    with pytest.raises(OptionError, match="The run had another model"):
         Fork(run, 1).check_model(opened.identity, "f32", opened.content)
 
 
@@ -261,7 +261,7 @@ def test_what_cannot_be_forked_is_refused_in_a_sentence() -> None:
         Fork(ref(parent), 99)
     with pytest.raises(OptionError, match="position 1 "):
         Fork.after(ref(parent), 1)
-    with pytest.raises(OptionError, match="had another model"):
+    with pytest.raises(OptionError, match="The run had another model"):
         Fork(ref(parent), 1).check_model(session("qwen35-a-f32").identity, "f32")
     with pytest.raises(OptionError, match="computed in f32"):
         Fork(ref(parent), 1).check_model(session(MTP).identity, "bf16")

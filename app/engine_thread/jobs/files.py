@@ -85,9 +85,8 @@ class ReadText(ReadTrace):
 
     def on_ask(self, status: EngineStatus) -> None:
         super().on_ask(status)
-        status.n_texts += 1
-        if status.n_texts > 1:
-            self._folder = Path(f"{_TEXT_NAME} {status.n_texts}")
+        n = status.n_texts = status.n_texts + 1
+        self._folder = Path(f"{_TEXT_NAME} {n}" if n > 1 else _TEXT_NAME)
 
     def run(self, progress: ReportProgress) -> None:
         with TemporaryDirectory(ignore_cleanup_errors=True) as folder:

@@ -178,9 +178,7 @@ class ConformView(QWidget):
             self.asked.emit(target)
 
     def _browse(self) -> None:
-        name, _ = QFileDialog.getOpenFileName(
-            self, "Kernels to check", "", _FILTER, options=QFileDialog.Option.DontUseNativeDialog
-        )
+        name, _ = QFileDialog.getOpenFileName(self, "Kernels to check", "", _FILTER)
         if name:
             self.target.setText(f"{name}:Adapter" if name.endswith(".py") else name)
 

@@ -21,7 +21,6 @@ from app.widgets.plain_table import ColumnTable, TableColumn
 from engine.analysis.findings.run_rows import lane_kind
 from engine.trace.records import PEER, POLICY, REFERENCE
 from engine.trace.run_ref import RunRef
-from engine.trace.store import TraceStore
 
 OPEN, FOLDED = "▾", "▸"
 
@@ -240,10 +239,6 @@ class RunTable(ColumnTable):
         self._recorded = recorded
         self.refresh()
 
-    def recorded_in(self, store: TraceStore) -> ModelRuns | None:
-        """The model or the opened trace that some runs are listed under, None where none is."""
-        return next((runs for runs in self._recorded if runs.store is store), None)
-
     def show_run(self, run: RunRef | None) -> None:
         self.shown = run
         self.refresh()
@@ -256,7 +251,7 @@ class RunTable(ColumnTable):
     def _traces(self) -> Sequence[ModelRuns]:
         """The traces to list: those at hand, or one that is on show and not among them."""
         shown = self.shown
-        if shown is None or self.recorded_in(shown.store) is not None:
+        if shown is None or any(runs.store is shown.store for runs in self._recorded):
             return self._recorded
         return (ModelRuns("", shown.store),)
 
@@ -299,7 +294,8 @@ class RunTable(ColumnTable):
             row for model in by_model for row in known if row.model == model and self._is_found(row)
         ]
         found = {row.run for row in self.rows}
-        lines = self._tree.lines(known, found, with_models=with_models, whole=self.is_searched)
+        whole = bool(self._query) or self._starred_only  # some may not be listed: nothing is folded
+        lines = self._tree.lines(known, found, with_models=with_models, whole=whole)
         outline = [(line.key, line.is_open) for line in lines]
         if outline != [(line.key, line.is_open) for line in self.lines]:
             self.beginResetModel()
@@ -309,11 +305,6 @@ class RunTable(ColumnTable):
             self.lines = lines
             last = self.index(len(lines) - 1, len(_COLUMNS) - 1)
             self.dataChanged.emit(self.index(0, 0), last)
-
-    @property
-    def is_searched(self) -> bool:
-        """Whether some runs may not be listed: then nothing is folded."""
-        return bool(self._query) or self._starred_only
 
     def _is_found(self, row: RunRow) -> bool:
         if self._starred_only and not row.starred:

@@ -59,9 +59,13 @@ def run_end(run: RunRef) -> RunEnd | None:
     types = facts.options.spec.types if facts.options is not None else facts.speculative_types
     is_plain = types is not None and not set(types) - {"none"}
     ratio = None if is_plain else PlainRatio.of(facts)
+    rates = [one.told.get("draft_acceptance_rate") for one in facts.requests or ()]
+    n = len(rates) - rates.count(None)
+    where = f" in {n:,} of {len(rates):,} replies" if 0 < n < len(rates) else ""
+    rate = None if numbers.acceptance is None else significant(numbers.acceptance)
     figures = (
         None if numbers.tokens is None else counted(numbers.tokens, "token"),
-        None if numbers.acceptance is None else f"acceptance {significant(numbers.acceptance)}",
+        None if rate is None else f"acceptance {rate}{where}",
         None
         if numbers.tokens_per_step is None or is_plain
         else f"{significant(numbers.tokens_per_step)} tokens/round",

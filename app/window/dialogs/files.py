@@ -76,13 +76,7 @@ class ExportDialog(ModelessDialog):
         super().accept()
 
     def _browse(self) -> None:
-        name = QFileDialog.getExistingDirectory(
-            self,
-            "Export trace into",
-            self.folder.text(),
-            options=QFileDialog.Option.DontUseNativeDialog | QFileDialog.Option.ShowDirsOnly,
-        )
-        if name:
+        if name := QFileDialog.getExistingDirectory(self, "Export trace into", self.folder.text()):
             self.folder.setText(name)
 
 
@@ -144,7 +138,6 @@ class TraceDialog(QFileDialog):
 
     def __init__(self, parent: QWidget, folder: Path) -> None:
         super().__init__(parent, "Open trace", str(folder), TRACE_FILTER)
-        self.setOption(QFileDialog.Option.DontUseNativeDialog)
         self.setFileMode(QFileDialog.FileMode.ExistingFiles)
 
     def accept(self) -> None:
@@ -169,30 +162,24 @@ def ask_traces(parent: QWidget, settings: Settings) -> list[Path]:
 _PAGE = ".html", ".htm"
 
 
-def ask_page(parent: QWidget, settings: Settings, kind: str) -> Path | None:
-    """The HTML file that a page is written to; None without a choice. kind: report or session."""
-    return ask_new(parent, settings, kind, REPORT_FILTER, _PAGE)
-
-
 def place_page(parent: QWidget, settings: Settings, kind: str) -> Path | None:
     """A new HTML file in the folder of the last page, at first the home folder; where that takes no
     files, the user's choice."""
     if unwritable(settings.folder("report")):
-        return ask_page(parent, settings, kind)
+        return ask_new(parent, settings, kind)
     return _new_path(settings, kind, _PAGE)
 
 
 def ask_new(
-    parent: QWidget, settings: Settings, kind: str, accepted: str, suffixes: Sequence[str]
+    parent: QWidget,
+    settings: Settings,
+    kind: str,
+    accepted: str = REPORT_FILTER,
+    suffixes: Sequence[str] = _PAGE,
 ) -> Path | None:
     """The file that something of this kind is written to; None without a choice."""
-    name, _ = QFileDialog.getSaveFileName(
-        parent,
-        f"Write {kind}",
-        str(_new_path(settings, kind, suffixes)),
-        accepted,
-        options=QFileDialog.Option.DontUseNativeDialog,
-    )
+    offered = str(_new_path(settings, kind, suffixes))
+    name, _ = QFileDialog.getSaveFileName(parent, f"Write {kind}", offered, accepted)
     if not name:
         return None
     path = Path(name)
@@ -210,13 +197,8 @@ def ask_file(
 ) -> Path | None:
     """A file chosen by the user, at first in the folder of the last one of this purpose; None
     without a choice."""
-    name, _ = QFileDialog.getOpenFileName(
-        parent,
-        title,
-        str(settings.folder(purpose)),
-        accepted,
-        options=QFileDialog.Option.DontUseNativeDialog,
-    )
+    folder = str(settings.folder(purpose))
+    name, _ = QFileDialog.getOpenFileName(parent, title, folder, accepted)
     if not name:
         return None
     path = Path(name)

@@ -50,13 +50,25 @@ def test_what_the_window_is_given(cli: Cli, opened: list[object]) -> None:
     ]
 
 
+def test_a_text_is_left_to_the_readers_of_traces(
+    cli: Cli, opened: list[object], tmp_path: Path
+) -> None:
+    har, model = tmp_path / "page.har", tmp_path / "sha256-1"
+    har.write_text('{"log": {"version": "1.2", "entries": []}}')
+    model.symlink_to(DEMO_TARGET)
+    other = tmp_path / "x.safetensors"
+    other.write_bytes(b"\x40" + b"\0" * 7 + b"{}")
+    assert cli("--demo", har).status == cli(model).status == cli(other).status == 0
+    assert opened == [([], [], True, har), ([model], [], False), ([other], [], False)]
+
+
 def test_a_file_named_like_a_subcommand_opens_by_its_path(
     cli: Cli, opened: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "info").touch()
     monkeypatch.chdir(tmp_path)
     assert cli("./info").status == 0
-    assert opened == [([Path("info")], [], False)]
+    assert opened == [([], [], False, Path("info"))]
 
 
 def test_a_folder_is_an_exported_trace_with_a_model_or_without(

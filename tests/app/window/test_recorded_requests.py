@@ -67,11 +67,12 @@ def test_a_copied_text_opens_like_its_file_and_another_is_refused_in_a_sentence(
     clipboard.setText((RECORDS / "vllm-summary.json").read_text("utf-8"))
     with job_ends(qtbot, window.bridge, ReadText):
         paste.trigger()
+    show(window, qtbot, "Pasted text")
     titles = [row.title for row in table(window).rows]
-    assert titles == ["lm-studio · Pasted text", "vllm · Pasted text 2"]
+    assert titles == ["lm-studio · Pasted text", "vllm · Pasted text 2"], "as they were opened"
     assert "pasted text" in window.status.texts["model"]
     window.actions_by_id["file.close_trace"].trigger()
-    show(window, qtbot, "Pasted text")
+    show(window, qtbot, "Pasted text 2")
     assert window.settings.recent_traces == []
     clipboard.setText("Dear all,\nthe meeting is at ten.")
     with job_ends(qtbot, window.bridge, ReadText):

@@ -16,6 +16,7 @@ from app.window.run_status import duration_text, progress_text
 from app.window.window import MainWindow
 from engine.analysis.run_cost import PlainRatio
 from engine.report.run import why_it_ended
+from engine.trace.facts import RequestFacts
 from engine.trace.run_ref import RunRef
 from engine.trace.timings import summary
 from tests.support.fake_session import FakeEngine
@@ -75,6 +76,19 @@ def test_of_a_server_without_a_drafter_there_is_nothing_to_measure() -> None:
         del run.facts["options"]
         end = run_end(run)
         assert end is not None and end.is_plain is is_plain
+
+
+def test_the_card_says_how_many_replies_counted_drafts() -> None:
+    known, unknown = {"draft_acceptance_rate": 0.5}, {"draft_acceptance_rate": None}
+    for replies, said in (
+        ([known, unknown, {}], " in 1 of 3 replies"),
+        ([known, known], ""),
+        ([unknown], ""),
+    ):
+        end = run_end(ended(["limit"], requests=[RequestFacts(told=told) for told in replies]))
+        assert end is not None
+        (rate,) = (one for one in end.figures if one.startswith("acceptance"))
+        assert rate.removeprefix(f"acceptance {rate.split()[1]}") == said
 
 
 def test_the_next_step_is_the_gravest_finding_else_by_the_figures() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from PySide6.QtWidgets import QFileDialog, QWidget
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QApplication, QFileDialog, QWidget
 from pytestqt.qtbot import QtBot
 
 from app.engine_thread.events import State
@@ -68,16 +69,10 @@ def test_cancel_while_loading_leaves_a_map_that_can_be_loaded(
 def test_open_by_dialog_keeps_folder_and_recent_list(
     window: MainWindow, model_file: Path, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[object] = []
-
-    def ask(*args: object, **kwargs: object) -> tuple[str, str]:
-        asked.append(kwargs["options"])
-        return str(model_file), ""
-
-    monkeypatch.setattr(QFileDialog, "getOpenFileName", ask)
+    monkeypatch.setattr(QFileDialog, "getOpenFileName", lambda *_: (str(model_file), ""))
     trigger(window, "file.open")
     wait(qtbot, window, State.READY)
-    assert asked == [QFileDialog.Option.DontUseNativeDialog]
+    assert QApplication.testAttribute(Qt.ApplicationAttribute.AA_DontUseNativeDialogs)
     assert window.settings.folder("model") == model_file.parent
     window.recent_menu.fill()
     names = [a.text() for a in window.recent_menu.actions() if a.text()]
