@@ -286,8 +286,10 @@ class Trials:
             return total <= share * whole
 
         def is_over() -> bool:
-            """Whether enough was tried in scopes."""
-            return n_made > _MOST_SCOPED or thread_time() - started > _OF_SCOPES * seconds
+            """Whether enough was tried in scopes; of what gives a part everywhere, all are."""
+            return guess is not half and (
+                n_made > _MOST_SCOPED or thread_time() - started > _OF_SCOPES * seconds
+            )
 
         def is_exact(guess: Guess, limit: float) -> bool:
             """Whether nothing is left. It is the best one now if it leaves less than others."""

@@ -83,10 +83,9 @@ def _within(size: int, history: History, ngram: Sequence[int], low: int, high: i
 def _learning_drafts(n_known: int) -> Callable[..., Draft]:
     """NgramCache._look_up that counts its own drafts. n_known: tokens before a draft that are not
     counted once more."""
-    own = NgramCache._look_up
 
     def look_up(self: NgramCache, seq: int, history: History, last: int) -> Draft:
-        draft = own(self, seq, history, last)
+        draft = _LOOK_UP(self, seq, history, last)
         before = [*history.part(1 - N_LONGEST), last]
         if draft.tokens:
             learn(self._tables[seq], [*before, *draft.tokens], min(n_known, len(before)))
@@ -95,6 +94,17 @@ def _learning_drafts(n_known: int) -> Callable[..., Draft]:
     return look_up
 
 
+def _learning_all(self: NgramCache, seq: int, history: History, last: int) -> Draft:
+    """NgramCache._look_up that counts n-grams across two look-ups, too."""
+    n = self._n_learned.get(seq, 0)
+    if 0 < n <= len(history):
+        start = max(0, n - N_LONGEST)
+        learn(self._tables[seq], [*history.part(start), last], n - start)
+        self._n_learned[seq] = len(history) + 1
+    return _LOOK_UP(self, seq, history, last)
+
+
+_LOOK_UP = NgramCache._look_up
 _FARTHEST = 160
 _MOST, _SHARE, _EXPLAINS = 256, 0.05, 0.34
 _MOST_LATE, _MANY_RIGHT = 48, 5
@@ -251,6 +261,8 @@ class LookedUp:
             about = f"it looks up n-grams of no more than {n} token{'s' * (n > 1)}"
             yield CANDIDATES, about, ((None, "longest", n),)
         if self._name == "ngram-cache":
+            about = "it learns n-grams that span two look-ups, too"
+            yield STATE, about, ((NgramCache, "_look_up", _learning_all),)
             for n, more in ((N_LONGEST, ""), (0, ", and the tokens before them again")):
                 about = f"it learns what it drafts, rejected tokens too{more}"
                 yield STATE, about, ((NgramCache, "_look_up", _learning_drafts(n)),)

@@ -33,6 +33,7 @@ def rounded(most: int, x: torch.Tensor) -> torch.Tensor:
 
 
 CHANGES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "normed": lambda x: x * x.square().mean(-1, keepdim=True).rsqrt(),
     "zeros": torch.zeros_like,
     **{
         f"about {factor:g} times as large": partial(torch.mul, other=factor)

@@ -48,13 +48,19 @@ def test_a_planted_mistake_is_named_first(name: str) -> None:
         assert cause.mended[0] / cause.mended[1] != cause.recorded[0] / cause.recorded[1]
 
 
-@pytest.mark.skipif("dflash" not in kinds(), reason="the drafter is next to the tree")
-def test_a_mask_of_a_block_is_named() -> None:
-    played = play_planted("other mask", 5)
+@pytest.mark.parametrize(
+    "name", ["other mask", "newest rejected", "other anchor", "no window", "taps turned"]
+)
+@pytest.mark.skipif("dflash" not in kinds(), reason="the drafters are next to the tree")
+@pytest.mark.thinned(4)
+def test_a_mistake_of_a_block_is_named(name: str) -> None:
+    played = play_planted(name, 4)
     assert played.right and played.says_which, str(played)
 
 
-@pytest.mark.parametrize("name", ["scaled rows", "first dropped"])
+@pytest.mark.parametrize(
+    "name", ["scaled rows", "first dropped", "stale when whole", "few cells", "fused rows normed"]
+)
 @pytest.mark.thinned(4)
 def test_a_mistake_that_no_one_listed_is_named_by_its_stage(name: str) -> None:
     played = play_planted(name, 1)
