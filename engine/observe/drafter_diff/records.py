@@ -135,7 +135,7 @@ def prompt_cause(a: DraftSide, b: DraftSide) -> Cause | None:
 
 def _by_request(a: DraftSide, b: DraftSide) -> Cause | None:
     """The same where the ids of a prompt are not known."""
-    texts = [side.asked.prompt for side in (a, b)]
+    texts = [_prompt_text(side) for side in (a, b)]
     if texts[0] is not None and texts[1] is not None and texts[0] != texts[1]:
         at = n_alike(texts[0], texts[1])
         bare = [_SPECIAL.sub(b"", text.encode("utf-8", "replace")) for text in texts if text]
@@ -157,6 +157,14 @@ def _by_request(a: DraftSide, b: DraftSide) -> Cause | None:
         about = f"{_one_more(a, b)}; ids are not known on both sides."
         return Cause(SPECIAL, "", about, "", size)
     return Cause(TOKENS, "", about, "", size)
+
+
+def _prompt_text(side: DraftSide) -> str | None:
+    """A prompt as it was sent, or as its tokens spell it, where these are all known."""
+    pieces = [side.piece(i) for i in side.prompt or ()]
+    if side.asked.prompt is not None or not pieces or not all(pieces):
+        return side.asked.prompt
+    return b"".join(pieces).decode("utf-8", "replace")
 
 
 def _one_more(a: DraftSide, b: DraftSide) -> str | None:

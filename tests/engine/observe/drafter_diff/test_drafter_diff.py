@@ -20,7 +20,7 @@ from engine.draft import ngram_cache
 from engine.draft.model_drafter import ModelDrafter
 from engine.errors import OptionError, UnsupportedModelError
 from engine.observe.drafter_diff.diff import DrafterDiff, PairDiff, drafter_diff
-from engine.observe.drafter_diff.records import NEAR_CHOICE, RULE, Cause, _dropped
+from engine.observe.drafter_diff.records import NEAR_CHOICE, RULE, Cause, _dropped, prompt_cause
 from engine.observe.drafter_diff.sides import sides_of
 from engine.observe.drafter_diff.target_choices import TargetChoices
 from engine.observe.files.importing import import_file
@@ -223,6 +223,35 @@ def test_runs_that_have_only_sums_are_refused() -> None:
         with pytest.raises(OptionError) as error:
             drafter_diff(*pair)
         assert error.value.remedy
+
+
+def test_runs_of_two_vocabularies_are_refused_and_few_drafts_are_said_to_be_few() -> None:
+    target, refs = opened("mtp"), []
+    for text in ("import os", "import os"):
+        run = decode(target, [target.prompt(text)], options_of(9, "draft-mtp"))
+        refs.append(RunRef(run.trace, run.run_id))
+    for model in (None, target):
+        (pair,) = drafter_diff(*refs, model).pairs
+        assert not pair.causes and any("too few" in one.fact for one in pair.missing)
+    pieces = refs[1].store.pieces
+    for i in [*pieces][:2]:  # as special tokens that one engine shows
+        pieces[i] = b"<other>"
+    assert drafter_diff(*refs).first is None
+    pieces.update((i, b"x" + text) for i, text in [*pieces.items()])
+    for model in (None, target):
+        with pytest.raises(OptionError, match="two vocabularies"):
+            drafter_diff(*refs, model)
+
+
+def test_a_prompt_is_compared_by_its_text_where_one_side_knows_no_ids() -> None:
+    target = opened("mtp")
+    run = decode(target, [target.prompt("import os")], options_of(9, "draft-mtp"))
+    side = sides_of("A", RunRef(run.trace, run.run_id))[0]
+    others = {"import os": None, "def f(": "The prompts differ."}
+    for text, about in others.items():
+        asked: Any = SimpleNamespace(prompt=text, messages=[])
+        found = prompt_cause(side, replace(side, name="B", prompt=None, asked=asked))
+        assert (found.about if found else None) == about
 
 
 def test_runs_of_two_drafters_are_refused() -> None:
