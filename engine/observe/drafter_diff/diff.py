@@ -264,11 +264,10 @@ def _check_vocabulary(name: str, run: RunRef, other: str, piece_of: Callable[[in
     both = [(i, own, piece_of(i)) for i, own in run.store.pieces.items() if own and piece_of(i)]
     differ = [one for one in both if one[1] != one[2]]
     if len(differ) > max(FEW, len(both) / 2):
-        token, *texts = differ[0]
-        mine, theirs = (repr(text.decode("utf-8", "replace")) for text in texts)
+        token, mine, theirs = differ[0]
         raise OptionError(
-            f"{name} and {other} have two vocabularies: token {token} is {mine} in {name} and "
-            f"{theirs} in {other}.",
+            f"{name} and {other} have two vocabularies: token {token} is {mine!r} in {name} and "
+            f"{theirs!r} in {other}.",
             "Record both with one model, and name its file.",
         )
 

@@ -243,7 +243,9 @@ class Mistakes:
             yield self._handing(stage, about, f"{name}s", lambda _, other: other, which)
         for by, how in ((1, "far"), (-1, "early")):
             about = f"the position of a step is one too {how}"
-            yield self._handing(POSITIONS, about, "positions", partial(_moved, by))
+            yield self._handing(
+                POSITIONS, about, "positions", lambda own, _, by=by: [at + by for at in own]
+            )
         if not model.reads_rows:
             return
         changes: dict[str, Callable[[Any], Any]] = {**CHANGES}
@@ -253,7 +255,7 @@ class Mistakes:
             changes["taken before its final norm"] = partial(torch.div, other=norm)
         for what, change in changes.items():
             about = f"what a step hands on to the next one is {what}"
-            yield self._handing(STATE, about, "rows", partial(_changed, change))
+            yield self._handing(STATE, about, "rows", lambda own, _, change=change: change(own))
         for where, which in _READ.items():
             about = f"what a step hands on is added to {where}"
             yield self._handing(STATE, about, "rows", torch.add, which)
@@ -495,11 +497,3 @@ class Mistakes:
         about = "candidates are drawn, not the best ones taken: a temperature of the drafter"
         for deviation in (CLEAN, GOES_ON):
             yield self._guess(CANDIDATES, about, deviation=deviation, change=any_of_ten)
-
-
-def _moved(by: int, own: Sequence[int], _: Sequence[int]) -> list[int]:
-    return [at + by for at in own]
-
-
-def _changed(change: Callable[[Any], Any], own: Any, _: Any) -> Any:
-    return change(own)

@@ -281,7 +281,11 @@ def signature(
         return STATE, "Its drafts are the other's, one token late."
     if about := _by_rank(mine, theirs):
         return CANDIDATES, about
-    if not side.looks_up and (about := _by_map(mine, theirs)):
+    places = [n_equal(*pair) or 0 for pair in zip(mine, theirs, strict=True)]
+    drafts = zip(mine, theirs, places, strict=True)
+    named = one_for_one([(other.tokens[at], one.tokens[at]) for one, other, at in drafts])
+    if not side.looks_up and named:
+        about = "Each id of the other's is one other id here: a map of draft ids (d2t) is wrong."
         return CANDIDATES, about
     before = {draft.round: last for last, draft in pairwise(side.drafts)}
     groups = Counter[tuple[bool, bool]]()
@@ -320,15 +324,6 @@ def _by_rank(mine: Sequence[RecordedDraft], theirs: Sequence[RecordedDraft]) -> 
     if len(set(ranks)) == 1:
         return f"It takes the candidate of rank {ranks[0]} in place of the best one."
     return "It takes candidates other than the best one, as if they were drawn at a temperature."
-
-
-def _by_map(mine: Sequence[RecordedDraft], theirs: Sequence[RecordedDraft]) -> str:
-    """Whether one id stands for another wherever that is drafted."""
-    places = [n_equal(*pair) or 0 for pair in zip(mine, theirs, strict=True)]
-    drafts = zip(mine, theirs, places, strict=True)
-    if one_for_one([(other.tokens[at], one.tokens[at]) for one, other, at in drafts]):
-        return "Each id of the other's is one other id here: a map of draft ids (d2t) is wrong."
-    return ""
 
 
 def one_for_one(pairs: Sequence[tuple[int, int]]) -> dict[int, int]:

@@ -52,6 +52,7 @@ MOVED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "those of the position after": lambda x: torch.cat((x[1:], x[-1:])),
     "means of two positions, their own last": lambda x: (x + torch.cat((x[:1], x[:-1]))) / 2,
 }
+_LIMITS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 PASS = 256
 """Tokens of a pass."""
 
@@ -107,6 +108,9 @@ class TextRows:
             yield f"the target's rows are {what}", mapped(rows, change), None
             for tap in taps:
                 yield f"rows of layer {tap} are {what}", mapped(rows, change, tap), None
+        for most in _LIMITS:
+            cut = mapped(rows, partial(torch.clamp, min=-most, max=most))
+            yield f"the target's rows are cut off at about {most:g}", cut, None
         zeros = mapped(rows, torch.zeros_like)
         for tap in taps if len(taps) > 1 else ():
             alone = mapped(zeros, partial(torch.add, rows.taps[tap]), tap)
