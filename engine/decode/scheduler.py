@@ -323,7 +323,8 @@ class Scheduler:
 
     def _emit(self, sequence: DecodingSequence, round_: Round) -> int:
         """Put accepted tokens out, how many; raises NonFiniteError before."""
-        self._check_finite(sequence, round_.pos_next)
+        if found := sequence.sampler.non_finite:
+            self._note_non_finite(sequence, round_.pos_next, TRUNK, found)
         return sequence.emit(
             round_.accepted, round_.pos_next, self._options, self._n_ctx, self._end_tokens
         )
@@ -421,11 +422,6 @@ class Scheduler:
                 sequence, name = self.sequences[self._slots.holders[seq]], draft.drafter
                 where = OF_DRAFTER.get(name, name)
                 self._note_non_finite(sequence, sequence.n_tokens + 1, where, found)
-
-    def _check_finite(self, sequence: DecodingSequence, first_pos: int) -> None:
-        """first_pos: of the token that row 0 of the logits chooses."""
-        if found := sequence.sampler.non_finite:
-            self._note_non_finite(sequence, first_pos, TRUNK, found)
 
     def _note_grammar(self, sequence: DecodingSequence) -> None:
         grammar = sequence.sampler.grammar

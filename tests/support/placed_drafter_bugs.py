@@ -14,7 +14,6 @@ from engine.draft.draft_eagle3 import DraftEagle3
 from engine.draft.draft_simple import DraftSimple
 from engine.draft.ngram_drafter import History
 from engine.draft.row_drafter import PairedRows, RowDrafter
-from engine.model.drafters import dflash
 from engine.model.drafters.dflash import Selector
 from engine.model.drafters.dflash_config import DFlashConfig
 from engine.model.layers import TargetRows
@@ -221,12 +220,6 @@ def _no_window(patch: Patch, session: Session) -> None:
     )
 
 
-def _taps_turned(patch: Patch, session: Session) -> None:
-    no_recordings(patch)
-    conv = dflash.block_conv
-    patch.setattr(dflash, "block_conv", lambda x, a, b: conv(x, a.flip(0), b.flip(2)))
-
-
 PLACED_BUGS: dict[str, Bug] = {
     "a round late": Bug("drafter state", "one round late", ("dflash",), _late),
     "half rolled back": Bug("drafter state", "in its attention", ("simple",), _half_rolled_back),
@@ -245,6 +238,5 @@ PLACED_BUGS: dict[str, Bug] = {
     "fused rows normed": Bug("target rows", "as the drafter takes", ("eagle3",), _fused_normed),
     "other anchor": Bug("block", "sample_from_anchor", ("dspark",), _other_anchor),
     "no window": Bug("block", "windows are left out", ("dflash-d2t",), _no_window),
-    "taps turned": Bug("block", "taps in reverse", ("dflash2",), _taps_turned),
     "judged counts": Bug("counting", "what was judged", ("mtp", "simple"), edit=_judged),
 }

@@ -82,8 +82,8 @@ class Selector:
 
 
 class MarkovHead:
-    """The chain over a block, from its row `first` on. ids: int64 [n_drafted], the target's id of every row of the head;
-    None where they are the same."""
+    """The chain over a block, from its row `first` on. ids: int64 [n_drafted], the target's id of
+    every row of the head; None where they are the same."""
 
     def __init__(self, weights: Weights, config: DFlashConfig, ids: Tensor | None) -> None:
         self.first = 0 if config.anchor else 1

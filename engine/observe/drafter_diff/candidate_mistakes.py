@@ -55,9 +55,10 @@ def of_choice() -> Iterator[tuple[str, Change]]:
         about = f"the second candidate is drafted where the best leads by less than about {lead:g}"
         yield about, partial(_unless_clear, lead)
     yield "no token is drafted twice in a row", lambda row, text: _without({*text[-1:]}, row, text)
-    weaker: dict[str, Callable[[float, int], float]] = {}
+    weaker: dict[str, Callable[..., float]] = {}
     for x in _PENALTIES:
-        weaker[f"penalised, by about {x:g}"] = partial(_divided, x)
+        # as llama.cpp's repeat penalty
+        weaker[f"penalised, by about {x:g}"] = lambda v, _, x=x: v / x if v > 0 else v * x
         lowered = f"lowered by {2 * x - 2:g} or so"
         weaker[f"{lowered} (presence penalty)"] = partial(_lowered, 2 * x - 2, False)
         weaker[f"{lowered} each time (frequency penalty)"] = partial(_lowered, 2 * x - 2, True)
@@ -140,11 +141,6 @@ def _moved(by: int, row: Candidates, _: Sequence[int]) -> Candidates:
 
 def _without(tokens: Collection[int], row: Candidates, _: Sequence[int]) -> Candidates:
     return {token: value for token, value in row.items() if token not in tokens}
-
-
-def _divided(factor: float, value: float, _: int) -> float:
-    """As llama.cpp's repeat penalty."""
-    return value / factor if value > 0 else value * factor
 
 
 def _lowered(by: float, for_each: bool, value: float, n: int) -> float:

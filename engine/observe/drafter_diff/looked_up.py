@@ -254,12 +254,12 @@ class LookedUp:
             about = f"it looks up n-grams of no more than {n} token{'s' * (n > 1)}"
             yield CANDIDATES, about, ((None, "longest", n),)
         if self._name == "ngram-cache":
-            for n, about in (
+            for n_known, about in (
                 (None, "it learns n-grams that span two look-ups, too"),
                 (N_LONGEST, "it learns what it drafts, rejected tokens too"),
                 (0, "it learns what it drafts, rejected tokens too, and the tokens before again"),
             ):
-                own = partialmethod(_learning, n)
+                own = partialmethod(_learning, n_known)
                 yield STATE, about, ((NgramCache, "_look_up", own),)
 
     def _other_numbers(self) -> Iterator[tuple[str, str, Changes]]:

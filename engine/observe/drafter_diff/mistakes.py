@@ -265,7 +265,7 @@ class Mistakes:
         stage: str,
         about: str,
         part: str,
-        change: Callable[[Any, Any], Any],
+        change: Callable[..., Any],
         which: _Which = lambda given, _: given[0],
     ) -> Guess:
         """change: what a later step reads of a part of Entries, of what it should and of that of

@@ -417,10 +417,6 @@ def _ways(one: _Operation) -> Iterator[_Way]:
         if keys:
             in_heads["turns nothing"] = partial(_changed, {i: angle_of[names[i]] for i in keys})
             yield "turns nothing", in_heads["turns nothing"]
-        taps = {i: _TAPS[name] for i, name in enumerate(names) if name in _TAPS}
-        if len(taps) == len(_TAPS):
-            turned = {i: partial(torch.flip, dims=(axis,)) for i, axis in taps.items()}
-            yield "reads its taps in reverse order", partial(_changed, turned)
         for head, (about, change) in product(range(n := _n_heads(one)), in_heads.items()):
             yield f"{about} in its head {head}", partial(_in_head, n, head, change)
     elif torch.is_tensor(one.result):
@@ -436,10 +432,6 @@ def _ways(one: _Operation) -> Iterator[_Way]:
     for a, b in combinations(rows, 2):
         if rows[a].shape == rows[b].shape:
             yield f"has its arguments {a} and {b} exchanged", partial(_exchanging, a, b)
-
-
-_TAPS = {"base": 0, "own": -2}
-"""Arguments of a convolution that have an axis of taps."""
 
 
 def _given(key: int | str, own: Callable[..., Any], *args: Any, **options: Any) -> Any:

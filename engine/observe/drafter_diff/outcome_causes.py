@@ -92,7 +92,8 @@ def sampler_cause(a: DraftSide, b: DraftSide) -> Cause | None:
         # of two engines one seed gives two texts
         engines = {one.engine if (one := side.run.facts.source) else "" for side in (a, b)}
         idle = set() if parts and len(engines) == 1 else {"seed"}
-    if not any(_penalises(one) for one in settings):
+    off = {"repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+    if not any(one.get(name, value) != value for one in settings for name, value in off.items()):
         idle.add("repeat_last_n")
     names = [
         name
@@ -122,11 +123,6 @@ def _short(value: Any) -> str:
 def _logged(value: Any) -> Any:
     """A setting as a log rounds it, to two decimals."""
     return round(value, 2) if isinstance(value, float) else value
-
-
-def _penalises(setting: Mapping[str, Any]) -> bool:
-    off = {"repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
-    return any(setting.get(name, value) != value for name, value in off.items())
 
 
 def file_causes(

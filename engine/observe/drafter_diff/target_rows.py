@@ -69,17 +69,15 @@ class TextRows:
         cancelled: Callable[[], bool],
     ) -> None:
         self._model, self._text, self.taps, self._cancelled = model, text, taps, cancelled
+        n = model.config.n_layer
+        near = {tap + i for tap in taps for i in range(-2, 3)} or {0, n - 2, n - 1}
+        self._near = tuple(sorted(tap for tap in near if 0 <= tap <= n))
         memory = HybridMemory.for_model(model.config, 1, len(text) + 1, model.device)
         self.rows = self._forward(memory, 0, text)
 
     def like(self, text: Sequence[int]) -> TextRows:
         """The same of another text."""
         return TextRows(self._model, text, self.taps, self._cancelled)
-
-    def _all_taps(self) -> tuple[int, ...]:
-        n_layer = self._model.config.n_layer
-        near = {tap + i for tap in self.taps for i in range(-2, 3)} or {0, n_layer - 2, n_layer - 1}
-        return tuple(sorted(tap for tap in near if 0 <= tap <= n_layer))
 
     def of_rejected(self, drafts: Sequence[RecordedDraft]) -> dict[int, TargetRows]:
         """Rows of the whole verify batch of drafts that were accepted in part, by round."""
@@ -151,7 +149,7 @@ class TextRows:
         parts = []
         for ubatch in memory.split([Span(0, pos0, tokens, [])], PASS, "equal"):
             check_cancelled(self._cancelled)
-            rows = self._model.forward(ubatch, memory, taps=self._all_taps()).rows
+            rows = self._model.forward(ubatch, memory, taps=self._near).rows
             parts.append(rows[0])
         return join_rows(parts)
 
