@@ -10,7 +10,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -236,13 +235,9 @@ def _quoted(word: str) -> str:
 def _tell_desktop() -> None:
     """Have its caches made again where the tools for that are there; without, desktops look for
     themselves sooner or later."""
-    for tool, folder in _caches():
+    kinds = {"update-mime-database": "mime", "update-desktop-database": "applications"}
+    for tool, kind in kinds.items():
+        folder = _data_home() / kind
         if shutil.which(tool) and folder.is_dir():
             with suppress(OSError, subprocess.TimeoutExpired):
                 subprocess.run([tool, str(folder)], capture_output=True, timeout=30, check=False)
-
-
-def _caches() -> Iterator[tuple[str, Path]]:
-    home = _data_home()
-    yield "update-mime-database", home / "mime"
-    yield "update-desktop-database", home / "applications"

@@ -87,9 +87,13 @@ class DraftModel(ABC):
         """Whether entries can be removed: whether there are cells alone."""
         return self._memory.recurrent is None
 
-    def cut(self, start: int, stop: int = -1) -> None:
-        """Remove the entries from a position on, or up to another one."""
-        self._memory.seq_rm(_CONTEXT, start, stop)
+    def cut(self, start: int) -> None:
+        """Remove the entries from a position on."""
+        self._memory.seq_rm(_CONTEXT, start)
+
+    def lose(self, stop: int) -> None:
+        """Remove the cells up to a position; states are as after all of the text."""
+        self._memory.attention.seq_rm(_CONTEXT, 0, stop)
 
     def table(self, rows: TargetRows | None, layers: Sequence[int] | None = None) -> Tensor | None:
         """The rows of entries by position, f32 [n, n_row]. rows: the target's, of a whole text.

@@ -158,7 +158,8 @@ class _DrafterAudit:
             return DraftAudit(text.seq_id, None, self._drafter, NOT_JUDGED, f"{why}; {about}")
         if wrong:
             # once more, in the widths of the run
-            window = window_around(text.drafts, wrong[0])
+            at = text.drafts.index(wrong[0]) + 1
+            window = text.drafts[max(0, at - _N_REPLAYED) : at + _N_REPLAYED // 2]
             clean = Redrafts(self._model, text, CLEAN).of(window)
             differ = [draft for draft in window if clean[draft.round] > self._tolerance]
             if wrong[0] in differ and not self._is_tipped(differ, window):
@@ -267,14 +268,6 @@ class _DrafterAudit:
         n_drafted = sum(len(draft.tokens) for draft in wrong)
         n_accepted = sum(draft.n_accepted for draft in wrong)
         return f"{n_accepted} of {n_drafted} tokens accepted, {n_right} with a right state"
-
-
-def window_around(
-    drafts: Sequence[RecordedDraft], suspect: RecordedDraft
-) -> Sequence[RecordedDraft]:
-    """The drafts before a suspect, and some after it."""
-    at = next(i for i, draft in enumerate(drafts) if draft.round == suspect.round)
-    return drafts[max(0, at + 1 - _N_REPLAYED) : at + 1 + _N_REPLAYED // 2]
 
 
 def _sampled(drafts: Sequence[RecordedDraft], n: int) -> list[RecordedDraft]:

@@ -335,8 +335,8 @@ class Redrafts:
             newest = newest._replace(tokens=[token])
         if draft.round in self._left:
             model.write(self._left[draft.round])
-        if how.window and model.can_cut:
-            model.cut(0, max(0, draft.pos0 - how.window))
+        if how.window:
+            model.lose(max(0, draft.pos0 - how.window))
         first, in_place = draft.pos0 - model.ahead + 1 + how.step, then.n_kept is None
         first += self._n_before(draft, how.off) if how.off else 0
         in_place |= bool(then.n_kept) and model.can_cut

@@ -286,7 +286,8 @@ class Recorder:
 
     def _write(self) -> None:
         n_before, n_passes = self._n_ubatches, len(self._passes) // len(_PASS)
-        passes = _pass_columns(self._passes, range(n_before, n_before + n_passes))
+        passes = _sliced(_PASS, self._passes) | {"ubatch": range(n_before, n_before + n_passes)}
+        passes["seq_ids"] = [*map(_words, passes["seq_ids"])]
         tables = {"ubatches": passes, "drafts": _sliced(_DRAFT, self._drafts)}
         closed, resumed = self._closed, self._resumed
         if self._noted:
@@ -354,12 +355,6 @@ def _look(memory: HybridMemory | None, seq: int, n_rs_seq: int | None) -> tuple[
     if not recurrent:
         return *held, None, None, ()
     return *held, recurrent.n_rs_seq, recurrent.seq_pos_max(seq), recurrent.slots(seq)
-
-
-def _pass_columns(passes: Sequence[Any], numbers: range) -> Columns:
-    """`ubatches` of passes as `Recorder.ubatch` keeps them."""
-    columns = _sliced(_PASS, passes)
-    return columns | {"ubatch": numbers, "seq_ids": [*map(_words, columns["seq_ids"])]}
 
 
 @lru_cache(1024)

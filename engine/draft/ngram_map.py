@@ -122,7 +122,8 @@ class NgramMap(NgramDrafter):
         state.checked = length
         ngram = [*history.part(length - self._n + 1), last]
         match = self._match(state, history, ngram)
-        state.table.enter(history, self._new_starts(state, length))
+        parts = self._parts(state, self._newest(length))  # the latest first within each
+        state.table.enter(history, (i for low, high in parts for i in range(high, low - 1, -1)))
         state.table.last = max(state.table.last, self._newest(length))
         if not match:
             return nothing("no-match")
@@ -170,11 +171,6 @@ class NgramMap(NgramDrafter):
             if (start := history.find_last(ngram, low, high)) > 0:
                 return start
         return 0
-
-    def _new_starts(self, state: _Map, length: int) -> Iterator[int]:
-        """Starts that are not in the table yet, the latest first within each part."""
-        for low, high in self._parts(state, self._newest(length)):
-            yield from range(high, low - 1, -1)
 
     def _parts(self, state: _Map, newest: int) -> tuple[tuple[int, int], tuple[int, int]]:
         """First and last start of the prompt and of what was generated, beyond the table's last.

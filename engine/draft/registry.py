@@ -25,7 +25,6 @@ from engine.draft.spec import (
 from engine.memory.policies import memory_sizes
 
 if TYPE_CHECKING:
-    from engine.model.drafters.config import DrafterInfo
     from engine.model.info import ModelInfo
 
 
@@ -44,15 +43,8 @@ def _with_model(name: str, about: str, needs: ModelNeed, **more: Any) -> Drafter
         ModelDraftOptions,
         lambda options: options.n_max,
         needs=needs,
-        **{"n_bytes": _drafter_bytes, **more},
+        **{"n_bytes": lambda _, info, *sizes: info.n_bytes(*sizes), **more},
     )
-
-
-def _drafter_bytes(
-    options: ModelDraftOptions, info: DrafterInfo, n_seqs: int, n_ctx: int, compute: str
-) -> int:
-    """Weights, cells and rows."""
-    return info.n_bytes(n_seqs, n_ctx, compute)
 
 
 def _simple_bytes(

@@ -19,12 +19,17 @@ from engine.draft.draft_simple import DraftSimple
 from engine.draft.model_drafter import ModelDrafter
 from engine.draft.row_drafter import PairedRows, RowDrafter
 from engine.draft.spec import DrafterInputs
-from engine.memory.hybrid import HybridMemory
+from engine.memory.hybrid import HybridMemory, LentMemories
 from engine.model.layers import TargetRows
 from engine.sampling.distribution import TokenDraws
 from engine.session import Session
 
 Patch = pytest.MonkeyPatch
+
+
+def no_recordings(patch: Patch) -> None:
+    """Passes are computed, not repeated as they were recorded in a run without the mistake."""
+    patch.setattr(Session, "_memories", lambda self, options: LentMemories())
 
 
 # -- rows --------------------------------------------------------------------------------------

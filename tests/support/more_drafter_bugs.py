@@ -19,7 +19,6 @@ from engine.draft.model_drafter import ModelDrafter
 from engine.draft.ngram_drafter import History, NgramDrafter
 from engine.draft.ngram_map import NgramSimple
 from engine.draft.row_drafter import RowDrafter
-from engine.memory.hybrid import LentMemories
 from engine.model import mtp
 from engine.model.layers import RopeTables, TargetRows
 from engine.options import Prompt, RunOptions
@@ -27,7 +26,7 @@ from engine.session import Session
 from engine.trace.run_ref import RunRef
 from kernels.norm import rms_norm
 from tests.support.drafter_bugs import Bug, with_first
-from tests.support.drafter_patches import Patch, alone, each, map_blocks
+from tests.support.drafter_patches import Patch, alone, each, map_blocks, no_recordings
 
 _MODEL, _ROW = ("mtp", "simple", "eagle3"), ("mtp", "eagle3")
 _BLOCKS = ("dflash", "dspark", "dflash2")
@@ -179,11 +178,6 @@ def _never_one(patch: Patch, session: Session) -> None:
 # -- mistakes of one stage that no one had listed ----------------------------------------------
 
 
-def _no_recordings(patch: Patch) -> None:
-    """Passes are computed, not repeated as they were recorded in a run without the mistake."""
-    patch.setattr(Session, "_memories", lambda self, options: LentMemories())
-
-
 def _scaled_rows(patch: Patch, session: Session) -> None:
     taken = DraftEagle3._taken
     patch.setattr(
@@ -202,7 +196,7 @@ def _one_layer_zero(patch: Patch, session: Session) -> None:
 
 
 def _other_rope(patch: Patch, session: Session) -> None:
-    _no_recordings(patch)
+    no_recordings(patch)
     model: Any = session.drafts["draft-simple"]
     config = model._rope.config
     other = replace(config, freq_base=0.1 * config.freq_base)
@@ -211,7 +205,7 @@ def _other_rope(patch: Patch, session: Session) -> None:
 
 def _halves_exchanged(patch: Patch, session: Session) -> None:
     alone(patch)
-    _no_recordings(patch)
+    no_recordings(patch)
     joined = mtp.join
     patch.setattr(mtp, "join", lambda parts: joined(tuple(parts)[::-1]))
 

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from engine.batch import UBatch
 from engine.draft import draft_simple, ngram_map
 from engine.draft.block_drafter import BlockDrafter
 from engine.draft.draft_eagle3 import DraftEagle3
 from engine.draft.draft_simple import DraftSimple
 from engine.draft.ngram_drafter import History
+from engine.draft.row_drafter import PairedRows, RowDrafter
 from engine.model.drafters.dflash import Selector
+from engine.model.drafters.dflash_config import DFlashConfig
+from engine.model.layers import TargetRows
+from engine.observe.drafter_diff.target_rows import CHANGES
 from engine.session import Session
 from engine.trace.run_ref import RunRef
 from tests.support.drafter_bugs import Bug
-from tests.support.drafter_patches import Patch
+from tests.support.drafter_patches import Patch, alone, no_recordings
 
 
 def _late(patch: Patch, session: Session) -> None:
@@ -140,6 +146,80 @@ def _token_before(patch: Patch, session: Session) -> None:
     patch.setattr(BlockDrafter, "_blocks", begin_earlier)
 
 
+def _newest_rejected(patch: Patch, session: Session) -> None:
+    """After a partial acceptance the newest row is that of the last token of the verify batch."""
+    observe, decoded = BlockDrafter.observe, BlockDrafter.decoded
+    batches: dict[int, TargetRows] = {}
+
+    def remember(self: BlockDrafter, ubatch: UBatch, rows: TargetRows) -> None:
+        decoded(self, ubatch, rows)
+        batches.update((seq, rows[i]) for i, seq in enumerate(ubatch.seq_ids))
+
+    def stale(self: BlockDrafter, seq: int, pos0: int, tokens: Any, rows: TargetRows) -> None:
+        last = batches[seq].taps
+        if 1 < len(tokens) < len(batches[seq]):
+            taps = {i: torch.cat((x[:-1], last[i][-1:])) for i, x in rows.taps.items()}
+            rows = TargetRows(rows.hidden, taps)
+        observe(self, seq, pos0, tokens, rows)
+
+    patch.setattr(BlockDrafter, "decoded", remember)
+    patch.setattr(BlockDrafter, "observe", stale)
+
+
+def _stale_when_whole(patch: Patch, session: Session) -> None:
+    """After a draft that was accepted whole the newest row is that of the round before."""
+    alone(patch)
+    decoded, write = RowDrafter.decoded, PairedRows.write
+    width: dict[int, int] = {}
+
+    def remember(self: RowDrafter, ubatch: UBatch, rows: TargetRows) -> None:
+        decoded(self, ubatch, rows)
+        width[int(ubatch.positions[0, 0])] = ubatch.n_seq_tokens
+
+    def stale(self: PairedRows, pos0: int, tokens: Any, rows: Any, hidden: Any) -> None:
+        write(self, pos0, tokens, rows, hidden)
+        if pos0 and width.get(pos0) == len(tokens) > 1:
+            newest = len(self.tokens) - self.ahead
+            self.rows[newest] = self.rows[newest - len(tokens)]
+
+    for kind in (RowDrafter, DraftEagle3):
+        patch.setattr(kind, "decoded", remember)
+    patch.setattr(PairedRows, "write", stale)
+
+
+def _few_cells(patch: Patch, session: Session) -> None:
+    first = DraftSimple._first
+
+    def forgetting(self: DraftSimple, requests: Any) -> torch.Tensor:
+        for request in requests:
+            self._memory.attention.seq_rm(request.seq, 0, max(0, request.pos0 - 20))
+        return first(self, requests)
+
+    patch.setattr(DraftSimple, "_first", forgetting)
+
+
+def _fused_normed(patch: Patch, session: Session) -> None:
+    taken = DraftEagle3._taken
+    patch.setattr(DraftEagle3, "_taken", lambda self, rows: CHANGES["normed"](taken(self, rows)))
+
+
+def _other_anchor(patch: Patch, session: Session) -> None:
+    no_recordings(patch)
+    model = session.drafts["draft-dspark"].model
+    patch.setattr(model, "config", replace(model.config, anchor=not model.config.anchor))
+    patch.setattr(model.markov, "first", 1 - model.markov.first)
+
+
+def _no_window(patch: Patch, session: Session) -> None:
+    no_recordings(patch)
+    cells = DFlashConfig.cells
+    patch.setattr(
+        DFlashConfig,
+        "cells",
+        lambda self: {i: one._replace(window=None) for i, one in cells(self).items()},
+    )
+
+
 PLACED_BUGS: dict[str, Bug] = {
     "a round late": Bug("drafter state", "one round late", ("dflash",), _late),
     "half rolled back": Bug("drafter state", "in its attention", ("simple",), _half_rolled_back),
@@ -150,5 +230,13 @@ PLACED_BUGS: dict[str, Bug] = {
     "earliest match": Bug("drafter state", "earliest match", ("ngram-simple",), _earliest),
     "read as padding": Bug("drafter state", "as token 0", ("simple",), _as_padding),
     "token before": Bug("block", "token before the newest", ("dflash2",), _token_before),
+    "newest rejected": Bug(
+        "target rows", "last token of the verify batch", ("dflash", "dspark"), _newest_rejected
+    ),
+    "stale when whole": Bug("target rows", "accepted whole", ("eagle3",), _stale_when_whole),
+    "few cells": Bug("drafter state", "no more than 20", ("simple",), _few_cells),
+    "fused rows normed": Bug("target rows", "as the drafter takes", ("eagle3",), _fused_normed),
+    "other anchor": Bug("block", "sample_from_anchor", ("dspark",), _other_anchor),
+    "no window": Bug("block", "windows are left out", ("dflash-d2t",), _no_window),
     "judged counts": Bug("counting", "what was judged", ("mtp", "simple"), edit=_judged),
 }

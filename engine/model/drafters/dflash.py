@@ -82,11 +82,11 @@ class Selector:
 
 
 class MarkovHead:
-    """The chain over a block. ids: int64 [n_drafted], the target's id of every row of the head;
-    None where they are the same."""
+    """The chain over a block, from its row `first` on. ids: int64 [n_drafted], the target's id of
+    every row of the head; None where they are the same."""
 
     def __init__(self, weights: Weights, config: DFlashConfig, ids: Tensor | None) -> None:
-        self._first = 0 if config.anchor else 1
+        self.first = 0 if config.anchor else 1
         self._before = weights.table("markov_w1.weight")
         self._bias = weights.project("markov_w2.weight")
         self._confidence = weights.biased("conf_proj") if config.confident else None
@@ -102,10 +102,10 @@ class MarkovHead:
         columns = logits.new_empty(n_seqs, m, n_drafted)
         before = logits.new_empty(n_seqs, m, self._rank)
         previous = last.unsqueeze(1)
-        if self._first:
+        if self.first:
             copy_rows(columns[:, :1], logits[:, :1])
             copy_rows(before[:, :1], self._before(previous))
-        for row in range(self._first, m):
+        for row in range(self.first, m):
             here = slice(row, row + 1)
             known = self._before(previous)
             copy_rows(before[:, here], known)
@@ -266,7 +266,7 @@ class DFlash:
             self._layers = DrafterLayers(blocks)
         self._rope = RopeTables(config.rope, weights.device, factors)
         self.selector = Selector(weights, config, ids) if config.selector else None
-        self._markov = MarkovHead(weights, config, ids) if config.markov else None
+        self.markov = MarkovHead(weights, config, ids) if config.markov else None
         self._fuse = weights.project("fc.weight")
         self._context_norm = weights.keep("enc.output_norm.weight")
         self._norm = weights.keep("output_norm.weight")
@@ -317,11 +317,11 @@ class DFlash:
         x = self._layers(x, around)
         hidden = rms_norm(x, self._norm, self.config.eps)
         logits = self.logits(hidden, invariant=around.invariant)
-        if self._markov is None:
+        if self.markov is None:
             return BlockOutput(hidden, logits, hidden.new_empty(len(hidden), 0))
         # the confidence of several streams is that of their row before the norm
         scored = x if self.config.streams else hidden
-        found = self._markov(logits, scored, tokens[:, 0], invariant=around.invariant)
+        found = self.markov(logits, scored, tokens[:, 0], invariant=around.invariant)
         return BlockOutput(hidden, *found)
 
 

@@ -18,7 +18,8 @@ draft."""
 N_BEFORE = 64
 """Tokens that candidates may depend on, as llama.cpp's penalties do."""
 _SHOWS_SHIFT, _N_PARTS = 0.8, 4
-_PENALTIES, _REACHES = (1.1, 1.25, 1.35, 1.5, 1.75, 2.0, 2.5), (N_BEFORE, 24)
+_PENALTIES, _REACHES = (1.1, 1.25, 1.35, 1.5, 1.75, 2.0, 2.5), (N_BEFORE, 32, 24, 16, 8)
+_LEADS = (0.125, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0)
 _BIASES = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0)
 
 
@@ -50,10 +51,14 @@ def of_choice() -> Iterator[tuple[str, Change]]:
     for rank in (1, 2, 3):
         about = f"the candidate of rank {rank + 1} is drafted, not the best one"
         yield about, partial(_from_rank, rank)
+    for lead in _LEADS:
+        about = f"the second candidate is drafted where the best leads by less than about {lead:g}"
+        yield about, partial(_unless_clear, lead)
     yield "no token is drafted twice in a row", lambda row, text: _without({*text[-1:]}, row, text)
-    weaker: dict[str, Callable[[float, int], float]] = {}
+    weaker: dict[str, Callable[..., float]] = {}
     for x in _PENALTIES:
-        weaker[f"penalised, by about {x:g}"] = partial(_divided, x)
+        # as llama.cpp's repeat penalty
+        weaker[f"penalised, by about {x:g}"] = lambda v, _, x=x: v / x if v > 0 else v * x
         lowered = f"lowered by {2 * x - 2:g} or so"
         weaker[f"{lowered} (presence penalty)"] = partial(_lowered, 2 * x - 2, False)
         weaker[f"{lowered} each time (frequency penalty)"] = partial(_lowered, 2 * x - 2, True)
@@ -124,17 +129,18 @@ def _from_rank(rank: int, row: Candidates, _: Sequence[int]) -> Candidates:
     return dict([*row.items()][rank:])
 
 
+def _unless_clear(lead: float, row: Candidates, text: Sequence[int]) -> Candidates:
+    values = [*row.values()]
+    is_clear = len(values) < 2 or values[0] - values[1] >= lead
+    return row if is_clear else _from_rank(1, row, text)
+
+
 def _moved(by: int, row: Candidates, _: Sequence[int]) -> Candidates:
     return {token + by: value for token, value in row.items()}
 
 
 def _without(tokens: Collection[int], row: Candidates, _: Sequence[int]) -> Candidates:
     return {token: value for token, value in row.items() if token not in tokens}
-
-
-def _divided(factor: float, value: float, _: int) -> float:
-    """As llama.cpp's repeat penalty."""
-    return value / factor if value > 0 else value * factor
 
 
 def _lowered(by: float, for_each: bool, value: float, n: int) -> float:

@@ -23,6 +23,7 @@ from engine.observe.drafter_diff.outcome_causes import (
 )
 from engine.observe.drafter_diff.records import (
     CANDIDATES,
+    FEW,
     NEAR_CHOICE,
     ROWS,
     RULE,
@@ -119,6 +120,9 @@ def drafter_diff(
         for one in known:
             if not one.is_requantised:
                 check_same(one)
+    of_model = session.tokenizer.piece if session else lambda i: b.store.pieces.get(i, b"")
+    for name, run in zip("AB" if session else "A", (a, b), strict=False):
+        _check_vocabulary(name, run, "the model at hand" if session else "B", of_model)
     sides = sides_of("A", a, session), sides_of("B", b, session)
     names = [side[0].drafters for side in sides]
     if any(names) and not all(names):  # records do not say which
@@ -254,6 +258,20 @@ def _pair(
     return PairDiff(*head, chance, len(contexts), same, ordered, tuple(missing))
 
 
+def _check_vocabulary(name: str, run: RunRef, other: str, piece_of: Callable[[int], bytes]) -> None:
+    """Raises OptionError where most tokens of a run are other text elsewhere. A few may be, as
+    those that one engine shows and another does not."""
+    both = [(i, own, piece_of(i)) for i, own in run.store.pieces.items() if own and piece_of(i)]
+    differ = [one for one in both if one[1] != one[2]]
+    if len(differ) > max(FEW, len(both) / 2):
+        token, mine, theirs = differ[0]
+        raise OptionError(
+            f"{name} and {other} have two vocabularies: token {token} is {mine!r} in {name} and "
+            f"{theirs!r} in {other}.",
+            "Record both with one model, and name its file.",
+        )
+
+
 def _chance(one: Counts, other: Counts) -> float:
     """Probability that shares as unequal come by chance."""
     return min(1.0, 2 * min(fisher_less(*one, *other), fisher_less(*other, *one)))
@@ -313,6 +331,9 @@ def _missing(
     if not contexts:
         fact = "The two never draft after the same text."
         yield Missing(fact, "Send both the same prompt at temperature 0.")
+    elif len(contexts) < 2 * FEW:
+        fact = f"Drafts after the same text: {len(contexts)}, too few to show a cause."
+        yield Missing(fact, "Record longer answers (-n 200), at temperature 0.")
     if session is None:
         fact = "Without the model drafts cannot be made again."
         yield Missing(fact, "Give it with --model, and the drafter with -md.")

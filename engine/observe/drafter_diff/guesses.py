@@ -262,6 +262,7 @@ class Trials:
         it is found or not.
         """
         started, seconds = thread_time(), _SECONDS if is_sure else _SECONDS_UNSURE
+        until = started + _OF_SCOPES * seconds
         best, left, clean, drafts = None, dict[int, float](), self.clean(window), self._text.drafts
         tried_all, half, half_left = list[Guess](), None, _HALF * clean
         at, most, n_made, is_idle = drafts.index(wrong[0]), clean, 0, False
@@ -286,8 +287,8 @@ class Trials:
             return total <= share * whole
 
         def is_over() -> bool:
-            """Whether enough was tried in scopes."""
-            return n_made > _MOST_SCOPED or thread_time() - started > _OF_SCOPES * seconds
+            """Whether enough was tried in scopes; of what gives a part everywhere, all are."""
+            return guess is not half and (n_made > _MOST_SCOPED or thread_time() > until)
 
         def is_exact(guess: Guess, limit: float) -> bool:
             """Whether nothing is left. It is the best one now if it leaves less than others."""

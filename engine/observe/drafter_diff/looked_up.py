@@ -8,7 +8,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import fields, replace
-from functools import partial
+from functools import partial, partialmethod
 from itertools import chain, pairwise, product
 from operator import itemgetter
 from typing import Any
@@ -80,21 +80,24 @@ def _within(size: int, history: History, ngram: Sequence[int], low: int, high: i
     return history.find_last(ngram, max(low, len(history) - size), high)
 
 
-def _learning_drafts(n_known: int) -> Callable[..., Draft]:
-    """NgramCache._look_up that counts its own drafts. n_known: tokens before a draft that are not
-    counted once more."""
-    own = NgramCache._look_up
+def _learning(
+    self: NgramCache, n_known: int | None, seq: int, history: History, last: int
+) -> Draft:
+    """NgramCache._look_up that counts its own drafts, too. n_known: tokens before a draft that are
+    not counted once more; None: n-grams across two look-ups are counted in place of drafts."""
+    n = self._n_learned.get(seq, 0)
+    if n_known is None and 0 < n <= len(history):
+        start = max(0, n - N_LONGEST)
+        learn(self._tables[seq], [*history.part(start), last], n - start)
+        self._n_learned[seq] = len(history) + 1
+    draft = _LOOK_UP(self, seq, history, last)
+    before = [*history.part(1 - N_LONGEST), last]
+    if draft.tokens and n_known is not None:
+        learn(self._tables[seq], [*before, *draft.tokens], min(n_known, len(before)))
+    return draft
 
-    def look_up(self: NgramCache, seq: int, history: History, last: int) -> Draft:
-        draft = own(self, seq, history, last)
-        before = [*history.part(1 - N_LONGEST), last]
-        if draft.tokens:
-            learn(self._tables[seq], [*before, *draft.tokens], min(n_known, len(before)))
-        return draft
 
-    return look_up
-
-
+_LOOK_UP = NgramCache._look_up
 _FARTHEST = 160
 _MOST, _SHARE, _EXPLAINS = 256, 0.05, 0.34
 _MOST_LATE, _MANY_RIGHT = 48, 5
@@ -251,9 +254,13 @@ class LookedUp:
             about = f"it looks up n-grams of no more than {n} token{'s' * (n > 1)}"
             yield CANDIDATES, about, ((None, "longest", n),)
         if self._name == "ngram-cache":
-            for n, more in ((N_LONGEST, ""), (0, ", and the tokens before them again")):
-                about = f"it learns what it drafts, rejected tokens too{more}"
-                yield STATE, about, ((NgramCache, "_look_up", _learning_drafts(n)),)
+            for n_known, about in (
+                (None, "it learns n-grams that span two look-ups, too"),
+                (N_LONGEST, "it learns what it drafts, rejected tokens too"),
+                (0, "it learns what it drafts, rejected tokens too, and the tokens before again"),
+            ):
+                own = partialmethod(_learning, n_known)
+                yield STATE, about, ((NgramCache, "_look_up", own),)
 
     def _other_numbers(self) -> Iterator[tuple[str, str, Changes]]:
         """Constants of the drafter's working, changed one after the other: stage, sentence, and

@@ -65,6 +65,7 @@ class Mistakes:
         """wrong: the first drafts that are."""
         yield from self._of_candidates()
         yield from self._chosen_alone()
+        yield from self._of_rejected(window)
         yield from self._of_rows()
         yield from self._of_sequences()
         yield from self._of_some_rows()
@@ -73,12 +74,11 @@ class Mistakes:
         n = self._text.starts[0]
         sizes = dict.fromkeys((n, n // 2, *_SIZES))
         yield from self._of_beginnings([size for size in sizes if 0 < size <= n])
-        yield from self._of_rejected(window)
         yield from self._of_steps()
 
     def _of_state(self, wrong: _Drafts) -> Iterator[Guess]:
         rows, taps = self._target.rows, self._target.taps if len(self._target.taps) > 1 else ()
-        for deviation in (*OF_ENGINES, *self._unseen(wrong)):
+        for deviation in chain(OF_ENGINES, self._unseen(wrong)):
             which = deviation.batch
             model = self._model
             if deviation.is_of_rows and not model.reads_rows:
@@ -103,7 +103,9 @@ class Mistakes:
 
     def _unseen(self, wrong: _Drafts) -> Iterator[Deviation]:
         for size in self._windows(wrong):
-            yield Deviation("", f"the drafter sees no more than {size} tokens", window=size)
+            about = f"the drafter sees no more than {size} tokens"
+            about += " in its attention" * (not self._model.can_cut)
+            yield Deviation("", about, window=size)
         for token in self._fitting(wrong, self._special, self._gives_token):
             about = f"drafts go on from token {token}, not from the newest one"
             for noticed in (False, True):
@@ -138,9 +140,10 @@ class Mistakes:
         return self._guess(ROWS, about, text=replace(self._text, table=table))
 
     def _of_rows(self) -> Iterator[Guess]:
-        for about, rows, layers in (
-            self._target.wrong(self._model.orders) if self._model.reads_rows else ()
-        ):
+        if (table := self._text.table) is None:
+            return
+        yield self._of_table("rows are normed as the drafter takes them", CHANGES["normed"](table))
+        for about, rows, layers in self._target.wrong(self._model.orders):
             yield self._of_table(about, self._model.table(rows, layers))
 
     def _of_some_rows(self) -> Iterator[Guess]:
@@ -240,18 +243,19 @@ class Mistakes:
             yield self._handing(stage, about, f"{name}s", lambda _, other: other, which)
         for by, how in ((1, "far"), (-1, "early")):
             about = f"the position of a step is one too {how}"
-            yield self._handing(POSITIONS, about, "positions", partial(_moved, by))
+            yield self._handing(
+                POSITIONS, about, "positions", lambda own, _, by=by: [at + by for at in own]
+            )
         if not model.reads_rows:
             return
-        changes: dict[str, Callable[[Any], Any]]
-        changes = {"normed": lambda x: x * x.square().mean(-1, keepdim=True).rsqrt()} | CHANGES
+        changes: dict[str, Callable[[Any], Any]] = {**CHANGES}
         output = vars(model.core).get("_output")
         if (norm := getattr(output, "norm", None)) is not None:
             changes["normed by its final norm (again)"] = output.hidden
             changes["taken before its final norm"] = partial(torch.div, other=norm)
         for what, change in changes.items():
             about = f"what a step hands on to the next one is {what}"
-            yield self._handing(STATE, about, "rows", partial(_changed, change))
+            yield self._handing(STATE, about, "rows", lambda own, _, change=change: change(own))
         for where, which in _READ.items():
             about = f"what a step hands on is added to {where}"
             yield self._handing(STATE, about, "rows", torch.add, which)
@@ -261,7 +265,7 @@ class Mistakes:
         stage: str,
         about: str,
         part: str,
-        change: Callable[[Any, Any], Any],
+        change: Callable[..., Any],
         which: _Which = lambda given, _: given[0],
     ) -> Guess:
         """change: what a later step reads of a part of Entries, of what it should and of that of
@@ -313,11 +317,12 @@ class Mistakes:
             return
         model, first = self._model, self._text.drafts.index(window[0])
         drafts = self._text.drafts[max(0, first - 1) : first + len(window)]
-        partial = [
+        pairs = [
             (last, later)
             for last, later in pairwise(drafts)
-            if last.n_accepted < last.n_drafted and later.pos0 == last.pos0 + last.n_accepted + 1
+            if later.pos0 == last.pos0 + last.n_accepted + 1
         ]
+        partial = [pair for pair in pairs if pair[0].n_accepted < pair[0].n_drafted]
         made = self._target.of_rejected([last for last, _ in partial])
         rejected = {number: model.table(rows) for number, rows in made.items()}
         before = model.newest_row(0) + 1
@@ -332,10 +337,12 @@ class Mistakes:
                 if (own := rejected.get(last.round)) is not None:
                     stale[model.newest_row(later.pos0)] = own[index(last.n_accepted)]
             yield self._of_table(f"after a rejection the newest row is {what}", stale)
-        stale = table.clone()
-        for last, later in partial:
-            stale[model.newest_row(later.pos0)] = stale[model.newest_row(last.pos0)]
-        yield self._of_table("after a rejection the row of the round before stays", stale)
+        whole = [pair for pair in pairs if pair not in partial]
+        for end, some in ("a rejection", partial), ("a draft that was accepted whole", whole):
+            stale = table.clone()
+            for last, later in some:
+                stale[model.newest_row(later.pos0)] = stale[model.newest_row(last.pos0)]
+            yield self._of_table(f"after {end} the row of the round before stays", stale)
         left = {}
         for last, later in partial:
             if (own := rejected.get(last.round)) is not None:
@@ -377,6 +384,15 @@ class Mistakes:
                 found[about] = {"first": other}
             if other > first:
                 found[f"{about}, and blocks are a row longer"] = {"first": other, "n_block": n + 1}
+        if model.core.markov is not None:
+            about = (
+                f"its sample_from_anchor is taken for {str(first > 0).lower()}: the first token is "
+            )
+            about += f"that of row {1 - first}"
+            sizes = {"first": 1 - first, "n_block": n + 1 - 2 * first}
+            changes = tuple((model, name, size) for name, size in sizes.items())
+            changes += ((model.core.markov, "first", 1 - first),)
+            yield self._guess(BLOCK, about, changes=changes, during="draft")
         found["all rows of a block are in one position"] = {"apart": 0}
         found["rows of a block are two positions apart"] = {"apart": 2}
         for row, by in product(range(n - 1, 0, -1), (-1, 1)):
@@ -414,11 +430,9 @@ class Mistakes:
 
     def _windows(self, wrong: _Drafts) -> list[int]:
         """How many tokens back a drafter sees that makes wrong drafts, from a right state."""
-        if not self._model.can_cut:
-            return []
 
         def gives(draft: RecordedDraft, newest: Entries, size: int) -> bool:
-            self._model.cut(0, max(0, draft.pos0 - size))
+            self._model.lose(max(0, draft.pos0 - size))
             return size < draft.pos0 and self._gives(draft, newest)
 
         return self._fitting(wrong, range(_LONGEST_WINDOW, 0, -1), gives)
@@ -483,11 +497,3 @@ class Mistakes:
         about = "candidates are drawn, not the best ones taken: a temperature of the drafter"
         for deviation in (CLEAN, GOES_ON):
             yield self._guess(CANDIDATES, about, deviation=deviation, change=any_of_ten)
-
-
-def _moved(by: int, own: Sequence[int], _: Sequence[int]) -> list[int]:
-    return [at + by for at in own]
-
-
-def _changed(change: Callable[[Any], Any], own: Any, _: Any) -> Any:
-    return change(own)

@@ -92,7 +92,8 @@ def sampler_cause(a: DraftSide, b: DraftSide) -> Cause | None:
         # of two engines one seed gives two texts
         engines = {one.engine if (one := side.run.facts.source) else "" for side in (a, b)}
         idle = set() if parts and len(engines) == 1 else {"seed"}
-    if not any(_penalises(one) for one in settings):
+    off = {"repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+    if not any(one.get(name, value) != value for one in settings for name, value in off.items()):
         idle.add("repeat_last_n")
     names = [
         name
@@ -122,11 +123,6 @@ def _short(value: Any) -> str:
 def _logged(value: Any) -> Any:
     """A setting as a log rounds it, to two decimals."""
     return round(value, 2) if isinstance(value, float) else value
-
-
-def _penalises(setting: Mapping[str, Any]) -> bool:
-    off = {"repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
-    return any(setting.get(name, value) != value for name, value in off.items())
 
 
 def file_causes(
@@ -230,33 +226,30 @@ def counting_cause(side: DraftSide, other: DraftSide) -> Cause | None:
         for draft, n in judged
         if draft.n_accepted > n or draft.n_accepted < n == side.advance(draft)
     ]
-    recorded = sums(draft for draft, _ in judged)
-    mended = sum(min(n, draft.n_drafted) for draft, n in judged), recorded[1]
-    again = [(one, other) for one, other in pairwise(side.drafts) if one.pos0 == other.pos0]
-    if len(again) >= FEW:
-        replays = {id(two) for _, two in again}
-        about = "Replays of accepted tokens after a restore are counted as rounds of their own."
-        mended = sums(one for one in side.drafts if id(one) not in replays)
-        size = f"{len(again)} of {len(side.drafts)} rounds"
-        place = place_of(again[0][1])
-        return Cause(COUNTING, side.name, about, place, size, side.counts, mended)
     rounds = [(_true(side, draft), (draft.n_accepted, draft.n_drafted)) for draft in side.drafts]
+    counts, true = side.counts, _added(true for true, _ in rounds)
+
+    def counted(about: str, n: int, of: int, first: RecordedDraft) -> Cause:
+        size = f"{n} of {of} rounds"
+        return Cause(COUNTING, side.name, about, place_of(first), size, counts, true)
+
+    again = [two for one, two in pairwise(side.drafts) if one.pos0 == two.pos0]
+    if len(again) >= FEW:
+        about = "Replays of accepted tokens after a restore are counted as rounds of their own."
+        true = sums(one for one in side.drafts if not any(one is two for two in again))
+        return counted(about, len(again), len(rounds), again[0])
     if beyond := miscounting(side):
         more = all(one.n_drafted > len(one.tokens) for one in beyond)
         about = f"{'more' if more else 'fewer'} drafted tokens than its rounds have"
-        about = _way_of(rounds) or about
-        size, place = f"{len(beyond)} of {len(side.drafts)} rounds", place_of(beyond[0])
-        mended = _added(true for true, _ in rounds)
-        return Cause(COUNTING, side.name, f"It counts {about}.", place, size, side.counts, mended)
+        about = f"It counts {_way_of(rounds) or about}."
+        return counted(about, len(beyond), len(rounds), beyond[0])
     if len(wrong) >= FEW and len(wrong) >= _SHARE * len(judged):
-        about, place = _miscounted(rounds), place_of(wrong[0][0])
-        size = f"{len(wrong)} of {len(judged)} rounds"
-        return Cause(COUNTING, side.name, about, place, size, recorded, mended)
+        counts = sums(draft for draft, _ in judged)
+        true = sum(min(n, draft.n_drafted) for draft, n in judged), counts[1]
+        return counted(_miscounted(rounds), len(wrong), len(judged), wrong[0][0])
     n_apart = sum(true != own for true, own in rounds) * (not side.knows_all)
     if n_apart >= FEW and (way := _way_of(rounds)):  # the text goes on by other numbers of tokens
-        size, mended = f"{n_apart} of {len(rounds)} rounds", _added(true for true, _ in rounds)
-        place = place_of(side.drafts[0])
-        return Cause(COUNTING, side.name, f"It counts {way}.", place, size, side.counts, mended)
+        return counted(f"It counts {way}.", n_apart, len(rounds), side.drafts[0])
     return _by_counters(side, other)
 
 
@@ -273,6 +266,7 @@ def _ways(a: int, d: int) -> dict[str, Counts]:
     return {
         "the target's own token of a round as an accepted one": (a + 1, d),
         "the target's own token after a rejection as an accepted one": (a + is_cut, d),
+        "the target's own token after a whole draft as an accepted one": (a + (a == d), d),
         "the target's own token of a round as drafted and accepted": (a + 1, d + 1),
         "the newest token of a round as a drafted one": (a, d + 1),
         "what was judged as drafted: accepted tokens and the first rejected": (a, min(a + 1, d)),
@@ -326,7 +320,7 @@ def _way_of(rounds: Sequence[tuple[Counts, Counts]], *, as_counted: bool = False
 
 
 def _added(counts: Iterable[Counts]) -> Counts:
-    accepted, drafted = zip(*counts, strict=True)
+    accepted, drafted = zip((0, 0), *counts, strict=True)
     return sum(accepted), sum(drafted)
 
 

@@ -135,7 +135,7 @@ def prompt_cause(a: DraftSide, b: DraftSide) -> Cause | None:
 
 def _by_request(a: DraftSide, b: DraftSide) -> Cause | None:
     """The same where the ids of a prompt are not known."""
-    texts = [side.asked.prompt for side in (a, b)]
+    texts = [_prompt_text(side) for side in (a, b)]
     if texts[0] is not None and texts[1] is not None and texts[0] != texts[1]:
         at = n_alike(texts[0], texts[1])
         bare = [_SPECIAL.sub(b"", text.encode("utf-8", "replace")) for text in texts if text]
@@ -157,6 +157,14 @@ def _by_request(a: DraftSide, b: DraftSide) -> Cause | None:
         about = f"{_one_more(a, b)}; ids are not known on both sides."
         return Cause(SPECIAL, "", about, "", size)
     return Cause(TOKENS, "", about, "", size)
+
+
+def _prompt_text(side: DraftSide) -> str | None:
+    """A prompt as it was sent, or as its tokens spell it, where these are all known."""
+    pieces = [side.piece(i) for i in side.prompt or ()]
+    if side.asked.prompt is not None or not pieces or not all(pieces):
+        return side.asked.prompt
+    return b"".join(pieces).decode("utf-8", "replace")
 
 
 def _one_more(a: DraftSide, b: DraftSide) -> str | None:
@@ -273,7 +281,11 @@ def signature(
         return STATE, "Its drafts are the other's, one token late."
     if about := _by_rank(mine, theirs):
         return CANDIDATES, about
-    if not side.looks_up and (about := _by_map(mine, theirs)):
+    places = [n_equal(*pair) or 0 for pair in zip(mine, theirs, strict=True)]
+    drafts = zip(mine, theirs, places, strict=True)
+    named = one_for_one([(other.tokens[at], one.tokens[at]) for one, other, at in drafts])
+    if not side.looks_up and named:
+        about = "Each id of the other's is one other id here: a map of draft ids (d2t) is wrong."
         return CANDIDATES, about
     before = {draft.round: last for last, draft in pairwise(side.drafts)}
     groups = Counter[tuple[bool, bool]]()
@@ -312,15 +324,6 @@ def _by_rank(mine: Sequence[RecordedDraft], theirs: Sequence[RecordedDraft]) -> 
     if len(set(ranks)) == 1:
         return f"It takes the candidate of rank {ranks[0]} in place of the best one."
     return "It takes candidates other than the best one, as if they were drawn at a temperature."
-
-
-def _by_map(mine: Sequence[RecordedDraft], theirs: Sequence[RecordedDraft]) -> str:
-    """Whether one id stands for another wherever that is drafted."""
-    places = [n_equal(*pair) or 0 for pair in zip(mine, theirs, strict=True)]
-    drafts = zip(mine, theirs, places, strict=True)
-    if one_for_one([(other.tokens[at], one.tokens[at]) for one, other, at in drafts]):
-        return "Each id of the other's is one other id here: a map of draft ids (d2t) is wrong."
-    return ""
 
 
 def one_for_one(pairs: Sequence[tuple[int, int]]) -> dict[int, int]:

@@ -234,29 +234,27 @@ class Redrafter:
         # where the target's own tokens are others by rounding, many drafts may be, too
         is_sure = exact or (is_many and not self.choices.is_near_choice)
         n_wrong = self._trials.clean(window)
-        guess, left = None, dict[int, float]()
         are_right = not any(rank for draft in wrong for rank, _ in self._ranks[draft.round])
         if are_right and (not exact or logits_scale(sampled, self._rows, limit) is not None):
             return self._other_shares(sampled, wrong, limit)
-        one_token = "" if are_right else self._one_token(wrong)
-        if not (about := "" if are_right else self._sent_again(wrong)):
-            sure = is_sure and not one_token
-            guess, left = self._best_guess(window, wrong, n_wrong, vague=is_many, sure=sure)
-        if one_token and (guess is None or guess.change or n_right(left) < len(window)):
-            about, guess = one_token, None
+        seen = None if are_right else self._one_token(wrong) or self._sent_again(wrong)
+        sure = is_sure and not seen
+        guess, left = self._best_guess(window, wrong, n_wrong, vague=is_many, sure=sure)
+        if seen and (guess is None or guess.change or n_right(left) < len(window)):
+            guess = None  # a part of such drafts may be given by anything
         if are_right and guess is None:
             return self._other_shares(sampled, wrong, limit)
-        if not about and guess is None and not (is_sure and n_wrong):
+        if not (seen or guess or (is_sure and n_wrong)):
             return None  # rounding of another mode, or of passes of other widths, turns some
         recorded, mended = self._walk(window[0].pos0)
         gains = mended[0] * recorded[1] > recorded[0] * mended[1]
-        if not (about or guess or exact or gains):
+        if not (seen or guess or exact or gains):
             return None  # no draft that is known to be better: as of rows of hardly any certainty
         shape, token = shape_of(sampled, wrong, self._ranks), first_step([first], self._ranks)
         size = f"{len(wrong)} of {len(sampled)} drafts are not those of {self.drafter}{shape}"
-        explains = bool(about or guess)
-        if about:
-            stage = ROWS if one_token else STATE
+        explains = bool(seen or guess)
+        if guess is None and seen:
+            stage, about = seen
         elif guess is None:
             model = self._model
             kinds = model.reads_rows, not model.has_newest
@@ -290,22 +288,20 @@ class Redrafter:
         size = f"{len(wrong)} of {len(sampled)} drafts"
         return Cause(CANDIDATES, self._side.name, about, place_of(wrong[0]), size)
 
-    def _one_token(self, wrong: _Drafts) -> str:
-        """What to say where all that is drafted in wrong drafts is one token; else empty."""
+    def _one_token(self, wrong: _Drafts) -> tuple[str, str] | None:
+        """Stage and sentence where all that is drafted in wrong drafts is one token."""
         (token, n), *_ = Counter(token for draft in wrong for token in draft.tokens).most_common(1)
-        if n < _ONE_TOKEN * sum(len(draft.tokens) for draft in wrong) or n < 2 * FEW:
-            return ""
-        own = Counter(token for draft in wrong for token in self._best[draft.round])
-        if own[token] > n / 2:
-            return ""
-        where = ""
-        if self._drafts.index(wrong[0]) >= FEW:
-            where = f", from position {wrong[0].pos0} on"
+        n_all = sum(len(draft.tokens) for draft in wrong)
+        n_own = sum(self._best[draft.round].count(token) for draft in wrong)
+        if n < max(_ONE_TOKEN * n_all, 2 * FEW, 2 * n_own):
+            return None
+        is_late = self._drafts.index(wrong[0]) >= FEW
+        where = f", from position {wrong[0].pos0} on" * is_late
         about = f"All drafts are of token {self._side.shown(token)} alone"
-        return f"{about}{where}: rows or logits are NaN or zeros."
+        return ROWS, f"{about}{where}: rows or logits are NaN or zeros."
 
-    def _sent_again(self, wrong: _Drafts) -> str:
-        """What to say where most wrong drafts are a right one of an earlier round; else empty."""
+    def _sent_again(self, wrong: _Drafts) -> tuple[str, str] | None:
+        """The same where most wrong drafts are a right one of an earlier round."""
         drafts, rounds = self._drafts, {draft.round for draft in wrong}
         at = {draft.round: i for i, draft in enumerate(drafts)}
         for back, which in ((1, "the round before"), (2, "two rounds before")):
@@ -316,8 +312,9 @@ class Redrafter:
                     first -= back
                 n += drafts[first].round not in rounds
             if n >= max(FEW, _SENT_AGAIN * len(wrong)):
-                return f"The draft of {which} is sent again: {n} of {len(wrong)} wrong drafts are."
-        return ""
+                about = f"The draft of {which} is sent again"
+                return STATE, f"{about}: {n} of {len(wrong)} wrong drafts are."
+        return None
 
     def _window(self, wrong: _Drafts) -> _Drafts:
         first, fifth = (self._drafts.index(wrong[min(len(wrong) - 1, i)]) for i in (0, 4))

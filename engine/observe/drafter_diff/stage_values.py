@@ -463,7 +463,8 @@ def values_cause(session: Session, side: DraftSide, values: StageValues) -> Caus
     if walk.what is None:
         return None
     weights = dict[bytes, str]()
-    for core in _cores(session):
+    drafts = (getattr(loaded, "model", loaded) for loaded in session.drafts.values())
+    for core in filter(None, (session.model.head, *drafts)):
         for site in sites(core):
             for i, owner in enumerate(site.owners):
                 value = getattr(owner, site.name, None)
@@ -476,9 +477,3 @@ def values_cause(session: Session, side: DraftSide, values: StageValues) -> Caus
     place += f": {' > '.join(one.name.rsplit('.', 1)[-1] for one, _ in walk.path if one.name)}"
     size = f"{walk.n_calls - 1} of {len(values.calls)} calls are equal before it"
     return Cause(stage_of_walk(walk), side.name, walk_words(walk, weights), place, size)
-
-
-def _cores(session: Session) -> Iterator[Any]:
-    yield from (core for core in [session.model.head] if core is not None)
-    for loaded in session.drafts.values():
-        yield getattr(loaded, "model", loaded)

@@ -16,7 +16,7 @@ from engine.draft.model_drafter import N_CANDIDATES
 from engine.observe.drafter_diff.records import FEW, NEAR_CHOICE, RULE, Cause, Missing, place_of
 from engine.observe.drafter_diff.sides import DraftSide
 from engine.observe.drafter_diff.target_rows import PASS
-from engine.observe.drafter_diff.wrong_drafts import SHARES_TIE, TIE, gap, least
+from engine.observe.drafter_diff.wrong_drafts import EXACT_TIE, SHARES_TIE, TIE, gap, least
 from engine.observe.rescoring.request_sampler import EmittedJudge, NotJudgedError, request_sampling
 from engine.options import RunOptions, SamplerOptions
 from engine.sampling.sampler import Sampler
@@ -63,7 +63,7 @@ class TargetChoices:
         near, judges, self._shares = list[bool](), list[EmittedJudge](), list[tuple[float, float]]()
         drafted = {d.pos0 + 1 + i - n: t for d in side.drafts for i, t in enumerate(d.tokens)}
         self._of_drafted: dict[int, float] = {}
-        is_judged = True
+        is_judged, tie = True, EXACT_TIE if is_exact else TIE
         try:
             more = session.tokenizer.eog_ids, session.config.n_vocab
             sampling = request_sampling(side.asked.settings, *more)
@@ -89,11 +89,11 @@ class TargetChoices:
             for row, token, lack in zip(rows, tokens, short, strict=True):
                 near.append(token in [*row][:N_CANDIDATES])
                 if judges:
-                    found.append(lack <= least(row, TIE))
+                    found.append(lack <= least(row, tie))
                 elif not is_judged:
                     found.append(True)
                 else:
-                    found.append(not gap(row, token, TIE)[1] if is_greedy else token in row)
+                    found.append(not gap(row, token, tie)[1] if is_greedy else token in row)
         self._is_near = sum(near) >= _NEAR_OWN * len(found)
         self._chosen, self._near = found, near
 

@@ -33,6 +33,7 @@ def rounded(most: int, x: torch.Tensor) -> torch.Tensor:
 
 
 CHANGES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "normed": lambda x: x * x.square().mean(-1, keepdim=True).rsqrt(),
     "zeros": torch.zeros_like,
     **{
         f"about {factor:g} times as large": partial(torch.mul, other=factor)
@@ -51,6 +52,7 @@ MOVED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "those of the position after": lambda x: torch.cat((x[1:], x[-1:])),
     "means of two positions, their own last": lambda x: (x + torch.cat((x[:1], x[:-1]))) / 2,
 }
+_LIMITS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 PASS = 256
 """Tokens of a pass."""
 
@@ -67,17 +69,15 @@ class TextRows:
         cancelled: Callable[[], bool],
     ) -> None:
         self._model, self._text, self.taps, self._cancelled = model, text, taps, cancelled
+        n = model.config.n_layer
+        near = {tap + i for tap in taps for i in range(-2, 3)} or {0, n - 2, n - 1}
+        self._near = tuple(sorted(tap for tap in near if 0 <= tap <= n))
         memory = HybridMemory.for_model(model.config, 1, len(text) + 1, model.device)
         self.rows = self._forward(memory, 0, text)
 
     def like(self, text: Sequence[int]) -> TextRows:
         """The same of another text."""
         return TextRows(self._model, text, self.taps, self._cancelled)
-
-    def _all_taps(self) -> tuple[int, ...]:
-        n_layer = self._model.config.n_layer
-        near = {tap + i for tap in self.taps for i in range(-2, 3)} or {0, n_layer - 2, n_layer - 1}
-        return tuple(sorted(tap for tap in near if 0 <= tap <= n_layer))
 
     def of_rejected(self, drafts: Sequence[RecordedDraft]) -> dict[int, TargetRows]:
         """Rows of the whole verify batch of drafts that were accepted in part, by round."""
@@ -106,6 +106,9 @@ class TextRows:
             yield f"the target's rows are {what}", mapped(rows, change), None
             for tap in taps:
                 yield f"rows of layer {tap} are {what}", mapped(rows, change, tap), None
+        for most in _LIMITS:
+            cut = mapped(rows, partial(torch.clamp, min=-most, max=most))
+            yield f"the target's rows are cut off at about {most:g}", cut, None
         zeros = mapped(rows, torch.zeros_like)
         for tap in taps if len(taps) > 1 else ():
             alone = mapped(zeros, partial(torch.add, rows.taps[tap]), tap)
@@ -146,7 +149,7 @@ class TextRows:
         parts = []
         for ubatch in memory.split([Span(0, pos0, tokens, [])], PASS, "equal"):
             check_cancelled(self._cancelled)
-            rows = self._model.forward(ubatch, memory, taps=self._all_taps()).rows
+            rows = self._model.forward(ubatch, memory, taps=self._near).rows
             parts.append(rows[0])
         return join_rows(parts)
 

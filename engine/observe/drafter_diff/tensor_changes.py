@@ -158,13 +158,13 @@ def other_ropes(rope: RopeTables, places: Sequence[int]) -> Iterator[tuple[str, 
     own, device = rope.config, rope.device
     for about, config in _other_angles(own) if own is not None else ():
         yield about, RopeTables(config, device)
-    moved: dict[str, TensorChange] = {}
+    moved: dict[str, Callable[..., torch.Tensor]] = {}
     for at in places:
         about = f"turns positions from {at} on as"
         moved[f"{about} {at}"] = partial(torch.clamp, max=at)
         moved[f"{about} those from 0 on"] = partial(torch.remainder, other=at)
     for by, where in ((1, "after"), (-1, "before")):
-        moved[f"turns a position as the one {where} it"] = partial(_next_to, by)
+        moved[f"turns a position as the one {where} it"] = lambda x, by=by: (x + by).clamp(min=0)
     yield from ((about, RopeTables(own, device, place=place)) for about, place in moved.items())
 
 
@@ -204,7 +204,3 @@ def _scaled(own: RopeConfig) -> Iterator[tuple[str, RopeConfig]]:
         keep = ((share - 1) / 3).clamp(0, 1)  # of pairs that turn once to four times in n_ctx
         factors = 1 / (keep + (1 - keep) / factor)
         yield f"is scaled {how} (llama3)", replace(plain, factors=tuple(factors.tolist()))
-
-
-def _next_to(by: int, positions: torch.Tensor) -> torch.Tensor:
-    return (positions + by).clamp(min=0)

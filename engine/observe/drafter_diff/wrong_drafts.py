@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
+from statistics import fmean
 
 import numpy as np
 
@@ -40,8 +41,9 @@ def gap(row: Candidates, token: int, tie: tuple[float, float]) -> tuple[int, flo
     best, value = next(iter(row.items()))
     if token == best:
         return best, 0.0
-    # of logits that are NaN none is as good
-    return best, float(not value - row.get(token, float("-inf")) <= least(row, tie))
+    # of logits that are NaN none is as good, and of equal ones any would be
+    is_near = value - row.get(token, float("-inf")) <= least(row, tie)
+    return best, float(not (is_near and _spread(row)))
 
 
 def is_clear(row: Candidates, tie: tuple[float, float]) -> bool:
@@ -290,7 +292,7 @@ def stage_of(
     right = [lead for own in ranks.values() for rank, lead in own if not rank]
     n_near = sum(rank < N_CANDIDATES for rank, _ in apart)
     is_near = apart and right and n_near >= _NEAR * len(apart)
-    is_chosen = is_near and _mean([lead for _, lead in apart]) >= _AS_CLEAR * _mean(right)
+    is_chosen = is_near and fmean(lead for _, lead in apart) >= _AS_CLEAR * fmean(right)
     if same or (same is None and is_chosen and "drafted token" not in shape):
         stage, what = CANDIDATES, "the choice among right candidates is wrong"
         if same:
@@ -307,7 +309,3 @@ def stage_of(
         stage, what = STATE, "its memory, or what it was given to go on from, is wrong"
     when = f"{shape}, and right otherwise" if shape else " everywhere"
     return stage, f"{what[0].upper()}{what[1:]}{when}; no change of one part gives its drafts."
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)

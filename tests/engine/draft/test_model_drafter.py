@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
+from engine.batch import Span
 from engine.draft.drafter import Draft, DraftRequest
 from engine.draft.model_drafter import ModelDrafter
-from engine.options import SpecOptions
+from engine.memory.hybrid import HybridMemory
+from engine.options import RunOptions, SpecOptions
+from tests.support.drafter_diff_campaign import opened
 
 
 class Scripted(ModelDrafter):
@@ -76,3 +81,29 @@ def test_a_limit_above_the_drafters_own_changes_nothing():
     drafter = Scripted([0.9, 0.8, 0.7], SpecOptions(n_max=2))
     (draft,) = drafter.draft([DraftRequest(0, 5, 1, 48)])
     assert (draft.tokens, draft.reason) == ([0, 1], "")
+
+
+@pytest.mark.parametrize("kind", ["simple", "mtp", "eagle3"])
+def test_a_text_that_has_ended_leaves_nothing(kind: str) -> None:
+    session, name = opened(kind), f"draft-{kind}"
+    options = RunOptions(spec=SpecOptions(types=(name,), n_max=3))
+    texts = [
+        session.prompt(text).tokens for text in ("def main():\n    x = 1\n", "import os\nimport")
+    ]
+    (used,), (fresh,) = (session.make_drafters(options, 1, 128) for _ in range(2))
+    memory = HybridMemory.for_model(session.config, 1, 128, session.model.device)
+
+    def drafted(drafter: Any, tokens: Sequence[int]) -> Draft:
+        memory.clear(0)
+        (ubatch,) = memory.split([Span(0, 0, tokens[:-1], [])], 128, "equal")
+        rows = session.model.forward(ubatch, memory, taps=drafter.taps).rows[0]
+        drafter.observe(0, 0, tokens[:-1], rows)
+        (draft,) = drafter.draft([DraftRequest(0, len(tokens) - 1, tokens[-1], 3)])
+        return draft
+
+    drafted(used, texts[0])
+    assert used.held(0)
+    used.forget(0)
+    assert not used.held(0)
+    both = [drafted(drafter, texts[1]) for drafter in (used, fresh)]
+    assert both[0].tokens == both[1].tokens and both[0].probs == both[1].probs

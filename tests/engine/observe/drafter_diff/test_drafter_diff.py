@@ -20,7 +20,7 @@ from engine.draft import ngram_cache
 from engine.draft.model_drafter import ModelDrafter
 from engine.errors import OptionError, UnsupportedModelError
 from engine.observe.drafter_diff.diff import DrafterDiff, PairDiff, drafter_diff
-from engine.observe.drafter_diff.records import NEAR_CHOICE, RULE, Cause, _dropped
+from engine.observe.drafter_diff.records import NEAR_CHOICE, RULE, Cause, _dropped, prompt_cause
 from engine.observe.drafter_diff.sides import sides_of
 from engine.observe.drafter_diff.target_choices import TargetChoices
 from engine.observe.files.importing import import_file
@@ -48,13 +48,17 @@ def test_a_planted_mistake_is_named_first(name: str) -> None:
         assert cause.mended[0] / cause.mended[1] != cause.recorded[0] / cause.recorded[1]
 
 
-@pytest.mark.skipif("dflash" not in kinds(), reason="the drafter is next to the tree")
-def test_a_mask_of_a_block_is_named() -> None:
-    played = play_planted("other mask", 5)
+@pytest.mark.parametrize("name", ["other mask", "newest rejected", "other anchor", "no window"])
+@pytest.mark.skipif("dflash" not in kinds(), reason="the drafters are next to the tree")
+@pytest.mark.thinned(4)
+def test_a_mistake_of_a_block_is_named(name: str) -> None:
+    played = play_planted(name, 4)
     assert played.right and played.says_which, str(played)
 
 
-@pytest.mark.parametrize("name", ["scaled rows", "first dropped"])
+@pytest.mark.parametrize(
+    "name", ["scaled rows", "first dropped", "stale when whole", "few cells", "fused rows normed"]
+)
 @pytest.mark.thinned(4)
 def test_a_mistake_that_no_one_listed_is_named_by_its_stage(name: str) -> None:
     played = play_planted(name, 1)
@@ -217,6 +221,35 @@ def test_runs_that_have_only_sums_are_refused() -> None:
         with pytest.raises(OptionError) as error:
             drafter_diff(*pair)
         assert error.value.remedy
+
+
+def test_runs_of_two_vocabularies_are_refused_and_few_drafts_are_said_to_be_few() -> None:
+    target, refs = opened("mtp"), []
+    for text in ("import os", "import os"):
+        run = decode(target, [target.prompt(text)], options_of(9, "draft-mtp"))
+        refs.append(RunRef(run.trace, run.run_id))
+    for model in (None, target):
+        (pair,) = drafter_diff(*refs, model).pairs
+        assert not pair.causes and any("too few" in one.fact for one in pair.missing)
+    pieces = refs[1].store.pieces
+    for i in [*pieces][:2]:  # as special tokens that one engine shows
+        pieces[i] = b"<other>"
+    assert drafter_diff(*refs).first is None
+    pieces.update((i, b"x" + text) for i, text in [*pieces.items()])
+    for model in (None, target):
+        with pytest.raises(OptionError, match="two vocabularies"):
+            drafter_diff(*refs, model)
+
+
+def test_a_prompt_is_compared_by_its_text_where_one_side_knows_no_ids() -> None:
+    target = opened("mtp")
+    run = decode(target, [target.prompt("import os")], options_of(9, "draft-mtp"))
+    side = sides_of("A", RunRef(run.trace, run.run_id))[0]
+    others = {"import os": None, "def f(": "The prompts differ."}
+    for text, about in others.items():
+        asked: Any = SimpleNamespace(prompt=text, messages=[])
+        found = prompt_cause(side, replace(side, name="B", prompt=None, asked=asked))
+        assert (found.about if found else None) == about
 
 
 def test_runs_of_two_drafters_are_refused() -> None:

@@ -176,20 +176,36 @@ def test_a_pool_that_is_too_small_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     assert cause is not None and "pool has about 64 entries" in cause.about
 
 
-def test_a_cache_that_learns_what_it_drafts_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = NgramCache._look_up
+def _learns_drafts(self: NgramCache, seq: int, history: History, last: int) -> Draft:
+    draft = _LOOK_UP(self, seq, history, last)
+    learn(self._tables[seq], [*history.part(-3), last, *draft.tokens], 4)
+    return draft
 
-    def look_up(self: NgramCache, seq: int, history: History, last: int) -> Draft:
-        draft = own(self, seq, history, last)
-        learn(self._tables[seq], [*history.part(-3), last, *draft.tokens], 4)
-        return draft
 
+def _learns_all(self: NgramCache, seq: int, history: History, last: int) -> Draft:
+    self._tables[seq] = {}
+    self._n_learned[seq] = 0
+    return _LOOK_UP(self, seq, history, last)
+
+
+_LOOK_UP = NgramCache._look_up
+
+
+@pytest.mark.parametrize(
+    ("look_up", "about"),
+    [
+        (_learns_drafts, "It learns what it drafts, rejected tokens too."),
+        (_learns_all, "It learns n-grams that span two look-ups, too."),
+    ],
+)
+def test_what_a_cache_learns_otherwise_is_named(
+    look_up: Callable[..., Draft], about: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(NgramCache, "_look_up", look_up)
         side = _side("ngram-cache", _RIGHT)
     cause = LookedUp(side, _options("ngram-cache")).cause()
-    assert cause is not None and cause.stage == "drafter state"
-    assert cause.about == "It learns what it drafts, rejected tokens too.", str(cause)
+    assert cause is not None and (cause.stage, cause.about) == ("drafter state", about), str(cause)
 
 
 @pytest.mark.parametrize("replays", [False, True])

@@ -56,6 +56,11 @@ def test_a_way_of_counting_is_named(counted: list[tuple[int, int]], words: str) 
     assert words in _miscounted([*zip(_TRUE, counted, strict=True)])
 
 
+def test_whole_drafts_may_count_one_token_more() -> None:
+    rounds = [((3, 3), (4, 3)), ((1, 3), (1, 3))]
+    assert "own token after a whole draft" in _miscounted(4 * rounds)
+
+
 @pytest.mark.parametrize(("counted", "words"), [(2, "no more than 2"), (1, "but the last one")])
 def test_of_two_ways_the_one_that_fits_more_rounds_is_named(counted: int, words: str) -> None:
     assert words in _miscounted([*[((3, 3), (2, 3))] * 10, ((2, 2), (counted, 2))])

@@ -9,11 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from engine.audit.draft_models import candidates
 from engine.audit.recorded_drafts import RecordedDraft
 from engine.decode import acceptance
+from engine.decode.acceptance import Judge
+from engine.decode.round import Round
 from engine.observe.drafter_diff.diff import drafter_diff
 from engine.observe.drafter_diff.target_choices import TargetChoices, lossy_words
+from engine.observe.drafter_diff.wrong_drafts import TIE, gap
 from engine.options import SamplerOptions
 from engine.trace.run_ref import RunRef
 from tests.support.drafter_diff_campaign import opened
@@ -49,6 +54,29 @@ def test_greedy_acceptance_at_a_temperature_is_named() -> None:
     assert "At a temperature" in first.about and "by chance once in e^" in first.size
     first = drafter_diff(right, _run(12), opened("mtp")).first
     assert first is not None and (first.side, "seed 11 in A, 12 in B" in first.about) == ("", True)
+
+
+def test_a_token_that_is_nearly_the_choice_is_none_where_both_round_alike() -> None:
+    runs, logits, own = [_run(2, temp=0.0)], list[torch.Tensor](), Judge._rows
+
+    def rows(self: Judge, round_: Round) -> Any:
+        logits[:] = [*round_.logits]
+        return own(self, round_)
+
+    def near(draft: Any, rows: Any, sampler: Any, end_tokens: Any) -> list[int]:
+        n = 0
+        for row, token in zip(logits, draft.tokens, strict=False):
+            if token in end_tokens or gap(candidates(row[None])[0], token, TIE)[1]:
+                break
+            n += 1
+        return acceptance.keep(draft, n, rows, sampler)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Judge, "_rows", rows)
+        patch.setitem(acceptance.RULES, "match", near)
+        runs.append(_run(2, temp=0.0))
+    first = drafter_diff(*runs, opened("mtp")).first
+    assert first is not None and "a lossy rule" in first.about
 
 
 def test_penalties_at_temperature_0_are_no_other_rule() -> None:

@@ -33,6 +33,7 @@ def test_a_token_is_wrong_where_a_better_one_is_clear_of_it() -> None:
     assert gap(_ROW, 3, _TIE) == (7, 0.0)
     assert gap(_ROW, 5, _TIE) == (7, 1.0)
     assert gap(_ROW, 8, _TIE) == (7, 1.0)
+    assert gap(dict.fromkeys(range(12), 1.0), 3, _TIE) == (0, 1.0)  # of equal ones none is right
     assert not is_clear(_ROW, _TIE) and is_clear({1: 2.0}, _TIE)
     assert ranked(_ROW, 3, _TIE)[0] == 0
     # of so few candidates none but the best is near
