@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from itertools import pairwise
+from itertools import pairwise, repeat
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -239,7 +239,7 @@ def _of_list(data: bytes) -> str | bytes:
     if _LIST.match(data) is None and not data.lstrip().startswith(b"{"):
         return data
     try:
-        found = [one for _, value in read_documents(data, "")[0] for one in _texts(value, ())]
+        found = [*_texts([value for _, value in read_documents(data, "")[0]], ())]
     except TraceFileError:
         return data
     whose = next((path for path, text in found if is_log(text)), None)
@@ -259,7 +259,7 @@ def _of_texts(data: bytes, share: float = 0.0) -> bytes:
     tables and logs keep them, one after another; empty if there are none, or objects are not this
     share of it."""
     try:
-        found = [one for _, value in read_documents(data, "")[0] for one in _texts(value, ())]
+        found = [*_texts([value for _, value in read_documents(data, "")[0]], ())]
         texts = [text.encode("utf-8", "replace") for _, text in found if len(text) > _SHORTEST]
     except TraceFileError:
         texts = [_unquoted(one[1]) for one in _QUOTED.finditer(data)]
@@ -285,17 +285,16 @@ def _unquoted(text: bytes) -> bytes:
 
 
 def _texts(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Every text of a value in its order, with the keys that lead to it."""
-    if isinstance(value, str):
-        yield path, value
-    elif isinstance(value, int | float) and path and _IS_TIME(path[-1]):
-        yield path, str(value)
-    elif isinstance(value, dict):
-        for key, one in value.items():
-            yield from _texts(one, (*path, key))
-    elif isinstance(value, list):
-        for one in value:
-            yield from _texts(one, (*path, "[]"))
+    """Every text in an object or a list in its order, with the keys that lead to it."""
+    is_object, listed = isinstance(value, dict), (*path, "[]")
+    for key, one in value.items() if is_object else zip(repeat("[]"), value):
+        here = (*path, key) if is_object else listed
+        if isinstance(one, str):
+            yield here, one
+        elif isinstance(one, dict | list):
+            yield from _texts(one, here)
+        elif isinstance(one, int | float) and _IS_TIME(key):
+            yield here, str(one)
 
 
 def before_and_after(paths: Sequence[Path]) -> Iterator[tuple[Path, Path | None]]:

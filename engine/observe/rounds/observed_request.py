@@ -298,6 +298,7 @@ class ObservedRequest:
             return
         tokens = {index: answer.emitted for index, answer in enumerate(answers)}
         found = plain.answers(tokens, self._counting)
+        self._counting = []
         for answer, request in zip(answers, found, strict=True):
             if request.engine:
                 answer.known["engine"] = request.engine

@@ -116,6 +116,7 @@ def fill(
         if not alone and not replies:
             raise _nothing(file, shape.title)
         if replies or all(node.values.keys() >= _WHOLE for node in alone):
+            del every, documents
             return [write_replies(store, replies, alone, file, left_out)]
     found, unknown = _requests(shape, every, replies, file)
     if not found:

@@ -204,8 +204,9 @@ def _plain_events(text: str) -> list[Any] | None:
 
 def _list(text: str) -> list[Any] | None:
     """The objects of a list, read as those of a stream are; None of another text."""
-    elements = quick_json(text, list[msgspec.Raw])
-    return None if elements is None else _each([bytes(one).decode() for one in elements])
+    elements = quick_json(text, list[msgspec.Raw]) or [b""]
+    is_one = bytes(elements[0])[:1] == b"{"
+    return _each([bytes(one).decode() for one in elements]) if is_one else None
 
 
 def _each(texts: list[str]) -> list[Any] | None:
@@ -377,6 +378,7 @@ def nodes(file: str, documents: list[tuple[str, Any]], keys: AbstractSet[str]) -
     for start, document in documents:
         if isinstance(document, (dict, list)):
             visit(document, start, (), ())
+    visit = None  # type: ignore[assignment]  # it holds itself, and what was found
     return found
 
 

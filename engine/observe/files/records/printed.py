@@ -14,7 +14,7 @@ from functools import lru_cache
 from itertools import product
 
 from engine.foreign import COUNT, LONGEST_DRAFT, OutOfRangeError, is_real, is_whole, real, whole
-from engine.observe.files.records.column_names import NAMES, kind_of, names_of
+from engine.observe.files.records.column_names import ABOUT, NAMES, SAID_SPEED, kind_of, names_of
 from engine.observe.files.records.document import Fields, Node
 from engine.observe.files.records.readers import (
     LLAMA_SERVER,
@@ -24,7 +24,7 @@ from engine.observe.files.records.readers import (
     read_usage,
 )
 from engine.observe.files.records.request import RecordedRequest, making_rates, without_signs
-from engine.observe.files.records.tables import ABOUT, SAID_SPEED, plain_number, read_tables, row_of
+from engine.observe.files.records.tables import plain_number, read_tables, row_of
 
 _STEPS, _DRAFTED, _ACCEPTED = "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens"
 _EMITTED, _MEAN, _RATE, _BY_INDEX = "predicted_n", "mean", "rate", "by index"
@@ -47,7 +47,8 @@ _LINE = re.compile(
 )
 _INDEX = re.compile(r"acceptance at token \d{1,4}|pos(?:ition)? \d{1,4}")
 _SIGN = re.compile(
-    rf"(?i)[\n,{{\]] ?{_BEFORE}(?:{'|'.join(NAMES['sums']['signs'])})[ \t*]{{0,60}}\d"
+    rf"(?i)[\n,{{\]](?![\d.]++[,\n]) ?{_BEFORE}"
+    rf"(?:{'|'.join(NAMES['sums']['signs'])})[ \t*]{{0,60}}\d"
 )
 _ALONE = re.compile(
     r"\n[ \t|>*`-]{0,20}(?:mean acceptance length|mean al|per-position acceptance rate|accept len"
@@ -414,7 +415,7 @@ def _read_counted(node: Node) -> RecordedRequest:
         if isinstance(value, int | float | str) and len(str(value)) <= _LONGEST_NAME
     }
     node.taken.setdefault(id(node.values), set()).update(plain)
-    found = row_of(names_of(list(plain)), list(plain.values()), 0, "")
+    found = row_of(names_of(list(plain)), list(plain.values()), 0, "", range(len(plain)))
     found = found or RecordedRequest("", node.place)
     owner = node.owner(_COMPLETION)
     is_alone = [one for one in owner.values() if isinstance(one, dict | list)] == [node.values]

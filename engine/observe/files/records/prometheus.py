@@ -12,6 +12,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -77,6 +78,7 @@ _OTHERS = re.compile(
     rb" [\d.e+]{1,40}\r?$"
 )
 """Samples of other series, which most are."""
+_NUMBER = re.compile(r"(?m)(?<=[\w}] )\d{1,20}(?:\.\d{1,20})?(?:e\+\d\d)?$")
 _REMEDY = "Save the reply of /metrics again, once before and once after."
 
 _SAMPLE = re.compile(
@@ -246,8 +248,6 @@ def _scrapes(text: str) -> list[str]:
 
 def _read_scrape(text: str, name: str) -> dict[tuple[str, str], _Counters]:
     """The counters of speculative decoding by engine and labels; index -1 is a counter's own."""
-    from prometheus_client.parser import text_string_to_metric_families
-
     if longest_line(text) > LONGEST_LINE:
         raise TraceFileError(
             f"{name} has a line of more than {LONGEST_LINE:,} characters.", _REMEDY
@@ -255,7 +255,7 @@ def _read_scrape(text: str, name: str) -> dict[tuple[str, str], _Counters]:
     found: dict[tuple[str, str], _Counters] = {}
     emitted: dict[tuple[str, str], float] = {}
     try:
-        samples = [s for f in text_string_to_metric_families(text) for s in f.samples]
+        samples = _samples(text)
     except (ValueError, KeyError, IndexError, RecursionError) as error:
         if (shown := _SHOWN.search(text)) is not None:
             raise TraceFileError(
@@ -293,6 +293,33 @@ def _read_scrape(text: str, name: str) -> dict[tuple[str, str], _Counters]:
     for key in found.keys() & emitted.keys():
         found[key][_EMITTED][-1] = emitted[key]
     return found
+
+
+def _samples(text: str) -> list[Any]:
+    """The samples of a scrape, whose lines differ from those of the one before in values alone."""
+    known = None if "\0" in text else _samples_of(_NUMBER.sub("\0", text))
+    if known is None:
+        return _parsed(text)
+    numbers = [int(one) if one.isdigit() else float(one) for one in _NUMBER.findall(text)]
+    return [one._replace(value=numbers[one.value]) for one in known]
+
+
+def _parsed(text: str) -> list[Any]:
+    from prometheus_client.parser import text_string_to_metric_families
+
+    return [s for f in text_string_to_metric_families(text) for s in f.samples]
+
+
+@lru_cache(4)
+def _samples_of(form: str) -> list[Any] | None:
+    """The samples of a text without its values, each with the number of its own as the value; None
+    unless each value is one of a sample."""
+    first, *parts = form.split("\0")
+    try:
+        found = _parsed(first + "".join(f"{i}{part}" for i, part in enumerate(parts)))
+    except (ValueError, KeyError, IndexError, RecursionError):
+        return None
+    return found if sorted(one.value for one in found) == list(range(len(parts))) else None
 
 
 def _labels_text(labels: Mapping[str, str]) -> str:
