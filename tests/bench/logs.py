@@ -332,7 +332,7 @@ def _table(chance: random.Random, n_others: int) -> Iterator[str]:
                     "mean_acceptance_length", "tok/s", *names])  # fmt: skip
     for number in count(1):
         steps = chance.randrange(20, 400)
-        n = chance.randrange(3 * steps)
+        n = chance.randrange(steps, 2 * steps)
         counts = f"{3 * steps},{n},{n / steps / 3:.4f},{1 + n / steps:.4f},{60 * n / steps:.2f}"
         yield ",".join([f"p {number}", counts, *(f"{chance.random() * 1e6:.6f}" for _ in names)])
 
@@ -361,7 +361,7 @@ def _of_har(chance: random.Random) -> Iterator[str]:
         said = json.loads(reply) | {"timings": {"prompt_n": 300, "prompt_ms": 80.5}}
         n = said["usage"]["completion_tokens"]
         said["timings"] |= {"predicted_n": n, "predicted_ms": 20.5 * n, "draft_n": n}
-        said["timings"] |= {"draft_n_accepted": chance.randrange(n)}
+        said["timings"] |= {"draft_n_accepted": chance.randrange(n // 4, n)}
         request = {"method": "POST", "url": "http://box/v1/chat/completions", "headers": []}
         request["postData"] = {"text": json.dumps({"model": "m", "stream": False})}
         response = {"status": 200, "content": {"text": json.dumps(said)}}

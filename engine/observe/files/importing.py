@@ -357,7 +357,7 @@ def import_file(
         data, kind = inner, records.recognise(inner)
     if kind == CAPTURE:
         text = _content(log).decode("utf-8-sig", "replace") if log is not None else ""
-        capture = read_capture(data, file)
+        capture, data = read_capture(data, file), b""
         if not capture.requests:
             return fill_log(store, capture.log, file)
         runs = [replay(capture, store, log=text, file=file, vocabulary=vocabulary)]
@@ -369,7 +369,8 @@ def import_file(
             "Name a log together with a capture, or by itself.",
         )
     if kind == LOG:
-        return fill_log(store, _of_list(data), file)
+        lines, data = _of_list(data), b""
+        return fill_log(store, lines, file)
     if kind is None:
         if not data.strip():
             raise TraceFileError(f"{file} is empty.", "Name a file that something was written to.")

@@ -14,7 +14,7 @@ many at a time.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -98,16 +98,17 @@ _LONGEST = 1 << 13
 """Characters of an event."""
 
 
-def additions(texts: Sequence[str]) -> list[Addition | None]:
-    """The events of a stream that are additions to one answer in a row, but for the first and the
-    last of them, which say what these have in common; None for others. texts: of an event each."""
-    found: list[Addition | None] = []
-    before, one = None, None
-    for after in chain(map(_addition, texts), [None]):
+def additions(texts: Iterable[str]) -> Iterator[tuple[str, Addition | None]]:
+    """Events of a stream with those that are additions to one answer in a row, but for the first
+    and the last of them, which say what these have in common; None for others. texts: of an event
+    each."""
+    text, before, one = None, None, None
+    for after in chain(texts, [""]):
+        found = _addition(after)
         kind = one and one[1]
-        found.append(one[0] if one and before == kind == (after and after[1]) else None)
-        before, one = kind, after
-    return found[1:]
+        if text is not None:
+            yield text, one[0] if one and before == kind == (found and found[1]) else None
+        text, before, one = after, kind, found
 
 
 def _addition(text: str) -> tuple[Addition, tuple[Any, ...]] | None:

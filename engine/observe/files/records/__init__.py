@@ -27,7 +27,7 @@ from engine.observe.files.records.prometheus import is_metrics, only_samples, re
 from engine.observe.files.records.readers import LLAMA_SERVER, READERS, USAGE, RecordShape, keys_in
 from engine.observe.files.records.replies import KeptReply, kept_replies, read_reply
 from engine.observe.files.records.request import RecordedRequest
-from engine.observe.files.records.writing import write_replies, write_requests
+from engine.observe.files.records.writing import check_number, write_replies, write_requests
 from engine.trace.store import TraceStore
 
 _HEAD = 1 << 18
@@ -171,6 +171,7 @@ def _requests(
             others[shape.request_of(node)] = node
         else:  # the last one of a stream counts
             counts.setdefault(reply, {})[_answer_of(node)] = node
+    check_number(len(replies) + len(others), file)
     found: list[RecordedRequest] = []
     read: list[tuple[Node, RecordedRequest]] = []
     for kept in replies:

@@ -45,6 +45,8 @@ _KEY_COLUMN = re.compile(
 )
 _VALUE_COLUMN = re.compile(r" ?value.{0,20}|last.{0,20}")
 _RULE = set(" -|:+=").union(map(chr, range(0x2500, 0x2580)))
+_NOT_PLAIN = ("  ", "\t", "\x1f", ";", ", ", ",,")
+"""One of these is in an ASCII line that is parted otherwise than at each comma."""
 _MOST_CELLS, _AT_ONCE = 64, 1 << 20
 _LONGEST, _LONGEST_NUMBER = 2000, 32
 _AT_INDEX = re.compile(
@@ -368,6 +370,8 @@ def _cells(line: str) -> list[str]:
         parts = _BARS.split(line.replace("||", "|") if line.startswith("||") else line)
         parts = parts[not parts[0].strip() :]
         parts = parts[: len(parts) - (not parts[-1:] or not parts[-1].strip())]
+    elif line.isascii() and not any(map(f"{line},,"[:-1].__contains__, _NOT_PLAIN)):
+        parts = line.split(",")
     else:
         parts = max((one.split(line) for one in (_SEMICOLONS, _GAPS, _COMMAS)), key=len)
     return [one.strip(' \t*`"') for one in parts]
@@ -407,7 +411,10 @@ def row_of(
         one[2] or ("." in one[1] and float(one[1]) <= 1)
     ):
         numbers.setdefault("rate", one)
-    pair, drafts = _PAIR.match(values.get("accepted", "")), _DRAFTS.search(" ".join(cells))
+    pair, drafts = (
+        _PAIR.match(values.get("accepted", "")),
+        _DRAFTS.search(" ".join(cells[i] for i in saying)),
+    )
     made = making_rates(values.get("rate", "")) if "accepted" not in values else ()
     try:
         for kind in ("rounds", "drafted", "accepted"):

@@ -114,12 +114,17 @@ def write_requests(
     return writer.run_id
 
 
-def _check_size(requests: Sequence[RecordedRequest], file: str) -> None:
-    if len(requests) > MOST_REQUESTS:
+def check_number(n: int, file: str) -> None:
+    """Raises TraceFileError for more requests than a trace can hold."""
+    if n > MOST_REQUESTS:
         raise TraceFileError(
             f"{file} has more than {MOST_REQUESTS:,} requests, the most that a run of a trace has.",
             f"Split it into files of at most {MOST_REQUESTS:,}.",
         )
+
+
+def _check_size(requests: Sequence[RecordedRequest], file: str) -> None:
+    check_number(len(requests), file)
     steps = max(
         sum(len(getattr(request, name) or ()) for request in requests)
         for name in ("per_step_accepted", "per_step_drafted")

@@ -87,7 +87,7 @@ def test_events_of_ollama_are_read_by_their_type(kind: str) -> None:
         )
 
     texts = [event(i) for i in range(5)] + [event(5).replace("false", "true")]
-    first, *inner, before_last, last = additions(texts)
+    first, *inner, before_last, last = (one for _, one in additions(texts))
     assert (first, before_last, last) == (None, None, None)
     assert [one and (one.content, one.index, one.tokens) for one in inner] == [
         (f"a{i}", 0, ()) for i in (1, 2, 3)
@@ -127,7 +127,7 @@ def test_objects_are_the_same_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> 
     lines = "\n".join(map(json.dumps, [*events, *whole]))
     texts = (lines, json.dumps(whole), "".join(f"data: {json.dumps(one)}\n\n" for one in events))
     before = [read_documents(text.encode(), "x") for text in texts]
-    monkeypatch.setattr(document, "_AT_ONCE", 50)
+    monkeypatch.setattr(document, "_AT_ONCE", 5)
     for text, known in zip(texts, before, strict=True):
         assert repr(read_documents(text.encode(), "x")) == repr(known)
     added = [one for _, one in before[0][0] if isinstance(one, Addition)]
