@@ -139,8 +139,9 @@ class LogJoin:
         """Rows that share tokens, as the log has them; None while it does not yet."""
         request = self._request
         assert request is not None
-        if rows[0].first == 1:
-            return self._first(rows[0], request)
+        if (row := rows[0]).first == 1:
+            known = [] if request.first is None else [request.first]
+            return [replace(row, tokens=_filled(row.tokens, known))] if known else [row]
         parts = self._parts(rows, request)
         if parts is None:
             return None
@@ -159,11 +160,6 @@ class LogJoin:
         if self._log.is_light or (len(rows) == 1 and len(parts) == 1):
             return [_told(row, part) for row, part in zip(rows, parts, strict=True)]
         return _told_apart(rows, parts)
-
-    def _first(self, row: ObservedRound, request: LogRequest) -> list[ObservedRound]:
-        if request.first is None:
-            return [row]
-        return [replace(row, tokens=_filled(row.tokens, [request.first]))]
 
     def _parts(self, rows: list[ObservedRound], request: LogRequest) -> list[LogRound] | None:
         """The log's rounds of these rows; [] where the log cannot tell them."""

@@ -254,7 +254,10 @@ class StreamRounds:
             raise ContradictionError(f"predicted_n rose by {n_new:,} at once")
         self.told = now
         if not n_new:
-            self._add_text(chunk)
+            if chunk.text and self._tokens:  # more of a token that had a chunk
+                last = self._tokens[-1]
+                self._tokens[-1] = StreamedToken(last.token_id, (last.text or "") + chunk.text)
+                self._is_text_whole = True
             return []
         self._learn_tokens(n_new, chunk)
         found: list[ObservedRound] = []
@@ -378,13 +381,6 @@ class StreamRounds:
             group.is_cut,
             is_certain,
         )
-
-    def _add_text(self, chunk: Chunk) -> None:
-        """A chunk more for a token that had one."""
-        if chunk.text and self._tokens:
-            last = self._tokens[-1]
-            self._tokens[-1] = StreamedToken(last.token_id, (last.text or "") + chunk.text)
-            self._is_text_whole = True
 
     def _learn_tokens(self, n_new: int, chunk: Chunk) -> None:
         self._tokens += [StreamedToken()] * (n_new - 1)

@@ -170,31 +170,22 @@ def _requests(
         if reply is None:
             others[shape.request_of(node)] = node
         else:  # the last one of a stream counts
-            counts.setdefault(reply, {})[_answer_of(node)] = node
+            inside = (one.get("index") for one in node.around if isinstance(one, dict))
+            index = next((one for one in inside if is_whole(one)), 0)
+            counts.setdefault(reply, {})[index] = node
     check_number(len(replies) + len(others), file)
+    take = None if shape is None else shape.read
     found: list[RecordedRequest] = []
     read: list[tuple[Node, RecordedRequest]] = []
     for kept in replies:
         mine = counts.get(id(kept), {})
-        known = {index: _read(shape, node) for index, node in mine.items()}
+        known = {index: take(node) for index, node in mine.items() if take is not None}
         read += [(mine[index], one) for index, one in known.items()]
         found += read_reply(kept, known, every[0].taken if every else {}, file)
-    for node in others.values():
-        read.append((node, _read(shape, node)))
+    for node in others.values() if take is not None else ():
+        read.append((node, take(node)))
         found.append(read[-1][1])
     return found, _tell_unknown([node for node, _ in read], [one for _, one in read])
-
-
-def _read(shape: RecordShape | None, node: Node) -> RecordedRequest:
-    assert shape is not None
-    assert shape.read is not None
-    return shape.read(node)
-
-
-def _answer_of(node: Node) -> int:
-    """The answer of a reply that an object in it is of."""
-    inside = (one.get("index") for one in node.around if isinstance(one, dict))
-    return next((index for index in inside if is_whole(index)), 0)
 
 
 def _tell_unknown(records: list[Node], found: list[RecordedRequest]) -> dict[str, Any]:

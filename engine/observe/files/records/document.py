@@ -154,8 +154,12 @@ def is_stream(text: str) -> bool:
 def _events(text: str, name: str) -> tuple[list[tuple[str, Any]], str]:
     """What the events hold, in one list. Engines write each into one line; one that is
     not complete ends the stream."""
-    if (whole := _plain_events(text)) is not None:
-        return [("", whole)], ""
+    lines = (plain := text.replace("\r\n", "\n")).split("\n")
+    n_others = len(lines) - lines.count("") - lines.count("data: [DONE]")
+    lines = [line[6:] for line in lines if line[:7] == "data: {" and line[-1:] == "}"]
+    is_plain = bool(lines) and n_others <= len(lines) and "\r" not in plain
+    if is_plain and (whole := _each(lines)) is not None:
+        return [("", whole)], ""  # nothing but a whole object in each line of data
     found: list[Any] = []
     left = LeftOut()
     held: list[str] = []
@@ -191,15 +195,6 @@ def _events(text: str, name: str) -> tuple[list[tuple[str, Any]], str]:
     if fault is not None:
         raise _invalid(name, f"the event before line {fault[0]}", fault[1])
     return [("", found)], left.sentence
-
-
-def _plain_events(text: str) -> list[Any] | None:
-    """The events of a stream that has nothing but a whole object in each line of data, read at
-    once; None of another one."""
-    lines = (text := text.replace("\r\n", "\n")).split("\n")
-    n_others = len(lines) - lines.count("") - lines.count("data: [DONE]")
-    lines = [line[6:] for line in lines if line[:7] == "data: {" and line[-1:] == "}"]
-    return None if n_others > len(lines) or not lines or "\r" in text else _each(lines)
 
 
 def _list(text: str) -> list[Any] | None:

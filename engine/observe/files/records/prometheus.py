@@ -12,8 +12,9 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import lru_cache
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Any
 
 from engine.errors import TraceFileError
@@ -79,6 +80,8 @@ _OTHERS = re.compile(
 )
 """Samples of other series, which most are."""
 _NUMBER = re.compile(r"(?m)(?<=[\w}] )\d{1,20}(?:\.\d{1,20})?(?:e\+\d\d)?$")
+_IS_NUMBER = re.compile(r"\d{1,20}(?:\.\d{1,20})?(?:e\+?\d{1,2})?").fullmatch
+_LONGEST_FORM = 1 << 16
 _REMEDY = "Save the reply of /metrics again, once before and once after."
 
 _SAMPLE = re.compile(
@@ -180,7 +183,7 @@ def _newest(data: bytes) -> list[bytes]:
         series = {at: name.strip() for at, name in enumerate(names) if _SERIES_NAME.match(name)}
         found = {series[at]: row[at] for row in rows for at in series if row[at]}
     else:
-        numbers = [i for i, one in enumerate(columns) if all(map(_is_number, one))]
+        numbers = [i for i, one in enumerate(columns) if all(map(_IS_NUMBER, one))]
         named = [i for i in numbers if _VALUE.fullmatch(names[i])]
         value = next(reversed(named or numbers), whose)
         others = [i for i, one in enumerate(names) if not _TIME.fullmatch(one)]
@@ -192,10 +195,6 @@ def _newest(data: bytes) -> list[bytes]:
             key = said if "{" in said or not labels else f"{said}{{{','.join(labels)}}}"
             found[key] = row[value]
     return [f"{key} {value}\n".encode() for key, value in found.items()]
-
-
-def _is_number(cell: str) -> bool:
-    return re.fullmatch(r"\d{1,20}(?:\.\d{1,20})?(?:e\+?\d{1,2})?", cell) is not None
 
 
 def only_samples(data: bytes) -> tuple[bytes, str]:
@@ -289,48 +288,37 @@ def _read_scrape(text: str, name: str) -> dict[tuple[str, str], _Counters]:
         values = found.setdefault((engine, _labels_text(labels)), defaultdict(dict))[series]
         if index in values:
             raise TraceFileError(f"{name} has {sample.name} twice in one scrape.", _REMEDY)
-        values[index] = _value(sample.value, sample.name, name)
+        if not is_real(sample.value, LARGEST) or sample.value != int(sample.value):
+            what = f"{sample.name} is {str(sample.value)[:40]}, not a whole number from 0"
+            raise TraceFileError(f"{name}: {what}.", _REMEDY)
+        values[index] = float(sample.value)
     for key in found.keys() & emitted.keys():
         found[key][_EMITTED][-1] = emitted[key]
     return found
 
 
 def _samples(text: str) -> list[Any]:
-    """The samples of a scrape, whose lines differ from those of the one before in values alone."""
-    known = None if "\0" in text else _samples_of(_NUMBER.sub("\0", text))
-    if known is None:
-        return _parsed(text)
-    numbers = [int(one) if one.isdigit() else float(one) for one in _NUMBER.findall(text)]
-    return [one._replace(value=numbers[one.value]) for one in known]
+    """The samples of a scrape. With the number of each value in its place it is the same text as
+    the scrape before."""
+    values, place = _NUMBER.findall(text), count()
+    with suppress(ValueError, KeyError, IndexError, RecursionError):
+        form = _NUMBER.sub(lambda _: str(next(place)), text)
+        known = _parsed(form) if len(form) <= _LONGEST_FORM else []
+        if values and sorted(one.value for one in known) == list(range(len(values))):
+            numbers = [int(one) if one.isdigit() else float(one) for one in values]
+            return [one._replace(value=numbers[one.value]) for one in known]
+    return _parsed.__wrapped__(text)
 
 
+@lru_cache(4)
 def _parsed(text: str) -> list[Any]:
     from prometheus_client.parser import text_string_to_metric_families
 
     return [s for f in text_string_to_metric_families(text) for s in f.samples]
 
 
-@lru_cache(4)
-def _samples_of(form: str) -> list[Any] | None:
-    """The samples of a text without its values, each with the number of its own as the value; None
-    unless each value is one of a sample."""
-    first, *parts = form.split("\0")
-    try:
-        found = _parsed(first + "".join(f"{i}{part}" for i, part in enumerate(parts)))
-    except (ValueError, KeyError, IndexError, RecursionError):
-        return None
-    return found if sorted(one.value for one in found) == list(range(len(parts))) else None
-
-
 def _labels_text(labels: Mapping[str, str]) -> str:
     return ", ".join(f"{name} {value}" for name, value in sorted(labels.items()))
-
-
-def _value(value: float, series: str, file: str) -> float:
-    if not is_real(value, LARGEST) or value != int(value):
-        shown = str(value)[:40]
-        raise TraceFileError(f"{file}: {series} is {shown}, not a whole number from 0.", _REMEDY)
-    return float(value)
 
 
 def _position(text: str, series: str, file: str, first: int) -> int:

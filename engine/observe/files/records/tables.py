@@ -47,7 +47,7 @@ _VALUE_COLUMN = re.compile(r" ?value.{0,20}|last.{0,20}")
 _RULE = set(" -|:+=").union(map(chr, range(0x2500, 0x2580)))
 _NOT_PLAIN = ("  ", "\t", "\x1f", ";", ", ", ",,")
 """One of these is in an ASCII line that is parted otherwise than at each comma."""
-_MOST_CELLS, _AT_ONCE = 64, 1 << 20
+_MOST_CELLS = 64
 _LONGEST, _LONGEST_NUMBER = 2000, 32
 _AT_INDEX = re.compile(
     r"(?:acc(?:ept(?:ance)?)? )?(?:@ ?|at )?pos(?:ition)?[ .@#]?(\d{1,3})(?: ?%| \(%\))?"
@@ -306,7 +306,7 @@ def plain_number(cell: str, has_comma: bool) -> str:
 def _tables(text: str) -> Iterator[list[tuple[int, list[str]]]]:
     """Lines that follow each other and have as many cells: their numbers, and their cells."""
     table: list[tuple[int, list[str]]] = []
-    for number, line in enumerate(_lines(rows_with_bars(text)), 1):
+    for number, line in enumerate(rows_with_bars(text).splitlines(), 1):
         if len(line) <= _LONGEST and _RULE.issuperset(line) and line.strip():
             continue
         if len(table) == 1 and not line.strip():
@@ -353,15 +353,6 @@ def _tables(text: str) -> Iterator[list[tuple[int, list[str]]]]:
             yield table
             table = table[:1]
     yield table
-
-
-def _lines(text: str) -> Iterator[str]:
-    """The lines of a text, as they are asked for."""
-    at = 0
-    while at < len(text):
-        end = text.find("\n", at + _AT_ONCE) + 1 or len(text)
-        yield from text[at:end].splitlines()
-        at = end
 
 
 def _cells(line: str) -> list[str]:
