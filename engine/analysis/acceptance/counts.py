@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import zip_longest
@@ -194,8 +194,7 @@ class DraftCounts:
         starts = np.flatnonzero(np.diff(self.seq[order])) + 1
         bounds = np.concatenate([[0], starts, [len(order)]])
         is_long = np.diff(bounds) >= least
-        pairs: Iterable[tuple[int, int]]
-        pairs = zip(bounds[:-1][is_long].tolist(), bounds[1:][is_long].tolist(), strict=True)
+        pairs = list(zip(bounds[:-1][is_long].tolist(), bounds[1:][is_long].tolist(), strict=True))
         if most is not None:
             pairs = sorted(pairs, key=lambda pair: pair[0] - pair[1])[:most]
         return [self.only(order[begin:end]) for begin, end in pairs]

@@ -51,7 +51,8 @@ class LogJoin:
             return []
         found: list[ObservedRound] = []
         while self.waiting:
-            n_rows = self._n_together()
+            # those that share tokens; None where more of them may follow
+            n_rows = next((i or 1 for i, one in enumerate(self.waiting) if _is_plain(one)), None)
             if n_rows is None and not is_over:
                 break
             rows = self.waiting[: n_rows or len(self.waiting)]
@@ -127,13 +128,6 @@ class LogJoin:
         return all(
             (row.drafted, row.accepted) == (part.drafted, part.accepted) for row, part in pairs
         )
-
-    def _n_together(self) -> int | None:
-        """How many of the waiting rows share tokens; None where more of them may follow."""
-        for i, row in enumerate(self.waiting):
-            if _is_plain(row):
-                return i or 1
-        return None
 
     def _join(self, rows: list[ObservedRound]) -> list[ObservedRound] | None:
         """Rows that share tokens, as the log has them; None while it does not yet."""

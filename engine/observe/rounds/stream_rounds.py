@@ -102,7 +102,8 @@ def additions(texts: Iterable[str]) -> Iterator[tuple[str, Addition | None]]:
     """Events of a stream with those that are additions to one answer in a row, but for the first
     and the last of them, which say what these have in common; None for others. texts: of an event
     each."""
-    text, before, one = None, None, None
+    nothing: Any = None
+    text = before = one = nothing
     for after in chain(texts, [""]):
         found = _addition(after)
         kind = one and one[1]
@@ -259,7 +260,11 @@ class StreamRounds:
                 self._tokens[-1] = StreamedToken(last.token_id, (last.text or "") + chunk.text)
                 self._is_text_whole = True
             return []
-        self._learn_tokens(n_new, chunk)
+        self._tokens += [StreamedToken()] * (n_new - 1)
+        alone = n_new == 1 and self._is_text_whole and bool(chunk.text)
+        text = None if chunk.last else chunk.text
+        self._tokens.append(StreamedToken(chunk.token_id, text, alone))
+        self._is_text_whole = bool(chunk.text)
         found: list[ObservedRound] = []
         if not before.predicted_n:
             found.append(ObservedRound(0.0, 0.0, 0, 0, 1, self._take(1), ""))
@@ -381,14 +386,6 @@ class StreamRounds:
             group.is_cut,
             is_certain,
         )
-
-    def _learn_tokens(self, n_new: int, chunk: Chunk) -> None:
-        self._tokens += [StreamedToken()] * (n_new - 1)
-        alone = n_new == 1 and self._is_text_whole and bool(chunk.text)
-        self._tokens.append(
-            StreamedToken(chunk.token_id, None if chunk.last else chunk.text, alone)
-        )
-        self._is_text_whole = bool(chunk.text)
 
     def _take(self, n_tokens: int) -> tuple[StreamedToken, ...]:
         taken = tuple(self._tokens[:n_tokens])

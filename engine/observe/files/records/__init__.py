@@ -174,15 +174,15 @@ def _requests(
             index = next((one for one in inside if is_whole(one)), 0)
             counts.setdefault(reply, {})[index] = node
     check_number(len(replies) + len(others), file)
-    take = None if shape is None else shape.read
+    take: Any = None if shape is None else shape.read
     found: list[RecordedRequest] = []
     read: list[tuple[Node, RecordedRequest]] = []
     for kept in replies:
         mine = counts.get(id(kept), {})
-        known = {index: take(node) for index, node in mine.items() if take is not None}
+        known = {index: take(node) for index, node in mine.items()}
         read += [(mine[index], one) for index, one in known.items()]
         found += read_reply(kept, known, every[0].taken if every else {}, file)
-    for node in others.values() if take is not None else ():
+    for node in others.values():
         read.append((node, take(node)))
         found.append(read[-1][1])
     return found, _tell_unknown([node for node, _ in read], [one for _, one in read])

@@ -131,7 +131,10 @@ def read_documents(data: bytes, name: str) -> tuple[list[tuple[str, Any]], str]:
     if found and end == len(text):
         return (found if len(found) > 1 else [("", found[0][1])]), ""
     try:
-        return [("", _list(text) or _parse(text))], ""
+        elements = quick_json(text, list[msgspec.Raw]) or [b""]
+        is_list = bytes(elements[0])[:1] == b"{"  # of objects, read as those of a stream are
+        listed = _each(bytes(one).decode() for one in elements) if is_list else None
+        return [("", listed or _parse(text))], ""
     except JsonError as error:
         if error.what.startswith("it "):  # too large, or too deep
             raise _invalid(name, f"line {error.line}", error) from error
@@ -195,13 +198,6 @@ def _events(text: str, name: str) -> tuple[list[tuple[str, Any]], str]:
     if fault is not None:
         raise _invalid(name, f"the event before line {fault[0]}", fault[1])
     return [("", found)], left.sentence
-
-
-def _list(text: str) -> list[Any] | None:
-    """The objects of a list, read as those of a stream are; None of another text."""
-    elements = quick_json(text, list[msgspec.Raw]) or [b""]
-    is_one = bytes(elements[0])[:1] == b"{"
-    return _each([bytes(one).decode() for one in elements]) if is_one else None
 
 
 def _each(texts: Iterable[str]) -> list[Any] | None:

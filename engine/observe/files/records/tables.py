@@ -128,10 +128,10 @@ def _requests(text: str, unread: list[str]) -> Iterator[RecordedRequest]:
             rows, above = table[begin + 1 : end], names_of(table[max(begin - 1, 0)][1])
             if any("spec_decode_num" in one for one in table[begin][1]) and _only_grow(rows):
                 rows = rows[-1:]  # counters of a server, which the newest row has all of
-            columns = map("\n".join, zip(*(cells for _, cells in rows), strict=True))
+            joined = map("\n".join, zip(*(cells for _, cells in rows), strict=True))
             loose = {
                 i: OF_ALL.search(table[begin][1][i].lower()) is not None
-                for i, one in enumerate(columns)
+                for i, one in enumerate(joined)
                 if has_comma or _NUMBERS.fullmatch(one) is None
             }
             sides = [
