@@ -188,8 +188,8 @@ class DraftCounts:
         return replace(self, **mine)
 
     def by_sequence(self, least: int = 1, most: int | None = None) -> list[DraftCounts]:
-        """Each sequence by itself that has at least this many rows; with `most` so many of them,
-        the longest first."""
+        """Each sequence by itself that has at least this many rows; with `most` at most that number
+        of them, the longest first."""
         order = np.argsort(self.seq, kind="stable")
         starts = np.flatnonzero(np.diff(self.seq[order])) + 1
         bounds = np.concatenate([[0], starts, [len(order)]])
