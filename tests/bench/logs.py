@@ -1,5 +1,5 @@
-"""Processor seconds and memory of importing long logs, and streams and replies that were kept:
-`python -m tests.bench.logs [KIND ...]`. The latter may have 64 MB: `--mb 60`.
+"""Processor seconds and memory of importing long logs, and records, streams and replies that were
+kept: `python -m tests.bench.logs [KIND ...]`. The latter may have 64 MB: `--mb 60`.
 
 Files of every kind are made with numbers that go on, as a server would have written them, each into
 a file, which is imported by a process of its own. `--keep FOLDER` leaves the files there.
@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 from tests.support.captures import load
@@ -283,6 +284,105 @@ def _replies(chance: random.Random, has_ids: bool) -> Iterator[str]:
             yield json.dumps({"object": "chat.completion", "choices": [answer], "usage": usage})
 
 
+def _aiperf(chance: random.Random) -> Iterator[str]:
+    """AIPerf's records, of some 60 steps each."""
+    while True:
+        accepted = [chance.randrange(4) for _ in range(chance.randrange(40, 80))]
+        n, steps = sum(accepted), len(accepted)
+        counts = {str(k): accepted.count(k) for k in range(4) if k in accepted}
+        ratios = {"mean_acceptance_length": 1 + n / steps, "draft_acceptance_rate": n / steps / 3}
+        sums = {"num_accepted_draft_tokens": n, "num_draft_tokens": 3 * steps}
+        sums |= {"num_spec_steps": steps, "num_spec_tokens": 3, "completion_tokens": n + steps + 1}
+        lists = {"per_step_accepted": accepted, "per_step_drafted": [3] * steps}
+        said = {"engine": "vllm"} | ratios | {"acceptance_histogram": counts} | sums | lists
+        yield json.dumps({"metadata": {"session_num": n}, "spec_decode": said})
+
+
+def _steps(chance: random.Random) -> Iterator[str]:
+    """vLLM's replies with ids and with what each step accepted."""
+    for number, line in enumerate(_aiperf(chance)):
+        said = json.loads(line)["spec_decode"]
+        n = said.pop("completion_tokens")
+        del said["engine"]
+        said["acceptance_histogram"] = [said["per_step_accepted"].count(k) for k in range(4)]
+        ids = [chance.randrange(150_000) for _ in range(n)]
+        answer = {"index": 0, "message": {"content": "x" * n}, "token_ids": ids}
+        usage = {"prompt_tokens": 17, "completion_tokens": n, "total_tokens": n + 17}
+        reply = {"id": f"c-{number}", "object": "chat.completion", "model": "m", "usage": usage}
+        reply |= {"choices": [answer | {"finish_reason": "stop"}]}
+        yield json.dumps(reply | {"metrics": {"speculative_decoding": said}})
+
+
+def _ollama(chance: random.Random) -> Iterator[str]:
+    while True:
+        n = chance.randrange(100, 400)
+        for i in range(n):
+            when = f"2026-09-01T10:{i // 60 % 60:02}:{i % 60:02}.{i * 137 % 1000:03}Z"
+            said = {"role": "assistant", "content": chance.choice((" the", " of", ",", "\n"))}
+            yield json.dumps({"model": "m", "created_at": when, "message": said, "done": False})
+        counts = {"prompt_eval_count": 20, "eval_count": n, "eval_duration": n * 20_000_000}
+        end = {"model": "m", "created_at": when, "done": True, "done_reason": "stop"}
+        yield json.dumps(end | {"message": {"role": "assistant", "content": ""}} | counts)
+
+
+def _table(chance: random.Random, n_others: int) -> Iterator[str]:
+    """CSV, of 46 columns with 40 others."""
+    names = [f"setting_{i}" for i in range(n_others)]
+    yield ",".join(["prompt", "num_draft_tokens", "num_accepted_tokens", "acceptance_rate",
+                    "mean_acceptance_length", "tok/s", *names])  # fmt: skip
+    for number in count(1):
+        steps = chance.randrange(20, 400)
+        n = chance.randrange(steps, 2 * steps)
+        counts = f"{3 * steps},{n},{n / steps / 3:.4f},{1 + n / steps:.4f},{60 * n / steps:.2f}"
+        yield ",".join([f"p {number}", counts, *(f"{chance.random() * 1e6:.6f}" for _ in names)])
+
+
+def _scrapes(chance: random.Random) -> Iterator[str]:
+    """Prometheus text of one server, again and again."""
+    begin, label, counts = "vllm:spec_decode_num", 'engine="0",model_name="example"', [0, 0, 0]
+    for drafts in count(100, 100):
+        counts = [
+            a + chance.randrange(b, b + 20) for a, b in zip(counts, (60, 40, 20), strict=True)
+        ]
+        sums = {"drafts": drafts, "draft_tokens": 3 * drafts, "accepted_tokens": sum(counts)}
+        for name, n in sums.items():
+            yield f"# HELP {begin}_{name}_total Number of it."
+            yield f"# TYPE {begin}_{name}_total counter"
+            yield f"{begin}_{name}_total{{{label}}} {n}.0"
+        yield f"# TYPE {begin}_accepted_tokens_per_pos_total counter"
+        for i, n in enumerate(counts):
+            yield f'{begin}_accepted_tokens_per_pos_total{{{label},position="{i}"}} {n}.0'
+        for i in range(60):
+            yield f'http_request_size_bytes_bucket{{handler="/v1",le="{i}"}} {drafts + i}.0'
+
+
+def _of_har(chance: random.Random) -> Iterator[str]:
+    for reply in _replies(chance, has_ids=False):
+        said = json.loads(reply) | {"timings": {"prompt_n": 300, "prompt_ms": 80.5}}
+        n = said["usage"]["completion_tokens"]
+        said["timings"] |= {"predicted_n": n, "predicted_ms": 20.5 * n, "draft_n": n}
+        said["timings"] |= {"draft_n_accepted": chance.randrange(n // 4, n)}
+        request = {"method": "POST", "url": "http://box/v1/chat/completions", "headers": []}
+        request["postData"] = {"text": json.dumps({"model": "m", "stream": False})}
+        response = {"status": 200, "content": {"text": json.dumps(said)}}
+        yield json.dumps({"time": 20.5 * n, "request": request, "response": response})
+
+
+def _of_capture(chance: random.Random) -> Iterator[str]:
+    """Requests of a capture, of a stream each."""
+    events: list[list[object]] = []
+    at = 0.0
+    for line in _stream(chance, is_timed=True):
+        at += 12.5
+        events.append([at, f"data: {line}"])
+        if '"finish_reason"' in line:
+            reply = {"sent_ms": events[0][0], "status": 200, "done_ms": at, "events": events}
+            reply |= {"headers": {"Content-Type": "text/event-stream"}, "head_ms": events[0][0]}
+            body = {"stream": True, "timings_per_token": True}
+            yield json.dumps({"path": "/v1/chat/completions", "body": body, "reply": reply})
+            events = []
+
+
 KINDS: dict[str, Callable[[random.Random], Iterator[str]]] = {
     "light": _light,
     "default": _default,
@@ -309,29 +409,47 @@ STREAMS: dict[str, Callable[[random.Random], Iterator[str]]] = {
     "events": _events,
     "replies": partial(_replies, has_ids=True),
     "plain": partial(_replies, has_ids=False),
+    "aiperf": _aiperf,
+    "steps": _steps,
+    "ollama": _ollama,
+    "table": partial(_table, n_others=40),
+    "csv": partial(_table, n_others=0),
+    "scrapes": _scrapes,
 }
+DOCUMENTS: dict[str, tuple[str, Callable[[random.Random], Iterator[str]], str]] = {
+    "har": ('{"log": {"version": "1.2", "entries": [', _of_har, "]}}"),
+    "list": ("[", lambda chance: map(json.dumps, _default(chance)), "]"),
+    "chunk-list": ("[", partial(_stream, is_timed=True), "]"),
+    "capture": ('{"format": "draftscope-capture", "requests": [', _of_capture, "]}"),
+}
+"""Values of JSON: before their elements, these, after them."""
 
 
 def write_log(path: Path, kind: str, n_bytes: int, seed: int = 1) -> None:
     """A log of a kind, of a size."""
     n, chance = 0, random.Random(seed)
+    begin, lines, end = DOCUMENTS.get(kind) or ("", (KINDS | STREAMS)[kind], "")
     with path.open("w") as file:
-        for line in (KINDS | STREAMS)[kind](chance):
-            file.write(f"{line}\n")
+        file.write(begin)
+        for line in lines(chance):
+            file.write(f"{',' if n and end else ''}{line}\n")
             n += len(line) + 1
             if n >= n_bytes:
-                return
+                break
+        file.write(end)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"of {', '.join(KINDS | STREAMS)}")
+    parser.add_argument(
+        "kinds", nargs="*", metavar="KIND", help=f"of {', '.join(KINDS | STREAMS | DOCUMENTS)}"
+    )
     parser.add_argument("--mb", type=int, default=100, help="size of each, 10^6 bytes")
     parser.add_argument("--keep", type=Path, help="folder that the files are left in")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = args.keep or Path(scratch)
-        for kind in args.kinds or (KINDS | STREAMS):
+        for kind in args.kinds or (KINDS | STREAMS | DOCUMENTS):
             path = folder / f"{kind}-{args.mb}.log"
             if not path.exists():
                 write_log(path, kind, args.mb * 10**6)

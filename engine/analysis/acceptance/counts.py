@@ -122,9 +122,8 @@ class Survival:
         """From tokens drafted and accepted, [m] each: the first one that was not is judged, later
         ones are not. n: how many drafts of each there are. size: K at least."""
         size = max(size, int(drafted.max(initial=0)))
-        some = drafted > 0
-        drafted, accepted = drafted[some], accepted[some]
-        n = np.ones(len(drafted)) if n is None else n[some]
+        if not (some := drafted > 0).all():
+            drafted, accepted, n = drafted[some], accepted[some], None if n is None else n[some]
         ended = np.bincount(np.minimum(accepted, drafted - 1), n, size)  # the last one judged
         passed = np.bincount(accepted, n, size + 1)[1:]
         judged, right = (one[::-1].cumsum()[::-1].astype(np.int64) for one in (ended, passed))
@@ -149,10 +148,10 @@ class Survival:
 
 @dataclass(frozen=True, slots=True)
 class DraftCounts:
-    """Drafts of one drafter, int64 [u] each: number, those whose first token was accepted, tokens
-    drafted and accepted, sequence, slot, round (of sums: number of the request), position of the
-    first token (of sums: tokens of the prompt; MISSING where unknown), and whether the sampler's
-    settings are those of the others.
+    """Drafts of one drafter, whole numbers [u] each: number, those whose first token was accepted,
+    tokens drafted and accepted, sequence, slot, round (of sums: number of the request), position of
+    the first token (of sums: tokens of the prompt; MISSING where unknown), and whether the
+    sampler's settings are those of the others.
 
     survival: of sums as far as they leave no choice. is_by_round: a row for each draft; else unit
     says what a row is. has_first: whether drafts and their first tokens were counted; else their
@@ -188,13 +187,16 @@ class DraftCounts:
             mine["survival"] = Survival.of(mine["drafted"], mine["accepted"])
         return replace(self, **mine)
 
-    def by_sequence(self, least: int = 1) -> list[DraftCounts]:
-        """Each sequence by itself that has at least this many rows."""
+    def by_sequence(self, least: int = 1, most: int | None = None) -> list[DraftCounts]:
+        """Each sequence by itself that has at least this many rows; with `most` at most that number
+        of them, the longest first."""
         order = np.argsort(self.seq, kind="stable")
         starts = np.flatnonzero(np.diff(self.seq[order])) + 1
         bounds = np.concatenate([[0], starts, [len(order)]])
         is_long = np.diff(bounds) >= least
-        pairs = zip(bounds[:-1][is_long].tolist(), bounds[1:][is_long].tolist(), strict=True)
+        pairs = list(zip(bounds[:-1][is_long].tolist(), bounds[1:][is_long].tolist(), strict=True))
+        if most is not None:
+            pairs = sorted(pairs, key=lambda pair: pair[0] - pair[1])[:most]
         return [self.only(order[begin:end]) for begin, end in pairs]
 
 
@@ -208,7 +210,7 @@ def draft_counts(
     requests = facts.requests or []
     ids, texts = [one.seq_ids for one in requests], list(map(_setting, requests))
     slots = dict(_slots(facts, requests))
-    names = ", ".join(drafters)
+    named = ", ".join(drafters)
     settings = {seq: text for text, mine in zip(texts, ids, strict=True) for seq in mine}
     known = {text: i for i, text in enumerate(dict.fromkeys(settings.values()))}
     numbers = dict.fromkeys(_ids(rounds["seq_id"]).tolist(), 0)
@@ -218,19 +220,19 @@ def draft_counts(
     judged &= ~rounds.is_text("stop_kind", "end")  # cut before its end
     for code in _ids(rounds["drafter"][judged]).tolist():
         rows = np.flatnonzero(judged & (rounds["drafter"] == code))
-        drafted = rounds["num_draft_tokens"][rows].astype(np.int64)
-        accepted = np.minimum(rounds["num_accepted_draft_tokens"][rows], drafted).astype(np.int64)
-        seq = rounds["seq_id"][rows].astype(np.int64)
+        names = "num_draft_tokens", "num_accepted_draft_tokens", "seq_id", "round", "pos0"
+        drafted, accepted, seq, at, pos = (rounds[name][rows].astype(np.int32) for name in names)
+        accepted = np.minimum(accepted, drafted)
         yield DraftCounts(
-            rounds.texts("drafter", rows[:1])[0] or names,
-            np.ones(len(rows), np.int64),
-            (accepted > 0).astype(np.int64),
+            rounds.texts("drafter", rows[:1])[0] or named,
+            np.ones_like(drafted),
+            (accepted > 0).astype(np.int32),
             drafted,
             accepted,
             seq,
             _mapped(seq, slots),
-            rounds["round"][rows].astype(np.int64),
-            rounds["pos0"][rows].astype(np.int64),
+            at,
+            pos,
             _mapped(seq, numbers),
             Survival.of(drafted, accepted),
             is_by_round=True,
@@ -246,7 +248,7 @@ def draft_counts(
     ]
     shape = "" if facts.record is None else facts.record.shape
     unit = "interval" if shape in _INTERVALS else "row" if shape == _ROWS else "request"
-    if (found := _of_sums(names, sums, slots, unit)) is not None:
+    if (found := _of_sums(named, sums, slots, unit)) is not None:
         yield replace(found, is_estimate=any(averages))
 
 

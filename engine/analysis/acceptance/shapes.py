@@ -326,8 +326,8 @@ def _with_depth(counts: DraftCounts) -> Iterator[Finding]:
         counts = replace(counts, pos=counts.at)
     sequences = [counts]
     if counts.is_by_round:
-        sequences = sorted(counts.by_sequence(), key=lambda one: -len(one.n))
-    falls = [fall for one in sequences[:_MOST_SLOPES] if (fall := _fall(one)) is not None]
+        sequences = counts.by_sequence(most=_MOST_SLOPES)
+    falls = [fall for one in sequences if (fall := _fall(one)) is not None]
     if not falls:
         return
     clear = [
@@ -341,7 +341,8 @@ def _with_depth(counts: DraftCounts) -> Iterator[Finding]:
     mine = next(one for one in sequences if one.seq[0] == steepest)
     order = np.argsort(mine.pos, kind="stable")
     parts = [mine.only(_mask(part, len(order))) for part in np.array_split(order, 4)]
-    several = len(sequences) > 1
+    n_sequences = len(np.unique(counts.seq)) if counts.is_by_round else 1
+    several = n_sequences > 1
     yield Finding(
         f"The deeper in the context, the fewer drafted tokens{_by(counts)} are accepted: "
         f"{_tokens(parts[0])} in the first quarter, {_tokens(parts[-1])} in the last.",
@@ -352,7 +353,7 @@ def _with_depth(counts: DraftCounts) -> Iterator[Finding]:
             f"{part.pos.max():,})"
             for part in parts
         )
-        + (f"; {len(clear)} of {len(sequences)} sequences" if several else ""),
+        + (f"; {len(clear)} of {n_sequences} sequences" if several else ""),
         int(mine.at[0]) if counts.is_by_round else None,
         steepest if several else None,
         rule=WITH_DEPTH,

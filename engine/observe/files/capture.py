@@ -76,6 +76,8 @@ def read_capture(data: bytes, name: str) -> Capture:
     log = said.get("log")
     if not isinstance(requests, list) or not (requests or log):
         raise TraceFileError(f"{name} has neither requests nor a log.", _REMEDY)
+    if isinstance(log, list):
+        log = "\n".join(line for line in log if isinstance(line, str))
     dated = [r for r in requests if isinstance(r, dict) and "t_unix" in r]
     first_unix = min((_time(name, r, "t_unix", 0.0) for r in dated), default=0.0)
     found = []
@@ -89,7 +91,7 @@ def read_capture(data: bytes, name: str) -> Capture:
         _object(said.get("props")),
         _object(said.get("models")),
         tuple(found),
-        _log(log),
+        log if isinstance(log, str) else "",
         _metrics(said),
         {_FACTS[key]: said[key] for key in _FACTS if key in said},
     )
@@ -334,12 +336,6 @@ def _time(place: str, said: dict[str, Any], name: str, default: float) -> float:
     if value is not None and not is_real(value):
         raise TraceFileError(f"{place}: {name} is {str(value)[:40]}, which is not a time.", _REMEDY)
     return default if value is None else float(value)
-
-
-def _log(log: Any) -> str:
-    if isinstance(log, list):
-        return "\n".join(line for line in log if isinstance(line, str))
-    return log if isinstance(log, str) else ""
 
 
 def _metrics(said: dict[str, Any]) -> tuple[str, str] | None:

@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from itertools import pairwise
+from itertools import pairwise, repeat
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -281,22 +281,21 @@ def _unquoted(text: bytes) -> bytes:
 def _texts_in(data: bytes) -> list[tuple[tuple[str, ...], str]]:
     """The texts of values of JSON, empty for bytes that are none."""
     with suppress(TraceFileError):
-        return [one for _, value in read_documents(data, "")[0] for one in _texts(value, ())]
+        return [*_texts([value for _, value in read_documents(data, "")[0]], ())]
     return []
 
 
 def _texts(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Every text of a value in its order, with the keys that lead to it."""
-    if isinstance(value, str):
-        yield path, value
-    elif isinstance(value, int | float) and path and _IS_TIME(path[-1]):
-        yield path, str(value)
-    elif isinstance(value, dict):
-        for key, one in value.items():
-            yield from _texts(one, (*path, key))
-    elif isinstance(value, list):
-        for one in value:
-            yield from _texts(one, (*path, "[]"))
+    """Every text in an object or a list in its order, with the keys that lead to it."""
+    is_object, listed = isinstance(value, dict), (*path, "[]")
+    for key, one in value.items() if is_object else zip(repeat("[]"), value):
+        here = (*path, key) if is_object else listed
+        if isinstance(one, str):
+            yield here, one
+        elif isinstance(one, dict | list):
+            yield from _texts(one, here)
+        elif isinstance(one, int | float) and _IS_TIME(key):
+            yield here, str(one)
 
 
 def before_and_after(paths: Sequence[Path]) -> Iterator[tuple[Path, Path | None]]:
@@ -365,7 +364,7 @@ def import_file(
         data, kind = inner, records.recognise(inner)
     if kind == CAPTURE:
         text = _content(log).decode("utf-8-sig", "replace") if log is not None else ""
-        capture = read_capture(data, file)
+        capture, data = read_capture(data, file), b""
         if not capture.requests:
             return fill_log(store, capture.log, file)
         runs = [replay(capture, store, log=text, file=file, vocabulary=vocabulary)]
@@ -377,7 +376,8 @@ def import_file(
             "Name a log together with a capture, or by itself.",
         )
     if kind == LOG:
-        return fill_log(store, _of_list(data), file)
+        log_text, data = _of_list(data), b""
+        return fill_log(store, log_text, file)
     if kind is None:
         if not data.strip():
             raise TraceFileError(f"{file} is empty.", "Name a file that something was written to.")

@@ -81,7 +81,8 @@ class LineRun:
 
     def _room(self, label: str) -> int:
         """Lines that the next interval of an engine lacks."""
-        return self.per - sum(map(_n_lines, self.waiting.get(label, ())))
+        waiting = self.waiting.get(label, ())
+        return self.per - sum(one[1] if isinstance(one, tuple) else 1 for one in waiting)
 
     def _keep(self, one: RecordedRequest | _Waiting) -> None:
         self.requests.append(one)
@@ -387,10 +388,6 @@ def _rows(part: OfShape, at: int | None = None) -> list[tuple[Any, ...]]:
 
 def _listed(column: Any) -> list[str] | None:
     return None if column is None else column.tolist()
-
-
-def _n_lines(one: RecordedRequest | _Part) -> int:
-    return one[1] if isinstance(one, tuple) else 1
 
 
 def _plus(one: _Part, more: _Part) -> _Part:

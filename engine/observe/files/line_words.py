@@ -105,7 +105,12 @@ def printed_request(
     if "depth" in printed:
         _take_depths(request, printed["depth"])
     elif "shares" in printed:
-        _take_lengths(request, printed["shares"])
+        parts = re.findall(r"\d: '(\d{1,3}\.\d{1,4})%'", printed["shares"])
+        shares = [float(one) / 100 for one in parts]  # of the steps, by the tokens accepted
+        request.num_spec_tokens = length = len(shares) - 1
+        if length > 0 and request.num_draft_tokens and request.num_draft_tokens % length == 0:
+            request.num_spec_steps = request.num_draft_tokens // length
+            request.set_rates([min(sum(shares[at:]), 1.0) for at in range(1, length + 1)], 4)
     if before is None or "id" not in printed or before.place != place:
         return request
     has_drafts = None not in (before.num_draft_tokens, drafted)
@@ -135,15 +140,6 @@ def _take_depths(request: RecordedRequest, said: str) -> None:
             ("accept", "depth"),
             "the counts by index in the draft do not add up to those of all",
         )
-
-
-def _take_lengths(request: RecordedRequest, said: str) -> None:
-    """Shares of the steps by the tokens that they accepted, up to the longest draft."""
-    shares = [float(one) / 100 for one in re.findall(r"\d: '(\d{1,3}\.\d{1,4})%'", said)]
-    request.num_spec_tokens = length = len(shares) - 1
-    if length > 0 and request.num_draft_tokens and request.num_draft_tokens % length == 0:
-        request.num_spec_steps = request.num_draft_tokens // length
-        request.set_rates([min(sum(shares[at:]), 1.0) for at in range(1, length + 1)], 4)
 
 
 def vllm_saying(said: str, head: re.Match[str]) -> Saying:

@@ -464,6 +464,7 @@ def _light_rounds(requests: Sequence[LogRequest]) -> tuple[list[int], np.ndarray
             ]
             parts += [np.array(rows, np.int64).reshape(-1, 3), batch]
             n, at = n + len(mine) + len(batch), end
+        request.batches = []
         n_each.append(n - before)
     return n_each, np.concatenate(parts), np.array(single, np.int64).reshape(-1, 4)
 

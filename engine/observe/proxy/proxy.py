@@ -135,7 +135,9 @@ class Proxy:
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._loop.set_exception_handler(_note_failure)
+        self._loop.set_exception_handler(  # asyncio would print, as that files cannot be opened
+            lambda _, context: log.info("%s: %r", context["message"], context.get("exception"))
+        )
         import uvicorn
 
         from engine.observe.proxy.client_connection import ClientConnection
@@ -298,11 +300,6 @@ def _parsed(body: bytes, adds_to: Reply | None) -> tuple[bytes, tuple[str, ...],
     if too_large := json_excess(body):
         return body, (), too_large
     return *(add_fields(adds_to, body) if adds_to else (body, ())), ""
-
-
-def _note_failure(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """What asyncio would print, such as that no more files can be opened for connections."""
-    log.info("%s: %r", context["message"], context.get("exception"))
 
 
 class _ClientLeftError(Exception):

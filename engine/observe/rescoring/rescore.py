@@ -139,7 +139,7 @@ def rescore(
     UnsupportedModelError for another model, SameModelUnknownError, NothingToRescoreError,
     Cancelled; nothing has been written then.
     """
-    facts, report = store.runs[run_id], progress or _silent
+    facts, report = store.runs[run_id], progress or (lambda *_: None)
     identity = identity or identify(session, facts)
     check_same(identity)
     texts = TextReader(session, store, run_id).texts()
@@ -217,25 +217,21 @@ def _score(
     """Decode every text once."""
     lengths = [len(text.prompt) + len(text.ids) for text in texts]
     teacher, found = Teacher([session.model], max(lengths)), []
+    of_rule = list(map(store.text_pool.find, _OF_RULE))
     for text, before in zip(texts, np.cumsum([0, *lengths]).tolist(), strict=False):
 
         def look(row: int, before: int = before) -> None:
             check_cancelled(cancelled)
             report(before + row, sum(lengths), "re-scoring")
 
-        leeway = np.where(_is_kind(store, text.rows, *_OF_RULE), rule.leeway, 0.0)
+        is_of_rule = np.isin(store.tokens.column("kind")[text.rows], of_rule)
+        leeway = np.where(is_of_rule, rule.leeway, 0.0)
         found.append(_score_text(session, teacher, text, leeway, look))
     return found
 
 
 _OF_RULE = ("accepted", "unknown")
 """Kinds of tokens that a rule may have accepted."""
-
-
-def _is_kind(store: TraceStore, rows: np.ndarray, *kinds: str) -> np.ndarray:
-    """Which rows of `tokens` are of a kind, bool [n]."""
-    codes = [store.text_pool.find(kind) for kind in kinds]
-    return np.isin(store.tokens.column("kind")[rows], codes)
 
 
 def _score_text(
@@ -446,7 +442,3 @@ def _columns(facts: TargetFacts) -> dict[str, np.ndarray | list[Any]]:
         top_ids[i, : len(ids)], top_p[i, : len(probs)] = ids, probs
     values = (facts.prob, facts.rank, facts.entropy, top_ids, top_p)
     return dict(zip(_COLUMNS, values, strict=True))
-
-
-def _silent(done: int, total: int, phase: str) -> None:
-    """No progress is reported."""

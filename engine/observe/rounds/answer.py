@@ -34,7 +34,7 @@ _END = 64
 """Characters by which the end of a text is known again."""
 _MOST_EVENTS = 1 << 20
 _MOST_SEQUENCES = 1 << 16
-_MANY_VALUES = 1 << 20
+_MANY_VALUES = 1 << 18
 """That are written into a trace at once."""
 MOST_TEXT = 1 << 28
 """Characters of an answer; what a server sends must not fill the memory."""
@@ -275,6 +275,7 @@ class Answer:
             if join is not None and self.told is not None:
                 join.take_sums(self.told)
                 self._sums = join
+            self.emitted = EmittedTokens()  # they are in the trace
 
     @property
     def logged_prompt(self) -> LoggedPrompt | None:

@@ -341,7 +341,9 @@ class LogLines:
         found = self._head(line) if begin is None else self._head_at(line, begin.end())
         if found is not None:
             prefix = begin[0] if begin is not None else line[: found.start()]
-            own = "" if begin is None and self._is_own_text(prefix, found) else self.source(prefix)
+            # a text without an end, of a server that writes without a prefix
+            is_own = self._is_plain and (found.re is not STAMP or not prefix[-1:].isspace())
+            own = "" if begin is None and is_own else self.source(prefix)
             if own not in self._formed and not prefix.isspace():
                 self._learn_form(prefix)
                 self._formed.add(own)
@@ -368,11 +370,6 @@ class LogLines:
         if found is None and may_have_stamp(line):
             found = STAMP.search(line, start, start + _LONGEST_PREFIX)
         return found
-
-    def _is_own_text(self, prefix: str, found: re.Match[str]) -> bool:
-        """Whether what lies before an entry is a text without an end, of a server that writes
-        without a prefix."""
-        return self._is_plain and (found.re is not STAMP or not prefix[-1:].isspace())
 
     def source(self, prefix: str) -> str:
         """The server that a prefix names; "" where nothing of it stays the same."""

@@ -168,7 +168,8 @@ def values_of(said: str, values: tuple[Value, ...]) -> list[Any]:
 def slot_saying(said: str) -> Saying | None:
     """What a message of a slot says, without its head; None for nothing that is read."""
     if said.startswith(("n_gen", "n_decoded")):
-        if (found := _quoted(TOKEN, said)) is not None:
+        found = TOKEN.search(said) if said.rstrip().endswith("'") else None
+        if found is not None and said[found.end() :].strip():
             text = found.end(), len(said.rstrip()) - 1, None
             return "token", "", (*_values(found, MOST_TOKENS, COUNT), text)
         if (found := _SPEED.match(said)) is not None:
@@ -293,9 +294,3 @@ def _mark(message: str) -> Saying | None:
 def file_name(path: str) -> str:
     """The last part of a path of any system."""
     return re.split(r"[\\/]", path)[-1]
-
-
-def _quoted(head: re.Pattern[str], text: str) -> re.Match[str] | None:
-    """The head of a text that goes on to a quote at its end; None unless both are there."""
-    found = head.search(text)
-    return found if found and text[found.end() :].rstrip().endswith("'") else None

@@ -114,12 +114,12 @@ class EventReader:
 def _chunks(events: Sequence[bytes]) -> Iterator[Chunk]:
     """What events of a stream say, one after another. Raises UnreadableError."""
     texts = [event.decode("utf-8", "replace") for event in events]
-    of_each = zip(additions(texts) if len(texts) > _FEWEST else repeat(None), texts, strict=False)
-    for is_addition, some in groupby(of_each, lambda one: one[0] is not None):
+    of_each = additions(texts) if len(texts) > _FEWEST else zip(texts, repeat(None))
+    for is_addition, some in groupby(of_each, lambda one: one[1] is not None):
         if is_addition:
-            yield from chunks(tuple(one for one, _ in some))
+            yield from chunks(tuple(one for _, one in some))
         else:
-            yield from chain.from_iterable(chunks(read_json(text)) for _, text in some)
+            yield from chain.from_iterable(chunks(read_json(text)) for text, _ in some)
 
 
 class ObservedRequest:
@@ -298,6 +298,7 @@ class ObservedRequest:
             return
         tokens = {index: answer.emitted for index, answer in enumerate(answers)}
         found = plain.answers(tokens, self._counting)
+        self._counting = []
         for answer, request in zip(answers, found, strict=True):
             if request.engine:
                 answer.known["engine"] = request.engine

@@ -169,8 +169,9 @@ def is_message(event: dict[str, Any]) -> bool:
 
 
 def _chunks(event: dict[str, Any]) -> Iterator[Chunk]:
-    if event.get("error"):
-        yield Chunk(error=_error(event["error"]))
+    if error := event.get("error"):
+        said = error.get("message") if isinstance(error, dict) else error
+        yield Chunk(error=server_words(said, 500))
     elif isinstance(event.get("choices"), list):
         yield from _choices(event)
     elif _is_of_sglang(event):
@@ -477,11 +478,6 @@ def _index(said: dict[str, Any]) -> int:
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else ""
-
-
-def _error(error: Any) -> str:
-    message = error.get("message") if isinstance(error, dict) else error
-    return server_words(message, 500)
 
 
 def _shown(value: Any) -> str:

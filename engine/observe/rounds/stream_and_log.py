@@ -51,7 +51,8 @@ class LogJoin:
             return []
         found: list[ObservedRound] = []
         while self.waiting:
-            n_rows = self._n_together()
+            # those that share tokens; None where more of them may follow
+            n_rows = next((i or 1 for i, one in enumerate(self.waiting) if _is_plain(one)), None)
             if n_rows is None and not is_over:
                 break
             rows = self.waiting[: n_rows or len(self.waiting)]
@@ -128,19 +129,13 @@ class LogJoin:
             (row.drafted, row.accepted) == (part.drafted, part.accepted) for row, part in pairs
         )
 
-    def _n_together(self) -> int | None:
-        """How many of the waiting rows share tokens; None where more of them may follow."""
-        for i, row in enumerate(self.waiting):
-            if _is_plain(row):
-                return i or 1
-        return None
-
     def _join(self, rows: list[ObservedRound]) -> list[ObservedRound] | None:
         """Rows that share tokens, as the log has them; None while it does not yet."""
         request = self._request
         assert request is not None
-        if rows[0].first == 1:
-            return self._first(rows[0], request)
+        if (row := rows[0]).first == 1:
+            known = [] if request.first is None else [request.first]
+            return [replace(row, tokens=_filled(row.tokens, known))] if known else [row]
         parts = self._parts(rows, request)
         if parts is None:
             return None
@@ -159,11 +154,6 @@ class LogJoin:
         if self._log.is_light or (len(rows) == 1 and len(parts) == 1):
             return [_told(row, part) for row, part in zip(rows, parts, strict=True)]
         return _told_apart(rows, parts)
-
-    def _first(self, row: ObservedRound, request: LogRequest) -> list[ObservedRound]:
-        if request.first is None:
-            return [row]
-        return [replace(row, tokens=_filled(row.tokens, [request.first]))]
 
     def _parts(self, rows: list[ObservedRound], request: LogRequest) -> list[LogRound] | None:
         """The log's rounds of these rows; [] where the log cannot tell them."""

@@ -14,7 +14,7 @@ many at a time.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -98,16 +98,18 @@ _LONGEST = 1 << 13
 """Characters of an event."""
 
 
-def additions(texts: Sequence[str]) -> list[Addition | None]:
-    """The events of a stream that are additions to one answer in a row, but for the first and the
-    last of them, which say what these have in common; None for others. texts: of an event each."""
-    found: list[Addition | None] = []
-    before, one = None, None
-    for after in chain(map(_addition, texts), [None]):
+def additions(texts: Iterable[str]) -> Iterator[tuple[str, Addition | None]]:
+    """Events of a stream with those that are additions to one answer in a row, but for the first
+    and the last of them, which say what these have in common; None for others. texts: of an event
+    each."""
+    nothing: Any = None
+    text = before = one = nothing
+    for after in chain(texts, [""]):
+        found = _addition(after)
         kind = one and one[1]
-        found.append(one[0] if one and before == kind == (after and after[1]) else None)
-        before, one = kind, after
-    return found[1:]
+        if text is not None:
+            yield text, one[0] if one and before == kind == (found and found[1]) else None
+        text, before, one = after, kind, found
 
 
 def _addition(text: str) -> tuple[Addition, tuple[Any, ...]] | None:
@@ -253,9 +255,16 @@ class StreamRounds:
             raise ContradictionError(f"predicted_n rose by {n_new:,} at once")
         self.told = now
         if not n_new:
-            self._add_text(chunk)
+            if chunk.text and self._tokens:  # more of a token that had a chunk
+                last = self._tokens[-1]
+                self._tokens[-1] = StreamedToken(last.token_id, (last.text or "") + chunk.text)
+                self._is_text_whole = True
             return []
-        self._learn_tokens(n_new, chunk)
+        self._tokens += [StreamedToken()] * (n_new - 1)
+        alone = n_new == 1 and self._is_text_whole and bool(chunk.text)
+        text = None if chunk.last else chunk.text
+        self._tokens.append(StreamedToken(chunk.token_id, text, alone))
+        self._is_text_whole = bool(chunk.text)
         found: list[ObservedRound] = []
         if not before.predicted_n:
             found.append(ObservedRound(0.0, 0.0, 0, 0, 1, self._take(1), ""))
@@ -377,21 +386,6 @@ class StreamRounds:
             group.is_cut,
             is_certain,
         )
-
-    def _add_text(self, chunk: Chunk) -> None:
-        """A chunk more for a token that had one."""
-        if chunk.text and self._tokens:
-            last = self._tokens[-1]
-            self._tokens[-1] = StreamedToken(last.token_id, (last.text or "") + chunk.text)
-            self._is_text_whole = True
-
-    def _learn_tokens(self, n_new: int, chunk: Chunk) -> None:
-        self._tokens += [StreamedToken()] * (n_new - 1)
-        alone = n_new == 1 and self._is_text_whole and bool(chunk.text)
-        self._tokens.append(
-            StreamedToken(chunk.token_id, None if chunk.last else chunk.text, alone)
-        )
-        self._is_text_whole = bool(chunk.text)
 
     def _take(self, n_tokens: int) -> tuple[StreamedToken, ...]:
         taken = tuple(self._tokens[:n_tokens])

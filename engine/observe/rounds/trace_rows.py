@@ -126,7 +126,10 @@ class RowWriter:
         ids = {"round": self._n_rounds, "seq_id": ready.seq_id}
         self._n_rounds += 1
         if ready.prompt_ids:
-            self._prompt(ids, ready.prompt_ids)
+            self.flush()
+            write_tokens(self._writer, ids, 0, "prompt", ready.prompt_ids)
+            if self._vocabulary is not None:
+                self._writer.learn(ready.prompt_ids, self._vocabulary.piece)
         if ready.emitted[0]:
             self._emitted(ids, ready.n_prompt, *ready.emitted)
         elif ready.part is not None:
@@ -201,12 +204,6 @@ class RowWriter:
         # tuples: many thousands are turned into columns at once
         self._tokens_of += (*ids.values(), pos, kind, token_id, text, index, *drafted)
 
-    def _prompt(self, ids: dict[str, int], prompt: Sequence[int]) -> None:
-        self.flush()
-        write_tokens(self._writer, ids, 0, "prompt", prompt)
-        if self._vocabulary is not None:
-            self._writer.learn(prompt, self._vocabulary.piece)
-
     def _emitted(
         self,
         ids: dict[str, int],
@@ -260,7 +257,10 @@ class RowWriter:
         self.n_merged += not is_one
         if is_placed:
             self._tokens(ids, ready.n_prompt, one, kinds)
-        own = is_one or None
+        own, log = is_one or None, one.log
+        is_end = one.is_cut and one.drafted and one.emitted <= one.accepted  # before any of its own
+        stop = "end" if is_end else kinds[-1] if kinds else ""
+        of_log = log and (log.checkpoint_bytes, log.n_max, *map(log.phases.get, PHASES))
         self._rounds_of += (
             ready.seq_id,
             ids["round"],
@@ -270,7 +270,7 @@ class RowWriter:
             one.accepted,
             1 + (restored and one.judges_again) if one.path and is_one else None,
             one.emitted,
-            _stop_kind(one, kinds),
+            "" if stop == "unknown" else stop,
             *(own and one.undone, own and one.undone),
             path_name(one.path, self._reach),
             self._reach.n_rs_seq,
@@ -280,7 +280,7 @@ class RowWriter:
             drafter,
             one.name_ms - one.before_ms if is_placed and t_ms is not None else None,
             None if is_one else one.n_merged,
-            *_of_log(one.log),
+            *(of_log or (None,) * len(_OF_LOG)),
         )
         if one.drafted and is_one and drafter:
             self._drafts += ids["round"], ids["seq_id"], drafter, one.drafted
@@ -385,13 +385,6 @@ def path_name(path: str, reach: PlaneReach) -> str:
     return "restore_depth" if path == "restore" and reach.has_planes else path
 
 
-def _stop_kind(one: ObservedRound, kinds: list[str]) -> str:
-    """How the round ended: with the last token of the target's own, or cut before any."""
-    if one.is_cut and one.drafted and one.emitted <= one.accepted:
-        return "end"
-    return "" if not kinds or kinds[-1] == "unknown" else kinds[-1]
-
-
 def _drafted(
     log: LogRound | None, index: int, rule: AcceptRule, token_id: int | None
 ) -> tuple[Any, ...]:
@@ -403,13 +396,6 @@ def _drafted(
     mine = (p for token, p in tops if token == token_id)
     p = next(mine, None) if rule.draws else tops[0][1]
     return p, *zip(*tops[:N_TOP], strict=True)
-
-
-def _of_log(log: LogRound | None) -> tuple[Any, ...]:
-    """Columns of a round that only the log tells."""
-    if log is None:
-        return (None,) * len(_OF_LOG)
-    return log.checkpoint_bytes, log.n_max, *map(log.phases.get, PHASES)
 
 
 def told_figures(told: Sequence[Timings], has_rows: bool, has_times: bool) -> dict[str, Any]:

@@ -189,15 +189,12 @@ def _shares(
 ) -> Iterator[Merged]:
     """What a group after token `begin` may be that ends within bounds."""
     least, most = bounds[0] - begin, bounds[1] - begin
-    for share in _single(group, reach) if _may_be_single(group, lengths, strict) else ():
+    may_be_single = not (strict and group.gap and lengths) or group.drafted <= max(lengths)
+    for share in _single(group, reach) if may_be_single else ():
         if least <= share.n_tokens <= most:
             yield share
     if group.gap:
         yield from _merged(group, least, most, reach, lengths, strict)
-
-
-def _may_be_single(group: Chunks, lengths: set[int], strict: bool) -> bool:
-    return not (strict and group.gap and lengths) or group.drafted <= max(lengths)
 
 
 def _path_of(group: Chunks, n_tokens: int, reach: PlaneReach) -> str | None:

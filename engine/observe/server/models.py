@@ -68,7 +68,8 @@ def chosen_model(
     if not listed:
         raise ServerModelError(f"{address} has no model.", "Let the server load one.")
     if name:
-        aliases = [one for one in listed if name == one["id"] or name in _aliases(one)]
+        named = [(one, one.get("aliases")) for one in listed]
+        aliases = [a for a, b in named if name in (a["id"], *(b if isinstance(b, list) else ()))]
         if aliases:
             return aliases[0], ""
         raise ServerModelError(f"{address} has no model {name[:80]}; it has {shown}{more}.", remedy)
@@ -79,11 +80,6 @@ def chosen_model(
             about = f"of {len(listed)} models, {_name(found[0])} is taken, {why}" if why else ""
             return found[0], about
     raise ServerModelError(f"{address} has {len(listed):,} models: {shown}{more}.", remedy)
-
-
-def _aliases(entry: dict[str, Any]) -> list[Any]:
-    aliases = entry.get("aliases")
-    return aliases if isinstance(aliases, list) else []
 
 
 def _name(entry: dict[str, Any]) -> str:

@@ -151,7 +151,8 @@ def completion(
         "return_progress": True,
         "cache_prompt": more.cache_prompt,
     }
-    body |= {name: _wire(_value(options, path)) for path, name in PER_REQUEST.items()}
+    values = ((name, _value(options, path)) for path, name in PER_REQUEST.items())
+    body |= {name: [*map(list, one)] if isinstance(one, tuple) else one for name, one in values}
     if more.stop:
         body["stop"] = list(more.stop)
     if more.id_slot is not None:
@@ -203,7 +204,3 @@ def _value(options: RunOptions, path: tuple[str, ...]) -> Any:
     for name in path:
         value = getattr(value, name)
     return value
-
-
-def _wire(value: Any) -> Any:
-    return [list(pair) for pair in value] if isinstance(value, tuple) else value

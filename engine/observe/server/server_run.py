@@ -207,7 +207,7 @@ class ServerRun:
                 one.wait = replace(one.wait, since=one.wait.since + busy)
         self._log.follow(self.observed)
         if not self._has_begun:
-            self._begin(seconds)
+            self._has_begun, self._before = self._asked(self._client.ask_for_metrics, seconds)
         elif self._held is not None:
             self._look_at_slots(seconds)
         elif self._open or self._next < len(self._requests):
@@ -226,10 +226,6 @@ class ServerRun:
         if self.done and self.errors:
             raise self.errors[0]
         return not self.done
-
-    def _begin(self, seconds: float) -> None:
-        """The counters of the server before the first request."""
-        self._has_begun, self._before = self._asked(self._client.ask_for_metrics, seconds)
 
     def _asked(self, ask: Callable[[], Question[Any]], seconds: float) -> tuple[bool, Any]:
         """Whether the server has answered, or does not, and what; None for no answer."""

@@ -26,7 +26,7 @@ from engine.observe.files.records.prometheus import is_metrics, only_samples, re
 from engine.observe.files.records.readers import LLAMA_SERVER, READERS, USAGE, RecordShape, keys_in
 from engine.observe.files.records.replies import KeptReply, kept_replies, read_reply
 from engine.observe.files.records.request import RecordedRequest
-from engine.observe.files.records.writing import write_replies, write_requests
+from engine.observe.files.records.writing import check_number, write_replies, write_requests
 from engine.trace.store import TraceStore
 
 _HEAD = 1 << 18
@@ -120,6 +120,7 @@ def fill(
         if not alone and not replies:
             raise _nothing(file, shape.title)
         if replies or all(node.values.keys() >= _WHOLE for node in alone):
+            del every, documents
             return [write_replies(store, replies, alone, file, left_out)]
     shape = shape or _PLAIN
     found, unknown = _requests(shape, every, replies, file)
@@ -176,6 +177,7 @@ def _requests(
             mine, key = counts.setdefault(reply, {}), _answer_of(node)
         if key not in mine or shape.has_counts(node.values):  # the last one of a stream counts
             mine[key] = node
+    check_number(len(replies) + len(others), file)
     found: list[RecordedRequest] = []
     read: list[tuple[Node, RecordedRequest]] = []
     for kept in replies:

@@ -40,6 +40,22 @@ OTHER_WAY = str.maketrans(",.", ".,")
 SUM_DIGITS = 0.01
 """By how much a rate that people or logs write may differ from that of its counts: its digits."""
 _LONGEST, _LONGEST_NAME = 32, 80
+ABOUT = re.compile("|".join(NAMES["about"]))
+NUMBER = re.compile(
+    r"[~≈]?(\d{1,12}(?:\.\d{1,20})?)(?: ?(?:±|\+/-) ?[\d.]{1,9})? ?(%?)(?![\d.kKM]|\s?[–—]|-\d)"
+)
+ACCEPTED = ("rate", "mean", "accepted", "per round")
+FIGURES = {*ACCEPTED, "by"}
+_TWO_COUNTS = re.compile(r"\d[\d,.]{0,20} ?/ ?\d")
+_FIGURE, _ARROW = r"[~≈]?\d{1,6}(?:\.\d{1,6})? ?%?", r" ?(?:→|[-=]?->) ?"
+SEVERAL = re.compile(
+    rf"{_FIGURE}(?:(?: ?/ ?|, ?| )(?=[\d.]*[.%]){_FIGURE}|{_ARROW}{_FIGURE}){{1,31}}"
+)
+"""Several figures in one cell, which are no counts."""
+SAID_SPEED = re.compile(
+    r"(?<![\d.])(\d{1,6}(?:\.\d{1,6})?)(?: ?(?:±|\+/?-) ?[\d.]{1,9})?"
+    r" ?t(?:ok(?:en)?s?)?(?:/|[- ]per[- ])s(?:ec(?:ond)?s?)?\b"
+)
 _SAYS_WHAT = re.compile(
     r"acc|draft|tok|rate|mean|avg|average|len|pos|\bper\b|pred|gen|spec|step|total|[/%]"
 )
@@ -61,6 +77,13 @@ def kind_of(name: str) -> str:
     others = IN_NAME.sub("", name).strip(), "" if SPREAD.fullmatch(more) else first
     known = (_COLUMN.fullmatch(one) for one in dict.fromkeys((name, *others)))
     return next((_KINDS[one.lastindex or 0] for one in known if one is not None), "")
+
+
+@lru_cache(1 << 12)
+def speed_of(name: str, shape: str) -> str:
+    """ "speed" for a column without a kind that has one, as the unit next to the number says; else
+    empty. shape: of the cell, with 0 for each number."""
+    return "speed" if kind_of(f"{name} {shape}") == "speed" else ""
 
 
 @lru_cache(1 << 12)
@@ -122,3 +145,36 @@ def plain_number(cell: str, has_comma: bool) -> str:
         return cell
     cell = cell.translate(OTHER_WAY) if has_comma or DECIMAL_COMMA.fullmatch(cell) else cell
     return without_signs(cell)
+
+
+def is_head(names: list[str]) -> bool:
+    """Whether cells name what is accepted."""
+    parts = [one for one in names if ABOUT.search(one) or ABOUT.search(parts_of(one)[1])]
+    kinds = [one for one in parts if {kind_of(one), kind_of(parts_of(one)[1])} & FIGURES]
+    figures = NUMBER.fullmatch, SEVERAL.fullmatch, _TWO_COUNTS.match, SAID_SPEED.fullmatch
+    return bool(kinds) and not any(one(name) for one in figures for name in names)
+
+
+def sides_of(names: list[str], above: list[str]) -> list[tuple[str, list[int], list[str]]]:
+    """The engines or settings whose figures stand side by side, by what their names add to those
+    of figures, or by what is above them: each with places and names of its columns and of those
+    in common."""
+    parts = [parts_of(one) for one in names]
+    if not any(side for side, _ in parts):
+        above = [next(filter(None, above[at::-1]), "") for at in range(len(above))]
+        parts = [
+            (a if names.count(one) > 1 else "", one) for a, one in zip(above, names, strict=True)
+        ]
+    found = dict.fromkeys(side for side, one in parts if side and kind_of(one) in ACCEPTED)
+    parts = [
+        (next((one for one in found if name.startswith(f"{one} ")), side), rest)
+        for name, (side, rest) in zip(names, parts, strict=True)
+    ]
+    if len(found) < 2:
+        return [("", list(range(len(names))), names)]
+    several = []
+    for side in found:
+        places = [i for i, (one, _) in enumerate(parts) if one == side or one not in found]
+        mine = [parts[i][1] if parts[i][0] == side else names[i] for i in places]
+        several.append((side, places, mine))
+    return several

@@ -7,9 +7,9 @@ made of them.
 from __future__ import annotations
 
 import re
-from collections.abc import Container
+from collections.abc import Container, Iterable, Iterator
 from collections.abc import Set as AbstractSet
-from itertools import accumulate, groupby, takewhile
+from itertools import count, islice
 from typing import Any
 
 import msgspec
@@ -65,8 +65,8 @@ _TRANSPORT = re.compile(
 )
 """Commands, what shows how bytes came, and lines without a number."""
 _INNER = {dict, list}
-_AT_ONCE = 1 << 20
-"""Characters of objects that are read together: of more, memory takes more time than reading."""
+_AT_ONCE = 256
+"""Objects that are read together: of more, memory takes more time than reading."""
 _MOST_HEAD = 1 << 16
 """Characters among which a stream's first event is looked for."""
 _REMEDY = "Save the record again as the engine wrote it."
@@ -131,7 +131,10 @@ def read_documents(data: bytes, name: str) -> tuple[list[tuple[str, Any]], str]:
     if found and end == len(text):
         return (found if len(found) > 1 else [("", found[0][1])]), ""
     try:
-        return [("", _list(text) or _parse(text))], ""
+        elements = quick_json(text, list[msgspec.Raw]) or [b""]
+        is_list = bytes(elements[0])[:1] == b"{"  # of objects, read as those of a stream are
+        listed = _each(bytes(one).decode() for one in elements) if is_list else None
+        return [("", listed or _parse(text))], ""
     except JsonError as error:
         if error.what.startswith("it "):  # too large, or too deep
             raise _invalid(name, f"line {error.line}", error) from error
@@ -154,8 +157,12 @@ def is_stream(text: str) -> bool:
 def _events(text: str, name: str) -> tuple[list[tuple[str, Any]], str]:
     """What the events hold, in one list. Engines write each into one line; one that is
     not complete ends the stream."""
-    if (whole := _plain_events(text)) is not None:
-        return [("", whole)], ""
+    lines = (plain := text.replace("\r\n", "\n")).split("\n")
+    n_others = len(lines) - lines.count("") - lines.count("data: [DONE]")
+    lines = [line[6:] for line in lines if line[:7] == "data: {" and line[-1:] == "}"]
+    is_plain = bool(lines) and n_others <= len(lines) and "\r" not in plain
+    if is_plain and (whole := _each(lines)) is not None:
+        return [("", whole)], ""  # nothing but a whole object in each line of data
     found: list[Any] = []
     left = LeftOut()
     held: list[str] = []
@@ -193,40 +200,23 @@ def _events(text: str, name: str) -> tuple[list[tuple[str, Any]], str]:
     return [("", found)], left.sentence
 
 
-def _plain_events(text: str) -> list[Any] | None:
-    """The events of a stream that has nothing but a whole object in each line of data, read at
-    once; None of another one."""
-    lines = (text := text.replace("\r\n", "\n")).split("\n")
-    n_others = len(lines) - lines.count("") - lines.count("data: [DONE]")
-    lines = [line[6:] for line in lines if line[:7] == "data: {" and line[-1:] == "}"]
-    return None if n_others > len(lines) or not lines or "\r" in text else _each(lines)
-
-
-def _list(text: str) -> list[Any] | None:
-    """The objects of a list, read as those of a stream are; None of another text."""
-    elements = quick_json(text, list[msgspec.Raw])
-    return None if elements is None else _each([bytes(one).decode() for one in elements])
-
-
-def _each(texts: list[str]) -> list[Any] | None:
+def _each(texts: Iterable[str]) -> list[Any] | None:
     """The objects that texts are, one each, many read at once, among them additions to one answer
     in a row; None where one is none."""
-    found = additions(texts)
-    others = [text for text, one in zip(texts, found, strict=True) if one is None]
-    sizes = accumulate(map(len, others), initial=0)
     values: list[Any] = []
-    n = 0  # a quarter of them may be objects
-    try:
-        for _, part in groupby(zip(sizes, others, strict=False), lambda one: one[0] // _AT_ONCE):
-            together = f"[{','.join(text for _, text in part)}]"
-            n += 4 * (together.count("{") + together.count("[")) + together.count(",")
-            if n > MOST_VALUES:
-                return None
-            values += _parse(together)
-    except JsonError:
-        return None
-    each = iter(values)
-    return [one or next(each) for one in found] if len(values) == len(others) else None
+    n, pairs = 0, additions(texts)  # a quarter of the values may be objects
+    while part := list(islice(pairs, _AT_ONCE)):
+        others = [text for text, one in part if one is None]
+        together = f"[{','.join(others)}]"
+        n += 4 * (together.count("{") + together.count("[")) + together.count(",")
+        try:
+            read = iter(_parse(together))
+            values += [one or next(read) for _, one in part]
+        except (JsonError, StopIteration):
+            return None
+        if n > MOST_VALUES or next(read, None) is not None:
+            return None
+    return values
 
 
 def _values(
@@ -305,16 +295,23 @@ def _values(
 def _objects(text: str) -> tuple[list[tuple[str, Any]], int]:
     """Of a text that begins with an object in each line, or none, these, read at once: many are
     events; and where their lines end."""
-    if not text[: text.find("\n")].rstrip().endswith("}"):
+    at, numbers = 0, list[int]()
+
+    def lines() -> Iterator[str]:
+        nonlocal at
+        for number in count(1):
+            end = text.find("\n", at) + 1 or len(text)
+            line = text[at:end].strip()
+            if end == at or line[:1] + line[-1:] not in ("{}", ""):
+                return
+            at = end
+            if line:
+                numbers.append(number)
+                yield line
+
+    if not text[: text.find("\n")].rstrip().endswith("}") or (found := _each(lines())) is None:
         return [], 0
-    written = text.split("\n")
-    lines = [*takewhile(lambda line: line[:1] + line[-1:] in ("{}", ""), map(str.strip, written))]
-    if (found := _each([*filter(None, lines)])) is None:
-        return [], 0
-    n = len(lines)
-    end = len(text) if n == len(written) else sum(map(len, written[:n])) + n
-    places = (f"line {i}" for i, line in enumerate(lines, start=1) if line)
-    return list(zip(places, found, strict=True)), end
+    return [(f"line {i}", one) for i, one in zip(numbers, found, strict=True)], at
 
 
 class LeftOut:
@@ -377,6 +374,7 @@ def nodes(file: str, documents: list[tuple[str, Any]], keys: AbstractSet[str]) -
     for start, document in documents:
         if isinstance(document, (dict, list)):
             visit(document, start, (), ())
+    visit = None  # type: ignore[assignment]  # it holds itself, and what was found
     return found
 
 

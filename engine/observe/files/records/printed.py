@@ -17,7 +17,9 @@ from typing import Any
 
 from engine.foreign import COUNT, LONGEST_DRAFT, is_real, is_whole
 from engine.observe.files.records.column_names import (
+    ABOUT,
     NAMES,
+    SAID_SPEED,
     kind_of,
     making_rates,
     mean_of,
@@ -35,7 +37,7 @@ from engine.observe.files.records.readers import (
     read_usage,
 )
 from engine.observe.files.records.request import RecordedRequest
-from engine.observe.files.records.tables import ABOUT, SAID_SPEED, read_tables, row_of
+from engine.observe.files.records.tables import read_tables, row_of
 
 _STEPS, _DRAFTED, _ACCEPTED = "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens"
 _EMITTED, _MEAN, _RATE, _BY_INDEX = "predicted_n", "mean", "rate", "by index"
@@ -63,7 +65,8 @@ _LINE = re.compile(
 )
 _INDEX = re.compile(r"(?:acceptance at token|position|(pos)) (\d{1,4})")
 _SIGN = re.compile(
-    rf"(?i)[\n,{{\]] ?{_BEFORE}(?:{'|'.join(NAMES['sums']['signs'])})[ \t*]{{0,60}}\d"
+    rf"(?i)[\n,{{\]](?![\d.]++[,\n]) ?{_BEFORE}"
+    rf"(?:{'|'.join(NAMES['sums']['signs'])})[ \t*]{{0,60}}\d"
 )
 _ALONE = re.compile(
     r"\n[ \t|>*`-]{0,20}(?:mean acceptance length|mean al|per-position acceptance rate|accept len"

@@ -12,7 +12,9 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from itertools import pairwise
+from contextlib import suppress
+from functools import lru_cache
+from itertools import count, pairwise
 from typing import Any
 
 from engine.errors import TraceFileError
@@ -78,6 +80,9 @@ _OTHERS = re.compile(
     rb" [\d.e+]{1,40}\r?$"
 )
 """Samples of other series, which most are."""
+_NUMBER = re.compile(r"(?m)(?<=[\w}] )\d{1,20}(?:\.\d{1,20})?(?:e\+\d\d)?$")
+_IS_NUMBER = re.compile(r"\d{1,20}(?:\.\d{1,20})?(?:e\+?\d{1,2})?").fullmatch
+_LONGEST_FORM = 1 << 16
 _REMEDY = "Save the reply of /metrics again, once before and once after."
 
 _SAMPLE = re.compile(
@@ -179,7 +184,7 @@ def _newest(data: bytes) -> list[bytes]:
         series = {at: name.strip() for at, name in enumerate(names) if _SERIES_NAME.match(name)}
         found = {series[at]: row[at] for row in rows for at in series if row[at]}
     else:
-        numbers = [i for i, one in enumerate(columns) if all(map(_is_number, one))]
+        numbers = [i for i, one in enumerate(columns) if all(map(_IS_NUMBER, one))]
         named = [i for i in numbers if _VALUE.fullmatch(names[i])]
         value = next(reversed(named or numbers), whose)
         others = [i for i, one in enumerate(names) if not _TIME.fullmatch(one)]
@@ -191,10 +196,6 @@ def _newest(data: bytes) -> list[bytes]:
             key = said if "{" in said or not labels else f"{said}{{{','.join(labels)}}}"
             found[key] = row[value]
     return [f"{key} {value}\n".encode() for key, value in found.items()]
-
-
-def _is_number(cell: str) -> bool:
-    return re.fullmatch(r"\d{1,20}(?:\.\d{1,20})?(?:e\+?\d{1,2})?", cell) is not None
 
 
 def only_samples(data: bytes) -> tuple[bytes, str]:
@@ -247,8 +248,6 @@ def _scrapes(text: str) -> list[str]:
 
 def _read_scrape(text: str, name: str) -> dict[tuple[str, str], _Counters]:
     """The counters of speculative decoding by engine and labels; index -1 is a counter's own."""
-    from prometheus_client.parser import text_string_to_metric_families
-
     if longest_line(text) > LONGEST_LINE:
         raise TraceFileError(
             f"{name} has a line of more than {LONGEST_LINE:,} characters.", _REMEDY
@@ -256,7 +255,7 @@ def _read_scrape(text: str, name: str) -> dict[tuple[str, str], _Counters]:
     found: dict[tuple[str, str], _Counters] = {}
     emitted: dict[tuple[str, str], float] = {}
     try:
-        samples = [s for f in text_string_to_metric_families(text) for s in f.samples]
+        samples = _samples(text)
     except (ValueError, KeyError, IndexError, RecursionError) as error:
         if (shown := _SHOWN.search(text)) is not None:
             raise TraceFileError(
@@ -298,6 +297,26 @@ def _read_scrape(text: str, name: str) -> dict[tuple[str, str], _Counters]:
     for key in found.keys() & emitted.keys():
         found[key][_EMITTED][-1] = emitted[key]
     return found
+
+
+def _samples(text: str) -> list[Any]:
+    """The samples of a scrape. With the number of each value in its place it is the same text as
+    the scrape before."""
+    values, place = _NUMBER.findall(text), count()
+    with suppress(ValueError, KeyError, IndexError, RecursionError):
+        form = _NUMBER.sub(lambda _: str(next(place)), text)
+        known = _parsed(form) if len(form) <= _LONGEST_FORM else []
+        if values and sorted(one.value for one in known) == list(range(len(values))):
+            numbers = [int(one) if one.isdigit() else float(one) for one in values]
+            return [one._replace(value=numbers[one.value]) for one in known]
+    return _parsed.__wrapped__(text)
+
+
+@lru_cache(4)
+def _parsed(text: str) -> list[Any]:
+    from prometheus_client.parser import text_string_to_metric_families
+
+    return [s for f in text_string_to_metric_families(text) for s in f.samples]
 
 
 def _labels_text(labels: Mapping[str, str]) -> str:

@@ -9,18 +9,25 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise, zip_longest
 
 from engine.foreign import COUNT, LONGEST_PART_MS, OutOfRangeError, real, whole
 from engine.observe.files.records.column_names import (
+    ABOUT,
+    ACCEPTED,
     DECIMAL_COMMA,
+    FIGURES,
     IN_NAME,
     NAMES,
+    NUMBER,
     OF_ALL,
     OTHER_WAY,
+    SAID_SPEED,
+    SEVERAL,
     SPREAD,
+    is_head,
     is_number,
     kind_of,
     making_rates,
@@ -28,16 +35,18 @@ from engine.observe.files.records.column_names import (
     parts_of,
     plain_number,
     share_of,
+    sides_of,
+    speed_of,
 )
 from engine.observe.files.records.request import RecordedRequest
 from engine.observe.rounds.log_text import rows_with_bars
+from engine.observe.rounds.server_log import MOST_REQUESTS
 
 _NAMED = re.compile(r"([A-Za-z][\w/#%]{0,30})(?:\s?=\s{0,9}|: (?=\d))([^\s,;=]{1,40})")
 _FEW = 2
-_FIGURE, _ARROW = r"[~≈]?\d{1,6}(?:\.\d{1,6})? ?%?", r" ?(?:→|[-=]?->) ?"
 _IN_ROWS = ("|", "│", "┃", "\t", "accept_rate")
 _BARS = re.compile(r"[|│┃]")
-_GAPS = re.compile(r"\s{2,}|\t")
+_GAPS = re.compile(r"\s\s*(?:(?<=\t)|(?<=\s\s))")  # two of them, or a tab
 _COMMAS, _SEMICOLONS = re.compile(r",(?=[^\s,])"), re.compile(r";(?=\S|$)")
 _QUOTED = re.compile(r'(?:^|[,;])"[^"\0]{0,200}"(?:[,;]|$)')
 """A cell of CSV that may have a sign of it."""
@@ -46,40 +55,29 @@ _KEY_COLUMN = re.compile(
 )
 _VALUE_COLUMN = re.compile(r" ?value.{0,20}|last.{0,20}")
 _RULE = set(" -|:+=").union(map(chr, range(0x2500, 0x2580)))
+_NOT_PLAIN = ("  ", "\t", "\x1f", ";", ", ", ",,")
+"""One of these is in an ASCII line that is parted otherwise than at each comma."""
 _MOST_CELLS = 64
 _LONGEST = 2000
 _AT_INDEX = re.compile(
     r"(?:acc(?:ept(?:ance)?)? )?(?:@ ?|at )?pos(?:ition)?[ .@#]?(\d{1,3})(?: ?%| \(%\))?"
 )
 _IS_POSITION = re.compile(r"(?i)(?:(?:draft|token) )?(?:pos(?:ition)?|index)").fullmatch
-_NUMBER = re.compile(
-    r"[~≈]?(\d{1,12}(?:\.\d{1,20})?)(?: ?(?:±|\+/-) ?[\d.]{1,9})? ?(%?)(?![\d.kKM]|\s?[–—]|-\d)"
-)
 _RANGE = re.compile(r"[~≈]?\d{1,6}(?:\.\d{1,6})? ?%? ?(?:[–—-]|to) ?\d")
 _BEGINS = re.compile(r"[~≈]?\d")
 _DIGITS = re.compile(r"[0-9]+")
+_NUMBERS = re.compile(r"\d+\.?\d*(?:\n\d+\.?\d*)*+")
+"""A column of nothing but numbers, as most are."""
 _SHARES = re.compile(r"(?<![\d.])(\d{1,3}\.\d{1,6})(?![\d.])")
-_TWO_COUNTS = re.compile(r"\d[\d,.]{0,20} ?/ ?\d")
 _PAIR = re.compile(r"(\d{1,20}) ?(?:/|of|out of) ?(\d{1,20})(?: ?\([^)]{0,40}\))?$")
 _DRAFTS = re.compile(r"drafts \d{1,20}/(\d{1,20}), tokens (\d{1,20})/(\d{1,20})")
 """Drafts, tokens accepted and drafted, as ik_llama.cpp shows them in one cell."""
 _BETWEEN = re.compile(r" ?(?:/|→|[-=]?->) ?")
-_SEVERAL = re.compile(
-    rf"{_FIGURE}(?:(?: ?/ ?|, ?| )(?=[\d.]*[.%]){_FIGURE}|{_ARROW}{_FIGURE}){{1,31}}"
-)
-"""Several figures in one cell, which are no counts."""
 ALL = re.compile(rf"(?:.{{0,60}} )?(?:{'|'.join(NAMES['all']['names'])}):?", re.IGNORECASE)
 _NUMBERED = re.compile(r"(?i)p[02-46-9]:?")
 """A prompt by its number, no percentile."""
-SAID_SPEED = re.compile(
-    r"(?<![\d.])(\d{1,6}(?:\.\d{1,6})?)(?: ?(?:±|\+/?-) ?[\d.]{1,9})?"
-    r" ?t(?:ok(?:en)?s?)?(?:/|[- ]per[- ])s(?:ec(?:ond)?s?)?\b"
-)
-ABOUT = re.compile("|".join(NAMES["about"]))
 _MAY_BE_ABOUT = re.compile(ABOUT.pattern.translate({ord("^"): None, ord("$"): None}))
 """In any name of these."""
-_ACCEPTED = ("rate", "mean", "accepted", "per round")
-_FIGURES = {*_ACCEPTED, "by"}
 _COUNTS = "rounds", "accepted", "drafted", "rejected", "tokens"
 _SPEEDS = ("seconds", "predicted_ms", 1e3), ("speed", "predicted_per_second", 1.0)
 _PLAIN_RATE = re.compile(
@@ -95,7 +93,12 @@ _COMPARES = re.compile(
 def read_tables(text: str, unread: list[str] | None = None) -> list[RecordedRequest]:
     """The rows of such tables. Numbers that cannot be are left out. unread: takes what is said of
     acceptance by rows that give no single figure of it."""
-    found = list(_requests(text, [] if unread is None else unread))
+    found, n = list[RecordedRequest](), 0
+    for row in _requests(text, [] if unread is None else unread):
+        found.append(row)
+        n += not any(one.fullmatch(row.place) for one in (SPREAD, _COMPARES, ALL))
+        if n > MOST_REQUESTS:
+            break  # they are refused
     is_numbered = any(map(_NUMBERED.fullmatch, (one.place for one in found)))
     found = [
         one
@@ -119,52 +122,68 @@ def _requests(text: str, unread: list[str]) -> Iterator[RecordedRequest]:
         heads = [
             at
             for at, (_, cells) in enumerate(table)
-            if _MAY_BE_ABOUT.search(" ".join(cells).lower()) and _is_head(names_of(cells))
+            if not any(map(NUMBER.fullmatch, cells))
+            and _MAY_BE_ABOUT.search(" ".join(cells).lower())
+            and is_head(names_of(cells))
         ]
         if not heads and (wide := _pivoted(table)):
             table, heads = wide, [0]
-        if not heads and _is_head(names_of([cells[0] for _, cells in table])):
+        if not heads and is_head(names_of([cells[0] for _, cells in table])):
             number = table[0][0]  # its names are in the first column
             columns = zip(*(cells for _, cells in table), strict=True)
             table, heads = [(number, list(cells)) for cells in columns], [0]
+        with_comma = (one for _, row in table for one in row if "," in one)
+        has_comma = any(map(DECIMAL_COMMA.fullmatch, with_comma)) and not any(
+            DECIMAL_COMMA.fullmatch(one.translate(OTHER_WAY)) for _, row in table for one in row
+        )
         for begin, end in pairwise([*heads, len(table)]):
-            sides = _sides(*(names_of(table[at][1]) for at in (begin, max(begin - 1, 0))))
-            every = [one for _, row in table for one in row if "," in one or "." in one]
-            has_comma = any("," in one and DECIMAL_COMMA.fullmatch(one) for one in every)
-            has_comma = has_comma and not any(
-                DECIMAL_COMMA.fullmatch(one.translate(OTHER_WAY)) for one in every
-            )
-            rows = table[begin + 1 : end]
+            rows, above = table[begin + 1 : end], names_of(table[max(begin - 1, 0)][1])
             if any("spec_decode_num" in one for one in table[begin][1]) and _only_grow(rows):
                 rows = rows[-1:]  # counters of a server, which the newest row has all of
-            spreads = [OF_ALL.search(one.lower()) is not None for one in table[begin][1]]
+            joined = map("\n".join, zip(*(cells for _, cells in rows), strict=True))
+            loose = {
+                i: OF_ALL.search(table[begin][1][i].lower()) is not None
+                for i, one in enumerate(joined)
+                if has_comma or _NUMBERS.fullmatch(one) is None
+            }
+            sides = [
+                (side, places, names, *_saying(names, [i in loose for i in places]))
+                for side, places, names in sides_of(names_of(table[begin][1]), above)
+            ]
             for number, cells in rows:
-                if any(spreads):
-                    cells = [
-                        _BETWEEN.split(one)[0] if is_spread else one
-                        for one, is_spread in zip(cells, spreads, strict=True)
-                    ]
-                plain = [plain_number(one, has_comma) for one in cells]
-                for side, places, names in sides:
+                plain = cells.copy()
+                for i, is_spread in loose.items():
+                    one = _BETWEEN.split(cells[i])[0] if is_spread else cells[i]
+                    plain[i] = plain_number(one, has_comma)
+                for side, places, names, saying, several in sides:
                     mine = [plain[i] for i in places]
-                    for part, ones in _parted(names, mine):
+                    for part, ones in _parted(names, mine, several):
                         whose = " ".join(filter(None, (side, part)))
-                        found = row_of(names, ones, f"line {number}", whose)
-                        unread += _unread(found, names, ones, number)
+                        found = row_of(names, ones, f"line {number}", whose, saying)
+                        unread += _unread(found, [(names[i], ones[i]) for i in saying], number)
                         if found is not None:
                             yield found
 
 
+def _saying(names: list[str], are_loose: list[bool]) -> tuple[list[int], list[int]]:
+    """The columns that may say something: those with a kind, with more than numbers, or before all
+    that have a kind; and of these those with more than numbers."""
+    kinds = [kind_of(one) or speed_of(one, "0") for one in names]
+    first = next((i for i, kind in enumerate(kinds) if kind), len(names))
+    several = [i for i, is_loose in enumerate(are_loose) if is_loose]
+    return [i for i, kind in enumerate(kinds) if kind or are_loose[i] or i < first], several
+
+
 def _unread(
-    found: RecordedRequest | None, names: list[str], cells: list[str], number: int
+    found: RecordedRequest | None, cells: list[tuple[str, str]], number: int
 ) -> Iterator[str]:
     """Where a row has figures of acceptance that were not taken: ranges, or several in a cell."""
     has_any = found is not None and (
         bool(found.given or found.rates) or found.num_accepted_draft_tokens is not None
     )
     sign = _RANGE if has_any else _BEGINS
-    for name, cell in zip(names, cells, strict=True):
-        if kind_of(name) in _FIGURES and sign.match(cell) is not None:
+    for name, cell in cells:
+        if kind_of(name) in FIGURES and sign.match(cell) is not None:
             yield f"line {number}: {cell}"
 
 
@@ -184,7 +203,7 @@ def _pivoted(table: list[tuple[int, list[str]]]) -> list[tuple[int, list[str]]]:
         of = tuple(cells[i] for i in others if "time" not in names[i])
         rows.setdefault(of, (number, {}))[1][cells[key]] = cells[value]
     columns = list(dict.fromkeys(name for _, one in rows.values() for name in one))
-    if not _is_head(names_of(columns)) or len(columns) > _MOST_CELLS:
+    if not is_head(names_of(columns)) or len(columns) > _MOST_CELLS:
         return []
     return [(table[0][0], ["", *columns])] + [
         (number, [" ".join(of), *(one.get(name, "") for name in columns)])
@@ -208,33 +227,35 @@ def _widened(table: list[tuple[int, list[str]]]) -> list[tuple[int, list[str]]]:
         first, *names = _figures(name)
         whose, first = parts_of(names_of([first])[0])
         names = [first, *names]
-        kinds, parts = list(map(kind_of, names_of(names))), list(map(_figures, cells))
-        if said and len(names) == 1 and {*map(len, parts)} == {len(said)}:
+        if said and len(names) == 1 and {len(_figures(one)) for one in cells} == {len(said)}:
             whose, names = name, said
-        elif len({*kinds} - {"by", ""}) < max(_FEW, len(names)):
+        elif len({*map(kind_of, names_of(names))} - {"by", ""}) < max(_FEW, len(names)):
             said = []
             wide.append([name, *cells])
             continue
         said = names
-        rows = zip_longest(names, *parts, fillvalue="")
+        rows = zip_longest(names, *map(_figures, cells), fillvalue="")
         wide += [[f"{whose} {one}".strip(), *row] for one, *row in rows][: len(names)]
     numbers = (number for number, _ in table)
     return list(zip(numbers, map(list, zip(*wide, strict=True)), strict=True))
 
 
-def _parted(names: list[str], cells: list[str]) -> Iterator[tuple[str, list[str]]]:
+def _parted(
+    names: list[str], cells: list[str], several: list[int]
+) -> Iterator[tuple[str, list[str]]]:
     """The figures of cells that have one for each of several settings, which the name of their
-    column says in the same way, or from before and after: whose they are, and all cells."""
-    parts = {i: _BETWEEN.split(cell) for i, cell in enumerate(cells) if _is_several(cell)}
+    column says in the same way, or from before and after: whose they are, and all cells. several:
+    the columns that may have such."""
+    parts = {i: _BETWEEN.split(cells[i]) for i in several if _is_several(cells[i])}
     said = next(
         (
             [one.strip(" ()") for one in _BETWEEN.split(found[0])]
             for i in parts
-            if kind_of(names[i]) in _ACCEPTED and (found := IN_NAME.search(names[i])) is not None
+            if kind_of(names[i]) in ACCEPTED and (found := IN_NAME.search(names[i])) is not None
         ),
         ["before", "after"] if any(set("→>") & set(cells[i]) for i in parts) else [],
     )
-    about = [i for i in parts if kind_of(names[i]) in _ACCEPTED]
+    about = [i for i in parts if kind_of(names[i]) in ACCEPTED]
     if not said or any(len(parts[i]) != len(said) for i in about):
         yield "", cells
         return
@@ -245,7 +266,7 @@ def _parted(names: list[str], cells: list[str]) -> Iterator[tuple[str, list[str]
 
 def _is_several(cell: str) -> bool:
     """Whether a cell has several figures."""
-    return not is_number(cell) and _SEVERAL.fullmatch(cell) is not None
+    return not is_number(cell) and SEVERAL.fullmatch(cell) is not None
 
 
 def _only_grow(rows: list[tuple[int, list[str]]]) -> bool:
@@ -253,31 +274,6 @@ def _only_grow(rows: list[tuple[int, list[str]]]) -> bool:
     columns = zip(*(cells for _, cells in rows), strict=True)
     counts = [list(map(int, one)) for one in columns if all(map(str.isdecimal, one))]
     return all(before <= after for one in counts for before, after in pairwise(one))
-
-
-def _sides(names: list[str], above: list[str]) -> list[tuple[str, list[int], list[str]]]:
-    """The engines or settings whose figures stand side by side, by what their names add to those
-    of figures, or by what is above them: each with places and names of its columns and of those
-    in common."""
-    parts = [parts_of(one) for one in names]
-    if not any(side for side, _ in parts):
-        above = [next(filter(None, above[at::-1]), "") for at in range(len(above))]
-        parts = [
-            (a if names.count(one) > 1 else "", one) for a, one in zip(above, names, strict=True)
-        ]
-    found = dict.fromkeys(side for side, one in parts if side and kind_of(one) in _ACCEPTED)
-    parts = [
-        (next((one for one in found if name.startswith(f"{one} ")), side), rest)
-        for name, (side, rest) in zip(names, parts, strict=True)
-    ]
-    if len(found) < 2:
-        return [("", list(range(len(names))), names)]
-    several = []
-    for side in found:
-        places = [i for i, (one, _) in enumerate(parts) if one == side or one not in found]
-        mine = [parts[i][1] if parts[i][0] == side else names[i] for i in places]
-        several.append((side, places, mine))
-    return several
 
 
 def _tables(text: str) -> Iterator[list[tuple[int, list[str]]]]:
@@ -291,7 +287,7 @@ def _tables(text: str) -> Iterator[list[tuple[int, list[str]]]]:
         # gaps alone are in any text
         cells = _cells(line) if len(line) <= _LONGEST else []
         is_row = table or any(map(line.__contains__, _IN_ROWS)) or _COMMAS.search(line)
-        cells = cells if is_row or (len(cells) > _FEW and _is_head(names_of(cells))) else []
+        cells = cells if is_row or (len(cells) > _FEW and is_head(names_of(cells))) else []
         named = (
             _NAMED.findall(line) if ("=" in line or ": " in line) and len(line) <= _LONGEST else []
         )
@@ -299,7 +295,7 @@ def _tables(text: str) -> Iterator[list[tuple[int, list[str]]]]:
             len(named) == _FEW
             and _BARS.search(line) is None
             and all(value[0].isdigit() for name, value in named if "acc" in name.lower())
-            and _is_head(names_of([name for name, _ in named]))
+            and is_head(names_of([name for name, _ in named]))
         )
         if is_named:  # a row that names its cells
             names = ["", *(name for name, _ in named)]
@@ -320,41 +316,45 @@ def _tables(text: str) -> Iterator[list[tuple[int, list[str]]]]:
             table = []
         if 2 <= len(cells) <= _MOST_CELLS:
             table.append((number, cells))
+        if (
+            len(table) == MOST_REQUESTS + 2
+            and is_head(names_of(first := table[0][1]))
+            and (
+                "spec_decode_num" not in " ".join(first)  # each row is read by itself
+            )
+        ):
+            yield table
+            table = table[:1]
     yield table
 
 
 def _cells(line: str) -> list[str]:
     line = line.strip(" \t\r>")
-    if _BARS.search(line) is not None:
+    if any(map(line.__contains__, _IN_ROWS[:3])):
         parts = _BARS.split(line.replace("||", "|") if line.startswith("||") else line)
         parts = parts[not parts[0].strip() :]
         parts = parts[: len(parts) - (not parts[-1:] or not parts[-1].strip())]
     elif _QUOTED.search(line) is not None:
         by = max(",;", key=line.count)
         parts = next(csv.reader([line], delimiter=by, skipinitialspace=True), [])
+    elif line.isascii() and not any(map(f"{line},,"[:-1].__contains__, _NOT_PLAIN)):
+        parts = line.split(",")
     else:
         parts = max((one.split(line) for one in (_SEMICOLONS, _GAPS, _COMMAS)), key=len)
     return [one.strip(' \t*`"') for one in parts]
 
 
-def _is_head(names: list[str]) -> bool:
-    """Whether cells name what is accepted."""
-    parts = [one for one in names if ABOUT.search(one) or ABOUT.search(parts_of(one)[1])]
-    kinds = [one for one in parts if {kind_of(one), kind_of(parts_of(one)[1])} & _FIGURES]
-    figures = _NUMBER.fullmatch, _SEVERAL.fullmatch, _TWO_COUNTS.match, SAID_SPEED.fullmatch
-    return bool(kinds) and not any(one(name) for one in figures for name in names)
-
-
-def row_of(columns: list[str], cells: list[str], where: str, side: str) -> RecordedRequest | None:
+def row_of(
+    columns: list[str], cells: list[str], where: str, side: str, saying: Sequence[int] | None = None
+) -> RecordedRequest | None:
     """A row, None if it has none of the numbers. where: it is, if no cell names it. side: whose
-    figures they are."""
+    figures they are. saying: the columns that may say something, None for all."""
     values: dict[str, str] = {}
     words: list[str] = []
     weak = ""  # may be how far a draft goes
-    for name, cell in zip(columns, cells, strict=True):
-        unit = "0" if is_number(cell) else _DIGITS.sub("0", cell)
-        of_unit = kind_of(f"{name} {unit}")  # a speed is known by it, too
-        kind = kind_of(name) or (of_unit if of_unit == "speed" else "")
+    saying = range(len(columns)) if saying is None else saying
+    for name, cell in ((columns[i], cells[i]) for i in saying):
+        kind = kind_of(name) or speed_of(name, "0" if is_number(cell) else _DIGITS.sub("0", cell))
         if not kind and not values:
             shown = f"run {cell}" if name == "run" else cell
             letter = r"[^\W\d]" if words else r"\w"
@@ -370,7 +370,7 @@ def row_of(columns: list[str], cells: list[str], where: str, side: str) -> Recor
     numbers = {
         kind: one
         for kind, v in values.items()
-        if (one := _NUMBER.match(v)) is not None and not _is_several(v)
+        if (one := NUMBER.match(v)) is not None and not _is_several(v)
     }
     if (one := numbers.get("by")) is not None and one.end() == len(values["by"]):
         numbers.setdefault("rate", one)
@@ -378,7 +378,10 @@ def row_of(columns: list[str], cells: list[str], where: str, side: str) -> Recor
         one[2] or ("." in one[1] and float(one[1]) <= 1)
     ):
         numbers.setdefault("rate", one)
-    pair, drafts = _PAIR.match(values.get("accepted", "")), _DRAFTS.search(" ".join(cells))
+    pair, drafts = (
+        _PAIR.match(values.get("accepted", "")),
+        _DRAFTS.search(" ".join(cells[i] for i in saying)),
+    )
     made = making_rates(values.get("rate", "")) if "accepted" not in values else ()
     try:
         counts = {
@@ -481,7 +484,7 @@ def _shares(
     by, places = values.get("by", ""), _by_index((*columns,))
     said = by or ("" if places else values.get("rate", ""))
     parts = _SHARES.findall(said) if said else [cells[one] for one in places]
-    known = [one[1] for one in map(_NUMBER.fullmatch, parts) if one is not None]
+    known = [one[1] for one in map(NUMBER.fullmatch, parts) if one is not None]
     is_one = not by and not places and len(parts) <= _FEW
     if is_one or len(known) < len(parts) or "..." in said:
         return [], 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from operator import sub
@@ -19,13 +20,13 @@ from engine.observe.files.records.replies import KeptReply, PlainReplies, kept_r
 from engine.observe.files.records.request import RecordedRequest, sum_figures
 from engine.observe.rounds.kept_requests import asked_facts
 from engine.observe.rounds.observed_run import ObservedRun, ServerFacts
+from engine.observe.rounds.server_log import MOST_REQUESTS
 from engine.observe.rounds.trace_rows import LONGEST_TOKEN, write_tokens
 from engine.trace.facts import SourceFacts
 from engine.trace.records import MISSING
 from engine.trace.store import TraceStore
 from engine.trace.writer import TraceWriter
 
-MOST_REQUESTS = 1 << 16
 _MOST_KEPT = 12 << 20
 _MOST_FACTS = 48 << 20
 """Bytes of JSON without spaces: session.json has four times as many, and has to open again."""
@@ -113,12 +114,17 @@ def write_requests(
     return writer.run_id
 
 
-def _check_size(requests: Sequence[RecordedRequest], file: str) -> None:
-    if len(requests) > MOST_REQUESTS:
+def check_number(n: int, file: str) -> None:
+    """Raises TraceFileError for more requests than a trace can hold."""
+    if n > MOST_REQUESTS:
         raise TraceFileError(
-            f"{file} has {len(requests):,} requests, more than a run of a trace can hold.",
+            f"{file} has more than {MOST_REQUESTS:,} requests, the most that a run of a trace has.",
             f"Split it into files of at most {MOST_REQUESTS:,}.",
         )
+
+
+def _check_size(requests: Sequence[RecordedRequest], file: str) -> None:
+    check_number(len(requests), file)
     steps = max(
         sum(len(getattr(request, name) or ()) for request in requests)
         for name in ("per_step_accepted", "per_step_drafted")
@@ -317,12 +323,13 @@ def _write_tokens(
 
 def write_replies(
     store: TraceStore,
-    replies: Sequence[KeptReply],
+    replies: list[KeptReply],
     timings: Sequence[Node],
     file: str,
     left_out: str = "",
 ) -> int:
-    """Write replies of llama-server as a run with a sequence for each answer; returns its id.
+    """Write replies of llama-server, and take them out of the list, as a run with a sequence for
+    each answer; returns its id.
 
     timings: such objects without a reply around them. left_out: a sentence on lines of the file
     that were not read.
@@ -338,7 +345,10 @@ def write_replies(
         record=record,
     )
     alone = [(node.place, {"content": "", "timings": node.values}) for node in timings]
-    for reply in (*replies, *kept_replies(alone)):
+    waiting = deque((*replies, *kept_replies(alone)))
+    replies.clear()  # so that each goes when it is written
+    while waiting:
+        reply = waiting.popleft()
         *_, last = events = list(reply.events)
         known = [one for one in events if isinstance(one, dict)]
         if not any("stop" in one or "choices" in one or "type" in one for one in known):

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import prometheus_client.parser
 import pytest
 
 from engine.analysis.acceptance.counts import DraftCounts
 from engine.analysis.findings.check import find
+from engine.errors import TraceFileError
 from engine.foreign import as_json
 from engine.observe.files import log_run
 from engine.observe.files.importing import is_log
 from engine.observe.files.line_words import READ
 from engine.observe.files.log_run import fill_log
-from engine.observe.files.records import document
+from engine.observe.files.records import document, fill, tables, writing
 from engine.observe.files.records.document import read_documents
 from engine.observe.files.records.printed import is_printed
+from engine.observe.files.records.prometheus import read_metrics
 from engine.observe.files.records.readers import keys_in
 from engine.observe.rounds.log_words import has_entries
 from engine.observe.rounds.stream_rounds import Addition, additions
@@ -87,7 +92,7 @@ def test_events_of_ollama_are_read_by_their_type(kind: str) -> None:
         )
 
     texts = [event(i) for i in range(5)] + [event(5).replace("false", "true")]
-    first, *inner, before_last, last = additions(texts)
+    first, *inner, before_last, last = (one for _, one in additions(texts))
     assert (first, before_last, last) == (None, None, None)
     assert [one and (one.content, one.index, one.tokens) for one in inner] == [
         (f"a{i}", 0, ()) for i in (1, 2, 3)
@@ -127,7 +132,7 @@ def test_objects_are_the_same_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> 
     lines = "\n".join(map(json.dumps, [*events, *whole]))
     texts = (lines, json.dumps(whole), "".join(f"data: {json.dumps(one)}\n\n" for one in events))
     before = [read_documents(text.encode(), "x") for text in texts]
-    monkeypatch.setattr(document, "_AT_ONCE", 50)
+    monkeypatch.setattr(document, "_AT_ONCE", 5)
     for text, known in zip(texts, before, strict=True):
         assert repr(read_documents(text.encode(), "x")) == repr(known)
     added = [one for _, one in before[0][0] if isinstance(one, Addition)]
@@ -168,3 +173,82 @@ def test_rows_of_a_table_are_compared_in_linear_time(monkeypatch: pytest.MonkeyP
     (finding,) = find(store)
     assert "In row 8 2 of 300 drafted tokens" in finding.message
     assert looked_at[0] < 9 * n
+
+
+def _csv(n: int) -> str:
+    names = "prompt,num_draft_tokens,num_accepted_tokens,note"
+    return "\n".join([names, *(f"p {i},{9 + i},{i},{'x' * 9}" for i in range(n)), ""])
+
+
+def test_a_table_is_read_no_further_than_a_run_can_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    n_read, read = [0], tables.row_of
+
+    def counted(*args: Any) -> Any:
+        n_read[0] += 1
+        return read(*args)
+
+    monkeypatch.setattr(tables, "row_of", counted)
+    monkeypatch.setattr(tables, "MOST_REQUESTS", 30)
+    monkeypatch.setattr(writing, "MOST_REQUESTS", 30)
+    with pytest.raises(TraceFileError, match="more than 30 requests"):
+        fill(TraceStore(), _csv(500).encode(), "x.csv", "benchmark")
+    assert n_read[0] == 31
+    n_read[0] = 0
+    (run,) = fill(store := TraceStore(), _csv(30).encode(), "x.csv", "benchmark")
+    assert len(store.runs[run].requests or ()) == 30 == n_read[0]
+
+
+def test_a_table_that_is_read_in_parts_has_its_names_in_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    text = _csv(40).replace("p 7,", "average,").replace("p 8,", "total,")
+    whole = [one.record for one in tables.read_tables(text)]
+    monkeypatch.setattr(tables, "MOST_REQUESTS", 38)
+    assert [one.record for one in tables.read_tables(text)] == whole and len(whole) == 38
+
+
+def test_too_many_records_are_refused_before_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writing, "MOST_REQUESTS", 3)
+    lines = b'{"spec_verify_ct": 1}\n' * 4
+    # each by itself is refused for its value, which is not looked at
+    with pytest.raises(TraceFileError, match="more than 3 requests"):
+        fill(TraceStore(), lines.replace(b"1}", b'"x"}'), "x.jsonl")
+
+
+def test_scrapes_of_one_form_are_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    n_parsed, parse = [0], prometheus_client.parser.text_string_to_metric_families
+
+    def counted(text: str) -> Any:
+        n_parsed[0] += 1
+        return parse(text)
+
+    monkeypatch.setattr("prometheus_client.parser.text_string_to_metric_families", counted)
+    prefix = "vllm:spec_decode_num_"
+    names = ("drafts", "draft_tokens", "accepted_tokens")
+    scrapes = "".join(
+        f'# TYPE {prefix}{name} counter\n{prefix}{name}_total{{engine="7"}} {i * n}{end}\n'
+        for i, end in enumerate(("", ".0", "e+00", "", " 1790000000"))
+        for name, n in zip(names, (10, 30, 20), strict=True)
+    )
+    found = read_metrics(scrapes.encode(), "x")
+    assert [(one.num_spec_steps, one.num_draft_tokens) for one in found] == [(10, 30)] * 4
+    assert n_parsed[0] <= 4  # with times of their own the last one is of another form
+
+
+def test_what_is_left_of_records_goes_with_the_import() -> None:
+    """No cycle holds them, since nothing looks for cycles meanwhile."""
+
+    class Kept(dict[str, Any]):
+        pass
+
+    one = Kept(draft_rounds=1)
+    is_there = weakref.ref(one)
+    gc.disable()
+    try:
+        found = document.nodes("x", [("", {"a": [{"b": {"draft_rounds": 2}}]})], {"draft_rounds"})
+        assert len(found) == 1
+        known = document.nodes("x", [("", {"a": one})], {"a"})
+        del known, one
+        assert is_there() is None
+    finally:
+        gc.enable()
