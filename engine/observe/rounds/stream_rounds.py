@@ -115,8 +115,8 @@ def additions(texts: Iterable[str]) -> Iterator[tuple[str, Addition | None]]:
 def _addition(text: str) -> tuple[Addition, tuple[Any, ...]] | None:
     """An event, and what it has in common with the next one of its answer: all but digits and what
     it adds, so that none of them has a key twice if the first and the last have not."""
-    if len(text) > _LONGEST:
-        return None  # a reply in one piece
+    if len(text) > _LONGEST or text[:1] == '"':
+        return None  # a reply in one piece, or a text
     try:
         found = _DECODER.decode(data := text.encode())
     except (msgspec.MsgspecError, ValueError):

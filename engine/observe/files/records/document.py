@@ -132,7 +132,7 @@ def read_documents(data: bytes, name: str) -> tuple[list[tuple[str, Any]], str]:
         return (found if len(found) > 1 else [("", found[0][1])]), ""
     try:
         elements = quick_json(text, list[msgspec.Raw]) or [b""]
-        is_list = bytes(elements[0])[:1] == b"{"  # of objects, read as those of a stream are
+        is_list = bytes(elements[0])[:1] in (b"{", b'"')  # read in parts, as those of a stream are
         listed = _each(bytes(one).decode() for one in elements) if is_list else None
         return [("", listed or _parse(text))], ""
     except JsonError as error:
