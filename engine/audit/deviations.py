@@ -30,8 +30,8 @@ class Deviation:
     this many positions on, token: this one, guessed: the "rejected" or the "last" one of the draft
     before, if that was rejected; takes_back: it is noticed then. steady: all drafted tokens are
     paired with one row. drift: positions that entries are moved by in each round; restarts: those
-    of each begin at 0. unseen: entries of this many first positions are missing; window: those
-    further back than this, 0 = none. own: entries of accepted tokens stay as drafting wrote them.
+    of each begin at 0. lacks: entries of these positions are missing; window: those further back
+    than this, 0 = none. own: entries of accepted tokens stay as drafting wrote them.
     forgets: memory is emptied before every draft; frozen: nothing is written after the prompt.
     drops: the first token of every draft is left out, -1: the newest one put before it. best: a
     step goes on from the best token of the one before, whatever was drafted. late: what a round
@@ -66,7 +66,7 @@ class Deviation:
     restarts: bool = False
     stride: int = 1
     off: str = ""
-    unseen: int = 0
+    lacks: Collection[int] = ()
     window: int = 0
     own: bool = False
     forgets: bool = False

@@ -159,7 +159,8 @@ class _Rounds:
         for number, text in zip(ubatches["round"][mine].tolist(), texts, strict=True):
             order.setdefault(number, []).extend(text.split())
         for number, seqs in order.items():
-            self.parts[number].sort(key=lambda part: _index(seqs, str(part.seq)))
+            places = {seq: i for i, seq in reversed([*enumerate(seqs)])}
+            self.parts[number].sort(key=lambda part: places.get(str(part.seq), len(seqs)))
 
 
 class _Play:
@@ -310,7 +311,3 @@ def _looked_up(options: RunOptions, drafter: str) -> int:
     if drafter == "ngram-cache" and (spec.lookup_cache_static or spec.lookup_cache_dynamic):
         return 0
     return 1 if drafter in ("ngram-cache", "suffix") else 0
-
-
-def _index(values: Sequence[str], value: str) -> int:
-    return values.index(value) if value in values else len(values)

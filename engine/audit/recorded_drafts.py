@@ -310,8 +310,9 @@ class Redrafts:
             del places[0]
         if how.loses and len(places) > 1:
             del places[-2]
-        if how.frozen:
-            places = [p for p in places[:-1] if p + model.ahead < self._text.starts[0]] + [end]
+        lacks = range(self._text.starts[0] - model.ahead, end) if how.frozen else how.lacks
+        if lacks:
+            places = [p for p in places[:-1] if p not in lacks] + [end]
         if how.late:
             places, self._end = [*range(n_written, min(self._end, end)), end], end
         if how.forgets:
@@ -396,7 +397,7 @@ class Redrafts:
         one's."""
         other, how, model = self._other, self._deviation.other, self._model
         if other is None:
-            return self._deviation.unseen
+            return 0
         if how == "rows":
             self._text = replace(self._text, table=other.table)
             return 0

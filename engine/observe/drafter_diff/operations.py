@@ -108,11 +108,13 @@ def part_changes(
 
 
 def _ropes(found: Sequence[Site], places: Sequence[int]) -> Iterator[PartChange]:
+    heads = [x for site in found if site.name == "_head_dim" for x in site.owners]
+    width = heads[0]._head_dim if heads else 0
     for site in found:
         ropes = [getattr(owner, site.name) for owner in site.owners]
         if not all(isinstance(rope, RopeTables) for rope in ropes):
             continue
-        for about, rope in other_ropes(ropes[0], places):
+        for about, rope in other_ropes(ropes[0], places, width):
             made = [(x, site.name, rope) for x in site.owners]
             is_short = any(one in about for one in _ROPES_AT_TIMES)
             phases = [*PHASES] if is_short else ["", "write", "draft"]
@@ -414,6 +416,10 @@ def _ways(one: _Operation) -> Iterator[_Way]:
         names = [*signature(vars(one.module)[one.name]).parameters][: len(one.args)]
         angle_of: dict[str, Any] = {"cos": torch.ones_like, "sin": torch.zeros_like}
         keys = [i for i, name in enumerate(names) if name in angle_of]
+        if names[:3] == ["q", "k", "v"]:
+            shared = one.args[0].shape[2] // one.args[1].shape[1]
+            by_turns = dict.fromkeys((1, 2), lambda x: x.repeat(1, shared, 1, 1))
+            yield "gives heads of queries those of keys by turns", partial(_changed, by_turns)
         if keys:
             in_heads["turns nothing"] = partial(_changed, {i: angle_of[names[i]] for i in keys})
             yield "turns nothing", in_heads["turns nothing"]

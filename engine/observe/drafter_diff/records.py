@@ -7,11 +7,11 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, starmap
 from typing import NamedTuple
 from unicodedata import normalize
 
-from engine.audit.recorded_drafts import RecordedDraft
+from engine.audit.recorded_drafts import OUTCOMES, RecordedDraft, outcomes
 from engine.draft.spec import OUT_OF_STEP
 from engine.observe.drafter_diff.sides import DraftSide
 from engine.trace.prompt_reuse import n_common as n_alike
@@ -273,12 +273,12 @@ def signature(
     if len(ids) == 1 and len({token for draft in theirs for token in draft.tokens}) > 1:
         token = side.shown(ids.pop())
         return ROWS, f"All its drafts are of token {token} alone: rows or logits are NaN."
-    ahead = sum(_is_moved(one, other) for one, other in zip(mine, theirs, strict=True))
-    if ahead > 0.8 * n:
-        return STATE, "Its drafts are the other's from the second token on: one token ahead."
-    late = sum(_is_moved(other, one) for one, other in zip(mine, theirs, strict=True))
-    if late > 0.8 * n:
-        return STATE, "Its drafts are the other's, one token late."
+    for how, pairs in (
+        (" from the second token on: one token ahead", zip(mine, theirs, strict=True)),
+        (", one token late", zip(theirs, mine, strict=True)),
+    ):
+        if sum(starmap(_is_moved, pairs)) > 0.8 * n:
+            return STATE, f"Its drafts are the other's{how}."
     if about := _by_rank(mine, theirs):
         return CANDIDATES, about
     places = [n_equal(*pair) or 0 for pair in zip(mine, theirs, strict=True)]
@@ -419,6 +419,10 @@ def _dropped(a: DraftSide, b: DraftSide, end: int) -> Iterator[Cause]:
             yield Cause(COUNTING, side.name, about, f"position {start}", size, *counts)
             continue
         about = f"{side.name} drafts nothing where {other.name} does"
+        if ends := _after(side, stop):
+            about += f", only after {ends}."
+            yield Cause(CANDIDATES, side.name, about, f"position {start}", f"{len(none)} rounds")
+            continue
         since = all(draft.pos0 < start for draft in side.drafts)
         is_apart, is_non_finite = {*OUT_OF_STEP} & side.reasons, "non-finite" in side.reasons
         if is_apart or is_non_finite or (since and len(none) >= 2 * FEW):
@@ -438,6 +442,19 @@ def _dropped(a: DraftSide, b: DraftSide, end: int) -> Iterator[Cause]:
             about = f"{side.name} throws drafts of fewer than {lost + 1} tokens away: another n_min"
         size = f"{len(none)} rounds after the same text"
         yield Cause(CANDIDATES, "", f"{about}.", f"position {none[0].pos0}", size)
+
+
+def _after(side: DraftSide, stop: int) -> str:
+    """The outcome of drafts after which alone, and always, the next round has none; empty where
+    there is not one."""
+    plain = {at for at in side.plain if side.drafts[0].pos0 < at < stop}
+    before = {draft.pos0: outcomes(draft) for draft in side.drafts if draft.pos0 < stop}
+    rounds = [*pairwise(sorted({*plain, *before}))]
+    for end, words in OUTCOMES.items():
+        after = {at for last, at in rounds if end in before.get(last, ())}
+        if len(plain) >= _SHOWS_LENGTH and plain == after:
+            return words
+    return ""
 
 
 def sums(drafts: Iterator[RecordedDraft]) -> Counts:

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -201,6 +202,29 @@ def test_why_a_drafter_stops_drafting_is_said(reasons: set[str], words: str, sta
     assert not [*_dropped(*both, 50)]
     b.plain = range(18, 28, 2)
     assert [one.stage for one in _dropped(*both, 50)] == ["candidates"]
+
+
+@pytest.mark.parametrize(("n_accepted", "words"), [(1, "accepted whole"), (0, "nothing was acc")])
+def test_after_which_drafts_there_is_none_is_said(n_accepted: int, words: str) -> None:
+    top = [{5: 0.4}]
+    own = [RecordedDraft(i, 2 * i, [5], top, i % 3 == 2, 0, 0.0, 1) for i in range(40)]
+    if not n_accepted:
+        own = [one._replace(n_accepted=1 - one.n_accepted) for one in own]
+    plain = [one.pos0 for last, one in pairwise(own) if last.n_accepted == n_accepted]
+    a, b = (
+        SimpleNamespace(name=name, drafts=drafts, plain=none, n_prompt=0, prompt=(), text=[5] * 99)
+        for name, drafts, none in (
+            ("A", own, []),
+            ("B", [one for one in own if one.pos0 not in plain], plain),
+        )
+    )
+    for side in (a, b):
+        side.looks_up, side.reasons, side.has_rejected = False, {""}, True
+    both: Any = a, b
+    (cause,) = _dropped(*both, 90)
+    assert (cause.stage, cause.side) == ("candidates", "B") and words in cause.about, str(cause)
+    b.plain = plain[1:]
+    assert "only after" not in next(_dropped(*both, 90)).about
 
 
 def test_of_several_sequences_a_cause_that_explains_its_drafts_is_the_first() -> None:
