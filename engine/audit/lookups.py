@@ -253,9 +253,8 @@ class _Play:
 
     def _end(self, seq: int) -> None:
         self._free.append(self._slots[seq])
-        for drafter in self._drafters:
-            if self._showing.forgets:
-                drafter.forget(self._slots[seq])
+        for drafter in self._drafters if self._showing.forgets else ():
+            drafter.forget(self._slots[seq])
 
 
 def _foreign(
@@ -287,10 +286,9 @@ def _foreign(
                         follows |= any(k.find_last(ngram, 0, len(k)) >= 0 for k in known.values())
                 if not follows:
                     what, about = DIFFERS, f"{ngram} has not occurred in the text"
-                    others = [seq for seq in known if seq != part.seq]
                     if drafts.find_last(ngram[-2:], 0, len(drafts)) >= 0:
                         what, about = KEPT, f"{ngram[-2:]} is only in tokens that were drafted"
-                    for seq in others:
+                    for seq in (seq for seq in known if seq != part.seq):
                         if known[seq].find_last(ngram, 0, len(known[seq])) >= 0:
                             what, about = OTHER, f"{ngram} is in the text of sequence {seq} alone"
                     found[key] = number, what, about

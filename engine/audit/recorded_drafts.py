@@ -338,6 +338,10 @@ class Redrafts:
             model.write(self._left[draft.round])
         if how.window:
             model.lose(max(0, draft.pos0 - how.window))
+        for one in self._text.drafts if how.overcuts else ():
+            n, n_whole = (model.n_true(i, one.n_drafted) for i in (one.n_accepted, one.n_drafted))
+            if n < n_whole and one.pos0 < draft.pos0:
+                model.lose(one.pos0 - model.ahead + n, one.pos0 - model.ahead + n - 1)
         first, in_place = draft.pos0 - model.ahead + 1 + how.step, then.n_kept is None
         first += self._n_before(draft, how.off) if how.off else 0
         in_place |= bool(then.n_kept) and model.can_cut

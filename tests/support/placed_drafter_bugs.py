@@ -57,6 +57,20 @@ def _half_rolled_back(patch: Patch, session: Session) -> None:
     patch.setattr(DraftSimple, "observe", keeping)
 
 
+def _overcuts(patch: Patch, session: Session) -> None:
+    """A rollback removes the last accepted token from the draft model's cells, too."""
+    observe = DraftSimple.observe
+
+    def cutting(self: DraftSimple, seq: int, pos0: int, tokens: Any, rows: Any) -> None:
+        guessed = [*self._progress[seq].guessed] if pos0 else []
+        observe(self, seq, pos0, tokens, rows)
+        if guessed != [*tokens][: len(guessed)]:
+            n = self._progress[seq].n_decoded
+            self._memory.attention.seq_rm(seq, n - 1, n)
+
+    patch.setattr(DraftSimple, "observe", cutting)
+
+
 def _row_before(patch: Patch, session: Session) -> None:
     span = draft_simple.Span
 
@@ -195,6 +209,7 @@ def _no_window(patch: Patch, session: Session) -> None:
 PLACED_BUGS: dict[str, Bug] = {
     "a round late": Bug("drafter state", "one round late", ("dflash",), _late),
     "half rolled back": Bug("drafter state", "in its attention", ("simple",), _half_rolled_back),
+    "cut too far": Bug("drafter state", "last accepted token, too", ("simple",), _overcuts),
     "row before the newest": Bug("drafter state", "before the newest", ("simple",), _row_before),
     "penalised": Bug("candidates", "penalised", ("simple",), _penalised),
     "not mapped in steps": Bug("candidates", "not mapped", ("eagle3-d2t",), _unmapped_step),

@@ -238,8 +238,8 @@ def _decoded(
         path = target.back_to(pos + len(chosen))
         take(pos, [emitted[-1], *chosen[:-1]], own)
         log = LogRound(pos, len(drafted), n_right, path == "restore", rows.drafters[0], tuple(tops))
-        first, streamed = len(emitted) + 1, tuple(map(StreamedToken, chosen))
-        counts = len(drafted), n_right, first, streamed
+        streamed = tuple(map(StreamedToken, chosen))
+        counts = len(drafted), n_right, len(emitted) + 1, streamed
         one = ObservedRound(0.0, 0.0, *counts, path, log=log, judges_again=False)
         writer.learn([token for top in tops for token, _ in top], session.tokenizer.piece)
         rows.write(ReadyRow(None, 0, n_prompt, one))

@@ -108,8 +108,7 @@ def part_changes(
 
 
 def _ropes(found: Sequence[Site], places: Sequence[int]) -> Iterator[PartChange]:
-    heads = [x for site in found if site.name == "_head_dim" for x in site.owners]
-    width = heads[0]._head_dim if heads else 0
+    width = next((x._head_dim for one in found if one.name == "_head_dim" for x in one.owners), 0)
     for site in found:
         ropes = [getattr(owner, site.name) for owner in site.owners]
         if not all(isinstance(rope, RopeTables) for rope in ropes):
@@ -124,6 +123,10 @@ def _ropes(found: Sequence[Site], places: Sequence[int]) -> Iterator[PartChange]
 def _layers(found: Sequence[Site]) -> Iterator[PartChange]:
     for site in found:
         value = getattr(site.owners[0], site.name)
+        if isinstance(value, float) and type(site.owners[0]).__name__ in _CHOOSE:
+            for about, change in other_values(value, False):
+                made = ((site.owners[0], site.name, float(change(value))),)
+                yield PartChange(CANDIDATES, f"its {site.words} is taken {about}", made, ["draft"])
         is_list = isinstance(value, list) and len(value) > 1 and all(map(is_part, value))
         if len(site.owners) > 1 or not is_list:
             continue
@@ -391,10 +394,7 @@ def _arguments(args: Sequence[Any], options: dict[str, Any]) -> dict[int | str, 
     return found | dict[int | str, Any](options)
 
 
-_Way = tuple[str, Callable[..., Any]]
-
-
-def _ways(one: _Operation) -> Iterator[_Way]:
+def _ways(one: _Operation) -> Iterator[tuple[str, Callable[..., Any]]]:
     """What a kernel may do otherwise: a sentence's end, and what is called with it and its own
     arguments."""
     given = _arguments(one.args, one.options)

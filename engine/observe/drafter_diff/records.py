@@ -298,9 +298,7 @@ def signature(
         return ROWS, "Only drafts after a rejection differ: stale rows or a state not rolled back."
     if all((n_equal(*pair) or 0) > 0 for pair in differ):
         in_blocks = any("flash" in one or "spark" in one for one in side.drafters)
-        about = (
-            "First tokens are equal, later ones differ: what later steps or rows of blocks read."
-        )
+        about = "First tokens are equal, later ones not: what later steps or rows of blocks read."
         return BLOCK if in_blocks else ROWS, about
     about = "Drafts at the same contexts differ; without the model it cannot be known why."
     return UNEXPLAINED, about
@@ -376,9 +374,7 @@ def length_causes(
             "another p_min."
         )
         if below and max(below) >= _SURE:
-            about = (
-                f"{'AB'[which]} ends drafts before tokens that {'BA'[which]} drafts, sure ones too."
-            )
+            about = f"{'AB'[which]} ends drafts before tokens that {'BA'[which]} drafts, even sure."
     recorded = sums(pair[1] for pair in whole), sums(pair[0] for pair in whole)
     size = f"{len(whole)} of {len(pairs)} equal drafts have other lengths"
     yield Cause(CANDIDATES, "", about, place_of(whole[0][1]), size, *recorded)

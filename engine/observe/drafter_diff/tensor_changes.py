@@ -17,7 +17,7 @@ from engine.model.rope import RopeConfig
 from kernels.pointwise import geglu, swiglu
 
 FACTORS = (0.0, 0.5, 2.0, -1.0, 0.25, 4.0, math.sqrt(0.5), math.sqrt(2.0))
-_NUMBERS = (0.0, 0.01, 0.1, 10.0, 100.0, 1e3, 1e4, 1e5)
+_NUMBERS = (0.0, 0.01, 0.1, 0.5, 2.0, 10.0, 100.0, 1e3, 1e4, 1e5)
 """Factors of a number that a kernel is given, as an eps or a limit."""
 TensorChange = Callable[[torch.Tensor], torch.Tensor]
 READS: dict[str, TensorChange] = {
@@ -43,8 +43,8 @@ def rows_on(x: torch.Tensor, by: int) -> torch.Tensor:
 def other_values(x: Any, is_weight: bool) -> Iterator[tuple[str, Callable[..., Any]]]:
     """Of an argument, a weight or not: how a sentence on it ends, and the change."""
     if isinstance(x, float):
-        for factor in _NUMBERS:
-            yield f"as {factor * x:.3g}, not {x:.3g}", partial(torch.mul, other=factor)
+        for value in (1.0, *(factor * x for factor in _NUMBERS)):
+            yield f"as {value:.3g}, not {x:.3g}", lambda _, value=value: value
         yield "as about the square root of it", math.sqrt
     elif x in _GATES:
         for other in (one for one in _GATES if one is not x):
@@ -161,7 +161,7 @@ def other_ropes(
     for at in places:
         about = f"turns positions from {at} on as"
         moved[f"{about} {at}"] = partial(torch.clamp, max=at)
-        moved[f"{about} those from 0 on"] = partial(torch.remainder, other=at)
+        moved[f"{about} those from 0 on"] = lambda x, at=at: x - at * (x >= at)
     for by, where in ((1, "after"), (-1, "before")):
         moved[f"turns a position as the one {where} it"] = lambda x, by=by: (x + by).clamp(min=0)
     yield from ((about, RopeTables(own, device, place=place)) for about, place in moved.items())
@@ -184,10 +184,9 @@ def _other_angles(own: RopeConfig, width: int) -> Iterator[tuple[str, RopeConfig
 def _scaled(own: RopeConfig, width: int) -> Iterator[tuple[str, RopeConfig]]:
     plain = replace(own, scaling="none", factors=())
     yield "is not scaled, as its file says", plain
-    for n in (width, width // 2, width // 4):
+    for n in (n for n in (width, width // 2, width // 4) if n and n % 2 == 0):
         about = f"turns {n} of the {width} numbers of a head, not {own.n_rot}"
-        if n and n % 2 == 0:
-            yield about, replace(plain, n_rot=n)
+        yield about, replace(plain, n_rot=n)
     for power, digit in product(range(2, 9), _BASES):
         about = f"has a frequency base of about {digit * 10.0**power:g}, not {own.freq_base:g}"
         yield about, replace(own, freq_base=digit * 10.0**power)

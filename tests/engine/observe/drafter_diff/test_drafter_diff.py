@@ -49,7 +49,9 @@ def test_a_planted_mistake_is_named_first(name: str) -> None:
         assert cause.mended[0] / cause.mended[1] != cause.recorded[0] / cause.recorded[1]
 
 
-@pytest.mark.parametrize("name", ["other mask", "newest rejected", "other anchor", "no window"])
+@pytest.mark.parametrize(
+    "name", ["other mask", "prompt cut", "newest rejected", "other anchor", "no window"]
+)
 @pytest.mark.skipif("dflash" not in kinds(), reason="the drafters are next to the tree")
 @pytest.mark.thinned(4)
 def test_a_mistake_of_a_block_is_named(name: str) -> None:
@@ -74,7 +76,8 @@ def test_a_mistake_of_a_look_up_is_named(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["half rolled back", "read as padding", "earliest match", "judged counts"]
+    "name",
+    ["half rolled back", "cut too far", "read as padding", "earliest match", "judged counts"],
 )
 @pytest.mark.thinned(4)
 def test_a_mistake_in_one_place_is_named_by_it(name: str) -> None:

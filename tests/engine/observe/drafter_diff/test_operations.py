@@ -34,7 +34,7 @@ from engine.observe.drafter_diff.tensor_changes import other_ropes
 from engine.session import Session
 from kernels.attention import attend
 from kernels.norm import rms_norm
-from tests.support.drafter_diff_campaign import opened
+from tests.support.drafter_diff_campaign import kinds, opened
 
 
 @pytest.fixture(scope="module")
@@ -152,6 +152,27 @@ def test_attention_is_scaled_otherwise_and_shares_heads_otherwise() -> None:
     for factor, scale in ((8, 1.0), (0.125, 1 / 64)):
         scaled = found[f"reads argument 0 {factor:g} times what it should be"]
         assert torch.allclose(scaled, attend(*given, scale=scale), atol=1e-6)
+
+
+@pytest.mark.skipif("dflash2" not in kinds(), reason="the drafters are next to the tree")
+def test_numbers_that_no_kernel_is_given_are_other_ones() -> None:
+    core: Any = opened("dflash2").drafts["draft-dflash"]
+    selector = core.model.selector
+    about = "its `scale` of Selector is taken as 0.1, not 1"
+    (one,) = (one for one in part_changes(core.model, lambda: None) if one.about == about)
+    with in_place(one.changes):
+        assert (selector._scale, one.stage) == (0.1, "candidates")
+    assert selector._scale == 1
+
+
+def test_positions_that_begin_at_0_again_go_on_from_there(eagle: Session) -> None:
+    core: Any = eagle.drafts["draft-eagle3"]
+    rope: RopeTables = core.model._rope
+    again = dict(other_ropes(rope, (3,)))["turns positions from 3 on as those from 0 on"]
+    for one in (rope, again):
+        one.reach(9)
+    places = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4, 5, 6]])
+    assert torch.equal(again.at(torch.arange(10)[None])[1], rope.at(places)[1])
 
 
 def test_more_or_fewer_numbers_of_a_head_turn() -> None:
