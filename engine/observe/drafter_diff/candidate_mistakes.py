@@ -108,10 +108,10 @@ def observed(
             for bias in _BIASES:
                 about = f"token {shown(token)} is favoured, as by a bias of about {bias:g}"
                 yield about, partial(_favoured, token, bias)
-    for shift, n in Counter(apart).most_common(1):
-        if n >= max(FEW, _SHOWS_SHIFT * len(apart)):
-            about = f"ids are {abs(shift)} too {'high' if shift > 0 else 'low'}: a wrong map of ids"
-            yield about, lambda row, _, by=shift: {token + by: v for token, v in row.items()}
+    shift, n = next(iter(Counter(apart).most_common(1)), (0, 0))
+    if n >= max(FEW, _SHOWS_SHIFT * len(apart)):
+        about = f"ids are {abs(shift)} too {'high' if shift > 0 else 'low'}: a wrong map of ids"
+        yield about, lambda row, _: {token + shift: value for token, value in row.items()}
     if names := one_for_one(both):
         about = "each id of the drafter's is one other id in what is drafted: a wrong map of ids"
         yield about, partial(_renamed, names)

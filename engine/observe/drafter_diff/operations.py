@@ -418,7 +418,7 @@ def _ways(one: _Operation) -> Iterator[tuple[str, Callable[..., Any]]]:
         keys = [i for i, name in enumerate(names) if name in angle_of]
         if names[:3] == ["q", "k", "v"]:
             shared = one.args[0].shape[2] // one.args[1].shape[1]
-            by_turns = dict.fromkeys((1, 2), lambda x: x.repeat(1, shared, 1, 1))
+            by_turns: Any = dict.fromkeys((1, 2), lambda x: x.repeat(1, shared, 1, 1))
             yield "gives heads of queries those of keys by turns", partial(_changed, by_turns)
         if keys:
             in_heads["turns nothing"] = partial(_changed, {i: angle_of[names[i]] for i in keys})
