@@ -422,17 +422,19 @@ def _dropped(a: DraftSide, b: DraftSide, end: int) -> Iterator[Cause]:
         since = all(draft.pos0 < start for draft in side.drafts)
         is_apart, is_non_finite = {*OUT_OF_STEP} & side.reasons, "non-finite" in side.reasons
         if is_apart or is_non_finite or (since and len(none) >= 2 * FEW):
-            cause = "are not finite" if is_non_finite else "that are NaN, or a full context"
-            cause = f"rows that it reads or its logits {cause}"
+            stage, cause = ROWS, "rows that it reads or its logits that are NaN, or a full context"
             if is_apart:
-                cause = f"its state is not that of the text ({min(is_apart)})"
+                stage, cause = STATE, f"its state is not that of the text ({min(is_apart)})"
+            elif is_non_finite:
+                cause = "rows that it reads or its logits are not finite"
+            elif side.knows_all:  # this engine notes what is not finite
+                stage, cause = STATE, "its context is full, or it may not draft any further"
             about = f"{about}, from position {start} on" * since or about
-            stage, size = STATE if is_apart else ROWS, f"{len(none)} rounds"
+            size = f"{len(none)} rounds"
             yield Cause(stage, side.name, f"{about}: {cause}.", f"position {start}", size)
             continue
         sure = [[*top.values()][:1] for d in none for top in d.tops[:1]]
-        if sure and max(map(sum, sure)) < _SURE:
-            floor = max(map(sum, sure))
+        if sure and (floor := max(map(sum, sure))) < _SURE:
             about += f", a first token of probability {floor:.2f} at most: another p_min"
         if lost < min(draft.n_drafted for draft in side.drafts):
             about = f"{side.name} throws drafts of fewer than {lost + 1} tokens away: another n_min"

@@ -186,6 +186,7 @@ _STEP = ModelDrafter._step
     [
         ({"", "non-finite"}, "not finite", "target rows"),
         ({""}, "a full cont", "target rows"),
+        ({"", "limit"}, "its context is full", "drafter state"),
         ({"", "state-behind"}, "its state is not that of the text", "drafter state"),
     ],
 )
@@ -197,6 +198,7 @@ def test_why_a_drafter_stops_drafting_is_said(reasons: set[str], words: str, sta
     )
     for side in (a, b):
         side.looks_up, side.reasons = False, reasons if side is b else set()
+        side.knows_all = "limit" in reasons  # as this engine's runs
     both: Any = a, b
     (cause,) = _dropped(*both, 50)
     assert (cause.stage, cause.side, cause.place) == (stage, "B", "position 18")
