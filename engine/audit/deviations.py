@@ -30,8 +30,9 @@ class Deviation:
     this many positions on, token: this one, guessed: the "rejected" or the "last" one of the draft
     before, if that was rejected; takes_back: it is noticed then. steady: all drafted tokens are
     paired with one row. drift: positions that entries are moved by in each round; restarts: those
-    of each begin at 0. unseen: entries of this many first positions are missing; window: those
-    further back than this, 0 = none. own: entries of accepted tokens stay as drafting wrote them.
+    of each begin at 0. lacks: entries of these positions are missing; window: those further back
+    than this, 0 = none; overcuts: after a rejection the last cell of the text is removed, too.
+    own: entries of accepted tokens stay as drafting wrote them.
     forgets: memory is emptied before every draft; frozen: nothing is written after the prompt.
     drops: the first token of every draft is left out, -1: the newest one put before it. best: a
     step goes on from the best token of the one before, whatever was drafted. late: what a round
@@ -66,8 +67,9 @@ class Deviation:
     restarts: bool = False
     stride: int = 1
     off: str = ""
-    unseen: int = 0
+    lacks: Collection[int] = ()
     window: int = 0
+    overcuts: bool = False
     own: bool = False
     forgets: bool = False
     frozen: bool = False
@@ -133,6 +135,7 @@ OF_ENGINES = (
     Deviation(AHEAD, "the first token of each draft is dropped: one token ahead", drops=1),
     Deviation(BEHIND, "drafts begin with the newest token again: one token late", drops=-1),
     Deviation(BEHIND, "its memory is emptied before every draft", forgets=True),
+    Deviation(BEHIND, "a rollback removes the last accepted token, too", overcuts=True),
     Deviation(BEHIND, "what a round decoded comes into its memory one round late", late=True),
     Deviation(BEHIND, "first tokens are of the row before the newest, if that is new", early=True),
     *(

@@ -91,9 +91,9 @@ class DraftModel(ABC):
         """Remove the entries from a position on."""
         self._memory.seq_rm(_CONTEXT, start)
 
-    def lose(self, stop: int) -> None:
+    def lose(self, stop: int, start: int = 0) -> None:
         """Remove the cells up to a position; states are as after all of the text."""
-        self._memory.attention.seq_rm(_CONTEXT, 0, stop)
+        self._memory.attention.seq_rm(_CONTEXT, max(0, start), stop)
 
     def table(self, rows: TargetRows | None, layers: Sequence[int] | None = None) -> Tensor | None:
         """The rows of entries by position, f32 [n, n_row]. rows: the target's, of a whole text.

@@ -159,7 +159,8 @@ class _Rounds:
         for number, text in zip(ubatches["round"][mine].tolist(), texts, strict=True):
             order.setdefault(number, []).extend(text.split())
         for number, seqs in order.items():
-            self.parts[number].sort(key=lambda part: _index(seqs, str(part.seq)))
+            places = {seq: i for i, seq in reversed([*enumerate(seqs)])}
+            self.parts[number].sort(key=lambda part: places.get(str(part.seq), len(seqs)))
 
 
 class _Play:
@@ -252,9 +253,8 @@ class _Play:
 
     def _end(self, seq: int) -> None:
         self._free.append(self._slots[seq])
-        for drafter in self._drafters:
-            if self._showing.forgets:
-                drafter.forget(self._slots[seq])
+        for drafter in self._drafters if self._showing.forgets else ():
+            drafter.forget(self._slots[seq])
 
 
 def _foreign(
@@ -286,10 +286,9 @@ def _foreign(
                         follows |= any(k.find_last(ngram, 0, len(k)) >= 0 for k in known.values())
                 if not follows:
                     what, about = DIFFERS, f"{ngram} has not occurred in the text"
-                    others = [seq for seq in known if seq != part.seq]
                     if drafts.find_last(ngram[-2:], 0, len(drafts)) >= 0:
                         what, about = KEPT, f"{ngram[-2:]} is only in tokens that were drafted"
-                    for seq in others:
+                    for seq in (seq for seq in known if seq != part.seq):
                         if known[seq].find_last(ngram, 0, len(known[seq])) >= 0:
                             what, about = OTHER, f"{ngram} is in the text of sequence {seq} alone"
                     found[key] = number, what, about
@@ -310,7 +309,3 @@ def _looked_up(options: RunOptions, drafter: str) -> int:
     if drafter == "ngram-cache" and (spec.lookup_cache_static or spec.lookup_cache_dynamic):
         return 0
     return 1 if drafter in ("ngram-cache", "suffix") else 0
-
-
-def _index(values: Sequence[str], value: str) -> int:
-    return values.index(value) if value in values else len(values)

@@ -310,8 +310,9 @@ class Redrafts:
             del places[0]
         if how.loses and len(places) > 1:
             del places[-2]
-        if how.frozen:
-            places = [p for p in places[:-1] if p + model.ahead < self._text.starts[0]] + [end]
+        lacks = range(self._text.starts[0] - model.ahead, end) if how.frozen else how.lacks
+        if lacks:
+            places = [p for p in places[:-1] if p not in lacks] + [end]
         if how.late:
             places, self._end = [*range(n_written, min(self._end, end)), end], end
         if how.forgets:
@@ -337,6 +338,10 @@ class Redrafts:
             model.write(self._left[draft.round])
         if how.window:
             model.lose(max(0, draft.pos0 - how.window))
+        for one in self._text.drafts if how.overcuts else ():
+            n, n_whole = (model.n_true(i, one.n_drafted) for i in (one.n_accepted, one.n_drafted))
+            if n < n_whole and one.pos0 < draft.pos0:
+                model.lose(one.pos0 - model.ahead + n, one.pos0 - model.ahead + n - 1)
         first, in_place = draft.pos0 - model.ahead + 1 + how.step, then.n_kept is None
         first += self._n_before(draft, how.off) if how.off else 0
         in_place |= bool(then.n_kept) and model.can_cut
@@ -396,7 +401,7 @@ class Redrafts:
         one's."""
         other, how, model = self._other, self._deviation.other, self._model
         if other is None:
-            return self._deviation.unseen
+            return 0
         if how == "rows":
             self._text = replace(self._text, table=other.table)
             return 0

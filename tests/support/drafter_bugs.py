@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from engine.options import Prompt, RunOptions
 from engine.session import Session
 from engine.trace.records import MISSING
@@ -27,13 +29,13 @@ from tests.support.drafter_patches import (
     next_row,
     no_prompt,
     not_rolled_back,
-    not_updated,
     one_token,
     other_mask,
     reversed_layers,
     rolled_rows,
     second_best,
     stale_last,
+    stays,
     too_far,
     unmapped,
     whole_block,
@@ -92,34 +94,30 @@ def _other_cut(session: Session, prompt: Prompt) -> Prompt:
     return Prompt(tuple(ids), prompt.text)
 
 
-def _bonus_counts(run: RunRef) -> None:
+def counts_of(run: RunRef) -> tuple[np.ndarray, np.ndarray]:
+    """Accepted and drafted tokens of rounds, to be changed."""
     rounds = run.store.rounds
-    accepted, drafted = (
-        rounds._arrays[f"num_{name}_tokens"][: len(rounds)] for name in ("accepted_draft", "draft")
-    )
-    mine = drafted > accepted
-    mine &= accepted >= 0
-    accepted[mine] += 1
+    names = "num_accepted_draft_tokens", "num_draft_tokens"
+    accepted, drafted = (rounds._arrays[name][: len(rounds)] for name in names)
+    return accepted, drafted
+
+
+def count(run: RunRef, accepted: np.ndarray, drafted: np.ndarray) -> None:
+    """Counters of a request that are the sums of these."""
+    told = {"draft_n": int(drafted.sum()), "draft_n_accepted": int(accepted.sum())}
+    run.facts["requests"] = [{"seq_ids": [0], "told": told}]
+
+
+def _bonus_counts(run: RunRef) -> None:
+    accepted, drafted = counts_of(run)
+    accepted[(drafted > accepted) & (accepted >= 0)] += 1
 
 
 def _replays_count(run: RunRef) -> None:
-    rounds = run.store.rounds
-    accepted, drafted = (
-        rounds.column(f"num_{name}_tokens").copy() for name in ("accepted_draft", "draft")
-    )
-    mine = drafted > 0
-    partial = mine & (accepted < drafted)
-    run.facts["requests"] = [
-        {
-            "seq_ids": [0],
-            "told": {
-                "draft_n": int(drafted[mine].sum() + accepted[partial].sum() + partial.sum()),
-                "draft_n_accepted": int(
-                    accepted[mine].sum() + accepted[partial].sum() + partial.sum()
-                ),
-            },
-        }
-    ]
+    accepted, drafted = counts_of(run)
+    accepted, drafted = accepted[drafted > 0], drafted[drafted > 0]
+    again = (accepted + 1) * (accepted < drafted)
+    count(run, accepted + again, drafted + again)
 
 
 def without_tops(run: RunRef) -> None:
@@ -168,11 +166,11 @@ BUGS: dict[str, Bug] = {
         "target rows", "Rows of layers", ("eagle3", "dflash", "dflash2"), reversed_layers
     ),
     "stale row": Bug("target rows", "last token of the verify batch", _ROW, stale_last),
-    "row not updated": Bug("target rows", "round before", _ROW, not_updated),
+    "row not updated": Bug("target rows", "round before", _ROW, stays(False)),
     "NaN": Bug("target rows", "NaN", _ROW, one_token),
     "undecoded token": Bug("drafter state", "counts as decoded", ("simple",), counts_undecoded),
     "not rolled back": Bug("drafter state", "stay", ("simple",), not_rolled_back),
-    "prompt not seen": Bug("drafter state", "prompt", _BLOCKS, no_prompt),
+    "prompt not seen": Bug("drafter state", "prompt", _BLOCKS, no_prompt()),
     "other mask": Bug("block", "Masks are token 0", (*_BLOCKS, "dflash2"), other_mask),
     "whole block": Bug("block", "rows, not", ("dflash",), whole_block),
     "flipped mask": Bug("block", "those after them", (*_BLOCKS, "dflash2"), flipped),

@@ -54,19 +54,20 @@ def rolled_rows(patch: Patch, session: Session) -> None:
 
 
 def zero_rows(patch: Patch, session: Session) -> None:
+    change_rows(patch, torch.zeros_like)
+
+
+def change_rows(patch: Patch, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """The target's rows are changed where drafters take them."""
     alone(patch)
     for kind in (DraftMtp, DraftEagle3):
         own = kind._taken
-        patch.setattr(
-            kind, "_taken", lambda self, rows, own=own: own(self, each(rows, torch.zeros_like))
-        )
+        patch.setattr(kind, "_taken", lambda self, rows, own=own: own(self, each(rows, change)))
     observe = BlockDrafter.observe
     patch.setattr(
         BlockDrafter,
         "observe",
-        lambda self, seq, pos0, tokens, rows: observe(
-            self, seq, pos0, tokens, each(rows, torch.zeros_like)
-        ),
+        lambda self, seq, pos0, tokens, rows: observe(self, seq, pos0, tokens, each(rows, change)),
     )
 
 
@@ -113,25 +114,31 @@ def stale_last(patch: Patch, session: Session) -> None:
     patch.setattr(PairedRows, "write", stale)
 
 
-def not_updated(patch: Patch, session: Session) -> None:
-    """After a rejection the newest row is that of the round before."""
-    alone(patch)
-    decoded, write = RowDrafter.decoded, PairedRows.write
-    width: dict[int, int] = {}
+def stays(after_whole: bool) -> Callable[[Patch, Session], None]:
+    """After a rejection, or else after a draft that was accepted whole, the newest row is that of
+    the round before."""
 
-    def remember(self: RowDrafter, ubatch: UBatch, rows: TargetRows) -> None:
-        decoded(self, ubatch, rows)
-        width[int(ubatch.positions[0, 0])] = ubatch.n_seq_tokens
+    def patch_rows(patch: Patch, session: Session) -> None:
+        alone(patch)
+        decoded, write = RowDrafter.decoded, PairedRows.write
+        width: dict[int, int] = {}
 
-    def stale(self: PairedRows, pos0: int, tokens: Any, rows: Any, hidden: Any) -> None:
-        write(self, pos0, tokens, rows, hidden)
-        if width.get(pos0, 0) > len(tokens):
-            newest = len(self.tokens) - self.ahead
-            self.rows[newest] = self.rows[newest - len(tokens)]
+        def remember(self: RowDrafter, ubatch: UBatch, rows: TargetRows) -> None:
+            decoded(self, ubatch, rows)
+            width[int(ubatch.positions[0, 0])] = ubatch.n_seq_tokens
 
-    for kind in (RowDrafter, DraftEagle3):
-        patch.setattr(kind, "decoded", remember)
-    patch.setattr(PairedRows, "write", stale)
+        def stale(self: PairedRows, pos0: int, tokens: Any, rows: Any, hidden: Any) -> None:
+            write(self, pos0, tokens, rows, hidden)
+            n, own = len(tokens), width.get(pos0, 0)
+            if pos0 and (own == n > 1 if after_whole else own > n):
+                newest = len(self.tokens) - self.ahead
+                self.rows[newest] = self.rows[newest - n]
+
+        for kind in (RowDrafter, DraftEagle3):
+            patch.setattr(kind, "decoded", remember)
+        patch.setattr(PairedRows, "write", stale)
+
+    return patch_rows
 
 
 def one_token(patch: Patch, session: Session) -> None:
@@ -190,35 +197,43 @@ def not_rolled_back(patch: Patch, session: Session) -> None:
     patch.setattr(DraftSimple, "observe", keeping)
 
 
-def no_prompt(patch: Patch, session: Session) -> None:
-    """The drafter's memory has nothing of the prompt."""
-    inject = BlockDrafter._inject
+def no_prompt(last: int = 1 << 20) -> Callable[[Patch, Session], None]:
+    """The drafter's memory has nothing of the last tokens of the prompt."""
 
-    def without(self: BlockDrafter, seqs: Any) -> None:
-        inject(self, seqs)
-        for seq in seqs:
-            if not hasattr(self, "_prompt_seen"):
-                self._prompt_seen = set()
-            if seq not in self._prompt_seen:
-                self._prompt_seen.add(seq)
-                n = self._contexts[seq].n_injected
-                self._memory.attention.seq_rm(seq, 0, n)
+    def patch_memory(patch: Patch, session: Session) -> None:
+        inject = BlockDrafter._inject
+        seen = set[tuple[int, int]]()
 
-    patch.setattr(BlockDrafter, "_inject", without)
+        def without(self: BlockDrafter, seqs: Any) -> None:
+            inject(self, seqs)
+            for seq in seqs:
+                if (id(self), seq) not in seen:
+                    seen.add((id(self), seq))
+                    n = self._contexts[seq].n_injected
+                    self._memory.attention.seq_rm(seq, max(0, n - last), n)
+
+        patch.setattr(BlockDrafter, "_inject", without)
+
+    return patch_memory
 
 
 # -- blocks ------------------------------------------------------------------------------------
 
 
-def other_mask(patch: Patch, session: Session) -> None:
+def change_blocks(patch: Patch, change: Callable[[UBatch], object]) -> None:
+    """Blocks are changed before they are decoded."""
     blocks = BlockDrafter._blocks
 
-    def masked(self: BlockDrafter, requests: Any) -> UBatch:
+    def changed(self: BlockDrafter, requests: Any) -> UBatch:
         ubatch = blocks(self, requests)
-        ubatch.tokens[:, 1:] = 0
+        change(ubatch)
         return ubatch
 
-    patch.setattr(BlockDrafter, "_blocks", masked)
+    patch.setattr(BlockDrafter, "_blocks", changed)
+
+
+def other_mask(patch: Patch, session: Session) -> None:
+    change_blocks(patch, lambda ubatch: ubatch.tokens[:, 1:].fill(0))
 
 
 def whole_block(patch: Patch, session: Session) -> None:
@@ -299,26 +314,28 @@ def map_blocks(patch: Patch, change: Callable[[torch.Tensor], torch.Tensor]) -> 
     patch.setattr(BlockDrafter, "_best", mapped)
 
 
-def second_best(patch: Patch, session: Session) -> None:
+def change_logits(patch: Patch, change: Callable[..., torch.Tensor]) -> None:
+    """Drafters choose from other logits. change: of the drafter, its requests and a copy of their
+    logits [n, n_vocab]."""
     alone(patch)
     step = ModelDrafter._step
 
-    def second(self: ModelDrafter, requests: Any, logits: torch.Tensor, of: Any = None) -> Any:
-        best = logits.argmax(-1, keepdim=True)
-        return step(self, requests, logits.scatter(-1, best, -1e9), of)
+    def changed(self: ModelDrafter, requests: Any, logits: torch.Tensor, of: Any = None) -> Any:
+        return step(self, requests, change(self, requests, logits.clone()), of)
 
-    patch.setattr(ModelDrafter, "_step", second)
+    patch.setattr(ModelDrafter, "_step", changed)
+
+
+def second_best(patch: Patch, session: Session) -> None:
+    def second(_: Any, requests: Any, logits: torch.Tensor) -> torch.Tensor:
+        return logits.scatter(-1, logits.argmax(-1, keepdim=True), -1e9)
+
+    change_logits(patch, second)
 
 
 def cut_head(patch: Patch, session: Session) -> None:
-    alone(patch)
-    step = ModelDrafter._step
     n = session.config.n_vocab // 2
-
-    def cut(self: ModelDrafter, requests: Any, logits: torch.Tensor, of: Any = None) -> Any:
-        return step(self, requests, logits[..., :n], of)
-
-    patch.setattr(ModelDrafter, "_step", cut)
+    change_logits(patch, lambda _, requests, logits: logits[..., :n])
 
 
 def drawn(patch: Patch, session: Session) -> None:

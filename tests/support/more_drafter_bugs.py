@@ -4,6 +4,7 @@ comparison was written, in look-ups too."""
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,8 +26,17 @@ from engine.options import Prompt, RunOptions
 from engine.session import Session
 from engine.trace.run_ref import RunRef
 from kernels.norm import rms_norm
-from tests.support.drafter_bugs import Bug, with_first
-from tests.support.drafter_patches import Patch, alone, each, map_blocks, no_recordings
+from tests.support.drafter_bugs import Bug, count, counts_of, with_first
+from tests.support.drafter_patches import (
+    Patch,
+    alone,
+    change_blocks,
+    change_logits,
+    change_rows,
+    each,
+    map_blocks,
+    no_recordings,
+)
 
 _MODEL, _ROW = ("mtp", "simple", "eagle3"), ("mtp", "eagle3")
 _BLOCKS = ("dflash", "dspark", "dflash2")
@@ -60,17 +70,7 @@ def _layer_before(patch: Patch, session: Session) -> None:
 
 
 def _normed_taps(patch: Patch, session: Session) -> None:
-    taken, observe = DraftEagle3._taken, BlockDrafter.observe
-
-    def norm(rows: TargetRows) -> TargetRows:
-        return each(rows, lambda x: _normed(session, x))
-
-    patch.setattr(DraftEagle3, "_taken", lambda self, rows: taken(self, norm(rows)))
-    patch.setattr(
-        BlockDrafter,
-        "observe",
-        lambda self, seq, pos0, tokens, rows: observe(self, seq, pos0, tokens, norm(rows)),
-    )
+    change_rows(patch, partial(_normed, session))
 
 
 def _steady_row(patch: Patch, session: Session) -> None:
@@ -91,14 +91,7 @@ def _steady_row(patch: Patch, session: Session) -> None:
 
 
 def _blocks_too_far(patch: Patch, session: Session) -> None:
-    blocks = BlockDrafter._blocks
-
-    def moved(self: BlockDrafter, requests: Any) -> UBatch:
-        ubatch = blocks(self, requests)
-        ubatch.positions[:] += 1
-        return ubatch
-
-    patch.setattr(BlockDrafter, "_blocks", moved)
+    change_blocks(patch, lambda ubatch: np.add(ubatch.positions, 1, out=ubatch.positions))
 
 
 def _cells_stay(patch: Patch, session: Session) -> None:
@@ -163,26 +156,15 @@ def _next_ids(patch: Patch, session: Session) -> None:
 
 def _never_one(patch: Patch, session: Session) -> None:
     """One token, which is frequent, is left out of what is drafted."""
-    alone(patch)
-    step = ModelDrafter._step
-    newline = session.tokenizer.encode("\n")[-1]
-
-    def without(self: ModelDrafter, requests: Any, logits: torch.Tensor, of: Any = None) -> Any:
-        logits = logits.clone()
-        logits[..., newline] = -1e9
-        return step(self, requests, logits, of)
-
-    patch.setattr(ModelDrafter, "_step", without)
+    newline = torch.tensor(session.tokenizer.encode("\n")[-1:])
+    change_logits(patch, lambda _, requests, logits: logits.index_fill(-1, newline, -1e9))
 
 
 # -- mistakes of one stage that no one had listed ----------------------------------------------
 
 
 def _scaled_rows(patch: Patch, session: Session) -> None:
-    taken = DraftEagle3._taken
-    patch.setattr(
-        DraftEagle3, "_taken", lambda self, rows: taken(self, each(rows, lambda x: x * 0.25))
-    )
+    change_rows(patch, partial(torch.mul, other=0.25))
 
 
 def _one_layer_zero(patch: Patch, session: Session) -> None:
@@ -223,27 +205,13 @@ def _sees_twelve(patch: Patch, session: Session) -> None:
 
 
 def _begins_with_a_mask(patch: Patch, session: Session) -> None:
-    blocks = BlockDrafter._blocks
-
-    def masked(self: BlockDrafter, requests: Any) -> UBatch:
-        ubatch = blocks(self, requests)
-        ubatch.tokens[:, 0] = ubatch.tokens[:, -1]
-        return ubatch
-
-    patch.setattr(BlockDrafter, "_blocks", masked)
+    change_blocks(patch, lambda ubatch: np.copyto(ubatch.tokens[:, 0], ubatch.tokens[:, -1]))
 
 
 def _favoured(patch: Patch, session: Session) -> None:
-    alone(patch)
-    step = ModelDrafter._step
     token = session.tokenizer.encode(" = ")[0]
-
-    def biased(self: ModelDrafter, requests: Any, logits: torch.Tensor, of: Any = None) -> Any:
-        logits = logits.clone()
-        logits[..., token] += 6
-        return step(self, requests, logits, of)
-
-    patch.setattr(ModelDrafter, "_step", biased)
+    bias = 6.0 * (torch.arange(session.config.n_vocab) == token)
+    change_logits(patch, lambda _, requests, logits: logits + bias)
 
 
 # -- look-ups ----------------------------------------------------------------------------------
@@ -336,7 +304,7 @@ def _no_prompt(patch: Patch, session: Session) -> None:
 
     def without(self: Any, request: int, prompt: Any) -> None:
         start(self, request, ())
-        self._requests[request].text.tokens.extend(prompt)
+        self._requests[request][1].tokens.extend(prompt)
 
     patch.setattr(suffix.SuffixTexts, "start", without)
 
@@ -363,16 +331,8 @@ def _first_always(patch: Patch, session: Session) -> None:
 
 def _rounds_counted(run: RunRef) -> None:
     """Its counter of accepted tokens counts rounds with any."""
-    rounds = run.store.rounds
-    accepted, drafted = (
-        rounds.column(f"num_{name}_tokens").copy() for name in ("accepted_draft", "draft")
-    )
-    mine = drafted > 0
-    told = {
-        "draft_n": int(drafted[mine].sum()),
-        "draft_n_accepted": int((accepted[mine] > 0).sum()),
-    }
-    run.facts["requests"] = [{"seq_ids": [0], "told": told}]
+    accepted, drafted = counts_of(run)
+    count(run, accepted[drafted > 0] > 0, drafted[drafted > 0])
 
 
 def _stale(options: RunOptions) -> RunOptions:
@@ -438,19 +398,15 @@ def _as_far_as_it_may(patch: Patch, session: Session) -> None:
 
 def _counts_late(run: RunRef) -> None:
     """Each round has the count of the one before."""
-    rounds = run.store.rounds
-    accepted, drafted = (
-        rounds._arrays[f"num_{name}_tokens"][: len(rounds)] for name in ("accepted_draft", "draft")
-    )
+    accepted, drafted = counts_of(run)
     mine = drafted > 0
     accepted[mine] = np.minimum(np.roll(accepted[mine], 1), drafted[mine])
 
 
 def _one_for_any(run: RunRef) -> None:
     """A round counts one accepted token where there are more."""
-    rounds = run.store.rounds
-    counts = rounds._arrays["num_accepted_draft_tokens"][: len(rounds)]
-    np.minimum(counts, 1, out=counts)
+    accepted, _ = counts_of(run)
+    np.minimum(accepted, 1, out=accepted)
 
 
 MORE_BUGS: dict[str, Bug] = {

@@ -13,15 +13,14 @@ from engine.draft.block_drafter import BlockDrafter
 from engine.draft.draft_eagle3 import DraftEagle3
 from engine.draft.draft_simple import DraftSimple
 from engine.draft.ngram_drafter import History
-from engine.draft.row_drafter import PairedRows, RowDrafter
 from engine.model.drafters.dflash import Selector
 from engine.model.drafters.dflash_config import DFlashConfig
 from engine.model.layers import TargetRows
 from engine.observe.drafter_diff.target_rows import CHANGES
 from engine.session import Session
 from engine.trace.run_ref import RunRef
-from tests.support.drafter_bugs import Bug
-from tests.support.drafter_patches import Patch, alone, no_recordings
+from tests.support.drafter_bugs import Bug, counts_of
+from tests.support.drafter_patches import Patch, change_logits, no_prompt, no_recordings, stays
 
 
 def _late(patch: Patch, session: Session) -> None:
@@ -58,6 +57,20 @@ def _half_rolled_back(patch: Patch, session: Session) -> None:
     patch.setattr(DraftSimple, "observe", keeping)
 
 
+def _overcuts(patch: Patch, session: Session) -> None:
+    """A rollback removes the last accepted token from the draft model's cells, too."""
+    observe = DraftSimple.observe
+
+    def cutting(self: DraftSimple, seq: int, pos0: int, tokens: Any, rows: Any) -> None:
+        guessed = [*self._progress[seq].guessed] if pos0 else []
+        observe(self, seq, pos0, tokens, rows)
+        if guessed != [*tokens][: len(guessed)]:
+            n = self._progress[seq].n_decoded
+            self._memory.attention.seq_rm(seq, n - 1, n)
+
+    patch.setattr(DraftSimple, "observe", cutting)
+
+
 def _row_before(patch: Patch, session: Session) -> None:
     span = draft_simple.Span
 
@@ -68,16 +81,13 @@ def _row_before(patch: Patch, session: Session) -> None:
 
 
 def _penalised(patch: Patch, session: Session) -> None:
-    step = DraftSimple._step
-
-    def weaker(self: DraftSimple, requests: Any, logits: torch.Tensor, of: Any = None) -> Any:
-        logits = logits.clone()
+    def weaker(self: Any, requests: Any, logits: torch.Tensor) -> torch.Tensor:
         for row, request in zip(logits, requests, strict=True):
             recent = [*self._progress[request.seq].tokens[-24:], request.last]
             row[recent] = torch.where(row[recent] > 0, row[recent] / 1.7, row[recent] * 1.7)
-        return step(self, requests, logits, of)
+        return logits
 
-    patch.setattr(DraftSimple, "_step", weaker)
+    change_logits(patch, weaker)
 
 
 def _unmapped_step(patch: Patch, session: Session) -> None:
@@ -109,10 +119,7 @@ def _earliest(patch: Patch, session: Session) -> None:
 
 
 def _judged(run: RunRef) -> None:
-    rounds = run.store.rounds
-    accepted, drafted = (
-        rounds._arrays[f"num_{name}_tokens"][: len(rounds)] for name in ("accepted_draft", "draft")
-    )
+    accepted, drafted = counts_of(run)
     partial = (accepted >= 0) & (drafted > accepted)
     drafted[partial] = accepted[partial] + 1
 
@@ -166,27 +173,6 @@ def _newest_rejected(patch: Patch, session: Session) -> None:
     patch.setattr(BlockDrafter, "observe", stale)
 
 
-def _stale_when_whole(patch: Patch, session: Session) -> None:
-    """After a draft that was accepted whole the newest row is that of the round before."""
-    alone(patch)
-    decoded, write = RowDrafter.decoded, PairedRows.write
-    width: dict[int, int] = {}
-
-    def remember(self: RowDrafter, ubatch: UBatch, rows: TargetRows) -> None:
-        decoded(self, ubatch, rows)
-        width[int(ubatch.positions[0, 0])] = ubatch.n_seq_tokens
-
-    def stale(self: PairedRows, pos0: int, tokens: Any, rows: Any, hidden: Any) -> None:
-        write(self, pos0, tokens, rows, hidden)
-        if pos0 and width.get(pos0) == len(tokens) > 1:
-            newest = len(self.tokens) - self.ahead
-            self.rows[newest] = self.rows[newest - len(tokens)]
-
-    for kind in (RowDrafter, DraftEagle3):
-        patch.setattr(kind, "decoded", remember)
-    patch.setattr(PairedRows, "write", stale)
-
-
 def _few_cells(patch: Patch, session: Session) -> None:
     first = DraftSimple._first
 
@@ -223,6 +209,7 @@ def _no_window(patch: Patch, session: Session) -> None:
 PLACED_BUGS: dict[str, Bug] = {
     "a round late": Bug("drafter state", "one round late", ("dflash",), _late),
     "half rolled back": Bug("drafter state", "in its attention", ("simple",), _half_rolled_back),
+    "cut too far": Bug("drafter state", "last accepted token, too", ("simple",), _overcuts),
     "row before the newest": Bug("drafter state", "before the newest", ("simple",), _row_before),
     "penalised": Bug("candidates", "penalised", ("simple",), _penalised),
     "not mapped in steps": Bug("candidates", "not mapped", ("eagle3-d2t",), _unmapped_step),
@@ -233,10 +220,11 @@ PLACED_BUGS: dict[str, Bug] = {
     "newest rejected": Bug(
         "target rows", "last token of the verify batch", ("dflash", "dspark"), _newest_rejected
     ),
-    "stale when whole": Bug("target rows", "accepted whole", ("eagle3",), _stale_when_whole),
+    "stale when whole": Bug("target rows", "accepted whole", ("eagle3",), stays(True)),
     "few cells": Bug("drafter state", "no more than 20", ("simple",), _few_cells),
     "fused rows normed": Bug("target rows", "as the drafter takes", ("eagle3",), _fused_normed),
     "other anchor": Bug("block", "sample_from_anchor", ("dspark",), _other_anchor),
+    "prompt cut": Bug("drafter state", "prompt's last 5", ("dflash", "dspark"), no_prompt(5)),
     "no window": Bug("block", "windows are left out", ("dflash-d2t",), _no_window),
     "judged counts": Bug("counting", "what was judged", ("mtp", "simple"), edit=_judged),
 }

@@ -7,6 +7,9 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
+from operator import add
+
+import torch
 
 from engine.audit.draft_models import Candidates
 from engine.audit.recorded_drafts import RecordedDraft
@@ -25,25 +28,27 @@ _BIASES = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0)
 
 def of_map(ids: Sequence[int], n_vocab: int) -> Iterator[tuple[str, Change]]:
     """ids: the target's, by rows of the drafter's head (d2t)."""
-    row_of = {token: i for i, token in enumerate(ids)}
-    wrong: dict[str, Callable[[int], int]] = {
-        "is not applied": lambda t: row_of[t],
-        "has offsets that are taken for ids": lambda t: t - row_of[t],
-        "is added twice": lambda t: min(t + row_of[t], n_vocab - 1),
+    rows, offsets = range(len(ids)), [token - row for row, token in enumerate(ids)]
+    wrong = {
+        "is not applied": [*rows],
+        "has offsets that are taken for ids": offsets,
+        "is added twice": [token + row for row, token in enumerate(ids)],
     }
-
-    def read_at(by: int, token: int) -> int:
-        return ids[min(max(row_of[token] + by, 0), len(ids) - 1)]
-
     for by, how in ((1, "one row on"), (-1, "one row before"), (2, "two rows on")):
-        wrong[f"is read {how}"] = partial(read_at, by)
-    parts = {"": ids}
+        wrong[f"is read {how}"] = [ids[min(max(row + by, 0), len(ids) - 1)] for row in rows]
+    for kind in ("bfloat16", "float16"):  # as where all of a file is read as one type
+        near = [torch.tensor(x).to(getattr(torch, kind)).long().tolist() for x in (ids, offsets)]
+        wrong[f"has ids that are rounded to {kind}"] = near[0]
+        wrong[f"has offsets that are rounded to {kind}"] = [*map(add, rows, near[1])]
+    spans = {"": rows}
     for row in (i * len(ids) // _N_PARTS for i in range(1, _N_PARTS)):
-        parts[f", from about row {row} on"] = ids[row:]
-        parts[f", up to about row {row}"] = ids[:row]
-    for (what, name), (which, part) in product(wrong.items(), parts.items()):
-        names = {t: t for t in ids} | {t: name(t) for t in part}
-        yield f"the map of draft ids (d2t) {what}{which}", partial(_renamed, names)
+        spans[f", from about row {row} on"] = rows[row:]
+        spans[f", up to about row {row}"] = rows[:row]
+    for (what, found), (which, span) in product(wrong.items(), spans.items()):
+        names = {ids[row]: min(found[row], n_vocab - 1) for row in span}
+        if any(token != own for own, token in names.items()):
+            about = f"the map of draft ids (d2t) {what}{which}"
+            yield about, partial(_renamed, {token: token for token in ids} | names)
 
 
 def of_choice() -> Iterator[tuple[str, Change]]:
@@ -57,11 +62,11 @@ def of_choice() -> Iterator[tuple[str, Change]]:
     yield "no token is drafted twice in a row", lambda row, text: _without({*text[-1:]}, row, text)
     weaker: dict[str, Callable[..., float]] = {}
     for x in _PENALTIES:
-        # as llama.cpp's repeat penalty
+        # as llama.cpp's penalties of repeated tokens
         weaker[f"penalised, by about {x:g}"] = lambda v, _, x=x: v / x if v > 0 else v * x
         lowered = f"lowered by {2 * x - 2:g} or so"
-        weaker[f"{lowered} (presence penalty)"] = partial(_lowered, 2 * x - 2, False)
-        weaker[f"{lowered} each time (frequency penalty)"] = partial(_lowered, 2 * x - 2, True)
+        weaker[f"{lowered} (presence penalty)"] = lambda v, _, x=x: v - 2 * (x - 1)
+        weaker[f"{lowered} each time (frequency penalty)"] = lambda v, n, x=x: v - 2 * n * (x - 1)
     for (how, change), n in product(weaker.items(), _REACHES):
         yield f"candidates in the last {n} tokens are {how}", partial(_penalised, change, n)
     about = f"no token of the last {N_BEFORE} is drafted"
@@ -103,10 +108,10 @@ def observed(
             for bias in _BIASES:
                 about = f"token {shown(token)} is favoured, as by a bias of about {bias:g}"
                 yield about, partial(_favoured, token, bias)
-    for shift, n in Counter(apart).most_common(1):
-        if n >= max(FEW, _SHOWS_SHIFT * len(apart)):
-            about = f"ids are {abs(shift)} too {'high' if shift > 0 else 'low'}: a wrong map of ids"
-            yield about, partial(_moved, shift)
+    shift, n = next(iter(Counter(apart).most_common(1)), (0, 0))
+    if n >= max(FEW, _SHOWS_SHIFT * len(apart)):
+        about = f"ids are {abs(shift)} too {'high' if shift > 0 else 'low'}: a wrong map of ids"
+        yield about, lambda row, _: {token + shift: value for token, value in row.items()}
     if names := one_for_one(both):
         about = "each id of the drafter's is one other id in what is drafted: a wrong map of ids"
         yield about, partial(_renamed, names)
@@ -135,17 +140,8 @@ def _unless_clear(lead: float, row: Candidates, text: Sequence[int]) -> Candidat
     return row if is_clear else _from_rank(1, row, text)
 
 
-def _moved(by: int, row: Candidates, _: Sequence[int]) -> Candidates:
-    return {token + by: value for token, value in row.items()}
-
-
 def _without(tokens: Collection[int], row: Candidates, _: Sequence[int]) -> Candidates:
     return {token: value for token, value in row.items() if token not in tokens}
-
-
-def _lowered(by: float, for_each: bool, value: float, n: int) -> float:
-    """As llama.cpp's penalties of presence and, `for_each` time, of frequency."""
-    return value - by * (n if for_each else 1)
 
 
 def _penalised(

@@ -39,7 +39,9 @@ class _Rule(NamedTuple):
 
 def wrong_ends(drafts: Sequence[DraftEnd], p_min: float, n_min: int) -> list[int]:
     """Positions of drafts that end otherwise than they should; empty for a few."""
-    found = _wrong(_Rule("", _usual(drafts), p_min, n_min), drafts, [*map(_numbers, drafts)])
+    numbers = [*map(_numbers, drafts)]
+    usual = next(iter(numbers[0] if numbers else ()), "")
+    found = _wrong(_Rule("", usual, p_min, n_min), drafts, numbers)
     return found if len(found) >= FEW else []
 
 
@@ -49,7 +51,7 @@ def ends_words(
     """The rule by which drafts end where these do not as they should: a sentence, and how many
     would by it. Where no rule gives most of them, what is known is said."""
     numbers = [*map(_numbers, drafts)]
-    rules = _rules(_usual(drafts), p_min, n_min)
+    rules = _rules([*numbers[0]], p_min, n_min)
     left = [(len(_wrong(rule, drafts, numbers)), rule) for rule in rules]
     # a fitted bound says less than another number does
     n, rule = min(left, key=lambda pair: pair[0] + _FITTED * pair[1].is_fitted)
@@ -61,31 +63,12 @@ def ends_words(
     return f"{about}: {how}; what is compared with p_min is another number.", len(wrong)
 
 
-def _usual(drafts: Sequence[DraftEnd]) -> str:
-    return "confidence" if any(draft.sure for draft in drafts) else "share"
-
-
-def _rules(usual: str, p_min: float, n_min: int) -> Iterator[_Rule]:
-    own = "what the confidence head says" if usual == "confidence" else "the token's probability"
-    others = {
-        "of all": "the probability over the whole vocabulary, not the ten best",
-        "share": f"the token's probability, not {own}",
-        "product": f"the product of all of a draft so far, not {own} alone",
-        "mean": f"the mean of a draft so far, not {own} alone",
-        "before": "that of the token before: a draft ends one token late",
-        "after": "that of the token after: a draft ends one token early",
-        "later": f"{own}, but for the first token of a draft, which is sent anyhow",
-        "sent": f"{own} after that was sent, too, but for the first token",
-        "lead": f"the lead of the best token over the second, not {own}",
-        "of two": "the probability among the two best, not the ten best",
-        "cold": "the probability at a temperature of 0.5",
-        "hot": "the probability at a temperature of 2",
-        "logit": f"{own} before its sigmoid",
-    }
+def _rules(numbers: Sequence[str], p_min: float, n_min: int) -> Iterator[_Rule]:
+    """numbers: by which drafts may end, first the usual one."""
+    usual, *others = numbers
     if p_min:
-        for number, what in others.items():
-            if number != usual:
-                yield _Rule(f"p_min is compared with {what}.", number, p_min, n_min)
+        for number in others:
+            yield _Rule(f"p_min is compared with {number}.", number, p_min, n_min)
         for floor in _FLOORS:
             if abs(floor - p_min) > SHARES_TIE:
                 about = f"Drafts end as with a p_min of about {floor:g}, not {p_min:g}."
@@ -96,28 +79,33 @@ def _rules(usual: str, p_min: float, n_min: int) -> Iterator[_Rule]:
 
 
 def _numbers(draft: DraftEnd) -> Mapping[str, np.ndarray]:
-    """What may be compared with p_min, of each token, f64 [n]."""
-    shares, of_all = _shares(draft.logits[:, :N_CANDIDATES]), _shares(draft.logits[:, :N_BEFORE])
-    share, sure = shares[:, 0], np.array(draft.sure)
-    own = sure if len(sure) else share
+    """What may be compared with p_min, of each token, f64 [n], first what is."""
+    logits, sure = draft.logits[:, :N_CANDIDATES], np.array(draft.sure)
+    shares, of_all = _shares(logits), _shares(draft.logits[:, :N_BEFORE])
+    share, second = shares[:, 0], shares[:, 1] if shares.shape[1] > 1 else 0.0
+    usual, own = ("what the confidence head says", sure) if len(sure) else (_SHARE, share)
     found = {
-        "share": share,
-        "of all": of_all[:, 0],
-        "product": np.cumprod(own),
-        "mean": np.cumsum(own) / np.arange(1, len(own) + 1),
-        "before": np.concatenate(([1.0], own[:-1])),
-        "after": np.concatenate((own[1:], own[-1:])),
-        "later": np.concatenate(([1.0], own[1:])),
-        "sent": np.concatenate((own[:1], own[:-1])),
-        "lead": share - shares[:, 1] if shares.shape[1] > 1 else share,
-        "of two": _shares(draft.logits[:, :2])[:, 0],
-        "cold": _shares(2 * draft.logits[:, :N_CANDIDATES])[:, 0],
-        "hot": _shares(draft.logits[:, :N_CANDIDATES] / 2)[:, 0],
+        usual: own,
+        "the probability over the whole vocabulary, not the ten best": of_all[:, 0],
+        f"the product of all of a draft so far, not {usual} alone": np.cumprod(own),
+        f"the mean of a draft so far, not {usual} alone": np.cumsum(own) / range(1, len(own) + 1),
+        "that of the token before: a draft ends one token late": np.append(1.0, own[:-1]),
+        "that of the token after: a draft ends one token early": np.append(own[1:], own[-1:]),
+        f"{usual}, but for the first token of a draft, sent anyhow": np.append(1.0, own[1:]),
+        f"{usual} after that was sent, too, but for the first token": np.append(own[:1], own[:-1]),
+        f"the lead of the best token over the second, not {usual}": share - second,
+        "the probability among the two best, not the ten best": _shares(logits[:, :2])[:, 0],
+        "the probability at a temperature of 0.5": _shares(2 * logits)[:, 0],
+        "the probability at a temperature of 2": _shares(logits / 2)[:, 0],
     }
     if len(sure):
         inner = sure.clip(1e-9, 1 - 1e-9)
-        found |= {"confidence": sure, "logit": np.log(inner / (1 - inner))}
+        found[f"{usual} before its sigmoid"] = np.log(inner / (1 - inner))
+        found[f"{_SHARE}, not {usual}"] = share
     return found
+
+
+_SHARE = "the token's probability"
 
 
 def _shares(logits: np.ndarray) -> np.ndarray:

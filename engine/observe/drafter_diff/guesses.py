@@ -77,7 +77,7 @@ class Guess:
         which it has elsewhere."""
         words, places, steps = scope
         text, model, changes, during = self.text, self.model, self.changes, self.during
-        if self.left or self.deviation.unseen:
+        if self.left or self.deviation.lacks:
             return None
         if steps is not None and self.change is None:
             if not changes or during not in ("", "draft"):
@@ -120,7 +120,7 @@ class Guess:
     def goes_by_drafts(self) -> bool:
         """Whether what is in memory may come of the drafts before, not of the text alone."""
         own = replace(self.deviation, what="", about="", places=None, best=False)
-        own = replace(own, row_shift=0, token_shift=0, unseen=0, window=0)  # of the text
+        own = replace(own, row_shift=0, token_shift=0, lacks=(), window=0)  # of the text
         return bool(self.left) or own != Deviation("", "")
 
     def drafts_alone(self, right: DraftedText) -> bool:

@@ -219,7 +219,7 @@ def _decoded(
         logits, own = verified(part, 1)
         take(at, part, own)
     chosen = [sampler.draw(sampler.rows(logits)(0))]
-    none = ObservedRound(0.0, 0.0, 0, 0, 1, _streamed(chosen), "none")
+    none = ObservedRound(0.0, 0.0, 0, 0, 1, tuple(map(StreamedToken, chosen)), "none")
     whole = PromptPart(0, n_prompt, None, 0.0)
     rows.write(ReadyRow(None, 0, n_prompt, none, whole, prompt.tokens))
     emitted = chosen
@@ -238,8 +238,8 @@ def _decoded(
         path = target.back_to(pos + len(chosen))
         take(pos, [emitted[-1], *chosen[:-1]], own)
         log = LogRound(pos, len(drafted), n_right, path == "restore", rows.drafters[0], tuple(tops))
-        first, streamed = len(emitted) + 1, _streamed(chosen)
-        counts = len(drafted), n_right, first, streamed
+        streamed = tuple(map(StreamedToken, chosen))
+        counts = len(drafted), n_right, len(emitted) + 1, streamed
         one = ObservedRound(0.0, 0.0, *counts, path, log=log, judges_again=False)
         writer.learn([token for top in tops for token, _ in top], session.tokenizer.piece)
         rows.write(ReadyRow(None, 0, n_prompt, one))
@@ -249,7 +249,3 @@ def _decoded(
     rows.fill_in()
     writer.end(["end" if emitted[-1] in eog else "limit"])
     return handed
-
-
-def _streamed(tokens: Sequence[int]) -> tuple[StreamedToken, ...]:
-    return tuple(map(StreamedToken, tokens))

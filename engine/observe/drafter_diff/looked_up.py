@@ -73,11 +73,8 @@ def _earliest(history: History, ngram: Sequence[int], low: int, high: int) -> in
 
 
 def _behind(start: int, history: History, ngram: Sequence[int], low: int, high: int) -> int:
-    return history.find_last(ngram, max(low, start), high)
-
-
-def _within(size: int, history: History, ngram: Sequence[int], low: int, high: int) -> int:
-    return history.find_last(ngram, max(low, len(history) - size), high)
+    """start: before the end, if below 0."""
+    return history.find_last(ngram, max(low, start + len(history) * (start < 0)), high)
 
 
 def _learning(
@@ -245,9 +242,9 @@ class LookedUp:
             yield STATE, about, ((None, "find", generated),)
             for size in range(8, _FARTHEST, 8):
                 about = f"it looks for matches in about the newest {size} tokens alone"
-                yield STATE, about, ((None, "find", partial(_within, size)),)
+                yield STATE, about, ((None, "find", partial(_behind, -size)),)
         module = sys.modules[type(self._new()[0]).__module__]
-        for n in (1 << i for i in range(6, 21, 2)) if self._name == "ngram-mod" else ():
+        for n in (1 << i for i in range(6, 22)) if self._name == "ngram-mod" else ():
             about = f"its pool has about {n} entries, where n-grams overwrite each other"
             yield STATE, about, ((module, "N_ENTRIES", n), (module, "_MASK", n - 1))
         for n in range(1, N_LONGEST) if self._name == "ngram-cache" else ():
@@ -266,9 +263,10 @@ class LookedUp:
         """Constants of the drafter's working, changed one after the other: stage, sentence, and
         what is in their place."""
         module = sys.modules[type(self._new()[0]).__module__]
-        for name, value in vars(module).items():
+        constants = {name: x for name, x in vars(module).items() if name.isupper()}
+        for name, value in constants.items():
             others: dict[str, Any] = {}
-            if name.isupper() and type(value) in (int, float) and name not in _SIZES:
+            if type(value) in (int, float) and name not in _SIZES:
                 numbers: Sequence[float] = [factor * value for factor in (0, 0.5, 2)]
                 if type(value) is int and value <= _SMALL:
                     numbers = sorted(range(2 * value + 1), key=lambda one: abs(one - value))
@@ -276,8 +274,10 @@ class LookedUp:
                     numbers = range(0, 4 * value + 1, value // _SMALL)
                 others = {f"{type(value)(one):g}": type(value)(one) for one in (*numbers, 1)}
                 others["no bound"] = type(value)(_ENDLESS)
-            elif isinstance(value, tuple) and name.isupper() and isinstance(value[0], tuple):
-                others = {
+            elif isinstance(value, tuple) and isinstance(value[0], tuple):
+                floors = {its: x for its, x in constants.items() if type(x) is tuple}
+                others = {f"the numbers of {its}": x for its, x in floors.items()}
+                others |= {
                     "no least number of observations": tuple((0, share) for _, share in value),
                     "no least share": tuple((least, 0) for least, _ in value),
                 }
@@ -309,16 +309,14 @@ class LookedUp:
 
     def _by_source(self, wrong: Sequence[_Made]) -> tuple[str, str]:
         """Stage and sentence by where the tokens of most wrong drafts come from."""
-        n = sum(self._is_foreign(one) for one, _ in wrong)
+        n = 0
+        for one, _ in wrong:
+            text = self._side.text[: one.pos0 + 1]
+            known = map(pairwise, [text, *(other.text for other in self._others)])
+            n += not {*pairwise([text[-1], *one.tokens])} <= {*chain(*known)}
         if 2 * n > len(wrong):
             return STATE, f"Most likely: {_FOREIGN} ({n} of {len(wrong)} wrong drafts)."
         return CANDIDATES, "What it drafts is in the text, and not what its settings find there."
-
-    def _is_foreign(self, one: RecordedDraft) -> bool:
-        """Whether a draft has tokens that follow each other in no text that is known."""
-        text = self._side.text[: one.pos0 + 1]
-        known = [text, *(other.text for other in self._others)]
-        return not {*pairwise([text[-1], *one.tokens])} <= {*chain(*map(pairwise, known))}
 
     def _counts(self, drafts: Any) -> tuple[int, int]:
         """Tokens that the text confirms, and all, at the same contexts."""

@@ -92,21 +92,22 @@ class Mistakes:
             stage = POSITIONS if moves else ROWS if deviation.what == SHIFTED else STATE
             if deviation.token_shift or deviation.round_shift:
                 stage = STATE
-            guess = self._guess(stage, deviation.about, deviation=deviation)
             for whole, tap in product((True, False), (None, *taps)) if which else ():
                 at = torch.tensor(self._text.others_of_batch(len(rows), which, with_prompt=whole))
                 moved = mapped(rows, partial(torch.index_select, dim=0, index=at), tap)
                 where = "" if tap is None else f", in layer {tap} alone"
                 yield self._of_table(deviation.about + where, model.table(moved))
             if not which:
-                yield guess
+                yield self._guess(stage, deviation.about, deviation=deviation)
 
     def _unseen(self, wrong: _Drafts) -> Iterator[Deviation]:
         for size in self._windows(wrong):
             about = f"the drafter sees no more than {size} tokens"
             about += " in its attention" * (not self._model.can_cut)
             yield Deviation("", about, window=size)
-        for token in self._fitting(wrong, self._special, self._gives_token):
+        for token in self._fitting(
+            wrong, self._special, lambda draft, own, t: self._gives(draft, own._replace(tokens=[t]))
+        ):
             about = f"drafts go on from token {token}, not from the newest one"
             for noticed in (False, True):
                 yield Deviation("", about, token=token, takes_back=noticed)
@@ -120,12 +121,16 @@ class Mistakes:
                 yield Deviation("", about, place=by * with_newest, step=by)
 
     def _of_beginnings(self, sizes: Sequence[int]) -> Iterator[Guess]:
-        """First tokens of a text that the drafter's memory lacks, or has as other ones."""
+        """First tokens of a text that the drafter's memory lacks, or has as other ones, or the last
+        ones of its prompt."""
         text, n = self._text, self._text.starts[0]
+        end = n - self._model.ahead
         for size in sizes:
             which = "the prompt" if size == n else f"the first {size} tokens"
-            about = f"the drafter has not seen {which}"
-            yield self._guess(STATE, about, deviation=Deviation("", about, unseen=size))
+            lacks = {which: range(size), f"the prompt's last {size} tokens": range(end - size, end)}
+            for what, places in lacks.items():
+                about = f"the drafter has not seen {what}"
+                yield self._guess(STATE, about, deviation=Deviation("", about, lacks=places))
             for token in self._special[:2]:
                 other = replace(text, tokens=[token] * size + [*text.tokens[size:]])
                 about = f"the drafter reads {which} as token {token}"
@@ -385,10 +390,8 @@ class Mistakes:
             if other > first:
                 found[f"{about}, and blocks are a row longer"] = {"first": other, "n_block": n + 1}
         if model.core.markov is not None:
-            about = (
-                f"its sample_from_anchor is taken for {str(first > 0).lower()}: the first token is "
-            )
-            about += f"that of row {1 - first}"
+            about = f"its sample_from_anchor is taken for {str(first > 0).lower()}"
+            about += f": the first token is that of row {1 - first}"
             sizes = {"first": 1 - first, "n_block": n + 1 - 2 * first}
             changes = tuple((model, name, size) for name, size in sizes.items())
             changes += ((model.core.markov, "first", 1 - first),)
@@ -436,9 +439,6 @@ class Mistakes:
             return size < draft.pos0 and self._gives(draft, newest)
 
         return self._fitting(wrong, range(_LONGEST_WINDOW, 0, -1), gives)
-
-    def _gives_token(self, draft: RecordedDraft, newest: Entries, token: int) -> bool:
-        return self._gives(draft, newest._replace(tokens=[token]))
 
     def _gives_moved(self, whole: bool, draft: RecordedDraft, newest: Entries, by: int) -> bool:
         first = newest.positions[0] + by

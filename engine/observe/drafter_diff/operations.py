@@ -108,11 +108,12 @@ def part_changes(
 
 
 def _ropes(found: Sequence[Site], places: Sequence[int]) -> Iterator[PartChange]:
+    width = next((x._head_dim for one in found if one.name == "_head_dim" for x in one.owners), 0)
     for site in found:
         ropes = [getattr(owner, site.name) for owner in site.owners]
         if not all(isinstance(rope, RopeTables) for rope in ropes):
             continue
-        for about, rope in other_ropes(ropes[0], places):
+        for about, rope in other_ropes(ropes[0], places, width):
             made = [(x, site.name, rope) for x in site.owners]
             is_short = any(one in about for one in _ROPES_AT_TIMES)
             phases = [*PHASES] if is_short else ["", "write", "draft"]
@@ -122,6 +123,10 @@ def _ropes(found: Sequence[Site], places: Sequence[int]) -> Iterator[PartChange]
 def _layers(found: Sequence[Site]) -> Iterator[PartChange]:
     for site in found:
         value = getattr(site.owners[0], site.name)
+        if isinstance(value, float) and type(site.owners[0]).__name__ in _CHOOSE:
+            for about, change in other_values(value, False):
+                made = ((site.owners[0], site.name, float(change(value))),)
+                yield PartChange(CANDIDATES, f"its {site.words} is taken {about}", made, ["draft"])
         is_list = isinstance(value, list) and len(value) > 1 and all(map(is_part, value))
         if len(site.owners) > 1 or not is_list:
             continue
@@ -389,10 +394,7 @@ def _arguments(args: Sequence[Any], options: dict[str, Any]) -> dict[int | str, 
     return found | dict[int | str, Any](options)
 
 
-_Way = tuple[str, Callable[..., Any]]
-
-
-def _ways(one: _Operation) -> Iterator[_Way]:
+def _ways(one: _Operation) -> Iterator[tuple[str, Callable[..., Any]]]:
     """What a kernel may do otherwise: a sentence's end, and what is called with it and its own
     arguments."""
     given = _arguments(one.args, one.options)
@@ -414,6 +416,10 @@ def _ways(one: _Operation) -> Iterator[_Way]:
         names = [*signature(vars(one.module)[one.name]).parameters][: len(one.args)]
         angle_of: dict[str, Any] = {"cos": torch.ones_like, "sin": torch.zeros_like}
         keys = [i for i, name in enumerate(names) if name in angle_of]
+        if names[:3] == ["q", "k", "v"]:
+            shared = one.args[0].shape[2] // one.args[1].shape[1]
+            by_turns: Any = dict.fromkeys((1, 2), lambda x: x.repeat(1, shared, 1, 1))
+            yield "gives heads of queries those of keys by turns", partial(_changed, by_turns)
         if keys:
             in_heads["turns nothing"] = partial(_changed, {i: angle_of[names[i]] for i in keys})
             yield "turns nothing", in_heads["turns nothing"]

@@ -7,11 +7,11 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, starmap
 from typing import NamedTuple
 from unicodedata import normalize
 
-from engine.audit.recorded_drafts import RecordedDraft
+from engine.audit.recorded_drafts import OUTCOMES, RecordedDraft, outcomes
 from engine.draft.spec import OUT_OF_STEP
 from engine.observe.drafter_diff.sides import DraftSide
 from engine.trace.prompt_reuse import n_common as n_alike
@@ -273,12 +273,12 @@ def signature(
     if len(ids) == 1 and len({token for draft in theirs for token in draft.tokens}) > 1:
         token = side.shown(ids.pop())
         return ROWS, f"All its drafts are of token {token} alone: rows or logits are NaN."
-    ahead = sum(_is_moved(one, other) for one, other in zip(mine, theirs, strict=True))
-    if ahead > 0.8 * n:
-        return STATE, "Its drafts are the other's from the second token on: one token ahead."
-    late = sum(_is_moved(other, one) for one, other in zip(mine, theirs, strict=True))
-    if late > 0.8 * n:
-        return STATE, "Its drafts are the other's, one token late."
+    for how, pairs in (
+        (" from the second token on: one token ahead", zip(mine, theirs, strict=True)),
+        (", one token late", zip(theirs, mine, strict=True)),
+    ):
+        if sum(starmap(_is_moved, pairs)) > 0.8 * n:
+            return STATE, f"Its drafts are the other's{how}."
     if about := _by_rank(mine, theirs):
         return CANDIDATES, about
     places = [n_equal(*pair) or 0 for pair in zip(mine, theirs, strict=True)]
@@ -298,9 +298,7 @@ def signature(
         return ROWS, "Only drafts after a rejection differ: stale rows or a state not rolled back."
     if all((n_equal(*pair) or 0) > 0 for pair in differ):
         in_blocks = any("flash" in one or "spark" in one for one in side.drafters)
-        about = (
-            "First tokens are equal, later ones differ: what later steps or rows of blocks read."
-        )
+        about = "First tokens are equal, later ones not: what later steps or rows of blocks read."
         return BLOCK if in_blocks else ROWS, about
     about = "Drafts at the same contexts differ; without the model it cannot be known why."
     return UNEXPLAINED, about
@@ -376,9 +374,7 @@ def length_causes(
             "another p_min."
         )
         if below and max(below) >= _SURE:
-            about = (
-                f"{'AB'[which]} ends drafts before tokens that {'BA'[which]} drafts, sure ones too."
-            )
+            about = f"{'AB'[which]} ends drafts before tokens that {'BA'[which]} drafts, even sure."
     recorded = sums(pair[1] for pair in whole), sums(pair[0] for pair in whole)
     size = f"{len(whole)} of {len(pairs)} equal drafts have other lengths"
     yield Cause(CANDIDATES, "", about, place_of(whole[0][1]), size, *recorded)
@@ -419,25 +415,44 @@ def _dropped(a: DraftSide, b: DraftSide, end: int) -> Iterator[Cause]:
             yield Cause(COUNTING, side.name, about, f"position {start}", size, *counts)
             continue
         about = f"{side.name} drafts nothing where {other.name} does"
+        if ends := _after(side, stop):
+            about += f", only after {ends}."
+            yield Cause(CANDIDATES, side.name, about, f"position {start}", f"{len(none)} rounds")
+            continue
         since = all(draft.pos0 < start for draft in side.drafts)
         is_apart, is_non_finite = {*OUT_OF_STEP} & side.reasons, "non-finite" in side.reasons
         if is_apart or is_non_finite or (since and len(none) >= 2 * FEW):
-            cause = "are not finite" if is_non_finite else "that are NaN, or a full context"
-            cause = f"rows that it reads or its logits {cause}"
+            stage, cause = ROWS, "rows that it reads or its logits that are NaN, or a full context"
             if is_apart:
-                cause = f"its state is not that of the text ({min(is_apart)})"
+                stage, cause = STATE, f"its state is not that of the text ({min(is_apart)})"
+            elif is_non_finite:
+                cause = "rows that it reads or its logits are not finite"
+            elif side.knows_all:  # this engine notes what is not finite
+                stage, cause = STATE, "its context is full, or it may not draft any further"
             about = f"{about}, from position {start} on" * since or about
-            stage, size = STATE if is_apart else ROWS, f"{len(none)} rounds"
+            size = f"{len(none)} rounds"
             yield Cause(stage, side.name, f"{about}: {cause}.", f"position {start}", size)
             continue
         sure = [[*top.values()][:1] for d in none for top in d.tops[:1]]
-        if sure and max(map(sum, sure)) < _SURE:
-            floor = max(map(sum, sure))
+        if sure and (floor := max(map(sum, sure))) < _SURE:
             about += f", a first token of probability {floor:.2f} at most: another p_min"
         if lost < min(draft.n_drafted for draft in side.drafts):
             about = f"{side.name} throws drafts of fewer than {lost + 1} tokens away: another n_min"
         size = f"{len(none)} rounds after the same text"
         yield Cause(CANDIDATES, "", f"{about}.", f"position {none[0].pos0}", size)
+
+
+def _after(side: DraftSide, stop: int) -> str:
+    """The outcome of drafts after which alone, and always, the next round has none; empty where
+    there is not one."""
+    plain = {at for at in side.plain if side.drafts[0].pos0 < at < stop}
+    before = {draft.pos0: outcomes(draft) for draft in side.drafts if draft.pos0 < stop}
+    rounds = [*pairwise(sorted({*plain, *before}))]
+    for end, words in OUTCOMES.items():
+        after = {at for last, at in rounds if end in before.get(last, ())}
+        if len(plain) >= _SHOWS_LENGTH and plain == after:
+            return words
+    return ""
 
 
 def sums(drafts: Iterator[RecordedDraft]) -> Counts:

@@ -138,11 +138,9 @@ class Redrafter:
     def _padded(self, draft: RecordedDraft) -> RecordedDraft | None:
         """A draft with a stand-in for the token that was rejected where its id is not known: the
         text's own, which it was not."""
-        tokens, text = list(draft.tokens), self._side.text
+        tokens, text, n = list(draft.tokens), self._side.text, self._session.config.n_vocab
         at = draft.pos0 + 1 + len(tokens)
-        if draft.pos0 >= len(text) or any(
-            not 0 <= t < self._session.config.n_vocab for t in tokens
-        ):
+        if draft.pos0 >= len(text) or any(not 0 <= token < n for token in tokens):
             return None
         if len(tokens) < draft.n_drafted and self._side.knows_all:
             return draft._replace(n_drafted=len(tokens))

@@ -253,7 +253,8 @@ class Walk:
                 if name.startswith("self.") or not _is_apart(*both):
                     continue  # a setting alone changes nothing
                 if _is_exact(*both):
-                    return self._note((name, *both), is_argument=True)
+                    self.what, self.is_argument = (name, *both), True
+                    return True
                 if self._suspect is None and not one.file.startswith(_KERNELS):
                     self._suspect = [*self.path], (name, *both)
         for first, second in self._pairs(one.calls, two.calls):
@@ -265,15 +266,12 @@ class Walk:
                 own = next((found for found in both_of if _is_apart(*found[1:])), None)
                 if self._suspect is not None:
                     self.path, own = self._suspect
-                found = own or (name, value, two.result[name])
-                return self._note(found, is_argument=own is not None)
+                self.what = own or (name, value, two.result[name])
+                self.is_argument = own is not None
+                return True
         self.path.pop()
         self.skipped = self.skipped if not one.result else []
         return False
-
-    def _note(self, what: tuple[str, Any, Any], *, is_argument: bool) -> bool:
-        self.what, self.is_argument = what, is_argument
-        return True
 
     def _pairs(self, right: Sequence[Call], other: Sequence[Call]) -> Iterator[tuple[Call, Call]]:
         """Calls that belong together: of one name, or of a function in another one's place."""
@@ -358,8 +356,7 @@ def stage_of_walk(walk: Walk) -> str:
         return RULE
     if label == "self":
         return CANDIDATES
-    is_input = walk.is_argument and label in ("rows", "features", "hidden")
-    if is_input:
+    if walk.is_argument and label in ("rows", "features", "hidden"):
         return STATE if "_next" in names else ROWS
     for stage, folders, known in _BY_PLACE:
         if any(one in file for one in folders) or {label, *names[-1:]} & {*known}:

@@ -17,7 +17,7 @@ from engine.model.rope import RopeConfig
 from kernels.pointwise import geglu, swiglu
 
 FACTORS = (0.0, 0.5, 2.0, -1.0, 0.25, 4.0, math.sqrt(0.5), math.sqrt(2.0))
-_NUMBERS = (0.0, 0.01, 0.1, 10.0, 100.0, 1e3, 1e4, 1e5)
+_NUMBERS = (0.0, 0.01, 0.1, 0.5, 2.0, 10.0, 100.0, 1e3, 1e4, 1e5)
 """Factors of a number that a kernel is given, as an eps or a limit."""
 TensorChange = Callable[[torch.Tensor], torch.Tensor]
 READS: dict[str, TensorChange] = {
@@ -43,8 +43,8 @@ def rows_on(x: torch.Tensor, by: int) -> torch.Tensor:
 def other_values(x: Any, is_weight: bool) -> Iterator[tuple[str, Callable[..., Any]]]:
     """Of an argument, a weight or not: how a sentence on it ends, and the change."""
     if isinstance(x, float):
-        for factor in _NUMBERS:
-            yield f"as {factor * x:.3g}, not {x:.3g}", partial(torch.mul, other=factor)
+        for value in (1.0, *(factor * x for factor in _NUMBERS)):
+            yield f"as {value:.3g}, not {x:.3g}", lambda _, value=value: value
         yield "as about the square root of it", math.sqrt
     elif x in _GATES:
         for other in (one for one in _GATES if one is not x):
@@ -63,13 +63,14 @@ def other_values(x: Any, is_weight: bool) -> Iterator[tuple[str, Callable[..., A
         yield "in another order: its halves are exchanged", halves
         yield "of the next of its rows", partial(torch.roll, shifts=1, dims=0)
     elif is_floats(x):
-        for factor in FACTORS[1:]:
+        of_heads = [x.shape[-1] ** by for by in (0.5, -0.5)] if x.dim() > 3 else []  # of scores
+        for factor in dict.fromkeys((*FACTORS[1:], *of_heads)):
             yield f"{factor:.3g} times what it should be", partial(torch.mul, other=factor)
         for about, change in READS.items():
             yield about.replace("reads ", "as if it read "), change
         yield "less its mean", lambda x: x - x.mean(-1, keepdim=True)
-        yield "with neighbours for what is half of it apart", _paired
-        yield "with every second number for halves", _unpaired
+        yield "with neighbours for what is half of it apart", partial(_reordered, (2, -1))
+        yield "with every second number for halves", partial(_reordered, (-1, 2))
     elif torch.is_tensor(x) and x.dtype is torch.int64 and x.dim() > 1:
         for about, change in [*READS.items()][:2]:
             yield about.replace("reads ", "as if it read "), change
@@ -92,12 +93,8 @@ def with_part(i: int, change: TensorChange, x: Sequence[torch.Tensor]) -> Sequen
     return [*x[:i], change(x[i]), *x[i + 1 :]]
 
 
-def _paired(x: torch.Tensor) -> torch.Tensor:
-    return x.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2) if x.shape[-1] % 2 == 0 else x
-
-
-def _unpaired(x: torch.Tensor) -> torch.Tensor:
-    return x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2) if x.shape[-1] % 2 == 0 else x
+def _reordered(sizes: tuple[int, int], x: torch.Tensor) -> torch.Tensor:
+    return x if x.shape[-1] % 2 else x.unflatten(-1, sizes).transpose(-1, -2).flatten(-2)
 
 
 _SEEN = {
@@ -152,17 +149,19 @@ def _listed(windows: Sequence[int | None]) -> str:
     return ", ".join(str(size or "none") for size in windows)
 
 
-def other_ropes(rope: RopeTables, places: Sequence[int]) -> Iterator[tuple[str, RopeTables]]:
+def other_ropes(
+    rope: RopeTables, places: Sequence[int], width: int = 0
+) -> Iterator[tuple[str, RopeTables]]:
     """How ropes may turn otherwise: a sentence's part, and what is in their place. places:
-    positions from which on they may."""
+    positions from which on they may. width: numbers of a head."""
     own, device = rope.config, rope.device
-    for about, config in _other_angles(own) if own is not None else ():
+    for about, config in _other_angles(own, width) if own is not None else ():
         yield about, RopeTables(config, device)
     moved: dict[str, Callable[..., torch.Tensor]] = {}
     for at in places:
         about = f"turns positions from {at} on as"
         moved[f"{about} {at}"] = partial(torch.clamp, max=at)
-        moved[f"{about} those from 0 on"] = partial(torch.remainder, other=at)
+        moved[f"{about} those from 0 on"] = lambda x, at=at: x - at * (x >= at)
     for by, where in ((1, "after"), (-1, "before")):
         moved[f"turns a position as the one {where} it"] = lambda x, by=by: (x + by).clamp(min=0)
     yield from ((about, RopeTables(own, device, place=place)) for about, place in moved.items())
@@ -172,19 +171,22 @@ _DIGITS, _BASES = (1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 16.0), (1,
 """What factors that people choose begin with, and frequency bases."""
 
 
-def _other_angles(own: RopeConfig) -> Iterator[tuple[str, RopeConfig]]:
+def _other_angles(own: RopeConfig, width: int) -> Iterator[tuple[str, RopeConfig]]:
     """Those that turn otherwise, of those that turn alike the first."""
     seen = set[str]()
-    for about, config in (("", own), *_scaled(own)):
+    for about, config in (("", own), *_scaled(own, width)):
         turns = " ".join(f"{x:.3g}" for x in (config.magnitude, *config.inverse_frequencies()))
         if about and turns not in seen:
             yield about, config
         seen.add(turns)
 
 
-def _scaled(own: RopeConfig) -> Iterator[tuple[str, RopeConfig]]:
+def _scaled(own: RopeConfig, width: int) -> Iterator[tuple[str, RopeConfig]]:
     plain = replace(own, scaling="none", factors=())
     yield "is not scaled, as its file says", plain
+    for n in (n for n in (width, width // 2, width // 4) if n and n % 2 == 0):
+        about = f"turns {n} of the {width} numbers of a head, not {own.n_rot}"
+        yield about, replace(plain, n_rot=n)
     for power, digit in product(range(2, 9), _BASES):
         about = f"has a frequency base of about {digit * 10.0**power:g}, not {own.freq_base:g}"
         yield about, replace(own, freq_base=digit * 10.0**power)

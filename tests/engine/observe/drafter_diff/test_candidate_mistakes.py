@@ -51,6 +51,20 @@ def test_wrong_maps_of_ids() -> None:
         assert row == found[what] if inside else row[0] == 5
 
 
+def test_ids_that_are_rounded_to_the_type_of_weights() -> None:
+    ids = [0, 257, 303, 2051]
+    ways = dict(of_map(ids, 2053))
+
+    def read(what: str, kind: str) -> list[int]:
+        change = ways[f"the map of draft ids (d2t) has {what} that are rounded to {kind}"]
+        return [next(iter(change({token: 1.0}, []))) for token in ids]
+
+    assert read("ids", "bfloat16") == [0, 256, 304, 2048]
+    assert read("offsets", "bfloat16") == [0, 257, 302, 2051]
+    assert read("ids", "float16") == [0, 257, 303, 2052]
+    assert not any("offsets that are rounded to float16" in about for about in ways)
+
+
 def _drafted(tokens: np.ndarray) -> list[RecordedDraft]:
     return [RecordedDraft(i, i, row, [], 0, 0, 0.0, 3) for i, row in enumerate(tokens.tolist())]
 

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -48,7 +49,9 @@ def test_a_planted_mistake_is_named_first(name: str) -> None:
         assert cause.mended[0] / cause.mended[1] != cause.recorded[0] / cause.recorded[1]
 
 
-@pytest.mark.parametrize("name", ["other mask", "newest rejected", "other anchor", "no window"])
+@pytest.mark.parametrize(
+    "name", ["other mask", "prompt cut", "newest rejected", "other anchor", "no window"]
+)
 @pytest.mark.skipif("dflash" not in kinds(), reason="the drafters are next to the tree")
 @pytest.mark.thinned(4)
 def test_a_mistake_of_a_block_is_named(name: str) -> None:
@@ -73,7 +76,8 @@ def test_a_mistake_of_a_look_up_is_named(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["half rolled back", "read as padding", "earliest match", "judged counts"]
+    "name",
+    ["half rolled back", "cut too far", "read as padding", "earliest match", "judged counts"],
 )
 @pytest.mark.thinned(4)
 def test_a_mistake_in_one_place_is_named_by_it(name: str) -> None:
@@ -182,6 +186,7 @@ _STEP = ModelDrafter._step
     [
         ({"", "non-finite"}, "not finite", "target rows"),
         ({""}, "a full cont", "target rows"),
+        ({"", "limit"}, "its context is full", "drafter state"),
         ({"", "state-behind"}, "its state is not that of the text", "drafter state"),
     ],
 )
@@ -193,6 +198,7 @@ def test_why_a_drafter_stops_drafting_is_said(reasons: set[str], words: str, sta
     )
     for side in (a, b):
         side.looks_up, side.reasons = False, reasons if side is b else set()
+        side.knows_all = "limit" in reasons  # as this engine's runs
     both: Any = a, b
     (cause,) = _dropped(*both, 50)
     assert (cause.stage, cause.side, cause.place) == (stage, "B", "position 18")
@@ -201,6 +207,29 @@ def test_why_a_drafter_stops_drafting_is_said(reasons: set[str], words: str, sta
     assert not [*_dropped(*both, 50)]
     b.plain = range(18, 28, 2)
     assert [one.stage for one in _dropped(*both, 50)] == ["candidates"]
+
+
+@pytest.mark.parametrize(("n_accepted", "words"), [(1, "accepted whole"), (0, "nothing was acc")])
+def test_after_which_drafts_there_is_none_is_said(n_accepted: int, words: str) -> None:
+    top = [{5: 0.4}]
+    own = [RecordedDraft(i, 2 * i, [5], top, i % 3 == 2, 0, 0.0, 1) for i in range(40)]
+    if not n_accepted:
+        own = [one._replace(n_accepted=1 - one.n_accepted) for one in own]
+    plain = [one.pos0 for last, one in pairwise(own) if last.n_accepted == n_accepted]
+    a, b = (
+        SimpleNamespace(name=name, drafts=drafts, plain=none, n_prompt=0, prompt=(), text=[5] * 99)
+        for name, drafts, none in (
+            ("A", own, []),
+            ("B", [one for one in own if one.pos0 not in plain], plain),
+        )
+    )
+    for side in (a, b):
+        side.looks_up, side.reasons, side.has_rejected = False, {""}, True
+    both: Any = a, b
+    (cause,) = _dropped(*both, 90)
+    assert (cause.stage, cause.side) == ("candidates", "B") and words in cause.about, str(cause)
+    b.plain = plain[1:]
+    assert "only after" not in next(_dropped(*both, 90)).about
 
 
 def test_of_several_sequences_a_cause_that_explains_its_drafts_is_the_first() -> None:

@@ -91,7 +91,7 @@ def test_what_goes_by_the_text_alone_needs_no_drafts_before() -> None:
     assert not guess.goes_by_drafts
     for deviation, goes in (
         (Deviation("", "", row_shift=-1), False),
-        (Deviation("", "", unseen=4, places=range(9)), False),
+        (Deviation("", "", lacks=range(4), places=range(9)), False),
         (Deviation("", "", n_kept=1), True),
         (Deviation("", "", drift=1), True),
     ):

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from engine.audit.recorded_drafts import RecordedDraft
-from engine.draft import ngram_mod
+from engine.draft import ngram_cache, ngram_mod
 from engine.draft.drafter import Draft, DraftRequest
 from engine.draft.ngram_cache import NgramCache, learn
 from engine.draft.ngram_drafter import History, NgramSizes
@@ -144,18 +144,28 @@ def test_how_drafts_end_after_some_outcomes_is_named(name: str, drafts: Drafts, 
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "words"),
-    [("LOW_STREAK", 2, "LOW_STREAK of 2, not 5"), ("CHUNK", 90, "CHUNK of 90, not 32")],
+    ("module", "changed", "stage", "words"),
+    [
+        (ngram_mod, {"LOW_STREAK": 2}, "drafter state", "LOW_STREAK of 2, not 5"),
+        (ngram_mod, {"CHUNK": 90}, "drafter state", "CHUNK of 90, not 32"),
+        *(
+            (ngram_mod, {"N_ENTRIES": n, "_MASK": n - 1}, "drafter state", f"about {n} entries")
+            for n in (64, 128, 512)
+        ),
+        (ngram_cache, {"LAX": ngram_cache.STRICT}, "candidates", "LAX of the numbers of STRICT"),
+    ],
 )
-def test_another_number_of_a_pool_is_named(
-    name: str, value: int, words: str, monkeypatch: pytest.MonkeyPatch
+def test_another_number_of_a_look_up_is_named(
+    module: Any, changed: dict[str, Any], stage: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    drafter = module.SPEC.name
     with monkeypatch.context() as patch:
-        patch.setattr(ngram_mod, name, value)
-        side = _side("ngram-mod", _RIGHT)
-    cause = LookedUp(side, _options("ngram-mod")).cause()
+        for name, value in changed.items():
+            patch.setattr(module, name, value)
+        side = _side(drafter, _RIGHT)
+    cause = LookedUp(side, _options(drafter)).cause()
     assert cause is not None and words in cause.about, str(cause)
-    assert cause.stage == "drafter state"
+    assert cause.stage == stage
 
 
 def test_tokens_that_follow_each_other_nowhere_are_of_another_text() -> None:
@@ -165,15 +175,6 @@ def test_tokens_that_follow_each_other_nowhere_are_of_another_text() -> None:
     cause = _cause("suffix", lambda n, _: n, foreign)
     assert cause is not None and cause.stage == "drafter state"
     assert "follow each other nowhere in the text" in cause.about
-
-
-def test_a_pool_that_is_too_small_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        for name, value in (("N_ENTRIES", 64), ("_MASK", 63)):
-            patch.setattr(ngram_mod, name, value)
-        side = _side("ngram-mod", lambda n, _: n)
-    cause = LookedUp(side, _options("ngram-mod")).cause()
-    assert cause is not None and "pool has about 64 entries" in cause.about
 
 
 def _learns_drafts(self: NgramCache, seq: int, history: History, last: int) -> Draft:

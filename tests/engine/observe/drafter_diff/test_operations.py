@@ -22,7 +22,9 @@ from engine.observe.drafter_diff.operations import (
     _in_head,
     _in_place_of,
     _of_round,
+    _Operation,
     _times,
+    _ways,
     in_place,
     in_rows,
     part_changes,
@@ -30,8 +32,9 @@ from engine.observe.drafter_diff.operations import (
 )
 from engine.observe.drafter_diff.tensor_changes import other_ropes
 from engine.session import Session
+from kernels.attention import attend
 from kernels.norm import rms_norm
-from tests.support.drafter_diff_campaign import opened
+from tests.support.drafter_diff_campaign import kinds, opened
 
 
 @pytest.fixture(scope="module")
@@ -133,6 +136,57 @@ def test_ropes_are_scaled_as_files_have_it_and_not(eagle: Session) -> None:
     name = "is not scaled, as its file says"
     plain = dict(other_ropes(yarn, ()))[name]
     assert name not in ways and plain._inv_freq.tolist() == own.inverse_frequencies()
+
+
+def test_attention_is_scaled_otherwise_and_shares_heads_otherwise() -> None:
+    q, k, v = (torch.randn(1, n, m, 64) for n, m in ((3, 4), (2, 5), (2, 5)))
+    given = q, k, v, torch.ones(1, 3, 5, dtype=torch.bool)
+    place = SimpleNamespace(attend=attend)
+    one = _Operation(place, "attend", ANY, 0, None, "", "", given, {}, attend(*given), {})
+    found = {about: change(attend, *given) for about, change in _ways(one)}
+    own = [i // 2 for i in range(4)]
+    assert torch.allclose(attend(q, k[:, own], v[:, own], given[3]), one.result, atol=1e-6)
+    turns = found["gives heads of queries those of keys by turns"]
+    other = [i % 2 for i in range(4)]
+    assert torch.allclose(turns, attend(q, k[:, other], v[:, other], given[3]), atol=1e-6)
+    for factor, scale in ((8, 1.0), (0.125, 1 / 64)):
+        scaled = found[f"reads argument 0 {factor:g} times what it should be"]
+        assert torch.allclose(scaled, attend(*given, scale=scale), atol=1e-6)
+
+
+@pytest.mark.skipif("dflash2" not in kinds(), reason="the drafters are next to the tree")
+def test_numbers_that_no_kernel_is_given_are_other_ones() -> None:
+    core: Any = opened("dflash2").drafts["draft-dflash"]
+    selector = core.model.selector
+    about = "its `scale` of Selector is taken as 0.1, not 1"
+    (one,) = (one for one in part_changes(core.model, lambda: None) if one.about == about)
+    with in_place(one.changes):
+        assert (selector._scale, one.stage) == (0.1, "candidates")
+    assert selector._scale == 1
+
+
+def test_positions_that_begin_at_0_again_go_on_from_there(eagle: Session) -> None:
+    core: Any = eagle.drafts["draft-eagle3"]
+    rope: RopeTables = core.model._rope
+    again = dict(other_ropes(rope, (3,)))["turns positions from 3 on as those from 0 on"]
+    for one in (rope, again):
+        one.reach(9)
+    places = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4, 5, 6]])
+    assert torch.equal(again.at(torch.arange(10)[None])[1], rope.at(places)[1])
+
+
+def test_more_or_fewer_numbers_of_a_head_turn() -> None:
+    (head,) = (opened("mtp").model.head,)
+    assert head is not None
+    ropes = [one for one in part_changes(head, lambda: None) if "numbers of a head" in one.about]
+    assert [one.about for one in ropes] == [
+        f"its rope turns {n} of the 64 numbers of a head, not 16" for n in (64, 32)
+    ]
+    (_, name, rope), *_ = ropes[0].changes
+    own: RopeConfig = head._rope.config
+    assert (name, rope.config) == ("_rope", replace(own, n_rot=64, factors=()))
+    rope.reach(7)
+    assert rope.at(torch.tensor([[7]]))[0].shape == (1, 1, 32)
 
 
 def test_ropes_turn_by_numbers_that_people_choose(eagle: Session) -> None:
