@@ -304,7 +304,8 @@ def strides(
                 whole, at = torch.cat(parts, 1), sum(p.shape[1] for p in parts[: names.index(name)])
                 layouts_of.append(("wrong-stride", whole.flatten(), at, whole.shape[1]))
         for cause, flat, at, right in layouts_of:
-            flat = torch.cat([flat, flat.new_zeros(len(tokens) * max(sizes | wholes))])
+            more = (len(tokens) * max(sizes | wholes),)  # of a decay, whose logarithm is 0, ones
+            flat = torch.cat([flat, flat.new_full(more, float(key == "decay"))])
             moved = [(at, s) for s in sorted(sizes | wholes)]
             if right > size and name in "qkvxBC":
                 moved += [(place, right) for place in sorted(places)]

@@ -118,8 +118,7 @@ def _places(player: Player, fault: Fault) -> list[str]:
 
 def _computed(player: Player, fault: Fault) -> Fault:
     """The input under other values of which no NaN or infinity is computed."""
-    source = player.start()[0]
-    known = (*source.weights, *ROW_INPUTS[player.shape.recurrence])
+    known = (*player.start()[0].weights, *ROW_INPUTS[player.shape.recurrence])
     for cause, names in _INPUTS.items():
         here = [x for x in names if x in known]
         for some, value in product(dict.fromkeys([*((x,) for x in here), (*here,)]), _VALUES):

@@ -248,6 +248,13 @@ def test_z_may_be_read_with_the_stride_of_what_lies_side_by_side():
     assert not made[2]["z"].any()
 
 
+def test_a_decay_that_is_read_after_the_last_row_loses_nothing():
+    shape, _, rows = drawn("gdn", 3)
+    said = [(words, made) for _, words, made in strides(shape, rows, 0, rows)]
+    of_decays = [m for w, m in said if w.startswith("a of row r is read 8 r") and "decay" in m[2]]
+    assert [bool((made[2]["decay"] == 1).all()) for made in of_decays] == [True]
+
+
 def test_corrections_along_q_are_a_wrong_term():
     shape, state, (row,) = drawn("kda", 1, n_groups=4)
     right = corrected(shape, state, row, lambda decay: decay * state, "q")
