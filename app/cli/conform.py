@@ -24,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Check all kernels of the target; the exit status is the verdict."""
     from engine.conform import adapters, report, runner
+    from engine.machine.device import resolve_device
     from engine.report.page import html_page
     from engine.report.text import markdown
 
@@ -34,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
         raise OptionError(
             f"{args.target} has no kernel {unknown[0]}.", f"Known: {', '.join(known)}"
         )
-    device = _device(args.device)
+    device = resolve_device(args.device).type
     title = f"{args.target} {version}".strip()
     if name:
         tried = adapters.engine(name).versions
@@ -45,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
                     "Its kernels may be called in another way: --force plays them all the same.",
                 )
             tell(f"{title}: its version has not been tried; tried: {', '.join(tried)}")
-    outcomes = []
+    outcomes, shown = [], show_progress if is_terminal(sys.stderr) else lambda _: None
     for outcome in runner.run(
         name,
         place,
@@ -56,10 +57,8 @@ def run(args: argparse.Namespace) -> int:
         limit_s=args.limit,
     ):
         outcomes.append(outcome)
-        if is_terminal(sys.stderr):
-            show_progress(f"{outcome.kernel} {outcome.recurrence}: {outcome.check}")
-    if is_terminal(sys.stderr):
-        show_progress("")
+        shown(f"{outcome.kernel} {outcome.recurrence}: {outcome.check}")
+    shown("")
     whole = report.report(outcomes, title, args.target, device)
     for path, text in (
         (args.html, html_page(whole)),
@@ -82,11 +81,3 @@ def run(args: argparse.Namespace) -> int:
     facts = report.facts(outcomes, title, args.target, device)
     print_report(args, facts, (*report.lines(outcomes, args.target), "", sums))
     return int(n_failed > 0)
-
-
-def _device(wanted: str) -> str:
-    import torch
-
-    if wanted == "cuda" and not torch.cuda.is_available():
-        raise OptionError("There is no CUDA device.", "Use --device cpu.")
-    return "cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu"

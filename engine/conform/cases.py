@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate, pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -110,13 +110,14 @@ class Rows:
         """The lower bound of KDA's gate, where there is one."""
         return float(self.lower_bound) if "lower_bound" in self.tensors else None
 
-    def wide(self) -> tuple[torch.Tensor, ...]:
-        """Mamba-2's dt [tokens, heads, d_v], A [heads, d_v, d_k], D and dt_bias [heads, d_v] as
-        kernels take them: for each channel, with strides of 0."""
+    def wide(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]]:
+        """Mamba-2's dt [tokens, heads, d_v], A [heads, d_v, d_k] and D [heads, d_v] as kernels take
+        them, for each channel, with strides of 0; and dt_bias, as D, with z, by their names."""
         heads, d_v = self.x.shape[1:]
         A = self.A.view(heads, 1, 1).expand(heads, d_v, self.B.shape[2])
-        weights = (x.view(heads, 1).expand(heads, d_v) for x in (self.D, self.dt_bias))
-        return self.dt.unsqueeze(-1).expand(-1, heads, d_v), A, *weights
+        D, dt_bias = (x.view(heads, 1).expand(heads, d_v) for x in (self.D, self.dt_bias))
+        options = {"dt_bias": dt_bias, "dt_softplus": True, "z": self.tensors.get("z")}
+        return self.dt.unsqueeze(-1).expand(-1, heads, d_v), A, D, options
 
     def beside(self, *names: str) -> list[torch.Tensor]:
         """Inputs as views of one tensor that has them side by side, as engines split a projection:
@@ -155,6 +156,7 @@ class Rows:
 
 _RARE, _LARGE = 0.25, 30.0  # large inputs: how many of 1, and their size
 WEIGHTS = ("A_log", "A", "D", "dt_bias", "lower_bound", "weight", "bias")  # tensors that rows share
+_FUNCTIONS = ("silu", "sigmoid", "softplus", "tanh", "relu", "gelu", "mish", "elu", "hardswish")
 
 
 class Source:
@@ -281,3 +283,12 @@ def log_decay(row: dict[str, torch.Tensor]) -> torch.Tensor:
 def normed(x: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
     """x divided by its length as these kernels do it, with eps below the root."""
     return x / (x.pow(2).sum(-1, keepdim=True) + eps).sqrt()
+
+
+def instead(right: str, y: torch.Tensor, where: str = "") -> dict[str, torch.Tensor]:
+    """What other functions of y, or the right one twice, give, with words."""
+    made = {name: getattr(F, name)(y) for name in _FUNCTIONS if name != right}
+    made |= {"exp": y.exp(), "gelu by tanh": F.gelu(y, approximate="tanh")}
+    of, own = f"{right}{where}", getattr(F, right)
+    others = {f"{of} is left out": y, f"{of} is taken twice": own(own(y))}
+    return others | {f"{name} is taken for {of}": other for name, other in made.items()}

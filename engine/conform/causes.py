@@ -321,7 +321,7 @@ class Situation:
         row = end = int(wrong[0])
         if chunk and errors[row] < 4 * bound:  # one that is hardly wrong tells little
             end += int(errors[row : row // chunk * chunk + chunk].argmax())
-        if words := fits.unwritten(seen, wanted):
+        if words := fits.unwritten(seen, wanted, bound):
             cause = "wrong-chunk" if chunk else "unused-memory"
             return "head-mapping" if "heads" in words else cause, words
         if chunk and len(seen) > min(chunk, max(_MOST_ROWS, end % chunk + 1)):
@@ -350,7 +350,7 @@ class Situation:
             return found
         if self.shape.recurrence == "conv" and not self.parents:
             known = [*self.start.unbind(-1), *(row["x"] for row in self.tokens)]
-            for solved in (fits.tapped, fits.summed):
+            for solved in (fits.tapped, fits.summed, fits.activated):
                 if found := solved(known, self.tokens, seen, bound):
                     return found
         if seen.dim() > 2:

@@ -103,6 +103,7 @@ def has_check(kernel: Kernel, name: str) -> bool:
     return some.get(name, True)
 
 
+@dataclass(eq=False)
 class Player:
     """Plays scripts of one kernel at one shape. All count what they play: `rows` of passes, each
     times its heads, and their `work`, in Triton's interpreter loads, else rows; `most`: where
@@ -110,28 +111,24 @@ class Player:
 
     rows, work, most = 0, 0, math.inf
 
-    def __init__(
-        self,
-        kernel: Kernel,
-        package: Package,
-        shape: Shape,
-        seed: int,
-        device: str,
-        blank: bool = False,  # memory is zeros, not NaN
-        named: bool = True,  # causes are sought
-        replaced: dict[str, float] | None = None,  # of cases.Source
-        copies: bool = False,  # the same
-        large: bool = True,  # the same, where a check has large inputs
-        late: bool = False,  # of a check that starts twice, only the second time is played
-    ) -> None:
-        self.kernel, self.package, self.shape = kernel, package, shape
-        self.seed, self.device = seed, device
-        self.bound = max(_BOUNDS[shape.state_dtype], _BOUNDS[kernel.rows_dtype])
-        if kernel.bf16_products or (kernel.chunk and device == "cuda"):  # of tensor cores
+    kernel: Kernel
+    package: Package
+    shape: Shape
+    seed: int
+    device: str
+    blank: bool = False  # memory is zeros, not NaN
+    named: bool = True  # causes are sought
+    replaced: dict[str, float] | None = None  # of cases.Source
+    copies: bool = False  # the same
+    large: bool = True  # the same, where a check has large inputs
+    late: bool = False  # of a check that starts twice, only the second time is played
+
+    def __post_init__(self) -> None:
+        rounded = self.kernel.bf16_products
+        self.bound = max(_BOUNDS[self.shape.state_dtype], _BOUNDS[self.kernel.rows_dtype])
+        if rounded or (self.kernel.chunk and self.device == "cuda"):  # of tensor cores
             self.bound = max(self.bound, 1e-2)
-        self.own_size = kernel.bf16_products and device == "cpu"  # of which rounding takes 0.0022
-        self.blank, self.named, self.replaced, self.copies = blank, named, replaced, copies
-        self.large, self.late = large, late
+        self.own_size = rounded and self.device == "cpu"  # of which rounding takes 0.0022
         self.memory = self._memory()
 
     def _memory(self) -> Memory:

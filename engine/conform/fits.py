@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise, product
 
 import torch
+import torch.nn.functional as F
 
-from engine.conform.cases import Shape
+from engine.conform.cases import Shape, instead
 from engine.conform.reference import Row, Way, terms
 
 _LEAST = 12  # values that tell a mistake from chance
@@ -61,13 +62,14 @@ def axes(names: Sequence[str], off: torch.Tensor) -> str:
     return ", ".join(f"{name} {spans(some)}" for name, some in each if not some.all())
 
 
-def unwritten(seen: torch.Tensor, wanted: torch.Tensor) -> str:
-    """Which whole rows, or heads of all rows, [rows, heads, …] are zeros and should not be; else
-    empty."""
+def unwritten(seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> str:
+    """Which whole rows, or heads of all rows, [rows, heads, …] are zeros and should not be, where
+    all else is right; else empty."""
     none = (seen == 0) & (wanted != 0)
     for words, dim in (("rows", 0), ("heads", 1)):
         off = none.transpose(0, dim).flatten(1).all(1)
-        if off.any():
+        rest = (x.transpose(0, dim)[~off] for x in (seen, wanted))
+        if off.any() and (off.all() or same(next(rest), [next(rest)], bound)):
             return f"no output is written for {words} {spans(off)}"
     return ""
 
@@ -183,7 +185,7 @@ def tapped(
         weight, taps = row["weight"], row["weight"].shape[-1]
         at = torch.cartesian_prod(*[torch.arange(len(inputs))] * taps)
         y = row["bias"] + sum(inputs[at[:, t]] * weight[:, t] for t in range(taps))
-        fit = (torch.nn.functional.silu(y) - output).abs().amax(1) <= limit
+        fit = (F.silu(y) - output).abs().amax(1) <= limit
         if not fit.any():
             return None
         moved = (at != torch.arange(i, i + taps)).sum(1)
@@ -223,7 +225,7 @@ def summed(
             return None
         share = torch.linalg.lstsq(basis[above], total[:, None], driver="gelsd").solution
         sums.append((basis @ share)[:, 0])
-        made = torch.nn.functional.silu(sums[-1])
+        made = F.silu(sums[-1])
         if not (made - output).abs().max() <= 4 * bound * max(1.0, float(output.abs().max())):
             return None
         for name, one, right in zip(names, share[:, 0].tolist(), wanted, strict=True):
@@ -233,6 +235,26 @@ def summed(
     each = [", ".join(filter(None, (words, axes(["in rows"], at)))) for words, at in said.items()]
     cause = "other-row" if any("the sum" in words for words in said) else "wrong-term"
     return (cause, "; ".join(each)) if said else None
+
+
+def activated(
+    known: Sequence[torch.Tensor], rows: Sequence[Row], seen: torch.Tensor, bound: float
+) -> tuple[str, str] | None:
+    """Cause and sentence where outputs of a convolution are another function of their sums than
+    SiLU: what they have more changes little from one sum to the next; known: as above."""
+    weight, inputs = rows[0]["weight"][:, None], torch.stack([*known], -1)[None]
+    y, at = F.conv1d(inputs, weight, rows[0]["bias"], groups=len(weight))[0].T.flatten().sort()
+    made = seen.flatten()[at]
+    ways = ((off(made, x), ("wrong-term", words)) for words, x in instead("silu", y).items())
+    if found := nearest(ways, 4 * bound):
+        return found
+    more = made - F.silu(y)
+    share = (y[1:-1] - y[:-2]) / (y[2:] - y[:-2]).clamp(min=1e-12)
+    rest = more[:-2] + share * (more[2:] - more[:-2]) - more[1:-1]
+    least, most = (float(x.abs().quantile(0.9)) for x in (rest, more))
+    if len(y) < _LEAST or not bound < most or least > most / 8:
+        return None
+    return "wrong-term", "outputs are another function of their sums than SiLU"
 
 
 def advanced(shape: Shape, seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> str:

@@ -10,7 +10,7 @@ from itertools import chain, product
 import torch
 from torch.nn.functional import silu, softplus
 
-from engine.conform.cases import Shape, normed
+from engine.conform.cases import Shape, instead, normed
 from engine.conform.fits import blocks_of, fewest
 from engine.conform.reference import HEAD_WEIGHTS, ROW_INPUTS, Row, Way, play, step, terms
 
@@ -78,7 +78,6 @@ def _conv(row: Row) -> list[tuple[str, str, Row]]:
     weight = torch.cat([row["weight"], 0 * row["weight"][..., :1]], -1)
     none = {"bias": 0 * row["bias"]}
     made: list[tuple[str, str, Row]] = [
-        ("wrong-term", "no activation", {"flat": none["bias"]}),
         ("wrong-term", "the bias is left out", none),
         ("wrong-term", "bias after activation", none | {"late": row["bias"]}),
     ]
@@ -110,13 +109,8 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
         f"{name} is left out": {name: 0 * raw},
         "A is left out of the decay": one,
     }
-    steps = {
-        "softplus is left out": raw + bias,
+    steps = instead("softplus", raw + bias) | {
         "dt_bias is added after softplus": softplus(raw) + bias,
-        "softplus is taken twice": softplus(softplus(raw + bias)),
-        "exp is taken for softplus": torch.exp(raw + bias),
-        "sigmoid is taken for softplus": torch.sigmoid(raw + bias),
-        "max(x, 0) is taken for softplus": (raw + bias).clamp(min=0),
         "softplus has 2 for e within": torch.log(1 + torch.exp2(raw + bias)),
         "softplus has base 2": torch.log2(1 + torch.exp(raw + bias)),
     }
@@ -143,13 +137,9 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
     betas = {f"{what} is left out{' of what is written' * mamba}": torch.ones_like(beta)}
     if not mamba:
         b, seen = row["b"][:, None], beta * (key * key).sum(1, keepdim=True)
-        betas |= {
-            "the sigmoid of beta is left out": b,
-            "the sigmoid of beta is taken twice": torch.sigmoid(beta),
+        betas |= instead("sigmoid", b, " of beta") | {
             "beta is applied twice": beta**2,
             "beta is 1 - sigmoid": 1 - beta,
-            "beta has exp, not sigmoid": torch.exp(b),
-            "beta has softplus, not sigmoid": softplus(b),
             "corrections see what their own row writes": beta / (1 + seen),
         }
     made += [("wrong-gate", words, right | {"beta": other}) for words, other in betas.items()]
@@ -254,36 +244,31 @@ def _anew(shape: Shape, row: Row, other: Row) -> Row:
 
 def _of_z(z: torch.Tensor, right: Row) -> dict[str, Row]:
     gate, skip = right["gate"], right["skip"]
-    gates = {
+    gates = instead("silu", z, " of z") | {
         "z is left out": 1 + 0 * z,
-        "the sigmoid of z is taken, not times z": torch.sigmoid(z),
-        "z is taken without its sigmoid": z,
         "z is taken twice": gate * gate,
+        "z is taken without its sign": silu(z.abs()),
         "z is divided by": 1 / gate,
         "z has the other sign": silu(-z),
-        "z is taken without its sign": silu(z.abs()),
-        "max(z, 0) is taken for z times its sigmoid": z.clamp(min=0),
-        "tanh of z is taken": torch.tanh(z),
     }
-    made = {words: {"gate": other} for words, other in gates.items()}
-    made["D x is added after z"] = {"skip": 0 * skip, "late": skip}
-    made["z is taken for D x alone"] = {"skip": skip * gate, "gate": 1 + 0 * z}
-    return made
+    return {words: {"gate": other} for words, other in gates.items()} | {
+        "D x is added after z": {"skip": 0 * skip, "late": skip},
+        "z is taken for D x alone": {"skip": skip * gate, "gate": 1 + 0 * z},
+    }
 
 
 def _bounded(row: Row, raw: torch.Tensor, A: torch.Tensor) -> dict[str, torch.Tensor]:
     """Wrong logarithms of a decay that has a lower bound, with words."""
     bias, bound, sigmoid = row["dt_bias"], row["lower_bound"], torch.sigmoid
     x = raw + bias
-    return {
+    others = instead("sigmoid", A * x, " under the lower bound")
+    return {words: bound * other for words, other in others.items()} | {
         "softplus is taken, without the lower bound": -A * softplus(x),
         "A_log is taken without exp, under the lower bound": bound * sigmoid(A.log() * x),
         "A multiplies the sigmoid, not its input": bound * A * sigmoid(x),
         "A divides the sigmoid's input": bound * sigmoid(x / A),
         "dt_bias is added after A": bound * sigmoid(A * raw + bias),
         "the sigmoid's input has the other sign": bound * sigmoid(-A * x),
-        "the sigmoid is left out": bound * A * x,
-        "softplus is taken for the sigmoid": bound * softplus(A * x),
         "the lower bound is left out": -sigmoid(A * x),
         "the lower bound has the other sign": -bound * sigmoid(A * x),
         "softplus is cut at the lower bound": (-A * softplus(x)).clamp(min=float(bound)),
@@ -319,7 +304,8 @@ def strides(
                 whole, at = torch.cat(parts, 1), sum(p.shape[1] for p in parts[: names.index(name)])
                 layouts_of.append(("wrong-stride", whole.flatten(), at, whole.shape[1]))
         for cause, flat, at, right in layouts_of:
-            flat = torch.cat([flat, flat.new_zeros(len(tokens) * max(sizes | wholes))])
+            more = (len(tokens) * max(sizes | wholes),)  # of a decay, whose logarithm is 0, ones
+            flat = torch.cat([flat, flat.new_full(more, float(key == "decay"))])
             moved = [(at, s) for s in sorted(sizes | wholes)]
             if right > size and name in "qkvxBC":
                 moved += [(place, right) for place in sorted(places)]

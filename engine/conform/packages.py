@@ -33,17 +33,17 @@ class Stub:
     """Replaces what a kernel file mentions of its engine: false, zero, callable, a base class."""
 
     def __init__(self, name: str) -> None:
-        self._name = name
+        self.__name__ = name
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return Stub(f"{self._name}.{name}")
+        return Stub(f"{self.__name__}.{name}")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         only = args[0] if len(args) == 1 and not kwargs else None
         # as a decorator it leaves what it decorates
-        return only if callable(only) and not isinstance(only, Stub) else Stub(f"{self._name}()")
+        return only if callable(only) and not isinstance(only, Stub) else Stub(f"{self.__name__}()")
 
     def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
         return ()
@@ -98,10 +98,7 @@ class PlanBuilder:
 
 
 class _StubModule(ModuleType):
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return Stub(f"{self.__name__}.{name}")
+    __getattr__ = Stub.__getattr__
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):

@@ -56,14 +56,13 @@ def step(shape: Shape, state: torch.Tensor, row: Row) -> tuple[torch.Tensor, tor
 
     Delta rules: state [heads, d_k, d_v] (Yang et al. 2024, arXiv 2412.06464; KDA: arXiv
     2510.26692). Mamba-2: the same layout, d_k the state size (Dao and Gu 2024, arXiv 2405.21060).
-    Convolutions: state [channels, taps - 1], the oldest input first. By mistake a row may be `flat`
-    (no activation), have another `slope` (of its sigmoid), or decay `last`.
+    Convolutions: state [channels, taps - 1], the oldest input first. By mistake a row may have
+    another `slope` (of SiLU's sigmoid), or decay `last`.
     """
     if shape.recurrence == "conv":
         window = torch.cat([state, row["x"].unsqueeze(-1)], -1)
         y = (window * row["weight"]).sum(-1) + row["bias"]
-        made = y if "flat" in row else y * torch.sigmoid(row.get("slope", 1.0) * y)
-        return made + row.get("late", 0.0), window[:, 1:]
+        return y * torch.sigmoid(row.get("slope", 1.0) * y) + row.get("late", 0.0), window[:, 1:]
     row = terms(shape, row)
     decay, last = row["decay"], "last" in row
     seen = state if last else decay * state

@@ -118,16 +118,19 @@ def _places(player: Player, fault: Fault) -> list[str]:
 
 def _computed(player: Player, fault: Fault) -> Fault:
     """The input under other values of which no NaN or infinity is computed."""
-    source = player.start()[0]
-    known = (*source.weights, *ROW_INPUTS[player.shape.recurrence])
+    known = (*player.start()[0].weights, *ROW_INPUTS[player.shape.recurrence])
     for cause, names in _INPUTS.items():
-        for name, value in product((x for x in names if x in known), _VALUES):
-            other = player.like(named=False, blank=True, replaced={name: value})
+        here = [x for x in names if x in known]
+        for some, value in product(dict.fromkeys([*((x,) for x in here), (*here,)]), _VALUES):
+            other = player.like(named=False, blank=True, replaced=dict.fromkeys(some, value))
             faults = other.script(fault.check, fault.round + 1)
             if all(f.error < math.inf for f in faults):
-                words = f"{fault.detail}; finite where {name} is {value:g}"
-                return replace(fault, cause=cause, detail=words)
-    return fault
+                words = f"finite where {' and '.join(f'{name} is {value:g}' for name in some)}"
+                return replace(fault, cause=cause, detail=joined(fault.detail, words))
+    cause = "wrong-output" if fault.row_errors else "wrong-state"
+    cause = cause if fault.cause == "unused-memory" else fault.cause
+    words = "NaN is computed: zeros in memory that was never written change nothing"
+    return replace(fault, cause=cause, detail=joined(fault.detail, words))
 
 
 def _seen(player: Player, fault: Fault) -> Fault:
@@ -260,7 +263,8 @@ def elsewhere(player: Player, fault: Fault) -> Fault:
         words = f"{fault.detail}; right while the log holds no rows"
         return replace(fault, cause="wrong-wrap", detail=words)
     for may_be, cause, words, changed, other in ways:
-        if may_be and not _wrong(player, fault, changed, other):
+        few = changed is alone or shape.n_heads > other.n_heads
+        if may_be and not _wrong(player, fault, changed, other, seeds=8 if few else 2):
             short: Changed = lambda p, _: replace(p, drafts=True)  # noqa: E731
             if cause == "wrong-stride" and not _wrong(player, fault, short, other):
                 continue  # where steps without drafts are passes of one row it is right too
@@ -283,12 +287,12 @@ def elsewhere(player: Player, fault: Fault) -> Fault:
 
 
 def _wrong(
-    player: Player, fault: Fault, changed: Changed, shape: Shape, more: int = 3, named: bool = False
-) -> list[Fault]:
+    player: Player, fault: Fault, changed: Changed, shape: Shape, more: int = 3,
+    named: bool = False, seeds: int = 2,
+) -> list[Fault]:  # fmt: skip
     """The faults of a check's passes, up to some after that of its fault, where they are changed;
-    of two seeds, as few values may be right by chance (of fewer heads, which meet fewer values, of
-    eight; of prompts, which take long, of one)."""
-    seeds = 8 if shape.n_heads < player.shape.n_heads else 2
+    of some seeds, as few values may be right by chance (more where fewer heads, or one sequence,
+    meet fewer values; of prompts, which take long, of one)."""
     for seed in range(player.seed, player.seed + (1 if player.kernel.chunk else seeds)):
         other = player.like(shape=shape, seed=seed, named=named)
         if found := other.script(fault.check, fault.round + more, changed, player.seed):

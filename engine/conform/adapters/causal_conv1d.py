@@ -46,8 +46,7 @@ class _Update:
         return out
 
     def accept(self, sequences: Sequence[int], counts: Sequence[int]) -> None:
-        for sequence, count in zip(sequences, counts, strict=True):
-            self.taken[1 + sequence] += count
+        self.taken[[1 + s for s in sequences]] += self.memory.whole(counts)
 
     decode = as_a_pass
 

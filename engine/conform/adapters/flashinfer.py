@@ -119,15 +119,14 @@ class _Window(_Verify):
         super().__init__(shape, memory, package)
         s, slots, t = shape, 1 + shape.n_sequences, shape.n_tokens
         self.window = {
-            "v": memory.empty(slots, s.n_heads, t, s.d_v, dtype=torch.bfloat16),
-            "k": memory.empty(slots, s.n_groups, t, s.d_k, dtype=torch.bfloat16),
+            "rawv": memory.empty(slots, s.n_heads, t, s.d_v, dtype=torch.bfloat16),
+            "rawk": memory.empty(slots, s.n_groups, t, s.d_k, dtype=torch.bfloat16),
             "g": memory.empty(slots, s.n_heads, t),
             "beta": memory.empty(slots, s.n_heads, t),
         }
 
     def options(self) -> dict[str, Any]:
-        names = {"v": "rawv", "k": "rawk", "g": "g", "beta": "beta"}
-        window = {f"replayssm_{names[name]}": tensor for name, tensor in self.window.items()}
+        window = {f"replayssm_{name}": tensor for name, tensor in self.window.items()}
         return window | {"cache_replayssm": True}
 
     def accept(self, sequences: Sequence[int], counts: Sequence[int]) -> None:

@@ -28,12 +28,10 @@ class _Update(RowByRow):
         self.slots[1 + sequence] = state.transpose(1, 2).to(self.slots)
 
     def step(self, rows: Rows) -> torch.Tensor:
-        dt, A, D, dt_bias = rows.wide()
+        dt, A, D, options = rows.wide()
         out: torch.Tensor = self.package.module(_MODULE).selective_state_update(
             *(self.slots, rows.x, dt, A, rows.B, rows.C, D),
-            z=rows.z if "z" in self.shape.extras else None,
-            dt_bias=dt_bias,
-            dt_softplus=True,
+            **options,
             state_batch_indices=self.memory.whole([1 + s for s in rows.sequences]),
         )
         return out

@@ -238,13 +238,12 @@ class Mamba2(Snapshots):
         n, t, heads, d = len(rows.sequences), rows.lengths[0], *rows.x.shape[1:]
         out = torch.empty_like(rows.x, dtype=self.dtype).view(n, t, heads, d)
         x, B, C = (m.view(n, t, *m.shape[1:]) for m in rows.beside("x", "B", "C"))
-        dt, A, D, dt_bias = rows.wide()
+        dt, A, D, options = rows.wide()
         B, C = B.to(self.dtype), C.to(self.dtype)
+        z = rows.z.view(n, t, heads, d).to(self.dtype) if "z" in self.shape.extras else None
         self.called(
             *(self.pool, x.to(self.dtype), dt.unflatten(0, (n, t)), A, B, C, D),
-            z=rows.z.view(n, t, heads, d).to(self.dtype) if "z" in self.shape.extras else None,
-            dt_bias=dt_bias,
-            dt_softplus=True,
+            **(options | {"z": z}),
             state_batch_indices=self.slots(rows.sequences),
             out=out,
             disable_state_update=keep,

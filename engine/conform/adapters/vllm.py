@@ -355,12 +355,10 @@ class _Mamba2(Paged):
         module = self.package.module(f"{_MAMBA}.mamba_ssm")
         out = torch.empty_like(rows.x)
         x, B, C = rows.beside("x", "B", "C")
-        dt, A, D, dt_bias = rows.wide()
+        dt, A, D, options = rows.wide()
         module.selective_state_update(
             *(self.pool, x, dt, A, B, C, D),
-            dt_bias=dt_bias,
-            z=rows.z if "z" in self.shape.extras else None,
-            dt_softplus=True,
+            **options,
             state_batch_indices=table,
             out=out,
             num_accepted_tokens=accepted,
@@ -385,8 +383,7 @@ class _Conv:
         self.accepted[sequence] = 1
 
     def accept(self, sequences: Sequence[int], counts: Sequence[int]) -> None:
-        for sequence, count in zip(sequences, counts, strict=True):
-            self.accepted[sequence] = count
+        self.accepted[list(sequences)] = self.memory.whole(counts)
 
     def verify(self, rows: Rows) -> torch.Tensor:
         module = self.package.module(f"{_MAMBA}.causal_conv1d")

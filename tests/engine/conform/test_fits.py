@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from engine.conform.causes import Situation
-from engine.conform.fits import misplaced, nearest, summed, tapped, wrong_heads
+from engine.conform.fits import activated, misplaced, nearest, summed, tapped, wrong_heads
 from engine.conform.mistakes import formulas, in_parts
 from engine.conform.reference import Reference, play
 from tests.engine.conform.drawn_rows import KERNEL, drawn
@@ -68,6 +68,29 @@ def test_a_convolutions_sums_in_other_shares_are_named(made, said):
     seen = torch.nn.functional.silu(made(own, bias))
     found = summed(list(known), rows, seen, 1e-6)
     assert (found and (found[0], found[1].replace(" of 2", "")[: len(said[1])])) == said
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (lambda y: y, "silu is left out"),
+        (lambda y: y * (1 + torch.erf(y / 2**0.5)) / 2, "gelu is taken for silu"),
+        (lambda y: y * torch.tanh(torch.log(1 + torch.exp(y))), "mish is taken for silu"),
+        (lambda y: y.clamp(min=0), "relu is taken for silu"),
+        (lambda y: y / (1 + y.abs()), "outputs are another function of their sums than SiLU"),
+        (lambda y: y * (y > 0.3), "outputs are another function of their sums than SiLU"),
+    ],
+)
+def test_the_activation_of_a_convolution_is_named(made, said):
+    shape, state, rows = drawn("conv", 3, n_heads=40)
+    inputs = torch.cat([state, *(row["x"][:, None] for row in rows)], 1)
+    sums = [(inputs[:, i : i + 4] * r["weight"]).sum(1) + r["bias"] for i, r in enumerate(rows)]
+    seen = made(torch.stack(sums))
+    situation = Situation(KERNEL, Reference(shape, [state]), 0, rows)
+    cause, words = situation.explain_outputs(seen, 1e-5)
+    assert (cause, words[: len(said)]) == ("wrong-term", said)
+    other = seen + torch.randn(seen.shape, generator=torch.Generator().manual_seed(5)).double()
+    assert activated(list(inputs.T), rows, other, 1e-5) is None
 
 
 @pytest.mark.parametrize(

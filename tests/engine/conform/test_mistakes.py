@@ -49,7 +49,7 @@ def first(adapter, recurrence, name="depths", **kernel) -> Fault:
         (form.Backwards, "conv", "wrong-term", "tap 0 takes weight 3, tap 1 takes weight 2"),
         (form.SameTap, "conv", "wrong-term", "tap 1 takes weight 2"),
         (form.OtherKeys, "gdn", "head-mapping", "k of the last head first"),
-        (form.Offset, "conv", "wrong-output", ""),
+        (form.Offset, "conv", "wrong-term", "outputs are another function of their sums than SiLU"),
         (form.MeanSquares, "gdn", "wrong-norm", "k is divided by its root mean square"),
         (form.OneHead, "gdn", "wrong-gate", "applied twice; wrong in heads 2 of 4"),
         (form.LaterRows, "kda", "gate-order", "the decay is left out, in rows 1 to 2 of 3"),
@@ -93,6 +93,8 @@ def test_a_formula_a_decay_or_a_count_is_named_with_its_place(adapter, recurrenc
         (held.Refilled, "subsets", "stale-column", "3 were accepted, though it is not in this"),
         (held.AsIfLongest, "lengths", "wrong-stride", "right where every pass has 3 rows"),
         (form.NoZeros, "subsets", "wrong-norm", "finite where k is"),
+        (form.NoZerosAtAll, "subsets", "wrong-norm", "finite where q is"),
+        (form.NotANumber, "depths", "wrong-output", "NaN is computed"),
         (form.Clipped, "subsets", "wrong-gate", ""),
         (held.OfFirst, "depths", "other-sequence", "the state is a state of sequence 0"),
         (held.KeepsSlot, "subsets", "other-sequence", "of the sequence that had this slot before"),
@@ -181,7 +183,16 @@ def test_what_is_wrong_alone_too_is_not_named_by_another_sequence():
     fault = check(kernel, PACKAGE, SHAPES["gdn"], "depths", 3, "cpu", 12)[0]
     fault = replace(fault, cause="other-sequence", detail="by chance")
     found = replays.elsewhere(Player(kernel, PACKAGE, SHAPES["gdn"], 3, "cpu"), fault)
-    assert (found.cause, found.detail[:19]) == ("wrong-gate", "the sigmoid of beta")
+    assert (found.cause, found.detail[:15]) == ("wrong-gate", "sigmoid of beta")
+
+
+@pytest.mark.parametrize("seed", [1, 6, 12])
+def test_a_mistake_that_few_inputs_show_is_not_named_by_another_sequence(seed):
+    kernel = Kernel("planted", ("gdn",), form.StraightGates, dtypes=("float32",))
+    shape = replace(SHAPES["gdn"], n_heads=1, n_groups=1)
+    fault = check(kernel, PACKAGE, shape, "no-drafts", seed, "cpu", 12)[0]
+    found = replays.elsewhere(Player(kernel, PACKAGE, shape, seed, "cpu"), fault)
+    assert (found.cause, found.detail[:26]) == ("wrong-gate", "softplus is left out above")
 
 
 def test_a_drift_without_rounding_is_named_by_further_plays():
@@ -235,6 +246,13 @@ def test_z_may_be_read_with_the_stride_of_what_lies_side_by_side():
     assert cause == "wrong-stride"
     assert torch.equal(made[1]["z"], rows[2]["z"])
     assert not made[2]["z"].any()
+
+
+def test_a_decay_that_is_read_after_the_last_row_loses_nothing():
+    shape, _, rows = drawn("gdn", 3)
+    said = [(words, made) for _, words, made in strides(shape, rows, 0, rows)]
+    of_decays = [m for w, m in said if w.startswith("a of row r is read 8 r") and "decay" in m[2]]
+    assert [bool((made[2]["decay"] == 1).all()) for made in of_decays] == [True]
 
 
 def test_corrections_along_q_are_a_wrong_term():

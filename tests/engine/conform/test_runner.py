@@ -288,7 +288,7 @@ def test_a_kernel_of_one_token_is_played_row_by_row(mamba_ssm):
     ("new", "words"),
     [
         ("out", "z is left out"),
-        ("out * torch.sigmoid(z)", "the sigmoid of z is taken, not times z"),
+        ("out * torch.sigmoid(z)", "sigmoid is taken for silu of z"),
         ("out * F.silu(z.roll(1, 1))", "z of the head before"),
     ],
 )
