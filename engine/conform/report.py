@@ -4,8 +4,8 @@ script to play one fault again without this program."""
 from __future__ import annotations
 
 import math
-import re
 import shlex
+import tomllib
 import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
@@ -21,14 +21,12 @@ from engine.files import user_text, written_whole
 from engine.foreign import JsonError, parse_json
 from engine.report.parts import CODE, Part, Plot, Remark, Report, ReportTable, Section
 from engine.trace.typed_json import strictly
-from resources import help_page
 
 JSON_KIND, JSON_VERSION = "draftscope conform", 1
 _MOST_BYTES = 64 << 20
 
-_CAUSES = help_page("conform").partition("\n| cause | meaning |")[2].partition("\n\n")[0]
-MEANINGS = dict(re.findall(r"^\| ([a-z-]+[a-z]) \| (.+) \|$", _CAUSES, re.MULTILINE))
-"""Of each cause, as the page of help has it."""
+MEANINGS = tomllib.loads(Path(__file__).with_name("causes.toml").read_text("utf-8"))
+"""Of each cause."""
 _WORDS = {None: "-", True: "ok", False: "FAIL"}
 
 
