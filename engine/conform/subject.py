@@ -62,7 +62,9 @@ class Memory:
 
     def _fill(self, part: torch.Tensor) -> None:
         """Give a tensor the values of memory that was never written."""
-        part.view(_BITS[part.itemsize]).fill_(0 if self.blank else _NAN.get(part.dtype, -1))
+        # unlike those of other tensors, so that a copy of them is seen too
+        nan = _NAN[part.dtype] + len(self._kept) % 16 if part.dtype in _NAN else -1
+        part.view(_BITS[part.itemsize]).fill_(0 if self.blank else nan)
 
     def keep(
         self,

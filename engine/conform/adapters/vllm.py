@@ -388,11 +388,7 @@ class _Conv:
     def verify(self, rows: Rows) -> torch.Tensor:
         module = self.package.module(f"{_MAMBA}.causal_conv1d")
         out: torch.Tensor = module.causal_conv1d_update(
-            rows.x.clone(),
-            self.windows,
-            rows.weight,
-            rows.bias,
-            "silu",
+            *(rows.x.clone(), self.windows, rows.weight, rows.bias, "silu"),
             conv_state_indices=self.memory.whole([1 + s for s in rows.sequences]),
             num_accepted_tokens=self.accepted[rows.sequences],
             query_start_loc=rows.starts,

@@ -101,3 +101,12 @@ def test_states_with_values_first_are_turned_back(extras, sizes):
     subject.load(1, state)
     assert subject.states.shape[1:] == sizes
     assert torch.equal(subject.state(1), state)
+
+
+def test_a_copy_of_memory_that_was_never_written_is_seen():
+    memory = Memory("cpu")
+    before = [t.as_strided((8,), (1,), t.storage_offset() - 8) for t in map(memory.empty, (4, 4))]
+    before[0].copy_(before[0].clone())
+    assert not list(memory.changed())
+    before[0].copy_(before[1])
+    assert list(memory.changed()) == [("padding-written", "before a tensor of [4]")]
