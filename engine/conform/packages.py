@@ -166,6 +166,16 @@ class Package:
         self._traced_ranges: Sequence[str] = ()
         self._values: dict[str, Any] = {}
 
+    def check_holds(self, modules: Sequence[str]) -> None:
+        """Raises KernelPackageError where not one of these modules has a file or a folder."""
+        places = [self.root.joinpath(*name.split(".")) for name in modules]
+        if not any(place.is_dir() or place.with_suffix(".py").is_file() for place in places):
+            raise KernelPackageError(
+                f"{self.name} {self.version} has no file of kernels, such as {modules[0]}.",
+                "Give the package that has them (flash-linear-attention's are in fla-core), in a "
+                "version that `draftscope help conform` lists.",
+            )
+
     def module(self, name: str) -> ModuleType:
         """Import one of the kept modules.
 

@@ -103,6 +103,7 @@ def open_target(target: str) -> tuple[str, str, str]:
         return name, "", ""
     installed = target.lower() in adapters.NAMES and not Path(target).exists()
     package = packages.open_package(table.package if installed else target, table.package)
+    package.check_holds(table.kept)
     return name, str(package.root), package.version
 
 

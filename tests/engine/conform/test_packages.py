@@ -9,6 +9,7 @@ import zipfile
 import pytest
 
 from engine.conform.packages import NoPlatform, open_package
+from engine.conform.runner import open_target
 from engine.errors import KernelPackageError
 
 KERNELS = """
@@ -90,6 +91,15 @@ def test_a_moved_kernel_is_an_error_with_a_remedy(folder):
     package = open_package(str(folder), "toyengine")
     with pytest.raises(KernelPackageError, match=r"has no toyengine\.ops\.moved"):
         package.module("toyengine.ops.moved")
+
+
+def test_a_package_without_kernels_says_where_they_are(tmp_path):
+    wheel = tmp_path / "flash_linear_attention-0.6.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("fla/layers/kda.py", "from fla.ops.kda import chunk_kda")
+    with pytest.raises(KernelPackageError, match=r"fla 0\.6\.0 has no file of kernels.*") as error:
+        open_target(str(wheel))
+    assert "fla-core" in str(error.value)
 
 
 @pytest.mark.parametrize("damage", ["text", "other", "leaving"])
