@@ -167,9 +167,11 @@ class Package:
         self._values: dict[str, Any] = {}
 
     def check_holds(self, modules: Sequence[str]) -> None:
-        """Raises KernelPackageError where not one of these modules has a file or a folder."""
+        """Raises KernelPackageError where others than these modules have files, and none of these."""
         places = [self.root.joinpath(*name.split(".")) for name in modules]
-        if not any(place.is_dir() or place.with_suffix(".py").is_file() for place in places):
+        others = (one for one in (self.root / self.name).rglob("*.py") if one.stem != "__init__")
+        has_any = any(place.is_dir() or place.with_suffix(".py").is_file() for place in places)
+        if not has_any and any(others):
             raise KernelPackageError(
                 f"{self.name} {self.version} has no file of kernels, such as {modules[0]}.",
                 "Give the package that has them (flash-linear-attention's are in fla-core), in a "
