@@ -167,7 +167,7 @@ class Package:
         self._values: dict[str, Any] = {}
 
     def check_holds(self, modules: Sequence[str]) -> None:
-        """Raises KernelPackageError where others than these modules have files, and none of these."""
+        """Raises KernelPackageError where other modules have files, and none of these has."""
         places = [self.root.joinpath(*name.split(".")) for name in modules]
         others = (one for one in (self.root / self.name).rglob("*.py") if one.stem != "__init__")
         has_any = any(place.is_dir() or place.with_suffix(".py").is_file() for place in places)
