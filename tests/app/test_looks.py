@@ -188,7 +188,7 @@ def test_only_the_tab_in_front_has_the_line(
 def test_the_frame_in_a_dialog_of_qt_outlives_a_collection_and_goes_with_it(
     qtbot: QtBot, qapp: QApplication
 ) -> None:
-    theme, framed = Theme("light"), []
+    theme, framed, waited = Theme("light"), [], []
 
     def move(_before: QWidget | None, now: QWidget | None) -> None:
         frame_focus(now, theme)
@@ -196,6 +196,10 @@ def test_the_frame_in_a_dialog_of_qt_outlives_a_collection_and_goes_with_it(
     def look() -> None:
         gc.collect()
         dialog = QApplication.activeModalWidget()
+        waited.append(dialog)
+        if (dialog is None or not dialog.findChildren(FocusFrame)) and len(waited) < 100:
+            QTimer.singleShot(100, look)  # it opens slowly next to other work
+            return
         dialog.resize(dialog.width() + 9, dialog.height())
         dialog.grab()
         framed.extend(frame.width() for frame in dialog.findChildren(FocusFrame))
