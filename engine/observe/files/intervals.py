@@ -36,9 +36,10 @@ more than that), and what makes the interval."""
 @dataclass(slots=True)
 class LineRun:
     """Requests, or intervals, that become a run. last: of counts that go on, the ones before.
-    speeds: of the engine's last line about them. per: lines that become one interval; waiting:
-    those of the next one, by engine. on_NAME: takes what a line says, as `line_words` names it;
-    raises OutOfRangeError before it changes anything, and returns whether it was taken."""
+    speeds: of the engine's last line about them, with the requests if no drafts are known. per:
+    lines that become one interval; waiting: those of the next one, by engine. on_NAME: takes what a
+    line says, as `line_words` names it; raises OutOfRangeError before it changes anything, and
+    returns whether it was taken."""
 
     shape: str
     name: str
@@ -47,9 +48,10 @@ class LineRun:
     last: dict[str, list[int]] = field(default_factory=dict)
     per: int = 1
     waiting: dict[str, list[RecordedRequest | _Part]] = field(default_factory=dict)
-    speeds: dict[str, tuple[float, float]] = field(default_factory=dict)
+    speeds: dict[str, tuple[float, ...]] = field(default_factory=dict)
     plain: dict[float, list[float]] = field(default_factory=dict)
-    """Tokens per second of decode batches without drafts, by the requests that each had."""
+    """Tokens per second of decode batches, or intervals, without drafts, by the requests that each
+    had."""
     engine: str = ""
     open: RecordedRequest | None = None
     """A request that the next lines may say more of."""
@@ -101,13 +103,20 @@ class LineRun:
             more = len(found) > 1
             self._keep(merged(found, f"{found[0].place} and after") if more else found[0])
 
-    def on_speed(
-        self, _kind: str, _prefix: str, engine: str | None, prompt: float, predicted: float
-    ) -> bool:
-        """What an engine's other line of the same seconds says."""
+    def on_speed(self, _kind: str, _prefix: str, engine: str | None, *speeds: Any) -> bool:
+        """What an engine's other line of the same seconds says, before the one about drafts if
+        there were any."""
         self.engine = engine or self.engine
-        self.speeds[self.engine] = prompt, predicted
+        _, speed, running = self.speeds.get(self.engine, (0.0, 0.0, None))
+        self._is_plain(running, speed or None)
+        self.speeds[self.engine] = speeds
         return True
+
+    def _is_plain(self, running: float | None, speed: float | None) -> None:
+        """Take the speed of so many requests without drafts, if both are given."""
+        if running is not None and speed is not None and len(self.plain) < MOST_INTERVALS:
+            self.plain.setdefault(running, []).append(speed)
+            del self.plain[running][MOST_INTERVALS:]
 
     def on_vllm(
         self,
@@ -141,6 +150,7 @@ class LineRun:
                 accepted, drafted = accepted - before[0], drafted - before[1]
                 emitted = None if emitted is None else emitted - before[2]
         speeds = self.speeds.pop(self.engine, None)
+        self.speeds = {of: (*one[:2], None) for of, one in self.speeds.items()}  # maybe theirs
         counts = None
         if emitted is None and rates and drafted:
             counts = _exact_counts(accepted, drafted, mean, ratio, rates)
@@ -157,11 +167,11 @@ class LineRun:
             found.set_rates(rates)
             keys = "Draft acceptance rate", ratio, n_accepted, n_drafted, "Accepted", "Drafted"
             found.check_ratio(*keys, within=SUM_DIGITS)
-            for name, speed in (("accepted", accepted_speed), ("drafted", drafted_speed)):
-                if speed is not None:
-                    found.record[f"{name}_per_second"] = speed
+            told = {"accepted_per_second": accepted_speed, "drafted_per_second": drafted_speed}
+            found.record |= {name: one for name, one in told.items() if one is not None}
             if speeds is not None:
                 found.timings |= {"prompt_per_second": speeds[0], "predicted_per_second": speeds[1]}
+                found.record["running"] = speeds[2]
             return found
 
         part = None
@@ -182,9 +192,7 @@ class LineRun:
     ) -> bool:
         """Averages of a decode batch of SGLang."""
         if mean is None and rate is None:
-            if running is not None and speed is not None and len(self.plain) < MOST_INTERVALS:
-                self.plain.setdefault(running, []).append(speed)
-                del self.plain[running][MOST_INTERVALS:]
+            self._is_plain(running, speed)
             return kind == "plain"
         if rate is not None and rate > 1:
             raise OutOfRangeError(f"accept rate {rate:g} is more than 1")
@@ -205,25 +213,25 @@ class LineRun:
         return True
 
     def slower(self) -> Iterator[dict[str, Any]]:
-        """Where batches with drafts, of which half or more were accepted, gave fewer tokens per
-        second than those of as many requests without."""
+        """Where batches, or intervals, with drafts, of which half or more were accepted, gave fewer
+        tokens per second than those of as many requests without."""
         rate_of, speed_of = "draft_acceptance_rate", "predicted_per_second"
-        drafted = [one for one in map(made, self.requests if self.plain else ()) if one.given]
+        requests = map(made, self.requests if self.plain else ())
+        drafted = [one.record | one.figures() for one in requests]
+        drafted = [one for one in drafted if None not in map(one.get, (rate_of, speed_of))]
         for n, plain in self.plain.items():
-            mine = [one for one in drafted if one.record.get("running") == n]
-            speeds = [one.timings[speed_of] for one in mine if speed_of in one.timings]
-            rates = [one.given[rate_of] for one in mine if rate_of in one.given]
-            if min(map(len, (plain, speeds, rates))) < _FEW:
+            known = [(one[rate_of], one[speed_of]) for one in drafted if one.get("running") == n]
+            if min(map(len, (plain, known))) < _FEW:
                 continue
-            speed, rate, without = map(median, (speeds, rates, plain))
+            rate, speed, without = map(median, (*zip(*known, strict=True), plain))
             if rate >= _HALF and speed < _SLOWER * without:
                 yield {
                     "rule": "slower-than-plain",
-                    "message": f"{rate:.0%} of the drafted tokens are accepted, and batches with "
-                    f"drafts still give only {speed / without:.2f} times the tokens per second of "
+                    "message": f"{rate:.0%} of the drafted tokens are accepted, and lines with "
+                    f"drafts still have only {speed / without:.2f} times the tokens per second of "
                     "those without.",
-                    "evidence": f"{n:g} running: {speed:g} tokens per second in {len(speeds):,} "
-                    f"batches, {without:g} in {len(plain):,} without drafts (medians)",
+                    "evidence": f"{n:g} running: {speed:g} tokens per second in {len(known):,} "
+                    f"lines, {without:g} in {len(plain):,} without drafts (medians)",
                 }
 
     # -- the lines of a block ------------------------------------------------------------------
@@ -261,7 +269,7 @@ class LineRun:
         name, kind, lines, columns = part
         prefixes, engines = columns[0], _listed(columns[1])
         speed_lines, said = (
-            (speeds[2], speeds[3]) if speeds is not None else (lines[:0], [None] * 4)
+            (speeds[2], speeds[3]) if speeds is not None else (lines[:0], [None] * 5)
         )
         heard_of = _listed(said[1])
         parts = (repeat(None) if one is None else one.tolist() for one in said[2:])
@@ -270,7 +278,7 @@ class LineRun:
 
         def hear(before: int) -> None:
             while (one := hears[0]) is not None and one[0] < before:
-                self.on_speed("", "", *one[1:])
+                self.on_speed("", "", *one[1:-1], None)
                 hears[0] = next(heard, None)
 
         if engines is None and heard_of is not None:
@@ -436,13 +444,10 @@ def _exact_counts(
     everything that a line says agrees with that."""
     steps, rest = divmod(drafted, len(rates))
     counts = [round(rate * steps) for rate in rates]
-    if rest or sum(counts) != accepted:
-        return None
-    if mean and not _is_mean(1 + accepted / steps, mean):
-        return None
-    if ratio is not None and abs(ratio - accepted / drafted) > SUM_DIGITS:
-        return None
-    return counts if all(map(ge, [steps, *counts], counts)) else None
+    holds = not rest and sum(counts) == accepted and all(map(ge, [steps, *counts], counts))
+    holds = holds and (not mean or _is_mean(1 + accepted / steps, mean))
+    holds = holds and (ratio is None or abs(ratio - accepted / drafted) <= SUM_DIGITS)
+    return counts if holds else None
 
 
 def _is_mean(value: float, mean: str) -> bool:

@@ -30,6 +30,7 @@ _ENGINE = re.compile(r"\bEngine (\d{1,6})\b|EngineCore_(?:DP)?(\d{1,6})\b|\bDP(\
 SPEED = re.compile(
     r"Avg prompt throughput:\s{0,9}([\d.]{1,20})\s{0,9}tokens/s.{0,40}?"
     r"Avg generation throughput:\s{0,9}([\d.]{1,20})"
+    r"(?:\s{0,9}tokens/s, Running:\s{0,9}(\d{1,9}) reqs)?"
 )
 _COUNTS = (
     re.compile(r"\b(?:Accepted|Number of accepted tokens(?: tokens)?):\s{0,9}(\d{1,20})\b(?! ?\.)"),
@@ -172,7 +173,7 @@ def vllm_saying(said: str, head: re.Match[str]) -> Saying:
 
 def speed_saying(said: str, found: re.Match[str]) -> Saying:
     """What vLLM's other line of the same seconds says, as the values of `on_speed`."""
-    speeds = ((*found.span(i), 1e9) for i in (1, 2))
+    speeds = (NOTHING if found[i] is None else (*found.span(i), 1e9) for i in (1, 2, 3))
     return "speed", "", ((0, found.start(), None), engine_in(said), *speeds)
 
 

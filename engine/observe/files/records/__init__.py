@@ -15,6 +15,7 @@ from engine.long_work import collections_wait
 from engine.observe.files.records.aiperf import AIPERF, WARMUP, is_summary_table, table_values
 from engine.observe.files.records.document import Node, nodes, read_documents, unknown_keys
 from engine.observe.files.records.printed import (
+    EAGLE,
     FASTDEPLOY,
     MLC,
     SPEC_BENCH,
@@ -33,7 +34,7 @@ _HEAD = 1 << 18
 METRICS, REPLY, PRINTED, COUNTED = "prometheus", "reply", "benchmark", "counts"
 _REMEDY = "Choose a file that one of the engines wrote that `draftscope help observe` lists."
 SHAPES: dict[str, RecordShape] = {
-    one.name: one for one in (AIPERF, *READERS, SPEC_BENCH, MLC, FASTDEPLOY, LLAMA_SERVER)
+    one.name: one for one in (AIPERF, *READERS, SPEC_BENCH, MLC, FASTDEPLOY, EAGLE, LLAMA_SERVER)
 }
 _PLAIN = RecordShape(REPLY, REPLY, (), LLAMA_SERVER.read)
 """Replies that say nothing of drafts."""

@@ -45,7 +45,7 @@ NUMBER = re.compile(
     r"[~≈]?(\d{1,12}(?:\.\d{1,20})?)(?: ?(?:±|\+/-) ?[\d.]{1,9})? ?(%?)(?![\d.kKM]|\s?[–—]|-\d)"
 )
 ACCEPTED = ("rate", "mean", "accepted", "per round")
-FIGURES = {*ACCEPTED, "by"}
+FIGURES = {*ACCEPTED, "by", "at index"}
 _TWO_COUNTS = re.compile(r"\d[\d,.]{0,20} ?/ ?\d")
 _FIGURE, _ARROW = r"[~≈]?\d{1,6}(?:\.\d{1,6})? ?%?", r" ?(?:→|[-=]?->) ?"
 SEVERAL = re.compile(

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Hashable
 from functools import lru_cache
 from itertools import accumulate, product
 from typing import Any
 
-from engine.foreign import COUNT, LONGEST_DRAFT, is_real, is_whole
+from engine.foreign import COUNT, LONGEST_DRAFT, LONGEST_PART_MS, is_real, is_whole
 from engine.observe.files.records.column_names import (
     ABOUT,
     NAMES,
@@ -37,7 +38,7 @@ from engine.observe.files.records.readers import (
     read_usage,
 )
 from engine.observe.files.records.request import RecordedRequest
-from engine.observe.files.records.tables import read_tables, row_of
+from engine.observe.files.records.tables import ALL, read_tables, row_of
 
 _STEPS, _DRAFTED, _ACCEPTED = "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens"
 _EMITTED, _MEAN, _RATE, _BY_INDEX = "predicted_n", "mean", "rate", "by index"
@@ -57,7 +58,8 @@ _BEFORE = r"(?:\d{1,9}\.\d\d\.\d{3}\.\d{3} [IWEDC] )?[ \t|>*`\"-]{0,20}(?:spec_d
 _LINE = re.compile(
     rf"(?:^|[,{{\]|] ?){_BEFORE}"
     r"(?P<name>(?:[^\W\d_]|[#\[])[\w#%()/ .\]-]{1,48}?)\"?[ \t]{0,60}(?:=>|[:=\uff1a]|\.{3,80})"
-    r"[ \t*\[]{0,60}(?P<value>\d{1,3}(?:[,'\u2019 \xa0\u2009\u202f]\d{3})++(?:\.\d{1,9})?(?![\d,])"
+    r"(?: Mean result:)?[ \t*\[]{0,60}"
+    r"(?P<value>\d{1,3}(?:[,'\u2019 \xa0\u2009\u202f]\d{3})++(?:\.\d{1,9})?(?![\d,])"
     r"|\d{1,9},\d{1,9}(?![\d.,])|\d{1,20}(?:\.\d{1,20})?)"
     r"(?P<percent>[ \t]?%)?(?=[\s,|`*\]}]|$)"
     r"(?P<unit> ?t(?:ok(?:en)?s?)?/s\b)?",
@@ -76,6 +78,8 @@ _ALONE = re.compile(
     re.IGNORECASE,
 )
 """Also a part of a line of a log, which may be wrapped there, or two counts under each other."""
+_TASK = re.compile(r"(?m)^={9,99} Task: {1,9}(\S.{0,99}?) ={9,99}$")
+"""What the sums after it are of, as Spec-Bench prints it."""
 _SHARES = re.compile(r"[\d., ]{1,8192}")
 _LONGEST_HEAD = 40
 """Characters before the first of several shares, which may say that they are percentages."""
@@ -117,14 +121,17 @@ def _sums(text: str) -> list[RecordedRequest]:
     found: list[RecordedRequest] = []
     values: dict[str, re.Match[str]] = {}
     ends = list(accumulate(len(line) + 1 for line in text.split("\n")))
+    tasks = {one.end(): one[1] for one in _TASK.finditer(text)}
 
     def close() -> None:
         if _PART in values:
             values.pop(_DRAFTED, None)  # of a round as well
         has_rate = _RATE in values and ABOUT.search(values[_RATE]["name"].lower()) is not None
         if not values.keys().isdisjoint(_ABOUT) or (has_rate and _SPEED in values):
-            number = 1 + bisect_right(ends, next(iter(values.values())).start("name"))
-            found.append(_request(values, text, f"line {number}"))
+            start = next(iter(values.values())).start("name")
+            place = f"line {1 + bisect_right(ends, start)}"
+            place = next((tasks[end] for end in reversed(tasks) if end < start), place)
+            found.append(_request(values, text, place))
         values.clear()
 
     for match in _LINE.finditer(text):
@@ -138,7 +145,7 @@ def _sums(text: str) -> list[RecordedRequest]:
         if name:
             values.setdefault(name, match)
     close()
-    return found
+    return [one for one in found if ALL.fullmatch(one.place) is None] or found
 
 
 def _field_of(match: re.Match[str]) -> str:
@@ -358,6 +365,43 @@ def _read_fastdeploy(node: Node) -> RecordedRequest:
 
 
 FASTDEPLOY = RecordShape("fastdeploy", "FastDeploy", (_OF_HEADS,), _read_fastdeploy)
+_OF_TURNS = "new_tokens", "wall_time"
+
+
+def _read_turns(node: Node) -> RecordedRequest:
+    """The answers to a question's turns, as EAGLE and Spec-Bench keep them: tokens and seconds of
+    each, the prompt's among them as in their own speeds, the index of its last step or how many
+    steps it had, and of all steps the tokens that each emitted. Where each emitted one there were
+    no drafts, or none had any: which is not known."""
+    values, owner = node.fields(), node.fields(node.owner("question_id"))
+    found = RecordedRequest("", node.place, stop="end", record=dict(node.values))
+    found.model, question = owner.text("model_id") or "", owner.values.get("question_id")
+    if isinstance(question, int | str):
+        found.place = f"{owner.text('category') or 'question'} {question}"[:_LONGEST_NAME]
+    emitted = sum(values.counts("new_tokens") or ())
+    found.set_tokens(None, None, emitted)
+    times = node.values["wall_time"]
+    are_times = isinstance(times, list) and all(is_real(one, LONGEST_PART_MS) for one in times)
+    if are_times and (seconds := sum(times)) > 0:
+        found.timings[_SPEED] = emitted / seconds
+    by_step, last = values.counts("accept_lengths", LONGEST_DRAFT), values.counts("idxs")
+    numbers = values.counts("decoding_steps") or [one + 1 for one in last or ()]
+    steps, emitted = (len(by_step), sum(by_step)) if by_step else (sum(numbers), emitted)
+    if 0 < steps < emitted:
+        found.num_spec_steps, found.num_accepted_draft_tokens = steps, emitted - steps
+        if by_step and 0 not in by_step:
+            counts = Counter(by_step)
+            found.histogram = [counts[n] for n in range(1, max(by_step) + 1)]
+    return found
+
+
+EAGLE = RecordShape(
+    "eagle",
+    "EAGLE and Spec-Bench",
+    tuple((*_OF_TURNS, one) for one in ("idxs", "accept_lengths", "decoding_steps")),
+    _read_turns,
+    request_of=lambda node: id(node.values),
+)
 
 
 _KEY = re.compile(rb'"([A-Za-z][\w.:/]{2,80})"\s*:\s*"?\d')
@@ -380,7 +424,9 @@ def counted_shape(data: bytes) -> RecordShape | None:
     ]
     signs: tuple[tuple[str, ...], ...] = tuple(product(accepted, others))
     signs = signs or tuple(
-        (key,) for key, kind in kinds.items() if kind in ("rate", "mean") and _OF_RATE.search(key)
+        (key,)
+        for key, kind in kinds.items()
+        if kind == "at index" or (kind in ("rate", "mean") and _OF_RATE.search(key))
     )
     own = LLAMA_SERVER.without
     shape = RecordShape(

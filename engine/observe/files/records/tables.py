@@ -60,7 +60,8 @@ _NOT_PLAIN = ("  ", "\t", "\x1f", ";", ", ", ",,")
 _MOST_CELLS = 64
 _LONGEST = 2000
 _AT_INDEX = re.compile(
-    r"(?:acc(?:ept(?:ance)?)? )?(?:@ ?|at )?pos(?:ition)?[ .@#]?(\d{1,3})(?: ?%| \(%\))?"
+    r"(?:(?:draft )?acc(?:ept(?:ance)?)?(?: rate)? ?)?(?:@ ?|at )?pos(?:ition)?[ .@#]?(\d{1,3})"
+    r"(?: acc(?:ept(?:ance)?)?)?(?: rate)?(?: ?%| ?\(%\))?"
 )
 _IS_POSITION = re.compile(r"(?i)(?:(?:draft|token) )?(?:pos(?:ition)?|index)").fullmatch
 _RANGE = re.compile(r"[~≈]?\d{1,6}(?:\.\d{1,6})? ?%? ?(?:[–—-]|to) ?\d")
@@ -488,7 +489,10 @@ def _shares(
     is_one = not by and not places and len(parts) <= _FEW
     if is_one or len(known) < len(parts) or "..." in said:
         return [], 0
-    is_percent = "%" in " ".join((said, *parts, *places)) or max(map(float, known), default=0) > 1
+    written, is_over = " ".join((said, *parts, *places)), max(map(float, known), default=0) > 1
+    if is_over and not any(map(written.__contains__, ("%", "rate", "."))):
+        return [], 0  # maybe counts
+    is_percent = "%" in written or is_over
     most = 100.0 if is_percent else 1.0
     rates = [float(one) / most for one in known]
     digits = min((len(one.partition(".")[2]) for one in known), default=0)

@@ -229,7 +229,7 @@ def test_depths_that_were_judged_are_those_that_count(depths: str, tmp_path: Pat
     assert f"{pairs[-1][0]} of {pairs[-1][1]}" in found.message
 
 
-@pytest.mark.parametrize(
+COMPARED = pytest.mark.parametrize(
     ("speed", "rate", "n", "running", "is_slower"),
     [
         (80, 0.6, 10, 1, True),
@@ -239,6 +239,26 @@ def test_depths_that_were_judged_are_those_that_count(depths: str, tmp_path: Pat
         (80, 0.6, 10, 4, False),  # more requests at once
     ],
 )
+
+
+@COMPARED
+def test_intervals_of_vllm_with_drafts_are_compared_with_those_without(
+    tmp_path: Path, speed: float, rate: float, n: int, running: int, is_slower: bool
+) -> None:
+    line = "INFO 10-01 12:{:02d}:{:02d} [loggers.py:257] Engine 000: Avg prompt throughput: 0.0 "
+    line += "tokens/s, Avg generation throughput: {:.1f} tokens/s, Running: {} reqs, Waiting: 0\n"
+    sums = f"INFO 10-01 12:02:00 [metrics.py:101] SpecDecoding metrics: Accepted: {rate * 300:.0f} "
+    sums += "tokens, Drafted: 300 tokens\n"
+    plain = "".join(line.format(1, i, 100 + i % 3, 1) for i in range(10))
+    drafted = "".join(line.format(2, i, speed + i % 3, running) + sums for i in range(n))
+    (tmp_path / "log").write_text(plain + drafted)
+    store = TraceStore()
+    import_file(store, tmp_path / "log")
+    assert len(store.runs[0].requests or []) == n
+    assert [one.rule for one in find(store)] == ["slower-than-plain"] * is_slower
+
+
+@COMPARED
 def test_batches_of_sglang_with_drafts_are_compared_with_those_without(
     tmp_path: Path, speed: float, rate: float, n: int, running: int, is_slower: bool
 ) -> None:
