@@ -89,6 +89,12 @@ _COMMA_TIME = re.compile(r"eval time {0,20}= {1,20}\d{1,20},\d\d ms")
 _THOUSANDS = re.compile(
     r"eval time {0,20}= {1,20}\d{1,3}(?:,\d{3})+\.\d|ms / {1,9}\d{1,3},\d{3} tok"
 )
+_IS_GLUED = re.compile(r"eval time {0,9}= {0,9}[\d.]{1,20}ms|\daccepted")
+_GLUED = re.compile(
+    r"(?<=\d)(?=(?:ms|tokens|accepted|generated)\b)|(?<=accepted)(?=/)|(?<=accepted/)(?=\d)"
+    r"|(?<=rate|time)(?==)|(?<=rate=|time=)(?=\d)"
+)
+"""Where a picture of a log that was made text again has lost blanks."""
 _ROW = re.compile(r"(?m)^[ \t>]{0,20}\|.{0,2000}\|[ \t]{0,20}$")
 _COMMA = re.compile(r"(?<![\d,.])(\d{1,20}),(?=(?:\d\d|\d{5})(?![\d,]))")
 """Of numbers that a system has written with a comma for the point."""
@@ -122,6 +128,7 @@ def as_written(data: bytes) -> bytes:
     text = data.decode("utf-8", "surrogateescape")
     found = text.translate(_TYPED) if not text.isascii() else text
     found = _COMMA.sub(r"\1.", found) if _COMMA_TIME.search(found) is not None else found
+    found = _GLUED.sub(" ", found) if _IS_GLUED.search(found) is not None else found
     found = without_signs(found) if _THOUSANDS.search(found) is not None else found
     if _ENTITY.search(text) is not None or _BREAK.search(text) is not None:
         found = html.unescape(_TAG.sub("", _BREAK.sub("\n", found))).replace("\xa0", " ")

@@ -33,10 +33,10 @@ _ALL_OF = re.compile(r"(?<![\d.])(\d{2,9})(?: ?/ ?| of | out of )\1(?![\d.])")
 _FEWEST, _MOST_COUNTS = 20, 12
 """Drafted tokens, below which other numbers make a rate by chance; counts of a line."""
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:[,'’ \xa0\u2009\u202f]\d{3})+(?![\d,])")
-DECIMAL_COMMA = re.compile(
+_DECIMAL_COMMA = re.compile(
     r"[~≈]?(?:0|\d{1,3}(?:\.\d{3})*+|\d+),(?:\d{1,2}|\d{4,})(?!\d).{0,9}|0,\d+"
 )
-OTHER_WAY = str.maketrans(",.", ".,")
+_OTHER_WAY = str.maketrans(",.", ".,")
 SUM_DIGITS = 0.01
 """By how much a rate that people or logs write may differ from that of its counts: its digits."""
 _LONGEST, _LONGEST_NAME = 32, 80
@@ -143,8 +143,15 @@ def plain_number(cell: str, has_comma: bool) -> str:
     is_plain = is_number(cell) and not (has_comma and "." in cell)
     if is_plain or not cell.lstrip("~≈")[:1].isdigit() or len(cell) > _LONGEST:
         return cell
-    cell = cell.translate(OTHER_WAY) if has_comma or DECIMAL_COMMA.fullmatch(cell) else cell
+    cell = cell.translate(_OTHER_WAY) if has_comma or _DECIMAL_COMMA.fullmatch(cell) else cell
     return without_signs(cell)
+
+
+def has_decimal_comma(cells: list[str]) -> bool:
+    """Whether numbers of a table have a comma for a point, and none of them a point for a comma."""
+    has_comma = any(_DECIMAL_COMMA.fullmatch(one) for one in cells if "," in one)
+    swapped = (one.translate(_OTHER_WAY) for one in cells if has_comma)
+    return has_comma and not any(map(_DECIMAL_COMMA.fullmatch, swapped))
 
 
 def is_head(names: list[str]) -> bool:

@@ -38,7 +38,7 @@ from engine.observe.files.records.readers import (
     read_usage,
 )
 from engine.observe.files.records.request import RecordedRequest
-from engine.observe.files.records.tables import ALL, read_tables, row_of
+from engine.observe.files.records.tables import ABOUT_DRAFTS, ALL, read_tables, row_of
 
 _STEPS, _DRAFTED, _ACCEPTED = "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens"
 _EMITTED, _MEAN, _RATE, _BY_INDEX = "predicted_n", "mean", "rate", "by index"
@@ -114,6 +114,9 @@ def read_printed(text: str, unread: list[str] | None = None) -> list[RecordedReq
     whole_ = [one for one in sums if one.num_spec_steps or one.num_draft_tokens]
     found = [one for one in whole_ if one.num_accepted_draft_tokens is not None] or found
     counted, rated = ([], []) if found else _said(text)
+    read = {one.place for one in counted}
+    if unread is not None:
+        unread[:] = [one for one in unread if one.partition(": ")[0] not in read]
     return found or counted or [one for one in sums if one.given and one.timings] or rated
 
 
@@ -218,9 +221,11 @@ def _by_place(values: dict[str, re.Match[str]], text: str) -> dict[str, str]:
 # -- lines of a text -------------------------------------------------------------------------
 
 _LONGEST_SAID = 300
-_WORDED, _NOT_HAD, _ABOUT_DRAFTS = (
-    re.compile(f"(?i){'|'.join(NAMES['said'][name])}") for name in ("counts", "not_had", "about")
+_WORDED, _NOT_HAD = (
+    re.compile(f"(?i){'|'.join(NAMES['said'][name])}") for name in ("counts", "not_had")
 )
+_LISTED = re.compile(r"\s{0,20}[-*+•]\s")
+"""A line that may be under one with a colon at its end."""
 _SAID_RATE = re.compile(
     r"(?i)(?<![a-z])accept(?:ance|ed)?(?:[ _]rate|[ _]ratio)?(?: is| was| of| at)?[ \t:=~≈(]{0,4}"
     r"(\d{1,3}(?:\.\d{1,6})? ?%|0\.\d{1,6}|1\.0{1,6})(?!\.?\d|[–-])"
@@ -237,10 +242,13 @@ def _said(text: str) -> tuple[list[RecordedRequest], list[RecordedRequest]]:
     lines without one, those that words name; and those that say one rate, without such counts.
     Each with the only speed that it says."""
     counted, rated = list[RecordedRequest](), list[RecordedRequest]()
-    is_about = _ABOUT_DRAFTS.search(text) is not None  # others accept people, or offers
+    is_about = ABOUT_DRAFTS.search(text) is not None  # others accept people, or offers
+    is_under = False
     for number, line in enumerate(text.splitlines() if is_about else (), 1):
         n_words = line.lower().count("accept")
-        if len(line) > _LONGEST_SAID or not n_words:
+        has_list = n_words > 0 and line.rstrip()[-1:] in (":", "：")
+        is_under = has_list or (is_under and _LISTED.match(line) is not None)
+        if len(line) > _LONGEST_SAID or not (n_words or is_under):
             continue
         found = RecordedRequest("", f"line {number}", stop="end")
         if len(speeds := SAID_SPEED.findall(line)) == 1:

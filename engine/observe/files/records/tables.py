@@ -17,16 +17,16 @@ from engine.foreign import COUNT, LONGEST_PART_MS, OutOfRangeError, real, whole
 from engine.observe.files.records.column_names import (
     ABOUT,
     ACCEPTED,
-    DECIMAL_COMMA,
     FIGURES,
     IN_NAME,
     NAMES,
     NUMBER,
     OF_ALL,
-    OTHER_WAY,
     SAID_SPEED,
     SEVERAL,
     SPREAD,
+    SUM_DIGITS,
+    has_decimal_comma,
     is_head,
     is_number,
     kind_of,
@@ -42,7 +42,7 @@ from engine.observe.files.records.request import RecordedRequest
 from engine.observe.rounds.log_text import rows_with_bars
 from engine.observe.rounds.server_log import MOST_REQUESTS
 
-_NAMED = re.compile(r"([A-Za-z][\w/#%]{0,30})(?:\s?=\s{0,9}|: (?=\d))([^\s,;=]{1,40})")
+_NAMED = re.compile(r"([A-Za-z][\w/#%]{0,30})(?:\s?=\s{0,9}|: (?=\d))([^\s,;=`]{1,40})")
 _FEW = 2
 _IN_ROWS = ("|", "│", "┃", "\t", "accept_rate")
 _BARS = re.compile(r"[|│┃]")
@@ -79,6 +79,8 @@ _NUMBERED = re.compile(r"(?i)p[02-46-9]:?")
 """A prompt by its number, no percentile."""
 _MAY_BE_ABOUT = re.compile(ABOUT.pattern.translate({ord("^"): None, ord("$"): None}))
 """In any name of these."""
+ABOUT_DRAFTS = re.compile(f"(?i){'|'.join(NAMES['said']['about'])}")
+_ACC = {"acc", "Acc", "ACC"}
 _COUNTS = "rounds", "accepted", "drafted", "rejected", "tokens"
 _SPEEDS = ("seconds", "predicted_ms", 1e3), ("speed", "predicted_per_second", 1.0)
 _PLAIN_RATE = re.compile(
@@ -101,12 +103,8 @@ def read_tables(text: str, unread: list[str] | None = None) -> list[RecordedRequ
         if n > MOST_REQUESTS:
             break  # they are refused
     is_numbered = any(map(_NUMBERED.fullmatch, (one.place for one in found)))
-    found = [
-        one
-        for one in found
-        if (is_numbered or SPREAD.fullmatch(one.place) is None)
-        and _COMPARES.fullmatch(one.place) is None
-    ]
+    others = [_COMPARES] if is_numbered else [_COMPARES, SPREAD]
+    found = [one for one in found if not any(other.fullmatch(one.place) for other in others)]
     return [one for one in found if ALL.fullmatch(one.place) is None] or found
 
 
@@ -114,11 +112,9 @@ def _requests(text: str, unread: list[str]) -> Iterator[RecordedRequest]:
     for table in _tables(text):
         if table and _IS_POSITION(table[0][1][0]) is not None:
             continue  # its rows are no requests
+        if any(not _ACC.isdisjoint(cells) for _, cells in table) and not _is_about_drafts(text):
+            table = [(at, ["" if one in _ACC else one for one in cells]) for at, cells in table]
         if table and _MAY_BE_ABOUT.search(" ".join(table[0][1]).lower()):
-            if "accuracy" in text.lower():
-                table[0][1][:] = [
-                    "accuracy" if one.lower() == "acc" else one for one in table[0][1]
-                ]
             table = _widened(table)
         heads = [
             at
@@ -133,10 +129,7 @@ def _requests(text: str, unread: list[str]) -> Iterator[RecordedRequest]:
             number = table[0][0]  # its names are in the first column
             columns = zip(*(cells for _, cells in table), strict=True)
             table, heads = [(number, list(cells)) for cells in columns], [0]
-        with_comma = (one for _, row in table for one in row if "," in one)
-        has_comma = any(map(DECIMAL_COMMA.fullmatch, with_comma)) and not any(
-            DECIMAL_COMMA.fullmatch(one.translate(OTHER_WAY)) for _, row in table for one in row
-        )
+        has_comma = has_decimal_comma([one for _, row in table for one in row])
         for begin, end in pairwise([*heads, len(table)]):
             rows, above = table[begin + 1 : end], names_of(table[max(begin - 1, 0)][1])
             if any("spec_decode_num" in one for one in table[begin][1]) and _only_grow(rows):
@@ -164,6 +157,12 @@ def _requests(text: str, unread: list[str]) -> Iterator[RecordedRequest]:
                         unread += _unread(found, [(names[i], ones[i]) for i in saying], number)
                         if found is not None:
                             yield found
+
+
+@lru_cache(1)
+def _is_about_drafts(text: str) -> bool:
+    """Whether "acc" in a text may be acceptance, and not the accuracy of answers."""
+    return "accuracy" not in text.lower() and ABOUT_DRAFTS.search(text) is not None
 
 
 def _saying(names: list[str], are_loose: list[bool]) -> tuple[list[int], list[int]]:
@@ -473,7 +472,8 @@ def _take_shares(
         found.num_spec_steps, found.derived = n, ("num_spec_steps",)
     if rates and found.num_spec_steps and drafted == found.num_spec_steps * len(rates):
         found.set_rates(rates, digits)
-    elif rates and "by" not in values:  # there may be more
+    elif rates and ("by" not in values or abs(1 + sum(rates) - (length or 0)) < SUM_DIGITS):
+        # in one cell there may be more
         found.rates, found.num_spec_tokens = rates, len(rates)
 
 

@@ -1,0 +1,68 @@
+"""Texts as people paste them into a thread: lists under a line, names that mean something else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from engine.errors import TraceFileError
+from tests.engine.observe.files.pasted_text import imported, read, rules
+
+COUNTS = "draft_n_accepted", "draft_n"
+
+
+def test_counts_of_a_list_are_of_what_the_line_above_says(tmp_path: Path) -> None:
+    text = "The accept rates are the same:\n- old: 81.7 t/s (304 / 374 = 81.28%)\n"
+    text += "* new: 84.4 t/s (303/373 = 81.23%)\n\nHumanEval after that\n- 82 / 164 = 50.00%\n"
+    told = [one["told"] for one in read(text, tmp_path).runs[0]["requests"]]
+    assert [[one[name] for name in COUNTS] for one in told] == [[304, 374], [303, 373]]
+    assert [one["predicted_per_second"] for one in told] == [81.7, 84.4]
+
+
+def test_names_and_counts_in_code_marks(tmp_path: Path) -> None:
+    line = "- after it: `draft_attempts_total=1304`, `accepts_total=1111` → **85.2% acceptance**\n"
+    store = imported(tmp_path, line)
+    (told,) = (one["told"] for one in store.runs[0]["requests"])
+    assert [told[name] for name in COUNTS] == [1111, 1304]
+    assert not rules(store)  # nothing of the line is left
+
+
+@pytest.mark.parametrize("name", ["acc", "Acc"])
+def test_the_accuracy_of_answers_is_not_an_acceptance(tmp_path: Path, name: str) -> None:
+    table = "|Tasks|Version|n-shot|Metric|   |Value |   |Stderr|\n|-|-|-|-|-|-|-|-|\n"
+    table += f"|gsm8k|3|5|{name}|↑|0.8400|±|0.0101|\n"
+    with pytest.raises(TraceFileError):
+        imported(tmp_path, table)
+
+
+@pytest.mark.parametrize(("last", "is_whole"), [("0.396", True), ("...", False)])
+def test_shares_in_one_cell_are_all_if_they_make_the_length(
+    tmp_path: Path, last: str, is_whole: bool
+) -> None:
+    table = "| run | acceptance length | per-position |\n|-|-|-|\n"
+    table += f"| a | 3.42 | 0.861, 0.652, 0.511, {last} |\n"
+    (told,) = (one["told"] for one in imported(tmp_path, table).runs[0]["requests"])
+    assert told["mean_acceptance_length"] == 3.42
+    by = told["acceptance_per_position"]
+    assert (by["unconditional"] if by else by) == (
+        [0.861, 0.652, 0.511, 0.396] if is_whole else None
+    )
+
+
+def test_the_output_throughput_of_a_benchmark_is_a_speed(tmp_path: Path) -> None:
+    saved = {"spec_decode_draft_tokens": 200, "spec_decode_accepted_tokens": 120}
+    saved |= {"request_throughput": 2.5, "output_throughput": 671.48, "total_token_throughput": 900}
+    (told,) = (one["told"] for one in read(json.dumps(saved), tmp_path).runs[0]["requests"])
+    assert told["predicted_per_second"] == 671.48
+
+
+def test_a_log_read_from_a_picture_has_lost_blanks(tmp_path: Path) -> None:
+    text = """slot print_timing: id 0 | task 12 | prompt eval time = 640.20ms / 512 tokens (1.25 ms)
+slot print_timing: id 0 | task 12 | eval time=5000.00ms / 250tokens ( 20.00 ms per token)
+slot print_timing: id 0 | task 12 | draft acceptance rate=0.71429 (250accepted/350generated)
+"""
+    (told,) = (one["told"] for one in imported(tmp_path, text).runs[0]["requests"])
+    assert [told[name] for name in ("predicted_n", *COUNTS)] == [250, 250, 350]
+    assert (told["prompt_n"], told["predicted_ms"]) == (512, 5000.0)
