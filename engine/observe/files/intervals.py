@@ -113,7 +113,7 @@ class LineRun:
         return True
 
     def _is_plain(self, running: float | None, speed: float | None) -> None:
-        """Take the speed of so many requests without drafts, if both are given."""
+        """Take the speed of this number of requests without drafts, if both are given."""
         if running is not None and speed is not None and len(self.plain) < MOST_INTERVALS:
             self.plain.setdefault(running, []).append(speed)
             del self.plain[running][MOST_INTERVALS:]
