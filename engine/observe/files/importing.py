@@ -95,6 +95,7 @@ _GLUED = re.compile(
     r"|(?<=rate|time)(?==)|(?<=rate=|time=)(?=\d)"
 )
 """Where a picture of a log that was made text again has lost blanks."""
+_FILE = re.compile(rb"(?m)^==> (.{1,200}) <==\r?\n")
 _ROW = re.compile(r"(?m)^[ \t>]{0,20}\|.{0,2000}\|[ \t]{0,20}$")
 _COMMA = re.compile(r"(?<![\d,.])(\d{1,20}),(?=(?:\d\d|\d{5})(?![\d,]))")
 """Of numbers that a system has written with a comma for the point."""
@@ -338,9 +339,9 @@ def import_file(
     """
     kind = name or recognise_file(path)
     file = _shown(path)
-    if kind == ARCHIVE:
-        return _import_members(store, path, name)
     head = _bare(file_head(path, _HEAD))
+    if kind == ARCHIVE or (_FILE.match(head) is not None and path.stat().st_size <= _MOST_BYTES):
+        return _import_members(store, path, name)
     is_plain = name is not None or kind == CAPTURE or as_written(head) == head
     if kind == LOG and log is None and _LIST.match(head) is None and is_plain:
         if len(file_head(path, _LONGEST)) == _LONGEST:
@@ -420,9 +421,8 @@ def _import_members(store: TraceStore, path: Path, name: str | None) -> list[int
     found, refused = list[int](), list[TraceFileError]()
     with TemporaryDirectory() as folder:
         packed = _content(path)
-        for at, (one, content) in enumerate(
-            members(packed, path.name, _MOST_BYTES, TraceFileError)
-        ):
+        files = members(packed, path.name, _MOST_BYTES, TraceFileError)
+        for at, (one, content) in enumerate(files if is_archive(packed) else _shown_in(packed)):
             Path(folder, str(at)).mkdir()
             inner = Path(folder, str(at), _NOT_IN_NAMES.sub("_", one)[-_LONGEST_TIME:] or "_")
             inner.write_bytes(content)
@@ -438,6 +438,15 @@ def _import_members(store: TraceStore, path: Path, name: str | None) -> list[int
     if refused:
         _note(store, found, f"Files of it not read: {len(refused):,}. {refused[0].message}")
     return found
+
+
+def _shown_in(data: bytes) -> Iterator[tuple[str, bytes]]:
+    """The files that `head` or `tail` has shown, each with all that was shown of it."""
+    _, *parts = _FILE.split(data)
+    found = dict.fromkeys(parts[::2], b"")
+    for name, part in zip(parts[::2], parts[1::2], strict=True):
+        found[name] += part
+    yield from ((name.decode("utf-8", "replace"), part) for name, part in found.items())
 
 
 def _note(store: TraceStore, runs: Sequence[int], message: str) -> None:

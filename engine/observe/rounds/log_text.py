@@ -19,13 +19,19 @@ _ESCAPES = re.compile(
 )
 _MOST_OTHERS = 8
 """Bytes of a log for each that is not ASCII, with which it is worth to look for these."""
-_NEXT_CELL = re.compile(r"</t[dh]>\s{0,200}<t[dh][^>]{0,200}>")
+_NEXT_CELL = re.compile(r"(?:</t[dh]>|<tr[^>]{0,200}>)\s{0,200}<t[dh][^>]{0,200}>")
+_COLUMNS = re.compile(r"<t[dh][^>]{0,200}\bcolspan=\W?(\d)\b[^>]{0,200}>[^<]{0,2000}</t[dh]>")
+_ROWS = re.compile(
+    r"(<tr[^>]{0,200}>\s{0,200}<t[dh][^>]{0,200}\browspan=\W?2\b.{0,9999}?<tr[^>]{0,200}>)",
+    re.DOTALL,
+)
+"""A cell of several columns, and a first one of two rows."""
 _BBCODE = re.compile(r"\[(/?)(table|tr|t[dh])[^\]\n]{0,40}\]")
 _LATEX_RULE = re.compile(r"(?m)^\\[a-z]{1,20}(?:[{\[(][^&\n]{0,200})?\n")
 _LATEX = re.compile(r"(?m)^([^&\n]{0,200}&.{0,2000}?)\\\\.{0,80}$")
 _BROKEN_ROW = re.compile(r"\|[ \t]{0,9}\n(?=[^|\n]{1,200}\|[ \t]{0,9}$)", re.MULTILINE)
 """Where the next cell of a row is in the next line."""
-_ROW_END, _TAG = re.compile(r"</tr>\s{0,200}"), re.compile(r"<[^>]{1,200}>")
+_ROW_END, _TAG = re.compile(r"</t[dh]>\s{0,200}</tr>\s{0,200}"), re.compile(r"<[^>]{1,200}>")
 _UNBROKEN = re.compile(r"^[^'\n]+", re.MULTILINE)
 """What comes before the text of a token."""
 
@@ -151,6 +157,8 @@ def rows_with_bars(text: str) -> str:
         text = _LATEX.sub(lambda row: row[1].replace("\\%", "%").replace("&", "|"), text)
     text = _BROKEN_ROW.sub("| ", text) if "|\n" in text else text
     if "<td" in text:
-        text = _TAG.sub(" ", _ROW_END.sub("\n", _NEXT_CELL.sub("|", text)))
+        text = _COLUMNS.sub(lambda cell: cell[0] + (int(cell[1]) - 1) * "<td></td>", text)
+        text = _ROWS.sub(r"\1<td></td>", text)
+        text = _TAG.sub(" ", _ROW_END.sub("|\n", _NEXT_CELL.sub("| ", text)))
         text = "\n".join(filter(str.strip, text.split("\n")))
     return text

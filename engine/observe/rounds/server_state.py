@@ -357,6 +357,8 @@ class ServerState:
 
     def on_eval_time(self, slot: Slot, _said: Said, *sums: Any) -> None:
         """The sums of an answer."""
+        if slot.request.predicted_ms not in (None, sums[0]):
+            self._again(slot)
         self._prompt(slot)
         slot.request.on_answer_sums(*sums)
 

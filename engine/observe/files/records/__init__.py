@@ -45,7 +45,7 @@ _WHOLE = {"prompt_n", "prompt_ms"}
 _SIGNS = {key for shape in SHAPES.values() for key in shape.keys}
 _REPLY = re.compile(
     rb'"choices"\s*:\s*\[|"meta_info"\s*:\s*\{|"object"\s*:\s*"response"'
-    rb'|"type"\s*:\s*"(?:response\.|message(?:_start|_delta)?"\s*,)'
+    rb'|"stop_reason"\s*:|"type"\s*:\s*"(?:response\.|message_(?:start|delta)"\s*,)'
     rb'|"done"\s*:\s*(?:true|false)|"(?:tokens_predicted|output_ids)"\s*:'
 )
 NAMES = (*SHAPES, REPLY, METRICS, PRINTED, COUNTED)

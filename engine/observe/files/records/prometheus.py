@@ -110,9 +110,9 @@ def _of_query(data: bytes) -> bytes:
     without what is before. Series of other things become blank lines."""
     data = _BELOW.sub(rb"\1 \2", _OTHERS.sub(b"", data))
     found = [
-        b"%s{%s} %s\n" % (name[1], _LABEL.sub(rb"\1=", labels.replace(name[0], b"")), values[-2])
+        b"%s{%s} %s\n" % (name[1], _LABEL.sub(rb"\1=", labels.replace(name[0], b"")), value)
         for labels, inside in _QUERIED.findall(data)
-        if (name := _NAME.search(labels)) is not None and len(values := inside.split(b'"')) > 2
+        if (name := _NAME.search(labels)) is not None and (value := _last(inside))
     ]
     found = found or _printed(data)
     if not found and _has_points(data):
@@ -120,6 +120,15 @@ def _of_query(data: bytes) -> bytes:
     if not found and _SIGN.search(data) is None and _CELL.search(data) is not None:
         found = _newest(data)
     return b"".join(found) or _BEFORE.sub(b"", data.replace(b"&quot;", b'"'))
+
+
+def _last(values: bytes) -> bytes:
+    """The newest of the values of a series, each with its time, or, as VictoriaMetrics exports
+    them, before all times."""
+    own, _, others = values.partition(b"]")
+    if b'"timestamps"' in others:
+        return own.rpartition(b",")[2].strip()
+    return b"".join(values.split(b'"')[-2:-1])
 
 
 def _printed(data: bytes) -> list[bytes]:

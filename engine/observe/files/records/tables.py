@@ -45,7 +45,7 @@ from engine.observe.rounds.server_log import MOST_REQUESTS
 _NAMED = re.compile(r"([A-Za-z][\w/#%]{0,30})(?:\s?=\s{0,9}|: (?=\d))([^\s,;=`]{1,40})")
 _FEW = 2
 _IN_ROWS = ("|", "│", "┃", "\t", "accept_rate")
-_BARS = re.compile(r"[|│┃]")
+_BARS = re.compile(r"[|│┃┆]")
 _GAPS = re.compile(r"\s\s*(?:(?<=\t)|(?<=\s\s))")  # two of them, or a tab
 _COMMAS, _SEMICOLONS = re.compile(r",(?=[^\s,])"), re.compile(r";(?=\S|$)")
 _QUOTED = re.compile(r'(?:^|[,;])"[^"\0]{0,200}"(?:[,;]|$)')
