@@ -38,8 +38,11 @@ _SERIES = re.compile(
 _SIGN = re.compile(f"(?m)^(?:\\| ?)?(?:{'|'.join(_KNOWN['signs'])})[ {{]".encode())
 _PARTS = b":spec_", b"mlx_spec_", b"trtllm_spec_", b"llamacpp:", b"tgi_request", b"maxserve"
 """One of these is in each sign."""
-_QUERIED = re.compile(rb'"metric"\s*:\s*\{([^{}]{1,4000})\}\s*,\s*"values?"\s*:\s*\[([^{}]*+)\}')
-"""A series of a reply to a query: its labels, and its values with their times."""
+_QUERIED = re.compile(
+    rb'"metric"\s*:\s*\{([^{}]{1,4000})\}\s*,\s*"values?"\s*:\s*\[[^{}]*?(?<![\d.e+])'
+    rb'([\d.e+]{1,40})"?\s*\]+\s*(?:,\s*"timestamps"[^{}]*+)?\}'
+)
+"""A series of a reply to a query, or of VictoriaMetrics: its labels, and the newest value."""
 _PRINTED = re.compile(
     rb"\b[A-Z]\w{3,20}\(name='([\w:]{1,200})', labels=\{([^{}]{0,4000})\},"
     rb" values?=\[?([\d.e+, ]{1,8192})"
@@ -111,8 +114,8 @@ def _of_query(data: bytes) -> bytes:
     data = _BELOW.sub(rb"\1 \2", _OTHERS.sub(b"", data))
     found = [
         b"%s{%s} %s\n" % (name[1], _LABEL.sub(rb"\1=", labels.replace(name[0], b"")), value)
-        for labels, inside in _QUERIED.findall(data)
-        if (name := _NAME.search(labels)) is not None and (value := _last(inside))
+        for labels, value in _QUERIED.findall(data)
+        if (name := _NAME.search(labels)) is not None
     ]
     found = found or _printed(data)
     if not found and _has_points(data):
@@ -120,15 +123,6 @@ def _of_query(data: bytes) -> bytes:
     if not found and _SIGN.search(data) is None and _CELL.search(data) is not None:
         found = _newest(data)
     return b"".join(found) or _BEFORE.sub(b"", data.replace(b"&quot;", b'"'))
-
-
-def _last(values: bytes) -> bytes:
-    """The newest of the values of a series, each with its time, or, as VictoriaMetrics exports
-    them, before all times."""
-    own, _, others = values.partition(b"]")
-    if b'"timestamps"' in others:
-        return own.rpartition(b",")[2].strip()
-    return b"".join(values.split(b'"')[-2:-1])
 
 
 def _printed(data: bytes) -> list[bytes]:
