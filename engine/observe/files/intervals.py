@@ -48,7 +48,7 @@ class LineRun:
     last: dict[str, list[int]] = field(default_factory=dict)
     per: int = 1
     waiting: dict[str, list[RecordedRequest | _Part]] = field(default_factory=dict)
-    speeds: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    speeds: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     plain: dict[float, list[float]] = field(default_factory=dict)
     """Tokens per second of decode batches, or intervals, without drafts, by the requests that each
     had."""
@@ -221,7 +221,7 @@ class LineRun:
         drafted = [one for one in drafted if None not in map(one.get, (rate_of, speed_of))]
         for n, plain in self.plain.items():
             known = [(one[rate_of], one[speed_of]) for one in drafted if one.get("running") == n]
-            if min(map(len, (plain, known))) < _FEW:
+            if min(len(plain), len(known)) < _FEW:
                 continue
             rate, speed, without = map(median, (*zip(*known, strict=True), plain))
             if rate >= _HALF and speed < _SLOWER * without:

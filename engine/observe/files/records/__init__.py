@@ -65,7 +65,8 @@ def recognise(data: bytes) -> str | None:
         return AIPERF.name
     if known is not None:
         return known
-    if is_printed(text):
+    is_several = b"}\n{" in data  # some of which may say nothing of drafts
+    if is_printed(text) and not (is_several and counted_shape(data) is not None):
         return PRINTED
     if _REPLY.search(data):
         return REPLY

@@ -39,10 +39,11 @@ _LONGEST_TEXT = 10_000
 _DEEPEST = DEEPEST - 16
 """A trace may be nested 64 times, and what is kept of a record lies inside of it."""
 _STAMP = re.compile(
-    r"\[\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d[^\]\n]{0,20}\][^\n]{0,4000}?"
+    r"\[(?:\d{4}-\d\d-\d\d|\d\d/\d\d/\d{4})[ T-]\d\d:\d\d:\d\d[^\]\n]{0,20}\][^\n]{0,4000}?"
     r"(?:([{\[])[ \t\r]{0,9})?(?=\n|$)|(?:\{ )?\[\d{1,20} bytes data\]"
 )
-"""A line of a log before an object, which may begin at its end: LM Studio's; or one of curl."""
+"""A line of a log before an object, which may begin at its end: LM Studio's, TensorRT-LLM's; or one
+of curl."""
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\n|\r)|[^\r\n]+")
 _FIELD = re.compile(r"(?:\S{1,60}\s+){0,3}?(data|event|id|retry|error|):(?:\s+|(?=[{\[])|$)")
 _EVENT = re.compile(r"\s*(?:\S{1,60}\s+){0,3}?(?:data: ?[{\[]|event: ?\w)")

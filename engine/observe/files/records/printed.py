@@ -255,7 +255,8 @@ def _said(text: str) -> tuple[list[RecordedRequest], list[RecordedRequest]]:
             found.timings[_SPEED] = float(speeds[0])
         # before the word also what is hoped for, or lost, may be, but not next to a speed
         shares = [after or one for after, one in _SAID_RATE.findall(line) if after or speeds]
-        pairs = making_rates(line)
+        said = share_of(shares[0]) if len(shares) == 1 else (0.0, 1.0)
+        pairs = {(n, of) for n, of in making_rates(line) if abs(n / of - said[0]) <= said[1]}
         plain = without_signs(line.replace("`", ""))
         named = [] if pairs else list(_WORDED.finditer(plain))
         if len(named) == 1:
@@ -477,6 +478,7 @@ def _read_counted(node: Node) -> RecordedRequest:
         plain, inside = names | plain | of_all, owner
     found = row_of(names_of(list(plain)), list(plain.values()), node.place, "")
     found = found or RecordedRequest("", node.place)
+    found.engine = found.engine or NAMES["series"]["engines"].get(plain.get("backend"), "")
     for key in filter(_IS_BY_INDEX.fullmatch, node.values):
         shares = node.values[key]
         if not isinstance(shares, list) or not 0 < len(shares) <= LONGEST_DRAFT:

@@ -357,7 +357,7 @@ def row_of(
         kind = kind_of(name) or speed_of(name, "0" if is_number(cell) else _DIGITS.sub("0", cell))
         if not kind and not values:
             shown = f"run {cell}" if name == "run" else cell
-            letter = r"[^\W\d]" if words else r"\w"
+            letter = r"[^\W\dx]|x\w" if words else r"\w"  # and no speedup
             words += [shown] if re.search(letter, shown) else []
         elif not kind:
             continue

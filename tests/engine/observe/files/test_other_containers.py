@@ -80,3 +80,15 @@ def test_a_frame_of_polars(tmp_path: Path, kind: str) -> None:
 └────────┴─────────┴──────────┘
 """
     assert sums(read(frame, tmp_path)) == [(None, *one[1:]) for one in COUNTS]
+
+
+def test_bars_as_entities_of_a_page(tmp_path: Path) -> None:
+    page = f"<div><pre>{FIRST.replace('|', '&#124;')}</pre></div>"
+    assert sums(read(page, tmp_path)) == COUNTS[:1]
+
+
+def test_a_record_after_a_line_of_tensorrt_llm(tmp_path: Path) -> None:
+    counts = {"total_accepted_draft_tokens": 30, "total_draft_tokens": 60}
+    record = {"request_id": 1, "perf_metrics": {"speculative_decoding": counts}}
+    text = f"[11/30/2026-10:00:01] [TRT-LLM] [I] finished\n{json.dumps(record)}\n"
+    assert sums(imported(tmp_path, text)) == [(None, None, 60, 30)]

@@ -66,3 +66,34 @@ slot print_timing: id 0 | task 12 | draft acceptance rate=0.71429 (250accepted/3
     (told,) = (one["told"] for one in imported(tmp_path, text).runs[0]["requests"])
     assert [told[name] for name in ("predicted_n", *COUNTS)] == [250, 250, 350]
     assert (told["prompt_n"], told["predicted_ms"]) == (512, 5000.0)
+
+
+def test_counts_that_make_another_rate_are_not_those_of_the_drafts(tmp_path: Path) -> None:
+    text = "Chain 1: Iteration 2000/2000 [100%]  Acceptance rate: 0.234 of the proposals\n"
+    with pytest.raises(TraceFileError):
+        imported(tmp_path, text)
+
+
+def test_the_leaderboard_of_spec_bench(tmp_path: Path) -> None:
+    table = "| Models | QA | #Mean Accepted Tokens | Overall |\n|-|-|-|-|\n"
+    table += "| Medusa | 1.71x | 2.39 | 1.94x |\n"
+    (one,) = read(table, tmp_path).runs[0]["requests"]
+    assert (one["place"], one["told"]["mean_acceptance_length"]) == ("Medusa", 2.39)
+
+
+def test_counts_that_a_console_calls_sd(tmp_path: Path) -> None:
+    line = " -- SD accepted tokens: 180, SD proposed tokens: 240\n"
+    (told,) = (one["told"] for one in imported(tmp_path, line).runs[0]["requests"])
+    assert [told[name] for name in COUNTS] == [180, 240]
+
+
+def test_lines_of_a_benchmark_with_and_without_drafts(tmp_path: Path) -> None:
+    lines = [
+        {"backend": "sglang", "output_throughput": speed, "accept_length": length}
+        for speed, length in ((512.5, 2.87), (312.5, None))
+    ]
+    store = read("\n".join(map(json.dumps, lines)), tmp_path)
+    names = "predicted_per_second", "mean_acceptance_length"
+    told = [[one["told"][name] for name in names] for one in store.runs[0]["requests"]]
+    assert told == [[512.5, 2.87], [312.5, None]]
+    assert store.runs[0]["source"]["engine"] == "sglang"
