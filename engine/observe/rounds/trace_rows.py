@@ -22,6 +22,8 @@ from engine.trace.writer import TraceWriter
 if TYPE_CHECKING:
     from engine.gguf.tokenizer import Tokenizer
 
+_NOT_LOGGED = (None, None, None)
+"""Of a drafted token whose probabilities no log tells."""
 LONGEST_TOKEN = 8192
 """Characters of one token in a trace: escaped, more might not fit a field that opens again."""
 COLUMNS = {
@@ -199,7 +201,7 @@ class RowWriter:
         token_id: int | None,
         text: str | None = None,
         index: int | None = None,
-        drafted: tuple[Any, ...] = (None, None, None),
+        drafted: tuple[Any, ...] = _NOT_LOGGED,
     ) -> None:
         # tuples: many thousands are turned into columns at once
         self._tokens_of += (*ids.values(), pos, kind, token_id, text, index, *drafted)
@@ -302,26 +304,23 @@ class RowWriter:
             known, pieces = self.log_pieces, self._writer.store.pieces
             if new := [t for tops in one.log.draft for t, _ in tops if t not in pieces]:
                 self._writer.learn((token for token in new if token in known), known.__getitem__)
-        n_kept = kinds.count("accepted")
+        n_kept, log, text_of = kinds.count("accepted"), one.log, self._text
         for i, (token, kind) in enumerate(zip(tokens, kinds, strict=True)):
-            if i == n_kept:
-                self._undone_tokens(ids, first_pos, one, tokens)
-            more: tuple[Any, ...] = ()
-            if kind == "accepted":
-                more = i, _drafted(one.log, i, self.rule, token.token_id)
-            self._token(ids, first_pos + i, kind, token.token_id, self._text(token), *more)
+            if i == n_kept and log is not None:
+                self._undone_tokens(ids, first_pos, one, log, tokens)
+            token_id, text, index = token.token_id, text_of(token), i if i < n_kept else None
+            drafted = _NOT_LOGGED if index is None else _drafted(log, i, self.rule, token_id)
+            self._token(ids, first_pos + i, kind, token_id, text, index, drafted)
 
     def _undone_tokens(
         self,
         ids: dict[str, int],
         first_pos: int,
         one: ObservedRound,
+        log: LogRound,
         tokens: Sequence[StreamedToken],
     ) -> None:
         """What was drafted and not accepted, and what was decoded again, as the log tells."""
-        log = one.log
-        if log is None:
-            return
         for i in range(one.accepted, len(log.draft)):
             # of a drafter that draws only the candidates are logged
             token_id = None if self.rule.draws else log.draft[i][0][0]
@@ -342,14 +341,13 @@ class RowWriter:
 
     def _text(self, token: StreamedToken) -> str | None:
         """What a token's row has to say of its text: nothing where its id tells it."""
-        if token.text is None:
+        if (text := token.text) is None:
             return None
-        text = token.text
         if len(text) > LONGEST_TOKEN:
             text = text[: LONGEST_TOKEN - 1] + "…"
-        pieces, piece = self._writer.store.pieces, text.encode()
         if token.token_id is None:
             return text
+        pieces, piece = self._writer.store.pieces, text.encode()
         if token.alone and token.token_id not in pieces:
             pieces[token.token_id] = piece
         return None if pieces.get(token.token_id) == piece else text
@@ -391,7 +389,7 @@ def _drafted(
     """Probability of a drafted token, and the best ones there with theirs. token_id: which one it
     is, if the drafter draws."""
     if log is None or index >= len(log.draft):
-        return None, None, None
+        return _NOT_LOGGED
     tops = log.draft[index]
     mine = (p for token, p in tops if token == token_id)
     p = next(mine, None) if rule.draws else tops[0][1]

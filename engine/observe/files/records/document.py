@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Iterable, Iterator
 from collections.abc import Set as AbstractSet
-from itertools import count, islice
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -299,14 +299,16 @@ def _values(
 def _objects(text: str) -> tuple[list[tuple[str, Any]], int]:
     """Of a text that begins with an object in each line, or none, these, read at once: many are
     events; and where their lines end."""
-    at, numbers = 0, list[int]()
+    at, n, numbers = 0, len(text), list[int]()
 
     def lines() -> Iterator[str]:
         nonlocal at
-        for number in count(1):
-            end = text.find("\n", at) + 1 or len(text)
+        number, find = 0, text.find
+        while at < n:
+            end = find("\n", at) + 1 or n
             line = text[at:end].strip()
-            if end == at or line[:1] + line[-1:] not in ("{}", ""):
+            number += 1
+            if line and (line[0] != "{" or line[-1] != "}"):
                 return
             at = end
             if line:
