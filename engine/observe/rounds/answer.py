@@ -390,7 +390,7 @@ class RequestRun:
     """A run as its requests and their answers see it: what is kept of them, their rows in the order
     in which rounds ended, what was found. raw: what is kept as it came, None for nothing. plain:
     reads replies without timings, None for not at all. reach: how deep the server's planes reach,
-    as far as known. patience_ms, has_rows: see `ObservedRun`."""
+    as far as known. patience_ms, holds_rows: see `ObservedRun`."""
 
     def __init__(
         self,
@@ -401,14 +401,15 @@ class RequestRun:
         vocabulary: Tokenizer | None,
         patience_ms: float,
         *,
-        has_rows: bool,
+        holds_rows: bool,
     ) -> None:
         self.reach, self.raw, self.plain, self.vocabulary = reach, raw, plain, vocabulary
         self._writer, self._rows = writer, RowWriter(writer, reach, vocabulary)
-        self._patience_ms, self._has_rows = patience_ms, has_rows
+        self._patience_ms, self._holds_rows = patience_ms, holds_rows
         self._answers: list[Answer] = []
         self._current: list[Answer] = []
         self._ready: list[tuple[float, int, int, ReadyRow]] = []
+        self._released: list[ReadyRow] = []
         self._n_ready = self._n_looks_left = 0
         self._log: LogReader | None = None
         self._in_log: set[int] = set()
@@ -448,8 +449,6 @@ class RequestRun:
     def ready(self, row: ReadyRow) -> None:
         """A row is settled; it is written once no earlier one can follow."""
         assert row.t_ms is not None
-        if not self._has_rows:
-            return
         heapq.heappush(self._ready, (row.t_ms, row.seq_id, self._n_ready, row))
         self._n_ready += 1
 
@@ -469,9 +468,16 @@ class RequestRun:
             open_ends = [one.next_ms for one in self._current if one.is_open]
             until = max(min(open_ends, default=math.inf), at_ms - self._patience_ms)
         while self._ready and self._ready[0][0] <= until:
-            self._rows.write(heapq.heappop(self._ready)[3])
+            self._released.append(heapq.heappop(self._ready)[3])
+        if self._holds_rows and math.isfinite(at_ms):
+            return
+        for row in self._released:
+            self._rows.write(row)
+            if self._rows.n_waiting > _MANY_VALUES:
+                self._rows.flush()
+        self._released.clear()
         is_seen = math.isfinite(self._patience_ms)  # what is read from a file is seen as a whole
-        if is_seen or math.isinf(at_ms) or self._rows.n_waiting > _MANY_VALUES:
+        if is_seen or math.isinf(at_ms):
             self._rows.flush()
 
     def find(self, rule: str, message: str, evidence: str = "", seq_id: int | None = None) -> None:
