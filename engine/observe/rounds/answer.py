@@ -140,9 +140,11 @@ class EmittedTokens:
         if self._has_gap:
             return (), ()
         if self.n_ids:
+            ids = [*chain.from_iterable(ids for ids, _ in self.events)]
+            if not any(len(ids) == 1 for ids, _ in self.events):
+                return ids, ()
             each = [(text,) if len(ids) == 1 else (None,) * len(ids) for ids, text in self.events]
-            ids = chain.from_iterable(ids for ids, _ in self.events)
-            return [*ids], [*chain.from_iterable(each)]
+            return ids, [*chain.from_iterable(each)]
         texts = [text for _, text in self.events if text]
         if self._pieces and len(self._pieces) == n and "".join(self._pieces) == "".join(texts):
             texts = self._pieces
@@ -291,7 +293,7 @@ class Answer:
         tokens = self.emitted.tokens(n)
         if None in tokens[1] or not tokens[1]:
             self.known["text"] = self.emitted.text
-        if not tokens[1]:
+        if not tokens[0]:
             return
         ids = self.emitted.prompt_ids or self._prompt_ids()
         if n_prompt is not None and len(ids) != n_prompt:
