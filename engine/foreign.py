@@ -63,7 +63,7 @@ def is_whole(value: Any, most: int = COUNT) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most
 
 
-_FEW = 64
+_FEW = 24
 _whole_numbers = cache(lambda most: list[Annotated[int, Meta(ge=0, le=most)]])
 
 
@@ -118,8 +118,9 @@ def parse_json(
         raise JsonError(f"it has more than {MOST_OBJECTS:,} objects and lists")
     if text.count(",") > MOST_VALUES:
         raise JsonError(f"it has more than {MOST_VALUES:,} values")
-    if len(text) > _SHORT and (plain := _plain(text, deepest)) is not None:
-        return plain
+    most = deepest if n_inside > deepest else None
+    if len(text) > _SHORT and (plain := plain_values([text], most)) is not None:
+        return plain[0]
     objects = _UniqueKeys() if unique else None
     decoder = _DECODER if objects is None else json.JSONDecoder(object_pairs_hook=objects, **_HOOKS)
     try:
@@ -139,17 +140,22 @@ def parse_json(
     return _whole(value) if whole_texts and _HALF.search(text) else value
 
 
-def _plain(text: str, deepest: int) -> Any:
-    """The value of a text with nothing that `parse_json` refuses or changes; None of another one,
-    or where that takes more to see. Written again it has fewer quotes if a key was there twice."""
-    if (value := quick_json(text)) is None:
+def plain_values(texts: Sequence[str], deepest: int | None = None) -> list[Any] | None:
+    """The values of texts with nothing that `parse_json` refuses or changes; None if one is
+    another, or where that takes more to see. Written again they have fewer quotes if a key was
+    there twice. deepest: None where none has so many objects and lists."""
+    try:
+        values = list(map(msgspec.json.decode, texts))
+    except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
-    data = msgspec.json.encode(value)
-    indented = msgspec.json.format(data, indent=1)
-    is_deep = b"\n" + b" " * deepest in indented
+    data = msgspec.json.encode(values)
+    is_deep = deepest is not None and (
+        b"\n" + b" " * (deepest + 1) in msgspec.json.format(data, indent=1)
+    )
     is_long = b"0" * (_MOST_DIGITS + 1) in data.translate(_DIGITS)
-    is_whole = data.count(b'"') == text.count('"') and "\\u0022" not in text
-    return None if is_deep or is_long or not is_whole else value
+    is_whole = data.count(b'"') == sum(one.count('"') for one in texts)
+    is_whole &= not any("\\" in one and "\\u0022" in one for one in texts)
+    return None if is_deep or is_long or not is_whole else values
 
 
 def quick_json(text: bytes | str, kind: Any = Any) -> Any:

@@ -79,7 +79,7 @@ def read_capture(data: bytes, name: str) -> Capture:
     if isinstance(log, list):
         log = "\n".join(line for line in log if isinstance(line, str))
     dated = [r for r in requests if isinstance(r, dict) and "t_unix" in r]
-    first_unix = min((_time(name, r, "t_unix", 0.0) for r in dated), default=0.0)
+    first_unix = min((_time(name, r["t_unix"], "t_unix", 0.0) for r in dated), default=0.0)
     found = []
     for number, one in enumerate(requests):
         place = f"{name}: request {number + 1}"
@@ -112,29 +112,37 @@ def replay(
     vocabulary: of the server's model, for ids that are not given. Raises TraceFileError for a log
     that cannot be read.
     """
-    text = log or capture.log
-    known, pieces = None, (one for request in capture.requests for _, one in request.pieces)
-    if text or any(b'"predicted_n"' in one for one in pieces):
-        # what the server is made of is learned before the first row is written
-        known = _replayed(capture, None, attachment, text, file, None, None)
-    return _replayed(capture, store, attachment, text, file, known, vocabulary).run_id
+    text, store_of_log = log or capture.log, TraceStore()
+    how: Any = attachment, text, file, vocabulary
+    # what the server is made of is learned before the first row is written
+    known = _replayed(capture, store_of_log, None, *how) if text else None
+    run = _replayed(capture, store, known, *how)
+    if known is None and run.reach.is_late:
+        del store.runs[run.run_id]  # none of its rows is written yet
+        run = _replayed(capture, store, run, *how)
+    if capture.metrics is not None:
+        with suppress(ValueError):  # a text that is none says nothing
+            run.counters(*capture.metrics)
+    run.end()
+    return run.run_id
 
 
 def _replayed(
     capture: Capture,
-    store: TraceStore | None,
+    store: TraceStore,
+    known: ObservedRun | None,
     attachment: Attachment,
     log: str,
     file: str,
-    known: ObservedRun | None,
     vocabulary: Tokenizer | None,
 ) -> ObservedRun:
+    """The run of a capture, not ended. known: a run of it in which its server was learned."""
     said = dict(capture.facts).get("captured_from")
     engine = said if isinstance(said, str) and said in OTHER_ENGINES else LLAMA_SERVER
     server = ServerFacts(capture.name or file, engine, capture.props, capture.models)
     facts = {key: as_fact(value) for key, value in capture.facts.items()}
     run = ObservedRun(
-        TraceStore() if store is None else store,
+        store,
         attachment,
         server,
         patience_ms=math.inf,
@@ -142,7 +150,7 @@ def _replayed(
         keep_raw=False,
         vocabulary=vocabulary,
         plain=PlainReplies(),
-        has_rows=store is not None,
+        holds_rows=not log,
         **{"record": {"file": file}, **facts},
     )
     if log:
@@ -150,7 +158,8 @@ def _replayed(
         run.log_ended()
     open_requests: dict[int, ObservedRequest] = {}
     held: dict[int, list[bytes]] = {}
-    for at_ms, _, number, what, value in sorted(_events(capture), key=lambda one: one[:3]):
+    is_counted = set[int]()
+    for at_ms, _, number, what, value in sorted(_events(capture)):
         request = capture.requests[number]
         if what == "sent":
             asked = "timings_per_token" in request.body
@@ -161,25 +170,23 @@ def _replayed(
         observed = open_requests[number]
         if what == "data" and not log:  # only the first counters say when they came
             held.setdefault(number, []).append(value)
-            if b'"predicted_n"' not in value or any(observed.told):
+            if number in is_counted or b'"predicted_n"' not in value:
                 continue
             value = held[number].pop()
         if pieces := held.pop(number, None):
             observed.data(b"".join(pieces), at_ms)
+            is_counted |= {number} if any(observed.told) else set()
         if what == "head":
             observed.head(request.status, {"Content-Type": request.content_type}, at_ms)
         elif what == "data":
             observed.data(value, at_ms)
+            is_counted |= {number} if any(observed.told) else set()
         elif request.has_left:
             observed.left(at_ms)
         elif request.broke:
             observed.broke(request.broke, at_ms)
         else:
             observed.done(at_ms)
-    if capture.metrics is not None:
-        with suppress(ValueError):  # a text that is none says nothing
-            run.counters(*capture.metrics)
-    run.end()
     return run
 
 
@@ -287,13 +294,13 @@ def _request(one: dict[str, Any], place: str, first_unix: float) -> RawRequest:
     reply = one.get("reply", one)
     if not isinstance(reply, dict) or not isinstance(one.get("path"), str):
         raise TraceFileError(f"{place} has no path or no reply.", _REMEDY)
-    begun = (_time(place, one, "t_unix", first_unix) - first_unix) * 1e3
+    begun = (_time(place, one.get("t_unix"), "t_unix", first_unix) - first_unix) * 1e3
     if begun > LONGEST_PART_MS:
         raise TraceFileError(f"{place} was sent years after the first one.", _REMEDY)
     headers = reply.get("headers")
     kinds = {str(k).lower(): v for k, v in headers.items()} if isinstance(headers, dict) else {}
-    sent = begun + _time(place, reply, "sent_ms", 0.0)
-    head = max(begun + _time(place, reply, "head_ms", 0.0), sent)
+    sent = begun + _time(place, reply.get("sent_ms"), "sent_ms", 0.0)
+    head = max(begun + _time(place, reply.get("head_ms"), "head_ms", 0.0), sent)
     pieces: list[tuple[float, bytes]] = []
     events = reply.get("events")
     if isinstance(events, list):
@@ -302,7 +309,7 @@ def _request(one: dict[str, Any], place: str, first_unix: float) -> RawRequest:
                 raise TraceFileError(
                     f"{place} has an event that is not a time and a text.", _REMEDY
                 )
-            at = begun + _time(place, {"time": event[0]}, "time", 0.0)
+            at = begun + _time(place, event[0], "time", 0.0)
             pieces.append((at, event[1].encode("utf-8", "replace") + b"\n\n"))
     else:
         text = reply.get("body") if reply is not one else reply.get("text")
@@ -318,7 +325,7 @@ def _request(one: dict[str, Any], place: str, first_unix: float) -> RawRequest:
         _object(one.get("body")),
         sent,
         head,
-        max(begun + _time(place, reply, "done_ms", 0.0), head),
+        max(begun + _time(place, reply.get("done_ms"), "done_ms", 0.0), head),
         status if is_whole(status, 999) else 200,
         kind if isinstance(kind, str) else "",
         pieces,
@@ -331,8 +338,7 @@ def _object(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _time(place: str, said: dict[str, Any], name: str, default: float) -> float:
-    value = said.get(name)
+def _time(place: str, value: Any, name: str, default: float) -> float:
     if value is not None and not is_real(value):
         raise TraceFileError(f"{place}: {name} is {str(value)[:40]}, which is not a time.", _REMEDY)
     return default if value is None else float(value)

@@ -248,11 +248,11 @@ def _of_list(data: bytes) -> str | bytes:
     found = _texts_in(data)
     whose = next((path for path, text in found if is_log(text)), None)
     mine = [text for path, text in found if path == whose]
-    times = {whose: [one for one in mine if one.isdigit()]}
-    for path, text in found:
+    lines = [one.removesuffix("\n") for one in mine if not one.isdigit()]
+    times = {whose: [one for one in mine if one.isdigit()] if len(lines) < len(mine) else []}
+    for path, text in found if len(mine) < len(found) else ():
         if path != whose and path and _IS_TIME(path[-1]):
             times.setdefault(path, []).append(text)
-    lines = [one.removesuffix("\n") for one in mine if not one.isdigit()]
     if any(len(one) == len(lines) and is_newest_first(one) for one in times.values()):
         lines.reverse()
     return "\n".join([*lines, ""]) if whose is not None else data
@@ -296,6 +296,9 @@ def _texts_in(data: bytes) -> list[tuple[tuple[str, ...], str]]:
 def _texts(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
     """Every text in an object or a list in its order, with the keys that lead to it."""
     is_object, listed = isinstance(value, dict), (*path, "[]")
+    if not is_object and set(map(type, value)) == {str}:
+        yield from zip(repeat(listed), value, strict=False)
+        return
     for key, one in value.items() if is_object else zip(repeat("[]"), value):
         here = (*path, key) if is_object else listed
         if isinstance(one, str):

@@ -140,9 +140,11 @@ class EmittedTokens:
         if self._has_gap:
             return (), ()
         if self.n_ids:
+            ids = [*chain.from_iterable(ids for ids, _ in self.events)]
+            if not any(len(ids) == 1 for ids, _ in self.events):
+                return ids, ()
             each = [(text,) if len(ids) == 1 else (None,) * len(ids) for ids, text in self.events]
-            ids = chain.from_iterable(ids for ids, _ in self.events)
-            return [*ids], [*chain.from_iterable(each)]
+            return ids, [*chain.from_iterable(each)]
         texts = [text for _, text in self.events if text]
         if self._pieces and len(self._pieces) == n and "".join(self._pieces) == "".join(texts):
             texts = self._pieces
@@ -291,7 +293,7 @@ class Answer:
         tokens = self.emitted.tokens(n)
         if None in tokens[1] or not tokens[1]:
             self.known["text"] = self.emitted.text
-        if not tokens[1]:
+        if not tokens[0]:
             return
         ids = self.emitted.prompt_ids or self._prompt_ids()
         if n_prompt is not None and len(ids) != n_prompt:
@@ -390,7 +392,7 @@ class RequestRun:
     """A run as its requests and their answers see it: what is kept of them, their rows in the order
     in which rounds ended, what was found. raw: what is kept as it came, None for nothing. plain:
     reads replies without timings, None for not at all. reach: how deep the server's planes reach,
-    as far as known. patience_ms, has_rows: see `ObservedRun`."""
+    as far as known. patience_ms, holds_rows: see `ObservedRun`."""
 
     def __init__(
         self,
@@ -401,14 +403,15 @@ class RequestRun:
         vocabulary: Tokenizer | None,
         patience_ms: float,
         *,
-        has_rows: bool,
+        holds_rows: bool,
     ) -> None:
         self.reach, self.raw, self.plain, self.vocabulary = reach, raw, plain, vocabulary
         self._writer, self._rows = writer, RowWriter(writer, reach, vocabulary)
-        self._patience_ms, self._has_rows = patience_ms, has_rows
+        self._patience_ms, self._holds_rows = patience_ms, holds_rows
         self._answers: list[Answer] = []
         self._current: list[Answer] = []
         self._ready: list[tuple[float, int, int, ReadyRow]] = []
+        self._released: list[ReadyRow] = []
         self._n_ready = self._n_looks_left = 0
         self._log: LogReader | None = None
         self._in_log: set[int] = set()
@@ -448,8 +451,6 @@ class RequestRun:
     def ready(self, row: ReadyRow) -> None:
         """A row is settled; it is written once no earlier one can follow."""
         assert row.t_ms is not None
-        if not self._has_rows:
-            return
         heapq.heappush(self._ready, (row.t_ms, row.seq_id, self._n_ready, row))
         self._n_ready += 1
 
@@ -469,9 +470,16 @@ class RequestRun:
             open_ends = [one.next_ms for one in self._current if one.is_open]
             until = max(min(open_ends, default=math.inf), at_ms - self._patience_ms)
         while self._ready and self._ready[0][0] <= until:
-            self._rows.write(heapq.heappop(self._ready)[3])
+            self._released.append(heapq.heappop(self._ready)[3])
+        if self._holds_rows and math.isfinite(at_ms):
+            return
+        for row in self._released:
+            self._rows.write(row)
+            if self._rows.n_waiting > _MANY_VALUES:
+                self._rows.flush()
+        self._released.clear()
         is_seen = math.isfinite(self._patience_ms)  # what is read from a file is seen as a whole
-        if is_seen or math.isinf(at_ms) or self._rows.n_waiting > _MANY_VALUES:
+        if is_seen or math.isinf(at_ms):
             self._rows.flush()
 
     def find(self, rule: str, message: str, evidence: str = "", seq_id: int | None = None) -> None:

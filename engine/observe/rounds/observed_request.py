@@ -18,6 +18,7 @@ MOST_LINE_BYTES = 16 << 20
 """A longer line, or a longer reply in one piece, is not read."""
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 _MOST_COUNTING = 16
+_NO_DATA = (b"", b"[DONE]", b"null")
 _FEWEST = 2
 """Events among which none is between two others."""
 
@@ -57,18 +58,25 @@ class EventReader:
         held = data.endswith(b"\r")  # its "\n" may come with the next piece
         if b"\r" in data:
             data = _LINE_END.sub(b"\n", data[:-1] if held else data)
-        lines = data.split(b"\n")
-        rest = lines.pop() + (b"\r" if held else b"")
+        begin, _, rest = data.rpartition(b"\n")
+        rest += b"\r" if held else b""
         self._parts, self._n_rest = [rest], len(rest)
         events: list[bytes] = []
         try:
-            for line in lines:
-                if self._is_lines:
+            if self._is_lines:
+                for line in begin.split(b"\n"):
                     events += self._line(line)
-                elif line:
-                    self._field(line if self.n_events else line.removeprefix(b"\xef\xbb\xbf"))
-                else:
-                    events += self._event()
+            else:
+                *blocks, lines = (begin + b"\n").split(b"\n\n")
+                for block in blocks:  # nearly always a line with data
+                    is_one = block[:7] == b"data: {" and b"\n" not in block and not self._data
+                    if is_one and len(block) <= MOST_LINE_BYTES:
+                        self.n_events, self._n_event = self.n_events + 1, 0
+                        events.append(block[6:])
+                    else:
+                        events += self._fields(block)
+                        events += self._event()
+                events += self._fields(lines[:-1]) if lines else ()
         except UnreadableError:
             yield from _chunks(events)
             raise
@@ -94,6 +102,14 @@ class EventReader:
         self.n_events += is_event
         return [line] if is_event else []
 
+    def _fields(self, lines: bytes) -> Iterator[bytes]:
+        """What lines say of which the last is not blank."""
+        for line in lines.split(b"\n"):
+            if line:
+                self._field(line if self.n_events else line.removeprefix(b"\xef\xbb\xbf"))
+            else:
+                yield from self._event()
+
     def _field(self, line: bytes) -> None:
         """A line of an event. Only its data matter (HTML standard, 9.2.6)."""
         self._n_event += len(line)
@@ -108,7 +124,7 @@ class EventReader:
         data, self._data, self._n_event = self._data, [], 0
         self.n_events += bool(data)
         text = b"\n".join(data)
-        return [] if text.strip() in (b"", b"[DONE]", b"null") else [text]
+        return [] if text.strip() in _NO_DATA else [text]
 
 
 def _chunks(events: Sequence[bytes]) -> Iterator[Chunk]:

@@ -103,13 +103,14 @@ def additions(texts: Iterable[str]) -> Iterator[tuple[str, Addition | None]]:
     and the last of them, which say what these have in common; None for others. texts: of an event
     each."""
     nothing: Any = None
-    text = before = one = nothing
+    text = one = nothing
+    follows = False  # one is of the kind of the event before
     for after in chain(texts, [""]):
         found = _addition(after)
-        kind = one and one[1]
+        goes_on = one is not None and found is not None and one[1] == found[1]
         if text is not None:
-            yield text, one[0] if one and before == kind == (found and found[1]) else None
-        text, before, one = after, kind, found
+            yield text, one[0] if follows and goes_on else None
+        text, one, follows = after, found, goes_on
 
 
 def _addition(text: str) -> tuple[Addition, tuple[Any, ...]] | None:
@@ -143,7 +144,8 @@ def _addition(text: str) -> tuple[Addition, tuple[Any, ...]] | None:
         return None
     found.id = found.model = found.object = found.created_at = found.response = ""
     found.message = None
-    quoted = _ENCODER.encode(added) if "\\u" not in text else json.dumps(added).encode()
+    is_plain = "\\" not in text or "\\u" not in text
+    quoted = _ENCODER.encode(added) if is_plain else json.dumps(added).encode()
     return found, (*stream, found.index, data.replace(quoted, b"", 1).translate(None, _DIGITS))
 
 
@@ -362,16 +364,14 @@ class StreamRounds:
 
     def _is_settled(self, shares: list[list[Merged]]) -> bool:
         """Whether more rounds could not tell more about these."""
-        n_varied = len(self._lengths) > 1
-        return all(
-            len(options) == 1 or (n_varied and len({s.n_tokens for s in options}) == 1)
-            for options in shares
-        )
+        unsure = [options for options in shares if len(options) > 1]
+        is_same = (len({s.n_tokens for s in options}) == 1 for options in unsure)
+        return not unsure or (len(self._lengths) > 1 and all(is_same))
 
     def _round(self, group: Chunks, options: list[Merged]) -> ObservedRound:
-        first, share = self._n_dropped + 1, options[0]
-        is_certain = len({(one.n_tokens, one.n_merged) for one in options}) == 1
-        path = share.path if is_certain and len(options) == 1 else ""
+        first, share, is_only = self._n_dropped + 1, options[0], len(options) == 1
+        is_certain = is_only or len({(one.n_tokens, one.n_merged) for one in options}) == 1
+        path = share.path if is_only else ""
         if group.undone and self._reach.is_contradictory:
             path = ""  # the server does not do what it is taken to do
         return ObservedRound(

@@ -22,6 +22,8 @@ from engine.trace.writer import TraceWriter
 if TYPE_CHECKING:
     from engine.gguf.tokenizer import Tokenizer
 
+_NOT_LOGGED = (None, None, None)
+"""Of a drafted token whose probabilities no log tells."""
 LONGEST_TOKEN = 8192
 """Characters of one token in a trace: escaped, more might not fit a field that opens again."""
 COLUMNS = {
@@ -69,7 +71,10 @@ LOG_COLUMNS = {
 
 
 TokenColumns: TypeAlias = tuple[Sequence[int | None], Sequence[str | None]]
-"""Ids and texts of tokens, of each None where it is not given."""
+"""Ids and texts of tokens, of each None where it is not given; no texts where none is."""
+TokenRun: TypeAlias = tuple[int, int, int, str, Sequence[int | None], Sequence[str | None]]
+"""Tokens of one kind that follow each other: their round and sequence, the position of the first,
+the kind, ids and texts as in `TokenColumns`."""
 
 
 class PromptPart(Struct, frozen=True):
@@ -115,9 +120,8 @@ class RowWriter:
         self._rounds_of: list[Any] = []
         self._drafts: list[Any] = []
         """Not written yet; the row of a round comes after those of its tokens."""
-        self._plain: list[tuple[int, int, int, TokenColumns]] = []
-        """The same of tokens whose rounds are not known: round, sequence, first position, tokens;
-        none of them comes with others."""
+        self._plain: list[TokenRun] = []
+        """The same of tokens whose rounds are not known; none of them comes with others."""
 
     def write(self, ready: ReadyRow, begun_ms: float = 0.0) -> None:
         """One row and its tokens, as the round after the last one written; they are in the trace
@@ -127,7 +131,7 @@ class RowWriter:
         self._n_rounds += 1
         if ready.prompt_ids:
             self.flush()
-            write_tokens(self._writer, ids, 0, "prompt", ready.prompt_ids)
+            write_runs(self._writer, [(*ids.values(), 0, "prompt", ready.prompt_ids, ())])
             if self._vocabulary is not None:
                 self._writer.learn(ready.prompt_ids, self._vocabulary.piece)
         if ready.emitted[0]:
@@ -142,7 +146,8 @@ class RowWriter:
     def flush(self) -> None:
         """Bring into the trace what was written."""
         if self._plain:
-            self._write_plain()
+            write_runs(self._writer, self._plain)
+            self._plain, self._n_plain = [], 0
         if not (self._tokens_of or self._drafts or self._rounds_of):
             return
         self._writer.append_rows("tokens", _TOKEN, self._tokens_of)
@@ -155,25 +160,6 @@ class RowWriter:
     def n_waiting(self) -> int:
         """Values that are not in the trace yet, about."""
         return len(self._tokens_of) + len(self._rounds_of) + self._n_plain
-
-    def _write_plain(self) -> None:
-        rounds, seq_ids, firsts, tokens = zip(*self._plain, strict=True)
-        n_each = [len(ids) for ids, _ in tokens]
-        before = np.cumsum([0, *n_each[:-1]])
-        pos = np.arange(sum(n_each)) + np.repeat(np.array(firsts) - before, n_each)
-        columns: dict[str, Any] = {
-            "round": np.repeat(rounds, n_each),
-            "seq_id": np.repeat(seq_ids, n_each),
-            "pos": pos,
-            "kind": np.full(len(pos), self._writer.store.text_pool.code("unknown"), np.int32),
-            "token_id": [*chain.from_iterable(ids for ids, _ in tokens)],
-        }
-        if any(texts for _, texts in tokens):
-            columns["text"] = [
-                *chain.from_iterable(texts or [None] * len(ids) for ids, texts in tokens)
-            ]
-        self._writer.extend("tokens", columns)
-        self._plain, self._n_plain = [], 0
 
     def fill_in(self) -> None:
         """What was learned too late for the rows that were written: planes, and whose drafts they
@@ -199,7 +185,7 @@ class RowWriter:
         token_id: int | None,
         text: str | None = None,
         index: int | None = None,
-        drafted: tuple[Any, ...] = (None, None, None),
+        drafted: tuple[Any, ...] = _NOT_LOGGED,
     ) -> None:
         # tuples: many thousands are turned into columns at once
         self._tokens_of += (*ids.values(), pos, kind, token_id, text, index, *drafted)
@@ -219,7 +205,7 @@ class RowWriter:
                 for one, text in zip(token_ids, texts, strict=True)
             ]
             token_ids, texts = [one.token_id for one in tokens], list(map(self._text, tokens))
-        self._plain.append((ids["round"], ids["seq_id"], first_pos, (token_ids, texts)))
+        self._plain.append((*ids.values(), first_pos, "unknown", token_ids, texts))
         self._n_plain += len(token_ids)
 
     def _part(
@@ -302,26 +288,23 @@ class RowWriter:
             known, pieces = self.log_pieces, self._writer.store.pieces
             if new := [t for tops in one.log.draft for t, _ in tops if t not in pieces]:
                 self._writer.learn((token for token in new if token in known), known.__getitem__)
-        n_kept = kinds.count("accepted")
+        n_kept, log, text_of = kinds.count("accepted"), one.log, self._text
         for i, (token, kind) in enumerate(zip(tokens, kinds, strict=True)):
-            if i == n_kept:
-                self._undone_tokens(ids, first_pos, one, tokens)
-            more: tuple[Any, ...] = ()
-            if kind == "accepted":
-                more = i, _drafted(one.log, i, self.rule, token.token_id)
-            self._token(ids, first_pos + i, kind, token.token_id, self._text(token), *more)
+            if i == n_kept and log is not None:
+                self._undone_tokens(ids, first_pos, one, log, tokens)
+            token_id, text, index = token.token_id, text_of(token), i if i < n_kept else None
+            drafted = _NOT_LOGGED if index is None else _drafted(log, i, self.rule, token_id)
+            self._token(ids, first_pos + i, kind, token_id, text, index, drafted)
 
     def _undone_tokens(
         self,
         ids: dict[str, int],
         first_pos: int,
         one: ObservedRound,
+        log: LogRound,
         tokens: Sequence[StreamedToken],
     ) -> None:
         """What was drafted and not accepted, and what was decoded again, as the log tells."""
-        log = one.log
-        if log is None:
-            return
         for i in range(one.accepted, len(log.draft)):
             # of a drafter that draws only the candidates are logged
             token_id = None if self.rule.draws else log.draft[i][0][0]
@@ -342,14 +325,13 @@ class RowWriter:
 
     def _text(self, token: StreamedToken) -> str | None:
         """What a token's row has to say of its text: nothing where its id tells it."""
-        if token.text is None:
+        if (text := token.text) is None:
             return None
-        text = token.text
         if len(text) > LONGEST_TOKEN:
             text = text[: LONGEST_TOKEN - 1] + "…"
-        pieces, piece = self._writer.store.pieces, text.encode()
         if token.token_id is None:
             return text
+        pieces, piece = self._writer.store.pieces, text.encode()
         if token.alone and token.token_id not in pieces:
             pieces[token.token_id] = piece
         return None if pieces.get(token.token_id) == piece else text
@@ -364,19 +346,22 @@ _ROUND = ("seq_id", *COLUMNS["rounds"], *_OF_LOG)
 """Those of a round's."""
 
 
-def write_tokens(
-    writer: TraceWriter,
-    ids: Mapping[str, int],
-    first_pos: int,
-    kind: str,
-    token_ids: Sequence[int | None],
-    texts: Sequence[str | None] = (),
-) -> None:
-    """Rows of `tokens` of one kind, one after another. ids: their round and sequence."""
-    n = len(token_ids)
-    columns: dict[str, Any] = {name: np.full(n, value) for name, value in ids.items()}
-    columns |= {"pos": np.arange(first_pos, first_pos + n), "kind": [kind] * n}
-    columns |= {"token_id": token_ids} | ({"text": texts} if texts else {})
+def write_runs(writer: TraceWriter, runs: Sequence[TokenRun]) -> None:
+    """Rows of `tokens`, each run's one after another."""
+    rounds, seq_ids, firsts, kinds, ids, texts = zip(*runs, strict=True)
+    n_each = [*map(len, ids)]
+    before = np.cumsum([0, *n_each[:-1]])
+    codes = np.array(writer.store.text_pool.codes(kinds), np.int32)
+    columns: dict[str, Any] = {
+        "round": np.repeat(rounds, n_each),
+        "seq_id": np.repeat(seq_ids, n_each),
+        "pos": np.arange(sum(n_each)) + np.repeat(np.array(firsts) - before, n_each),
+        "kind": np.repeat(codes, n_each),
+        "token_id": [*chain.from_iterable(ids)],
+    }
+    if any(texts):
+        each = (of or [None] * n for of, n in zip(texts, n_each, strict=True))
+        columns["text"] = [*chain.from_iterable(each)]
     writer.extend("tokens", columns)
 
 
@@ -391,7 +376,7 @@ def _drafted(
     """Probability of a drafted token, and the best ones there with theirs. token_id: which one it
     is, if the drafter draws."""
     if log is None or index >= len(log.draft):
-        return None, None, None
+        return _NOT_LOGGED
     tops = log.draft[index]
     mine = (p for token, p in tops if token == token_id)
     p = next(mine, None) if rule.draws else tops[0][1]

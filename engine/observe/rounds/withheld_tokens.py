@@ -37,6 +37,13 @@ class PlaneReach:
         self.deepest_removal = 0
         self.shallowest_restore: float = math.inf
         self._n_hidden_left = _MOST_HIDDEN
+        self._asked = set[int]()
+        """Depths whose paths were asked for where no length tells them, -1 where tokens are
+        shared."""
+
+    def asks(self, undone: int = -1) -> None:
+        """What a round may be depends on what is known of the planes."""
+        self._asked.add(undone)
 
     def hold_back(self, n_tokens: int, n_chunks: int = 1) -> bool:
         """Take in chunks that have this many tokens in addition to their own. False: for more than
@@ -56,6 +63,11 @@ class PlaneReach:
         """The number of planes as the server's log has it."""
         self.deepest_removal = max(self.deepest_removal, n_rs_seq)
         self.shallowest_restore = min(self.shallowest_restore, n_rs_seq + 1)
+
+    @property
+    def is_late(self) -> bool:
+        """Whether rounds may be others now that more is known than when they were read."""
+        return self.is_contradictory or any(n < 0 or self.path(n) for n in self._asked)
 
     @property
     def is_contradictory(self) -> bool:
@@ -126,6 +138,7 @@ def possible_shares(
     path = _path_of(groups[0], stop - start, reach) if len(groups) == 1 else None
     if path is not None and not groups[0].gap:  # nothing is shared, as in nearly every round
         return [[_one(stop - start, path)]]
+    reach.asks()
     for strict in (True, False):
         ends = _ends(groups, start, stop, reach, lengths, strict)
         if all(ends):
@@ -204,6 +217,8 @@ def _path_of(group: Chunks, n_tokens: int, reach: PlaneReach) -> str | None:
     if not group.is_cut:
         path = _PATHS.get(n_own) if undone else "none" if n_own == 1 else None
         return path if known in ("", path) else None
+    if not known:
+        reach.asks(undone)
     fits = n_tokens >= 1 and n_own <= (1 if known in ("none", "seq_rm") else 2)
     return known or ("restore" if n_own == 2 else "") if fits else None
 

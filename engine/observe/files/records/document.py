@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Iterable, Iterator
 from collections.abc import Set as AbstractSet
-from itertools import count, islice
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -27,6 +27,7 @@ from engine.foreign import (
     is_real,
     is_whole,
     parse_json,
+    plain_values,
     quick_json,
     value_end,
 )
@@ -131,9 +132,11 @@ def read_documents(data: bytes, name: str) -> tuple[list[tuple[str, Any]], str]:
     found, end = _objects(text)
     if found and end == len(text):
         return (found if len(found) > 1 else [("", found[0][1])]), ""
+    if (texts := quick_json(text, list[str])) is not None:
+        return [("", texts)], ""
     try:
         elements = quick_json(text, list[msgspec.Raw]) or [b""]
-        is_list = bytes(elements[0])[:1] in (b"{", b'"')  # read in parts, as those of a stream are
+        is_list = bytes(elements[0])[:1] == b"{"  # read in parts, as those of a stream are
         listed = _each(bytes(one).decode() for one in elements) if is_list else None
         return [("", listed or _parse(text))], ""
     except JsonError as error:
@@ -208,15 +211,16 @@ def _each(texts: Iterable[str]) -> list[Any] | None:
     n, pairs = 0, additions(texts)  # a quarter of the values may be objects
     while part := list(islice(pairs, _AT_ONCE)):
         others = [text for text, one in part if one is None]
-        together = f"[{','.join(others)}]"
-        n += 4 * (together.count("{") + together.count("[")) + together.count(",")
+        inside = [text.count("{") + text.count("[") for text in others]
+        n += 4 * sum(inside) + sum(text.count(",") for text in others)
+        if n > MOST_VALUES:
+            return None
+        found = plain_values(others) if max(inside, default=0) < _DEEPEST else None
         try:
-            read = iter(_parse(together))
-            values += [one or next(read) for _, one in part]
-        except (JsonError, StopIteration):
+            read = iter([*map(_parse, others)] if found is None else found)
+        except JsonError:
             return None
-        if n > MOST_VALUES or next(read, None) is not None:
-            return None
+        values += [one or next(read) for _, one in part]
     return values
 
 
@@ -296,14 +300,16 @@ def _values(
 def _objects(text: str) -> tuple[list[tuple[str, Any]], int]:
     """Of a text that begins with an object in each line, or none, these, read at once: many are
     events; and where their lines end."""
-    at, numbers = 0, list[int]()
+    at, n, numbers = 0, len(text), list[int]()
 
     def lines() -> Iterator[str]:
         nonlocal at
-        for number in count(1):
-            end = text.find("\n", at) + 1 or len(text)
+        number, find = 0, text.find
+        while at < n:
+            end = find("\n", at) + 1 or n
             line = text[at:end].strip()
-            if end == at or line[:1] + line[-1:] not in ("{}", ""):
+            number += 1
+            if line and (line[0] != "{" or line[-1] != "}"):
                 return
             at = end
             if line:

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import lru_cache
-from itertools import count, pairwise
+from itertools import pairwise
 from typing import Any
 
 from engine.errors import TraceFileError
@@ -78,12 +78,12 @@ _BEFORE = re.compile(
 """What collectors of logs, quotes and `grep -n` put before a sample."""
 _EXACT = {"llamacpp": 10**6}
 """Up to where a server prints a counter with all its digits, if not all."""
-_OTHERS = re.compile(
-    rb"(?m)^(?![\w:]{0,200}?(?:spec|draft|token))[A-Za-z_][\w:]{0,200}(?:\{[^\n{}]{0,4000}\})?"
-    rb" [\d.e+]{1,40}\r?$"
-)
-"""Samples of other series, which most are."""
-_NUMBER = re.compile(r"(?m)(?<=[\w}] )\d{1,20}(?:\.\d{1,20})?(?:e\+\d\d)?$")
+_IS_OTHER = re.compile(
+    rb"(?![\w:]{0,200}?(?:spec|draft|token))[A-Za-z_][\w:]{0,200}(?:\{[^{}]{0,4000}\})?"
+).fullmatch
+"""Other series, of which most samples are."""
+_IS_VALUE = re.compile(rb"[\d.e+]{1,40}\r?").fullmatch
+_NUMBER = re.compile(r"(?m)(?<=[\w}] )(\d{1,20}(?:\.\d{1,20})?(?:e\+\d\d)?)$")
 _IS_NUMBER = re.compile(r"\d{1,20}(?:\.\d{1,20})?(?:e\+?\d{1,2})?").fullmatch
 _LONGEST_FORM = 1 << 16
 _REMEDY = "Save the reply of /metrics again, once before and once after."
@@ -111,7 +111,7 @@ def _has_points(data: bytes) -> bool:
 def _of_query(data: bytes) -> bytes:
     """The last values that Prometheus replies to a query, or of another export; other samples
     without what is before. Series of other things become blank lines."""
-    data = _BELOW.sub(rb"\1 \2", _OTHERS.sub(b"", data))
+    data = _BELOW.sub(rb"\1 \2", _without_others(data))
     found = [
         b"%s{%s} %s\n" % (name[1], _LABEL.sub(rb"\1=", labels.replace(name[0], b"")), value)
         for labels, value in _QUERIED.findall(data)
@@ -125,10 +125,23 @@ def _of_query(data: bytes) -> bytes:
     return b"".join(found) or _BEFORE.sub(b"", data.replace(b"&quot;", b'"'))
 
 
+def _without_others(data: bytes) -> bytes:
+    """A text in which samples of other series are blank lines."""
+    is_other: dict[bytes, bool] = {}
+    lines = data.split(b"\n")
+    for i, line in enumerate(lines):
+        series, _, value = line.rpartition(b" ")
+        if (found := is_other.get(series)) is None:
+            found = is_other[series] = _IS_OTHER(series) is not None
+        if found and _IS_VALUE(value) is not None:
+            lines[i] = b""
+    return b"\n".join(lines)
+
+
 def _printed(data: bytes) -> list[bytes]:
     """Samples of objects that Python has printed."""
     found = []
-    for name, labels, said in _PRINTED.findall(data):
+    for name, labels, said in _PRINTED.findall(data) if b"(name='" in data else ():
         pairs = [b'%s="%s"' % one for one in _PAIR.findall(labels)]
         values = said.strip(b", ").split(b", ")
         for at, value in enumerate(values):
@@ -305,9 +318,11 @@ def _read_scrape(text: str, name: str) -> dict[tuple[str, str], _Counters]:
 def _samples(text: str) -> list[Any]:
     """The samples of a scrape. With the number of each value in its place it is the same text as
     the scrape before."""
-    values, place = _NUMBER.findall(text), count()
+    parts = _NUMBER.split(text)
+    values = parts[1::2]
+    parts[1::2] = map(str, range(len(values)))
     with suppress(ValueError, KeyError, IndexError, RecursionError):
-        form = _NUMBER.sub(lambda _: str(next(place)), text)
+        form = "".join(parts)
         known = _parsed(form) if len(form) <= _LONGEST_FORM else []
         if values and sorted(one.value for one in known) == list(range(len(values))):
             numbers = [int(one) if one.isdigit() else float(one) for one in values]

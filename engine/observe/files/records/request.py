@@ -387,22 +387,23 @@ def _as_given(rates: Sequence[float]) -> dict[str, list[float | None]]:
     }
 
 
-def joint_counts(request: RecordedRequest) -> np.ndarray | None:
-    """Steps by tokens drafted (rows) and accepted (columns), int64 [K + 1, K + 1]; None where the
-    record has no drafted lengths."""
-    if request.per_step_drafted is not None and request.per_step_accepted is not None:
-        lists = request.per_step_drafted, request.per_step_accepted
-        of, taken = (np.array(one, np.int64) for one in lists)
-        size = 1 + max(request.per_step_drafted, default=0)
-        return np.bincount(of * size + taken, minlength=size * size).reshape(size, size)
-    if request.by_length is not None:
-        rows = [(d, a, n) for d, row in request.by_length.items() for a, n in enumerate(row) if n]
-    else:
-        return None
-    size = 1 + max((d for d, _, _ in rows), default=0)
-    counts = np.zeros((size, size), np.int64)
-    for drafted, accepted, n in rows:
-        counts[drafted, accepted] += n
+def joint_counts(requests: Sequence[RecordedRequest]) -> np.ndarray | None:
+    """Steps by tokens drafted (rows) and accepted (columns), int64 [K + 1, K + 1]; None where one
+    has no drafted lengths."""
+    drafted, accepted, rows = list[int](), list[int](), list[tuple[int, int, int]]()
+    for one in requests:
+        if one.per_step_drafted is not None and one.per_step_accepted is not None:
+            drafted += one.per_step_drafted
+            accepted += one.per_step_accepted
+        elif one.by_length is not None:
+            rows += [(d, a, n) for d, row in one.by_length.items() for a, n in enumerate(row) if n]
+        else:
+            return None
+    size = 1 + max(max(drafted, default=0), max((d for d, _, _ in rows), default=0))
+    of, taken = np.array(drafted, np.int64), np.array(accepted, np.int64)
+    counts = np.bincount(of * size + taken, minlength=size * size).reshape(size, size)
+    for d, a, n in rows:
+        counts[d, a] += n
     return counts
 
 
@@ -412,9 +413,8 @@ def _by_index(requests: Sequence[RecordedRequest]) -> dict[str, Any]:
     summed = _added(list(map(_histogram, requests))) if requests else None
     if summed is None:
         return dict(_NOT_BY_INDEX)
-    joint = [joint_counts(request) for request in requests]
-    if all(one is not None for one in joint):
-        found = per_position(_padded_sum([one for one in joint if one is not None]))
+    if (joint := joint_counts(requests)) is not None:
+        found = per_position(joint)
     else:  # it is not known how many were drafted at an index
         reached = at_least(summed)
         whole = _whole_drafts(reached, _added([request.judged for request in requests]))
@@ -455,14 +455,6 @@ def _whole_drafts(reached: Sequence[int], judged: Sequence[int] | None) -> list[
 def _added(lists: Sequence[Sequence[int] | None]) -> list[int] | None:
     """Counts by index of several together; None where one has none."""
     return None if None in lists else list(map(sum, zip_longest(*lists, fillvalue=0)))  # type: ignore[arg-type]
-
-
-def _padded_sum(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    size = max(len(one) for one in arrays)
-    total = np.zeros((size,) * arrays[0].ndim, np.int64)
-    for one in arrays:
-        total[tuple(slice(n) for n in one.shape)] += one
-    return total
 
 
 def _sum(values: Sequence[int | float | None]) -> Any:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from operator import sub
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from engine.analysis.findings.check import record_findings
 from engine.errors import TraceFileError
@@ -21,7 +22,7 @@ from engine.observe.files.records.request import RecordedRequest, sum_figures
 from engine.observe.rounds.kept_requests import asked_facts
 from engine.observe.rounds.observed_run import ObservedRun, ServerFacts
 from engine.observe.rounds.server_log import MOST_REQUESTS
-from engine.observe.rounds.trace_rows import LONGEST_TOKEN, write_tokens
+from engine.observe.rounds.trace_rows import LONGEST_TOKEN, TokenRun, write_runs
 from engine.trace.facts import SourceFacts
 from engine.trace.records import MISSING
 from engine.trace.store import TraceStore
@@ -108,7 +109,7 @@ def write_requests(
         has_rows = request.has_steps and not request.contradictions
         if not (has_rows and _write_rows(writer, seq_id, request, rows)):
             _write_plain_tokens(writer, seq_id, request, rows)
-    writer.extend("rounds", rows.columns)
+    rows.write(writer)
     writer.end([request.stop or _NO_STOP for request in requests])
     record_findings(store, [writer.run_id])
     return writer.run_id
@@ -177,35 +178,64 @@ def _contradiction(seq_id: int, request: RecordedRequest) -> dict[str, Any]:
 
 
 class _NewRows:
-    """Rows of `rounds`, collected by column: a million of them are written at once."""
+    """Rows of `rounds`, collected by column, and of `tokens`: a million of them are written at
+    once."""
 
     def __init__(self) -> None:
-        self.columns: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
         self.n = 0
+        self._requests: list[tuple[int, int]] = []
+        """Sequences, and how many rows each has."""
+        self._columns = {name: array("q") for name in _COLUMNS}
+        self._runs: list[TokenRun] = []
 
-    def add(self, n: int, **values: Sequence[Any] | Any) -> None:
-        """n rows, as the next rounds: a list has the value of each, another value is that of all.
-        None is not known."""
-        self.columns["round"] += range(self.n, self.n + n)
-        self.n += n
-        for name in _COLUMNS[1:]:
-            value = values.get(name)
-            empty = "" if name == "stop_kind" else MISSING
-            each = value if isinstance(value, list) else [empty if value is None else value] * n
-            self.columns[name] += each
+    def add(self, seq_id: int, first: Mapping[str, int | None], *steps: list[int] | None) -> None:
+        """A row for the prompt, and one for each step, by the columns after the first one."""
+        n = max(len(one) for one in steps if one is not None)
+        self._requests.append((seq_id, 1 + n))
+        self.n += 1 + n
+        for (name, column), each in zip(self._columns.items(), steps, strict=True):
+            value = first.get(name)
+            column.append(MISSING if value is None else value)
+            column.extend(_BLANK * n if each is None else each)
+
+    def add_tokens(self, writer: TraceWriter, *run: Any) -> None:
+        """Tokens that follow each other, as a `TokenRun`."""
+        self._runs.append(run)
+        if len(self._runs) >= _MOST_RUNS:
+            self.write_tokens(writer)
+
+    def write_tokens(self, writer: TraceWriter) -> None:
+        """Bring into the trace the tokens that were added."""
+        if self._runs:
+            write_runs(writer, self._runs)
+        self._runs = []
+
+    def write(self, writer: TraceWriter) -> None:
+        """Bring into the trace what was added."""
+        self.write_tokens(writer)
+        if not self.n:
+            return
+        columns = {name: np.frombuffer(one, np.int64) for name, one in self._columns.items()}
+        _, drafted, accepted, emitted, width = columns.values()
+        is_step, is_whole = drafted != MISSING, accepted == drafted
+        codes = np.array(writer.store.text_pool.codes(_STOPS), np.int32)
+        is_end = is_step & (emitted <= accepted)
+        kind = np.select([emitted == MISSING, is_end, drafted <= 0, is_whole], codes[1:], codes[0])
+        seq_ids, n_each = zip(*self._requests, strict=True)
+        columns |= {
+            "round": np.arange(self.n),
+            "seq_id": np.repeat(seq_ids, n_each),
+            "stop_kind": kind,
+            "rollback_depth": np.where(is_step, drafted - accepted, MISSING),
+            "verify_width": np.where(is_step, drafted + 1, width),
+        }
+        writer.extend("rounds", columns)
 
 
-_COLUMNS = (
-    "round",
-    "seq_id",
-    "pos0",
-    "num_draft_tokens",
-    "num_accepted_draft_tokens",
-    "num_emitted",
-    "stop_kind",
-    "rollback_depth",
-    "verify_width",
-)
+_STOPS = ("replacement", "", "end", "target", "bonus")
+_MOST_RUNS = 1 << 10
+_BLANK = array("q", [MISSING])
+_COLUMNS = ("pos0", "num_draft_tokens", "num_accepted_draft_tokens", "num_emitted", "verify_width")
 
 
 def _write_rows(writer: TraceWriter, seq_id: int, request: RecordedRequest, rows: _NewRows) -> bool:
@@ -222,27 +252,11 @@ def _write_rows(writer: TraceWriter, seq_id: int, request: RecordedRequest, rows
     is_ordered = pos0 is not None and emitted is not None and 1 + sum(emitted) == completion
     positions = None
     if is_ordered and emitted is not None:
-        has_tokens = _write_tokens(writer, seq_id, request, rows.n, emitted)
+        has_tokens = _write_tokens(writer, seq_id, request, rows, emitted)
         positions = [*accumulate(emitted[:-1], initial=pos0)][: len(drafted)]
-    rows.add(
-        1,
-        seq_id=seq_id,
-        pos0=request.timings.get("cache_n"),
-        num_emitted=1,
-        stop_kind="target",
-        verify_width=request.timings.get("prompt_n"),
-    )
-    rows.add(
-        len(drafted),
-        seq_id=seq_id,
-        pos0=positions,
-        num_draft_tokens=drafted,
-        num_accepted_draft_tokens=accepted,
-        num_emitted=emitted,
-        stop_kind=None if emitted is None else [*map(_stop_kind, drafted, accepted, emitted)],
-        rollback_depth=[*map(sub, drafted, accepted)],
-        verify_width=[d + 1 for d in drafted],
-    )
+    begin = {"pos0": request.timings.get("cache_n"), "num_emitted": 1}
+    begin["verify_width"] = request.timings.get("prompt_n")
+    rows.add(seq_id, begin, positions, drafted, accepted, emitted, None)
     return has_tokens
 
 
@@ -253,20 +267,21 @@ def _write_plain_tokens(
     if not (request.tokens[0] or request.prompt_ids):
         return
     (token_ids, texts), n_prompt = request.tokens, request.prompt_tokens
-    n_known = _write_prompt(writer, seq_id, request, rows.n)
+    n_known = _write_prompt(writer, seq_id, request, rows)
     if texts.count(None) < len(texts):
         texts = [(text or "")[:LONGEST_TOKEN] for text in texts]
     pos = n_known if n_prompt is None else n_prompt
-    ids = {"round": rows.n, "seq_id": seq_id}
-    write_tokens(writer, ids, pos, "unknown", token_ids, texts)
+    rows.add_tokens(writer, rows.n, seq_id, pos, "unknown", token_ids, texts)
 
 
-def _write_prompt(writer: TraceWriter, seq_id: int, request: RecordedRequest, round_: int) -> int:
+def _write_prompt(
+    writer: TraceWriter, seq_id: int, request: RecordedRequest, rows: _NewRows
+) -> int:
     """Ids of the prompt, where they are as many as it has tokens; how many."""
     ids, n = request.prompt_ids, request.prompt_tokens
     if not ids or (n is not None and len(ids) != n):
         return 0
-    write_tokens(writer, {"round": round_, "seq_id": seq_id}, 0, "prompt", ids)
+    rows.add_tokens(writer, rows.n, seq_id, 0, "prompt", ids, ())
     return len(ids)
 
 
@@ -291,15 +306,16 @@ def _stop_kind(drafted: int, accepted: int, emitted: int) -> str:
 
 
 def _write_tokens(
-    writer: TraceWriter, seq_id: int, request: RecordedRequest, round_: int, emitted: list[int]
+    writer: TraceWriter, seq_id: int, request: RecordedRequest, rows: _NewRows, emitted: list[int]
 ) -> bool:
     """Ids of the output, where the chunks of the stream were those of the steps; whether they
     were. Of a chunk's text it is not known where a token of several ends."""
     chunks = [chunk for chunk in request.chunks if chunk[0]]
     if [len(ids) for ids, _ in chunks] != [1, *emitted] or request.prompt_tokens is None:
         return False
-    _write_prompt(writer, seq_id, request, round_)
-    pos = request.prompt_tokens
+    _write_prompt(writer, seq_id, request, rows)
+    rows.write_tokens(writer)
+    pos, round_ = request.prompt_tokens, rows.n
     accepted = request.per_step_accepted or []
     drafted = request.per_step_drafted or []
     for i, (ids, text) in enumerate(chunks):

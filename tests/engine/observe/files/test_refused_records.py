@@ -126,6 +126,7 @@ def test_sizes_are_checked_before_rows_are_made(monkeypatch: pytest.MonkeyPatch)
     assert "101 bytes" in refused(b" " * 101).message
     monkeypatch.undo()
     monkeypatch.setattr("engine.foreign.MOST_OBJECTS", 3)
+    monkeypatch.setattr("engine.observe.files.records.document.MOST_VALUES", 4 * 3 - 1)
     assert "more than 3 objects" in refused(b"[{}, {}, {}]").message
     monkeypatch.undo()
     monkeypatch.setattr("engine.observe.files.records.document.MOST_STEPS", 11)
