@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from functools import partial
-from itertools import chain, product, tee
+from itertools import chain, tee
 from types import MappingProxyType
 
 import torch
@@ -51,7 +51,7 @@ class Situation:
         # of a chunk: the right states before those before it, and the rows of the last of them
         self.earlier: list[torch.Tensor] = []
         self.before_chunk: list[Row] = []
-        self.chunk_rows = self.tokens[: kernel.chunk]
+        self.whole = self.tokens[: kernel.chunk or None]  # rows of the chunk, or of the pass
 
     def _chunk(self, row: int) -> Situation:
         """The chunk that a row is in, as a pass of its own from the right state before it."""
@@ -60,7 +60,7 @@ class Situation:
         states = [self.start, *self._played(self.start, self.tokens[:first])[1]]
         part.before_chunk = self.tokens[max(0, first - size) : first]
         part.tokens, part.first = self.tokens[first : first + size], self.first + first
-        part.chunk_rows = part.tokens
+        part.whole = part.tokens
         part.start, part.earlier = states[-1], states[:-1:size]
         return part
 
@@ -70,8 +70,8 @@ class Situation:
         for cause, sentence, state in each:
             if not same(state, [self.start], bound / 4):  # as one row of a log may leave it
                 yield cause, sentence, state
-        if self.chunk_rows:
-            after = self._played(self.start, self.chunk_rows)[1][-1]
+        if self.kernel.chunk:
+            after = self._played(self.start, self.whole)[1][-1]
             yield "wrong-chunk", "the state after the chunk, not the one before it", after
         for cause, sentence, state in again if self.earlier else ():
             for a, b in fits.tiles(self.shape.d_k):
@@ -107,7 +107,8 @@ class Situation:
         rows = self.tokens[: max(1, self.accepted)]  # up to the column that is read
         yield from mistakes.overwritten(self.shape, commits[-1], rows)
         yield "state-lost", "empty state", torch.zeros_like(commits[-1])
-        yield from self._windows() if self.shape.recurrence == "conv" else ()
+        if self.shape.recurrence == "conv":
+            yield from fits.windows(*self._inputs_before(), self.shape.d_k - 1, bool(self.before))
 
     def _columns(self, age: int) -> Iterator[Way]:
         """States after the rows of the last pass (age 0), of the one before it (1), and so on."""
@@ -180,16 +181,6 @@ class Situation:
         known = [*first.unbind(-1), *(row["x"] for row in last)]
         return [*known, torch.zeros_like(known[0])], self.shape.d_k - 1 + self.accepted * bool(last)
 
-    def _windows(self) -> Iterator[Way]:
-        """Windows of other inputs than the last accepted ones; where one is there twice, taps read
-        it, as no pass leaves such a window."""
-        known, accepted = self._inputs_before()
-        for at in product(range(len(known)), repeat=self.shape.d_k - 1):
-            cause, words = fits.window(at, len(known), accepted)
-            inputs = [i for i in at if i < len(known) - 1]
-            cause = cause if len({*inputs}) == len(inputs) else "other-row"
-            yield cause, words, torch.stack([known[i] for i in at], -1)
-
     def _mappings(self, n: int) -> Iterator[tuple[str, str, list[Row]]]:
         """Rows that may be taken in place of a sequence's first n, with a cause and words."""
         first, own = self.first, ""
@@ -251,7 +242,8 @@ class Situation:
         views: Iterable[tuple[str, str, Played]] = ()
         if few and not self.parents:
             rows = self.batch[self.first - self.begin :][:count] if self.begin else ()
-            views = decays(self.shape, state, self.tokens[:count], bool(of), first, rows)
+            own = self.shape, state, self.tokens[:count]
+            views = decays(*own, bool(of), first, rows, self.whole)
             if self.kernel.ring and not of:
                 views = chain(views, self._views_of_logs(count))
         for cause, sentence, played in chain(ways, views):

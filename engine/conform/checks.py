@@ -24,7 +24,7 @@ from engine.conform.subject import Kernel, Memory, Subject, blank
 
 # Largest relative difference from f64 that rounding gives; figures of kernels known to be right
 # are 1e-6 and below in float32.
-_BOUNDS = {"float32": 5e-5, "bfloat16": 4e-2, "float16": 1e-2}
+BOUNDS = {"float32": 5e-5, "bfloat16": 4e-2, "float16": 1e-2}
 
 # Causes that say less than another one that a sequence of the same pass may have; the last is one
 # where no first chunk is wrong
@@ -110,6 +110,7 @@ class Player:
     they stop (`limited`)."""
 
     rows, work, most = 0, 0, math.inf
+    states = 0  # that were compared
 
     kernel: Kernel
     package: Package
@@ -125,7 +126,7 @@ class Player:
 
     def __post_init__(self) -> None:
         rounded = self.kernel.bf16_products
-        self.bound = max(_BOUNDS[self.shape.state_dtype], _BOUNDS[self.kernel.rows_dtype])
+        self.bound = max(BOUNDS[self.shape.state_dtype], BOUNDS[self.kernel.rows_dtype])
         if rounded or (self.kernel.chunk and self.device == "cuda"):  # of tensor cores
             self.bound = max(self.bound, 1e-2)
         self.own_size = rounded and self.device == "cpu"  # of which rounding takes 0.0022
@@ -195,8 +196,9 @@ class Player:
         rows = source.rows(ids, (*one.lengths, *one.padding), one.parents)
         others = [s for s in range(self.shape.n_sequences) if s not in one.sequences]
         still = {s: copied(subject.state(s)) for s in others}
+        wanted = reference.verify(rows)  # before a call that may write to its inputs
+        batch = [token(rows, i) for i in range(sum(one.lengths))]
         outputs = self.outputs(one, rows, subject)
-        wanted = reference.verify(rows)
         if one.padding and isinstance(outputs, torch.Tensor):
             outputs = outputs[: len(wanted)]  # those of padding may be left out
         if words := _unlike(outputs, list(wanted.shape), getattr(torch, self.kernel.rows_dtype)):
@@ -205,7 +207,6 @@ class Player:
         seen = outputs.double().cpu()
         faults: list[Fault] = []
         situations = {}
-        batch = [token(rows, i) for i in range(sum(one.lengths))]
         parts = dict(zip(one.sequences, rows.slices(), strict=False))
         places = {s: part.start for s, part in parts.items()}
         of_rows: dict[str, torch.Tensor] = {}
@@ -215,7 +216,7 @@ class Player:
             situations[sequence] = Situation(*given)
             error, row = _worst(seen[part], wanted[part])
             size = float(wanted[part].abs().max()) if self.own_size else 1.0
-            bound = max(_BOUNDS["float32"], self.bound * min(1.0, size))
+            bound = max(BOUNDS["float32"], self.bound * min(1.0, size))
             if error > bound:
                 cause, detail = "wrong-output", ""
                 if self._unnamed(faults):
@@ -256,7 +257,7 @@ class Player:
                 continue
             if words := _unlike(held, list(self.shape.state), self.shape.dtype):
                 return [fault("wrong-return", f"state {words}", sequence, -1, math.inf)]
-            state = held.double().cpu()
+            state, Player.states = held.double().cpu(), Player.states + 1
             error, _ = _worst(state.unsqueeze(0), right.unsqueeze(0))
             if error > self.bound:
                 cause, detail = "wrong-state", ""
@@ -456,18 +457,24 @@ def check(
         asked = str(error).partition("(")[0].rpartition(".")[2]
         refused = any(asked in c.co_names for c in ours) and all(c.co_name != asked for c in codes)
         cause = "signature" if isinstance(error, TypeError) and refused else "crash"
-        met: BaseException = error  # of Triton's interpreter, what it met in the kernel
-        while met.__cause__ and type(met).__name__ == "InterpreterError":
-            met = met.__cause__
-        words = f"{type(met).__name__}: {met}"[:300]
-        if type(met).__name__ == "OutsideMemoryError":
-            cause, words = "padding-written", str(met)
-        frames = traceback.extract_tb(met.__traceback__)
-        theirs = [f for f in frames if not {"triton", "numpy"} & {*Path(f.filename).parts}]
-        last = [f for f in theirs or frames if Path(f.filename).stem != _GUARD][-1]
-        called = Path(last.filename).parent == Path(__file__).parent and not package.name
-        if called and isinstance(error, (TypeError, AttributeError)):  # of an adapter, not in it
-            cause, words = "signature", f"{words}; `draftscope help conform` has each call"
-        else:
-            words += f" ({Path(last.filename).name}, line {last.lineno})"
-        return [Fault(kernel.name, name, cause, words, shape, seed, 0, 0, -1, math.inf)]
+        words, place_, called = met(error)
+        if words.startswith("OutsideMemoryError: "):
+            cause, words = "padding-written", words.partition(": ")[2]
+        if called and not package.name and isinstance(error, (TypeError, AttributeError)):
+            cause, place_ = "signature", "; `draftscope help conform` has each call"
+        return [Fault(kernel.name, name, cause, words + place_, shape, seed, 0, 0, -1, math.inf)]
+
+
+def met(error: BaseException) -> tuple[str, str, bool]:
+    """What an error says, of Triton's interpreter what it met in the kernel; its file and line;
+    and whether it is in a call of this module, not in the adapter that is called."""
+    while error.__cause__ and type(error).__name__ == "InterpreterError":
+        error = error.__cause__
+    frames = traceback.extract_tb(error.__traceback__)
+    others = {"triton", "numpy", "importlib"}
+    files = [f for f in frames if not f.filename.startswith("<")]
+    theirs = [f for f in files if not others & {*Path(f.filename).parts}]
+    last = [f for f in theirs or frames if Path(f.filename).stem != _GUARD][-1]
+    at = f" ({Path(last.filename).name}, line {last.lineno})"
+    called = Path(last.filename).parent == Path(__file__).parent
+    return f"{type(error).__name__}: {error}"[:300], at, called

@@ -36,6 +36,7 @@ _BLOCKS: dict[str, Side] = {
     f"what rows of earlier blocks of {_BLOCK} wrote": lambda i, j: 0 <= j < i // _BLOCK * _BLOCK,
     f"what rows of their block of {_BLOCK} wrote": lambda i, j: j >= i // _BLOCK * _BLOCK,
 }
+_LATER = {"the next row writes": 0, "later rows write": 1}  # how much of those after it remains
 Factor = Callable[[int, int], torch.Tensor | float]
 Played = tuple[list[torch.Tensor], list[torch.Tensor]]
 
@@ -117,10 +118,12 @@ def decays(
     last: bool,
     first: int = 0,
     others: Sequence[Row] = (),
+    chunk: Sequence[Row] = (),
 ) -> Iterator[tuple[str, str, Played]]:
     """Cause, sentence and outputs of a few rows, or (last) their last state in place of them, where
     a part of the recurrence sees the state before the rows, or what rows wrote, with another decay
-    than it should, from row `first` on; others: rows of another sequence."""
+    than it should, from row `first` on, or more of the chunk's rows; others: rows of another
+    sequence."""
     if shape.recurrence == "conv":
         return
     known, rows = Log(shape, state, rows[:first]), [terms(shape, row) for row in rows]
@@ -151,6 +154,77 @@ def decays(
         for who, views in _VIEWS.items():
             if not last or 1 not in views or 2 in views:
                 yield cause, f"{who} see {words}", viewed(views, side, factor)
+    if len(rows) > _BLOCK and shape.recurrence != "mamba2":
+        yield from _inverted(shape, state, rows, last)
+    if chunk and not last:
+        yield from _ahead(shape, state, chunk, len(rows))
+
+
+def _inverted(
+    shape: Shape, state: torch.Tensor, rows: Sequence[Row], last: bool
+) -> Iterator[tuple[str, str, Played]]:
+    """The same where a block is wrong of what the corrections of a chunk are made of: the matrix
+    that says how much row i takes off of what row j wrote, or the inverse of it and the unit
+    matrix."""
+    names = "key", "read", "value", "beta", "decay"
+    key, read, value, beta, decay = (torch.stack([row[x] for row in rows], 1) for x in names)
+    up = decay[..., 0].log().clamp(min=-1e3).cumsum(1).expand_as(key)  # [heads, rows, d_k]
+    between = torch.exp((up[:, :, None] - up[:, None]).clamp(max=0)) * key[:, None]
+    off = torch.einsum("hic,hijc->hij", beta * key, between).tril(-1)
+    sees = torch.einsum("hic,hijc->hij", read, between).tril()
+    faded, one = torch.exp(up), torch.eye(len(rows), dtype=key.dtype)
+    alone = beta * (value - (faded * key) @ state)  # what rows would write, each alone
+    right = torch.linalg.inv(one + off)
+
+    def named(words: str, inverse: torch.Tensor) -> tuple[str, str, Played]:
+        wrote = inverse @ alone
+        after = [faded[:, -1, :, None] * state + between[:, -1].mT @ wrote]
+        seen = ((faded * read) @ state + sees @ wrote).transpose(0, 1)
+        return "wrong-term", words, ([], after) if last else (list(seen), [])
+
+    for size in (_BLOCK, 2 * _BLOCK):
+        starts = range(0, len(rows), size)
+        for b, a in ((b, a) for b, a in product(starts, starts) if a <= b):
+            words, at = (
+                f"rows {b} to {b + size - 1}, columns {a} to {a + size - 1}",
+                slice(b, b + size),
+            )
+            of, own = slice(a, a + size), one[at, a : a + size]
+            block = right[:, at, of]
+            lacks = right[:, at, at] @ off[:, at, of] @ right[:, of, of]
+            others = {"are left out": own + 0 * block, "have the other sign": 2 * own - block}
+            others["have the first power of what they are made of alone"] = own - off[:, at, of]
+            others["lack what lies between"] = own - lacks if a == b else -lacks
+            for what, other in others.items():
+                wrong = right.clone()
+                wrong[:, at, of] = other
+                yield named(f"of the chunk's inverse, {words} {what}", wrong)
+                for c in (slice(c, c + size) for c in starts if c > b):
+                    above = slice(a, c.start)
+                    wrong[:, c, of] = -right[:, c, c] @ off[:, c, above] @ wrong[:, above, of]
+                yield named(f"of the chunk's inverse, {words} {what}, and so in those below", wrong)
+            for what, times in (("are left out", 0.0), ("have the other sign", -1.0)):
+                wrong = off.clone()
+                wrong[:, at, of] *= times
+                about = f"of what corrections take off, {words} {what}"
+                yield named(about, torch.linalg.inv(one + wrong))
+
+
+def _ahead(
+    shape: Shape, state: torch.Tensor, rows: Sequence[Row], count: int
+) -> Iterator[tuple[str, str, Played]]:
+    """Cause, sentence and outputs of the first rows where these see what later ones write too."""
+    log = Log(shape, state, rows)
+    for (words, every), faded in product(_LATER.items(), (True, False)):
+        seen, outputs = torch.zeros_like(state), list[torch.Tensor]()
+        for row, output, write in reversed(
+            list(zip(log.rows, log.outputs, log.writes, strict=True))
+        ):
+            more = (row["read"][:, :, None] * seen).sum(1) * row.get("gate", 1.0)
+            outputs.insert(0, output + more)
+            seen = (every * seen + write) / (row["decay"] if faded else 1.0)
+        sentence = f"outputs see what {words} too{', without a decay' * (not faded)}"
+        yield "wrong-term", sentence, (outputs[:count], [])
 
 
 class Log:

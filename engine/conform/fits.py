@@ -205,6 +205,20 @@ def window(at: Sequence[int], n: int, accepted: int) -> tuple[str, str]:
     return cause, f"the window holds inputs {', '.join(names)} (0: the last that was accepted)"
 
 
+def windows(
+    known: Sequence[torch.Tensor], accepted: int, width: int, is_later: bool
+) -> Iterator[Way]:
+    """Windows of other inputs than the last accepted ones; where one is there twice, taps read it,
+    as no pass leaves such a window; nor are inputs exchanged, but taps, before there was a pass."""
+    right = [*range(accepted - width, accepted)]
+    for at in product(range(len(known)), repeat=width):
+        inputs = [i for i in at if i < len(known) - 1]
+        cause, words = window(at, len(known), accepted)
+        cause = cause if len({*inputs}) == len(inputs) else "other-row"
+        if is_later or sorted(at) != right:
+            yield cause, words, torch.stack([known[i] for i in at], -1)
+
+
 def summed(
     known: Sequence[torch.Tensor], rows: Sequence[Row], seen: torch.Tensor, bound: float
 ) -> tuple[str, str] | None:

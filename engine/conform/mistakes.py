@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import chain, product
+from itertools import accumulate, chain, product
 
 import torch
 from torch.nn.functional import silu, softplus
 
-from engine.conform.cases import Shape, instead, normed
+from engine.conform.cases import Shape, instead
 from engine.conform.fits import blocks_of, fewest
 from engine.conform.reference import HEAD_WEIGHTS, ROW_INPUTS, Row, Way, play, step, terms
 
@@ -123,6 +123,7 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
     logs = _bounded(row, raw, -rate) if bounded else without_exp
     logs |= {
         "A has the other sign": -g,
+        "A divides, as where A_log has the other sign": g / rate**2,
         "the decay is a power of 2, not of e": g * math.log(2),
         "the decay's logarithm is taken as one to base 2": g / math.log(2),
         "the decay is applied twice": 2 * g,
@@ -227,13 +228,17 @@ def _numbered(shape: Shape, row: Row, x: float) -> list[tuple[str, str, Row]]:
     if "z" in row:
         gate = {"gate": row["z"] * torch.sigmoid(x * row["z"])}
         made.append(("wrong-term", f"the sigmoid of {x:.4g} times z is taken", right | gate))
-    for names in () if mamba else ("q", "k", "qk"):
-        per_group, of = shape.n_heads // shape.n_groups, {"q": "read", "k": "key"}
-        each = {of[n]: normed(row[n], x).repeat_interleave(per_group, 0) for n in names}
+    lengths: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+        f"with an eps of {x:.4g}": lambda length: (length**2 + x).sqrt(),
+        f"by the length and {x:.4g}": lambda length: length + x,
+    }
+    per_group, of = shape.n_heads // shape.n_groups, {"q": "read", "k": "key"}
+    for names, (words, length) in product(() if mamba else ("q", "k", "qk"), lengths.items()):
+        units = {n: row[n] / length(row[n].norm(dim=-1, keepdim=True)) for n in names}
+        each = {of[n]: unit.repeat_interleave(per_group, 0) for n, unit in units.items()}
         if "read" in each:
             each["read"] *= shape.d_k**-0.5
-        words = f"{' and '.join(names)} divided with an eps of {x:.4g}"
-        made.append(("wrong-norm", words, right | each))
+        made.append(("wrong-norm", f"{' and '.join(names)} divided {words}", right | each))
     return made
 
 
@@ -297,12 +302,13 @@ def strides(
         held = torch.stack([row[key][::repeated] for row in made])
         size = held[0].numel()
         cause = "gate-of-other-row" if name in ("a", "dt") else "other-row"
-        layouts_of = [(cause, held.flatten(), 0, size)]
+        layouts_of, begins = [(cause, held.flatten(), 0, size)], list[int]()
         for names in _BESIDE if name == key else ():
             if name in names and batch[0].keys() >= set(names):
                 parts = [torch.stack([row[x].flatten() for row in made]) for x in names]
-                whole, at = torch.cat(parts, 1), sum(p.shape[1] for p in parts[: names.index(name)])
-                layouts_of.append(("wrong-stride", whole.flatten(), at, whole.shape[1]))
+                begins = [0, *accumulate(p.shape[1] for p in parts)]
+                whole, at = torch.cat(parts, 1).flatten(), begins[names.index(name)]
+                layouts_of.append(("wrong-stride", whole, at, begins.pop()))
         for cause, flat, at, right in layouts_of:
             more = (len(tokens) * max(sizes | wholes),)  # of a decay, whose logarithm is 0, ones
             flat = torch.cat([flat, flat.new_full(more, float(key == "decay"))])
@@ -323,7 +329,8 @@ def strides(
                     of_others = "wrong-stride" if s in wholes - sizes else cause
                     yield of_others, f"{words}, not {right} r", rows
                 else:
-                    yield "wrong-term", f"{name} is read at {place} of a row, not {at}", rows
+                    of_others = "wrong-term" if place in begins else "wrong-stride"
+                    yield of_others, f"{name} is read at {place} of a row, not {at}", rows
 
 
 def layouts(shape: Shape, state: torch.Tensor) -> Iterator[Way]:

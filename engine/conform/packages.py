@@ -13,7 +13,7 @@ import tarfile
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -193,7 +193,10 @@ class Package:
             for value in (value for value in self._values if value.rpartition(".")[0] == name):
                 setattr(self._imported[name], value.rpartition(".")[2], self._values[value])
             if interpreted():
-                self._fit_interpreter(name)
+                own = [n for n in sys.modules if n.split(".")[0] == self.name]
+                fit_interpreter(sys.modules[n] for n in own)
+                for traced in set(self._traced_ranges) & set(own):
+                    vars(sys.modules[traced])["range"] = _traced_range
         return self._imported[name]
 
     @contextmanager
@@ -222,40 +225,43 @@ class Package:
             for finder in finders:
                 sys.meta_path.remove(finder)
 
-    def _fit_interpreter(self, name: str) -> None:
-        """Names bound to functions of triton.language are looked up at each call.
-
-        Triton's interpreter replaces these functions while a kernel runs; a name that a module
-        bound before (`exp = tl.exp`) would still be the compiler's.
-        """
-        import triton.language as tl
-        from triton.runtime.autotuner import Autotuner, Heuristics
-
-        from engine.conform.interpreter_with_triton import mend
-
-        if not hasattr(torch.cpu, "device"):
-            torch.cpu.device = lambda index: nullcontext()  # type: ignore[attr-defined]
-        if not torch.cuda.is_available():
-            torch.cuda.device = lambda index: nullcontext()  # type: ignore[assignment, misc, return-value]
-        mend()
-        originals = {id(value): key for key, value in vars(tl).items() if callable(value)}
-        for other in [m for n, m in sys.modules.items() if n.split(".")[0] == self.name]:
-            for attribute, value in list(vars(other).items()):
-                while isinstance(value, (Autotuner, Heuristics)):
-                    if isinstance(value, Autotuner):  # nothing measures configurations
-                        value.configs = value.configs[:1]
-                    value = value.fn
-                if id(value) in originals and hasattr(value, "__triton_builtin__"):
-                    setattr(other, attribute, _late(tl, originals[id(value)]))
-        for traced in set(self._traced_ranges) & set(sys.modules):
-            vars(sys.modules[traced])["range"] = lambda *ends: (
-                tl.full((), i, tl.int32) for i in range(*map(int, ends))
-            )
-
 
 def interpreted() -> bool:
     """Whether Triton's interpreter runs kernels in this process."""
     return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def fit_interpreter(modules: Iterable[ModuleType]) -> None:
+    """Names that modules bound to functions of triton.language are looked up at each call.
+
+    Triton's interpreter replaces these functions while a kernel runs; a name that a module
+    bound before (`exp = tl.exp`) would still be the compiler's.
+    """
+    import triton.language as tl
+    from triton.runtime.autotuner import Autotuner, Heuristics
+
+    from engine.conform.interpreter_with_triton import mend
+
+    if not hasattr(torch.cpu, "device"):
+        torch.cpu.device = lambda index: nullcontext()  # type: ignore[attr-defined]
+    if not torch.cuda.is_available():
+        torch.cuda.device = lambda index: nullcontext()  # type: ignore[assignment, misc, return-value]
+    mend()
+    originals = {id(value): key for key, value in vars(tl).items() if callable(value)}
+    for module in modules:
+        for attribute, value in list(vars(module).items()):
+            while isinstance(value, (Autotuner, Heuristics)):
+                if isinstance(value, Autotuner):  # nothing measures configurations
+                    value.configs = value.configs[:1]
+                value = value.fn
+            if id(value) in originals and hasattr(value, "__triton_builtin__"):
+                setattr(module, attribute, _late(tl, originals[id(value)]))
+
+
+def _traced_range(*ends: Any) -> Iterator[Any]:
+    import triton.language as tl
+
+    return (tl.full((), i, tl.int32) for i in range(*map(int, ends)))
 
 
 def _late(language: ModuleType, name: str) -> Callable[..., Any]:

@@ -4,21 +4,39 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from itertools import islice, product
 
 import torch
 
-from engine.conform.cases import Shape
+from engine.conform.cases import Recurrence, Shape
 from engine.conform.causes import Situation
-from engine.conform.checks import VAGUE, Fault, Player, copied, errors_of, limited
+from engine.conform.checks import (
+    CHECKS,
+    OF_EXTRAS,
+    OF_ROWS,
+    VAGUE,
+    WORDS_OF_EXTRAS,
+    Fault,
+    Player,
+    check,
+    copied,
+    errors_of,
+    limited,
+)
 from engine.conform.fits import joined, place
-from engine.conform.packages import interpreted
-from engine.conform.passes import SCRIPTS, Pass
+from engine.conform.packages import Package, interpreted
+from engine.conform.passes import SCRIPTS, Pass, shapes, with_extras
 from engine.conform.reference import ROW_INPUTS, terms, token
+from engine.conform.subject import Kernel
 
+_ROUNDS = {"rounds": 6, "drift": 12}
+_ROUNDS_ON_DEVICE = {"rounds": 60, "drift": 1000}
+_MOST_SHRINK = 12000  # Player.work
+_MANY = 50  # sequences: above 48, from which some kernels take other blocks
+_ROWS = 6  # of a pass that tells which of its rows are wrong
 # Causes that may be those of a wrong count, or of another sequence's
 _COUNTED = (
     "stale-column",
@@ -298,3 +316,93 @@ def _wrong(
         if found := other.script(fault.check, fault.round + more, changed, player.seed):
             return found
     return []
+
+
+def rounds_of(check: str, device: str) -> int:
+    return (_ROUNDS if device == "cpu" else _ROUNDS_ON_DEVICE).get(check, 1000)
+
+
+def checked(
+    kernel: Kernel, package: Package, recurrence: Recurrence, name: str, seed: int, device: str
+) -> Iterator[tuple[bool, list[Fault]]]:
+    """Whether they are named by their cause, and the faults: if there are some, first as they were
+    found, as naming them takes many more passes of a kernel that is wrong."""
+    sizes = shapes(kernel, recurrence, device)
+    shape = sizes[(CHECKS.index(name) + seed) % len(sizes)]
+    if name in ("no-drafts", "rounds"):  # few other checks have steps without drafts
+        shape = with_extras(kernel, shape)
+    if name == "padding":  # slot -1 of the only layer is in none
+        shape = shape.without("layers")
+    least = kernel.d or max(16, kernel.least_d)
+    little = replace(sizes[0], n_heads=1, n_groups=1, d_k=least, d_v=least)
+    if name == "drift":  # many rounds, so the smallest state
+        shape = sizes[0] if recurrence == "conv" else little
+    if kernel.chunk and name != "prompts":  # bits, for which two heads, a whole chunk and a row do
+        shape, shared = sizes[0], sizes[0].n_heads // sizes[0].n_groups
+        shape = replace(shape, n_heads=2, n_groups=2 // shared, n_tokens=kernel.chunk + 1)
+    if name == "trees":  # of two rows there is one tree alone
+        shape = sizes[min(1, len(sizes) - 1)]
+        shape = replace(shape, n_tokens=max(4, shape.n_tokens))
+    rounds, tried = rounds_of(name, device), set()
+    faults: list[Fault] = []
+    plays = [(shape, rounds)]
+    if name == "prompts":  # they have other code for large heads, of which a pass is enough
+        plays = [(sizes[0], rounds), (sizes[1], 1)]
+    if name == "depths" and recurrence != "conv":  # of many sequences launches may differ
+        plays.append((replace(little, n_tokens=2, n_sequences=_MANY), 1))
+    if name == "trees" and recurrence == "conv":  # each number of taps has code of its own
+        plays.append((replace(shape, d_k=4), rounds))
+    for one, times in plays:
+        faults = faults or check(kernel, package, one, name, seed, device, times)
+        tried.add(one)
+    if faults:
+        yield False, faults
+    needed = []
+    for extra in faults[0].shape.extras if faults else ():  # those without which it is right
+        plain = faults[0].shape.without(extra)
+        if more := check(kernel, package, plain, name, seed, device, rounds):
+            faults = more
+        else:
+            needed.append(extra)
+
+    def again(smaller: Shape) -> list[Fault]:
+        if recurrence != "conv":
+            smaller = replace(smaller, d_k=kernel.d or max(smaller.d_k, kernel.least_d))
+        if kernel.square or kernel.d:
+            smaller = replace(smaller, d_v=smaller.d_k)
+        if smaller in tried:
+            return []
+        tried.add(smaller)
+        return check(kernel, package, smaller, name, seed, device, min(rounds, 20), named=False)
+
+    for fault in faults[:1]:
+        with limited(_MOST_SHRINK):
+            small = smallest(fault, again)
+        # a small shape may tell more of what is vague, and more rows which of them are wrong
+        other = small.shape if fault.cause in VAGUE else fault.shape
+        if fault.cause in OF_ROWS and not (kernel.ring or kernel.chunk):
+            other = replace(other, n_tokens=max(_ROWS, other.n_tokens))
+        if other.n_heads == 1 and recurrence != "conv" and not kernel.chunk:
+            other = replace(other, n_heads=2, n_groups=2)  # one head has few values of each kind
+        # where gates, q or k are large or zeros, mistakes that are unlike give the same
+        large = name not in ("subsets", "prompts")
+        more = faults
+        if other != fault.shape or not large:
+            more = check(kernel, package, other, name, seed, device, min(rounds, 20), large=large)
+            vague = *VAGUE, "crash", "padding-written"
+            fault = next((f for f in more if f.cause not in vague), fault)
+        fault = replace(small, cause=fault.cause, detail=fault.detail)
+        # with none, it needs the large inputs that a check has where no states are given
+        fault = placed(Player(kernel, package, fault.shape, seed, device, late=not more), fault)
+        for extra in needed:
+            unsure = fault.cause in VAGUE and NO_OUTPUT not in fault.detail
+            sure = unsure or extra in WORDS_OF_EXTRAS
+            cause = OF_EXTRAS[extra] if sure else fault.cause
+            words = joined(fault.detail, f"right without {extra}{WORDS_OF_EXTRAS.get(extra, '')}")
+            fault = replace(fault, cause=cause, detail=words)
+        faults = [fault]
+    if not (faults or package.name or Player.states) and name in SCRIPTS:
+        words = "`state` gave None for all of them"
+        place_ = shape, seed, 0, 0, -1, 0.0, True
+        faults = [Fault(kernel.name, name, "states-not-read", words, *place_)]
+    yield True, faults

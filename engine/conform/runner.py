@@ -22,33 +22,17 @@ from typing import Any
 
 from engine.conform import adapters, packages
 from engine.conform.cases import Recurrence, Shape
-from engine.conform.checks import (
-    CHECKS,
-    OF_EXTRAS,
-    OF_ROWS,
-    VAGUE,
-    WORDS_OF_EXTRAS,
-    Fault,
-    Player,
-    check,
-    has_check,
-    limited,
-)
+from engine.conform.checks import BOUNDS, CHECKS, OF_EXTRAS, Fault, check, has_check, met
 from engine.conform.cost import measure
 from engine.conform.fits import joined
 from engine.conform.packages import Package
-from engine.conform.passes import shapes, with_extras
-from engine.conform.replays import NO_OUTPUT, placed, smallest
+from engine.conform.replays import checked, rounds_of
 from engine.conform.subject import AsTensors, Kernel
 from engine.errors import KernelPackageError
 
 COST = "cost"
+_OF_KERNELS = ("name", "recurrences", "make")  # fields that have no usual value
 _RECURRENCES: tuple[Recurrence, ...] = ("gdn", "kda", "mamba2", "conv")
-_ROUNDS = {"rounds": 6, "drift": 12}
-_ROUNDS_ON_DEVICE = {"rounds": 60, "drift": 1000}
-_MOST_SHRINK = 12000  # Player.work
-_MANY = 50  # sequences: above 48, from which some kernels take other blocks
-_ROWS = 6  # of a pass that tells which of its rows are wrong
 _MOST_START_S, _MOST_END_S = 300.0, 10.0
 _MOST_ASLEEP = 5  # times a check's limit that it may take where others use the processor
 _Job = tuple[str, Recurrence, tuple[str, ...], str]  # kernel, checks, and device
@@ -89,6 +73,10 @@ def open_target(target: str) -> tuple[str, str, str]:
     if name is None and Path(target).is_dir():
         name = next((n for n in adapters.NAMES if (Path(target) / n).is_dir()), None)
     if name is None:
+        if target.endswith(".py"):
+            raise KernelPackageError(
+                f"{target} does not say which adapter.", f"Give {target}:FUNCTION, or its class."
+            )
         if Path(target).name != target and not Path(target).exists():
             raise KernelPackageError(
                 f"{target} does not exist.", "Give a package's wheel, source archive or folder."
@@ -118,22 +106,30 @@ def own_kernel(target: str) -> Kernel:
         raise KernelPackageError(f"{place} is not a file.", "Give the path of the adapter's file.")
     try:
         make = getattr(_imported(place), name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
+        words, at, called = met(error)
         raise KernelPackageError(
-            f"{target} cannot be imported: {type(error).__name__}: {error}.",
+            f"{target} cannot be imported: {words}{'' if called else at}.",
             "Correct the adapter's file; `draftscope help conform` shows one.",
         ) from error
-    fields = {
-        field: getattr(make, field)
-        for field in Kernel.__dataclass_fields__
-        if field not in ("name", "recurrences", "make") and hasattr(make, field)
-    }
-    recurrences = (r,) if isinstance(r := getattr(make, "recurrences", "gdn"), str) else tuple(r)
-    unknown = [r for r in recurrences if r not in _RECURRENCES]
-    if unknown:
-        raise KernelPackageError(
-            f"{target}: unknown recurrence {unknown[0]!r}.", f"Known: {', '.join(_RECURRENCES)}."
-        )
+    known = {"recurrences": _RECURRENCES, "dtypes": tuple(BOUNDS), "extras": tuple(OF_EXTRAS)}
+    usual = {n: f.default for n, f in Kernel.__dataclass_fields__.items() if n not in _OF_KERNELS}
+    usual["recurrences"] = ("gdn",)
+    fields: dict[str, Any] = {}
+    for of in (one for one in usual if hasattr(make, one)):
+        kind, given = type(usual[of]), getattr(make, of)
+        if kind is tuple:
+            each = given if isinstance(given, (list, tuple, set)) else [given]
+            given = tuple(str(one).removeprefix("torch.") for one in each)
+        wrong = [one for one in given if one not in known[of]] if kind is tuple else []
+        if wrong or type(given) is not kind:
+            words = f"{kind.__name__}, as {usual[of]!r}"
+            raise KernelPackageError(
+                f"{target}: {of} cannot be {wrong[0] if wrong else given!r}.",
+                f"Known: {', '.join(known[of])}." if wrong else f"Give a value of {words}.",
+            )
+        fields[of] = given
+    recurrences = fields.pop("recurrences", usual["recurrences"])
     return Kernel(name, recurrences, lambda s, memory, _: AsTensors(make(s, memory)), **fields)
 
 
@@ -142,13 +138,18 @@ def _imported(place: str) -> ModuleType:
     folder = str(Path(place).parent.absolute()) if place.endswith(".py") else os.getcwd()
     if folder not in sys.path:
         sys.path.append(folder)
-    if not place.endswith(".py"):
-        return importlib.import_module(place)
-    spec = importlib.util.spec_from_file_location(Path(place).stem, place)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    known = set(sys.modules)
+    if place.endswith(".py"):
+        spec = importlib.util.spec_from_file_location(Path(place).stem, place)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    else:
+        module = importlib.import_module(place)
+    if packages.interpreted() and "triton" in sys.modules:
+        new = (n for n in set(sys.modules) - known if n.split(".")[0] != "triton")
+        packages.fit_interpreter([module, *map(sys.modules.__getitem__, new)])
     return module
 
 
@@ -356,7 +357,7 @@ def _in_child(*request: Any) -> None:
             if one == COST:
                 figures = measure(found, package, recurrence, device)
             else:
-                steps = _checked(found, package, recurrence, one, int(seed), device)
+                steps = checked(found, package, recurrence, one, int(seed), device)
             for is_named, faults in steps:
                 line = {
                     "check": one,
@@ -379,7 +380,7 @@ def play_again(target: str, fault: dict[str, Any], device: str) -> Iterator[str]
     old = _fault(fault)
     name, place, version = open_target(target)
     found = next(k for k in kernels(name, place) if k.name == old.kernel)
-    rounds = _rounds(old.check, device)
+    rounds = rounds_of(old.check, device)
     with _imports(name, place, found, device) as package:
         seen = check(found, package, old.shape, old.check, old.seed, device, rounds)
     yield f"{len(seen)} faults: {target} {version}".strip() + f", {old.kernel}, {old.check}"
@@ -405,92 +406,6 @@ def _imports(name: str, place: str, kernel: Kernel, device: str) -> Iterator[Pac
     foreign = table is not None and table.package != "kernels" and not kernel.compiled
     with package.imports(*table.imports) if table and foreign else nullcontext():
         yield package
-
-
-def _rounds(check: str, device: str) -> int:
-    return (_ROUNDS if device == "cpu" else _ROUNDS_ON_DEVICE).get(check, 1000)
-
-
-def _checked(
-    kernel: Kernel, package: Package, recurrence: Recurrence, name: str, seed: int, device: str
-) -> Iterator[tuple[bool, list[Fault]]]:
-    """Whether they are named by their cause, and the faults: if there are some, first as they were
-    found, as naming them takes many more passes of a kernel that is wrong."""
-    sizes = shapes(kernel, recurrence, device)
-    shape = sizes[(CHECKS.index(name) + seed) % len(sizes)]
-    if name in ("no-drafts", "rounds"):  # few other checks have steps without drafts
-        shape = with_extras(kernel, shape)
-    if name == "padding":  # slot -1 of the only layer is in none
-        shape = shape.without("layers")
-    least = kernel.d or max(16, kernel.least_d)
-    little = replace(sizes[0], n_heads=1, n_groups=1, d_k=least, d_v=least)
-    if name == "drift":  # many rounds, so the smallest state
-        shape = sizes[0] if recurrence == "conv" else little
-    if kernel.chunk and name != "prompts":  # bits, for which two heads, a whole chunk and a row do
-        shape, shared = sizes[0], sizes[0].n_heads // sizes[0].n_groups
-        shape = replace(shape, n_heads=2, n_groups=2 // shared, n_tokens=kernel.chunk + 1)
-    if name == "trees":  # of two rows there is one tree alone
-        shape = sizes[min(1, len(sizes) - 1)]
-        shape = replace(shape, n_tokens=max(4, shape.n_tokens))
-    rounds, tried = _rounds(name, device), set()
-    faults: list[Fault] = []
-    plays = [(shape, rounds)]
-    if name == "prompts":  # they have other code for large heads, of which a pass is enough
-        plays = [(sizes[0], rounds), (sizes[1], 1)]
-    if name == "depths" and recurrence != "conv":  # of many sequences launches may differ
-        plays.append((replace(little, n_tokens=2, n_sequences=_MANY), 1))
-    if name == "trees" and recurrence == "conv":  # each number of taps has code of its own
-        plays.append((replace(shape, d_k=4), rounds))
-    for one, times in plays:
-        faults = faults or check(kernel, package, one, name, seed, device, times)
-        tried.add(one)
-    if faults:
-        yield False, faults
-    needed = []
-    for extra in faults[0].shape.extras if faults else ():  # those without which it is right
-        plain = faults[0].shape.without(extra)
-        if more := check(kernel, package, plain, name, seed, device, rounds):
-            faults = more
-        else:
-            needed.append(extra)
-
-    def again(smaller: Shape) -> list[Fault]:
-        if recurrence != "conv":
-            smaller = replace(smaller, d_k=kernel.d or max(smaller.d_k, kernel.least_d))
-        if kernel.square or kernel.d:
-            smaller = replace(smaller, d_v=smaller.d_k)
-        if smaller in tried:
-            return []
-        tried.add(smaller)
-        return check(kernel, package, smaller, name, seed, device, min(rounds, 20), named=False)
-
-    for fault in faults[:1]:
-        with limited(_MOST_SHRINK):
-            small = smallest(fault, again)
-        # a small shape may tell more of what is vague, and more rows which of them are wrong
-        other = small.shape if fault.cause in VAGUE else fault.shape
-        if fault.cause in OF_ROWS and not (kernel.ring or kernel.chunk):
-            other = replace(other, n_tokens=max(_ROWS, other.n_tokens))
-        if other.n_heads == 1 and recurrence != "conv" and not kernel.chunk:
-            other = replace(other, n_heads=2, n_groups=2)  # one head has few values of each kind
-        # where gates, q or k are large or zeros, mistakes that are unlike give the same
-        large = name not in ("subsets", "prompts")
-        more = faults
-        if other != fault.shape or not large:
-            more = check(kernel, package, other, name, seed, device, min(rounds, 20), large=large)
-            vague = *VAGUE, "crash", "padding-written"
-            fault = next((f for f in more if f.cause not in vague), fault)
-        fault = replace(small, cause=fault.cause, detail=fault.detail)
-        # with none, it needs the large inputs that a check has where no states are given
-        fault = placed(Player(kernel, package, fault.shape, seed, device, late=not more), fault)
-        for extra in needed:
-            unsure = fault.cause in VAGUE and NO_OUTPUT not in fault.detail
-            sure = unsure or extra in WORDS_OF_EXTRAS
-            cause = OF_EXTRAS[extra] if sure else fault.cause
-            words = joined(fault.detail, f"right without {extra}{WORDS_OF_EXTRAS.get(extra, '')}")
-            fault = replace(fault, cause=cause, detail=words)
-        faults = [fault]
-    yield True, faults
 
 
 if __name__ == "__main__":

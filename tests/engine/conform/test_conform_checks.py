@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine.conform import runner
+from engine.conform import replays
 from engine.conform.adapters import own
 from engine.conform.cases import Shape
 from engine.conform.checks import CHECKS, Fault, Player, check, has_check
@@ -172,7 +172,7 @@ def test_what_is_wrong_in_large_pools_and_batches_alone_is_found(
     adapter, cause, words, n_sequences
 ):
     kernel = Kernel("planted", ("gdn",), adapter, extras=("far slots",), dtypes=("float32",))
-    *_, (named, (fault,)) = runner._checked(kernel, PACKAGE, "gdn", "depths", 1, "cpu")
+    *_, (named, (fault,)) = replays.checked(kernel, PACKAGE, "gdn", "depths", 1, "cpu")
     assert named
     assert (fault.cause, words in fault.detail) == (cause, True), fault.detail
     assert fault.shape.n_sequences == n_sequences

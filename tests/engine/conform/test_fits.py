@@ -106,6 +106,8 @@ def test_the_activation_of_a_convolution_is_named(made, said):
         ("gdn", "softplus has a beta of 1.7"),
         ("mamba2", "the sigmoid of 1.7 times z is taken"),
         ("kda", "k divided with an eps of 0.25"),
+        ("kda", "q divided by the length and 0.4"),
+        ("gdn", "A divides, as where A_log has the other sign"),
         ("mamba2", "softplus ends at 0.71, in the decay"),
         ("conv", "the sigmoid of 1.7 times its input is taken"),
     ],

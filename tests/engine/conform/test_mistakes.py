@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn.functional import softplus
 
-from engine.conform import replays, runner
+from engine.conform import replays
 from engine.conform.adapters import own
 from engine.conform.cases import Source
 from engine.conform.causes import Situation
@@ -68,6 +68,7 @@ def first(adapter, recurrence, name="depths", **kernel) -> Fault:
         (form.GateStride, "kda", "gate-of-other-row", "a of row r is read 4 r values on, not 32 r"),
         (form.ValueStride, "gdn", "other-row", "v of row r is read 16 r values on, not 32 r"),
         (form.SplitStride, "gdn", "wrong-stride", "v of row r is read 32 r values on, not 64 r"),
+        (form.LateInput, "mamba2", "wrong-stride", "B is read at 33 of a row, not 32"),
         (held.ReadBase, "kda", "wrong-gate", "outputs see the state before them with e for 2"),
         (held.Unscaled, "gdn", "wrong-scale", "the row writes (beta) is taken without the scale"),
         (held.AlongValues, "kda", "wrong-gate", "the decay of a channel is applied along v"),
@@ -148,7 +149,7 @@ def test_a_mistake_of_some_rows_is_told_by_them():
 def test_one_head_is_named_by_two():
     half = form.altered(lambda rows: {"q_normed": 0.5 * rows.q_normed})
     kernel = Kernel("planted", ("gdn",), half, dtypes=("float32",))
-    *_, (named, (fault,)) = runner._checked(kernel, PACKAGE, "gdn", "lengths", 1, "cpu")
+    *_, (named, (fault,)) = replays.checked(kernel, PACKAGE, "gdn", "lengths", 1, "cpu")
     assert (named, fault.cause, fault.detail) == (True, "wrong-scale", "q is taken 0.5 times")
     assert fault.shape.n_heads == 1
 
@@ -287,6 +288,57 @@ def test_a_block_of_a_chunk_may_see_another_ones_rows_without_a_decay_between():
     ways = decays(shape, state, rows, False, 32)
     said = [w for _, w, one in ways if torch.allclose(one[0][32], log.outputs[32] + more)]
     assert "outputs see what rows 0 to 15 wrote without the decay of rows 17 to 32" in said
+
+
+def chunk(rows=33, recurrence="gdn"):
+    """A shape, a state, rows and their log; and what corrections take off, as a matrix."""
+    shape, state, drawn_rows = drawn(recurrence, rows, n_heads=1, n_groups=1)
+    log = Log(shape, state, drawn_rows)
+    off = torch.zeros(rows, rows, dtype=torch.float64)
+    for j in range(rows):
+        held = log.rows[j]["key"][0, :, None]
+        for i in range(j + 1, rows):
+            held = log.rows[i]["decay"][0] * held
+            off[i, j] = log.rows[i]["beta"][0] * (log.rows[i]["key"][0] * held[:, 0]).sum()
+    return shape, state, drawn_rows, log, off
+
+
+def written(log, wrote):
+    """Outputs of rows that write these values along their keys."""
+    state, outputs = log.states[0], []
+    for row, value in zip(log.rows, wrote, strict=True):
+        state = row["decay"] * state + row["key"][:, :, None] * value[None, None]
+        outputs.append((row["read"][:, :, None] * state).sum(1))
+    return torch.stack(outputs)
+
+
+@pytest.mark.parametrize("recurrence", ["gdn", "kda"])
+@pytest.mark.parametrize("below", [False, True])
+def test_a_block_of_a_chunks_inverse_may_be_left_out(recurrence, below):
+    shape, state, rows, log, off = chunk(recurrence=recurrence)
+    inverse = torch.linalg.inv(torch.eye(33, dtype=torch.float64) + off)
+    pairs = ((w[0], row["key"][0]) for w, row in zip(log.writes, log.rows, strict=True))
+    wrote = torch.stack([write.T @ key / key.square().sum() for write, key in pairs])
+    alone = torch.linalg.solve(inverse, wrote)
+    inverse[16:32, :16] = 0
+    if below:
+        inverse[32:, :16] = -inverse[32:, 32:] @ off[32:, 16:32] @ inverse[16:32, :16]
+        inverse[32:, :16] -= inverse[32:, 32:] @ off[32:, :16] @ inverse[:16, :16]
+    seen = written(log, inverse @ alone)
+    ways = decays(shape, state, rows, False)
+    said = [w for _, w, one in ways if torch.allclose(torch.stack(one[0]), seen, atol=1e-7)]
+    words = "of the chunk's inverse, rows 16 to 31, columns 0 to 15 are left out"
+    assert words + ", and so in those below" * below in said
+
+
+def test_outputs_may_see_what_later_rows_write():
+    shape, state, rows, log, _ = chunk(4, "kda")
+    more = log.writes[1] / log.rows[1]["decay"]
+    first = log.outputs[0] + (log.rows[0]["read"][:, :, None] * more).sum(1)
+    ways = decays(shape, state, rows[:1], False, chunk=rows)
+    said = [w for _, w, one in ways if torch.allclose(one[0][0], first)]
+    assert said == ["outputs see what the next row writes too"]
+    assert not any("later rows" in w for _, w, _ in decays(shape, state, rows, True, chunk=rows))
 
 
 def test_a_fold_may_take_the_weight_of_one_head():
@@ -432,6 +484,14 @@ def test_a_window_that_no_pass_leaves_is_what_taps_read():
     situation = Situation(KERNEL, Reference(shape, [state]), 0, rows)
     cause, said = situation.explain_outputs(seen, 1e-5)
     assert (cause, said[:27]) == ("other-row", "the window holds inputs -2,")
+
+
+def test_a_window_in_another_order_before_any_pass_is_that_of_taps():
+    shape, state, rows = drawn("conv", 1)
+    seen = step(shape, state[:, [1, 0, 2]], rows[0])[0][None]
+    situation = Situation(KERNEL, Reference(shape, [state]), 0, rows)
+    words = "tap 0 takes weight 1, tap 1 takes weight 0"
+    assert situation.explain_outputs(seen, 1e-5) == ("wrong-term", words)
 
 
 def test_a_state_that_is_found_without_other_sequences_is_named_by_its_count():

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from engine.conform import passes, report, runner
+from engine.conform import passes, replays, report, runner
 from engine.conform.checks import check
 from engine.conform.cost import cost_shape, least_bytes
 from engine.conform.packages import Package
@@ -108,6 +109,17 @@ def test_the_cost_is_counted_in_bytes():
     assert seen.figures == {"bytes": 4 * 64 * 8192 * (8 + 3 + 7)}
     assert "36.0" in "\n".join(report.lines([seen], "draftscope"))
     assert 'tests="0"' in report.junit([seen], "", "")
+
+
+def test_a_call_that_writes_to_its_inputs_is_seen_and_one_without_states_noted(tmp_path):
+    text = ADAPTER.replace(
+        "def verify(self, rows):", "def verify(self, rows):\n        rows.x.mul_(2)"
+    )
+    (seen,) = outcomes(tmp_path, "pass", ("depths",), text=text)
+    assert not seen.passed
+    text = ADAPTER.replace("return self.states[sequence]", "return None")
+    (seen,) = outcomes(tmp_path, "pass", ("depths",), text=text)
+    assert (seen.passed, [f.cause for f in seen.faults]) == (True, ["states-not-read"])
 
 
 def test_a_kernel_that_dies_costs_its_check(tmp_path):
@@ -231,7 +243,18 @@ def test_the_adapter_of_the_help_page_passes(tmp_path):
     [
         ("", "my_kernel.py:adapter", "has no attribute 'adapter'"),
         ("1 +", "my_kernel.py:adapter", "invalid syntax"),
+        (
+            "import sys\nsys.exit('no GPU')",
+            "my_kernel.py:adapter",
+            r"no GPU \(my_kernel.py, line 2",
+        ),
+        ("import os\nos.environ['NO']", "my_kernel.py:adapter", r"'NO' \(my_kernel.py, line 2"),
+        ("", "my_kernel.py", "does not say which adapter"),
         ("def adapter(): pass\nadapter.recurrences = ('rwkv',)", "my_kernel.py:adapter", "rwkv"),
+        ("class adapter: dtypes = ('fp32',)", "my_kernel.py:adapter", "dtypes cannot be 'fp32'"),
+        ("class adapter: extras = 'bound'", "my_kernel.py:adapter", "extras cannot be 'bound'"),
+        ("class adapter: ring = True", "my_kernel.py:adapter", "ring cannot be True"),
+        ("class adapter:\n def log(self): pass", "my_kernel.py:adapter", "log cannot be <function"),
         ("", "elsewhere.py:adapter", "is not a file"),
         ("", "unknown-engine", "not a package with an adapter"),
         ("", "no/such/place", "no/such/place does not exist"),
@@ -340,10 +363,10 @@ def test_a_changed_signature_names_the_argument(mamba_ssm, old, new, cause, word
 def test_padding_has_one_layer_and_trees_all_numbers_of_taps(monkeypatch, name, taps):
     seen = []
     monkeypatch.setattr(
-        runner, "check", lambda kernel, package, shape, *_: seen.append(shape) or []
+        replays, "check", lambda kernel, package, shape, *_: seen.append(shape) or []
     )
     kernel = Kernel("kernel", ("conv",), None, padding=True, trees=True, extras=("layers",))
     for seed in range(3):
-        list(runner._checked(kernel, None, "conv", name, seed, "cpu"))
+        list(replays.checked(kernel, Package("kernels", Path("."), ""), "conv", name, seed, "cpu"))
     assert {shape.d_k for shape in seen} >= taps
     assert name == "trees" or not any("layers" in shape.extras for shape in seen)

@@ -38,6 +38,12 @@ def beside(rows):
     return torch.stack([whole[n + r * size :][:size] for r in range(len(rows.v))]).view_as(rows.v)
 
 
+def late(rows):
+    """B as it lies a value too late between x and C."""
+    whole, n = torch.cat([rows.tensors[x].flatten(1) for x in "xBC"], 1), rows.x[0].numel() + 1
+    return whole[:, n : n + rows.B[0].numel()].view_as(rows.B)
+
+
 def odd(x):
     """Rows of odd number have what the row before has."""
     rows = torch.arange(len(x))
@@ -55,6 +61,7 @@ LowGates = altered(
 StraightGates = altered(
     lambda p: gates(p, torch.where((x := p.a + p.dt_bias) > 1.5, x, softplus(x)))
 )
+LateInput = altered(lambda p: {"B": late(p)})
 BaseTwo = altered(lambda p: {"g": p.g * 0.6931471805599453})
 EndingDecay = altered(lambda p: {"g": p.g.clamp(min=-1)})
 FirstGate = altered(lambda p: {"g": p.g[:1].expand_as(p.g).contiguous()})

@@ -8,6 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
+from engine.conform import runner
 from engine.conform.interpreter_with_triton import mend, watched
 from kernels.recurrence.delta_rule import with_triton as delta_rule
 from kernels.recurrence.ssd import with_triton as ssd
@@ -67,3 +68,29 @@ def test_what_is_no_number_is_traced_to_where_it_is_first_read_or_made(device, x
     with np.errstate(invalid="ignore"), watched() as places:
         _logs[(1,)](torch.tensor(x), torch.empty(2), 2)
     assert [place.startswith(words) for place in places] == [True] * (words is not None)
+
+
+OUTSIDE = """
+import torch
+import triton
+import triton.language as tl
+from triton.language import exp
+
+@triton.jit
+def _add(x, out, n: tl.constexpr):
+    tl.store(out + 8 * n + tl.arange(0, n), exp(tl.load(x + tl.arange(0, n))))
+
+def adapter(shape, memory):
+    _add[(1,)](torch.zeros(4), torch.zeros(4), 4)
+adapter.recurrences = "conv"
+"""
+
+
+def test_the_kernel_of_a_user_may_not_write_elsewhere(device, tmp_path):
+    if device != "cpu":
+        pytest.skip("the interpreter alone looks")
+    (tmp_path / "mine.py").write_text(OUTSIDE)
+    (seen,) = runner.run(
+        "", f"{tmp_path}/mine.py:adapter", seed=1, device="cpu", checks=["depths"]
+    )  # fmt: skip
+    assert [fault.cause for fault in seen.faults] == ["padding-written"]
