@@ -225,8 +225,8 @@ class PlotAxis(pg.AxisItem):
         self.update()
 
     def generateDrawSpecs(self, p: object) -> Any:
-        """What is drawn: the axis, ticks and figures without those that the upper edge cuts; one that
-        it only touches, or at the right edge, is moved inside."""
+        """What is drawn: the axis, ticks and figures without those that the upper edge cuts; one
+        that it only touches, and one at the right edge, are moved inside."""
         specs = super().generateDrawSpecs(p)
         if specs is None:
             return None
