@@ -33,7 +33,8 @@ class SequencePanels(QStackedWidget):
         self._rows = made(QSplitter, Qt.Orientation.Vertical, childrenCollapsible=False)
         self._tabs = made(QTabWidget, documentMode=True)
         mark_front_tab(self._tabs.tabBar())
-        self._tabs.tabBar().setAccessibleName("Sequences")
+        for part in (self._tabs, self._tabs.tabBar()):
+            part.setAccessibleName("Sequences")
         self._page = LowPanel(self._rows)
         self.addWidget(self._page)
         self.addWidget(self._tabs)
