@@ -205,7 +205,7 @@ class RingView(RoundView):
                 middles = (axis.starts(x + first) + axis.ends(x + first)) / 2
             else:
                 middles = start + (x + 0.5) * pitch
-            if state == "stale" and room < _MARK_PIXELS:  # those that touch look like an empty strip
+            if state == "stale" and room < _MARK_PIXELS:  # touching, they look like a gap
                 place = (middles - left) * width / (right - left) // (2 * _MARK_PIXELS)
                 _, apart = np.unique(np.stack((y, place)), axis=1, return_index=True)
                 y, middles = y[apart], middles[apart]
