@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from app.cli.output import print_json, print_line, tell
@@ -11,7 +10,6 @@ from engine.errors import OptionError
 from engine.plain_text import counted
 
 if TYPE_CHECKING:
-    from engine.trace.facts import RequestFacts
     from engine.trace.store import TraceStore
 
 
@@ -70,6 +68,7 @@ def _figures(store: TraceStore, run_id: int) -> dict[str, Any]:
 
 def _line(store: TraceStore, run_id: int) -> str:
     """One line: the server where there are several, sequences, rounds, tokens, acceptance."""
+    from app.trace_models.run_facts import counts_of
     from engine.observe.files.line_logs import UNITS
 
     figures, facts = _figures(store, run_id), store.runs[run_id]
@@ -87,36 +86,8 @@ def _line(store: TraceStore, run_id: int) -> str:
     if drafted:
         parts.append(f"{summary['draft_n_accepted']:,} of {drafted:,} drafted accepted")
     elif drafted is None:
-        counts = [*_partly(facts.requests or [])]
+        counts = [*counts_of(facts.requests or [])]
         parts += counts or ["drafted tokens not counted (the server's log or /metrics may)"]
     if unread := figures["unknown_keys"]:
         parts.append(f"{counted(len(unread), 'key')} kept but not used")
     return ", ".join(parts)
-
-
-def _partly(requests: Sequence[RequestFacts]) -> Iterator[str]:
-    """The counts of the requests that have any; without them, from where to where the rates of the
-    requests go."""
-    of_server = "draft_n_accepted", "draft_n"
-    of_record = "num_accepted_draft_tokens", "num_draft_tokens"
-    pairs = [
-        [one.told.get(name) for name in (of_server if "draft_n" in one.told else of_record)]
-        for one in requests
-    ]
-    sums = [(n, drafted) for n, drafted in pairs if n is not None]
-    if sums:
-        accepted = sum(n for n, _ in sums)
-        known = [drafted for _, drafted in sums if drafted is not None]
-        of = f"of {sum(known):,} drafted" if len(known) == len(sums) else "drafted tokens"
-        where = f" in {len(sums):,} of {len(requests):,}" if len(sums) < len(requests) else ""
-        yield f"{accepted:,} {of} accepted{where}"
-        return
-    names = {
-        "mean_acceptance_length": "mean acceptance length",
-        "draft_acceptance_rate": "acceptance rate",
-    }
-    for name, words in names.items():
-        values = [v for one in requests if (v := one.told.get(name)) is not None]
-        if values:
-            least, most = f"{min(values):.3g}", f"{max(values):.3g}"
-            yield f"{words} {least}" + (f" to {most}" if most != least else "")

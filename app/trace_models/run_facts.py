@@ -3,7 +3,7 @@ was observed, what was asked, which columns were reported."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -377,6 +377,8 @@ def observed_text(facts: RunFacts, run: RunRef | None = None) -> str:
     if len(requests) > 1:
         lines.append(f"requests: {len(requests):,}{', the first of which:' if of_first else ''}")
     lines += of_first
+    if figures := ", ".join(counts_of(requests)):
+        lines.append(f"of its drafts: {figures}")
     lines += _columns(facts.columns or {}, run)
     if unread := ", ".join(facts.unknown_keys or ()):
         more = "…" if len(unread) > _LONGEST else ""
@@ -384,6 +386,34 @@ def observed_text(facts: RunFacts, run: RunRef | None = None) -> str:
     if rescored := facts.rescored:
         lines.append(f"re-scored by {rescored.by}, compute {rescored.compute}")
     return "\n".join(lines)
+
+
+def counts_of(requests: Sequence[RequestFacts]) -> Iterator[str]:
+    """The counts of the requests that have any; without them, from where to where the rates of the
+    requests go."""
+    of_server = "draft_n_accepted", "draft_n"
+    of_record = "num_accepted_draft_tokens", "num_draft_tokens"
+    pairs = [
+        [one.told.get(name) for name in (of_server if "draft_n" in one.told else of_record)]
+        for one in requests
+    ]
+    sums = [(n, drafted) for n, drafted in pairs if n is not None]
+    if sums:
+        accepted = sum(n for n, _ in sums)
+        known = [drafted for _, drafted in sums if drafted is not None]
+        of = f"of {sum(known):,} drafted" if len(known) == len(sums) else "drafted tokens"
+        where = f" in {len(sums):,} of {len(requests):,}" if len(sums) < len(requests) else ""
+        yield f"{accepted:,} {of} accepted{where}"
+        return
+    names = {
+        "mean_acceptance_length": "mean acceptance length",
+        "draft_acceptance_rate": "acceptance rate",
+    }
+    for name, words in names.items():
+        values = [v for one in requests if (v := one.told.get(name)) is not None]
+        if values:
+            least, most = f"{min(values):.3g}", f"{max(values):.3g}"
+            yield f"{words} {least}" + (f" to {most}" if most != least else "")
 
 
 def _request(request: RequestFacts) -> list[str]:

@@ -82,6 +82,12 @@ def sent_prompt(facts: RunFacts, seq_id: int = 0) -> str:
     return ""
 
 
+def reply_texts(facts: RunFacts) -> dict[int, str]:
+    """What another engine replied, by sequence, where the tokens do not say it."""
+    every = enumerate(facts.requests or ())
+    return {seq_id: request.text for seq_id, request in every if request.text}
+
+
 def started_at(facts: RunFacts) -> datetime | None:
     """When a run began, None where it is not known."""
     try:

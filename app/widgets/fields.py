@@ -242,6 +242,13 @@ class NamesChoice(QToolButton):
             action.setEnabled(name not in reasons)
             action.setToolTip(reasons.get(name, self._tips[name]))
 
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        """The arrow that it shows: Qt's buttons would go on to the next field."""
+        if event.key() == Qt.Key.Key_Down:
+            self.showMenu()
+        else:
+            super().keyPressEvent(event)
+
     def changeEvent(self, event: QEvent) -> None:
         super().changeEvent(event)
         if event.type() is QEvent.Type.PaletteChange:

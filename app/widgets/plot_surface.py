@@ -194,7 +194,7 @@ class PlotSurface(pg.PlotWidget):
 
 
 _CUT = 2
-"""Pixels of a figure beyond the edge that take nothing of it but air."""
+"""Pixels beyond the edge that a figure is moved by: its tick is still where it belongs."""
 _STEPS = ((1.0, 2.0), (2.0, 2.5), (5.0, 2.0))
 """First digits of round steps, and what makes each of them the next one."""
 
@@ -225,17 +225,19 @@ class PlotAxis(pg.AxisItem):
         self.update()
 
     def generateDrawSpecs(self, p: object) -> Any:
-        """What is drawn: the axis, ticks and figures without those that the upper edge cuts; one at
-        the right edge is moved inside."""
+        """What is drawn: the axis, ticks and figures without those that the upper edge cuts; one
+        that it only touches, and one at the right edge, are moved inside."""
         specs = super().generateDrawSpecs(p)
         if specs is None:
             return None
         axis, ticks, texts = specs
         corner = self.scenePos()
-        right = self.getViewWidget().width() - corner.x()
+        right, top = self.getViewWidget().width() - corner.x(), -corner.y()
+        texts = [text for text in texts if text[0].top() >= top - _CUT]
         for rect, *_ in texts:
             rect.moveRight(min(rect.right(), right))
-        return axis, ticks, [text for text in texts if text[0].top() >= -corner.y() - _CUT]
+            rect.moveTop(max(rect.top(), top))
+        return axis, ticks, texts
 
 
 class ValueAxis(PlotAxis):

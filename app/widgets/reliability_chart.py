@@ -174,18 +174,23 @@ class ReliabilityChart(RateChart):
 
     def _paint_counts(self, painter: QPainter, found: Calibration, filled: list[int]) -> None:
         """The tokens of each bin at the foot of its bar, turned where they have no room."""
-        metrics, area = self.fontMetrics(), self.area
+        theme, metrics, area = self.theme, self.fontMetrics(), self.area
         width = area.width() / len(found.n)
         texts = {at: short_count(int(found.n[at])) for at in filled}
         widest = max(map(metrics.horizontalAdvance, texts.values()), default=0)
-        painter.setPen(self.theme.color("ui.text"))
+        painter.setPen(theme.color("ui.text"))
         for at, text in texts.items():
             foot = self.place((at + 0.5) / len(found.n), 0)
             if widest + 2 <= width:
                 box = QRectF(
                     foot.x() - width / 2, foot.y() - metrics.height(), width, metrics.height()
                 )
-                painter.drawText(box, Qt.AlignmentFlag.AlignCenter, text)
+                middle = Qt.AlignmentFlag.AlignCenter
+                # the line of the interval would go through the figure
+                in_bar = found.n[at] >= _FEW and found.rate[at] * area.height() >= box.height()
+                ground = theme.color("accepted.tint" if in_bar else "plot.background")
+                painter.fillRect(painter.boundingRect(box, middle, text), ground)
+                painter.drawText(box, middle, text)
             elif metrics.height() <= width + 4:
                 painter.save()
                 painter.translate(QPointF(foot.x() - metrics.height() / 2, foot.y() - 3))

@@ -256,6 +256,7 @@ class DockTabs(QObject):
             bar = event.child()
             if isinstance(bar, QTabBar):
                 mark_front_tab(bar)
+                bar.setAccessibleName("Panels")
         return False
 
 

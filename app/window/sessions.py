@@ -90,6 +90,8 @@ class Sessions(QObject):
         self._n_interrupted = 0
         self._is_closed = False
         self.autosave: Autosave | None = None
+        self._unkept: Banner | None = None
+        """Says that runs cannot be saved."""
         self._posted.connect(self._receive)
         if data is not None:
             self.autosave = Autosave(
@@ -216,7 +218,7 @@ class Sessions(QObject):
             return
         problem = unwritable(self._data)
         if problem:
-            self._banners.add(
+            self._unkept = self._banners.add(
                 "warning",
                 problem,
                 "Runs and the log are not saved: export what is to stay (Ctrl+E).",
@@ -331,7 +333,9 @@ class Sessions(QObject):
     def _tell_unsaved(self, failed: DraftscopeError) -> None:
         message = f"The runs are not saved. {failed.message}"
         remedy = "Export them to another folder (Ctrl+E)."
-        banner = self._banners.add("error", message, remedy, sticky=True)
+        if self._unkept is not None:  # the same thing said before there was a run
+            self._banners.take_down(self._unkept)
+        self._unkept = banner = self._banners.add("error", message, remedy, sticky=True)
         if self.autosave is not None:  # said once, so it stays until it is no longer true
             self.autosave.saved.connect(lambda: self._banners.take_down(banner))
 

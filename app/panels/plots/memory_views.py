@@ -198,20 +198,25 @@ class RingView(RoundView):
         width, height = self.plot.box.width(), self.plot.box.height()
         room = min(width * axis.round_width / (right - left), height / self._n_rows)
         size = min(_MARK_PIXELS, max(_LEAST_MARK_PIXELS, int(room)))
+        start, pitch = axis.start(first), (axis.start(stop) - axis.start(first)) / sight.shape[1]
         for state, marks in self._marks.items():
             y, x = np.nonzero(sight == _CODE[state])
+            if not by_pixel:
+                middles = (axis.starts(x + first) + axis.ends(x + first)) / 2
+            else:
+                middles = start + (x + 0.5) * pitch
+            if state == "stale" and room < _MARK_PIXELS:  # touching, they look like a gap
+                place = (middles - left) * width / (right - left) // (2 * _MARK_PIXELS)
+                _, apart = np.unique(np.stack((y, place)), axis=1, return_index=True)
+                y, middles = y[apart], middles[apart]
             # the rare and alarming ones are marked even where the cells are small
             fits = room >= _LEAST_MARK_PIXELS or state == "stale"
-            if not len(x) or len(x) > _MOST_MARKS or not fits:
+            if not len(y) or len(y) > _MOST_MARKS or not fits:
                 draw_nothing(marks)
                 continue
             if state != "stale" and marks.opts["size"] != size:
                 marks.setSize(size)
-            if not by_pixel:
-                marks.setData((axis.starts(x + first) + axis.ends(x + first)) / 2, y)
-            else:
-                start, end = axis.start(first), axis.start(stop)
-                marks.setData(start + (x + 0.5) * ((end - start) / sight.shape[1]), y)
+            marks.setData(middles, y)
 
     def table(self) -> tuple[list[str], list[list[object]]]:
         found = self._between(*self.plot.rounds_in_sight)

@@ -227,12 +227,15 @@ class RunTable(ColumnTable):
         return self.shown is not None and run != self.shown
 
     def other(self, chosen: RunRef | None) -> RunRef | None:
-        """A run to lay over the one on show: the chosen one, else the newest other."""
+        """A run to lay over the one on show: the chosen one, else the newest other; a lane over a
+        lane."""
         others = [row.run for row in self.rows if self.can_overlay(row.run)]
         if chosen in others:
             return chosen
         own = [run for run in others if self.shown is not None and run.store is self.shown.store]
-        return next(reversed(own or others), None)
+        is_lane = self.shown is not None and self.shown.facts.lane is not None
+        alike = [run for run in own or others if (run.facts.lane is not None) is is_lane]
+        return next(reversed(alike or own or others), None)
 
     def set_recorded(self, recorded: Sequence[ModelRuns]) -> None:
         """List the runs of these models, unless the run on show is of no such trace."""

@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QApplication, QSplitter, QStackedWidget, QTabWidge
 
 from app.looks import Theme, mark_front_tab
 from app.panels.tokens.token_area import TokenArea
-from app.trace_models.run_notes import run_name, sent_prompt
+from app.trace_models.run_notes import reply_texts, run_name, sent_prompt
 from app.trace_models.token_stream import KIND, TokenStream
 from app.widgets.build import made, vbox
 from app.widgets.fitted_labels import ElidedLabel, LowPanel
@@ -33,7 +33,8 @@ class SequencePanels(QStackedWidget):
         self._rows = made(QSplitter, Qt.Orientation.Vertical, childrenCollapsible=False)
         self._tabs = made(QTabWidget, documentMode=True)
         mark_front_tab(self._tabs.tabBar())
-        self._tabs.setAccessibleName("Sequences")
+        for part in (self._tabs, self._tabs.tabBar()):
+            part.setAccessibleName("Sequences")
         self._page = LowPanel(self._rows)
         self.addWidget(self._page)
         self.addWidget(self._tabs)
@@ -101,15 +102,15 @@ class SequencePanels(QStackedWidget):
 
 
 class SequencePanel(QWidget):
-    """One sequence over its area: its title, shown when there are several, and the prompt that
-    another engine was sent; of a fork the text of its parent next to it, or below it where it is
-    narrow, with the round of the fork level."""
+    """One sequence over its area: its title, shown when there are several, the prompt that another
+    engine was sent, and its reply where tokens do not say it; of a fork the text of its parent next
+    to it, or below it where it is narrow, with the round of the fork level."""
 
     def __init__(self, theme: Theme) -> None:
         super().__init__()
         self.area, self.before = TokenArea(theme), TokenArea(theme)
         self._titles = ElidedLabel(), ElidedLabel()
-        self._sent = ""
+        self._sent: dict[str, str] = {}
         self._shows_title = self._moves = False
         self._sides = made(QSplitter, childrenCollapsible=False)
         for title, area in zip(self._titles, (self.area, self.before), strict=True):
@@ -131,9 +132,11 @@ class SequencePanel(QWidget):
         self._side_of_before.hide()
         self.before.set_stream(None)
         self.area.set_stream(stream)
-        self._sent = ""
-        if stream is not None and KIND["prompt"] not in stream.kinds:
-            self._sent = sent_prompt(stream.run.facts, stream.seq_id)
+        self._sent = {}
+        if stream is not None:
+            facts, seq_id = stream.run.facts, stream.seq_id
+            prompt = "" if KIND["prompt"] in stream.kinds else sent_prompt(facts, seq_id)
+            self._sent = {"prompt": prompt, "text": reply_texts(facts).get(seq_id, "")}
         self._count()
 
     def show_before(self, stream: TokenStream | None) -> None:
@@ -189,7 +192,7 @@ class SequencePanel(QWidget):
             if stream is not None and self._shows_title:
                 words = [f"seq {stream.seq_id}", counted(stream.n_generated, "token")]
                 words[:0] = [run_name(stream.run)] if self.before.stream else []
-            if area is self.area and self._sent:
-                words.append(f"prompt: {self._sent}")
+            if area is self.area:
+                words += [f"{name}: {text}" for name, text in self._sent.items() if text]
             title.setText(" · ".join(words))
             title.setVisible(bool(words))

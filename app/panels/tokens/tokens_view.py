@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from PySide6.QtCore import QPoint, QSize, Qt, Signal
 from PySide6.QtGui import QAction, QResizeEvent, QWheelEvent
-from PySide6.QtWidgets import QLabel, QMenu, QStackedWidget, QWidget
+from PySide6.QtWidgets import QFrame, QLabel, QMenu, QPlainTextEdit, QStackedWidget, QWidget
 
 from app.engine_thread.feed import Pacer, timer
 from app.looks import Theme
@@ -16,15 +16,16 @@ from app.panels.tokens.sequence_panels import NARROW, SequencePanel, SequencePan
 from app.panels.tokens.token_area import TokenArea
 from app.panels.tokens.token_hits import FindBar, Term, find_hits, neighbour_hit
 from app.trace_models.run_facts import has_no_client, is_ours, untold_by
+from app.trace_models.run_notes import reply_texts
 from app.trace_models.run_rows import Position, RunRange
 from app.trace_models.token_stream import RunStreams, TokenStream
-from app.widgets.build import made, vbox
+from app.widgets.build import made, vbox, words
 from app.widgets.empty_state import EmptyState
 from app.widgets.legend import TokenLegend
 from engine.report.run import why_it_ended
 from engine.trace.run_ref import RunRef
 
-_EMPTY, _WAITING, _STREAMS = range(3)
+_EMPTY, _WAITING, _STREAMS, _TEXTS = range(4)
 _FIND_PERIOD_MS = 500
 _NOTHING = "No run yet", "Press Run (F5) to watch tokens arrive."
 _WAIT_MS = 250
@@ -60,6 +61,8 @@ class TokensView(QStackedWidget):
         self._run: RunStreams | None = None
         self._parent: RunStreams | None = None
         """Of a fork, the run that it goes on from."""
+        self._without = _WAITING
+        """The page of a run without tokens."""
         self._panels: dict[int, SequencePanel] = {}
         self._spare: dict[int, SequencePanel] = {}
         """Those of the run before, emptied: a run of the same sequences takes them over."""
@@ -98,6 +101,11 @@ class TokensView(QStackedWidget):
         self._waiting = EmptyState("Reading the prompt", "Tokens appear here as they are chosen.")
         self.addWidget(self._waiting)
         self.addWidget(page)
+        self._about_texts = words(muted=True)
+        self._texts = made(QPlainTextEdit, readOnly=True, accessibleName="Text of the replies")
+        self._texts.setFrameShape(QFrame.Shape.NoFrame)
+        vbox(self._about_texts, (self._texts, 1), of=(texts := QWidget()), margins=(10, 4, 0, 4))
+        self.addWidget(texts)
         self.setAccessibleName("Token streams")
 
     def wheelEvent(self, event: QWheelEvent) -> None:
@@ -156,6 +164,7 @@ class TokensView(QStackedWidget):
             panel.show_stream(None)
         self._more.hide()
         self._panels, self._hits, self._hit = {}, {}, None
+        self._without = _WAITING
         self._cursor = None
         self._run = None if run is None else RunStreams(run)
         fork = None if run is None else run.facts.fork
@@ -270,6 +279,8 @@ class TokensView(QStackedWidget):
 
     def copy_text(self) -> str:
         """The selection, or the emitted text of the sequence in use, else of the first one."""
+        if self.currentIndex() == _TEXTS:
+            return self._texts.textCursor().selection().toPlainText() or self._texts.toPlainText()
         areas = list(self.areas.values())
         for chosen in (
             next((a for a in areas if a.selection[0] < a.selection[1]), None),
@@ -299,6 +310,8 @@ class TokensView(QStackedWidget):
             )
         elif has_ended and (facts.error or is_ours(facts) or has_no_client(facts)):
             self._waiting.say("No tokens", why_it_ended(run))
+        elif has_ended and (texts := reply_texts(facts)):
+            self._show_texts(untold_by(facts, "the tokens"), texts)
         elif "stops" in facts and not is_ours(facts):
             found = gravest_finding(run)
             said = untold_by(facts, "the tokens"), "Runs (Ctrl+8) lists what it reports."
@@ -306,9 +319,19 @@ class TokensView(QStackedWidget):
         else:
             self._waiting.say()
 
+    def _show_texts(self, why: str, texts: dict[int, str]) -> None:
+        """The replies as they came, each under its number where there are several."""
+        every = texts.values()
+        if len(texts) > 1:
+            every = [f"Reply {seq_id}\n{text}" for seq_id, text in texts.items()]
+        self._about_texts.setText(f"{why} What it replied, as it came:")
+        self._texts.setPlainText("\n\n".join(every))
+        self._without = _TEXTS
+        self._say_what_it_waits_for()
+
     def _say_what_it_waits_for(self) -> None:
         self._drop_spare()
-        self.setCurrentIndex(_WAITING)
+        self.setCurrentIndex(self._without)
 
     def _drop_spare(self) -> None:
         if self._spare:

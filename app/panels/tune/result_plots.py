@@ -13,15 +13,15 @@ from app.trace_models.results import ResultColumn, Results, short_text
 from app.trace_models.shown_text import significant
 from app.trace_models.tune_surface import BEST, HeatMap
 from app.widgets.plot_surface import PlotSurface
+from engine.experiments.results.reader import ESTIMATED
 
 MOST_CELLS = 40
 """Values of an axis; of more, numbers are put together in ranges and words beyond are left out."""
 _DRAFT_AXES = ("spec-draft-n-max", "spec-draft-p-min")
 
 
-ResultMap = tuple[HeatMap, dict[tuple[int, int], np.ndarray], int]
-"""A heat map, the rows of the results in each cell, by (row, column), and how many rows are in no
-cell: without the figure, or with a value of an axis that is not shown."""
+ResultMap = tuple[HeatMap, dict[tuple[int, int], np.ndarray]]
+"""A heat map, and the rows of the results in each cell, by (row, column)."""
 
 
 def map_axes(results: Results) -> tuple[str, ...]:
@@ -37,14 +37,18 @@ def map_axes(results: Results) -> tuple[str, ...]:
 def result_map(
     results: Results, x: ResultColumn, y: ResultColumn | None, figure: ResultColumn
 ) -> ResultMap:
-    """The mean of a figure over the rows of each pair of values; the best cell is marked. y: None
-    for a single row of cells."""
+    """The mean of a figure over the rows of each pair of values, of those that were measured where
+    others are estimates; the best cell is marked. y: None for a single row of cells."""
     across, column = _axis(x)
     up, row = (("",), np.zeros(results.n, np.int64)) if y is None else _axis(y)
     known = np.isfinite(figure.values) & (column >= 0) & (row >= 0)
     rows = np.flatnonzero(known)
     shape = (max(1, len(up)), max(1, len(across)))
     cell = row[rows] * shape[1] + column[rows]
+    if (kinds := results.column("figures")) is not None:
+        estimated = kinds.values[rows] == ESTIMATED
+        stays = ~(estimated & np.isin(cell, cell[~estimated]))
+        rows, cell = rows[stays], cell[stays]
     n = np.bincount(cell, minlength=shape[0] * shape[1])
     total = np.bincount(cell, figure.values[rows], shape[0] * shape[1])
     values = np.full(len(n), np.nan)
@@ -60,7 +64,6 @@ def result_map(
     return (
         HeatMap(x.title, "" if y is None else y.title, across, up, values, texts, marks),
         {divmod(at, shape[1]): part for at, part in enumerate(parts) if len(part)},
-        results.n - len(rows),
     )
 
 

@@ -370,7 +370,7 @@ class ShortcutsDialog(ModelessDialog):
 
     def __init__(self, actions: Actions, parent: QWidget) -> None:
         super().__init__("Keyboard shortcuts", parent)
-        self.table = QTableWidget(len(SPECS), 3)
+        self.table = made(QTableWidget, len(SPECS), 3, accessibleName=self.windowTitle())
         self.table.setHorizontalHeaderLabels(["Action", "Keys", "What it does"])
         self.table.setEditTriggers(QAbstractItemView.EditTrigger.NoEditTriggers)
         self.table.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)

@@ -69,6 +69,16 @@ def test_what_no_row_of_a_run_that_ended_has_is_not_called_reported() -> None:
     assert "token ids" in untold and "token_id" not in effective(run.facts, run)
 
 
+def test_rates_without_counts_are_listed_from_the_lowest_to_the_highest() -> None:
+    """An interval of a log has no counts, so that there is no rate of the whole run."""
+    rates = [{"told": {"draft_acceptance_rate": rate}} for rate in (0.6, 0.55)]
+    text = observed_text(RunFacts(FACTS | {"requests": [*rates, {}]}))
+    assert "of its drafts: acceptance rate 0.55 to 0.6" in text.splitlines()
+    counts = {"told": {"draft_n": 4, "draft_n_accepted": 3}}
+    text = observed_text(RunFacts(FACTS | {"requests": [counts, *rates]}))
+    assert "of its drafts: 3 of 4 drafted accepted in 1 of 3" in text.splitlines()
+
+
 @pytest.mark.parametrize("wrong", [None, 7, "text", ["a"], {"a": 1}, [None], {"rounds": 3}])
 def test_facts_of_any_type_are_survived(wrong: Any) -> None:
     for name in FACTS:

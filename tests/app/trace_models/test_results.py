@@ -90,7 +90,7 @@ def test_cells_are_means_and_the_best_is_marked() -> None:
     y = rng.choice(["planes", "replay", "ring"], 200).tolist()
     x[:3] = np.nan
     results = results_of(figure("n", x.tolist()), words("p", y), figure("s", speed.tolist()))
-    heat_map, rows, left_out = result_map(results, *results.columns)
+    heat_map, rows = result_map(results, *results.columns)
     assert heat_map.y_labels == ("planes", "replay", "ring")
     assert heat_map.x_labels == ("–", "0", "1", "2", "3")
     place = np.where(np.isnan(x), 0, x + 1)
@@ -105,10 +105,17 @@ def test_cells_are_means_and_the_best_is_marked() -> None:
             means[row, column] = float(np.mean(speed[mine]))
             assert heat_map.values[row, column] == pytest.approx(means[row, column])
     assert heat_map.marks[BEST] == max(means, key=lambda cell: means[cell])
-    assert left_out == 200 - sum(map(len, rows.values()))
     slow = ResultColumn("wall_s", "", "", speed, is_figure=True)
     marks = result_map(results, results.columns[0], results.columns[1], slow)[0].marks
     assert marks[BEST] == min(means, key=lambda cell: means[cell])
+
+
+def test_an_estimate_is_not_averaged_with_what_was_measured() -> None:
+    kinds = words("figures", ["measured", "estimated", "estimated", "estimated", "measured"])
+    n, speed = figure("n", [1, 1, 2, 2, 3]), figure("s", [5, 9, 4, 6, np.nan])
+    heat_map, rows = result_map(results_of(kinds, n, speed), n, None, speed)
+    assert heat_map.values.tolist() == [[5, 5, pytest.approx(np.nan, nan_ok=True)]]
+    assert rows[0, 0].tolist() == [0] and rows[0, 1].tolist() == [2, 3]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
-from PySide6.QtCore import Qt
+from PySide6.QtCore import Qt, QTimer
 from PySide6.QtWidgets import QWidget
 from pytestqt.qtbot import QtBot
 
@@ -87,3 +87,14 @@ def test_every_option_of_a_run_is_shown_somewhere(qtbot: QtBot) -> None:
     assert len(set(shown)) == len(shown)
     assert set(shown) == {one.path for one in options_in(RunOptions) if one.option.row}
     assert all(isinstance(group[path[-1]], QWidget) for group in groups for path in group.paths())
+
+
+def test_the_arrow_of_names_opens_them(group: OptionGroup, qtbot: QtBot) -> None:
+    """Instead of going on to the next field, as a button of Qt does."""
+    group.show()
+    field = group["names"]
+    opened: list[bool] = []
+    field.menu().aboutToShow.connect(lambda: opened.append(True))
+    QTimer.singleShot(100, field.menu().close)
+    qtbot.keyClick(field, Qt.Key.Key_Down)
+    assert opened

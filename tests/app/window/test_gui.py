@@ -33,6 +33,7 @@ def running(qtbot: QtBot, monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector
     monkeypatch.setattr(gui, "YOUNG_MS", 10)
     running = Collector()
     running.start()
+    qtbot.waitUntil(lambda: gc.get_freeze_count() > 0)
     yield running
     running.stop()
     assert gc.isenabled()
@@ -62,13 +63,16 @@ def test_automatic_collection_is_off_only_meanwhile(running: Collector) -> None:
     assert gc.isenabled()
 
 
-def test_what_was_imported_is_looked_through_once(
-    qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("period", ["YOUNG_MS", "FULL_MS"])
+def test_what_was_imported_is_not_looked_through(
+    qtbot: QtBot, monkeypatch: pytest.MonkeyPatch, period: str
 ) -> None:
-    monkeypatch.setattr(gui, "FULL_MS", 10)
+    monkeypatch.setattr(gui, period, 10)
     collector = Collector()
+    before = weakref.ref(Loop())
     collector.start()
     qtbot.waitUntil(lambda: gc.get_freeze_count() > 0)
+    assert before() is not None
     later = weakref.ref(Loop())
     qtbot.waitUntil(lambda: later() is None)
     collector.stop()

@@ -84,6 +84,18 @@ def test_crowded_cells_keep_only_the_sign_of_stale(view: RingView) -> None:
     assert view._marks["stale"].getData()[0].tolist() == [200]
 
 
+def test_signs_of_stale_slots_next_to_each_other_do_not_touch(view: RingView) -> None:
+    builder = TraceBuilder()
+    for number in range(400):
+        builder.slots(("live", "stale"), number)
+    view.show_run(builder.run)
+    zoom(view, 0, 400)
+    x = view._marks["stale"].getData()[0] * view.plot.box.width() / 400
+    assert len(x) > 20 and np.diff(x).min() > 6
+    zoom(view, 0, 10)
+    assert len(view._marks["stale"].getData()[0]) >= 10, "each cell has room for its own"
+
+
 def test_signs_stay_within_low_rows(view: RingView) -> None:
     builder = TraceBuilder()
     for seq_id in range(6):

@@ -162,3 +162,15 @@ def test_lanes_count_as_one_and_names_have_room(window: MainWindow, store: Trace
     assert view.table.columnWidth(0) >= needed
     view.delete_asked.emit([view.model.rows[-1].run])
     assert view.search._count.text() == f"{n_lines - 1} runs"
+
+
+def test_a_run_is_laid_over_a_run_and_a_lane_over_a_lane(
+    window: MainWindow, store: TraceStore
+) -> None:
+    other = window.runs.model.other
+    assert other(None) == RunRef(store, 5)
+    window.feed.show_run(RunRef(store, 5))
+    assert other(None) == RunRef(store, 0), "the lanes are newer"
+    assert other(RunRef(store, 3)) == RunRef(store, 3), "it was chosen"
+    window.feed.show_run(RunRef(store, 3))
+    assert other(None) == RunRef(store, 4)

@@ -77,6 +77,28 @@ def test_a_client_that_streams_nothing_is_not_waited_for(view: TokensView) -> No
     assert "llama-server does not report the tokens" in words(view)
 
 
+def test_replies_without_tokens_show_their_texts_and_say_what_is_missing(view: TokensView) -> None:
+    builder = TraceBuilder()
+    source = {"source": {"engine": "lm-studio"}}
+    builder.run.facts.update(source | {"requests": [{"text": "Once\nupon"}], "stops": ["stop"]})
+    view.show_run(builder.run)
+    assert "lm-studio does not report the tokens." in words(view)
+    assert view.copy_text() == "Once\nupon"
+    builder.run.facts["requests"] = [{"text": "one"}, {}, {"text": "two"}]
+    view.show_run(builder.run)
+    assert view.copy_text() == "Reply 0\none\n\nReply 2\ntwo"
+    view.show_run(TraceBuilder().run)
+    assert "Reading the prompt" in words(view) and view.copy_text() == ""
+
+
+def test_a_reply_of_ids_without_pieces_has_its_text_above_them(view: TokensView) -> None:
+    builder = TraceBuilder()
+    builder.prompt(["a"])
+    builder.run.facts["requests"] = [{"text": "what they say"}]
+    view.show_run(builder.run)
+    assert "text: what they say" in words(view)
+
+
 def test_sequences_stand_side_by_side(view: TokensView) -> None:
     builder = sample_trace(rounds=20, n_seqs=3)
     view.show_run(builder.run)

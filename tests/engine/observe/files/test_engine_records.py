@@ -51,7 +51,9 @@ def test_a_record_is_known_by_its_keys_and_keeps_its_counts(name: str) -> None:
         assert figures["acceptance_per_position"]["unconditional"] == pytest.approx(SURVIVAL)
     else:
         assert figures["acceptance_histogram"] is None
-        assert figures["acceptance_per_position"] is None
+        given = [0.75, 0.42, 0.17] if name == "benchmark.txt" else None
+        rates = figures["acceptance_per_position"]
+        assert (rates and rates["unconditional"]) == given
     assert not len(store.findings)
     assert store.runs[0]["record"] == {"file": "any name at all", "shape": EVERY[name]}
 

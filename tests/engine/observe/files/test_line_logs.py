@@ -17,6 +17,7 @@ from engine.observe.files.importing import import_file, recognise
 from engine.observe.files.log_run import _lost_rounds
 from engine.observe.rounds.log_rounds import LogRequest, LogRound
 from engine.trace.store import TraceStore
+from engine.trace.timings import summary
 from tests.engine.observe.files.pasted_log import read, rules, sums, told, with_times
 from tests.support.captures import load
 from tests.support.golden_files import DATA
@@ -285,6 +286,7 @@ def test_averages_of_sglang_have_no_counts() -> None:
     store = read(more)
     assert told(store, *names) == [(1.0, None, 18.32, None)]
     assert store.runs[0]["requests"][0]["place"] == "rank 1, 2026-06-02 10:11:12"
+    assert summary(store, 0)["mean_acceptance_length"] == 1.0, "the only one is the whole"
 
 
 def test_requests_that_sglang_finished_have_counts() -> None:
