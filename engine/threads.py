@@ -1,6 +1,6 @@
 """Threads: how many a model is given on the processor, and the trial of them: passes of a small
 model timed with one thread and with more, once for each machine, shape of a model, compute mode and
-version; the fastest number is kept for the next time.
+version; the fastest number is kept for the next time, unless other work disturbed its trial.
 
 Only where results have the same bits with any number of threads: in `blocks` and `q8`.
 """
@@ -78,7 +78,19 @@ _FEWEST = 4
 """Passes of each number that a choice needs: the first one records."""
 _FASTER = 0.95
 """Of the time that the rule's number takes: less than that does not justify another."""
+_UNDISTURBED, _CONFIRMED = 8, 1.25
+"""Of a trial to be kept: passes for each interruption, and most between its two least times."""
 _MOST_KEPT, _MOST_BYTES = 256, 1 << 20
+
+
+def n_interrupted() -> int:
+    """How often the processor was taken away from a thread of this process so far; 0 where the
+    system does not say."""
+    try:
+        import resource  # not everywhere
+    except ImportError:
+        return 0
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
 
 def choose_threads(n_threads: int | None, info: ModelInfo, model: HybridModel) -> None:
@@ -92,30 +104,41 @@ def choose_threads(n_threads: int | None, info: ModelInfo, model: HybridModel) -
     key = _key(info, model.compute)
     times = _read().get(key)
     if times is None:
-        times = timed(candidates, _passes(model), time.perf_counter)
-        if times:
+        times, is_quiet = timed(candidates, _passes(model), time.perf_counter)
+        if is_quiet:
             _keep(key, times)
     use_threads(fastest(times, threads_for(info)), info, times)
 
 
 def timed(
-    candidates: Sequence[int], run: Callable[[int], None], now: Callable[[], float]
-) -> dict[int, float]:
-    """The least seconds of `run` with each number of threads, taken in turn; {} where the budget is
-    used up before each had a few turns, as on a machine with other work.
+    candidates: Sequence[int],
+    run: Callable[[int], None],
+    now: Callable[[], float],
+    switches: Callable[[], int] = n_interrupted,
+) -> tuple[dict[int, float], bool]:
+    """The least seconds of `run` with each number of threads, taken in turn, and whether they may
+    be kept; {} where the budget is used up before each had a few turns.
 
-    run: one pass with a number of threads. now: a clock in seconds."""
+    A pass that waits for a thread which the processor took away for other work says nothing of the
+    number. So those are kept that hardly any pass was interrupted in, and that a second pass of
+    each number confirms.
+
+    run: one pass with a number of threads. now: a clock in seconds. switches: see n_interrupted."""
     took: dict[int, list[float]] = {n: [] for n in candidates}
-    start = now()
-    for _ in range(_ROUNDS):
-        for n in candidates:
-            before = now()
-            if before - start > _BUDGET_S:
-                enough = min(map(len, took.values())) >= _FEWEST
-                return {n: min(one) for n, one in took.items()} if enough else {}
-            run(n)
-            took[n].append(now() - before)
-    return {n: min(one) for n, one in took.items()}
+    start, n_before = now(), switches()
+    for n in [*candidates] * _ROUNDS:
+        before = now()
+        if before - start > _BUDGET_S:
+            break
+        run(n)
+        took[n].append(now() - before)
+    turns = [sorted(one) for one in took.values()]
+    if min(map(len, turns)) < _FEWEST:
+        return {}, False
+    n_switches = switches() - n_before
+    is_quiet = n_switches * _UNDISTURBED <= sum(map(len, turns))
+    is_quiet &= all(second <= _CONFIRMED * least for least, second, *_ in turns)
+    return {n: one[0] for n, one in zip(candidates, turns, strict=True)}, is_quiet
 
 
 def fastest(times: dict[int, float], rule: int) -> int:
@@ -155,7 +178,8 @@ def kept_file() -> Path:
 
 def _key(info: ModelInfo, compute: str) -> str:
     shape = {name: value for name, value in info.to_dict().items() if name != "name"}
-    parts = [version(), compute, ALL, processor_name(), target(), shape]
+    # "quiet" tells them from what earlier programs kept whatever had disturbed it
+    parts = ["quiet", version(), compute, ALL, processor_name(), target(), shape]
     return hashlib.sha256(json.dumps(parts, default=str, sort_keys=True).encode()).hexdigest()
 
 

@@ -43,11 +43,36 @@ class Passes:
 )
 def test_the_least_of_turns_within_the_budget(seconds, expected) -> None:
     passes = Passes(seconds)
-    found = timed([1, 2], passes.run, lambda: passes.now)
+    found, _ = timed([1, 2], passes.run, lambda: passes.now)
     assert found == pytest.approx(expected)
     assert passes.turns[:4] == [1, 2, 1, 2][: len(passes.turns)]
     longest = max(max(each) for each in seconds.values())
     assert passes.now <= threads._BUDGET_S + longest + 1e-9
+
+
+QUIET = {1: [0.05, 0.0003, 0.00031], 2: [0.05, 0.00028, 0.0003]}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "n_switches", "is_quiet"),
+    [
+        (QUIET, 0, True),
+        (QUIET, 3, True),  # one in eight passes
+        (QUIET, 4, False),
+        ({1: [0.05, 0.00097], 2: [0.05, 0.02659, 0.06, 0.041]}, 0, False),
+        ({1: [0.05, 0.00098, 0.001], 2: [0.05, 0.0006, 0.0009]}, 0, False),
+        ({1: [0.004], 2: [0.7]}, 0, False),  # used up
+    ],
+)
+def test_a_trial_that_other_work_disturbed_is_not_kept(seconds, n_switches, is_quiet) -> None:
+    passes = Passes(seconds)
+    counts = iter((700, 700 + n_switches))
+    found = timed([1, 2], passes.run, lambda: passes.now, lambda: next(counts))
+    assert found[1] is is_quiet
+
+
+def test_the_processor_says_when_it_was_taken_away() -> None:
+    assert 0 <= threads.n_interrupted() <= threads.n_interrupted()
 
 
 @pytest.mark.parametrize(
@@ -72,11 +97,12 @@ def machine(monkeypatch, tmp_path):
     def trial(candidates, run, now):
         trials.append(candidates)
         run(2)
-        return {1: 0.002, 2: 0.001}
+        return {1: 0.002, 2: 0.001}, threads.n_interrupted() == 0
 
     monkeypatch.setenv("DRAFTSCOPE_DATA_DIR", str(tmp_path))
     monkeypatch.setattr(threads, "ALL", 2)
     monkeypatch.setattr(threads, "timed", trial)
+    monkeypatch.setattr(threads, "n_interrupted", lambda: 0)
     before = torch.get_num_threads()
     yield trials
     torch.set_num_threads(before)
@@ -102,6 +128,19 @@ def test_a_choice_is_kept_and_a_number_that_is_asked_for_counts(machine, demo) -
     run = demo.start([demo.prompt("a")], RunOptions())
     assert run.trace.runs[run.run_id].threads == 2
     assert run.trace.runs[run.run_id].threads_chosen == threads.chosen_by()
+
+
+def test_a_disturbed_choice_is_for_now_and_the_next_opening_tries_again(
+    machine, demo, monkeypatch
+) -> None:
+    monkeypatch.setattr(threads, "n_interrupted", lambda: 900)
+    choose_threads(None, demo.info, demo.model)
+    assert (torch.get_num_threads(), kept_file().exists()) == (2, False)
+    monkeypatch.setattr(threads, "n_interrupted", lambda: 0)
+    for _ in range(2):
+        choose_threads(None, demo.info, demo.model)
+    assert len(machine) == 2
+    assert kept_file().exists()
 
 
 @pytest.mark.parametrize("damage", ["[]", "{", '{"times": {"KEY": {"1": 0.1, "2": -1}}}'])

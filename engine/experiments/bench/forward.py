@@ -46,7 +46,7 @@ class SectionClock:
     def __init__(
         self, device: torch.device = CPU, sections: Sequence[str] = MODEL_SECTIONS
     ) -> None:
-        self._device = device
+        self._device, self._waits = device, device.type != "cpu"
         self._open = ["rest"]
         self._seconds = dict.fromkeys(sections, 0.0)
         self._since = perf_counter()
@@ -92,7 +92,7 @@ class SectionClock:
                 delattr(owner, name)
 
     def _settle(self) -> None:
-        if self._device.type != "cpu":
+        if self._waits:
             wait_for(self._device)
         now = perf_counter()
         self._seconds[self._open[-1]] += now - self._since

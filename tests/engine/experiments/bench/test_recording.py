@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
+import torch
 
 from engine.decode.forward import Forward
 from engine.decode.recorder import Recorder
@@ -98,6 +99,23 @@ def test_a_call_inside_another_is_counted_once(monkeypatch: pytest.MonkeyPatch) 
         recorder.prompt()
         time.now += 8.0
     assert clock.ms() == {"recording": 7000, "rest": 8000}
+
+
+def test_what_the_clock_does_itself_is_in_no_section(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asking what kind a device is takes longer than reading the time, on each side of a call."""
+    time = FakeTime(monkeypatch)
+
+    class Device:
+        @property
+        def type(self) -> str:
+            time.now += 1.0
+            return "cpu"
+
+    clock = SectionClock(cast(torch.device, Device()), RECORDING_SECTIONS)
+    call = clock.timed(lambda: setattr(time, "now", time.now + 4.0), "recording")
+    for _ in range(3):
+        call()
+    assert clock.ms() == {"recording": 12000, "rest": 0}
 
 
 def test_every_run_of_every_configuration_has_a_share() -> None:
