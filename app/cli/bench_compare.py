@@ -10,7 +10,8 @@ from app.cli.bench_suite import number
 from app.cli.output import print_report
 from engine.experiments.bench.suite import compare_results, read_result
 
-_DIFF = "{:<21} {:>10} {:>10} {:>7} {:>7} {:>7}"
+_DIFF_HEADS = "prompt                   A tok/s    B tok/s     B/A  A rate  B rate"
+_DIFF = "{name:<21} {a_tok_s:>10.1f} {b_tok_s:>10.1f} {:>7} {:>7} {:>7}"
 
 
 def run(args: argparse.Namespace) -> int:
@@ -31,16 +32,10 @@ def diff_lines(a: str, b: str, diff: dict[str, Any]) -> Iterator[str]:
         yield f"{pair['a_name']}:" if same_name else f"{pair['a_name']} (A), {pair['b_name']} (B):"
         for name, (own, other) in pair["aggregate"].items():
             yield f"{name:<21} {_plain(own):>10} {_plain(other):>10}"
-        yield _DIFF.format("prompt", "A tok/s", "B tok/s", "B/A", "A rate", "B rate")
+        yield _DIFF_HEADS
         for row in pair["prompts"]:
-            yield _DIFF.format(
-                row["name"],
-                f"{row['a_tok_s']:.1f}",
-                f"{row['b_tok_s']:.1f}",
-                number(row["ratio"], 2),
-                number(row["a_rate"], 3),
-                number(row["b_rate"], 3),
-            )
+            rates = (number(row[name], 3) for name in ("a_rate", "b_rate"))
+            yield _DIFF.format(number(row["ratio"], 2), *rates, **row)
     for file, names in (("A", diff["only_a"]), ("B", diff["only_b"])):
         if names:
             yield f"only in {file}: {', '.join(names)}"

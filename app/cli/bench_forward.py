@@ -22,8 +22,10 @@ if TYPE_CHECKING:
 
 _MOST = 64
 _USUAL = (1, 2, 4, 8, 16)
-_SPLIT = "{:<6} {:>6} {:>9} {:>9}  |"
-_STEP = "{:>5} {:>9} {:>9} {:>11} {:>9}"
+_SPLIT_HEADS = "split  passes        ms  tokens/s  |"
+_SPLIT = "{:<6} {n_ubatches:>6} {ms:>9.2f} {tokens_per_second:>9.1f}  |"
+_STEP_HEADS = "    T    min ms median ms  in kernels  tokens/s"
+_STEP = "{width:>5} {min_ms:>9.2f} {median_ms:>9.2f} {inside:>11} {tokens_per_second:>9.1f}"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -120,17 +122,10 @@ def _split_lines(said: dict[str, Any], result: dict[str, Any]) -> Iterator[str]:
     )
     yield ""
     sections = list(next(iter(result["figures"].values()))["sections"])
-    cells = "".join(f" {{:>{max(8, len(name))}}}" for name in sections)
-    line = _SPLIT + cells
-    yield line.format("split", "passes", "ms", "tokens/s", *sections)
+    yield _SPLIT_HEADS + "".join(f" {name:>8}" for name in sections)
     for mode, figures in result["figures"].items():
-        yield line.format(
-            mode,
-            figures["n_ubatches"],
-            f"{figures['ms']:.2f}",
-            f"{figures['tokens_per_second']:.1f}",
-            *(f"{figures['sections'][name]:.2f}" for name in sections),
-        )
+        spent = (f" {figures['sections'][name]:>{max(8, len(name))}.2f}" for name in sections)
+        yield _SPLIT.format(mode, **figures) + "".join(spent)
     yield ""
     yield f"equal is {result['ratio']:.2f} times as fast as seq (median of the rounds' ratios)"
 
@@ -142,16 +137,10 @@ def _step_lines(said: dict[str, Any], rows: Sequence[dict[str, Any]]) -> Iterato
         f"{said['repeat']} repetitions"
     )
     yield ""
-    yield _STEP.format("T", "min ms", "median ms", "in kernels", "tokens/s")
+    yield _STEP_HEADS
     for row in rows:
         inside = "" if row["kernels_ms"] is None else f"{row['kernels_ms']:.2f}"
-        yield _STEP.format(
-            row["width"],
-            f"{row['min_ms']:.2f}",
-            f"{row['median_ms']:.2f}",
-            inside,
-            f"{row['tokens_per_second']:.1f}",
-        )
+        yield _STEP.format(**row, inside=inside)
 
 
 def _headline(said: dict[str, Any]) -> str:

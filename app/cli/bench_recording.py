@@ -19,7 +19,9 @@ from app.cli.bench_requests import (
 from app.cli.run import make_prompt
 from resources import SUITES
 
-_LINE = "{:<{width}} {:>6} {:>7} {:>9} {:>12} {:>8}"
+_HEADS = "{:<{width}}    run  tokens   seconds  recording s    share"
+_LINE = "{:<{width}} {:>6} {predicted_n:>7} {wall_s:>9.3f} {recording_s:>12.4f} {percent:>6.2f} %"
+_MEDIAN = "{name:<{width}} median {:>30} {percent:>6.2f} %"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -67,25 +69,13 @@ def _lines(report: dict[str, Any]) -> Iterator[str]:
     width = max(len(one["name"]) for one in configurations)
     yield f"one prompt: {report['prompt']}"
     yield ""
-    yield _LINE.format("", "run", "tokens", "seconds", "recording s", "share", width=width)
+    yield _HEADS.format("", width=width)
     for one in configurations:
         for number, run in enumerate(one["runs"], 1):
-            yield _LINE.format(
-                one["name"],
-                number,
-                run["predicted_n"],
-                f"{run['wall_s']:.3f}",
-                f"{run['recording_s']:.4f}",
-                _percent(run["share"]),
-                width=width,
-            )
-        share = _percent(one["median_share"])
-        yield _LINE.format(one["name"], "median", "", "", "", share, width=width)
+            percent = 100 * run["share"]
+            yield _LINE.format(one["name"], number, width=width, percent=percent, **run)
+        yield _MEDIAN.format("", width=width, percent=100 * one["median_share"], **one)
     yield ""
     yield "recording: writing the trace, and working out what only the trace needs"
     if not report["complete"]:
         yield "not complete: the measurement was stopped"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.2f} %"

@@ -14,7 +14,11 @@ from resources import SUITES
 
 _MOST = 64
 _USUAL = (1, 4)
-_LINE = "{:<14} {:>5} {:>7} {:>8} {:>9} {:>8} {:>6}"
+_HEADS = " " * 15 + "slots  tokens accepted     tok/s  seconds  ratio"
+_LINE = (
+    "{configuration:<14} {n_slots:>5} {predicted_n:>7} {accepted:>8} {tokens_per_second:>9.1f} "
+    "{wall_s:>8.2f} {ratio:>6.2f}"
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,17 +52,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _lines(rows: list[dict[str, Any]]) -> Iterator[str]:
     yield ""
-    yield _LINE.format("", "slots", "tokens", "accepted", "tok/s", "seconds", "ratio")
+    yield _HEADS
     for row in rows:
         accepted = "" if row["acceptance"] is None else f"{row['acceptance']:.3f}"
-        yield _LINE.format(
-            row["configuration"],
-            row["n_slots"],
-            row["predicted_n"],
-            accepted,
-            f"{row['tokens_per_second']:.1f}",
-            f"{row['wall_s']:.2f}",
-            f"{row['ratio']:.2f}",
-        )
+        yield _LINE.format(**row, accepted=accepted)
     yield ""
     yield "tok/s: of all slots together, after the prompts; seconds: prompts included"

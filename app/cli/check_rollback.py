@@ -24,17 +24,8 @@ if TYPE_CHECKING:
 
 _LINE = "{:<24} {:<18} {:>5} {:>6} {:>6} {:>6} {:>9} {:>9} {:>8} {:>5}  {}"
 _HEADS = (
-    "scenario",
-    "policy",
-    "draft",
-    "planes",
-    "undone",
-    "tokens",
-    "max NMSE",
-    "bound",
-    "S",
-    "round",
-    "outcome",
+    "scenario                 policy             draft planes undone tokens  max NMSE     bound"
+    "        S round  outcome"
 )
 
 
@@ -73,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         ):
             checked.append(lane)
             if not args.json and len(checked) == 1:
-                print_line(_LINE.format(*_HEADS))
+                print_line(_HEADS)
             if not args.json:
                 print_line(_line(lane))
     finally:

@@ -238,7 +238,8 @@ def _write(args: argparse.Namespace, data: Mapping[str, Any]) -> None:
         tell(f"results written to {write_results(data, args.out)}")
 
 
-_LINE = "{:<{width}} {:>10} {:>10} {:>7} {:>12} {:>12} {:>7}"
+_HEADS = "{:<{width}}      tok/s  simulated   error    tok/round    simulated   error"
+_LINE = "{:<{width}} {:>10.1f} {:>10.1f} {:>+5.1f} % {:>12.3f} {:>12.3f} {:>+5.1f} %"
 
 
 def check_simulator(
@@ -268,18 +269,16 @@ def check_lines(drafter: str, found: Sequence[SettingError]) -> Iterator[str]:
     """One line for each setting, the medians of the errors, and what following the simulator would
     have cost."""
     width = max(len(one.setting.name) for one in found)
-    yield _LINE.format(
-        drafter, "tok/s", "simulated", "error", "tok/round", "simulated", "error", width=width
-    )
+    yield _HEADS.format(drafter, width=width)
     for one in found:
         yield _LINE.format(
             one.setting.name,
-            f"{median(one.real):.1f}",
-            f"{median(one.simulated):.1f}",
-            f"{100 * one.error:+.1f} %",
-            f"{one.real_per_round:.3f}",
-            f"{one.simulated_per_round:.3f}",
-            f"{100 * one.error_per_round:+.1f} %",
+            median(one.real),
+            median(one.simulated),
+            100 * one.error,
+            one.real_per_round,
+            one.simulated_per_round,
+            100 * one.error_per_round,
             width=width,
         )
     speed = median(abs(one.error) for one in found)

@@ -25,7 +25,7 @@ from engine.draft.spec import (
 from engine.memory.policies import memory_sizes
 
 if TYPE_CHECKING:
-    from engine.model.info import ModelInfo
+    pass
 
 
 def _with_model(name: str, about: str, needs: ModelNeed, **more: Any) -> DrafterSpec:
@@ -47,13 +47,6 @@ def _with_model(name: str, about: str, needs: ModelNeed, **more: Any) -> Drafter
     )
 
 
-def _simple_bytes(
-    options: ModelDraftOptions, info: ModelInfo, n_seqs: int, n_ctx: int, compute: str
-) -> int:
-    """Weights, cells and a ring of states."""
-    return memory_sizes(info, n_seqs, options.n_max, n_ctx, "ring", compute)["total"]
-
-
 _SPECS = (
     ngram_map.SIMPLE,
     ngram_map.KEYS,
@@ -66,7 +59,10 @@ _SPECS = (
         "what a smaller model of the same vocabulary says",
         DRAFT_MODEL,
         reasons={"unknown-token": "the draft model lacks the newest token"},
-        n_bytes=_simple_bytes,
+        # weights, cells and a ring of states
+        n_bytes=lambda options, info, n_seqs, n_ctx, compute: memory_sizes(
+            info, n_seqs, options.n_max, n_ctx, "ring", compute
+        )["total"],
     ),
     _with_model(
         "draft-eagle3",

@@ -140,15 +140,9 @@ def _run(run: RunRef, pieces: _TokenTexts, has_candidates: bool) -> dict[str, An
 
 
 def _finding(one: Finding) -> dict[str, Any]:
-    return {
-        "round": one.round,
-        "seq": one.seq_id,
-        "rule": one.rule,
-        "severity": one.severity,
-        "message": one.message,
-        "evidence": one.evidence,
-        "suggestion": one.suggestion,
-    }
+    names = "rule", "severity", "message", "evidence", "suggestion"
+    said = {name: getattr(one, name) for name in names}
+    return {"round": one.round, "seq": one.seq_id, **said}
 
 
 def _columns(table: RunColumns, name: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kernels.linear.integer_blocks.row_products_with_llvm import add_byte_sums
 from kernels.linear.packed import (
     BYTE_ZERO,
     INPUTS_PER_LANE,
@@ -181,7 +182,7 @@ def multiply(
                 four = code.splat(code.load(start + at + INPUTS_PER_LANE * step, I32)).bits(I8X64)
                 for totals, weight in zip(sums, weights, strict=True):
                     total = totals[r][step]
-                    total.set(_dot(code, total.value, weight, four))
+                    total.set(add_byte_sums(code, total.value, weight, four))
     found = []
     for totals in sums:
         exact = [_added(total.value for total in parts) for parts in totals]
@@ -212,11 +213,6 @@ def store(
         with code.loop(0, code.integer(len(results))) as row, code.loop(0, left) as i:
             number = code.load(kept + (row * PANEL_OUTPUTS + i) * 4, F32)
             code.store(number, to + (row * n_out + i) * 4)
-
-
-def _dot(code: Code, total: Value, unsigned: Value, signed: Value) -> Value:
-    """total i32 [16], plus in each place four products of bytes."""
-    return code.call("llvm.x86.avx512.vpdpbusd.512", I32X16, total, unsigned, signed)
 
 
 def _added(parts: Iterable[Value]) -> Value:

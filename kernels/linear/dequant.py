@@ -43,10 +43,6 @@ def dequantise(raw: Tensor, type: str, n_elements: int) -> Tensor:
     return out.view(-1)
 
 
-def _torch_or_naive(type: str) -> Decoder:
-    return DECODERS.get(type) or naive_decoder(type)
-
-
 def decodes_on_gpu(type: str) -> bool:
     """Whether blocks of this GGML type can be decoded where a GPU has them."""
     return type in DECODERS or type in OF_PARTS
@@ -61,7 +57,7 @@ def _on_gpu(type: str) -> Decoder:
 def _fastest(type: str) -> Decoder:
     if uses_llvm() and type in decode_with_llvm.DECODERS:
         return functools.partial(_fill_with_llvm, type)
-    return _torch_or_naive(type)
+    return DECODERS.get(type) or naive_decoder(type)
 
 
 def naive_decoder(type: str) -> Callable[[Tensor, Tensor], None]:

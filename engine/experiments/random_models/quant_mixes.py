@@ -27,32 +27,15 @@ from engine.model.parts.feed_forward import MixturePart
 
 Quant = GGMLQuantizationType
 
-_MIXES = {
-    "f32": (Quant.F32, LlamaFileType.ALL_F32),
-    "f16": (Quant.F16, LlamaFileType.MOSTLY_F16),
-    "bf16": (Quant.BF16, LlamaFileType.MOSTLY_BF16),
-    "q8_0": (Quant.Q8_0, LlamaFileType.MOSTLY_Q8_0),
-    "q4_k": (Quant.Q4_K, LlamaFileType.MOSTLY_Q4_K_M),
-    "q4_k_m": (Quant.Q4_K, LlamaFileType.MOSTLY_Q4_K_M),
-    "q6_k": (Quant.Q6_K, LlamaFileType.MOSTLY_Q6_K),
-    "iq4_xs": (Quant.IQ4_XS, LlamaFileType.MOSTLY_IQ4_XS),
-    "q4_0": (Quant.Q4_0, LlamaFileType.MOSTLY_Q4_0),
-    "q5_k_m": (Quant.Q5_K, LlamaFileType.MOSTLY_Q5_K_M),
-    "q3_k_m": (Quant.Q3_K, LlamaFileType.MOSTLY_Q3_K_M),
-    "q2_k": (Quant.Q2_K, LlamaFileType.MOSTLY_Q2_K),
-    "q4_1": (Quant.Q4_1, LlamaFileType.MOSTLY_Q4_1),
-    "q5_0": (Quant.Q5_0, LlamaFileType.MOSTLY_Q5_0),
-    "q5_1": (Quant.Q5_1, LlamaFileType.MOSTLY_Q5_1),
-    "iq4_nl": (Quant.IQ4_NL, LlamaFileType.MOSTLY_IQ4_NL),
-    "iq3_s": (Quant.IQ3_S, LlamaFileType.MOSTLY_IQ3_S),
-    "iq2_xxs": (Quant.IQ2_XXS, LlamaFileType.MOSTLY_IQ2_XXS),
-    "iq1_s": (Quant.IQ1_S, LlamaFileType.MOSTLY_IQ1_S),
-    "tq2_0": (Quant.TQ2_0, LlamaFileType.MOSTLY_TQ2_0),
-    "nvfp4": (Quant.NVFP4, LlamaFileType.MOSTLY_NVFP4),
-    "mxfp4": (Quant.MXFP4, LlamaFileType.MOSTLY_MXFP4_MOE),
-}
-QUANTS = tuple(_MIXES)
+QUANTS = (
+    *("f32", "f16", "bf16", "q8_0", "q4_k", "q4_k_m", "q6_k", "iq4_xs", "q4_0", "q5_k_m", "q3_k_m"),
+    *("q2_k", "q4_1", "q5_0", "q5_1", "iq4_nl", "iq3_s", "iq2_xxs", "iq1_s", "tq2_0", "nvfp4"),
+    "mxfp4",
+)
 """Names of the mixes."""
+_BASES = {mix: GGMLQuantizationType[mix.removesuffix("_m").upper()] for mix in QUANTS}
+"""What most tensors of a mix have."""
+_FILE_TYPES = {"f32": "ALL_F32", "q4_k": "MOSTLY_Q4_K_M", "mxfp4": "MOSTLY_MXFP4_MOE"}
 _HALVES = "f16", "bf16"
 
 _GRIDS = Quant.IQ3_S, Quant.IQ2_XXS, Quant.IQ1_S
@@ -89,7 +72,7 @@ _OUTPUT_IN_Q5_K = ("q2_k", "q3_k_m", "q4_k_m", "iq4_nl", "iq4_xs", "iq3_s", *_BE
 
 def file_type(mix: str) -> LlamaFileType:
     """What the file says of itself."""
-    return _MIXES[mix][1]
+    return LlamaFileType[_FILE_TYPES.get(mix, f"MOSTLY_{mix.upper()}")]
 
 
 def is_norm(name: str) -> bool:
@@ -110,18 +93,18 @@ def tensor_type(
         return Quant.I32
     kept = len(shape) == 1 or not name.endswith(".weight") or is_norm(name)
     unrounded = _UNROUNDED + _UNROUNDED_OF.get(config.architecture, ())
-    if _MIXES[mix][0] == Quant.F32 or kept or any(word in name for word in unrounded):
+    if _BASES[mix] == Quant.F32 or kept or any(word in name for word in unrounded):
         return Quant.F32
     kind = _wanted(name, shape, config, mix, tied)
     if any(word in name for word in _NOT_BELOW_Q8_0.get(config.architecture, ())):
-        kind = _MIXES[mix][0] if mix in _HALVES else Quant.Q8_0
+        kind = _BASES[mix] if mix in _HALVES else Quant.Q8_0
     return _SHORTER.get(kind, kind) if shape[-1] % GGML_QUANT_SIZES[kind][0] else kind
 
 
 def _wanted(
     name: str, shape: tuple[int, ...], config: ModelConfig, mix: str, tied: bool
 ) -> GGMLQuantizationType:
-    base = _MIXES[mix][0]
+    base = _BASES[mix]
     if mix in (*_HALVES, "q8_0"):
         return base
     if name == "output.weight" or (name == "token_embd.weight" and tied):

@@ -216,10 +216,6 @@ def _block(target: RandomFile, size: int, own: Keys, also: Shapes) -> RandomFile
     return RandomFile(DFLASH, keys, values | also)
 
 
-def _dflash(target: RandomFile) -> RandomFile:
-    return _block(target, 16, {}, {})
-
-
 def _dflash2(target: RandomFile) -> RandomFile:
     """Two taps of convolution, 16 candidates."""
     n_embd, rank = target.keys["embedding_length"], _rank(target)
@@ -262,7 +258,7 @@ def drafter_shapes(drafter: RandomFile, n_vocab: int) -> Shapes:
 
 RANDOM_DRAFTERS: Mapping[str, Callable[[RandomFile], RandomFile]] = {
     "eagle3": _eagle3,
-    "dflash": _dflash,
+    "dflash": lambda target: _block(target, 16, {}, {}),
     "dflash2": _dflash2,
     "dspark": _dspark,
 }

@@ -42,7 +42,6 @@ from engine.experiments.results.table import (
     not_ours,
     results_file,
     results_of,
-    too_many_rows,
     wrong,
 )
 from engine.files import file_head, opened_file, user_text
@@ -322,7 +321,7 @@ def _rows(
     Raises TraceFileError that names the row for what cannot be read."""
     ((n,),) = opened.execute(f"SELECT count(*) FROM (SELECT 1 FROM {table} LIMIT {MOST_ROWS + 1})")
     if n > MOST_ROWS:
-        raise too_many_rows(path)
+        raise TraceFileError(f"{path} has more than {MOST_ROWS:,} rows.", "Split the plan.")
     select, last = f"SELECT rowid, {', '.join(columns)} FROM {table}", _LEAST_ROWID
     try:
         for row in opened.execute(f"{select} ORDER BY rowid"):

@@ -169,11 +169,6 @@ def checked_text(path: Path, name: str, value: Any, at: int = 0) -> str:
     return value
 
 
-def too_many_rows(path: Path) -> TraceFileError:
-    """The error about more than MOST_ROWS."""
-    return TraceFileError(f"{path} has more than {MOST_ROWS:,} rows.", "Split the plan.")
-
-
 def wrong(path: Path, at: int, name: str, what: str) -> TraceFileError:
     """The error about a value. at: its row, 0 for none. name: of the column."""
     place = f"row {at}, {name}" if at else name

@@ -463,10 +463,6 @@ def _unscaled(
     return LongBlocks(integers, _halves(code, [block + at for block in blocks]), ones)
 
 
-def _tq2_0(code: Code, blocks: Sequence[Value]) -> LongBlocks:
-    return _unscaled(code, list(_two_bits(code, blocks, 0)), blocks, 64)
-
-
 def _tq1_0(code: Code, blocks: Sequence[Value]) -> LongBlocks:
     """Digits to the base of 3; see kernels.linear.block_parts. The last sixteen are of a word."""
     sixteens = []
@@ -492,6 +488,6 @@ _LONG: dict[str, Callable[[Code, Sequence[Value]], LongBlocks]] = {
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
     "IQ4_XS": _iq4_xs,
-    "TQ2_0": _tq2_0,
+    "TQ2_0": lambda code, at: _unscaled(code, [*_two_bits(code, at, 0)], at, 64),
     "TQ1_0": _tq1_0,
 }

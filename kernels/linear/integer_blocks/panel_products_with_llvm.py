@@ -23,11 +23,6 @@ from kernels.llvm.code import Variable
 from kernels.llvm.values import I8, I16, I32
 
 
-def kept_bytes(panel: Panel) -> int:
-    """Of the products of short blocks in a stretch."""
-    return panel.line * panel.tall * PER_STRETCH
-
-
 class Operands(NamedTuple):
     """Addresses of a panel; of its sums' first values, i32 for every sum; of `tall` rows of x.
 
@@ -98,7 +93,7 @@ def products(
 ) -> Iterator[tuple[int, int, Value]]:
     """The t of every row of x and half of the weight rows: row, half, f32 [width].
 
-    kept: the address of kept_bytes.
+    kept: room for the products of short blocks in a stretch.
     """
     if panel.long:
         return _long_products(code, panel, operands)

@@ -8,14 +8,9 @@ import torch
 from torch import Tensor
 
 from kernels.linear.block_parts import SHORT
-from kernels.linear.integer_blocks.activations_with_llvm import STRETCH
+from kernels.linear.integer_blocks.activations_with_llvm import PER_STRETCH, STRETCH
 from kernels.linear.integer_blocks.panel_layout import HALVES, WORD, Panel, panel
-from kernels.linear.integer_blocks.panel_products_with_llvm import (
-    Operands,
-    kept_bytes,
-    products,
-    write_starts,
-)
+from kernels.linear.integer_blocks.panel_products_with_llvm import Operands, products, write_starts
 from kernels.linear.integer_blocks.panel_weights_with_llvm import WeightRows, pack, write_panel
 from kernels.linear.integer_blocks.rows_with_llvm import MOST, MOST_OF, multiply_rows
 from kernels.linear.packed import BYTE_ZERO
@@ -73,7 +68,8 @@ def program(code: Code, args: Sequence[Value], task: Value, type: str, vnni: int
     n_tiles, tiles = (n_rows + (tall - 1)) // tall, CACHED // tall
     matrix = WeightRows(type, how, blocks, row_bytes, n_in // SHORT, n_out - 1)
     weights, starts = code.stack(line * how.weight_words), code.stack(line * how.groups)
-    nothing, kept = code.constant(vector(F32, how.width), 0.0), code.stack(kept_bytes(how))
+    kept = code.stack(line * tall * PER_STRETCH)
+    nothing = code.constant(vector(F32, how.width), 0.0)
     totals, zeros = code.stack(line * CACHED), _zeros(code, WORD * how.integers)
     with code.loop(0, n_tiles, tiles) as start:
         end = code.smaller(start + tiles, n_tiles)

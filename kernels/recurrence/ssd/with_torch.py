@@ -143,13 +143,8 @@ def _rows_per_head(inputs: SsdInputs) -> SsdHeadRows:
     n_batch, _, n_heads = dt.shape
     x = _heads_first(x)
     u = x * _heads_first(dt.unsqueeze(-1))
-    B, C = (_heads_first(_of_each_head(part, n_heads)) for part in (B, C))
+    B, C = (_heads_first(part.repeat_interleave(n_heads // part.shape[2], 2)) for part in (B, C))
     return SsdHeadRows(u, x, _heads_first(g.unsqueeze(-1)), B, C, D.repeat(n_batch).view(-1, 1, 1))
-
-
-def _of_each_head(x: Tensor, n_heads: int) -> Tensor:
-    """[B, T, G, N] -> [B, T, H, N]."""
-    return x.repeat_interleave(n_heads // x.shape[2], 2)
 
 
 def _heads_first(x: Tensor) -> Tensor:
