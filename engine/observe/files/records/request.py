@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise, zip_longest
 from operator import ge, mul
 from typing import Any
@@ -192,97 +192,73 @@ class RecordedRequest(Struct):
         steps, drafted = self.num_spec_steps, self.num_draft_tokens
         accepted, histogram = self.num_accepted_draft_tokens, self.histogram
 
-        def same(
-            names: tuple[str, str], sum_: int | None, total: int | None, what: str, own: str = ""
-        ) -> None:
+        def say(holds: bool, sentence: str, *fields: str) -> None:
+            """sentence: with {} for the name of each field."""
+            if not holds:
+                names = [keys[one] for one in fields]
+                self.check(False, names, sentence.format(*names))
+
+        def same(field: str, of: str, sum_: int, what: str, own: str = "") -> None:
             """own: what a total is that has one more in each step."""
-            if sum_ is not None and total is not None and sum_ != total:
-                one, other = (keys[name] for name in names)
-                said = f"{one} {what} {sum_:,}, but {other} is {total:,}"
-                if own and steps and total - sum_ == steps:
-                    said += f", {own}"
-                self.check(False, (one, other), said)
+            if (total := getattr(self, of)) not in (None, sum_):
+                more = f", {own}" if own and steps and total - sum_ == steps else ""
+                say(False, f"{{}} {what} {sum_:,}, but {{}} is {total:,}{more}", field, of)
 
         if histogram is not None:
-            same(("histogram", "num_spec_steps"), sum(histogram), steps, "counts steps:")
-            same(
-                ("histogram", "num_accepted_draft_tokens"),
-                sum(j * n for j, n in enumerate(histogram)),
-                accepted,
-                "counts accepted tokens:",
-                _OWN,
-            )
-            if self.num_spec_tokens is not None:
-                most = max((j for j, n in enumerate(histogram) if n), default=0)
-                names = keys["histogram"], keys["num_spec_tokens"]
-                if most > self.num_spec_tokens:
-                    said = f"{names[0]} has steps with {most} accepted tokens, more than {names[1]}"
-                    self.check(False, names, said)
+            same("histogram", "num_spec_steps", sum(histogram), "counts steps:")
+            n_all = sum(j * n for j, n in enumerate(histogram))
+            same("histogram", "num_accepted_draft_tokens", n_all, "counts accepted tokens:", _OWN)
+            most = max((j for j, n in enumerate(histogram) if n), default=0)
+            holds = self.num_spec_tokens is None or most <= self.num_spec_tokens
+            said = f"{{}} has steps with {most} accepted tokens, more than {{}}"
+            say(holds, said, "histogram", "num_spec_tokens")
         if self.per_pos is not None and "per_pos" in keys:
-            same(("per_pos", "num_accepted_draft_tokens"), sum(self.per_pos), accepted, "sums to")
+            same("per_pos", "num_accepted_draft_tokens", sum(self.per_pos), "sums to")
             reached = ([] if steps is None else [steps]) + self.per_pos
-            names = keys["per_pos"], keys["num_spec_steps"]
-            said = f"{names[0]} grows with the position, or is more than {names[1]}"
-            self.check(all(map(ge, reached, reached[1:])), names, said)
-        if drafted is not None and accepted is not None and accepted > drafted:
-            names = keys["num_accepted_draft_tokens"], keys["num_draft_tokens"]
-            said = f"{names[0]} is {accepted:,}, more than {names[1]}, {drafted:,}"
-            self.check(False, names, said)
-        self._check_lengths(keys, same)
-        self._check_steps(keys, same)
+            said = "{} grows with the position, or is more than {}"
+            say(all(map(ge, reached, reached[1:])), said, "per_pos", "num_spec_steps")
+        if drafted is not None and accepted is not None:
+            said = f"{{}} is {accepted:,}, more than {{}}, {drafted:,}"
+            say(accepted <= drafted, said, "num_accepted_draft_tokens", "num_draft_tokens")
+        self._check_lengths(say, same)
+        self._check_steps(say, same)
 
-    def _check_lengths(self, keys: Mapping[str, str], same: Any) -> None:
+    def _check_lengths(self, say: Callable[..., None], same: Callable[..., None]) -> None:
         if self.by_length is None:
             return
         found = _added([*self.by_length.values()]) or []
         for length, row in self.by_length.items():
-            self.check(
-                not any(row[length + 1 :]),
-                (keys["by_length"],),
-                f"{keys['by_length']} has steps that accepted more than the {length} drafted",
-            )
+            said = f"{{}} has steps that accepted more than the {length} drafted"
+            say(not any(row[length + 1 :]), said, "by_length")
         if self.histogram is not None:
-            names = keys["by_length"], keys["histogram"]
-            self.check(
-                all(n == m for n, m in zip_longest(found, self.histogram, fillvalue=0)),
-                names,
-                f"the sums of {names[0]} are not {names[1]}",
-            )
-        same(("by_length", "num_spec_steps"), sum(found), self.num_spec_steps, "counts steps:")
+            holds = all(n == m for n, m in zip_longest(found, self.histogram, fillvalue=0))
+            say(holds, "the sums of {} are not {}", "by_length", "histogram")
+        same("by_length", "num_spec_steps", sum(found), "counts steps:")
         drafted = sum(length * sum(row) for length, row in self.by_length.items())
-        same(("by_length", "num_draft_tokens"), drafted, self.num_draft_tokens, "counts drafted:")
+        same("by_length", "num_draft_tokens", drafted, "counts drafted:")
 
-    def _check_steps(self, keys: Mapping[str, str], same: Any) -> None:
+    def _check_steps(self, say: Callable[..., None], same: Callable[..., None]) -> None:
         drafted, accepted = self.per_step_drafted, self.per_step_accepted
-        for name, values, total in (
-            ("per_step_drafted", drafted, "num_draft_tokens"),
-            ("per_step_accepted", accepted, "num_accepted_draft_tokens"),
+        names = "per_step_accepted", "per_step_drafted"
+        for name, values, total, own in (
+            (names[1], drafted, "num_draft_tokens", ""),
+            (names[0], accepted, "num_accepted_draft_tokens", _OWN),
         ):
             if values is not None:
-                same((name, "num_spec_steps"), len(values), self.num_spec_steps, "has entries:")
-                own = _OWN if name == "per_step_accepted" else ""
-                same((name, total), sum(values), getattr(self, total), "sums to", own)
+                same(name, "num_spec_steps", len(values), "has entries:")
+                same(name, total, sum(values), "sums to", own)
         if accepted is not None and self.histogram is not None:
-            names = keys["per_step_accepted"], keys["histogram"]
-            self.check(
-                {n: steps for n, steps in enumerate(self.histogram) if steps} == Counter(accepted),
-                names,
-                f"{names[0]} does not have the counts of {names[1]}",
-            )
+            counts = {n: steps for n, steps in enumerate(self.histogram) if steps}
+            said = "{} does not have the counts of {}"
+            say(counts == Counter(accepted), said, names[0], "histogram")
         if drafted is None or accepted is None:
             return
-        names = keys["per_step_accepted"], keys["per_step_drafted"]
-        self.check(
-            len(drafted) == len(accepted) and all(map(ge, drafted, accepted)),
-            names,
-            f"{names[0]} and {names[1]} differ in length, or a step accepted more than it drafted",
-        )
+        holds = len(drafted) == len(accepted) and all(map(ge, drafted, accepted))
+        say(holds, "{} and {} differ in length, or a step accepted more than it drafted", *names)
         if self.by_length is not None:
             lengths = {d: sum(row) for d, row in self.by_length.items() if any(row)}
-            names = keys["per_step_drafted"], keys["by_length"]
-            self.check(
-                lengths == Counter(drafted), names, f"{names[0]} has other lengths than {names[1]}"
-            )
+            said = "{} has other lengths than {}"
+            say(lengths == Counter(drafted), said, names[1], "by_length")
 
     def figures(self) -> dict[str, Any]:
         """The figures of `engine.trace.timings.summary` that the record has or that follow from
