@@ -339,8 +339,6 @@ def _time(place: str, said: dict[str, Any], name: str, default: float) -> float:
 
 
 def _metrics(said: dict[str, Any]) -> tuple[str, str] | None:
-    texts = [_object(said.get(key)).get("text") for key in ("metrics_before", "metrics_after")]
-    before, after = texts
-    if isinstance(before, str) and isinstance(after, str):
-        return before, after
-    return None
+    keys = "metrics_before", "metrics_after"
+    before, after = (_object(said.get(key)).get("text") for key in keys)
+    return (before, after) if isinstance(before, str) and isinstance(after, str) else None

@@ -280,11 +280,8 @@ _ITERATION = ("numDraftTokens", "numAcceptedTokens")
 
 def _read_iteration(node: Node) -> RecordedRequest:
     """`specDecodingStats` of an iteration: each request that has a draft has one."""
-    keys = {
-        "num_draft_tokens": _ITERATION[0],
-        "num_accepted_draft_tokens": _ITERATION[1],
-        "num_spec_steps": "numRequestsWithDraftTokens",
-    }
+    fields = "num_draft_tokens", "num_accepted_draft_tokens", "num_spec_steps"
+    keys = dict(zip(fields, (*_ITERATION, "numRequestsWithDraftTokens"), strict=True))
     found, values = _counts(node, "tensorrt-llm", keys)
     values.number("acceptanceLength")
     found.stop = "interval"

@@ -269,7 +269,7 @@ class RecordedRequest(Struct):
         if self.per_pos is None and self.histogram is None:
             figures.update(_NOT_BY_INDEX)
         else:
-            figures.update(_of_positions(self) or _by_index([self]))
+            figures.update(_by_index([self]))
         if self.rates and figures["acceptance_per_position"] is None:
             figures["acceptance_per_position"] = _as_given(self.rates)
         for name, value in self.given.items():
@@ -393,24 +393,11 @@ def _by_index(requests: Sequence[RecordedRequest]) -> dict[str, Any]:
         found = per_position(_padded_sum([one for one in joint if one is not None]))
     else:  # it is not known how many were drafted at an index
         reached = at_least(summed)
-        whole = _whole_drafts(reached, _added([request.judged for request in requests]))
-        found = rates_by_index([0] * len(summed), reached, whole)
+        judged = _added([request.judged for request in requests])
+        found = rates_by_index([0] * len(summed), reached, _whole_drafts(reached, judged))
         found["num_draft_tokens_per_pos"] = None
+        found |= {"num_judged_tokens_per_pos": judged} if judged else {}
     return {"acceptance_histogram": summed, **found}
-
-
-def _of_positions(request: RecordedRequest) -> dict[str, Any] | None:
-    """The same of one that has accepted tokens by position and no more; None for others."""
-    steps, per_pos = request.num_spec_steps, request.per_pos
-    if steps is None or per_pos is None or not (steps or per_pos) or request.has_steps:
-        return None
-    if request.histogram is not None or request.by_length is not None:
-        return None
-    reached = [steps, *per_pos]
-    whole = _whole_drafts(reached, request.judged)
-    judged = {"num_judged_tokens_per_pos": request.judged} if request.judged else {}
-    found = rates_by_index([0] * len(reached), reached, whole) | {"num_draft_tokens_per_pos": None}
-    return {"acceptance_histogram": _histogram(request), **found, **judged}
 
 
 def _histogram(request: RecordedRequest) -> list[int] | None:

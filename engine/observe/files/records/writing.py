@@ -125,10 +125,8 @@ def check_number(n: int, file: str) -> None:
 
 def _check_size(requests: Sequence[RecordedRequest], file: str) -> None:
     check_number(len(requests), file)
-    steps = max(
-        sum(len(getattr(request, name) or ()) for request in requests)
-        for name in ("per_step_accepted", "per_step_drafted")
-    )
+    names = "per_step_accepted", "per_step_drafted"
+    steps = max(sum(len(getattr(one, name) or ()) for one in requests) for name in names)
     if steps > MOST_STEPS:
         raise TraceFileError(
             f"{file} has {steps:,} steps in its lists.",
@@ -195,17 +193,7 @@ class _NewRows:
             self.columns[name] += each
 
 
-_COLUMNS = (
-    "round",
-    "seq_id",
-    "pos0",
-    "num_draft_tokens",
-    "num_accepted_draft_tokens",
-    "num_emitted",
-    "stop_kind",
-    "rollback_depth",
-    "verify_width",
-)
+_COLUMNS = ("round", "seq_id", *(one for one in _OF_STEPS["rounds"] if one != "round"))
 
 
 def _write_rows(writer: TraceWriter, seq_id: int, request: RecordedRequest, rows: _NewRows) -> bool:
