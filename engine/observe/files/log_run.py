@@ -301,11 +301,9 @@ def _lost_rounds(request: LogRequest) -> dict[str, Any] | None:
     if request.drafted is None or request.is_broken or request.n_missing or not request.rounds:
         return None
     complete = [(one.accepted, one.drafted) for one in request.rounds if one.is_complete]
-    rounds = [
-        *(batch[:, :2] for _, batch in request.batches),
-        np.array(complete, np.int64).reshape(-1, 2),
-    ]
-    logged = tuple(np.concatenate(rounds).sum(0).tolist())
+    parts = [np.array(complete, np.int64).reshape(-1, 2)]
+    parts += [batch[:, :2] for _, batch in request.batches]
+    logged = tuple(np.concatenate(parts).sum(0).tolist())
     if logged == (request.accepted, request.drafted):
         return None
     sums = (

@@ -367,11 +367,9 @@ def _difference(
     if engine == "tgi":
         _take_steps(found, count, sorted(last[_AT_MOST]), file)
         return found
-    positions = sorted(last[_PER_POS])
-    found.per_pos = [count(_PER_POS, i) or 0 for i in range(max(positions, default=-1) + 1)]
-    found.record[_PER_POS] = list(found.per_pos)
-    if not positions:
-        found.per_pos = None
+    n_positions = max(last[_PER_POS], default=-1) + 1
+    per_pos = [count(_PER_POS, i) or 0 for i in range(n_positions)]
+    found.per_pos, found.record[_PER_POS] = per_pos or None, list(per_pos)
     if exact:
         found.check_counts(_OUR_NAMES)
     return found

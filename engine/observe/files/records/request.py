@@ -79,8 +79,9 @@ class RecordedRequest(Struct):
 
     @property
     def has_steps(self) -> bool:
-        """Whether every step is given, and not only their sums."""
-        return self.per_step_drafted is not None and self.per_step_accepted is not None
+        """Whether every step is given, and not only their sums, and nothing contradicts them."""
+        lists = self.per_step_drafted, self.per_step_accepted
+        return None not in lists and not self.contradictions
 
     def set_tokens(self, prompt: int | None, cached: int | None, completion: int | None) -> None:
         """Take counts of tokens under the names of `timings`, where the prompt is what was not
@@ -293,9 +294,8 @@ def sums_of(moved: Movement) -> RecordedRequest:
     found.num_accepted_draft_tokens = moved.count(ACCEPTED)
     if found.num_spec_steps is not None:
         found.per_pos = [int(one) for one in moved.per_position] or None
-    for name, counter in (("predicted_n", PREDICTED), ("prompt_n", PROMPT)):
-        if (value := moved.count(counter)) is not None:
-            found.timings[name] = value
+    counts = ("predicted_n", moved.count(PREDICTED)), ("prompt_n", moved.count(PROMPT))
+    found.timings = {name: value for name, value in counts if value is not None}
     return found
 
 
@@ -318,16 +318,14 @@ def _figures(one: RecordedRequest) -> dict[str, Any]:
     figures: dict[str, Any] = {**_NO_TIMINGS, **one.timings}
     if drafted is not None and accepted is not None:
         figures |= {"draft_n": drafted, "draft_n_accepted": accepted}
-    figures["num_spec_steps"] = steps
-    figures["num_draft_tokens"] = drafted
-    figures["num_accepted_draft_tokens"] = accepted
-    figures["mean_acceptance_length"] = (
-        1 + accepted / steps if steps and accepted is not None else None
-    )
-    figures["draft_acceptance_rate"] = (
-        accepted / drafted if drafted and accepted is not None else None
-    )
-    return figures
+    n, is_known = accepted or 0, accepted is not None
+    return figures | {
+        "num_spec_steps": steps,
+        "num_draft_tokens": drafted,
+        "num_accepted_draft_tokens": accepted,
+        "mean_acceptance_length": 1 + n / steps if steps and is_known else None,
+        "draft_acceptance_rate": n / drafted if drafted and is_known else None,
+    }
 
 
 def merged(requests: Sequence[RecordedRequest], place: str) -> RecordedRequest:
@@ -335,9 +333,8 @@ def merged(requests: Sequence[RecordedRequest], place: str) -> RecordedRequest:
     over those that have them."""
     first = requests[0]
     found = RecordedRequest(first.engine, place, first.model, first.stop)
-    found.num_spec_steps = _sum([one.num_spec_steps for one in requests])
-    found.num_draft_tokens = _sum([one.num_draft_tokens for one in requests])
-    found.num_accepted_draft_tokens = _sum([one.num_accepted_draft_tokens for one in requests])
+    for name in ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens"):
+        setattr(found, name, _sum([getattr(one, name) for one in requests]))
     for name in _SUMMED if first.timings else ():
         if (total := _sum([one.timings.get(name) for one in requests])) is not None:
             found.timings[name] = total

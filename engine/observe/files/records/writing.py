@@ -96,8 +96,7 @@ def write_requests(
             f"{file} tells more of its {len(requests):,} requests than a trace can keep.",
             "Split it into several files.",
         )
-    steps = [r for r in requests if r.has_steps and not r.contradictions]
-    columns = dict(_OF_STEPS if steps else _OF_SUMS)
+    columns = dict(_OF_STEPS if any(one.has_steps for one in requests) else _OF_SUMS)
     if any(request.tokens[0] or request.prompt_ids for request in requests):
         columns["tokens"] = _OF_TOKENS
     writer = TraceWriter.begin(
@@ -105,8 +104,7 @@ def write_requests(
     )
     rows = _NewRows()
     for seq_id, request in enumerate(requests):
-        has_rows = request.has_steps and not request.contradictions
-        if not (has_rows and _write_rows(writer, seq_id, request, rows)):
+        if not (request.has_steps and _write_rows(writer, seq_id, request, rows)):
             _write_plain_tokens(writer, seq_id, request, rows)
     writer.extend("rounds", rows.columns)
     writer.end([request.stop or _NO_STOP for request in requests])
@@ -145,7 +143,7 @@ def _facts(requests: Sequence[RecordedRequest]) -> list[dict[str, Any]]:
             "told": request.figures(),
             "record": request.record,
         }
-        if request.has_steps and not request.contradictions:  # the rows have them
+        if request.has_steps:  # the rows have them
             lists = ("per_step_accepted", "per_step_drafted")
             one["record"] = {k: v for k, v in request.record.items() if k not in lists}
         one |= asked_facts(request.asked)
