@@ -108,11 +108,10 @@ def _write_servers(
         else:
             sums = [one for one in server.requests if _has_sums(one)]
             before = [earlier[server]] if server in earlier else []
+            if not (sums or before):
+                before = [_total(name, counts) for name, counts in server.totals.items()]
             if sums or before:
                 found.append(_write_sums(store, server, before, sums, file))
-            elif server.totals:
-                before = [_total(name, counts) for name, counts in server.totals.items()]
-                found.append(_write_sums(store, server, before, [], file))
     return found
 
 

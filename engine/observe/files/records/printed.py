@@ -406,13 +406,8 @@ def _read_turns(node: Node) -> RecordedRequest:
     return found
 
 
-EAGLE = RecordShape(
-    "eagle",
-    "EAGLE and Spec-Bench",
-    tuple((*_OF_TURNS, one) for one in ("idxs", "accept_lengths", "decoding_steps")),
-    _read_turns,
-    request_of=lambda node: id(node.values),
-)
+_SIGNS = tuple((*_OF_TURNS, one) for one in ("idxs", "accept_lengths"))
+EAGLE = RecordShape("eagle", "EAGLE and Spec-Bench", _SIGNS, _read_turns)
 
 
 _KEY = re.compile(rb'"([A-Za-z][\w.:/]{2,80})"\s*:\s*"?\d')

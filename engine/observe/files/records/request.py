@@ -143,12 +143,9 @@ class RecordedRequest(Struct):
             if all(map(ge, [steps, *counts], counts)):
                 self.per_pos = counts
         elif abs(total - accepted) > len(rates) * (0.6 * 10.0**-digits * steps + 0.5):
-            self.check(
-                False,
-                ("acceptance rate per position", "accepted"),
-                f"the acceptance rates per position make {total:,} accepted tokens in {steps:,} "
-                f"drafts, but {accepted:,} are given",
-            )
+            said = f"the acceptance rates per position make {total:,} accepted tokens in "
+            said += f"{steps:,} drafts, but {accepted:,} are given"
+            self.check(False, ("acceptance rate per position", "accepted"), said)
 
     def check_ratio(
         self,
