@@ -317,10 +317,8 @@ def _index(one: dict[str, Any]) -> int:
 
 def _timings_of(event: dict[str, Any]) -> dict[str, Any] | None:
     timings = event.get("timings")
-    is_one = (
-        isinstance(timings, dict) and "predicted_n" in timings and "draft_rounds" not in timings
-    )
-    return timings if is_one else None
+    known = timings if isinstance(timings, dict) else {}
+    return known if "predicted_n" in known and "draft_rounds" not in known else None
 
 
 def _clock(timings: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -270,10 +270,7 @@ class RecordedRequest(Struct):
             figures.update(_by_index([self]))
         if self.rates and figures["acceptance_per_position"] is None:
             figures["acceptance_per_position"] = _as_given(self.rates)
-        for name, value in self.given.items():
-            if figures.get(name) is None:
-                figures[name] = value
-        return figures
+        return figures | {k: one for k, one in self.given.items() if figures.get(k) is None}
 
 
 def _makes(steps: int, accepted: int, rates: Sequence[float]) -> bool:
