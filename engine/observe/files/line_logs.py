@@ -302,7 +302,7 @@ class LineLogs:
             field_name = NAMES["fields"].get(kind_of(names_of([name])[0]))
             if field_name is None or not value.isdigit():
                 continue
-            known = [made(one).figures().get(field_name) for one in table.requests]
+            known: list[Any] = [made(one).figures().get(field_name) for one in table.requests]
             if (total := int(value)) > COUNT:
                 table.has_unread(number, f"{name} is {total:,}")
             elif None not in known and sum(known) != total:
