@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,17 +81,12 @@ def read_capture(data: bytes, name: str) -> Capture:
         log = "\n".join(line for line in log if isinstance(line, str))
     dated = [r for r in requests if isinstance(r, dict) and "t_unix" in r]
     first_unix = min((_time(name, r["t_unix"], "t_unix", 0.0) for r in dated), default=0.0)
-    found = []
-    for number, one in enumerate(requests):
-        place = f"{name}: request {number + 1}"
-        if not isinstance(one, dict):
-            raise TraceFileError(f"{place} is not an object.", _REMEDY)
-        found.append(_request(one, place, first_unix))
+    places = (f"{name}: request {number + 1}" for number in range(len(requests)))
     return Capture(
         name,
         _object(said.get("props")),
         _object(said.get("models")),
-        tuple(found),
+        tuple(map(_request, requests, places, repeat(first_unix))),
         log if isinstance(log, str) else "",
         _metrics(said),
         {_FACTS[key]: said[key] for key in _FACTS if key in said},
@@ -288,9 +284,11 @@ def _event_text(event: bytearray) -> str:
     return event.replace(b"\r\n", b"\n").decode("utf-8", "replace")
 
 
-def _request(one: dict[str, Any], place: str, first_unix: float) -> RawRequest:
+def _request(one: Any, place: str, first_unix: float) -> RawRequest:
     """A request of a capture, or of a proxy's record, whose reply lies flat in it and whose times
     count from its own beginning."""
+    if not isinstance(one, dict):
+        raise TraceFileError(f"{place} is not an object.", _REMEDY)
     reply = one.get("reply", one)
     if not isinstance(reply, dict) or not isinstance(one.get("path"), str):
         raise TraceFileError(f"{place} has no path or no reply.", _REMEDY)
@@ -345,8 +343,6 @@ def _time(place: str, value: Any, name: str, default: float) -> float:
 
 
 def _metrics(said: dict[str, Any]) -> tuple[str, str] | None:
-    texts = [_object(said.get(key)).get("text") for key in ("metrics_before", "metrics_after")]
-    before, after = texts
-    if isinstance(before, str) and isinstance(after, str):
-        return before, after
-    return None
+    keys = "metrics_before", "metrics_after"
+    before, after = (_object(said.get(key)).get("text") for key in keys)
+    return (before, after) if isinstance(before, str) and isinstance(after, str) else None

@@ -225,8 +225,6 @@ class LineLogs:
             run.has_unread(number, why)
         elif found is before:
             return
-        elif run.shape == BENCH:
-            run.requests.append(found)
         elif run.shape == KOBOLD:
             found.place = f"line {number}"
             run.opens(found)
@@ -262,10 +260,8 @@ class LineLogs:
 
     @staticmethod
     def _finished(said: str) -> RecordedRequest | None:
-        values: dict[str, Any] = {}
-        for name, value in PAIR.findall(said):
-            is_count = value.isdigit()
-            values[name] = whole(value) if is_count else float(value)
+        pairs = PAIR.findall(said)
+        values = {name: whole(one) if one.isdigit() else float(one) for name, one in pairs}
         if "spec_verify_ct" not in values:
             return None
         name = re.search(r"'id': '([^']{1,100})'", said)
@@ -293,16 +289,12 @@ class LineLogs:
                 return
             self._tables.append(LineRun(BENCH, ""))
         table = self._tables[-1]
-
-        def read(_said: str) -> RecordedRequest | None:
-            if not values.get("pred", "").isdigit():
-                return None
-            found = row_of(names_of(list(values)), list(values.values()), name, "")
-            if found is not None:
-                found.engine, found.place = "llama-server", name
-            return found
-
-        self._read(table, number, said, read)
+        found = row_of(names_of(list(values)), list(values.values()), name, "")
+        if found is not None and values.get("pred", "").isdigit():
+            found.engine, found.place = "llama-server", name
+            table.requests.append(found)
+        else:
+            table.has_unread(number, repr(said[:100]))
 
     def _total(self, number: int, said: Iterable[tuple[str, str]], *, is_last: bool) -> None:
         table = self._tables[-1]
@@ -310,14 +302,10 @@ class LineLogs:
             field_name = NAMES["fields"].get(kind_of(names_of([name])[0]))
             if field_name is None or not value.isdigit():
                 continue
-            values = [made(one).figures().get(field_name) for one in table.requests]
-            known = [one for one in values if one is not None]
-            try:
-                total = whole(value, COUNT)
-            except OutOfRangeError as error:
-                table.has_unread(number, str(error))
-                continue
-            if len(known) == len(values) and sum(known) != total:
+            known: list[Any] = [made(one).figures().get(field_name) for one in table.requests]
+            if (total := int(value)) > COUNT:
+                table.has_unread(number, f"{name} is {total:,}")
+            elif None not in known and sum(known) != total:
                 table.findings.append(
                     {
                         "rule": "log-lines-missing",

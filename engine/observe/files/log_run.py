@@ -108,11 +108,10 @@ def _write_servers(
         else:
             sums = [one for one in server.requests if _has_sums(one)]
             before = [earlier[server]] if server in earlier else []
+            if not (sums or before):
+                before = [_total(name, counts) for name, counts in server.totals.items()]
             if sums or before:
                 found.append(_write_sums(store, server, before, sums, file))
-            elif server.totals:
-                before = [_total(name, counts) for name, counts in server.totals.items()]
-                found.append(_write_sums(store, server, before, [], file))
     return found
 
 
@@ -301,29 +300,23 @@ def _lost_rounds(request: LogRequest) -> dict[str, Any] | None:
     if request.drafted is None or request.is_broken or request.n_missing or not request.rounds:
         return None
     complete = [(one.accepted, one.drafted) for one in request.rounds if one.is_complete]
-    rounds = [
-        *(batch[:, :2] for _, batch in request.batches),
-        np.array(complete, np.int64).reshape(-1, 2),
-    ]
-    logged = tuple(np.concatenate(rounds).sum(0).tolist())
+    parts = [np.array(complete, np.int64).reshape(-1, 2)]
+    parts += [batch[:, :2] for _, batch in request.batches]
+    logged = tuple(np.concatenate(parts).sum(0).tolist())
     if logged == (request.accepted, request.drafted):
         return None
     sums = (
         f"its lines have {logged[0]:,} accepted of {logged[1]:,} drafted tokens, the server's sums "
         f"{request.accepted:,} of {request.drafted:,}"
     )
+    rule, message = "log-lines-missing", "The log does not have all rounds of a request: its lines "
+    message += "are missing, or it begins in the middle. Sums are the server's."
     if request.first is not None and request.predicted is not None and not request.batches:
         left = request.predicted - 1 - sum(n + 1 for n, _ in complete[:-1])
         if len(complete) == len(request.rounds) and 1 <= left <= complete[-1][0] + 1:
-            message = "The server's sums of a request are not those of its rounds, none of which "
-            message += "is missing."
-            return {"rule": "counters-contradict", "message": message, "evidence": sums}
-    return {
-        "rule": "log-lines-missing",
-        "message": "The log does not have all rounds of a request: its lines are missing, or it "
-        "begins in the middle. Sums are the server's.",
-        "evidence": sums,
-    }
+            rule, message = "counters-contradict", "The server's sums of a request are not those "
+            message += "of its rounds, none of which is missing."
+    return {"rule": rule, "message": message, "evidence": sums}
 
 
 def _full(seq_id: int, request: LogRequest, has_times: bool) -> Iterator[ReadyRow]:
@@ -401,9 +394,8 @@ def _write_light(
     kind = np.where((whole > left) & (emitted <= accepted) & (drafted > 0), 0, kind)
     del ahead, before, left, whole
     path = np.where(restored > 0, 2, np.where(drafted > accepted, 1, 0)).astype(np.int8)
-    paths = np.array(
-        [code(path_name(one, reach)) for one in ("none", "seq_rm", "restore")], np.int32
-    )
+    names = "none", "seq_rm", "restore"
+    paths = np.array([code(path_name(one, reach)) for one in names], np.int32)
     drafter = code(drafters[0]) if len(drafters) == 1 else 0
     times = np.where(us < 0, 0.0, us / 1e3)
     # before each request's first row one of its prompt, which ended at some time before

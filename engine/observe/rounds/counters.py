@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import count, takewhile
 
 import numpy as np
 
@@ -90,19 +91,16 @@ def read_counters(text: str) -> Counters:
             prefix, colon, rest = sample.name.partition(":")
             known = _OTHERS.get(prefix + colon)
             name = rest if known is None else known.get(rest, "")
-            if known is None and prefix != "llamacpp":
-                continue
-            if not name or not is_real(sample.value, LARGEST):
+            is_known = name and (known is not None or prefix == "llamacpp")
+            if not is_known or not is_real(sample.value, LARGEST):
                 continue
             value, place = float(sample.value), sample.labels.get("position", "")
             if name != _POSITION:
                 values[name] = min(values.get(name, 0.0) + value, LARGEST)
             elif place.isascii() and place.isdigit() and len(place) < 5:
                 positions[int(place)] = positions.get(int(place), 0.0) + value
-    n = 0
-    while n in positions:
-        n += 1
-    return Counters(values, tuple(positions[i] for i in range(n)))
+    places = takewhile(positions.__contains__, count())
+    return Counters(values, tuple(map(positions.__getitem__, places)))
 
 
 def longest_line(text: str) -> int:

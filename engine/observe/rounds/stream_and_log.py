@@ -152,7 +152,7 @@ class LogJoin:
             request.rounds[at] = _JOINED  # a log has no end: what was used need not be kept
         self._next += len(parts)
         if self._log.is_light or (len(rows) == 1 and len(parts) == 1):
-            return [_told(row, part) for row, part in zip(rows, parts, strict=True)]
+            return list(map(_told, rows, parts))
         return _told_apart(rows, parts)
 
     def _parts(self, rows: list[ObservedRound], request: LogRequest) -> list[LogRound] | None:

@@ -46,7 +46,7 @@ NUMBER = re.compile(
 )
 ACCEPTED = ("rate", "mean", "accepted", "per round")
 FIGURES = {*ACCEPTED, "by", "at index"}
-_TWO_COUNTS = re.compile(r"\d[\d,.]{0,20} ?/ ?\d")
+_TWO_COUNTS = re.compile(r"\d[\d,.]{0,20} ?/ ?\d.{0,80}")
 _FIGURE, _ARROW = r"[~≈]?\d{1,6}(?:\.\d{1,6})? ?%?", r" ?(?:→|[-=]?->) ?"
 SEVERAL = re.compile(
     rf"{_FIGURE}(?:(?: ?/ ?|, ?| )(?=[\d.]*[.%]){_FIGURE}|{_ARROW}{_FIGURE}){{1,31}}"
@@ -158,8 +158,8 @@ def is_head(names: list[str]) -> bool:
     """Whether cells name what is accepted."""
     parts = [one for one in names if ABOUT.search(one) or ABOUT.search(parts_of(one)[1])]
     kinds = [one for one in parts if {kind_of(one), kind_of(parts_of(one)[1])} & FIGURES]
-    figures = NUMBER.fullmatch, SEVERAL.fullmatch, _TWO_COUNTS.match, SAID_SPEED.fullmatch
-    return bool(kinds) and not any(one(name) for one in figures for name in names)
+    figures = NUMBER, SEVERAL, _TWO_COUNTS, SAID_SPEED, _THOUSANDS
+    return bool(kinds) and not any(one.fullmatch(name) for one in figures for name in names)
 
 
 def sides_of(names: list[str], above: list[str]) -> list[tuple[str, list[int], list[str]]]:

@@ -224,6 +224,8 @@ _LONGEST_SAID = 300
 _WORDED, _NOT_HAD = (
     re.compile(f"(?i){'|'.join(NAMES['said'][name])}") for name in ("counts", "not_had")
 )
+_IN_OTHERS = re.compile(NAMES["about"][1])
+"""What other languages write without spaces for what is accepted."""
 _LISTED = re.compile(r"\s{0,20}[-*+•]\s")
 """A line that may be under one with a colon at its end."""
 _SAID_RATE = re.compile(
@@ -248,7 +250,7 @@ def _said(text: str) -> tuple[list[RecordedRequest], list[RecordedRequest]]:
         n_words = line.lower().count("accept")
         has_list = n_words > 0 and line.rstrip()[-1:] in (":", "：")
         is_under = has_list or (is_under and _LISTED.match(line) is not None)
-        if len(line) > _LONGEST_SAID or not (n_words or is_under):
+        if len(line) > _LONGEST_SAID or not (n_words or is_under or _IN_OTHERS.search(line)):
             continue
         found = RecordedRequest("", f"line {number}", stop="end")
         if len(speeds := SAID_SPEED.findall(line)) == 1:
@@ -404,13 +406,8 @@ def _read_turns(node: Node) -> RecordedRequest:
     return found
 
 
-EAGLE = RecordShape(
-    "eagle",
-    "EAGLE and Spec-Bench",
-    tuple((*_OF_TURNS, one) for one in ("idxs", "accept_lengths", "decoding_steps")),
-    _read_turns,
-    request_of=lambda node: id(node.values),
-)
+_SIGNS = tuple((*_OF_TURNS, one) for one in ("idxs", "accept_lengths"))
+EAGLE = RecordShape("eagle", "EAGLE and Spec-Bench", _SIGNS, _read_turns)
 
 
 _KEY = re.compile(rb'"([A-Za-z][\w.:/]{2,80})"\s*:\s*"?\d')

@@ -160,13 +160,11 @@ def _points(data: bytes) -> list[bytes]:
         is_added = str(node.values.get("aggregationTemporality")).endswith(("1", "DELTA"))
         points = node.values["dataPoints"]
         for point in points if isinstance(points, list) else ():
-            labels, value = [], None
-            if isinstance(point, dict):
-                value = str(point.get("asInt", point.get("asDouble")))
-                attributes = point.get("attributes")
-                labels = attributes if isinstance(attributes, list) else []
-            if value is None or not re.fullmatch(r"\d{1,20}(?:\.\d{1,20})?", value):
+            point = point if isinstance(point, dict) else {}
+            value, labels = str(point.get("asInt", point.get("asDouble"))), point.get("attributes")
+            if not re.fullmatch(r"\d{1,20}(?:\.\d{1,20})?", value):
                 continue
+            labels = labels if isinstance(labels, list) else []
             key = f"{name}{{{','.join(_label(one) for one in labels)}}}"
             found[key] = float(value) + (found.get(key, 0.0) if is_added else 0.0)
     return [f"{key} {value:.17g}\n".encode() for key, value in found.items()]
@@ -382,11 +380,9 @@ def _difference(
     if engine == "tgi":
         _take_steps(found, count, sorted(last[_AT_MOST]), file)
         return found
-    positions = sorted(last[_PER_POS])
-    found.per_pos = [count(_PER_POS, i) or 0 for i in range(max(positions, default=-1) + 1)]
-    found.record[_PER_POS] = list(found.per_pos)
-    if not positions:
-        found.per_pos = None
+    n_positions = max(last[_PER_POS], default=-1) + 1
+    per_pos = [count(_PER_POS, i) or 0 for i in range(n_positions)]
+    found.per_pos, found.record[_PER_POS] = per_pos or None, list(per_pos)
     if exact:
         found.check_counts(_OUR_NAMES)
     return found

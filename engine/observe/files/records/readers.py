@@ -280,11 +280,8 @@ _ITERATION = ("numDraftTokens", "numAcceptedTokens")
 
 def _read_iteration(node: Node) -> RecordedRequest:
     """`specDecodingStats` of an iteration: each request that has a draft has one."""
-    keys = {
-        "num_draft_tokens": _ITERATION[0],
-        "num_accepted_draft_tokens": _ITERATION[1],
-        "num_spec_steps": "numRequestsWithDraftTokens",
-    }
+    fields = "num_draft_tokens", "num_accepted_draft_tokens", "num_spec_steps"
+    keys = dict(zip(fields, (*_ITERATION, "numRequestsWithDraftTokens"), strict=True))
     found, values = _counts(node, "tensorrt-llm", keys)
     values.number("acceptanceLength")
     found.stop = "interval"
@@ -309,10 +306,8 @@ def _read_timings(node: Node) -> RecordedRequest:
     """mlx-vlm's, or llama-server's where a person has left some out."""
     is_of_mlx = "draft_rounds" in node.values
     found, values = _counts(node, "mlx-vlm" if is_of_mlx else "llama-server", _MLX_KEYS)
-    for name in TIMINGS:
-        value = values.count(name) if name.endswith("_n") else values.number(name)
-        if value is not None:
-            found.timings[name] = value
+    takes = ((name, values.count if name[-2:] == "_n" else values.number) for name in TIMINGS)
+    found.timings |= {name: one for name, take in takes if (one := take(name)) is not None}
     found.check_counts(_MLX_KEYS)
     values.text("draft_kind")
     return found
@@ -449,9 +444,8 @@ def _read_prediction(node: Node) -> RecordedRequest:
     found.num_draft_tokens, found.num_accepted_draft_tokens = one, other
     if is_bench and not one:  # also where the server says nothing of it
         found.num_draft_tokens = found.num_accepted_draft_tokens = None
-    for name in ("prompt_ms", "predicted_ms"):
-        if (ms := values.number(name)) is not None:
-            found.timings[name] = ms
+    times = ((name, values.number(name)) for name in ("prompt_ms", "predicted_ms"))
+    found.timings |= {name: ms for name, ms in times if ms is not None}
     found.stop = values.text("finish_reason") or ""
     if is_predicted:
         found.num_draft_tokens = None if one is None or other is None else one + other

@@ -3,14 +3,16 @@ without timings says of its tokens."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from operator import ge
 from typing import Any
 
 from engine.errors import TraceFileError
-from engine.foreign import are_whole
+from engine.foreign import are_whole, is_real
 from engine.observe.files.records.document import nodes
 from engine.observe.files.records.readers import READERS
 from engine.observe.files.records.request import RecordedRequest, sum_figures, sums_of
@@ -57,7 +59,7 @@ class KeptReply:
     done: set[int] = field(default_factory=set)
     """Answers that have ended."""
     _clocks: dict[int, tuple[Any, ...]] = field(default_factory=dict)
-    _n_tokens: dict[int, int] = field(default_factory=dict)
+    _counts: dict[int, list[float]] = field(default_factory=dict)
 
     def takes(self, event: dict[str, Any], name: str, answers: list[tuple[int, bool]]) -> bool:
         """Whether an event, no whole reply, may be of this one, which has its name and to which its
@@ -74,11 +76,9 @@ class KeptReply:
         timings = _timings_of(event)
         if timings is None:
             return True
-        clock, n = _clock(timings), timings.get("predicted_n")
-        before = self._clocks.get(index)
-        if before is not None and before != clock:
+        if self._clocks.get(index, clock := _clock(timings)) != clock:
             return False
-        return not isinstance(n, int) or n >= self._n_tokens.get(index, 0)
+        return all(map(ge, _growing(timings, math.inf), self._counts.get(index, ())))
 
     def add(self, event: dict[str, Any], answers: list[tuple[int, bool]]) -> None:
         """One more event."""
@@ -89,8 +89,7 @@ class KeptReply:
                 self.done.add(index)
             if timings is not None and timings.get("predicted_n"):
                 self._clocks[index] = _clock(timings)
-                if isinstance(n := timings["predicted_n"], int):
-                    self._n_tokens[index] = n
+                self._counts[index] = _growing(timings, 0)
 
 
 def kept_replies(documents: Sequence[tuple[str, Any]]) -> Iterator[KeptReply]:
@@ -318,12 +317,16 @@ def _index(one: dict[str, Any]) -> int:
 
 def _timings_of(event: dict[str, Any]) -> dict[str, Any] | None:
     timings = event.get("timings")
-    is_one = (
-        isinstance(timings, dict) and "predicted_n" in timings and "draft_rounds" not in timings
-    )
-    return timings if is_one else None
+    known = timings if isinstance(timings, dict) else {}
+    return known if "predicted_n" in known and "draft_rounds" not in known else None
 
 
 def _clock(timings: Mapping[str, Any]) -> tuple[Any, ...]:
     """What stays the same in all timings of one answer."""
     return tuple(timings.get(name) for name in ("cache_n", "prompt_n", "prompt_ms"))
+
+
+def _growing(timings: Mapping[str, Any], unknown: float) -> list[float]:
+    """What never falls in the timings of one answer."""
+    counts = (timings.get(name) for name in ("predicted_n", "predicted_ms"))
+    return [one if is_real(one) else unknown for one in counts]

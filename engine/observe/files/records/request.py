@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise, zip_longest
 from operator import ge, mul
 from typing import Any
@@ -79,8 +79,9 @@ class RecordedRequest(Struct):
 
     @property
     def has_steps(self) -> bool:
-        """Whether every step is given, and not only their sums."""
-        return self.per_step_drafted is not None and self.per_step_accepted is not None
+        """Whether every step is given, and not only their sums, and nothing contradicts them."""
+        lists = self.per_step_drafted, self.per_step_accepted
+        return None not in lists and not self.contradictions
 
     def set_tokens(self, prompt: int | None, cached: int | None, completion: int | None) -> None:
         """Take counts of tokens under the names of `timings`, where the prompt is what was not
@@ -142,12 +143,9 @@ class RecordedRequest(Struct):
             if all(map(ge, [steps, *counts], counts)):
                 self.per_pos = counts
         elif abs(total - accepted) > len(rates) * (0.6 * 10.0**-digits * steps + 0.5):
-            self.check(
-                False,
-                ("acceptance rate per position", "accepted"),
-                f"the acceptance rates per position make {total:,} accepted tokens in {steps:,} "
-                f"drafts, but {accepted:,} are given",
-            )
+            said = f"the acceptance rates per position make {total:,} accepted tokens in "
+            said += f"{steps:,} drafts, but {accepted:,} are given"
+            self.check(False, ("acceptance rate per position", "accepted"), said)
 
     def check_ratio(
         self,
@@ -192,97 +190,73 @@ class RecordedRequest(Struct):
         steps, drafted = self.num_spec_steps, self.num_draft_tokens
         accepted, histogram = self.num_accepted_draft_tokens, self.histogram
 
-        def same(
-            names: tuple[str, str], sum_: int | None, total: int | None, what: str, own: str = ""
-        ) -> None:
+        def say(holds: bool, sentence: str, *fields: str) -> None:
+            """sentence: with {} for the name of each field."""
+            if not holds:
+                names = [keys[one] for one in fields]
+                self.check(False, names, sentence.format(*names))
+
+        def same(field: str, of: str, sum_: int, what: str, own: str = "") -> None:
             """own: what a total is that has one more in each step."""
-            if sum_ is not None and total is not None and sum_ != total:
-                one, other = (keys[name] for name in names)
-                said = f"{one} {what} {sum_:,}, but {other} is {total:,}"
-                if own and steps and total - sum_ == steps:
-                    said += f", {own}"
-                self.check(False, (one, other), said)
+            if (total := getattr(self, of)) not in (None, sum_):
+                more = f", {own}" if own and steps and total - sum_ == steps else ""
+                say(False, f"{{}} {what} {sum_:,}, but {{}} is {total:,}{more}", field, of)
 
         if histogram is not None:
-            same(("histogram", "num_spec_steps"), sum(histogram), steps, "counts steps:")
-            same(
-                ("histogram", "num_accepted_draft_tokens"),
-                sum(j * n for j, n in enumerate(histogram)),
-                accepted,
-                "counts accepted tokens:",
-                _OWN,
-            )
-            if self.num_spec_tokens is not None:
-                most = max((j for j, n in enumerate(histogram) if n), default=0)
-                names = keys["histogram"], keys["num_spec_tokens"]
-                if most > self.num_spec_tokens:
-                    said = f"{names[0]} has steps with {most} accepted tokens, more than {names[1]}"
-                    self.check(False, names, said)
+            same("histogram", "num_spec_steps", sum(histogram), "counts steps:")
+            n_all = sum(j * n for j, n in enumerate(histogram))
+            same("histogram", "num_accepted_draft_tokens", n_all, "counts accepted tokens:", _OWN)
+            most = max((j for j, n in enumerate(histogram) if n), default=0)
+            holds = self.num_spec_tokens is None or most <= self.num_spec_tokens
+            said = f"{{}} has steps with {most} accepted tokens, more than {{}}"
+            say(holds, said, "histogram", "num_spec_tokens")
         if self.per_pos is not None and "per_pos" in keys:
-            same(("per_pos", "num_accepted_draft_tokens"), sum(self.per_pos), accepted, "sums to")
+            same("per_pos", "num_accepted_draft_tokens", sum(self.per_pos), "sums to")
             reached = ([] if steps is None else [steps]) + self.per_pos
-            names = keys["per_pos"], keys["num_spec_steps"]
-            said = f"{names[0]} grows with the position, or is more than {names[1]}"
-            self.check(all(map(ge, reached, reached[1:])), names, said)
-        if drafted is not None and accepted is not None and accepted > drafted:
-            names = keys["num_accepted_draft_tokens"], keys["num_draft_tokens"]
-            said = f"{names[0]} is {accepted:,}, more than {names[1]}, {drafted:,}"
-            self.check(False, names, said)
-        self._check_lengths(keys, same)
-        self._check_steps(keys, same)
+            said = "{} grows with the position, or is more than {}"
+            say(all(map(ge, reached, reached[1:])), said, "per_pos", "num_spec_steps")
+        if drafted is not None and accepted is not None:
+            said = f"{{}} is {accepted:,}, more than {{}}, {drafted:,}"
+            say(accepted <= drafted, said, "num_accepted_draft_tokens", "num_draft_tokens")
+        self._check_lengths(say, same)
+        self._check_steps(say, same)
 
-    def _check_lengths(self, keys: Mapping[str, str], same: Any) -> None:
+    def _check_lengths(self, say: Callable[..., None], same: Callable[..., None]) -> None:
         if self.by_length is None:
             return
         found = _added([*self.by_length.values()]) or []
         for length, row in self.by_length.items():
-            self.check(
-                not any(row[length + 1 :]),
-                (keys["by_length"],),
-                f"{keys['by_length']} has steps that accepted more than the {length} drafted",
-            )
+            said = f"{{}} has steps that accepted more than the {length} drafted"
+            say(not any(row[length + 1 :]), said, "by_length")
         if self.histogram is not None:
-            names = keys["by_length"], keys["histogram"]
-            self.check(
-                all(n == m for n, m in zip_longest(found, self.histogram, fillvalue=0)),
-                names,
-                f"the sums of {names[0]} are not {names[1]}",
-            )
-        same(("by_length", "num_spec_steps"), sum(found), self.num_spec_steps, "counts steps:")
+            holds = all(n == m for n, m in zip_longest(found, self.histogram, fillvalue=0))
+            say(holds, "the sums of {} are not {}", "by_length", "histogram")
+        same("by_length", "num_spec_steps", sum(found), "counts steps:")
         drafted = sum(length * sum(row) for length, row in self.by_length.items())
-        same(("by_length", "num_draft_tokens"), drafted, self.num_draft_tokens, "counts drafted:")
+        same("by_length", "num_draft_tokens", drafted, "counts drafted:")
 
-    def _check_steps(self, keys: Mapping[str, str], same: Any) -> None:
+    def _check_steps(self, say: Callable[..., None], same: Callable[..., None]) -> None:
         drafted, accepted = self.per_step_drafted, self.per_step_accepted
-        for name, values, total in (
-            ("per_step_drafted", drafted, "num_draft_tokens"),
-            ("per_step_accepted", accepted, "num_accepted_draft_tokens"),
+        names = "per_step_accepted", "per_step_drafted"
+        for name, values, total, own in (
+            (names[1], drafted, "num_draft_tokens", ""),
+            (names[0], accepted, "num_accepted_draft_tokens", _OWN),
         ):
             if values is not None:
-                same((name, "num_spec_steps"), len(values), self.num_spec_steps, "has entries:")
-                own = _OWN if name == "per_step_accepted" else ""
-                same((name, total), sum(values), getattr(self, total), "sums to", own)
+                same(name, "num_spec_steps", len(values), "has entries:")
+                same(name, total, sum(values), "sums to", own)
         if accepted is not None and self.histogram is not None:
-            names = keys["per_step_accepted"], keys["histogram"]
-            self.check(
-                {n: steps for n, steps in enumerate(self.histogram) if steps} == Counter(accepted),
-                names,
-                f"{names[0]} does not have the counts of {names[1]}",
-            )
+            counts = {n: steps for n, steps in enumerate(self.histogram) if steps}
+            said = "{} does not have the counts of {}"
+            say(counts == Counter(accepted), said, names[0], "histogram")
         if drafted is None or accepted is None:
             return
-        names = keys["per_step_accepted"], keys["per_step_drafted"]
-        self.check(
-            len(drafted) == len(accepted) and all(map(ge, drafted, accepted)),
-            names,
-            f"{names[0]} and {names[1]} differ in length, or a step accepted more than it drafted",
-        )
+        holds = len(drafted) == len(accepted) and all(map(ge, drafted, accepted))
+        say(holds, "{} and {} differ in length, or a step accepted more than it drafted", *names)
         if self.by_length is not None:
             lengths = {d: sum(row) for d, row in self.by_length.items() if any(row)}
-            names = keys["per_step_drafted"], keys["by_length"]
-            self.check(
-                lengths == Counter(drafted), names, f"{names[0]} has other lengths than {names[1]}"
-            )
+            said = "{} has other lengths than {}"
+            say(lengths == Counter(drafted), said, names[1], "by_length")
 
     def figures(self) -> dict[str, Any]:
         """The figures of `engine.trace.timings.summary` that the record has or that follow from
@@ -293,13 +267,10 @@ class RecordedRequest(Struct):
         if self.per_pos is None and self.histogram is None:
             figures.update(_NOT_BY_INDEX)
         else:
-            figures.update(_of_positions(self) or _by_index([self]))
+            figures.update(_by_index([self]))
         if self.rates and figures["acceptance_per_position"] is None:
             figures["acceptance_per_position"] = _as_given(self.rates)
-        for name, value in self.given.items():
-            if figures.get(name) is None:
-                figures[name] = value
-        return figures
+        return figures | {k: one for k, one in self.given.items() if figures.get(k) is None}
 
 
 def _makes(steps: int, accepted: int, rates: Sequence[float]) -> bool:
@@ -317,9 +288,8 @@ def sums_of(moved: Movement) -> RecordedRequest:
     found.num_accepted_draft_tokens = moved.count(ACCEPTED)
     if found.num_spec_steps is not None:
         found.per_pos = [int(one) for one in moved.per_position] or None
-    for name, counter in (("predicted_n", PREDICTED), ("prompt_n", PROMPT)):
-        if (value := moved.count(counter)) is not None:
-            found.timings[name] = value
+    counts = ("predicted_n", moved.count(PREDICTED)), ("prompt_n", moved.count(PROMPT))
+    found.timings = {name: value for name, value in counts if value is not None}
     return found
 
 
@@ -343,16 +313,14 @@ def _figures(one: RecordedRequest) -> dict[str, Any]:
     figures: dict[str, Any] = {**_NO_TIMINGS, **one.timings}
     if drafted is not None and accepted is not None:
         figures |= {"draft_n": drafted, "draft_n_accepted": accepted}
-    figures["num_spec_steps"] = steps
-    figures["num_draft_tokens"] = drafted
-    figures["num_accepted_draft_tokens"] = accepted
-    figures["mean_acceptance_length"] = (
-        1 + accepted / steps if steps and accepted is not None else None
-    )
-    figures["draft_acceptance_rate"] = (
-        accepted / drafted if drafted and accepted is not None else None
-    )
-    return figures
+    n, is_known = accepted or 0, accepted is not None
+    return figures | {
+        "num_spec_steps": steps,
+        "num_draft_tokens": drafted,
+        "num_accepted_draft_tokens": accepted,
+        "mean_acceptance_length": 1 + n / steps if steps and is_known else None,
+        "draft_acceptance_rate": n / drafted if drafted and is_known else None,
+    }
 
 
 def merged(requests: Sequence[RecordedRequest], place: str) -> RecordedRequest:
@@ -360,9 +328,8 @@ def merged(requests: Sequence[RecordedRequest], place: str) -> RecordedRequest:
     over those that have them."""
     first = requests[0]
     found = RecordedRequest(first.engine, place, first.model, first.stop)
-    found.num_spec_steps = _sum([one.num_spec_steps for one in requests])
-    found.num_draft_tokens = _sum([one.num_draft_tokens for one in requests])
-    found.num_accepted_draft_tokens = _sum([one.num_accepted_draft_tokens for one in requests])
+    for name in ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens"):
+        setattr(found, name, _sum([getattr(one, name) for one in requests]))
     for name in _SUMMED if first.timings else ():
         if (total := _sum([one.timings.get(name) for one in requests])) is not None:
             found.timings[name] = total
@@ -418,24 +385,11 @@ def _by_index(requests: Sequence[RecordedRequest]) -> dict[str, Any]:
         found = per_position(joint)
     else:  # it is not known how many were drafted at an index
         reached = at_least(summed)
-        whole = _whole_drafts(reached, _added([request.judged for request in requests]))
-        found = rates_by_index([0] * len(summed), reached, whole)
+        judged = _added([request.judged for request in requests])
+        found = rates_by_index([0] * len(summed), reached, _whole_drafts(reached, judged))
         found["num_draft_tokens_per_pos"] = None
+        found |= {"num_judged_tokens_per_pos": judged} if judged else {}
     return {"acceptance_histogram": summed, **found}
-
-
-def _of_positions(request: RecordedRequest) -> dict[str, Any] | None:
-    """The same of one that has accepted tokens by position and no more; None for others."""
-    steps, per_pos = request.num_spec_steps, request.per_pos
-    if steps is None or per_pos is None or not (steps or per_pos) or request.has_steps:
-        return None
-    if request.histogram is not None or request.by_length is not None:
-        return None
-    reached = [steps, *per_pos]
-    whole = _whole_drafts(reached, request.judged)
-    judged = {"num_judged_tokens_per_pos": request.judged} if request.judged else {}
-    found = rates_by_index([0] * len(reached), reached, whole) | {"num_draft_tokens_per_pos": None}
-    return {"acceptance_histogram": _histogram(request), **found, **judged}
 
 
 def _histogram(request: RecordedRequest) -> list[int] | None:

@@ -109,10 +109,12 @@ def read_tables(text: str, unread: list[str] | None = None) -> list[RecordedRequ
 
 
 def _requests(text: str, unread: list[str]) -> Iterator[RecordedRequest]:
+    # else "acc" is the accuracy of answers
+    is_about = "accuracy" not in text.lower() and ABOUT_DRAFTS.search(text) is not None
     for table in _tables(text):
         if table and _IS_POSITION(table[0][1][0]) is not None:
             continue  # its rows are no requests
-        if any(not _ACC.isdisjoint(cells) for _, cells in table) and not _is_about_drafts(text):
+        if not (is_about or all(_ACC.isdisjoint(cells) for _, cells in table)):
             table = [(at, ["" if one in _ACC else one for one in cells]) for at, cells in table]
         if table and _MAY_BE_ABOUT.search(" ".join(table[0][1]).lower()):
             table = _widened(table)
@@ -157,12 +159,6 @@ def _requests(text: str, unread: list[str]) -> Iterator[RecordedRequest]:
                         unread += _unread(found, [(names[i], ones[i]) for i in saying], number)
                         if found is not None:
                             yield found
-
-
-@lru_cache(1)
-def _is_about_drafts(text: str) -> bool:
-    """Whether "acc" in a text may be acceptance, and not the accuracy of answers."""
-    return "accuracy" not in text.lower() and ABOUT_DRAFTS.search(text) is not None
 
 
 def _saying(names: list[str], are_loose: list[bool]) -> tuple[list[int], list[int]]:
@@ -288,9 +284,8 @@ def _tables(text: str) -> Iterator[list[tuple[int, list[str]]]]:
         cells = _cells(line) if len(line) <= _LONGEST else []
         is_row = table or any(map(line.__contains__, _IN_ROWS)) or _COMMAS.search(line)
         cells = cells if is_row or (len(cells) > _FEW and is_head(names_of(cells))) else []
-        named = (
-            _NAMED.findall(line) if ("=" in line or ": " in line) and len(line) <= _LONGEST else []
-        )
+        may_name = ("=" in line or ": " in line) and len(line) <= _LONGEST
+        named = _NAMED.findall(line) if may_name else []
         is_named = len({name for name, _ in named}) > _FEW or (
             len(named) == _FEW
             and _BARS.search(line) is None
@@ -316,13 +311,8 @@ def _tables(text: str) -> Iterator[list[tuple[int, list[str]]]]:
             table = []
         if 2 <= len(cells) <= _MOST_CELLS:
             table.append((number, cells))
-        if (
-            len(table) == MOST_REQUESTS + 2
-            and is_head(names_of(first := table[0][1]))
-            and (
-                "spec_decode_num" not in " ".join(first)  # each row is read by itself
-            )
-        ):
+        is_full = len(table) == MOST_REQUESTS + 2 and is_head(names_of(table[0][1]))
+        if is_full and "spec_decode_num" not in " ".join(table[0][1]):  # each row by itself
             yield table
             table = table[:1]
     yield table
@@ -378,10 +368,8 @@ def row_of(
         one[2] or ("." in one[1] and float(one[1]) <= 1)
     ):
         numbers.setdefault("rate", one)
-    pair, drafts = (
-        _PAIR.match(values.get("accepted", "")),
-        _DRAFTS.search(" ".join(cells[i] for i in saying)),
-    )
+    pair = _PAIR.match(values.get("accepted", ""))
+    drafts = _DRAFTS.search(" ".join(cells[i] for i in saying))
     made = making_rates(values.get("rate", "")) if "accepted" not in values else ()
     try:
         counts = {

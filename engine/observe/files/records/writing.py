@@ -97,8 +97,7 @@ def write_requests(
             f"{file} tells more of its {len(requests):,} requests than a trace can keep.",
             "Split it into several files.",
         )
-    steps = [r for r in requests if r.has_steps and not r.contradictions]
-    columns = dict(_OF_STEPS if steps else _OF_SUMS)
+    columns = dict(_OF_STEPS if any(one.has_steps for one in requests) else _OF_SUMS)
     if any(request.tokens[0] or request.prompt_ids for request in requests):
         columns["tokens"] = _OF_TOKENS
     writer = TraceWriter.begin(
@@ -106,8 +105,7 @@ def write_requests(
     )
     rows = _NewRows()
     for seq_id, request in enumerate(requests):
-        has_rows = request.has_steps and not request.contradictions
-        if not (has_rows and _write_rows(writer, seq_id, request, rows)):
+        if not (request.has_steps and _write_rows(writer, seq_id, request, rows)):
             _write_plain_tokens(writer, seq_id, request, rows)
     rows.write(writer)
     writer.end([request.stop or _NO_STOP for request in requests])
@@ -126,10 +124,8 @@ def check_number(n: int, file: str) -> None:
 
 def _check_size(requests: Sequence[RecordedRequest], file: str) -> None:
     check_number(len(requests), file)
-    steps = max(
-        sum(len(getattr(request, name) or ()) for request in requests)
-        for name in ("per_step_accepted", "per_step_drafted")
-    )
+    names = "per_step_accepted", "per_step_drafted"
+    steps = max(sum(len(getattr(one, name) or ()) for one in requests) for name in names)
     if steps > MOST_STEPS:
         raise TraceFileError(
             f"{file} has {steps:,} steps in its lists.",
@@ -148,7 +144,7 @@ def _facts(requests: Sequence[RecordedRequest]) -> list[dict[str, Any]]:
             "told": request.figures(),
             "record": request.record,
         }
-        if request.has_steps and not request.contradictions:  # the rows have them
+        if request.has_steps:  # the rows have them
             lists = ("per_step_accepted", "per_step_drafted")
             one["record"] = {k: v for k, v in request.record.items() if k not in lists}
         one |= asked_facts(request.asked)

@@ -97,3 +97,30 @@ def test_lines_of_a_benchmark_with_and_without_drafts(tmp_path: Path) -> None:
     told = [[one["told"][name] for name in names] for one in store.runs[0]["requests"]]
     assert told == [[512.5, 2.87], [312.5, None]]
     assert store.runs[0]["source"]["engine"] == "sglang"
+
+
+def test_counts_with_signs_between_thousands_are_no_names(tmp_path: Path) -> None:
+    table = (
+        "| Metric | MTP 1 | MTP 2 | Δ |\n|-|-|-|-|\n| Acceptance rate (%) | 80.00 | 60.00 | -20 |\n"
+    )
+    table += "| Draft tokens | 246,000 | 400,000 | +62.6% |\n"
+    table += (
+        "| Accepted tokens | 196,800 | 240,000 | +22.0% |\n| Median TTFT | 3 | 4 | +1 (worse) |\n"
+    )
+    told = [one["told"] for one in read(table, tmp_path).runs[0]["requests"]]
+    assert [[one[name] for name in COUNTS] for one in told] == [[196800, 246000], [240000, 400000]]
+
+
+def test_replies_with_the_same_counts_are_two_if_the_second_was_faster(tmp_path: Path) -> None:
+    plain = {"prompt_n": 10, "prompt_ms": 50.0, "predicted_n": 64, "predicted_ms": 1600.0}
+    drafted = plain | {"predicted_ms": 900.0, "draft_n": 60, "draft_n_accepted": 41}
+    lines = [json.dumps({"timings": one}) for one in (plain, drafted)]
+    told = [one["told"] for one in read("\n".join(lines), tmp_path).runs[0]["requests"]]
+    assert [one.get("draft_n") for one in told] == [None, 60]
+    assert [one["predicted_ms"] for one in told] == [1600.0, 900.0]
+
+
+def test_counts_in_a_sentence_of_another_language(tmp_path: Path) -> None:
+    text = "投機的デコード: ドラフト 400 トークン中 300 トークン受理 (受理率 75.0%)、42.1 tok/s\n"
+    (told,) = (one["told"] for one in read(text, tmp_path).runs[0]["requests"])
+    assert [told[name] for name in COUNTS] == [300, 400]
