@@ -4,7 +4,7 @@ them."""
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from PySide6.QtCore import QObject
@@ -90,6 +90,11 @@ class Actions:
 
     def __iter__(self) -> Iterator[QAction]:
         return iter(self._actions.values())
+
+    def on(self, handlers: Mapping[str, Callable[[], object]]) -> None:
+        """Have each of these actions do something."""
+        for action_id, does in handlers.items():
+            self[action_id].triggered.connect(lambda _=False, act=does: act())
 
     def explain(self, *, at_server: bool) -> None:
         """Say which actions a server in use disables, and why, in place of their tips. Others say

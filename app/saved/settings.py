@@ -40,7 +40,8 @@ class _SettingKey(Generic[_T]):
         return self._read(settings.store.value(self._key))
 
     def __set__(self, settings: Settings, value: _T) -> None:
-        settings.store.setValue(self._key, self._write(value))
+        if self.__get__(settings, Settings) != value:  # else the whole file would be written again
+            settings.store.setValue(self._key, self._write(value))
 
 
 def _text(value: object) -> str:

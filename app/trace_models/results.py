@@ -70,9 +70,10 @@ class ResultColumn:
 
     def text(self, row: int) -> str:
         value = self.values[row]
-        if self.is_text:
-            return short_text(str(value))
-        number = float(value)
+        return short_text(str(value)) if self.is_text else self.said(float(value))
+
+    def said(self, number: float) -> str:
+        """A number as those of this column are written."""
         if not math.isfinite(number):
             return NOT_OBSERVED
         if self.name.endswith("_bytes") and number >= 0:

@@ -155,9 +155,7 @@ class ModelessDialog(QDialog):
     ) -> QPushButton:
         """Lay parts out one under the other, above a button that leaves and one that acts, which
         is returned: it accepts, also by Return."""
-        buttons = QDialogButtonBox(leave)
-        buttons.accepted.connect(self.accept)
-        buttons.rejected.connect(self.reject)
+        buttons = made(QDialogButtonBox, leave, accepted=self.accept, rejected=self.reject)
         button = buttons.addButton(act, QDialogButtonBox.ButtonRole.AcceptRole)
         vbox(*parts, buttons, of=self)
         button.setDefault(True)  # in the dialog by now: before, Return would leave

@@ -4,6 +4,7 @@ that no font of the system can show."""
 from __future__ import annotations
 
 import re
+from functools import partial
 
 import numpy as np
 from PySide6.QtCore import QByteArray, QObject, Qt, QTimer
@@ -29,14 +30,8 @@ class Appearance(QObject):
         self._settings, self._actions = settings, actions = panels.settings, panels.actions
         self._docks, self._panels = docks, panels = panels.docks, panels
         self._theme = panels.theme
-        for name in THEME_CHOICES:
-            actions[f"view.theme_{name}"].triggered.connect(
-                lambda _=False, choice=name: self.set_theme(choice)
-            )
-        for name in LAYOUTS:
-            actions[f"view.layout_{name}"].triggered.connect(
-                lambda _=False, choice=name: self.set_layout(choice)
-            )
+        actions.on({f"view.theme_{name}": partial(self.set_theme, name) for name in THEME_CHOICES})
+        actions.on({f"view.layout_{name}": partial(self.set_layout, name) for name in LAYOUTS})
         self._connect_text()
         self._kept = ("", QByteArray())
         self._keeping = timer(self, self.keep, _KEEP_MS)
@@ -90,10 +85,8 @@ class Appearance(QObject):
         follow.setChecked(True)
         tokens.set_zoom(settings.text_zoom)
         tokens.zoom_asked.connect(self._zoom_text)
-        for name, step in (("in", 1), ("out", -1), ("reset", 0)):
-            self._actions[f"view.zoom_{name}"].triggered.connect(
-                lambda _=False, by=step: self._zoom_text(by)
-            )
+        steps = {"in": 1, "out": -1, "reset": 0}
+        self._actions.on({f"view.zoom_{n}": partial(self._zoom_text, steps[n]) for n in steps})
         tabs = self._actions["view.tabs"]
         tabs.toggled.connect(self._show_tabs)
         tabs.setChecked(settings.tabs)

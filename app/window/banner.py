@@ -152,9 +152,9 @@ class BannerArea(QWidget):
         self._age()
         return banner
 
-    def take_down(self, banner: Banner) -> None:
-        """Remove a message that is no longer true, if it is still there."""
-        if banner in self.banners:
+    def take_down(self, banner: Banner | None) -> None:
+        """Remove a message that is no longer true, if it was ever shown and is still there."""
+        if banner is not None and banner in self.banners:
             self._remove(banner)
 
     def clear(self) -> None:

@@ -116,7 +116,7 @@ class Docks:
         for name, title in TITLES.items():
             dock = made(QDockWidget, title, window, objectName=f"dock.{name}")
             self._docks[name] = dock
-            dock.topLevelChanged.connect(self._draw_buttons)
+            dock.topLevelChanged.connect(lambda _: self.draw_buttons(self._theme))
             self._notes[name] = TitleNote(dock)
             if name in PAGES:
                 pages = self._pages[name] = Pages(PAGES[name])
@@ -131,14 +131,10 @@ class Docks:
         DockTabs(window)
         self._floats = DockFloats(window, self._docks.values())
 
-    def draw_buttons(self, theme: Theme) -> None:
+    def draw_buttons(self, theme: Theme | None) -> None:
         """Tint the buttons in the titles and say what they do. Qt draws its own, too dark for a
         dark ground, whenever a dock leaves the window or comes back, or a layout is restored."""
         self._theme = theme
-        self._draw_buttons()
-
-    def _draw_buttons(self, *_: object) -> None:
-        theme = self._theme
         if theme is None:
             return
         for dock in self._docks.values():
@@ -265,7 +261,7 @@ class Docks:
         finally:
             self._moves = False
             self._making.start()
-            self._draw_buttons()
+            self.draw_buttons(self._theme)
 
     def _take_places(self, name: str, saved: QByteArray | None) -> bool:
         layout = LAYOUTS[name]

@@ -60,7 +60,7 @@ class EngineNews(QObject):
         bridge.disconnected.connect(self._show_no_server)
         panels.status.cancel_asked.connect(bridge.cancel)
         panels.run_panel.options_changed.connect(self._show_options)
-        feed.numbers_changed.connect(self._refresh_runs)
+        feed.numbers_changed.connect(lambda _: panels.runs.refresh_numbers())
         feed.run_shown.connect(self._show_model_text)
         feed.run_shown.connect(self._tell_of_run_behind)
 
@@ -117,7 +117,7 @@ class EngineNews(QObject):
         is_news &= not self._bridge.has_run  # whose own end is shown
         panels.model_map.server.set_status(status)
         panels.status.set_server_gone(status.gone)
-        if self._gone is not None and (is_news or not status.gone):
+        if is_news or not status.gone:
             panels.banners.take_down(self._gone)
         if is_news:
             again = "Connect to it again (Ctrl+Shift+K)."
@@ -163,9 +163,7 @@ class EngineNews(QObject):
     def _tell_of_run_behind(self, *_: object) -> None:
         """A run goes on while another one is on show: say so, with the way back."""
         bridge, banners = self._bridge, self._panels.banners
-        if self._behind is not None:
-            banners.take_down(self._behind)
-            self._behind = None
+        banners.take_down(self._behind)
         live, shown = bridge.live, self._feed.run
         if live is None or not bridge.has_run:
             return
@@ -223,10 +221,8 @@ class EngineNews(QObject):
             )
 
     def _end_run(self, *_: object) -> None:
-        if self._watching is not None:
-            self._panels.banners.take_down(self._watching)
-            self._watching = None
-        self._refresh_runs()
+        self._panels.banners.take_down(self._watching)
+        self._panels.runs.refresh_numbers()
 
     def _show_lanes_or_run(self, run: RunRef | None) -> None:
         self._feed.show_run(None if run is None else run_to_show(run))
@@ -248,9 +244,6 @@ class EngineNews(QObject):
             bridge.hide_trace()
         elif run.store is not bridge.trace:
             bridge.show_trace(folder, run.store)
-
-    def _refresh_runs(self, *_: object) -> None:
-        self._panels.runs.refresh_numbers()
 
     def _show_break(self, hit: BreakHit) -> None:
         self._panels.breaks.show_hit(hit)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
-from typing import TYPE_CHECKING
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, TypeVar
 
 from PySide6.QtWidgets import QStackedWidget, QWidget
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from app.panels.tune.results_view import ResultsView
     from app.window.plot_group import PlotView
 
+_View = TypeVar("_View", "DivergenceView", "ResultsView", "ConformView")
 _FIRST, _TOKENS = range(2)
 
 
@@ -66,8 +67,6 @@ class Panels:
         self.docks, self.actions, self.theme = docks, actions, theme
         self.feed = Feed(window)
         self._is_complete = self._is_open = False
-        self._results: ResultsView | None = None
-        self._conform: ConformView | None = None
         opening = [actions["file.open"], actions["file.open_demo"]]
         self.tokens = TokensView(theme)
         self.findings = FindingsView(theme)
@@ -82,10 +81,10 @@ class Panels:
         self.banners = BannerArea(theme)
         self.run_banners = RunBanners(self.banners)
         self.status = StatusLine()
-        self.text_views = (self.tokens, self.findings, self.inspector, self.why_not, self.runs)
+        self.text_views = (self.tokens, self.findings, self.inspector, self.why_not)
         self._waiting: list[EmptyState] = []
         """The content of panels until there is a run."""
-        self._offer_run(self.text_views)
+        self._offer_run((*self.text_views, self.runs))
         self._centre = QStackedWidget()
         self._centre.addWidget(
             EmptyState(
@@ -132,8 +131,7 @@ class Panels:
         self._made = made
         self.divergence = DivergenceView(self.theme, self.actions)
         self._offer_run([self.divergence])
-        docks.fill("divergence", self.divergence)
-        made(self.divergence)
+        self._fill("divergence", self.divergence)
         plots = self.plots = PlotGroup(self.theme, self.actions, self.settings, menu, report, put)
         for name in PLOTS:
             docks.fill_when_seen(name, partial(plots.__getitem__, name))
@@ -141,27 +139,24 @@ class Panels:
         docks.fill_when_seen("conform", lambda: self.conform)
         self._is_complete = True
 
-    @property
+    @cached_property
     def results(self) -> ResultsView:
         """The view of result files, made when first asked for."""
-        if self._results is None:
-            from app.panels.tune.results_view import ResultsView
+        from app.panels.tune.results_view import ResultsView
 
-            self._results = ResultsView(self.theme, self.actions)
-            self.docks.fill("results", self._results)
-            self._made(self._results)
-        return self._results
+        return self._fill("results", ResultsView(self.theme, self.actions))
 
-    @property
+    @cached_property
     def conform(self) -> ConformView:
         """The view of kernel checks, made when first asked for."""
-        if self._conform is None:
-            from app.panels.lab.conform_view import ConformView
+        from app.panels.lab.conform_view import ConformView
 
-            self._conform = ConformView(self.theme)
-            self.docks.fill("conform", self._conform)
-            self._made(self._conform)
-        return self._conform
+        return self._fill("conform", ConformView(self.theme))
+
+    def _fill(self, name: str, view: _View) -> _View:
+        self.docks.fill(name, view)
+        self._made(view)
+        return view
 
     @property
     def has_divergences(self) -> bool:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 
@@ -88,18 +89,11 @@ class PlotGroup:
         self._range: RunRange | None = None
         self.rollback = self._make_over_rounds("rollback")
         """The one that all are linked to."""
-        handlers: dict[str, Callable[[], None]] = {
-            "plot.show_all": self.rollback.plot.show_all,
-            "plot.reset": self.rollback.plot.reset_zoom,
-            "plot.export": self.export,
-        }
-        for action_id, handler in handlers.items():
-            actions[action_id].triggered.connect(lambda _=False, run=handler: run())
-        actions["plot.pin"].toggled.connect(self.rollback.plot.set_pinned)
-        for unit in UNITS:
-            actions[f"plot.x_{unit}"].triggered.connect(
-                lambda _=False, chosen=unit: self.rollback.plot.set_unit(chosen)
-            )
+        plot = self.rollback.plot
+        actions.on({f"plot.x_{unit}": partial(plot.set_unit, unit) for unit in UNITS})
+        actions.on({"plot.show_all": plot.show_all, "plot.reset": plot.reset_zoom})
+        actions.on({"plot.export": self.export})
+        actions["plot.pin"].toggled.connect(plot.set_pinned)
         actions["plot.x_round"].setChecked(True)
 
     def __getitem__(self, name: str) -> PlotView:

@@ -457,14 +457,14 @@ class ScenarioGuide(QObject):
 
     def begin(self, scenario: Scenario | MemoryScript) -> None:
         """The next run is that of this scenario."""
-        self._take_down()
+        self._panels.banners.take_down(self._banner)
         self._scenario = scenario
         self._has_begun = self._is_told = False
 
     def _begin_run(self, first: RunRef) -> None:
         if self._is_told:
             self._scenario = None
-            self._take_down()
+            self._panels.banners.take_down(self._banner)
         elif self._scenario is not None:
             for run in lanes_of(first) or (first,):
                 note(run, scenario=self._scenario.title)
@@ -493,8 +493,3 @@ class ScenarioGuide(QObject):
         self._banner = panels.run_banners.add(
             run, "info", f"{scenario.title}. {message}", sticky=True
         )
-
-    def _take_down(self) -> None:
-        if self._banner is not None:
-            self._panels.banners.take_down(self._banner)
-            self._banner = None

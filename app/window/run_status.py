@@ -75,14 +75,12 @@ class RunEnds(QObject):
         self._feed.tell_numbers()
 
     def _take_state(self, state: State) -> None:
-        if state is State.RUNNING:
+        if state is State.RUNNING:  # no run has ended that others could be measured by
             self._compiling.start()
+            self._show_card()
         else:
             self._compiling.stop()
             self._is_compiling = False
-        if state is State.RUNNING:  # no run has ended that others could be measured by
-            self._show_card()
-        else:
             self._look_again()
 
     def _show_card(self) -> None:

@@ -333,8 +333,7 @@ class Sessions(QObject):
     def _tell_unsaved(self, failed: DraftscopeError) -> None:
         message = f"The runs are not saved. {failed.message}"
         remedy = "Export them to another folder (Ctrl+E)."
-        if self._unkept is not None:  # the same thing said before there was a run
-            self._banners.take_down(self._unkept)
+        self._banners.take_down(self._unkept)  # the same thing said before there was a run
         self._unkept = banner = self._banners.add("error", message, remedy, sticky=True)
         if self.autosave is not None:  # said once, so it stays until it is no longer true
             self.autosave.saved.connect(lambda: self._banners.take_down(banner))

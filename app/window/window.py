@@ -15,7 +15,6 @@ from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State
 from app.engine_thread.jobs.engine import DisconnectServer
 from app.engine_thread.jobs.judging import CheckKernels, EstimateSpeeds
-from app.looks import Theme
 from app.saved.errors import log
 from app.saved.settings import Settings
 from app.trace_models.compared_lanes import lanes_of
@@ -118,7 +117,7 @@ class MainWindow(QMainWindow):
         self.feed.overlay_changed.connect(self.plots.set_overlay)
         self.feed.range_changed.connect(self.plots.set_range)
         self.inspector.range.zoom_asked.connect(lambda _: self.plots.rollback.plot.zoom_to_range())
-        self._connect(
+        self.actions_by_id.on(
             {
                 "go.first_divergence": lambda: (
                     self.divergence if self.panels.has_divergences else self.run_pairs
@@ -129,14 +128,6 @@ class MainWindow(QMainWindow):
         )
         self.scenarios = scenario_actions(self._unread, self.control.open_scenario, self)
         self._enable_actions()
-
-    @property
-    def theme(self) -> Theme:
-        return self.panels.theme
-
-    def set_theme(self, choice: str) -> None:
-        """system, light or dark."""
-        self.appearance.set_theme(choice)
 
     def open_model(self, target: Path, *drafts: Path, traces: Sequence[Path] = ()) -> None:
         """Inspect and load a model; the session in use stays until the new one is complete. Then
@@ -228,11 +219,7 @@ class MainWindow(QMainWindow):
         handlers["run.again"] = self._shown(self.library.again)
         handlers["run.check_rollback"] = self._check_rollback
         handlers["run.measure_plain"] = self.run_ends.measure_plain
-        self._connect(handlers | control.handlers() | self.copies.handlers())
-
-    def _connect(self, handlers: dict[str, Callable[[], object]]) -> None:
-        for action_id, handler in handlers.items():
-            self.actions_by_id[action_id].triggered.connect(lambda _=False, run=handler: run())
+        self.actions_by_id.on(handlers | control.handlers() | self.copies.handlers())
 
     def _connect_panels(self) -> None:
         feed, control = self.feed, self.control
@@ -246,7 +233,8 @@ class MainWindow(QMainWindow):
         self.bridge.state_changed.connect(control.begin_waiting)
         self.run_pairs.changed.connect(self._enable_actions)
         feed.numbers_changed.connect(self.status.set_numbers)
-        feed.run_shown.connect(self._enable_actions)
+        for show in (self.runs.show_run, self._enable_actions):
+            feed.run_shown.connect(show)
         self.bridge.pause_asked.connect(self._enable_actions)
         for view in self.panels.text_views:
             view.position_selected.connect(feed.move_cursor)

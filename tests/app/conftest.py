@@ -150,7 +150,7 @@ def _state(window: MainWindow) -> dict[str, Any]:
         "layout": window.docks.layout_name,
         "size": window.size().toTuple(),
         "title": window.windowTitle(),
-        "theme": window.theme.name,
+        "theme": window.panels.theme.name,
         "banners": [banner.message for banner in window.banners.banners],
         "form": window.run_panel.entries(),
         "engine": (window.bridge.state, window.bridge.files, window.bridge.server),

@@ -170,7 +170,7 @@ class RingView(RoundView):
         self._image.setImage(sight, autoLevels=False)
         self._image.setRect(QRectF(left, -0.5, max(right - left, 1e-9), n_rows))
         self.plot.set_y_range(-0.6, n_rows - 0.4)
-        self._draw_marks(first, stop, sight, by_pixel)
+        self._draw_marks(entries)
         self._label_rows()
 
     def _draw_nothing(self) -> None:
@@ -191,24 +191,21 @@ class RingView(RoundView):
         np.maximum.at(weights, at, _WEIGHT_OF[entries["state"][entry]])
         return _BY_WEIGHT[weights]
 
-    def _draw_marks(self, first: int, stop: int, sight: np.ndarray, by_pixel: bool) -> None:
-        """Signs in the cells of what is in sight, a column for each round or column of pixels."""
+    def _draw_marks(self, entries: dict[str, np.ndarray]) -> None:
+        """Signs in the middle of the cells in sight."""
         axis = self.plot.run_axis
         left, right = self.plot.x_range
         width, height = self.plot.box.width(), self.plot.box.height()
         room = min(width * axis.round_width / (right - left), height / self._n_rows)
         size = min(_MARK_PIXELS, max(_LEAST_MARK_PIXELS, int(room)))
-        start, pitch = axis.start(first), (axis.start(stop) - axis.start(first)) / sight.shape[1]
         for state, marks in self._marks.items():
-            y, x = np.nonzero(sight == _CODE[state])
-            if not by_pixel:
-                middles = (axis.starts(x + first) + axis.ends(x + first)) / 2
-            else:
-                middles = start + (x + 0.5) * pitch
+            here = entries["state"] == _CODE[state]
+            y, rounds = entries["row"][here], entries["round"][here]
+            x = (axis.starts(rounds) + axis.ends(rounds)) / 2
             if state == "stale" and room < _MARK_PIXELS:  # touching, they look like a gap
-                place = (middles - left) * width / (right - left) // (2 * _MARK_PIXELS)
+                place = (x - left) * width / (right - left) // (2 * _MARK_PIXELS)
                 _, apart = np.unique(np.stack((y, place)), axis=1, return_index=True)
-                y, middles = y[apart], middles[apart]
+                x, y = x[apart], y[apart]
             # the rare and alarming ones are marked even where the cells are small
             fits = room >= _LEAST_MARK_PIXELS or state == "stale"
             if not len(y) or len(y) > _MOST_MARKS or not fits:
@@ -216,7 +213,7 @@ class RingView(RoundView):
                 continue
             if state != "stale" and marks.opts["size"] != size:
                 marks.setSize(size)
-            marks.setData(middles, y)
+            marks.setData(x, y)
 
     def table(self) -> tuple[list[str], list[list[object]]]:
         found = self._between(*self.plot.rounds_in_sight)

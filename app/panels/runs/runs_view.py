@@ -34,7 +34,7 @@ from app.trace_models.results import short_text
 from app.trace_models.run_comparison import compare_runs, setting_difference, text_difference
 from app.trace_models.run_facts import ModelRuns, effective, run_names
 from app.trace_models.run_notes import count_runs, notes_of
-from app.trace_models.run_rows import Position, RunOverlay
+from app.trace_models.run_rows import RunOverlay
 from app.widgets.build import hbox, key_in, made, vbox, words
 from app.widgets.empty_state import EmptyState
 from app.widgets.fitted_labels import ElidedLabel
@@ -75,7 +75,6 @@ class RunsView(QStackedWidget):
     undone. Left and Right, or a click on the triangle of a line, fold what is below it. A second
     run, by Ctrl and a click, can be laid over it, here and in the plots."""
 
-    position_selected = Signal(object)  # never emitted: a run has no position
     run_selected = Signal(object)  # RunRef
     overlay_asked = Signal(object)  # RunRef, or None
     rename_asked = Signal(object, str)  # RunRef, name
@@ -160,9 +159,6 @@ class RunsView(QStackedWidget):
         self.pair.set_overlay(overlay)
         self._show_what_is_offered()
 
-    def refresh(self) -> None:
-        """Does nothing: `refresh_numbers` updates the figures, less often than every frame."""
-
     def refresh_numbers(self) -> None:
         """Bring figures and new runs up to date, if the panel is visible."""
         if self.isVisible():
@@ -173,9 +169,6 @@ class RunsView(QStackedWidget):
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
         self.model.refresh()
-
-    def set_cursor(self, position: Position | None) -> None:
-        """A position does not change the list."""
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         """Where no line is chosen, an arrow key chooses the first run: Qt would try the first

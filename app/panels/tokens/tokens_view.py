@@ -321,9 +321,8 @@ class TokensView(QStackedWidget):
 
     def _show_texts(self, why: str, texts: dict[int, str]) -> None:
         """The replies as they came, each under its number where there are several."""
-        every = texts.values()
-        if len(texts) > 1:
-            every = [f"Reply {seq_id}\n{text}" for seq_id, text in texts.items()]
+        head = "Reply {}\n" if len(texts) > 1 else ""
+        every = (head.format(seq_id) + text for seq_id, text in texts.items())
         self._about_texts.setText(f"{why} What it replied, as it came:")
         self._texts.setPlainText("\n\n".join(every))
         self._without = _TEXTS

@@ -113,10 +113,7 @@ def _axis(column: ResultColumn) -> tuple[tuple[str, ...], np.ndarray]:
 
 
 def _text(figure: ResultColumn, value: float) -> str:
-    if value != value:
-        return "–"
-    one = ResultColumn(figure.name, "", "", np.array([value]), is_figure=True)
-    text = one.text(0)
+    text = figure.said(value)
     return text if len(text) <= 8 else significant(value)
 
 
@@ -187,10 +184,7 @@ class ParetoPlot(PlotSurface):
         for side, column, limits in zip(("bottom", "left"), (x, y), ranges, strict=True):
             self.set_ticks(
                 side,
-                [
-                    (at, _label(column, at))
-                    for at in _round_ticks(*limits, _unit(column, limits[1]))
-                ],
+                [(at, column.said(at)) for at in _round_ticks(*limits, _unit(column, limits[1]))],
             )
 
     def nearest(self, x: float, y: float) -> int | None:
@@ -213,7 +207,8 @@ class ParetoPlot(PlotSurface):
         row = self.nearest(x, y)
         if row is None or self._x is None or self._y is None:
             return ""
-        return f"row {row + 1}: {_figure(self._x, row)}, {_figure(self._y, row)}"
+        figures = (f"{column.title} {column.text(row)}" for column in (self._x, self._y))
+        return f"row {row + 1}: {', '.join(figures)}"
 
 
 def _thinned(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -244,12 +239,3 @@ def _round_ticks(low: float, high: float, of: float = 1.0) -> list[float]:
     step = next(s for s in (5, 2, 1) if (high - low) / (s * unit) >= 2) * unit
     first, last = np.ceil(low / step), np.floor(high / step)
     return [float(at * step * of) + 0.0 for at in np.arange(first, last + 1)]
-
-
-def _label(column: ResultColumn, value: float) -> str:
-    one = ResultColumn(column.name, "", "", np.array([value]), is_figure=True)
-    return one.text(0)
-
-
-def _figure(column: ResultColumn, row: int) -> str:
-    return f"{column.title} {column.text(row)}"

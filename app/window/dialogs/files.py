@@ -123,8 +123,6 @@ TRACE_FILTER = (
     f"Traces, captures, logs and records ({SESSION_FILE} *.json *.jsonl *.gz *.log *.txt "
     "*.sse *.prom *.har *.csv *.md *.zip *.tar *.tgz);;All files (*)"
 )
-
-
 RESULTS_FILTER = "Results (*.sqlite *.json);;All files (*)"
 
 

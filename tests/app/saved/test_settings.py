@@ -55,6 +55,19 @@ def test_servers_are_remembered_and_their_keys_have_no_place() -> None:
     assert Settings().recent_servers == []
 
 
+def test_the_file_is_written_only_where_something_changes() -> None:
+    """The window keeps its place every 15 s."""
+    settings = Settings()
+    path = Path(settings.store.fileName())
+    inodes = []
+    for theme in ("dark", "dark", "light"):
+        settings.theme, settings.geometry = theme, QByteArray(b"place")
+        settings.open_groups, settings.run_form = ["a", "b"], {"n": 1}
+        settings.sync()
+        inodes.append(path.stat().st_ino)
+    assert inodes[0] == inodes[1] != inodes[2]
+
+
 def test_values_survive_a_restart(tmp_path: Path) -> None:
     settings = Settings()
     settings.theme = "dark"

@@ -211,7 +211,7 @@ def test_a_faulty_run_is_red(loaded: MainWindow, qtbot: QtBot) -> None:
     assert loaded.runs.model.index(0, 2).data(role) is None
     loaded.bridge.store.begin_run({"options": {"faults": ("stale-plane",)}, "stops": ["limit"]})
     loaded.runs.refresh_numbers()
-    assert loaded.runs.model.index(1, 2).data(role) == loaded.theme.color("status.error")
+    assert loaded.runs.model.index(1, 2).data(role) == loaded.panels.theme.color("status.error")
 
 
 # -- what is in the way of a run -------------------------------------------------------

@@ -71,7 +71,7 @@ def test_open_run_pause_step_resume_stop_export(
     wait(qtbot, window, State.PAUSED)
     kinds = set(store.tokens.texts("kind"))
     assert {"prompt", "accepted", "rejected", "replacement"} <= kinds
-    tints = {window.theme.color(f"{kind}.tint").name() for kind in ("accepted", "rejected")}
+    tints = {window.panels.theme.color(f"{kind}.tint").name() for kind in ("accepted", "rejected")}
     assert tints <= colours(window)
     assert window.status.chips["acceptance"].text != "–"
     assert window.status.chips["tokens_per_second"].text != "–"

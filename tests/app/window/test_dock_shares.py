@@ -95,10 +95,10 @@ def test_squeezed_docks_come_back(window: MainWindow, qtbot: QtBot) -> None:
 @pytest.mark.parametrize("theme", THEME_NAMES)
 def test_a_line_parts_docks_and_centre(window: MainWindow, qtbot: QtBot, theme: str) -> None:
     grow(window, qtbot, (1280, 900))
-    window.set_theme(theme)
+    window.appearance.set_theme(theme)
     settle(qtbot)
     image: QImage = window.grab().toImage()
-    wanted = window.theme.color("ui.border").rgb()
+    wanted = window.panels.theme.color("ui.border").rgb()
     run, rollback = window.docks["run"].geometry(), window.docks["rollback"].geometry()
     beside = [image.pixel(x, run.top() + 60) for x in range(run.right() + 1, rollback.left())]
     above = [

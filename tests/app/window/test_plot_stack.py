@@ -49,7 +49,7 @@ def test_in_the_stack_equal_rounds_stand_in_line_over_one_axis(
     last.plot._move_to(0, 10)
     assert [v.plot._chip.isVisible() for v in views] == [v is last for v in views]
 
-    shown = picture(window.plots["timing"], window.theme)
+    shown = picture(window.plots["timing"], window.panels.theme)
     page = window.plots["timing"].page
     assert shown.height() > 2 * page.height(), "a caption is above it"
     assert not window.plots["timing"].plot.has_axis, "as before"

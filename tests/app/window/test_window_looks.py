@@ -107,8 +107,8 @@ def test_theme_is_applied_and_kept(window: MainWindow, choice: str) -> None:
     app = QApplication.instance()
     assert isinstance(app, QApplication)
     app.processEvents()
-    assert app.palette().window().color() == window.theme.color("ui.window")
-    assert window.theme.name == choice
+    assert app.palette().window().color() == window.panels.theme.color("ui.window")
+    assert window.panels.theme.name == choice
     assert window.settings.theme == choice
     pixel = window.grab().toImage().pixelColor(window.width() - 5, 5)
     assert (pixel.lightness() < 128) is (choice == "dark")
@@ -188,7 +188,7 @@ def test_every_choice_says_what_it_chooses(window: MainWindow, qtbot: QtBot) -> 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.thinned(4)
 def test_buttons_of_titles_are_seen_and_say_what_they_do(window: MainWindow, theme: str) -> None:
-    window.set_theme(theme)
+    window.appearance.set_theme(theme)
     dock = window.docks["findings"]
     layouts = [window.actions_by_id[f"view.layout_{name}"] for name in ("divergence", "stream")]
     restored = [action.trigger for action in layouts * 2]
@@ -199,7 +199,7 @@ def test_buttons_of_titles_are_seen_and_say_what_they_do(window: MainWindow, the
             assert button.toolTip()
             image = button.icon().pixmap(16).toImage()
             drawn = {image.pixelColor(x, y).name() for x in range(16) for y in range(16)}
-            assert window.theme.color("ui.muted").name() in drawn
+            assert window.panels.theme.color("ui.muted").name() in drawn
 
 
 @pytest.mark.shares_window

@@ -98,7 +98,7 @@ def take(shots: Sequence[Shot], folder: Path) -> Iterator[Path]:
                 _bring_to(state, window)
                 for shot in shots:
                     if (shot.size, shot.state) == (size, state):
-                        window.set_theme(shot.theme)
+                        window.appearance.set_theme(shot.theme)
                         settle(_SETTLE)
                         window.grab().save(str(folder / shot.name))
                         yield folder / shot.name

@@ -193,7 +193,7 @@ def _trace(real: RealWindow, folder: Path) -> None:
 
 def _themes(real: RealWindow, _: Path) -> None:
     for theme in ("dark", "light"):
-        real.window.set_theme(theme)
+        real.window.appearance.set_theme(theme)
         real.events()
 
 

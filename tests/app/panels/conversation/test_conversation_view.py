@@ -102,7 +102,7 @@ def test_a_conversation_is_continued_edited_and_branched(demo: MainWindow, qtbot
         "Conversation 2",
     ]
     for name in ("light", "dark"):
-        demo.set_theme(name)
+        demo.appearance.set_theme(name)
         assert not view.grab().isNull()
     # the template that the model has may be asked for
     view.chat.setChecked(True)

@@ -80,8 +80,8 @@ def test_the_round_under_the_cursor(shown: MainWindow) -> None:
         view.tokens_model.index(row, NAMES.index(name)).data(Qt.ItemDataRole.ForegroundRole)
         for row, name in ((0, "decision"), (0, "target"), (1, "target"), (2, "target"))
     ]
-    other = shown.theme.color("replacement.line")
-    assert colours == [shown.theme.color("rejected.line"), other, None, None]
+    other = shown.panels.theme.color("replacement.line")
+    assert colours == [shown.panels.theme.color("rejected.line"), other, None, None]
 
 
 def test_a_row_moves_the_cursor_and_shows_its_alternatives(shown: MainWindow) -> None:

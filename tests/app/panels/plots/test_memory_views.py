@@ -84,6 +84,17 @@ def test_crowded_cells_keep_only_the_sign_of_stale(view: RingView) -> None:
     assert view._marks["stale"].getData()[0].tolist() == [200]
 
 
+def test_a_cell_has_one_sign_on_any_axis(view: RingView) -> None:
+    view.show_run(sample_trace(rounds=10).run)
+    for unit in ("round", "token"):
+        view.plot.set_unit(unit)
+        view.plot.show_all()
+        QApplication.processEvents()
+        x, y = view._marks["pending"].getData()
+        cells = list(zip(view.plot.run_axis.rounds_at(x).tolist(), y.tolist(), strict=True))
+        assert len(cells) > 1 and len(cells) == len(set(cells)), unit
+
+
 def test_signs_of_stale_slots_next_to_each_other_do_not_touch(view: RingView) -> None:
     builder = TraceBuilder()
     for number in range(400):

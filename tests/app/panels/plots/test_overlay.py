@@ -215,10 +215,10 @@ def test_an_opened_trace_has_it_too(
 def test_lines_can_be_seen_in_both_themes(overlaid: MainWindow) -> None:
     view = in_front(overlaid, "kv")
     for name in ("light", "dark"):
-        overlaid.set_theme(name)
+        overlaid.appearance.set_theme(name)
         QApplication.processEvents()
         image = view.plot.grab().toImage()
-        colour = overlaid.theme.color("plot.overlay").name()
+        colour = overlaid.panels.theme.color("plot.overlay").name()
         seen = sum(
             image.pixelColor(x, y).name() == colour
             for x in range(image.width())

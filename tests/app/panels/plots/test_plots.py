@@ -244,7 +244,7 @@ def test_a_plot_made_late_shows_what_the_others_show(
     window = make_window(Bridge(engine))
     window.resize(1280, 800)
     filled(window, 300)
-    window.set_theme("dark")
+    window.appearance.set_theme("dark")
     window.feed.move_cursor(Position(window.feed.run, 0, 200, None))
     window.actions_by_id["plot.x_time"].trigger()
     first = window.plots.rollback
@@ -335,7 +335,7 @@ def test_what_if_names_the_best(window: MainWindow, qtbot: QtBot) -> None:
 def test_export_as_picture_drawing_and_table(
     window: MainWindow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, qtbot: QtBot
 ) -> None:
-    window.set_theme("dark")
+    window.appearance.set_theme("dark")
     window.docks.reveal("timing")
     QApplication.processEvents()
     store, run_id = filled(window)
@@ -361,10 +361,10 @@ def test_export_as_picture_drawing_and_table(
     assert view.plot.findChildren(FocusFrame)[0].isVisible()
     window.setFocus()
     qtbot.waitUntil(lambda: not view.plot.findChildren(FocusFrame))
-    assert picture(view, window.theme).convertToFormat(image.format()) == image
+    assert picture(view, window.panels.theme).convertToFormat(image.format()) == image
     size = view.page.size()
     view.page.resize(200, 60)
-    assert picture(view, window.theme).width() == 2 * 640, "of a narrow dock"
+    assert picture(view, window.panels.theme).width() == 2 * 640, "of a narrow dock"
     assert view.page.size().toTuple() == (200, 60)
     view.page.resize(size)
     assert QSvgRenderer(str(tmp_path / "b.svg")).isValid()
@@ -382,22 +382,22 @@ def test_export_as_picture_drawing_and_table(
     assert window.status.currentMessage() == "Copied"
     view.plot._move_to(0, 4)
     assert view.plot._chip.isVisible(), "over what is shown, not over what is exported"
-    copied = picture(view, window.theme)
+    copied = picture(view, window.panels.theme)
     assert view.plot._chip.isVisible()
     view.plot._chip.hide()
-    assert picture(view, window.theme) == copied
+    assert picture(view, window.panels.theme) == copied
     with pytest.raises(TraceFileError, match="cannot be written"):
-        write_plot(view, tmp_path / "no" / "x.csv", window.theme)
+        write_plot(view, tmp_path / "no" / "x.csv", window.panels.theme)
 
     before = {path.name: path.read_bytes() for path in tmp_path.glob("?.*")}
     with monkeypatch.context() as full:
         full.setattr(os, "fsync", lambda _: os.open(tmp_path, os.O_WRONLY))  # any OSError
         for name in before:
             with pytest.raises(TraceFileError, match="cannot be written"):
-                write_plot(view, tmp_path / name, window.theme)
+                write_plot(view, tmp_path / name, window.panels.theme)
     assert {path.name: path.read_bytes() for path in tmp_path.glob("?.*")} == before
     (tmp_path / "link.svg").symlink_to("b.svg")
-    write_plot(view, tmp_path / "link.svg", window.theme)
+    write_plot(view, tmp_path / "link.svg", window.panels.theme)
     assert (tmp_path / "link.svg").is_symlink()
 
 

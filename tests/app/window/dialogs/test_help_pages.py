@@ -138,7 +138,7 @@ def test_a_theme_recolours_the_page_and_keeps_the_place(
     bar.setValue(bar.maximum() // 2)
     place = bar.value()
     for theme in ("light", "dark"):
-        window.set_theme(theme)
+        window.appearance.set_theme(theme)
         QApplication.processEvents()  # palettes are passed on by events
         assert bar.value() == place > 0
         image = pages.browser.viewport().grab().toImage()
