@@ -52,7 +52,9 @@ _WORTH = 1.02
 """How much faster than the best one a length has to be able to be."""
 _N_FINALISTS = 3
 _WARM_TOKENS = 8
-_SHARE, _PAIRS = 0.9, 0.7
+_AGAIN = 3
+"""Times that one prompt is asked, where its text is of no account."""
+_SHARE, _PAIRS = 0.9, 0.45
 """Of the seconds left, those that are planned with: for each setting once, for all pairs of all
 finalists."""
 _ENOUGH_TOKENS = 64
@@ -130,7 +132,7 @@ class _Tuner:
     def __init__(self, plan: ServerPlan, report: Callable[[str], None]) -> None:
         self.plan, self.report = plan, report
         # synthetic acceptance depends on no text: what a prompt takes is for more tokens instead
-        self.prompts = [min(plan.prompts, key=len)] if plan.rates else plan.prompts
+        self.prompts = [min(plan.prompts, key=len)] * _AGAIN if plan.rates else plan.prompts
         began = time.monotonic()
         self.until, self.screen_until = began + plan.most_s, began + _SCREENING * plan.most_s
         self.given_up = self.until + _OVERTIME * plan.most_s
