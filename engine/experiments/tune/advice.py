@@ -133,9 +133,10 @@ class Verdict:
 def verdict(confirmed: Sequence[Confirmed]) -> Verdict:
     """confirmed: the plain one and others; one that was measured in more pairs was the fastest."""
     plain = next(one for one in confirmed if one.name == PLAIN)
+    # by pairs: what a text or a busy machine does to all of them makes none of them faster
     others = sorted(
         (one for one in confirmed if one is not plain),
-        key=lambda one: (-len(one.speeds), -one.median),
+        key=lambda one: (-len(one.speeds), -compare(one, plain).ratio),
     )
     if not others:
         return Verdict(PLAIN, PLAIN, None, ())

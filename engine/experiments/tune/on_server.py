@@ -309,8 +309,9 @@ class _Tuner:
         drafting = [name for name in racing if name != PLAIN]
         if not drafting:
             return []
-        fastest = max(drafting, key=lambda name: statistics.median(speeds[name]))
-        pairs = list(zip(speeds[fastest], speeds[PLAIN], strict=True))
+        by_pair = {name: [*zip(speeds[name], speeds[PLAIN], strict=True)] for name in drafting}
+        fastest = max(drafting, key=lambda name: statistics.median(a - b for a, b in by_pair[name]))
+        pairs = by_pair[fastest]
         p = sign_test(sum(a > b for a, b in pairs), sum(a != b for a, b in pairs))
         is_last = len(pairs) == self.plan.pairs
         return [] if p < (SIGNIFICANT if is_last else _SURE) else [PLAIN, fastest]
