@@ -147,13 +147,13 @@ def run(args: argparse.Namespace) -> int:
     drafts = draft_paths(args)
     _check_drafters(args)
     if args.trials:
-        from engine.experiments.tune.confirm import check_optuna
+        from engine.experiments.tune.confirm import check_optuna, search
 
         check_optuna()
     session = open_session(args, target, list(drafts.values()))
     from engine.experiments.tune.record import TunePlan
     from engine.experiments.tune.report import findings, tune_report
-    from engine.experiments.tune.tune import tune
+    from engine.experiments.tune.tune import check_grid, chosen, tune
 
     texts = [make_prompt(session, args, one.text) for one in prompts]
     drafters = args.spec_type or (*session.drafters, *LOOK_UPS)
@@ -165,12 +165,15 @@ def run(args: argparse.Namespace) -> int:
         return 0
     data = tune(session, plan, texts, tell)
     if args.trials:
-        data["trials"] = _trials(args.trials, session, plan, texts, data)
+        setting = chosen(data)
+        options = plan.drafting(setting) if setting else plan.base
+        data["trials"] = search(session, texts, options, args.trials, tell)
     printed = deliver_report(args, lambda command: tune_report(data, command))
     if not printed:
         print_lines(text_lines(findings(tune_report(data))))
     if args.check_grid:
-        grid = _check_grid(session, plan, texts, data)
+        grid = check_grid(session, texts, plan, chosen(data), tell)
+        data["grid"] = grid_data(grid)
         print_lines(("", *grid_lines(grid)))
     _write(args, data)
     return 0
@@ -206,27 +209,6 @@ def _check_drafters(args: argparse.Namespace) -> None:
     for name in SpecOptions(types=args.spec_type or ()).types:
         if not has_length(name):
             raise OptionError(f"{name} has no length to tune.", "Leave it out.")
-
-
-def _trials(
-    n: int, session: Session, plan: TunePlan, texts: Sequence[Prompt], data: Mapping[str, Any]
-) -> list[dict[str, Any]]:
-    from engine.experiments.tune.confirm import search
-    from engine.experiments.tune.tune import chosen
-
-    setting = chosen(data)
-    options = plan.base if setting is None else plan.drafting(setting)
-    return search(session, texts, options, n, tell)
-
-
-def _check_grid(
-    session: Session, plan: TunePlan, texts: Sequence[Prompt], data: dict[str, Any]
-) -> GridCheck:
-    from engine.experiments.tune.tune import check_grid, chosen
-
-    found = check_grid(session, texts, plan, chosen(data), tell)
-    data["grid"] = grid_data(found)
-    return found
 
 
 def _write(args: argparse.Namespace, data: Mapping[str, Any]) -> None:

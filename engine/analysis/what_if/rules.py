@@ -105,35 +105,42 @@ class OracleLengths(Chooser):
             round_ms = np.ones(len(k))  # without times the fewest rounds
         right = np.minimum(np.minimum(places.right, places.available), places.limit)
         self._best = np.zeros((len(n_max), len(places)), np.int64)
+        texts = [slice(*both) for both in zip(places.begins, places.ends, strict=True)]
+        plan = _soonest
+        if places.is_independent:  # the next round is at the next place whatever was accepted
+            plan, texts = _fastest, [slice(None)]
         for row, most in enumerate(n_max.tolist()):
-            for begin, end in zip(places.begins.tolist(), places.ends.tolist(), strict=True):
-                self._plan(row, begin, end, np.minimum(right[begin:end], most), round_ms, places)
-
-    def _plan(
-        self,
-        row: int,
-        begin: int,
-        end: int,
-        right: np.ndarray,
-        round_ms: np.ndarray,
-        places: Positions,
-    ) -> None:
-        """Fill in the best length at each place of a text, from its end on."""
-        n = end - begin
-        left = np.zeros(n + 1)
-        for at in range(n - 1, -1, -1):
-            tokens = 1 + np.arange(right[at] + 1)
-            ms = round_ms[: right[at] + 1]
-            if places.is_independent:  # the next round is at the next place whatever was accepted
-                self._best[row, begin + at] = int((ms / tokens).argmin())
-                continue
-            ms = ms + left[np.minimum(at + tokens, n)]
-            self._best[row, begin + at] = int(ms.argmin())
-            left[at] = float(ms.min())
+            for text in texts:
+                self._best[row, text] = plan(np.minimum(right[text], most), round_ms)
 
     def choose(self, walkers: np.ndarray, at: np.ndarray) -> DraftLengths:
         n = self._best[self._of[walkers], at]
         return n, np.where(n > 0, n, NO_DRAFTER)
+
+
+def _soonest(right: np.ndarray, round_ms: np.ndarray) -> np.ndarray:
+    """The length at each place of a text that brings it to its end soonest, from its end on. right:
+    tokens that a draft there has right; round_ms: by length."""
+    n = len(right)
+    best, left = np.zeros(n, np.int64), np.zeros(n + 1)
+    for at in range(n - 1, -1, -1):
+        after = np.minimum(at + 1 + np.arange(right[at] + 1), n)
+        ms = round_ms[: right[at] + 1] + left[after]
+        best[at], left[at] = ms.argmin(), ms.min()
+    return best
+
+
+def _fastest(right: np.ndarray, round_ms: np.ndarray) -> np.ndarray:
+    """The length in each round with which all of them together take least for each token: no round
+    takes more for one more token than all do on average (Dinkelbach 1967)."""
+    lengths, ms_per_token = np.arange(len(round_ms)), np.inf
+    best, now = np.zeros(len(right), np.int64), float(round_ms[0])
+    while now < ms_per_token:
+        ms_per_token = now
+        lost = np.where(lengths <= right[:, None], round_ms - ms_per_token * (1 + lengths), np.inf)
+        best = lost.argmin(1)
+        now = float(round_ms[best].sum() / (1 + best).sum())
+    return best
 
 
 class SurvivingLengths(Chooser):

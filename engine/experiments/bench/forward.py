@@ -47,9 +47,8 @@ class SectionClock:
         self, device: torch.device = CPU, sections: Sequence[str] = MODEL_SECTIONS
     ) -> None:
         self._device, self._waits = device, device.type != "cpu"
-        self._open = ["rest"]
-        self._seconds = dict.fromkeys(sections, 0.0)
-        self._since = perf_counter()
+        self._open, self._seconds = ["rest"], dict.fromkeys(sections, 0.0)
+        self.restart()
 
     def restart(self) -> None:
         """Forget everything and begin with "rest"."""
@@ -141,20 +140,16 @@ def sections_timed(
 
     They are not recorded: a CUDA graph runs without the calls that are timed here.
     """
+    parts = [*_sections(model._trunk), (model, "_output", "head")]
+    for memory in memories:
+        calls = ("begin", "advance", "commit") if memory.recurrent else ()
+        parts += [(memory.recurrent, name, "recurrent core") for name in calls]
     with ExitStack() as undo:
-
-        def wrap(owner: object, name: str, section: str) -> None:
-            undo.enter_context(clock.around(owner, name, section))
-
-        for owner, name, section in _sections(model._trunk):
-            wrap(owner, name, section)
-        wrap(model, "_output", "head")
+        for part in parts:
+            undo.enter_context(clock.around(*part))
         for memory in memories:
             undo.callback(setattr, memory, "_graphs", memory._graphs)
             memory._graphs = None
-            if memory.recurrent is not None:
-                for name in ("begin", "advance", "commit"):
-                    wrap(memory.recurrent, name, "recurrent core")
         yield
 
 

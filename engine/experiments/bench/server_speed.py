@@ -6,6 +6,7 @@ from __future__ import annotations
 import http.client
 import json
 import math
+import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -53,11 +54,10 @@ class ServerPass:
     def speed(self, rates: Sequence[float] = ()) -> float:
         """Tokens per second over all of them, 0 where nothing was timed. rates: probabilities by
         which drafted tokens are accepted up to each place; what these give on average counts then,
-        not what was accepted by luck, where rounds are known."""
-        seconds = sum(one.seconds for one in self.answers)
-        luck = sum(a - sum(rates[:n]) for one in self.answers for n, a in one.rounds if rates)
-        n_tokens = sum(one.n_tokens for one in self.answers) - luck
-        return n_tokens / seconds if seconds > 0 else 0.0
+        not what was accepted by luck, where rounds are known, and of the answers, which differ in
+        nothing else, the median."""
+        of = [[one] for one in self.answers] if rates else [self.answers]
+        return statistics.median([_speed(answers, rates) for answers in of if answers] or [0.0])
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -68,6 +68,12 @@ class ServerPass:
         """Accepted share of the drafted tokens, None where nothing was drafted or it is unknown."""
         drafted = sum(one.drafted or 0 for one in self.answers)
         return sum(one.accepted or 0 for one in self.answers) / drafted if drafted else None
+
+
+def _speed(answers: Sequence[TimedReply], rates: Sequence[float]) -> float:
+    seconds = sum(one.seconds for one in answers)
+    luck = sum(a - sum(rates[:n]) for one in answers for n, a in one.rounds if rates)
+    return (sum(one.n_tokens for one in answers) - luck) / seconds if seconds > 0 else 0.0
 
 
 class TimedServer:

@@ -79,11 +79,9 @@ def _of_rule(one: TuneRecording, rule: AdaptRule) -> Iterable[Estimate]:
 def best_of_rules(found: Sequence[Estimate]) -> list[Estimate]:
     """The fastest of each drafter and rule, the fastest first."""
     best: dict[tuple[str, str], Estimate] = {}
-    for one in found:
-        key = one.drafter, one.rule
-        if key not in best or one.tokens_per_second > best[key].tokens_per_second:
-            best[key] = one
-    return sorted(best.values(), key=lambda one: -one.tokens_per_second)
+    for one in sorted(found, key=lambda one: -one.tokens_per_second):
+        best.setdefault((one.drafter, one.rule), one)
+    return [*best.values()]
 
 
 def to_confirm(found: Sequence[Estimate], n: int = 3) -> list[Estimate]:
@@ -135,9 +133,10 @@ class Verdict:
 def verdict(confirmed: Sequence[Confirmed]) -> Verdict:
     """confirmed: the plain one and others; one that was measured in more pairs was the fastest."""
     plain = next(one for one in confirmed if one.name == PLAIN)
+    # by pairs: what a text or a busy machine does to all of them makes none of them faster
     others = sorted(
         (one for one in confirmed if one is not plain),
-        key=lambda one: (-len(one.speeds), -one.median),
+        key=lambda one: (-len(one.speeds), -compare(one, plain).ratio),
     )
     if not others:
         return Verdict(PLAIN, PLAIN, None, ())

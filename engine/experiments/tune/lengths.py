@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import chain
 from typing import Any
 
 from engine.analysis.what_if.recorded import RecordedRounds
@@ -90,6 +91,10 @@ ServerRounds = Sequence[Sequence[tuple[int, int]]]
 """By answer, tokens drafted and accepted in each round."""
 _FEW = 24
 """Drafts below which a run says too little."""
+_ROUND = (
+    *("round", "seq_id", "num_draft_tokens", "num_accepted_draft_tokens"),
+    *("num_emitted", "verify_width"),
+)
 
 
 TokensPerRound = Callable[[Sequence[int]], Sequence[float]]
@@ -105,21 +110,12 @@ def recorded(answers: ServerRounds, rates: Sequence[float] = ()) -> TokensPerRou
         return None
     store = TraceStore()
     writer = TraceWriter.begin(store, SourceFacts("server", ""), {})
-    number = 0
+    rows: list[Sequence[int | None]] = []
     for seq_id, rounds in enumerate(answers):
-        writer.append("rounds", round=number, seq_id=seq_id, num_emitted=1)
-        for drafted, accepted in rounds:
-            number += 1
-            writer.append(
-                "rounds",
-                round=number,
-                seq_id=seq_id,
-                num_draft_tokens=drafted,
-                num_accepted_draft_tokens=accepted,
-                num_emitted=accepted + 1,
-                verify_width=drafted + 1,
-            )
-        number += 1
+        rows.append((len(rows), seq_id, None, None, 1, None))  # the prompt
+        for n, k in rounds:
+            rows.append((len(rows), seq_id, n, k, k + 1, n + 1))
+    writer.append_rows("rounds", _ROUND, [*chain.from_iterable(rows)])
     writer.end(["end"] * len(answers))
     known = RecordedRounds.of(RunRef(store, writer.run_id))
 

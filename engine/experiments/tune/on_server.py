@@ -52,7 +52,9 @@ _WORTH = 1.02
 """How much faster than the best one a length has to be able to be."""
 _N_FINALISTS = 3
 _WARM_TOKENS = 8
-_SHARE, _PAIRS = 0.9, 0.7
+_AGAIN = 3
+"""Times that one prompt is asked, where its text is of no account."""
+_SHARE, _PAIRS = 0.9, 0.45
 """Of the seconds left, those that are planned with: for each setting once, for all pairs of all
 finalists."""
 _ENOUGH_TOKENS = 64
@@ -130,7 +132,7 @@ class _Tuner:
     def __init__(self, plan: ServerPlan, report: Callable[[str], None]) -> None:
         self.plan, self.report = plan, report
         # synthetic acceptance depends on no text: what a prompt takes is for more tokens instead
-        self.prompts = [min(plan.prompts, key=len)] if plan.rates else plan.prompts
+        self.prompts = [min(plan.prompts, key=len)] * _AGAIN if plan.rates else plan.prompts
         began = time.monotonic()
         self.until, self.screen_until = began + plan.most_s, began + _SCREENING * plan.most_s
         self.given_up = self.until + _OVERTIME * plan.most_s
@@ -152,13 +154,12 @@ class _Tuner:
         least = _HOPELESS * self.screened[ranked[0]][0]
         drafting = [name for name in ranked if name != PLAIN]
         near = [name for name in drafting[1:_N_FINALISTS] if self.screened[name][0] >= least]
-        others = [*drafting[:1], *near]
-        finalists = [PLAIN, *others] if PLAIN in ranked else ranked[: _N_FINALISTS + 1]
-        confirmed = self._confirm(finalists)
+        confirmed = self._confirm([PLAIN, *drafting[:1], *near])
         judged = verdict(confirmed)
-        return ServerTuned(
-            self.n_predict, self.screened, confirmed, judged, self._flags(judged.chosen)
-        )
+        flags = None
+        if not self.plan.running:
+            flags = self._engine_flags(self.settings.get(judged.chosen))
+        return ServerTuned(self.n_predict, self.screened, confirmed, judged, flags)
 
     def _screen_lengths(self, drafter: str) -> None:
         """Lengths that the recorded longest one makes promising, or from the shortest on; then
@@ -191,8 +192,7 @@ class _Tuner:
     ) -> int | None:
         """The next length to measure: the middle one of those that may be worth it; None where no
         other can be clearly faster than the best."""
-        plain = {0: self.screened[PLAIN][0]} if PLAIN in self.screened else {}
-        speeds = at_best(per_round, {**plain, **found}, lengths)
+        speeds = at_best(per_round, {0: self.screened[PLAIN][0], **found}, lengths)
         best = max(found.values())
         worth = [n for n in lengths if n not in found and speeds[n] > _WORTH * best]
         return worth[len(worth) // 2] if worth else None
@@ -216,7 +216,7 @@ class _Tuner:
             self.start_s, self.prompt_s = max(self.start_s, start_s), done.prompt_s
             known = done.speed(plan.rates), done.acceptance
             if by_round:
-                self.kept.keep_rounds(name, [one.rounds for one in done.answers])
+                self.kept.add({"name": name, "rounds": [one.rounds for one in done.answers]})
             self.kept.add({"screened": name, "speed": known[0], "acceptance": known[1]})
         self.screened[name] = known
         self.report(f"{name}: {known[0]:.1f} tok/s")
@@ -246,8 +246,9 @@ class _Tuner:
                 of_prompt = left / (self.plan.pairs * n_prompts) - self.prompt_s * len(names)
                 if (fits := int(of_prompt / each)) >= min(_ENOUGH_TOKENS, self.n_predict):
                     break
-            self.kept.in_pairs = n_prompts, max(_LEAST_TOKENS, min(self.n_predict, fits))
-            self.kept.add({"in_pairs": self.kept.in_pairs})
+            n_predict = max(_LEAST_TOKENS, min(self.n_predict, fits))
+            self.kept.add({"in_pairs": (n_prompts, n_predict)})
+        assert self.kept.in_pairs is not None
         n_prompts, n_predict = self.kept.in_pairs
         self.report(f"pairs of {counted(n_prompts, 'prompt')}, {n_predict} tokens each")
         return self.kept.in_pairs
@@ -306,10 +307,11 @@ class _Tuner:
     def _undecided(self, racing: Sequence[str], speeds: Mapping[str, Sequence[float]]) -> list[str]:
         """Plain decoding and the fastest other one, where pairs do not show which is faster."""
         drafting = [name for name in racing if name != PLAIN]
-        if PLAIN not in racing or not drafting:
+        if not drafting:
             return []
-        fastest = max(drafting, key=lambda name: statistics.median(speeds[name]))
-        pairs = list(zip(speeds[fastest], speeds[PLAIN], strict=True))
+        by_pair = {name: [*zip(speeds[name], speeds[PLAIN], strict=True)] for name in drafting}
+        fastest = max(drafting, key=lambda name: statistics.median(a - b for a, b in by_pair[name]))
+        pairs = by_pair[fastest]
         p = sign_test(sum(a > b for a, b in pairs), sum(a != b for a, b in pairs))
         is_last = len(pairs) == self.plan.pairs
         return [] if p < (SIGNIFICANT if is_last else _SURE) else [PLAIN, fastest]
@@ -404,9 +406,6 @@ class _Tuner:
         known = {one[0].lower(): one for one in engine_flags(setting, self.plan.files)}
         return known[self._family]
 
-    def _flags(self, chosen: str) -> EngineFlags | None:
-        return None if self.plan.running else self._engine_flags(self.settings.get(chosen))
-
 
 class _SavedMeasurements:
     """Measurements in a file, a line of JSON each, after one that says what they are of."""
@@ -438,12 +437,9 @@ class _SavedMeasurements:
                 "Name another file with --keep, or delete it.",
             ) from error
 
-    def keep_rounds(self, name: str, rounds: ServerRounds) -> None:
-        """Of the run of a setting."""
-        self.rounds[name] = rounds
-        self.add({"name": name, "rounds": rounds})
-
     def _take(self, one: Mapping[str, Any]) -> None:
+        if "of" in one:
+            return
         if "n_predict" in one:
             self.n_predict = convert(one["n_predict"], int)
         elif "in_pairs" in one:
@@ -457,7 +453,8 @@ class _SavedMeasurements:
             self.pairs[one["name"], convert(one["pair"], int)] = convert(one["speed"], float)
 
     def add(self, line: Mapping[str, object]) -> None:
-        """Append a line and have it on disk. Raises OptionError where that fails."""
+        """Take a line, append it and have it on disk. Raises OptionError where that fails."""
+        self._take(line)
         if self._path is None:
             return
         try:

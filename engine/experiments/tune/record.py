@@ -154,19 +154,11 @@ def _costs(
 
 def completed(own: CostCurve, others: CostCurve) -> CostCurve:
     """A curve whose numbers that were measured less than a few times are taken from another."""
-    at = np.union1d(own.at, others.at)
-    mine, theirs = (
-        {
-            i: (ms, n)
-            for i, ms, n in zip(one.at.tolist(), one.ms.tolist(), one.n.tolist(), strict=True)
-        }
-        for one in (own, others)
-    )
-    chosen = [
-        mine[i] if i in mine and (mine[i][1] >= _FEW or i not in theirs) else theirs[i]
-        for i in at.tolist()
-    ]
-    return CostCurve(at, np.array([ms for ms, _ in chosen]), np.array([n for _, n in chosen]))
+    kept = (own.n >= _FEW) | ~np.isin(own.at, others.at)
+    more = ~np.isin(others.at, own.at[kept])
+    order = np.argsort([*own.at[kept], *others.at[more]])
+    parts = (own.at, others.at), (own.ms, others.ms), (own.n, others.n)
+    return CostCurve(*(np.append(mine[kept], theirs[more])[order] for mine, theirs in parts))
 
 
 def _cost_rounds(

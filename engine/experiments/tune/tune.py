@@ -120,7 +120,7 @@ def _data(
     judged = verdict(confirmed)
     shown = estimated[judged.fastest].draft
     of_drafter = {one.drafter: one for one in recordings}
-    costs = of_drafter[shown.drafter].costs
+    costs, every_cost = of_drafter[shown.drafter].costs, [one.costs for one in recordings]
     recommended = shown if judged.chosen == shown.name else None
     return {
         "kind": "draftscope tune",
@@ -148,7 +148,7 @@ def _data(
         "confirmed": [
             _confirmed(one, plain, estimated.get(one.name), session, plan) for one in confirmed
         ],
-        "plain_estimate": _plain_estimate(recordings),
+        "plain_estimate": next((x.plain_speed for x in every_cost if x and x.plain_ms), None),
         "estimates": [
             strict_json(
                 {
@@ -186,12 +186,6 @@ def _confirmed(
         "undo_bytes": 0 if estimate is None else undo_bytes(session.info, options),
         "costs": None if estimate is None else strict_json(round_costs(one.runs, plain.runs)),
     }
-
-
-def _plain_estimate(recordings: Sequence[TuneRecording]) -> float | None:
-    """Tokens per second of plain decoding as it was recorded."""
-    known = (one.costs.plain_speed for one in recordings if one.costs and one.costs.plain_ms)
-    return next(known, None)
 
 
 GRID_LENGTHS = (1, 2, 3, 4, 6, 8, 12)
@@ -285,16 +279,8 @@ def _fastest_first(measured: Sequence[Confirmed]) -> list[Confirmed]:
 def _joined(first: Sequence[Confirmed], again: Sequence[Confirmed]) -> list[Confirmed]:
     """The first runs with those of the ones that were run again."""
     more = {one.name: one for one in again}
-    return [
-        replace(
-            one,
-            speeds=(*one.speeds, *more[one.name].speeds),
-            runs=(*one.runs, *more[one.name].runs),
-        )
-        if one.name in more
-        else one
-        for one in first
-    ]
+    both = [(one, more.get(one.name, Confirmed("", (), 0, 0, ()))) for one in first]
+    return [replace(a, speeds=a.speeds + b.speeds, runs=a.runs + b.runs) for a, b in both]
 
 
 LENGTHS = (1, 2, 3, 4, 5, 6, 8, 12)

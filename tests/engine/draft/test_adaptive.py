@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
 
+from engine.analysis.what_if import rules
 from engine.analysis.what_if.recorded import RecordedRounds, RoundCosts
 from engine.analysis.what_if.rules import RULES
 from engine.analysis.what_if.surface import simulate
@@ -86,3 +90,19 @@ def test_nothing_beats_the_oracle() -> None:
         if name != "survival"
     }
     assert max(speeds, key=speeds.__getitem__) == "oracle"
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_oracle_of_rounds_is_the_fastest_of_all_choices(seed: int) -> None:
+    """A round with a draft takes much more, whatever its length, as where another kernel begins:
+    what takes least for its own tokens may then be slower than no draft."""
+    draw, n_max = random.Random(seed), 3
+    right = np.array([draw.randint(0, n_max) for _ in range(6)])
+    more = [draw.uniform(0, 20), *(draw.uniform(0, 3) for _ in range(n_max - 1))]
+    ms = np.cumsum([10.0, *more])
+
+    def per_token(lengths: Sequence[int]) -> float:
+        return float(ms[list(lengths)].sum() / (len(lengths) + sum(lengths)))
+
+    best = min(map(per_token, product(*(range(n + 1) for n in right))))
+    assert per_token(rules._fastest(right, ms).tolist()) == pytest.approx(best)

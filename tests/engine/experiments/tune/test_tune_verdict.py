@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import comb
 
 import pytest
@@ -103,3 +104,14 @@ def test_flags_say_what_an_engine_has_not() -> None:
     (hostile, *_) = engine_flags(DraftSetting("draft-simple", 4), {"draft-simple": "a;rm b"})
     assert hostile[1].endswith("-md 'a;rm b'")
     assert engine_flags(None)[0][1] == "--spec-type none"
+
+
+def test_the_fastest_is_so_in_pairs_whatever_their_texts() -> None:
+    """Pairs have different prompts; a median over them would be of another text for each."""
+    plain = Confirmed(PLAIN, (10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0), 0, 0, ())
+    steady = replace(plain, name="steady", speeds=tuple(1.2 * s for s in plain.speeds))
+    ratios = (1.1, 1.1, 1.1, 1.3, 1.1, 1.1, 1.1)
+    lucky = [s * r for s, r in zip(plain.speeds, ratios, strict=True)]
+    once = replace(plain, name="once", speeds=tuple(lucky))
+    assert once.median > steady.median
+    assert verdict([plain, once, steady]).fastest == "steady"
