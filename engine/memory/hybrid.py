@@ -279,11 +279,6 @@ class HybridMemory(ModelMemory):
         pos = self.attention.seq_pos_max(seq)
         return min(pos, self.recurrent.seq_pos_max(seq)) if self.recurrent else pos
 
-    def seq_pos_min(self, seq: int) -> int:
-        """First position that both parts still hold: the recurrent part holds only its tail."""
-        pos = self.attention.seq_pos_min(seq)
-        return max(pos, self.recurrent.seq_pos_max(seq)) if self.recurrent else pos
-
     def save(
         self, seq: int, device: torch.device | None = None, *, full: bool = False
     ) -> SequenceCheckpoint:

@@ -286,11 +286,6 @@ class AttentionKV(AttentionMemory):
                 keys = self._storage.keys[layer]
                 keys[place] = rotate(keys[place], shift)
 
-    def seq_pos_min(self, seq: int) -> int:
-        """Lowest position of a sequence, -1 when it is empty."""
-        held = self._table.positions(seq)
-        return int(held.min()) if held.size else -1
-
     def seq_pos_max(self, seq: int) -> int:
         """Highest position of a sequence, -1 when it is empty."""
         last = self._table.last_position(seq)

@@ -43,9 +43,9 @@ class HybridModel:
 
     compute: mode of the large matrices, resolved. device: where the weights are, and the memory
     has to be. embedding: its table, not scaled. head: the MTP head, if the file has one.
-    weight_bytes: memory the weights take in this mode. recurrent_layers and
-    trunk_attention_layers: indices of the trunk layers that keep states and those that keep
-    cells. files: that it was loaded from; mapped ones are checked to be whole before every pass.
+    weight_bytes: memory the weights take in this mode. recurrent_layers: indices of the trunk
+    layers that keep states. files: that it was loaded from; mapped ones are checked to be whole
+    before every pass.
     """
 
     def __init__(
@@ -65,9 +65,8 @@ class HybridModel:
         self.device = embedding.device
         self.head = head
         self.weight_bytes = weight_bytes
-        kinds = tuple(enumerate(config.recurrent_layers))
+        kinds = enumerate(config.recurrent_layers)
         self.recurrent_layers = tuple(i for i, recurrent in kinds if recurrent)
-        self.trunk_attention_layers = tuple(i for i, recurrent in kinds if not recurrent)
         self.embedding = embedding
         self._embedding: Callable[[Tensor], Tensor] = embedding
         self._embedding_factors = None

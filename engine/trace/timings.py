@@ -56,11 +56,6 @@ class StepSums:
         """Rows that verified a draft."""
         return int(self.counts.sum())
 
-    @property
-    def n_max(self) -> int:
-        """The longest draft."""
-        return len(self.counts) - 1
-
     def is_prompt(self, seq_ids: np.ndarray, drafted: np.ndarray) -> np.ndarray:
         """Which of the rows that follow those seen before decode a prompt, bool [n]."""
         prompt = drafted == MISSING

@@ -229,11 +229,6 @@ class DeltaPlot(RoundPlot):
         theme.apply(self._recolour)
 
     @property
-    def metric(self) -> str:
-        """The measure that is drawn."""
-        return self._metric
-
-    @property
     def has_refusals(self) -> bool:
         """Whether memory refused a rollback of any lane."""
         return any("x" in signs.data["symbol"] for signs in self._signs.values())

@@ -50,7 +50,6 @@ FIELDS = {
 """What can be compared with a number: name -> table and column."""
 CHOICES = {"path": "rollback_path", "drafter": "drafter", "rule": "accept_rule"}
 """What else than `kind:` and the fields can be chosen with a colon: name -> column of rounds."""
-OPERATORS = ("<=", ">=", "!=", "<", ">", "=")
 _PART = re.compile(r'"([^"]*)("?)|(\S+)')
 _COMPARISON = re.compile(r"(\w+)(<=|>=|!=|<|>|=)(\S+)")
 _CHOICE = re.compile(r"(\w+):(\S+)")
@@ -63,7 +62,7 @@ class FilterError(ValueError):
 
 class Term(NamedTuple):
     """What a token has to satisfy. name: "kind", of FIELDS or of CHOICES; empty for text that the
-    bytes of the tokens contain. sign: one of OPERATORS, = but for numbers. value: a kind, a number,
+    bytes of the tokens contain. sign: of a comparison, = but for numbers. value: a kind, a number,
     the values that a column of the round may have, or the text."""
 
     name: str

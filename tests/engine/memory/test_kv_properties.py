@@ -246,7 +246,6 @@ class History:
             assert contents(self.kv.state(seq)) == sorted(c.content for c in cells)
             positions = [c.pos for c in cells]
             assert self.kv.used(seq) == len(positions)
-            assert self.kv.seq_pos_min(seq) == min(positions, default=-1)
             assert self.kv.seq_pos_max(seq) == max(positions, default=-1)
             assert self.kv.duplicates(seq) == len(positions) - len(set(positions))
         for state, cells in self.saves:

@@ -206,7 +206,6 @@ def test_irregular_schedule(variant):
     keys = {"{arch}.attention.recurrent_layers": [False, True, True, True]}
     with GgufFile.open(variant(HYBRID, keys, edit)) as file:
         model = load_model(file)
-    assert model.trunk_attention_layers == (0,)
     assert model.recurrent_layers == (1, 2, 3)
     memory = NaiveMemory.for_model(model.config)
     assert model.forward(ubatch_of([1, 2, 3]), memory).logits.isfinite().all()
