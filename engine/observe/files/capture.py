@@ -112,12 +112,9 @@ def replay(
     vocabulary: of the server's model, for ids that are not given. Raises TraceFileError for a log
     that cannot be read.
     """
-    text, store_of_log = log or capture.log, TraceStore()
-    how: Any = attachment, text, file, vocabulary
-    # what the server is made of is learned before the first row is written
-    known = _replayed(capture, store_of_log, None, *how) if text else None
-    run = _replayed(capture, store, known, *how)
-    if known is None and run.reach.is_late:
+    how: Any = attachment, log or capture.log, file, vocabulary
+    run = _replayed(capture, store, None, *how)
+    if run.reach.is_late:
         del store.runs[run.run_id]  # none of its rows is written yet
         run = _replayed(capture, store, run, *how)
     if capture.metrics is not None:
@@ -150,7 +147,7 @@ def _replayed(
         keep_raw=False,
         vocabulary=vocabulary,
         plain=PlainReplies(),
-        holds_rows=not log,
+        holds_rows=True,
         **{"record": {"file": file}, **facts},
     )
     if log:
