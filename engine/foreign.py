@@ -63,14 +63,11 @@ def is_whole(value: Any, most: int = COUNT) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most
 
 
-_FEW = 24
 _whole_numbers = cache(lambda most: list[Annotated[int, Meta(ge=0, le=most)]])
 
 
 def are_whole(values: Sequence[Any], most: int = COUNT) -> bool:
     """Whether all of several values are."""
-    if len(values) < _FEW:  # which takes less time than to make a type ready
-        return all(type(one) is int and 0 <= one <= most for one in values)
     try:
         msgspec.convert(values, _whole_numbers(most))
     except msgspec.ValidationError:

@@ -165,19 +165,18 @@ def _replayed(
             )
             continue
         observed = open_requests[number]
-        if what == "data" and not log:  # only the first counters say when they came
+        if what == "data":
             held.setdefault(number, []).append(value)
-            if number in is_counted or b'"predicted_n"' not in value:
+            # only the first counters say when they came
+            if not log and (number in is_counted or b'"predicted_n"' not in value):
                 continue
-            value = held[number].pop()
         if pieces := held.pop(number, None):
             observed.data(b"".join(pieces), at_ms)
             is_counted |= {number} if any(observed.told) else set()
         if what == "head":
             observed.head(request.status, {"Content-Type": request.content_type}, at_ms)
         elif what == "data":
-            observed.data(value, at_ms)
-            is_counted |= {number} if any(observed.told) else set()
+            continue
         elif request.has_left:
             observed.left(at_ms)
         elif request.broke:

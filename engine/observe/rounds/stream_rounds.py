@@ -231,11 +231,6 @@ class StreamRounds:
         self._is_text_whole = True
 
     @property
-    def n_tokens(self) -> int:
-        """Tokens so far, hidden ones included."""
-        return self.told.predicted_n
-
-    @property
     def open_ms(self) -> float:
         """End of the earliest round that may still come out, on the server's clock."""
         groups = self._segments[0][0] if self._segments else self._open
@@ -317,7 +312,7 @@ class StreamRounds:
         self._group.is_cut = not is_whole
         self._push_group()
         self._group = None
-        self._close(self.n_tokens)
+        self._close(self.told.predicted_n)
         return self._settle(for_good=True)
 
     def _push_group(self) -> None:

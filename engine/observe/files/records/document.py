@@ -299,15 +299,14 @@ def _values(
 def _objects(text: str) -> tuple[list[tuple[str, Any]], int]:
     """Of a text that begins with an object in each line, or none, these, read at once: many are
     events; and where their lines end."""
-    at, n, numbers = 0, len(text), list[int]()
+    at, numbers = 0, list[int]()
 
     def lines() -> Iterator[str]:
         nonlocal at
-        number, find = 0, text.find
-        while at < n:
-            end = find("\n", at) + 1 or n
+        number = 0
+        while at < len(text):
+            end, number = text.find("\n", at) + 1 or len(text), number + 1
             line = text[at:end].strip()
-            number += 1
             if line and (line[0] != "{" or line[-1] != "}"):
                 return
             at = end
