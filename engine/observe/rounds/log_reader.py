@@ -141,7 +141,9 @@ class LogReader(LogServers):
         may_go_on = np.array([one is not None and one.may_go_on for one in known])
         for i in np.flatnonzero(may_go_on[of_line]).tolist() if may_go_on.any() else ():
             source = looked.server(i)
-            if source is not None and not self._is_whole(block, i, source):
+            after = known[of_line[i + 1]] if i + 1 < block.n_lines else None
+            is_whole = after is not None and after.begins_entry(source)  # as nearly always
+            if not (source is None or is_whole or self._is_whole(block, i, source)):
                 looked.drop(i)
         runs, drafts = light.runs(left), looked.drafts(left)
         shapes, todo = of_line[left].tolist(), left.tolist()
@@ -237,11 +239,10 @@ class LogReader(LogServers):
 
     def _is_whole(self, block: Burst, line: int, source: str) -> bool:
         """Whether the next line of the server that a line is of begins an entry."""
-        for after in range(line + 1, min(line + _MOST_BETWEEN, block.n_lines)):
-            other, start = self._lines.own_source(block.line(after))
-            if other is None or other == source:
-                return other is not None and start > 0
-        return False
+        lines = range(line + 1, min(line + _MOST_BETWEEN, block.n_lines))
+        found = (self._lines.own_source(block.line(after)) for after in lines)
+        mine = next((one for one in found if one[0] is None or one[0] == source), (None, 0))
+        return mine[0] is not None and mine[1] > 0
 
     def _is_quiet(self, shape: bytes, line: str) -> bool:
         """Whether lines of an unknown shape can be passed over. line: one of them."""

@@ -288,12 +288,12 @@ class RowWriter:
             known, pieces = self.log_pieces, self._writer.store.pieces
             if new := [t for tops in one.log.draft for t, _ in tops if t not in pieces]:
                 self._writer.learn((token for token in new if token in known), known.__getitem__)
-        n_kept, log, text_of = kinds.count("accepted"), one.log, self._text
+        n_kept, log, draws = kinds.count("accepted"), one.log, self.rule.draws
         for i, (token, kind) in enumerate(zip(tokens, kinds, strict=True)):
             if i == n_kept and log is not None:
                 self._undone_tokens(ids, first_pos, one, log, tokens)
-            token_id, text, index = token.token_id, text_of(token), i if i < n_kept else None
-            drafted = _NOT_LOGGED if index is None else _drafted(log, i, self.rule, token_id)
+            token_id, text, index = token.token_id, self._text(token), i if i < n_kept else None
+            drafted = _NOT_LOGGED if index is None else _drafted(log, i, draws, token_id)
             self._token(ids, first_pos + i, kind, token_id, text, index, drafted)
 
     def _undone_tokens(
@@ -305,11 +305,12 @@ class RowWriter:
         tokens: Sequence[StreamedToken],
     ) -> None:
         """What was drafted and not accepted, and what was decoded again, as the log tells."""
+        draws = self.rule.draws
         for i in range(one.accepted, len(log.draft)):
             # of a drafter that draws only the candidates are logged
-            token_id = None if self.rule.draws else log.draft[i][0][0]
+            token_id = None if draws else log.draft[i][0][0]
             kind = "rejected" if i == one.accepted else "ignored"
-            more = _drafted(log, i, self.rule, token_id)
+            more = _drafted(log, i, draws, token_id)
             self._token(ids, first_pos + i, kind, token_id, None, i, more)
         for i in range(one.accepted if log.restored else 0):
             token = tokens[i] if i < len(tokens) else StreamedToken()
@@ -371,15 +372,14 @@ def path_name(path: str, reach: PlaneReach) -> str:
 
 
 def _drafted(
-    log: LogRound | None, index: int, rule: AcceptRule, token_id: int | None
+    log: LogRound | None, index: int, draws: bool, token_id: int | None
 ) -> tuple[Any, ...]:
-    """Probability of a drafted token, and the best ones there with theirs. token_id: which one it
-    is, if the drafter draws."""
+    """Probability of a drafted token, and the best ones there with theirs. draws: whether the
+    drafter does, token_id: which one it drew."""
     if log is None or index >= len(log.draft):
         return _NOT_LOGGED
     tops = log.draft[index]
-    mine = (p for token, p in tops if token == token_id)
-    p = next(mine, None) if rule.draws else tops[0][1]
+    p = tops[0][1] if not draws else next((p for token, p in tops if token == token_id), None)
     return p, *zip(*tops[:N_TOP], strict=True)
 
 
