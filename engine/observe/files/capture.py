@@ -147,7 +147,6 @@ def _replayed(
         keep_raw=False,
         vocabulary=vocabulary,
         plain=PlainReplies(),
-        holds_rows=True,
         **{"record": {"file": file}, **facts},
     )
     if log:

@@ -232,10 +232,8 @@ class LogReader(LogServers):
         return found, key
 
     def _forget(self) -> None:
-        self._readings.clear()
-        self._kinds.clear()
-        self._by_hash.clear()
-        self._open.clear()
+        for known in (self._readings, self._kinds, self._by_hash, self._open):
+            known.clear()
 
     def _is_whole(self, block: Burst, line: int, source: str) -> bool:
         """Whether the next line of the server that a line is of begins an entry."""

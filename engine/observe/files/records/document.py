@@ -196,8 +196,7 @@ def _events(text: str, name: str) -> tuple[list[tuple[str, Any]], str]:
         except JsonError as error:
             fault = end, error
     else:
-        if found:  # the last event may be cut
-            return [("", found)], left.sentence
+        fault = None if found else fault  # the last event may be cut
     if fault is not None:
         raise _invalid(name, f"the event before line {fault[0]}", fault[1])
     return [("", found)], left.sentence

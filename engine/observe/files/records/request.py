@@ -290,10 +290,7 @@ class RecordedRequest(Struct):
         if self.contradictions:
             return {}
         figures = _figures(self)
-        if self.per_pos is None and self.histogram is None:
-            figures.update(_NOT_BY_INDEX)
-        else:
-            figures.update(_of_positions(self) or _by_index([self]))
+        figures.update(_of_positions(self) or _by_index([self]))
         if self.rates and figures["acceptance_per_position"] is None:
             figures["acceptance_per_position"] = _as_given(self.rates)
         for name, value in self.given.items():
