@@ -35,8 +35,6 @@ _END = 64
 """Characters by which the end of a text is known again."""
 _MOST_EVENTS = 1 << 20
 _MOST_SEQUENCES = 1 << 16
-_MANY_VALUES = 1 << 18
-"""That are written into a trace at once."""
 MOST_TEXT = 1 << 28
 """Characters of an answer; what a server sends must not fill the memory."""
 
@@ -459,9 +457,8 @@ class RequestRun:
         if self._n_looks_left > 0 and math.isfinite(at_ms):
             return  # each look is at all open answers: with many, not at every piece of each
         self._n_looks_left = len(self._current) // 8
-        if math.isinf(at_ms):
-            until = math.inf
-        else:
+        until = math.inf
+        if math.isfinite(at_ms):
             for one in self._current:
                 if one.waits_since_ms < at_ms - self._patience_ms:
                     one.give_up_log()
@@ -474,8 +471,6 @@ class RequestRun:
             return  # what is read from a file is written with all that was learned of its server
         while self._released:
             self._rows.write(self._released.popleft())
-            if self._rows.n_waiting > _MANY_VALUES:
-                self._rows.flush()
         self._rows.flush()
 
     def find(self, rule: str, message: str, evidence: str = "", seq_id: int | None = None) -> None:

@@ -142,8 +142,10 @@ class LogReader(LogServers):
         for i in np.flatnonzero(may_go_on[of_line]).tolist() if may_go_on.any() else ():
             source = looked.server(i)
             after = known[of_line[i + 1]] if i + 1 < block.n_lines else None
-            is_whole = after is not None and after.begins_entry(source)  # as nearly always
-            if not (source is None or is_whole or self._is_whole(block, i, source)):
+            key = (after.stream, after.is_own, after.time is None, after.prefix[0]) if after else ()
+            if source is None or key == (source, True, False, 0):
+                continue  # an entry of the same server begins, as nearly always
+            if not self._is_whole(block, i, source):
                 looked.drop(i)
         runs, drafts = light.runs(left), looked.drafts(left)
         shapes, todo = of_line[left].tolist(), left.tolist()
@@ -438,10 +440,8 @@ class LogReader(LogServers):
             if (server := by_stream.get(stream)) is None:
                 server = by_stream[stream] = self.begins(stream)
             after = by_stream[stream] = server.add(number, time, message, is_head)
-            if after.is_waiting:
-                self._waiting.add(stream)
-            else:
-                self._waiting.discard(stream)
+            note = self._waiting.add if after.is_waiting else self._waiting.discard
+            note(stream)
         if n == 1 and message is None:
             return server
         reading = None

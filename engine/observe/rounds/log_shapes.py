@@ -91,11 +91,6 @@ class Reading:
         what = self.whose, self.name, self.kind
         return what, of_time, of_stream, tuple(self.columns), tuple(self.same)
 
-    def begins_entry(self, stream: str | None) -> bool:
-        """Whether every such line begins an entry of a server, by its time."""
-        is_of = self.is_own and self.stream == stream and not self.prefix[0]
-        return is_of and self.time is not None
-
     def place(self, line: str, at: int) -> Place | None:
         """Where a character is, in every line of the shape; None within a number."""
         byte = at if line.isascii() else len(line[:at].encode())

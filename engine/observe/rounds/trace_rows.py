@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _NOT_LOGGED = (None, None, None)
 """Of a drafted token whose probabilities no log tells."""
+_MANY_VALUES = 1 << 18
+"""That are written into a trace at once."""
 LONGEST_TOKEN = 8192
 """Characters of one token in a trace: escaped, more might not fit a field that opens again."""
 COLUMNS = {
@@ -142,6 +144,8 @@ class RowWriter:
             self._round(ids, t_ms, ready, ready.round)
         else:
             self._append(**ids, num_emitted=1)
+        if len(self._tokens_of) + len(self._rounds_of) + self._n_plain > _MANY_VALUES:
+            self.flush()
 
     def flush(self) -> None:
         """Bring into the trace what was written."""
@@ -155,11 +159,6 @@ class RowWriter:
         self._writer.append_rows("rounds", _ROUND, self._rounds_of)
         for rows in (self._tokens_of, self._drafts, self._rounds_of):
             rows.clear()
-
-    @property
-    def n_waiting(self) -> int:
-        """Values that are not in the trace yet, about."""
-        return len(self._tokens_of) + len(self._rounds_of) + self._n_plain
 
     def fill_in(self) -> None:
         """What was learned too late for the rows that were written: planes, and whose drafts they

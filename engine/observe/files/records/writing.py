@@ -97,17 +97,16 @@ def write_requests(
             f"{file} tells more of its {len(requests):,} requests than a trace can keep.",
             "Split it into several files.",
         )
-    steps = [r for r in requests if r.has_steps and not r.contradictions]
-    columns = dict(_OF_STEPS if steps else _OF_SUMS)
+    has_rows = [one.has_steps and not one.contradictions for one in requests]
+    columns = dict(_OF_STEPS if any(has_rows) else _OF_SUMS)
     if any(request.tokens[0] or request.prompt_ids for request in requests):
         columns["tokens"] = _OF_TOKENS
     writer = TraceWriter.begin(
         store, SourceFacts(", ".join(engines), version), facts, columns=columns
     )
     rows = _NewRows(writer)
-    for seq_id, request in enumerate(requests):
-        has_rows = request.has_steps and not request.contradictions
-        if not (has_rows and _write_rows(rows, seq_id, request)):
+    for seq_id, (request, is_by_step) in enumerate(zip(requests, has_rows, strict=True)):
+        if not (is_by_step and _write_rows(rows, seq_id, request)):
             _write_plain_tokens(rows, seq_id, request)
     rows.write()
     writer.end([request.stop or _NO_STOP for request in requests])
@@ -188,13 +187,12 @@ class _NewRows:
         self._columns = {name: array("q") for name in _COLUMNS}
         self._runs: list[TokenRun] = []
 
-    def add(self, seq_id: int, first: Mapping[str, int | None], *steps: list[int] | None) -> None:
-        """A row for the prompt, and one for each step, by the columns after the first one."""
+    def add(self, seq_id: int, first: Sequence[Any], *steps: list[int] | None) -> None:
+        """A row for the prompt, and one for each step, by column."""
         n = max(len(one) for one in steps if one is not None)
         self._requests.append((seq_id, 1 + n))
         self.n += 1 + n
-        for (name, column), each in zip(self._columns.items(), steps, strict=True):
-            value = first.get(name)
+        for column, value, each in zip(self._columns.values(), first, steps, strict=True):
             column.append(MISSING if value is None else value)
             column.extend(_BLANK * n if each is None else each)
 
@@ -255,9 +253,8 @@ def _write_rows(rows: _NewRows, seq_id: int, request: RecordedRequest) -> bool:
     if is_ordered and emitted is not None:
         has_tokens = _write_tokens(rows, seq_id, request, emitted)
         positions = [*accumulate(emitted[:-1], initial=pos0)][: len(drafted)]
-    begin = {"pos0": request.timings.get("cache_n"), "num_emitted": 1}
-    begin["verify_width"] = request.timings.get("prompt_n")
-    rows.add(seq_id, begin, positions, drafted, accepted, emitted, None)
+    first_row = request.timings.get("cache_n"), None, None, 1, request.timings.get("prompt_n")
+    rows.add(seq_id, first_row, positions, drafted, accepted, emitted, None)
     return has_tokens
 
 
