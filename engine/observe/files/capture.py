@@ -125,15 +125,11 @@ def replay(
 
 
 def _replayed(
-    capture: Capture,
-    store: TraceStore,
-    known: ObservedRun | None,
-    attachment: Attachment,
-    log: str,
-    file: str,
-    vocabulary: Tokenizer | None,
+    capture: Capture, store: TraceStore, known: ObservedRun | None, *how: Any
 ) -> ObservedRun:
-    """The run of a capture, not ended. known: a run of it in which its server was learned."""
+    """The run of a capture, not ended. known: a run of it in which its server was learned. how:
+    attachment, log, file and vocabulary of `replay`."""
+    attachment, log, file, vocabulary = how
     said = dict(capture.facts).get("captured_from")
     engine = said if isinstance(said, str) and said in OTHER_ENGINES else LLAMA_SERVER
     server = ServerFacts(capture.name or file, engine, capture.props, capture.models)

@@ -133,7 +133,8 @@ class RowWriter:
         self._n_rounds += 1
         if ready.prompt_ids:
             self.flush()
-            write_runs(self._writer, [(*ids.values(), 0, "prompt", ready.prompt_ids, ())])
+            run = (ids["round"], ids["seq_id"], 0, "prompt", ready.prompt_ids, ())
+            write_runs(self._writer, [run])
             if self._vocabulary is not None:
                 self._writer.learn(ready.prompt_ids, self._vocabulary.piece)
         if ready.emitted[0]:
@@ -204,7 +205,8 @@ class RowWriter:
                 for one, text in zip(token_ids, texts, strict=True)
             ]
             token_ids, texts = [one.token_id for one in tokens], list(map(self._text, tokens))
-        self._plain.append((*ids.values(), first_pos, "unknown", token_ids, texts))
+        where = ids["round"], ids["seq_id"], first_pos
+        self._plain.append((*where, "unknown", token_ids, texts))
         self._n_plain += len(token_ids)
 
     def _part(

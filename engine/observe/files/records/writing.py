@@ -213,7 +213,7 @@ class _NewRows:
         self.write_tokens()
         if not self.n:
             return
-        columns = {name: np.frombuffer(one, np.int64) for name, one in self._columns.items()}
+        columns: dict[str, Any] = {k: np.frombuffer(v, np.int64) for k, v in self._columns.items()}
         _, drafted, accepted, emitted, width = columns.values()
         is_step, is_whole = drafted != MISSING, accepted == drafted
         codes = np.array(self.writer.store.text_pool.codes(_STOPS), np.int32)
