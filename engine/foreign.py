@@ -140,7 +140,7 @@ def parse_json(
 def plain_values(texts: Sequence[str], deepest: int | None = None) -> list[Any] | None:
     """The values of texts with nothing that `parse_json` refuses or changes; None if one is
     another, or where that takes more to see. Written again they have fewer quotes if a key was
-    there twice. deepest: None where none has so many objects and lists."""
+    there twice. deepest: None where none has more objects and lists than may lie in each other."""
     try:
         values = list(map(msgspec.json.decode, texts))
     except (msgspec.MsgspecError, ValueError, RecursionError):
