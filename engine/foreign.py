@@ -63,14 +63,11 @@ def is_whole(value: Any, most: int = COUNT) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most
 
 
-_FEW = 24
 _whole_numbers = cache(lambda most: list[Annotated[int, Meta(ge=0, le=most)]])
 
 
 def are_whole(values: Sequence[Any], most: int = COUNT) -> bool:
     """Whether all of several values are."""
-    if len(values) < _FEW:  # which takes less time than to make a type ready
-        return all(type(one) is int and 0 <= one <= most for one in values)
     try:
         msgspec.convert(values, _whole_numbers(most))
     except msgspec.ValidationError:
@@ -143,7 +140,7 @@ def parse_json(
 def plain_values(texts: Sequence[str], deepest: int | None = None) -> list[Any] | None:
     """The values of texts with nothing that `parse_json` refuses or changes; None if one is
     another, or where that takes more to see. Written again they have fewer quotes if a key was
-    there twice. deepest: None where none has so many objects and lists."""
+    there twice. deepest: None where none has more objects and lists than may lie in each other."""
     try:
         values = list(map(msgspec.json.decode, texts))
     except (msgspec.MsgspecError, ValueError, RecursionError):

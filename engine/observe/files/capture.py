@@ -108,12 +108,9 @@ def replay(
     vocabulary: of the server's model, for ids that are not given. Raises TraceFileError for a log
     that cannot be read.
     """
-    text, store_of_log = log or capture.log, TraceStore()
-    how: Any = attachment, text, file, vocabulary
-    # what the server is made of is learned before the first row is written
-    known = _replayed(capture, store_of_log, None, *how) if text else None
-    run = _replayed(capture, store, known, *how)
-    if known is None and run.reach.is_late:
+    how: Any = attachment, log or capture.log, file, vocabulary
+    run = _replayed(capture, store, None, *how)
+    if run.reach.is_late:
         del store.runs[run.run_id]  # none of its rows is written yet
         run = _replayed(capture, store, run, *how)
     if capture.metrics is not None:
@@ -124,15 +121,11 @@ def replay(
 
 
 def _replayed(
-    capture: Capture,
-    store: TraceStore,
-    known: ObservedRun | None,
-    attachment: Attachment,
-    log: str,
-    file: str,
-    vocabulary: Tokenizer | None,
+    capture: Capture, store: TraceStore, known: ObservedRun | None, *how: Any
 ) -> ObservedRun:
-    """The run of a capture, not ended. known: a run of it in which its server was learned."""
+    """The run of a capture, not ended. known: a run of it in which its server was learned. how:
+    attachment, log, file and vocabulary of `replay`."""
+    attachment, log, file, vocabulary = how
     said = dict(capture.facts).get("captured_from")
     engine = said if isinstance(said, str) and said in OTHER_ENGINES else LLAMA_SERVER
     server = ServerFacts(capture.name or file, engine, capture.props, capture.models)
@@ -146,7 +139,6 @@ def _replayed(
         keep_raw=False,
         vocabulary=vocabulary,
         plain=PlainReplies(),
-        holds_rows=not log,
         **{"record": {"file": file}, **facts},
     )
     if log:
@@ -164,19 +156,18 @@ def _replayed(
             )
             continue
         observed = open_requests[number]
-        if what == "data" and not log:  # only the first counters say when they came
+        if what == "data":
             held.setdefault(number, []).append(value)
-            if number in is_counted or b'"predicted_n"' not in value:
+            # only the first counters say when they came
+            if not log and (number in is_counted or b'"predicted_n"' not in value):
                 continue
-            value = held[number].pop()
         if pieces := held.pop(number, None):
             observed.data(b"".join(pieces), at_ms)
             is_counted |= {number} if any(observed.told) else set()
         if what == "head":
             observed.head(request.status, {"Content-Type": request.content_type}, at_ms)
         elif what == "data":
-            observed.data(value, at_ms)
-            is_counted |= {number} if any(observed.told) else set()
+            continue
         elif request.has_left:
             observed.left(at_ms)
         elif request.broke:

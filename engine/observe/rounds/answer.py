@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol
@@ -34,8 +35,6 @@ _END = 64
 """Characters by which the end of a text is known again."""
 _MOST_EVENTS = 1 << 20
 _MOST_SEQUENCES = 1 << 16
-_MANY_VALUES = 1 << 18
-"""That are written into a trace at once."""
 MOST_TEXT = 1 << 28
 """Characters of an answer; what a server sends must not fill the memory."""
 
@@ -392,7 +391,7 @@ class RequestRun:
     """A run as its requests and their answers see it: what is kept of them, their rows in the order
     in which rounds ended, what was found. raw: what is kept as it came, None for nothing. plain:
     reads replies without timings, None for not at all. reach: how deep the server's planes reach,
-    as far as known. patience_ms, holds_rows: see `ObservedRun`."""
+    as far as known. patience_ms: see `ObservedRun`."""
 
     def __init__(
         self,
@@ -402,16 +401,14 @@ class RequestRun:
         plain: PlainReader | None,
         vocabulary: Tokenizer | None,
         patience_ms: float,
-        *,
-        holds_rows: bool,
     ) -> None:
         self.reach, self.raw, self.plain, self.vocabulary = reach, raw, plain, vocabulary
         self._writer, self._rows = writer, RowWriter(writer, reach, vocabulary)
-        self._patience_ms, self._holds_rows = patience_ms, holds_rows
+        self._patience_ms = patience_ms
         self._answers: list[Answer] = []
         self._current: list[Answer] = []
         self._ready: list[tuple[float, int, int, ReadyRow]] = []
-        self._released: list[ReadyRow] = []
+        self._released = deque[ReadyRow]()
         self._n_ready = self._n_looks_left = 0
         self._log: LogReader | None = None
         self._in_log: set[int] = set()
@@ -460,9 +457,8 @@ class RequestRun:
         if self._n_looks_left > 0 and math.isfinite(at_ms):
             return  # each look is at all open answers: with many, not at every piece of each
         self._n_looks_left = len(self._current) // 8
-        if math.isinf(at_ms):
-            until = math.inf
-        else:
+        until = math.inf
+        if math.isfinite(at_ms):
             for one in self._current:
                 if one.waits_since_ms < at_ms - self._patience_ms:
                     one.give_up_log()
@@ -471,16 +467,11 @@ class RequestRun:
             until = max(min(open_ends, default=math.inf), at_ms - self._patience_ms)
         while self._ready and self._ready[0][0] <= until:
             self._released.append(heapq.heappop(self._ready)[3])
-        if self._holds_rows and math.isfinite(at_ms):
-            return
-        for row in self._released:
-            self._rows.write(row)
-            if self._rows.n_waiting > _MANY_VALUES:
-                self._rows.flush()
-        self._released.clear()
-        is_seen = math.isfinite(self._patience_ms)  # what is read from a file is seen as a whole
-        if is_seen or math.isinf(at_ms):
-            self._rows.flush()
+        if math.isinf(self._patience_ms) and math.isfinite(at_ms):
+            return  # what is read from a file is written with all that was learned of its server
+        while self._released:
+            self._rows.write(self._released.popleft())
+        self._rows.flush()
 
     def find(self, rule: str, message: str, evidence: str = "", seq_id: int | None = None) -> None:
         """Keep what was found while observing; the rule of that name shows it."""

@@ -141,7 +141,11 @@ class LogReader(LogServers):
         may_go_on = np.array([one is not None and one.may_go_on for one in known])
         for i in np.flatnonzero(may_go_on[of_line]).tolist() if may_go_on.any() else ():
             source = looked.server(i)
-            if source is not None and not self._is_whole(block, i, source):
+            after = known[of_line[i + 1]] if i + 1 < block.n_lines else None
+            key = (after.stream, after.is_own, after.time is None, after.prefix[0]) if after else ()
+            if source is None or key == (source, True, False, 0):
+                continue  # an entry of the same server begins, as nearly always
+            if not self._is_whole(block, i, source):
                 looked.drop(i)
         runs, drafts = light.runs(left), looked.drafts(left)
         shapes, todo = of_line[left].tolist(), left.tolist()
@@ -230,18 +234,15 @@ class LogReader(LogServers):
         return found, key
 
     def _forget(self) -> None:
-        self._readings.clear()
-        self._kinds.clear()
-        self._by_hash.clear()
-        self._open.clear()
+        for known in (self._readings, self._kinds, self._by_hash, self._open):
+            known.clear()
 
     def _is_whole(self, block: Burst, line: int, source: str) -> bool:
         """Whether the next line of the server that a line is of begins an entry."""
-        for after in range(line + 1, min(line + _MOST_BETWEEN, block.n_lines)):
-            other, start = self._lines.own_source(block.line(after))
-            if other is None or other == source:
-                return other is not None and start > 0
-        return False
+        lines = range(line + 1, min(line + _MOST_BETWEEN, block.n_lines))
+        found = (self._lines.own_source(block.line(after)) for after in lines)
+        mine = next((one for one in found if one[0] is None or one[0] == source), (None, 0))
+        return mine[0] is not None and mine[1] > 0
 
     def _is_quiet(self, shape: bytes, line: str) -> bool:
         """Whether lines of an unknown shape can be passed over. line: one of them."""
@@ -439,10 +440,8 @@ class LogReader(LogServers):
             if (server := by_stream.get(stream)) is None:
                 server = by_stream[stream] = self.begins(stream)
             after = by_stream[stream] = server.add(number, time, message, is_head)
-            if after.is_waiting:
-                self._waiting.add(stream)
-            else:
-                self._waiting.discard(stream)
+            note = self._waiting.add if after.is_waiting else self._waiting.discard
+            note(stream)
         if n == 1 and message is None:
             return server
         reading = None

@@ -64,8 +64,8 @@ class EventReader:
         events: list[bytes] = []
         try:
             if self._is_lines:
-                for line in begin.split(b"\n"):
-                    events += self._line(line)
+                events += filter(bytes.strip, begin.split(b"\n"))
+                self.n_events += len(events)
             else:
                 *blocks, lines = (begin + b"\n").split(b"\n\n")
                 for block in blocks:  # nearly always a line with data
@@ -92,15 +92,10 @@ class EventReader:
             if data.strip():
                 yield from chunks(read_json(data))
         elif self._is_lines:
-            yield from _chunks(self._line(data))
+            self.n_events += bool(data.strip())
+            yield from _chunks([data] if data.strip() else [])
         elif data == b"\r":
             yield from _chunks(self._event())
-
-    def _line(self, line: bytes) -> list[bytes]:
-        """A line that is an event by itself."""
-        is_event = bool(line.strip())
-        self.n_events += is_event
-        return [line] if is_event else []
 
     def _fields(self, lines: bytes) -> Iterator[bytes]:
         """What lines say of which the last is not blank."""

@@ -85,7 +85,6 @@ class ObservedRun(RequestRun):
         keep_raw: bool = True,
         vocabulary: Tokenizer | None = None,
         plain: PlainReader | None = None,
-        holds_rows: bool = False,
         **facts: Any,
     ) -> None:
         """Begin a run. facts: JSON-able, whatever else is known of it.
@@ -93,8 +92,7 @@ class ObservedRun(RequestRun):
         patience_ms: so long a row may wait for others that ended earlier; rows are numbered by the
         end of their rounds. known: another run of the same server, which tells how deep its planes
         reach. keep_raw: keep what is sent and received, for `capture`. vocabulary: of the model,
-        for ids that are not given. plain: reads replies of other engines. holds_rows: they are
-        written when the run ends, with all that was learned of the server.
+        for ids that are not given. plain: reads replies of other engines.
         """
         build = server.props.get("build_info")
         version = build if isinstance(build, str) else ""
@@ -120,7 +118,6 @@ class ObservedRun(RequestRun):
             plain,
             vocabulary,
             patience_ms,
-            holds_rows=holds_rows,
         )
         self.run_id = writer.run_id
         writer.learn(server.end_token, server.end_token.__getitem__)

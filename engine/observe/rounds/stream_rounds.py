@@ -231,11 +231,6 @@ class StreamRounds:
         self._is_text_whole = True
 
     @property
-    def n_tokens(self) -> int:
-        """Tokens so far, hidden ones included."""
-        return self.told.predicted_n
-
-    @property
     def open_ms(self) -> float:
         """End of the earliest round that may still come out, on the server's clock."""
         groups = self._segments[0][0] if self._segments else self._open
@@ -317,7 +312,7 @@ class StreamRounds:
         self._group.is_cut = not is_whole
         self._push_group()
         self._group = None
-        self._close(self.n_tokens)
+        self._close(self.told.predicted_n)
         return self._settle(for_good=True)
 
     def _push_group(self) -> None:
@@ -354,19 +349,14 @@ class StreamRounds:
                 shares = possible_shares(groups, start, stop, reach, lengths)
             except NoShareError as error:
                 raise ContradictionError(str(error)) from None
-            if not must and not self._is_settled(shares):
-                break
+            unsure = [len({s.n_tokens for s in one}) > 1 for one in shares if len(one) > 1]
+            if unsure and not must and (any(unsure) or len(lengths) < 2):
+                break  # more rounds could tell more about these
             del self._segments[0]
             found += [
                 self._round(group, options) for group, options in zip(groups, shares, strict=True)
             ]
         return found
-
-    def _is_settled(self, shares: list[list[Merged]]) -> bool:
-        """Whether more rounds could not tell more about these."""
-        unsure = [options for options in shares if len(options) > 1]
-        is_same = (len({s.n_tokens for s in options}) == 1 for options in unsure)
-        return not unsure or (len(self._lengths) > 1 and all(is_same))
 
     def _round(self, group: Chunks, options: list[Merged]) -> ObservedRound:
         first, share, is_only = self._n_dropped + 1, options[0], len(options) == 1

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _NOT_LOGGED = (None, None, None)
 """Of a drafted token whose probabilities no log tells."""
+_MANY_VALUES = 1 << 18
+"""That are written into a trace at once."""
 LONGEST_TOKEN = 8192
 """Characters of one token in a trace: escaped, more might not fit a field that opens again."""
 COLUMNS = {
@@ -131,7 +133,8 @@ class RowWriter:
         self._n_rounds += 1
         if ready.prompt_ids:
             self.flush()
-            write_runs(self._writer, [(*ids.values(), 0, "prompt", ready.prompt_ids, ())])
+            run = (ids["round"], ids["seq_id"], 0, "prompt", ready.prompt_ids, ())
+            write_runs(self._writer, [run])
             if self._vocabulary is not None:
                 self._writer.learn(ready.prompt_ids, self._vocabulary.piece)
         if ready.emitted[0]:
@@ -142,6 +145,8 @@ class RowWriter:
             self._round(ids, t_ms, ready, ready.round)
         else:
             self._append(**ids, num_emitted=1)
+        if len(self._tokens_of) + len(self._rounds_of) + self._n_plain > _MANY_VALUES:
+            self.flush()
 
     def flush(self) -> None:
         """Bring into the trace what was written."""
@@ -155,11 +160,6 @@ class RowWriter:
         self._writer.append_rows("rounds", _ROUND, self._rounds_of)
         for rows in (self._tokens_of, self._drafts, self._rounds_of):
             rows.clear()
-
-    @property
-    def n_waiting(self) -> int:
-        """Values that are not in the trace yet, about."""
-        return len(self._tokens_of) + len(self._rounds_of) + self._n_plain
 
     def fill_in(self) -> None:
         """What was learned too late for the rows that were written: planes, and whose drafts they
@@ -205,7 +205,8 @@ class RowWriter:
                 for one, text in zip(token_ids, texts, strict=True)
             ]
             token_ids, texts = [one.token_id for one in tokens], list(map(self._text, tokens))
-        self._plain.append((*ids.values(), first_pos, "unknown", token_ids, texts))
+        where = ids["round"], ids["seq_id"], first_pos
+        self._plain.append((*where, "unknown", token_ids, texts))
         self._n_plain += len(token_ids)
 
     def _part(
@@ -288,12 +289,12 @@ class RowWriter:
             known, pieces = self.log_pieces, self._writer.store.pieces
             if new := [t for tops in one.log.draft for t, _ in tops if t not in pieces]:
                 self._writer.learn((token for token in new if token in known), known.__getitem__)
-        n_kept, log, text_of = kinds.count("accepted"), one.log, self._text
+        n_kept, log, draws = kinds.count("accepted"), one.log, self.rule.draws
         for i, (token, kind) in enumerate(zip(tokens, kinds, strict=True)):
             if i == n_kept and log is not None:
                 self._undone_tokens(ids, first_pos, one, log, tokens)
-            token_id, text, index = token.token_id, text_of(token), i if i < n_kept else None
-            drafted = _NOT_LOGGED if index is None else _drafted(log, i, self.rule, token_id)
+            token_id, text, index = token.token_id, self._text(token), i if i < n_kept else None
+            drafted = _NOT_LOGGED if index is None else _drafted(log, i, draws, token_id)
             self._token(ids, first_pos + i, kind, token_id, text, index, drafted)
 
     def _undone_tokens(
@@ -305,11 +306,12 @@ class RowWriter:
         tokens: Sequence[StreamedToken],
     ) -> None:
         """What was drafted and not accepted, and what was decoded again, as the log tells."""
+        draws = self.rule.draws
         for i in range(one.accepted, len(log.draft)):
             # of a drafter that draws only the candidates are logged
-            token_id = None if self.rule.draws else log.draft[i][0][0]
+            token_id = None if draws else log.draft[i][0][0]
             kind = "rejected" if i == one.accepted else "ignored"
-            more = _drafted(log, i, self.rule, token_id)
+            more = _drafted(log, i, draws, token_id)
             self._token(ids, first_pos + i, kind, token_id, None, i, more)
         for i in range(one.accepted if log.restored else 0):
             token = tokens[i] if i < len(tokens) else StreamedToken()
@@ -371,15 +373,14 @@ def path_name(path: str, reach: PlaneReach) -> str:
 
 
 def _drafted(
-    log: LogRound | None, index: int, rule: AcceptRule, token_id: int | None
+    log: LogRound | None, index: int, draws: bool, token_id: int | None
 ) -> tuple[Any, ...]:
-    """Probability of a drafted token, and the best ones there with theirs. token_id: which one it
-    is, if the drafter draws."""
+    """Probability of a drafted token, and the best ones there with theirs. draws: whether the
+    drafter does, token_id: which one it drew."""
     if log is None or index >= len(log.draft):
         return _NOT_LOGGED
     tops = log.draft[index]
-    mine = (p for token, p in tops if token == token_id)
-    p = next(mine, None) if rule.draws else tops[0][1]
+    p = tops[0][1] if not draws else next((p for token, p in tops if token == token_id), None)
     return p, *zip(*tops[:N_TOP], strict=True)
 
 

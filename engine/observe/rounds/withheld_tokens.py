@@ -37,13 +37,9 @@ class PlaneReach:
         self.deepest_removal = 0
         self.shallowest_restore: float = math.inf
         self._n_hidden_left = _MOST_HIDDEN
-        self._asked = set[int]()
+        self.asked = set[int]()
         """Depths whose paths were asked for where no length tells them, -1 where tokens are
-        shared."""
-
-    def asks(self, undone: int = -1) -> None:
-        """What a round may be depends on what is known of the planes."""
-        self._asked.add(undone)
+        shared: what their rounds are depends on what is known of the planes."""
 
     def hold_back(self, n_tokens: int, n_chunks: int = 1) -> bool:
         """Take in chunks that have this many tokens in addition to their own. False: for more than
@@ -67,7 +63,7 @@ class PlaneReach:
     @property
     def is_late(self) -> bool:
         """Whether rounds may be others now that more is known than when they were read."""
-        return self.is_contradictory or any(n < 0 or self.path(n) for n in self._asked)
+        return self.is_contradictory or any(n < 0 or self.path(n) for n in self.asked)
 
     @property
     def is_contradictory(self) -> bool:
@@ -138,7 +134,7 @@ def possible_shares(
     path = _path_of(groups[0], stop - start, reach) if len(groups) == 1 else None
     if path is not None and not groups[0].gap:  # nothing is shared, as in nearly every round
         return [[_one(stop - start, path)]]
-    reach.asks()
+    reach.asked.add(-1)
     for strict in (True, False):
         ends = _ends(groups, start, stop, reach, lengths, strict)
         if all(ends):
@@ -218,7 +214,7 @@ def _path_of(group: Chunks, n_tokens: int, reach: PlaneReach) -> str | None:
         path = _PATHS.get(n_own) if undone else "none" if n_own == 1 else None
         return path if known in ("", path) else None
     if not known:
-        reach.asks(undone)
+        reach.asked.add(undone)
     fits = n_tokens >= 1 and n_own <= (1 if known in ("none", "seq_rm") else 2)
     return known or ("restore" if n_own == 2 else "") if fits else None
 

@@ -197,8 +197,7 @@ def _events(text: str, name: str) -> tuple[list[tuple[str, Any]], str]:
         except JsonError as error:
             fault = end, error
     else:
-        if found:  # the last event may be cut
-            return [("", found)], left.sentence
+        fault = None if found else fault  # the last event may be cut
     if fault is not None:
         raise _invalid(name, f"the event before line {fault[0]}", fault[1])
     return [("", found)], left.sentence
@@ -300,15 +299,14 @@ def _values(
 def _objects(text: str) -> tuple[list[tuple[str, Any]], int]:
     """Of a text that begins with an object in each line, or none, these, read at once: many are
     events; and where their lines end."""
-    at, n, numbers = 0, len(text), list[int]()
+    at, numbers = 0, list[int]()
 
     def lines() -> Iterator[str]:
         nonlocal at
-        number, find = 0, text.find
-        while at < n:
-            end = find("\n", at) + 1 or n
+        number = 0
+        while at < len(text):
+            end, number = text.find("\n", at) + 1 or len(text), number + 1
             line = text[at:end].strip()
-            number += 1
             if line and (line[0] != "{" or line[-1] != "}"):
                 return
             at = end

@@ -13,7 +13,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -127,15 +127,11 @@ def _of_query(data: bytes) -> bytes:
 
 def _without_others(data: bytes) -> bytes:
     """A text in which samples of other series are blank lines."""
-    is_other: dict[bytes, bool] = {}
-    lines = data.split(b"\n")
-    for i, line in enumerate(lines):
-        series, _, value = line.rpartition(b" ")
-        if (found := is_other.get(series)) is None:
-            found = is_other[series] = _IS_OTHER(series) is not None
-        if found and _IS_VALUE(value) is not None:
-            lines[i] = b""
-    return b"\n".join(lines)
+    is_other, lines = cache(_IS_OTHER), data.split(b"\n")
+    parts = zip(lines, (line.rpartition(b" ") for line in lines), strict=True)
+    return b"\n".join(
+        b"" if is_other(series) and _IS_VALUE(value) else line for line, (series, _, value) in parts
+    )
 
 
 def _printed(data: bytes) -> list[bytes]:

@@ -358,20 +358,19 @@ def _as_given(rates: Sequence[float]) -> dict[str, list[float | None]]:
 def joint_counts(requests: Sequence[RecordedRequest]) -> np.ndarray | None:
     """Steps by tokens drafted (rows) and accepted (columns), int64 [K + 1, K + 1]; None where one
     has no drafted lengths."""
-    drafted, accepted, rows = list[int](), list[int](), list[tuple[int, int, int]]()
+    n_of = Counter[tuple[int, int]]()
     for one in requests:
         if one.per_step_drafted is not None and one.per_step_accepted is not None:
-            drafted += one.per_step_drafted
-            accepted += one.per_step_accepted
+            n_of.update(zip(one.per_step_drafted, one.per_step_accepted, strict=True))
         elif one.by_length is not None:
-            rows += [(d, a, n) for d, row in one.by_length.items() for a, n in enumerate(row) if n]
+            for drafted, row in one.by_length.items():
+                n_of.update({(drafted, a): n for a, n in enumerate(row) if n})
         else:
             return None
-    size = 1 + max(max(drafted, default=0), max((d for d, _, _ in rows), default=0))
-    of, taken = np.array(drafted, np.int64), np.array(accepted, np.int64)
-    counts = np.bincount(of * size + taken, minlength=size * size).reshape(size, size)
-    for d, a, n in rows:
-        counts[d, a] += n
+    size = 1 + max((drafted for drafted, _ in n_of), default=0)
+    counts = np.zeros((size, size), np.int64)
+    for cell, n in n_of.items():
+        counts[cell] = n
     return counts
 
 

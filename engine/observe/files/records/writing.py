@@ -6,7 +6,7 @@ import math
 from array import array
 from collections import deque
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any
 
 import msgspec
@@ -103,11 +103,11 @@ def write_requests(
     writer = TraceWriter.begin(
         store, SourceFacts(", ".join(engines), version), facts, columns=columns
     )
-    rows = _NewRows()
+    rows = _NewRows(writer)
     for seq_id, request in enumerate(requests):
-        if not (request.has_steps and _write_rows(writer, seq_id, request, rows)):
-            _write_plain_tokens(writer, seq_id, request, rows)
-    rows.write(writer)
+        if not (request.has_steps and _write_rows(rows, seq_id, request)):
+            _write_plain_tokens(rows, seq_id, request)
+    rows.write()
     writer.end([request.stop or _NO_STOP for request in requests])
     record_findings(store, [writer.run_id])
     return writer.run_id
@@ -177,44 +177,43 @@ class _NewRows:
     """Rows of `rounds`, collected by column, and of `tokens`: a million of them are written at
     once."""
 
-    def __init__(self) -> None:
-        self.n = 0
+    def __init__(self, writer: TraceWriter) -> None:
+        self.writer, self.n = writer, 0
         self._requests: list[tuple[int, int]] = []
         """Sequences, and how many rows each has."""
         self._columns = {name: array("q") for name in _COLUMNS}
         self._runs: list[TokenRun] = []
 
-    def add(self, seq_id: int, first: Mapping[str, int | None], *steps: list[int] | None) -> None:
-        """A row for the prompt, and one for each step, by the columns after the first one."""
+    def add(self, seq_id: int, first: Sequence[Any], *steps: list[int] | None) -> None:
+        """A row for the prompt, and one for each step, by column."""
         n = max(len(one) for one in steps if one is not None)
         self._requests.append((seq_id, 1 + n))
         self.n += 1 + n
-        for (name, column), each in zip(self._columns.items(), steps, strict=True):
-            value = first.get(name)
+        for column, value, each in zip(self._columns.values(), first, steps, strict=True):
             column.append(MISSING if value is None else value)
             column.extend(_BLANK * n if each is None else each)
 
-    def add_tokens(self, writer: TraceWriter, *run: Any) -> None:
+    def add_tokens(self, *run: Any) -> None:
         """Tokens that follow each other, as a `TokenRun`."""
         self._runs.append(run)
         if len(self._runs) >= _MOST_RUNS:
-            self.write_tokens(writer)
+            self.write_tokens()
 
-    def write_tokens(self, writer: TraceWriter) -> None:
+    def write_tokens(self) -> None:
         """Bring into the trace the tokens that were added."""
         if self._runs:
-            write_runs(writer, self._runs)
+            write_runs(self.writer, self._runs)
         self._runs = []
 
-    def write(self, writer: TraceWriter) -> None:
+    def write(self) -> None:
         """Bring into the trace what was added."""
-        self.write_tokens(writer)
+        self.write_tokens()
         if not self.n:
             return
-        columns = {name: np.frombuffer(one, np.int64) for name, one in self._columns.items()}
+        columns: dict[str, Any] = {k: np.frombuffer(v, np.int64) for k, v in self._columns.items()}
         _, drafted, accepted, emitted, width = columns.values()
         is_step, is_whole = drafted != MISSING, accepted == drafted
-        codes = np.array(writer.store.text_pool.codes(_STOPS), np.int32)
+        codes = np.array(self.writer.store.text_pool.codes(_STOPS), np.int32)
         is_end = is_step & (emitted <= accepted)
         kind = np.select([emitted == MISSING, is_end, drafted <= 0, is_whole], codes[1:], codes[0])
         seq_ids, n_each = zip(*self._requests, strict=True)
@@ -225,16 +224,17 @@ class _NewRows:
             "rollback_depth": np.where(is_step, drafted - accepted, MISSING),
             "verify_width": np.where(is_step, drafted + 1, width),
         }
-        writer.extend("rounds", columns)
+        self.writer.extend("rounds", columns)
 
 
 _STOPS = ("replacement", "", "end", "target", "bonus")
+_TOKEN = ("round", "seq_id", "pos", "kind", "token_id", "text", "draft_index")
 _MOST_RUNS = 1 << 10
 _BLANK = array("q", [MISSING])
 _COLUMNS = ("pos0", "num_draft_tokens", "num_accepted_draft_tokens", "num_emitted", "verify_width")
 
 
-def _write_rows(writer: TraceWriter, seq_id: int, request: RecordedRequest, rows: _NewRows) -> bool:
+def _write_rows(rows: _NewRows, seq_id: int, request: RecordedRequest) -> bool:
     """One row for the prompt and one for each step. Whether the tokens were written too."""
     has_tokens = False
     drafted, accepted = request.per_step_drafted or [], request.per_step_accepted or []
@@ -248,36 +248,31 @@ def _write_rows(writer: TraceWriter, seq_id: int, request: RecordedRequest, rows
     is_ordered = pos0 is not None and emitted is not None and 1 + sum(emitted) == completion
     positions = None
     if is_ordered and emitted is not None:
-        has_tokens = _write_tokens(writer, seq_id, request, rows, emitted)
+        has_tokens = _write_tokens(rows, seq_id, request, emitted)
         positions = [*accumulate(emitted[:-1], initial=pos0)][: len(drafted)]
-    begin = {"pos0": request.timings.get("cache_n"), "num_emitted": 1}
-    begin["verify_width"] = request.timings.get("prompt_n")
-    rows.add(seq_id, begin, positions, drafted, accepted, emitted, None)
+    first_row = request.timings.get("cache_n"), None, None, 1, request.timings.get("prompt_n")
+    rows.add(seq_id, first_row, positions, drafted, accepted, emitted, None)
     return has_tokens
 
 
-def _write_plain_tokens(
-    writer: TraceWriter, seq_id: int, request: RecordedRequest, rows: _NewRows
-) -> None:
+def _write_plain_tokens(rows: _NewRows, seq_id: int, request: RecordedRequest) -> None:
     """Prompt and output of a request whose tokens are of unknown rounds."""
     if not (request.tokens[0] or request.prompt_ids):
         return
     (token_ids, texts), n_prompt = request.tokens, request.prompt_tokens
-    n_known = _write_prompt(writer, seq_id, request, rows)
+    n_known = _write_prompt(rows, seq_id, request)
     if texts.count(None) < len(texts):
         texts = [(text or "")[:LONGEST_TOKEN] for text in texts]
     pos = n_known if n_prompt is None else n_prompt
-    rows.add_tokens(writer, rows.n, seq_id, pos, "unknown", token_ids, texts)
+    rows.add_tokens(rows.n, seq_id, pos, "unknown", token_ids, texts)
 
 
-def _write_prompt(
-    writer: TraceWriter, seq_id: int, request: RecordedRequest, rows: _NewRows
-) -> int:
+def _write_prompt(rows: _NewRows, seq_id: int, request: RecordedRequest) -> int:
     """Ids of the prompt, where they are as many as it has tokens; how many."""
     ids, n = request.prompt_ids, request.prompt_tokens
     if not ids or (n is not None and len(ids) != n):
         return 0
-    rows.add_tokens(writer, rows.n, seq_id, 0, "prompt", ids, ())
+    rows.add_tokens(rows.n, seq_id, 0, "prompt", ids, ())
     return len(ids)
 
 
@@ -293,43 +288,30 @@ def _emitted(accepted: list[int], completion: int | None) -> list[int] | None:
     return [*whole[:-1], min(whole[-1], left)] if whole else []
 
 
-def _stop_kind(drafted: int, accepted: int, emitted: int) -> str:
-    if emitted <= accepted:
-        return "end"
-    if not drafted:
-        return "target"
-    return "bonus" if accepted == drafted else "replacement"
-
-
 def _write_tokens(
-    writer: TraceWriter, seq_id: int, request: RecordedRequest, rows: _NewRows, emitted: list[int]
+    rows: _NewRows, seq_id: int, request: RecordedRequest, emitted: list[int]
 ) -> bool:
     """Ids of the output, where the chunks of the stream were those of the steps; whether they
     were. Of a chunk's text it is not known where a token of several ends."""
     chunks = [chunk for chunk in request.chunks if chunk[0]]
     if [len(ids) for ids, _ in chunks] != [1, *emitted] or request.prompt_tokens is None:
         return False
-    _write_prompt(writer, seq_id, request, rows)
-    rows.write_tokens(writer)
+    _write_prompt(rows, seq_id, request)
+    rows.write_tokens()
     pos, round_ = request.prompt_tokens, rows.n
-    accepted = request.per_step_accepted or []
-    drafted = request.per_step_drafted or []
-    for i, (ids, text) in enumerate(chunks):
-        n_accepted = accepted[i - 1] if i else 0
-        last = _stop_kind(drafted[i - 1], n_accepted, n_accepted + 1) if i else "target"
-        for j, token_id in enumerate(ids):
-            is_accepted = j < min(n_accepted, len(ids) - (i + 1 < len(chunks)))
-            writer.append(
-                "tokens",
-                round=round_ + i,
-                seq_id=seq_id,
-                pos=pos,
-                kind="accepted" if is_accepted else last,
-                token_id=token_id,
-                text=text if len(ids) == 1 else None,
-                draft_index=j if is_accepted else None,
-            )
+    found: list[Any] = []
+    steps = zip(request.per_step_drafted or [], request.per_step_accepted or [], strict=True)
+    for i, ((ids, text), (drafted, accepted)) in enumerate(
+        zip(chunks, chain([(0, 0)], steps), strict=True), round_
+    ):
+        last = "target" if not drafted else "bonus" if accepted == drafted else "replacement"
+        n = min(accepted, len(ids) - (i + 1 < round_ + len(chunks)))
+        kinds = ["accepted"] * n + [last] * (len(ids) - n)
+        for j, (token_id, kind) in enumerate(zip(ids, kinds, strict=True)):
+            of_token = token_id, text if len(ids) == 1 else None, j if j < n else None
+            found += i, seq_id, pos, kind, *of_token
             pos += 1
+    rows.writer.append_rows("tokens", _TOKEN, found)
     return True
 
 

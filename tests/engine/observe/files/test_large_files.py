@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import gc
 import json
+import random
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import islice
 from typing import Any
 
+import msgspec
 import numpy as np
 import prometheus_client.parser
 import pytest
@@ -16,18 +20,20 @@ from engine.analysis.acceptance.counts import DraftCounts
 from engine.analysis.findings.check import find
 from engine.errors import TraceFileError
 from engine.foreign import as_json
-from engine.observe.files import log_run
+from engine.observe.files import capture, log_run
 from engine.observe.files.importing import is_log
 from engine.observe.files.line_words import READ
 from engine.observe.files.log_run import fill_log
-from engine.observe.files.records import document, fill, tables, writing
+from engine.observe.files.records import document, fill, prometheus, tables, writing
 from engine.observe.files.records.document import read_documents
 from engine.observe.files.records.printed import is_printed
 from engine.observe.files.records.prometheus import read_metrics
 from engine.observe.files.records.readers import keys_in
 from engine.observe.rounds.log_words import has_entries
 from engine.observe.rounds.stream_rounds import Addition, additions
-from engine.trace.store import TraceStore
+from engine.observe.rounds.withheld_tokens import PlaneReach
+from engine.trace.store import Table, TraceStore
+from tests.bench.logs import STREAMS
 from tests.support.captures import load
 
 
@@ -252,3 +258,62 @@ def test_what_is_left_of_records_goes_with_the_import() -> None:
         assert is_there() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("name", ["mtp", "utf8"])
+def test_a_capture_is_read_once_where_its_rounds_tell_their_paths(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    read, runs, found = capture._replayed, list[Any](), []
+
+    def noted(*of: Any) -> Any:
+        runs.append(read(*of))
+        return runs[-1]
+
+    monkeypatch.setattr(capture, "_replayed", noted)
+    kept = replace(load(name), log="")
+    for is_told_to in (False, True):  # be read again
+        if is_told_to:
+            monkeypatch.setattr(PlaneReach, "is_late", property(lambda _: True))
+        store = TraceStore()
+        capture.replay(kept, store)
+        assert list(store.runs) == [0] and len(store.rounds) > 9
+        found.append([store.rounds.row(i) for i in range(len(store.rounds))])
+    assert len(runs) == {"mtp": 3, "utf8": 4}[name]
+    assert found[0] == found[1]
+
+
+def test_rows_of_many_requests_are_written_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    extend, parts = Table.extend, list[str]()
+
+    def noted(table: Table, *of: Any, **same: Any) -> None:
+        parts.append(table.name)
+        extend(table, *of, **same)
+
+    monkeypatch.setattr(Table, "extend", noted)
+    store, n = TraceStore(), 40
+    lines = islice(STREAMS["steps"](random.Random(1)), n)
+    fill(store, "\n".join(lines).encode(), "steps.json")
+    assert len(store.rounds) > 40 * n and len(store.tokens) > 60 * n
+    assert parts.count("tokens") == parts.count("rounds") == 1
+
+
+def test_values_of_lines_are_looked_into_for_depth_only_where_they_may_be_deep(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lines = islice(STREAMS["replies"](random.Random(1), has_ids=True), 9)
+    texts = [json.dumps(["a line of a log"] * 900)]
+    asked = list[bytes]()
+    monkeypatch.setattr(msgspec.json, "format", lambda data, **_: asked.append(data) or b"")
+    for data in ("\n".join(lines), *texts):
+        assert read_documents(data.encode(), "a.json")[0]
+    assert not asked
+
+
+def test_each_series_of_counters_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    is_other, seen = prometheus._IS_OTHER, list[bytes]()
+    monkeypatch.setattr(prometheus, "_IS_OTHER", lambda one: seen.append(one) or is_other(one))
+    lines = [*islice(STREAMS["scrapes"](random.Random(1)), 700)]
+    samples, left_out = prometheus.only_samples("\n".join(lines).encode())
+    assert len(seen) == len(set(seen)) < 100 and not left_out
+    assert b"http_request" not in samples and samples.count(b"_drafts_total{") == 10

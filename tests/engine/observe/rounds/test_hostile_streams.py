@@ -260,7 +260,7 @@ def test_only_events_with_data_that_are_whole_count() -> None:
 
 
 _LINES = st.sampled_from(
-    ("", "data: 1", "data:2", "data:  3", "data", "data: ", ":", ": x", "event: e", "id", "da")
+    ("", "data: {1", "data:2", "data:  3", "data", "data: ", ":", ": x", "event: e", "id", "da")
 ) | st.sampled_from(("", "datax: 4", " data: 5", "retry: x", "data: a: b", "id: \0", "data\0: 6"))
 
 
