@@ -35,6 +35,12 @@ def requests(memory: Memory, sequences: Sequence[int], shape: Shape) -> torch.Te
     return memory.whole([shape.n_sequences - s if s >= 0 else -1 for s in sequences])
 
 
+def log_sizes(shape: Shape, rows: int) -> tuple[tuple[int, ...], ...]:
+    """Sizes of the values, keys, gates and betas that a log has of a sequence's rows."""
+    n, d_k, gates = shape.n_heads, shape.d_k, () if shape.recurrence == "gdn" else (shape.d_k,)
+    return (n, rows, shape.d_v), (shape.n_groups, rows, d_k), (n, rows, *gates), (n, rows)
+
+
 def packed_decode(package: Package, rows: Rows, pool: torch.Tensor, slots: Any) -> torch.Tensor:
     """A step without drafts: fused_recurrent_gated_delta_rule_packed_decode, or KDA's."""
     n, heads, d_v = rows.v.shape
