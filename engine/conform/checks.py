@@ -449,11 +449,9 @@ def met(error: BaseException) -> tuple[str, str, bool]:
     and whether it is in a call of this module, not in the adapter that is called."""
     while error.__cause__ and type(error).__name__ == "InterpreterError":
         error = error.__cause__
-    frames = traceback.extract_tb(error.__traceback__)
-    others = {"triton", "numpy", "importlib"}
-    files = [f for f in frames if not f.filename.startswith("<")]
-    theirs = [f for f in files if not others & {*Path(f.filename).parts}]
-    last = [f for f in theirs or frames if Path(f.filename).stem != _GUARD][-1]
+    others, frames = {"triton", "numpy", "importlib"}, traceback.extract_tb(error.__traceback__)
+    files = [f for f in frames if not (f.filename[:1] == "<" or others & {*Path(f.filename).parts})]
+    last = [f for f in files or frames if Path(f.filename).stem != _GUARD][-1]
     at = f" ({Path(last.filename).name}, line {last.lineno})"
     called = Path(last.filename).parent == Path(__file__).parent
     return f"{type(error).__name__}: {error}"[:300], at, called

@@ -163,9 +163,8 @@ def decays(
 def _inverted(
     shape: Shape, state: torch.Tensor, rows: Sequence[Row], last: bool
 ) -> Iterator[tuple[str, str, Played]]:
-    """The same where a block is wrong of what the corrections of a chunk are made of: the matrix
-    that says how much row i takes off of what row j wrote, or the inverse of it and the unit
-    matrix."""
+    """The same where a block is wrong of the inverse that corrections of a chunk are made by: that
+    of the unit matrix and of how much each row takes off of what each other one wrote."""
     names = "key", "read", "value", "beta", "decay"
     key, read, value, beta, decay = (torch.stack([row[x] for row in rows], 1) for x in names)
     up = decay[..., 0].log().clamp(min=-1e3).cumsum(1).expand_as(key)  # [heads, rows, d_k]

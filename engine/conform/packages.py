@@ -18,15 +18,12 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path, PurePosixPath
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from engine.errors import KernelPackageError
 from engine.plain_text import size_text
-
-if TYPE_CHECKING:
-    from engine.conform.adapters import Engine
 
 ARCHIVES = (".whl", ".tar.gz")
 _MOST_UNPACKED = 256 * 2**20
@@ -107,7 +104,7 @@ class _StubModule(ModuleType):
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finds modules of one package: those under `kept` from their files, the rest as stubs."""
 
-    def __init__(self, root: Path, table: Engine, values: dict[str, Any]) -> None:
+    def __init__(self, root: Path, table: Any, values: dict[str, Any]) -> None:
         self.root, self.table, self.values = root, table, values
         self.top = table.package
 
@@ -200,8 +197,8 @@ class Package:
         return self._imported[name]
 
     @contextmanager
-    def imports(self, table: Engine) -> Iterator[None]:
-        """Make the modules that an adapter's table keeps importable."""
+    def imports(self, table: Any) -> Iterator[None]:
+        """Make the modules that an adapter's table, an adapters.Engine, keeps importable."""
         values = self._values = table.values
         self._traced_ranges = table.traced_ranges
         if table.language:

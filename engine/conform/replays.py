@@ -406,7 +406,6 @@ def checked(
             fault = replace(fault, cause=cause, detail=words)
         faults = [fault]
     if not (faults or package.name or Player.states) and name in SCRIPTS:
-        words = "`state` gave None for all of them"
-        place_ = shape, seed, 0, 0, -1, 0.0, True
-        faults = [Fault(kernel.name, name, "states-not-read", words, *place_)]
+        about = "states-not-read", "`state` gave None for all of them"
+        faults = [Fault(kernel.name, name, *about, shape, seed, 0, 0, -1, 0.0, note=True)]
     yield True, faults

@@ -243,7 +243,8 @@ class _Child:
         assert self.process.stdout is not None
         self.output = self.process.stdout
         os.set_blocking(self.output.fileno(), False)
-        self._buffer, self._ended, self._started = b"", False, False
+        self._buffer, self._ended = b"", False
+        self._most_s = max(_MOST_ASLEEP * limit_s, _MOST_START_S)  # until it has started
         self._unnamed: Fault | None = None
         self._since = time.monotonic()
 
@@ -256,7 +257,7 @@ class _Child:
         """The checks that have ended since the last call."""
         *lines, self._buffer = self._buffer.split(b"\n")
         for line in lines:
-            self._since, self._started = time.monotonic(), True
+            self._since, self._most_s = time.monotonic(), _MOST_ASLEEP * self.limit_s
             if not line:
                 continue
             answer = json.loads(line)
@@ -275,11 +276,6 @@ class _Child:
         """Whether the process has ended, or for long said nothing; it ends by itself (`_limited`)
         where it computes too long."""
         return self._ended or time.monotonic() - self._since > self._most_s
-
-    @property
-    def _most_s(self) -> float:
-        most_s = _MOST_ASLEEP * self.limit_s
-        return most_s if self._started else max(most_s, _MOST_START_S)
 
     def end(self) -> tuple[Outcome | None, tuple[str, ...]]:
         """The check that was lost with the process, if any, and those not started."""

@@ -78,12 +78,11 @@ class Tracks:
         each = zip(sequences, counts, strict=True)
         self.kept = {s: (s + self.passes) % (n + 1) for s, n in each if s >= 0}
         for s in range(self.slots):
-            if not self.kept.get(s):
-                self.memory.keep(
-                    "null-slot-written", "a track slot without a step", pool[places[s]]
-                )
+            slot = pool[places[s]]
+            if self.kept.get(s):
+                self.memory.forget(slot)
             else:
-                self.memory.forget(pool[places[s]])
+                self.memory.keep("null-slot-written", "a track slot without a step", slot)
         at = [len(pool) + places[s] if s >= 0 else 0 for s in sequences]
         steps = [self.kept.get(s, 0) - 1 for s in sequences]
         return self.memory.whole(at), self.memory.whole(steps)
