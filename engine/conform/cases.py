@@ -132,26 +132,17 @@ class Rows:
         ends = self.starts.tolist()
         return [slice(a, b) for a, b in pairwise(ends)]
 
-    def one(self, index: int) -> Rows:
-        """The rows of the index-th sequence alone."""
-        return self._part(self.slices()[index], [self.sequences[index]])
+    def one(self, index: int, some: slice = slice(None)) -> Rows:
+        """The rows of the index-th sequence alone, or some of them."""
+        part = range(sum(self.lengths))[self.slices()[index]][some]
+        at = slice(part.start, part.stop)
+        tensors = {k: t if k in WEIGHTS else t[at].contiguous() for k, t in self.tensors.items()}
+        return Rows([self.sequences[index]], [len(part)], tensors)
 
     def at(self, tokens: torch.Tensor | slice, starts: torch.Tensor) -> Rows:
         """These rows, as those of sequences that start there; starts: [sequences + 1]."""
         tensors = {k: t if k in WEIGHTS else t[tokens] for k, t in self.tensors.items()}
         return Rows(range(len(starts) - 1), starts.diff().tolist(), tensors)
-
-    def first(self, count: int) -> Rows:
-        """The first rows of the only sequence."""
-        return self._part(slice(0, count), self.sequences)
-
-    def row(self, index: int) -> Rows:
-        """One row of the only sequence."""
-        return self._part(slice(index, index + 1), self.sequences)
-
-    def _part(self, part: slice, sequences: list[int]) -> Rows:
-        tensors = {k: t if k in WEIGHTS else t[part].contiguous() for k, t in self.tensors.items()}
-        return Rows(sequences, [part.stop - part.start], tensors)
 
 
 _RARE, _LARGE = 0.25, 30.0  # large inputs: how many of 1, and their size

@@ -29,22 +29,6 @@ BOUNDS = {"float32": 5e-5, "bfloat16": 4e-2, "float16": 1e-2}
 # Causes that say less than another one that a sequence of the same pass may have; the last is one
 # where no first chunk is wrong
 VAGUE = ("unused-memory", "wrong-output", "wrong-state", "wrong-chunk")
-# Causes of what is wrong with an extra of a shape alone (Kernel.extras), where no other is found
-OF_EXTRAS = {
-    "layers": "other-layer",
-    "track slots": "stale-column",
-    "aligned blocks": "stale-column",
-    "lower bound": "wrong-gate",
-    "z": "wrong-term",
-    "v first": "wrong-stride",
-    "far slots": "wrong-stride",
-}
-# Extras that tell the cause whatever else was found, and what they are
-WORDS_OF_EXTRAS = {
-    "layers": ", the other of which has its heads turned",
-    "far slots": ", whose places 32 bits do not count to",
-}
-OF_ROWS = ("gate-of-other-row", "other-row")  # that more rows tell apart
 _LESS = ("state-not-committed", "other-sequence-written", "state-lost", "other-layer", *VAGUE)
 _GUARD = "interpreter_with_triton"
 
@@ -134,11 +118,6 @@ class Player:
 
     def _memory(self) -> Memory:
         return Memory(self.device, self.blank, far="far slots" in self.shape.extras)
-
-    def like(self, **changes: Any) -> Player:
-        """A player that differs in these arguments."""
-        names = ("kernel", "package", "shape", "seed", "device", "late")
-        return Player(**({name: getattr(self, name) for name in names} | changes))
 
     def starts(self, check: str) -> tuple[bool, ...]:
         """Whether no states are given, for each time that a check starts."""
@@ -355,12 +334,12 @@ class Player:
         """Error of bfloat16 states after many rounds, next to that of one rounding a row, and to
         plain decoding's own; where float32 states are wrong too, the cause of that."""
         one = replace(self.shape, state_dtype="bfloat16", n_sequences=1)
-        player = self.like(shape=one, named=self.named)
+        player = replace(self, shape=one)
         error, plain, least = player._drifted(rounds)
         if error <= 2 * least + 1e-4:
             return []
         one = replace(one, state_dtype="float32")
-        exact = player.like(shape=one, named=self.named)
+        exact = replace(self, shape=one)
         off = "float32" in self.kernel.dtypes and not exact._drifted(rounds)[0] <= exact.bound
         if off and (found := exact.script("drift", rounds)):  # it is wrong without rounding too
             return found
@@ -383,7 +362,7 @@ class Player:
             subject.verify(rows)
             subject.accept([0], [count])
             for i in range(count):
-                plain.decode(rows.row(i))
+                plain.decode(rows.one(0, slice(i, i + 1)))
             reference.accept([0], [count])
             for row in reference.tokens[0][-1]:
                 rounded = step(self.shape, rounded, row)[1].to(self.shape.dtype).double()
@@ -470,11 +449,9 @@ def met(error: BaseException) -> tuple[str, str, bool]:
     and whether it is in a call of this module, not in the adapter that is called."""
     while error.__cause__ and type(error).__name__ == "InterpreterError":
         error = error.__cause__
-    frames = traceback.extract_tb(error.__traceback__)
-    others = {"triton", "numpy", "importlib"}
-    files = [f for f in frames if not f.filename.startswith("<")]
-    theirs = [f for f in files if not others & {*Path(f.filename).parts}]
-    last = [f for f in theirs or frames if Path(f.filename).stem != _GUARD][-1]
+    others, frames = {"triton", "numpy", "importlib"}, traceback.extract_tb(error.__traceback__)
+    files = [f for f in frames if not (f.filename[:1] == "<" or others & {*Path(f.filename).parts})]
+    last = [f for f in files or frames if Path(f.filename).stem != _GUARD][-1]
     at = f" ({Path(last.filename).name}, line {last.lineno})"
     called = Path(last.filename).parent == Path(__file__).parent
     return f"{type(error).__name__}: {error}"[:300], at, called

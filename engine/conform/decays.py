@@ -163,9 +163,8 @@ def decays(
 def _inverted(
     shape: Shape, state: torch.Tensor, rows: Sequence[Row], last: bool
 ) -> Iterator[tuple[str, str, Played]]:
-    """The same where a block is wrong of what the corrections of a chunk are made of: the matrix
-    that says how much row i takes off of what row j wrote, or the inverse of it and the unit
-    matrix."""
+    """The same where a block is wrong of the inverse that corrections of a chunk are made by: that
+    of the unit matrix and of how much each row takes off of what each other one wrote."""
     names = "key", "read", "value", "beta", "decay"
     key, read, value, beta, decay = (torch.stack([row[x] for row in rows], 1) for x in names)
     up = decay[..., 0].log().clamp(min=-1e3).cumsum(1).expand_as(key)  # [heads, rows, d_k]
@@ -185,29 +184,23 @@ def _inverted(
     for size in (_BLOCK, 2 * _BLOCK):
         starts = range(0, len(rows), size)
         for b, a in ((b, a) for b, a in product(starts, starts) if a <= b):
-            words, at = (
-                f"rows {b} to {b + size - 1}, columns {a} to {a + size - 1}",
-                slice(b, b + size),
-            )
-            of, own = slice(a, a + size), one[at, a : a + size]
-            block = right[:, at, of]
-            lacks = right[:, at, at] @ off[:, at, of] @ right[:, of, of]
+            at, of = slice(b, b + size), slice(a, a + size)
+            own, block = one[at, of], right[:, at, of]
             others = {"are left out": own + 0 * block, "have the other sign": 2 * own - block}
-            others["have the first power of what they are made of alone"] = own - off[:, at, of]
-            others["lack what lies between"] = own - lacks if a == b else -lacks
+            others["have the first power of what they are made of"] = own - off[:, at, of]
+            if a < b:
+                others["lack what is between"] = (
+                    -right[:, at, at] @ off[:, at, of] @ right[:, of, of]
+                )
             for what, other in others.items():
-                wrong = right.clone()
+                words = f"of the chunk's inverse, rows {b} to {b + size - 1}, columns {a} to "
+                words, wrong = f"{words}{a + size - 1} {what}", right.clone()
                 wrong[:, at, of] = other
-                yield named(f"of the chunk's inverse, {words} {what}", wrong)
+                yield named(words, wrong)
                 for c in (slice(c, c + size) for c in starts if c > b):
                     above = slice(a, c.start)
                     wrong[:, c, of] = -right[:, c, c] @ off[:, c, above] @ wrong[:, above, of]
-                yield named(f"of the chunk's inverse, {words} {what}, and so in those below", wrong)
-            for what, times in (("are left out", 0.0), ("have the other sign", -1.0)):
-                wrong = off.clone()
-                wrong[:, at, of] *= times
-                about = f"of what corrections take off, {words} {what}"
-                yield named(about, torch.linalg.inv(one + wrong))
+                yield named(f"{words}, and so in those below", wrong)
 
 
 def _ahead(

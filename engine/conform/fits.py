@@ -80,9 +80,10 @@ def numbered(
     wanted: torch.Tensor,
     rows: Sequence[Row],
 ) -> Iterator[Way]:
-    """Mistakes that have a number, each with the one from 1e-4 to 30, or between inputs of softplus
-    in these rows, that gives what is nearest, of the few that leave least, and less than half of
-    the error; ways: the mistakes under a number, without those that do nothing then."""
+    """Mistakes that have a number, each with the one from 1e-4 to 30, or between inputs or outputs
+    of softplus in these rows, that gives what is nearest, of the few that leave least, and less
+    than half of the error; ways: the mistakes under a number, without those that do nothing then.
+    """
 
     def each(log: float) -> Iterator[tuple[str, tuple[str, str, Callable[[], torch.Tensor]]]]:
         x = math.exp(log)
@@ -92,8 +93,9 @@ def numbered(
         return next((off(seen, way[2]()) for of, way in each(log) if of == name), math.inf)
 
     of = next(x for x in ("a", "dt", "x") if x in rows[0])
-    y = torch.cat([(row[of] + row.get("dt_bias", 0.0)).flatten() for row in rows]).sort().values
-    y = y[y > 1e-4][:: 1 + len(y) // 32]
+    y = torch.cat([(row[of] + row.get("dt_bias", 0.0)).flatten() for row in rows])
+    y = torch.cat([y, F.softplus(y)]).sort().values
+    y = y[y > 1e-4][:: 1 + len(y) // 64]
     more = (y[1:] * y[:-1]).sqrt().log().tolist()
     first, step, best = math.log(1e-4), math.log(3e5) / 24, dict[str, tuple[float, float]]()
     for log in (*(first + i * step for i in range(25)), *more):

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 import triton.language as tl
-from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 from triton.runtime.interpreter import GridExecutor, InterpreterBuilder, TensorHandle
 
@@ -155,8 +154,7 @@ def mend() -> None:
     nearest number that has them, and `tl.dot` multiplies the whole numbers. Whenever
     a kernel calls another function, it searches all of triton.language for what the interpreter
     replaces, and replaces it again: milliseconds, and most of what a kernel takes. It computes
-    whether sums of integers overflow, which only its debugging reads, for each value its type and
-    what follows from that, and spreads tensors that have one shape.
+    whether sums of integers overflow, which only its debugging reads.
     """
     multiply, replace = InterpreterBuilder.create_dot, interpreter._patch_lang
     if multiply.__module__ == __name__:
@@ -164,38 +162,6 @@ def mend() -> None:
     options = interpreter.interpreter_builder.options
     interpreter.interpreter_builder.options = replace_fields(options, sanitize_overflow=False)
     replaced: set[int] = set()
-    new_tensor, np_type = tl.tensor.__init__, interpreter._get_np_dtype
-    np_types: dict[str, np.dtype[Any]] = {}
-    new_block, blocks = tl.block_type.__init__, dict[Any, Any]()
-    broadcast = TritonSemantic.broadcast_impl_value
-
-    def block_of(cls: type, element: Any, shape: Any) -> Any:
-        key = str(element), getattr(element, "address_space", None), *shape
-        return blocks.setdefault(key, object.__new__(cls))
-
-    def block(self: Any, element: Any, shape: Any) -> None:
-        if not vars(self):
-            new_block(self, element, shape)
-
-    def tensor(self: Any, handle: Any, type: Any) -> None:
-        known = vars(type).get("_attributes")
-        if known is None:
-            new_tensor(self, handle, type)
-            type._attributes = vars(self).copy()
-        else:
-            vars(self).update(known, handle=handle)
-
-    def broadcast_unlike(self: Any, a: Any, b: Any) -> Any:
-        x, y = a.type, b.type
-        if getattr(x, "shape", None) is getattr(y, "shape", None):
-            return a, b
-        return broadcast(self, a, b)
-
-    def np_type_of(type: Any) -> np.dtype[Any]:
-        name = type.scalar.name
-        if name not in np_types:
-            np_types[name] = np_type(type.scalar)
-        return np_types[name]
 
     def create_dot(self: Any, a: Any, b: Any, *others: Any) -> Any:
         wide = (self.cast_impl(x, tl.float32) if x.dtype == tl.bfloat16 else x for x in (a, b))
@@ -250,9 +216,6 @@ def mend() -> None:
             raise OutsideMemoryError(f"{int(off.sum())} values are written {place}")
         return store(self, ptrs, value, mask, *others)
 
-    tl.tensor.__init__, interpreter._get_np_dtype = tensor, np_type_of
-    tl.block_type.__new__, tl.block_type.__init__ = block_of, block
-    TritonSemantic.broadcast_impl_value = broadcast_unlike
     InterpreterBuilder.create_dot, interpreter._patch_lang = create_dot, replace_new
     InterpreterBuilder.cast_impl = cast_nearest
     InterpreterBuilder.create_masked_load = masked_load

@@ -104,12 +104,9 @@ class _StubModule(ModuleType):
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finds modules of one package: those under `kept` from their files, the rest as stubs."""
 
-    def __init__(
-        self, root: Path, kept: Sequence[str], values: dict[str, Any], packages: Sequence[str]
-    ) -> None:
-        self.root, self.kept, self.values = root, kept, values
-        self.top = kept[0].split(".")[0]
-        self.packages = packages
+    def __init__(self, root: Path, table: Any, values: dict[str, Any]) -> None:
+        self.root, self.table, self.values = root, table, values
+        self.top = table.package
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -117,9 +114,9 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         if name.split(".")[0] != self.top:
             return None
         place = self.root.joinpath(*name.split("."))
-        if any(name == kept or name.startswith(f"{kept}.") for kept in self.kept):
+        if any(name == kept or name.startswith(f"{kept}.") for kept in self.table.kept):
             file = place.with_suffix(".py")
-            if name in self.packages:
+            if name in self.table.packages:
                 file = place / "__init__.py"
             if file.is_file():
                 return importlib.util.spec_from_file_location(name, file)
@@ -200,23 +197,17 @@ class Package:
         return self._imported[name]
 
     @contextmanager
-    def imports(
-        self,
-        kept: Sequence[str],
-        values: dict[str, Any],
-        language: str,
-        traced_ranges: Sequence[str],
-        packages: Sequence[str] = (),
-    ) -> Iterator[None]:
-        """Make the modules that an adapter's table keeps importable; see adapters.Engine."""
-        self._traced_ranges, self._values = traced_ranges, values
-        if language:
+    def imports(self, table: Any) -> Iterator[None]:
+        """Make the modules that an adapter's table, an adapters.Engine, keeps importable."""
+        values = self._values = table.values
+        self._traced_ranges = table.traced_ranges
+        if table.language:
             import triton
             import triton.language as tl
 
             known = {"triton": triton, "tl": tl, "HAS_TRITON": True}
-            values = values | {f"{language}.{name}": value for name, value in known.items()}
-        finders = [_Finder(self.root, kept, values, packages), _Missing(self.name)]
+            values = values | {f"{table.language}.{name}": value for name, value in known.items()}
+        finders = [_Finder(self.root, table, values), _Missing(self.name)]
         sys.meta_path.insert(0, finders[0])
         sys.meta_path.append(finders[1])
         try:
@@ -255,7 +246,7 @@ def fit_interpreter(modules: Iterable[ModuleType]) -> None:
                     value.configs = value.configs[:1]
                 value = value.fn
             if id(value) in originals and hasattr(value, "__triton_builtin__"):
-                setattr(module, attribute, _late(tl, originals[id(value)]))
+                setattr(module, attribute, partial(_called, tl, originals[id(value)]))
 
 
 def _traced_range(*ends: Any) -> Iterator[Any]:
@@ -264,11 +255,8 @@ def _traced_range(*ends: Any) -> Iterator[Any]:
     return (tl.full((), i, tl.int32) for i in range(*map(int, ends)))
 
 
-def _late(language: ModuleType, name: str) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return getattr(language, name)(*args, **kwargs)
-
-    return call
+def _called(language: ModuleType, name: str, *args: Any, **kwargs: Any) -> Any:
+    return getattr(language, name)(*args, **kwargs)
 
 
 def open_package(target: str, name: str) -> Package:

@@ -13,25 +13,29 @@ import torch
 
 from engine.conform.cases import Recurrence, Shape
 from engine.conform.causes import Situation
-from engine.conform.checks import (
-    CHECKS,
-    OF_EXTRAS,
-    OF_ROWS,
-    VAGUE,
-    WORDS_OF_EXTRAS,
-    Fault,
-    Player,
-    check,
-    copied,
-    errors_of,
-    limited,
-)
+from engine.conform.checks import CHECKS, VAGUE, Fault, Player, check, copied, errors_of, limited
 from engine.conform.fits import joined, place
 from engine.conform.packages import Package, interpreted
 from engine.conform.passes import SCRIPTS, Pass, shapes, with_extras
 from engine.conform.reference import ROW_INPUTS, terms, token
 from engine.conform.subject import Kernel
 
+# Causes of what is wrong with an extra of a shape alone (Kernel.extras), where no other is found
+OF_EXTRAS = {
+    "layers": "other-layer",
+    "track slots": "stale-column",
+    "aligned blocks": "stale-column",
+    "lower bound": "wrong-gate",
+    "z": "wrong-term",
+    "v first": "wrong-stride",
+    "far slots": "wrong-stride",
+}
+# Extras that tell the cause whatever else was found, and what they are
+_WORDS_OF_EXTRAS = {
+    "layers": ", the other of which has its heads turned",
+    "far slots": ", whose places 32 bits do not count to",
+}
+_OF_ROWS = ("gate-of-other-row", "other-row")  # that more rows tell apart
 _ROUNDS = {"rounds": 6, "drift": 12}
 _ROUNDS_ON_DEVICE = {"rounds": 60, "drift": 1000}
 _MOST_SHRINK = 12000  # Player.work
@@ -97,7 +101,7 @@ def _filled(player: Player, fault: Fault) -> Fault:
         return fault
     places = _places(player, fault)
     fault = replace(fault, detail=joined(fault.detail, *places))
-    other = player.like(blank=True)
+    other = replace(player, blank=True)
     for found in other.script(fault.check, fault.round + 8):
         if found.round > fault.round:  # zeros do no harm before
             cause = found.cause if found.cause not in VAGUE else fault.cause
@@ -140,7 +144,7 @@ def _computed(player: Player, fault: Fault) -> Fault:
     for cause, names in _INPUTS.items():
         here = [x for x in names if x in known]
         for some, value in product(dict.fromkeys([*((x,) for x in here), (*here,)]), _VALUES):
-            other = player.like(named=False, blank=True, replaced=dict.fromkeys(some, value))
+            other = replace(player, named=False, blank=True, replaced=dict.fromkeys(some, value))
             faults = other.script(fault.check, fault.round + 1)
             if all(f.error < math.inf for f in faults):
                 words = f"finite where {' and '.join(f'{name} is {value:g}' for name in some)}"
@@ -161,7 +165,7 @@ def _seen(player: Player, fault: Fault) -> Fault:
         return fault
     m = shape.d_k + 8
     until = 1 + [x >= min(player.bound, fault.error) for x in fault.row_errors].index(True)
-    other = player.like(shape=replace(shape, n_sequences=m), copies=True)
+    other = replace(player, shape=replace(shape, n_sequences=m), copies=True)
     for empty in player.starts(check):
         source, subject, reference = other.start(empty, check)
         passes = SCRIPTS[check](shape, random.Random(f"{check} {player.seed}"), player.kernel)
@@ -211,7 +215,7 @@ def _by_count(player: Player, fault: Fault) -> Fault:
     if not known or player.kernel.chunk:
         return fault
     t = max(3, player.shape.n_tokens)
-    player = player.like(shape=replace(player.shape, n_tokens=t, n_sequences=1))
+    player = replace(player, shape=replace(player.shape, n_tokens=t, n_sequences=1))
     left: list[int | None] = []
     for count in range(1, t + 1):
         source, subject, reference = player.start()
@@ -312,7 +316,7 @@ def _wrong(
     of some seeds, as few values may be right by chance (more where fewer heads, or one sequence,
     meet fewer values; of prompts, which take long, of one)."""
     for seed in range(player.seed, player.seed + (1 if player.kernel.chunk else seeds)):
-        other = player.like(shape=shape, seed=seed, named=named)
+        other = replace(player, shape=shape, seed=seed, named=named)
         if found := other.script(fault.check, fault.round + more, changed, player.seed):
             return found
     return []
@@ -380,7 +384,7 @@ def checked(
             small = smallest(fault, again)
         # a small shape may tell more of what is vague, and more rows which of them are wrong
         other = small.shape if fault.cause in VAGUE else fault.shape
-        if fault.cause in OF_ROWS and not (kernel.ring or kernel.chunk):
+        if fault.cause in _OF_ROWS and not (kernel.ring or kernel.chunk):
             other = replace(other, n_tokens=max(_ROWS, other.n_tokens))
         if other.n_heads == 1 and recurrence != "conv" and not kernel.chunk:
             other = replace(other, n_heads=2, n_groups=2)  # one head has few values of each kind
@@ -396,13 +400,12 @@ def checked(
         fault = placed(Player(kernel, package, fault.shape, seed, device, late=not more), fault)
         for extra in needed:
             unsure = fault.cause in VAGUE and NO_OUTPUT not in fault.detail
-            sure = unsure or extra in WORDS_OF_EXTRAS
+            sure = unsure or extra in _WORDS_OF_EXTRAS
             cause = OF_EXTRAS[extra] if sure else fault.cause
-            words = joined(fault.detail, f"right without {extra}{WORDS_OF_EXTRAS.get(extra, '')}")
+            words = joined(fault.detail, f"right without {extra}{_WORDS_OF_EXTRAS.get(extra, '')}")
             fault = replace(fault, cause=cause, detail=words)
         faults = [fault]
     if not (faults or package.name or Player.states) and name in SCRIPTS:
-        words = "`state` gave None for all of them"
-        place_ = shape, seed, 0, 0, -1, 0.0, True
-        faults = [Fault(kernel.name, name, "states-not-read", words, *place_)]
+        about = "states-not-read", "`state` gave None for all of them"
+        faults = [Fault(kernel.name, name, *about, shape, seed, 0, 0, -1, 0.0, note=True)]
     yield True, faults

@@ -22,16 +22,15 @@ from typing import Any
 
 from engine.conform import adapters, packages
 from engine.conform.cases import Recurrence, Shape
-from engine.conform.checks import BOUNDS, CHECKS, OF_EXTRAS, Fault, check, has_check, met
+from engine.conform.checks import BOUNDS, CHECKS, Fault, check, has_check, met
 from engine.conform.cost import measure
 from engine.conform.fits import joined
 from engine.conform.packages import Package
-from engine.conform.replays import checked, rounds_of
+from engine.conform.replays import OF_EXTRAS, checked, rounds_of
 from engine.conform.subject import AsTensors, Kernel
 from engine.errors import KernelPackageError
 
 COST = "cost"
-_OF_KERNELS = ("name", "recurrences", "make")  # fields that have no usual value
 _RECURRENCES: tuple[Recurrence, ...] = ("gdn", "kda", "mamba2", "conv")
 _MOST_START_S, _MOST_END_S = 300.0, 10.0
 _MOST_ASLEEP = 5  # times a check's limit that it may take where others use the processor
@@ -112,25 +111,19 @@ def own_kernel(target: str) -> Kernel:
             f"{target} cannot be imported: {words}{'' if called else at}.",
             "Correct the adapter's file; `draftscope help conform` shows one.",
         ) from error
+    kernel = Kernel(name, ("gdn",), lambda shape, memory, _: AsTensors(make(shape, memory)))
     known = {"recurrences": _RECURRENCES, "dtypes": tuple(BOUNDS), "extras": tuple(OF_EXTRAS)}
-    usual = {n: f.default for n, f in Kernel.__dataclass_fields__.items() if n not in _OF_KERNELS}
-    usual["recurrences"] = ("gdn",)
-    fields: dict[str, Any] = {}
-    for of in (one for one in usual if hasattr(make, one)):
-        kind, given = type(usual[of]), getattr(make, of)
-        if kind is tuple:
+    for of in (one for one in Kernel.__dataclass_fields__ if one not in ("name", "make")):
+        usual = getattr(kernel, of)
+        given = getattr(make, of, usual)
+        if isinstance(usual, tuple):
             each = given if isinstance(given, (list, tuple, set)) else [given]
             given = tuple(str(one).removeprefix("torch.") for one in each)
-        wrong = [one for one in given if one not in known[of]] if kind is tuple else []
-        if wrong or type(given) is not kind:
-            words = f"{kind.__name__}, as {usual[of]!r}"
-            raise KernelPackageError(
-                f"{target}: {of} cannot be {wrong[0] if wrong else given!r}.",
-                f"Known: {', '.join(known[of])}." if wrong else f"Give a value of {words}.",
-            )
-        fields[of] = given
-    recurrences = fields.pop("recurrences", usual["recurrences"])
-    return Kernel(name, recurrences, lambda s, memory, _: AsTensors(make(s, memory)), **fields)
+        if type(given) is not type(usual) or (of in known and not {*given} <= {*known[of]}):
+            words = ", ".join(known.get(of, (f"{type(usual).__name__}, as {usual!r}",)))
+            raise KernelPackageError(f"{target}: {of} cannot be {given!r}.", f"Known: {words}.")
+        kernel = replace(kernel, **{of: given})
+    return kernel
 
 
 def _imported(place: str) -> ModuleType:
@@ -250,7 +243,8 @@ class _Child:
         assert self.process.stdout is not None
         self.output = self.process.stdout
         os.set_blocking(self.output.fileno(), False)
-        self._buffer, self._ended, self._started = b"", False, False
+        self._buffer, self._ended = b"", False
+        self._most_s = max(_MOST_ASLEEP * limit_s, _MOST_START_S)  # until it has started
         self._unnamed: Fault | None = None
         self._since = time.monotonic()
 
@@ -263,7 +257,7 @@ class _Child:
         """The checks that have ended since the last call."""
         *lines, self._buffer = self._buffer.split(b"\n")
         for line in lines:
-            self._since, self._started = time.monotonic(), True
+            self._since, self._most_s = time.monotonic(), _MOST_ASLEEP * self.limit_s
             if not line:
                 continue
             answer = json.loads(line)
@@ -282,11 +276,6 @@ class _Child:
         """Whether the process has ended, or for long said nothing; it ends by itself (`_limited`)
         where it computes too long."""
         return self._ended or time.monotonic() - self._since > self._most_s
-
-    @property
-    def _most_s(self) -> float:
-        most_s = _MOST_ASLEEP * self.limit_s
-        return most_s if self._started else max(most_s, _MOST_START_S)
 
     def end(self) -> tuple[Outcome | None, tuple[str, ...]]:
         """The check that was lost with the process, if any, and those not started."""
@@ -404,7 +393,7 @@ def _imports(name: str, place: str, kernel: Kernel, device: str) -> Iterator[Pac
     table = adapters.engine(name) if name else None
     package = Package(table.package if table else "", Path(place or "."), "")
     foreign = table is not None and table.package != "kernels" and not kernel.compiled
-    with package.imports(*table.imports) if table and foreign else nullcontext():
+    with package.imports(table) if table and foreign else nullcontext():
         yield package
 
 

@@ -211,7 +211,13 @@ class Prompts:
 
     def run(self, rows: Rows, first: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         """Outputs [tokens, …] and the states [sequences, …] after all rows; first: those before
-        them in the reference's layout, None where none is given."""
+        them in the reference's layout, None where none is given. Else a sequence at a time."""
+        n = len(rows.sequences)
+        made = [self.one(rows.one(i), None if first is None else first[i]) for i in range(n)]
+        return torch.cat([o for o, _ in made]), torch.stack([state for _, state in made])
+
+    def one(self, rows: Rows, first: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Outputs of one sequence, and its state after all rows."""
         raise NotImplementedError
 
     def verify(self, rows: Rows) -> torch.Tensor:
@@ -248,10 +254,9 @@ class RowByRow:
     def verify(self, rows: Rows) -> torch.Tensor:
         outputs = []
         for i, sequence in enumerate(rows.sequences):
-            one, before = rows.one(i), self._copied(sequence)
-            self.kept[sequence] = []
-            for row in range(one.lengths[0]):
-                outputs.append(self.step(one.row(row)))
+            before, self.kept[sequence] = self._copied(sequence), []
+            for row in range(rows.lengths[i]):
+                outputs.append(self.step(rows.one(i, slice(row, row + 1))))
                 self.kept[sequence].append(self._copied(sequence))
             self._restore(sequence, before)
         return torch.cat(outputs)

@@ -29,11 +29,6 @@ class Engine:
     traced_ranges: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
 
-    @property
-    def imports(self) -> tuple[Any, ...]:
-        """The arguments of packages.Package.imports."""
-        return self.kept, self.values, self.language, self.traced_ranges, self.packages
-
 
 NAMES = {
     "vllm": "vllm",

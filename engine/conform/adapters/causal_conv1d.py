@@ -73,20 +73,14 @@ class _Sequences(Prompts):
 
     name = "causal_conv1d_fn"
 
-    def run(self, rows: Rows, first: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        function = getattr(self.package.module(_FN), self.name)
-        outputs, states = [], []
-        for i, part in enumerate(rows.slices()):
-            window = None if first is None else first[i].T.contiguous().T.unsqueeze(0)
-            out, last = function(
-                *(self.aligned(rows.x[part]).T.unsqueeze(0), rows.weight, rows.bias),
-                initial_states=window,
-                return_final_states=True,
-                activation="silu",
-            )
-            outputs.append(out[0].T)
-            states.append(last[0])
-        return torch.cat(outputs), torch.stack(states)
+    def one(self, rows: Rows, first: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        out, last = getattr(self.package.module(_FN), self.name)(
+            *(self.aligned(rows.x).T.unsqueeze(0), rows.weight, rows.bias),
+            initial_states=None if first is None else first.T.contiguous().T.unsqueeze(0),
+            return_final_states=True,
+            activation="silu",
+        )
+        return out[0].T, last[0]
 
     def aligned(self, x: torch.Tensor) -> torch.Tensor:
         """Rows whose first channels are a multiple of 8 numbers apart, as the kernel wants."""

@@ -58,7 +58,8 @@ class LastState:
 
     def accept(self, sequences: Sequence[int], counts: Sequence[int]) -> None:
         for sequence, count in zip(sequences, counts, strict=True):
-            self.states[sequence] = self.run(self.last[sequence].first(count))[1][0]
+            rows = self.last[sequence].one(0, slice(count))
+            self.states[sequence] = self.run(rows)[1][0]
 
     def decode(self, rows: Rows) -> torch.Tensor:
         o, states = self.run(rows)

@@ -11,7 +11,7 @@ import torch
 
 from engine.conform.adapters import Engine
 from engine.conform.adapters.fla import LastState
-from engine.conform.adapters.sglang_snapshots import Mamba2, Snapshots, requests
+from engine.conform.adapters.sglang_snapshots import Mamba2, Snapshots, log_sizes, requests
 from engine.conform.adapters.vllm import Paged
 from engine.conform.cases import Rows, Shape
 from engine.conform.packages import Package
@@ -117,12 +117,11 @@ class _Window(_Verify):
 
     def __init__(self, shape: Shape, memory: Memory, package: Package) -> None:
         super().__init__(shape, memory, package)
-        s, slots, t = shape, 1 + shape.n_sequences, shape.n_tokens
+        names = {"rawv": torch.bfloat16, "rawk": torch.bfloat16, "g": None, "beta": None}
+        sizes = zip(names.items(), log_sizes(shape, shape.n_tokens), strict=True)
         self.window = {
-            "rawv": memory.empty(slots, s.n_heads, t, s.d_v, dtype=torch.bfloat16),
-            "rawk": memory.empty(slots, s.n_groups, t, s.d_k, dtype=torch.bfloat16),
-            "g": memory.empty(slots, s.n_heads, t),
-            "beta": memory.empty(slots, s.n_heads, t),
+            name: memory.empty(1 + shape.n_sequences, *size, dtype=dtype or torch.float32)
+            for (name, dtype), size in sizes
         }
 
     def options(self) -> dict[str, Any]:

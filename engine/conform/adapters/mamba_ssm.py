@@ -43,14 +43,7 @@ class _Update(RowByRow):
 class _Chunked(Prompts):
     """The kernels of mamba_chunk_scan_combined in its order, a sequence at a time."""
 
-    def run(self, rows: Rows, first: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        made = [self.one(rows.one(i), first, i) for i in range(len(rows.sequences))]
-        return torch.cat([o for o, _ in made]), torch.stack([state for _, state in made])
-
-    def one(
-        self, rows: Rows, first: torch.Tensor | None, i: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Outputs of one sequence, and its state after all rows."""
+    def one(self, rows: Rows, first: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         state, passing, product, scan = (
             self.package.module(f"{_SSD}{x}")
             for x in ("chunk_state", "state_passing", "bmm", "chunk_scan")
@@ -60,7 +53,7 @@ class _Chunked(Prompts):
             dt, rows.A, _CHUNK, dt_bias=rows.dt_bias, dt_softplus=True
         )
         states = state._chunk_state_fwd(B, x, dt, decays, states_in_fp32=True)
-        before = None if first is None else first[i].transpose(1, 2).flatten(1).unsqueeze(0)
+        before = None if first is None else first.mT.flatten(1).unsqueeze(0)
         states, last = passing._state_passing_fwd(
             states.flatten(-2), decays[..., -1], initial_states=before, chunk_size=_CHUNK
         )

@@ -234,20 +234,16 @@ class _Chunked(Prompts):
         super().__init__(shape, memory, package)
         self.backend = backend
 
-    def run(self, rows: Rows, first: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    def one(self, rows: Rows, first: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         module = "ssd" if self.shape.recurrence == "mamba2" else "delta_rule"
-        outputs, states = [], []
-        for i in range(len(rows.sequences)):
-            state = self.memory.zeros(*self.shape.state) if first is None else first[i]
-            state, parts = _as_stored(module, state).unsqueeze(0), [rows.one(i)]
-            if module == "ssd":
-                o, kept = _operation(module, "ssd", self.backend)(*_ssd_rows(parts), state)
-            else:
-                run = _operation(module, "gated_delta_rule", self.backend)
-                o, kept = run(*_stacked(parts, _DELTA), state, grouped=True)
-            outputs.append(o[0])
-            states.append(_as_stored(module, kept[0, 0]))
-        return torch.cat(outputs), torch.stack(states)
+        state = self.memory.zeros(*self.shape.state) if first is None else first
+        state = _as_stored(module, state).unsqueeze(0)
+        if module == "ssd":
+            o, kept = _operation(module, "ssd", self.backend)(*_ssd_rows([rows]), state)
+        else:
+            run = _operation(module, "gated_delta_rule", self.backend)
+            o, kept = run(*_stacked([rows], _DELTA), state, grouped=True)
+        return o[0], _as_stored(module, kept[0, 0])
 
 
 def _backends() -> list[str]:

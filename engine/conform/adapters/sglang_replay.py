@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from engine.conform.adapters.sglang_snapshots import LINEAR, Delta, Tracks, requests
+from engine.conform.adapters.sglang_snapshots import LINEAR, Delta, Tracks, log_sizes, requests
 from engine.conform.cases import Rows, Shape
 from engine.conform.packages import Package
 from engine.conform.subject import Layers, Memory, RowByRow, as_a_pass
@@ -27,14 +27,10 @@ class Replay:
         self.checkpoints = memory.pool(m, slots + self.tracks.slots, s.n_heads, s.d_v, s.d_k)
         # the fold of CompactReplay reads rows that were never written
         new = memory.empty if self.raw else memory.zeros
-        self.logs = {
-            "d": new(m, slots, s.n_heads, n, s.d_v),
-            "k": new(m, slots, s.n_groups, n, s.d_k),
-            "g": new(m, slots, s.n_heads, n),
-        }
-        self.raw_v = new(slots, s.n_heads, n, s.d_v)
-        self.raw_k = new(slots, s.n_groups, n, s.d_k)
-        self.beta = new(slots, s.n_heads, n)
+        v, k, gate, beta = log_sizes(s, n)
+        sizes = zip("dkg", (v, k, gate), strict=True)
+        self.logs = {name: new(m, slots, *size) for name, size in sizes}
+        self.raws = [new(slots, *size) for size in (v, k, beta)]
         self.write, self.base = (memory.zeros(slots, dtype=torch.int32) for _ in range(2))
         self.flush = memory.zeros(slots, dtype=torch.int8)
 
@@ -51,7 +47,7 @@ class Replay:
         module.gdn_replayssm_spec_decode(
             *(*rows.beside("q", "k", "v"), *rows.beside("a", "b"), rows.A_log, rows.dt_bias),
             *(self.checkpoints[-1], *(layers[-1] for layers in self.logs.values())),
-            *((self.raw_v, self.raw_k, self.beta) if self.raw else (None,) * 3),
+            *(self.raws if self.raw else (None,) * 3),
             *(out, rows.starts, slots, places, self.write, self.base, self.flush),
             *(self.ROWS, self.shape.n_tokens),
             block_v=16,
@@ -111,15 +107,9 @@ class Fold(Delta):
 
     def __init__(self, shape: Shape, memory: Memory, package: Package) -> None:
         super().__init__(shape, memory, package)
-        s, slots, n = shape, 1 + shape.n_sequences, shape.n_tokens
-        gates = (s.d_k,) if s.recurrence == "kda" else ()
-        layers = self.layers.n, slots
-        self.logs = {
-            "rawv": memory.empty(*layers, s.n_heads, n, s.d_v),
-            "rawk": memory.empty(*layers, s.n_groups, n, s.d_k),
-            "g": memory.empty(*layers, s.n_heads, n, *gates),
-            "beta": memory.empty(*layers, s.n_heads, n),
-        }
+        sizes = zip(("rawv", "rawk", "g", "beta"), log_sizes(shape, shape.n_tokens), strict=True)
+        slots = self.layers.n, 1 + shape.n_sequences
+        self.logs = {name: memory.empty(*slots, *size) for name, size in sizes}
 
     def kept(self, rows: Rows) -> dict[str, Any]:
         log = {f"replayssm_{name}": layers[-1] for name, layers in self.logs.items()}
@@ -150,13 +140,8 @@ class Ring(RowByRow):
     def __init__(self, shape: Shape, memory: Memory, package: Package) -> None:
         super().__init__(shape, memory, package)
         s, slots, n = shape, 1 + shape.n_sequences, self.ROWS
-        gates = (s.d_k,) if s.recurrence == "kda" else ()
         self.pool = memory.pool(1, slots, s.n_heads, s.d_v, s.d_k)[0]
-        self.logs = (
-            memory.empty(slots, s.n_heads, n, s.d_v),
-            memory.empty(slots, s.n_groups, n, s.d_k),
-            memory.empty(slots, s.n_heads, n, *gates),
-        )
+        self.logs = [memory.empty(slots, *size) for size in log_sizes(s, n)[:3]]
         self.taken = memory.zeros(slots, dtype=torch.int32)
         self.held = (self.pool, *self.logs, self.taken)
 

@@ -35,6 +35,12 @@ def requests(memory: Memory, sequences: Sequence[int], shape: Shape) -> torch.Te
     return memory.whole([shape.n_sequences - s if s >= 0 else -1 for s in sequences])
 
 
+def log_sizes(shape: Shape, rows: int) -> tuple[tuple[int, ...], ...]:
+    """Sizes of the values, keys, gates and betas that a log has of a sequence's rows."""
+    n, d_k, gates = shape.n_heads, shape.d_k, () if shape.recurrence == "gdn" else (shape.d_k,)
+    return (n, rows, shape.d_v), (shape.n_groups, rows, d_k), (n, rows, *gates), (n, rows)
+
+
 def packed_decode(package: Package, rows: Rows, pool: torch.Tensor, slots: Any) -> torch.Tensor:
     """A step without drafts: fused_recurrent_gated_delta_rule_packed_decode, or KDA's."""
     n, heads, d_v = rows.v.shape
@@ -72,12 +78,11 @@ class Tracks:
         each = zip(sequences, counts, strict=True)
         self.kept = {s: (s + self.passes) % (n + 1) for s, n in each if s >= 0}
         for s in range(self.slots):
-            if not self.kept.get(s):
-                self.memory.keep(
-                    "null-slot-written", "a track slot without a step", pool[places[s]]
-                )
+            slot = pool[places[s]]
+            if self.kept.get(s):
+                self.memory.forget(slot)
             else:
-                self.memory.forget(pool[places[s]])
+                self.memory.keep("null-slot-written", "a track slot without a step", slot)
         at = [len(pool) + places[s] if s >= 0 else 0 for s in sequences]
         steps = [self.kept.get(s, 0) - 1 for s in sequences]
         return self.memory.whole(at), self.memory.whole(steps)

@@ -157,10 +157,7 @@ class _Delta(Paged):
                 o[tokens] = self.run(rows.at(tokens, starts), blocks, counts)
         return o
 
-    def decode(self, rows: Rows) -> torch.Tensor:
-        o = self.verify(rows)
-        self.accept(rows.sequences, [1] * len(rows.sequences))
-        return o
+    decode = as_a_pass
 
     def gates(self, rows: Rows) -> dict[str, Any]:
         """The decay and beta of rows, as the kernel takes them."""

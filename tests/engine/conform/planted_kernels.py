@@ -183,7 +183,7 @@ class Trees(own._Slots):
             self.pool[start] = self.pool[self.planes[s, self.live[s]]]
             for t, parent in enumerate(self.parents(rows.parents, i)):
                 read = self.planes[s, parent : parent + 1] if parent >= 0 else torch.tensor([start])
-                part = [rows.one(i).row(t)]
+                part = [rows.one(i, slice(t, t + 1))]
                 outs.append(self._run(part, read, self.planes[s : s + 1, t : t + 1])[0])
         return torch.cat(outs)
 
@@ -282,10 +282,9 @@ class Chunks(Prompts):
     def run(self, rows, first):
         outs, last = [], torch.zeros(len(rows.sequences), *self.shape.state)
         for i in range(len(rows.sequences)):
-            one = rows.one(i)
             state = torch.zeros(self.shape.state) if first is None else first[i]
-            for start in range(0, one.lengths[0], 4):
-                part = one._part(slice(start, min(start + 4, one.lengths[0])), one.sequences)
+            for start in range(0, rows.lengths[i], 4):
+                part = rows.one(i, slice(start, start + 4))
                 pool = torch.stack([self.carried(state, start)] * part.lengths[0])
                 write = torch.arange(part.lengths[0]).flip(0)[None]
                 outs.append(own._Slots._run(_Pool(pool), [part], torch.tensor([0]), write)[0])

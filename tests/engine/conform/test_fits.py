@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from torch.nn.functional import softplus
 
 from engine.conform.causes import Situation
 from engine.conform.fits import activated, misplaced, nearest, summed, tapped, wrong_heads
@@ -157,3 +158,16 @@ def test_a_number_that_explains_all_rows_comes_before_rows_that_differ():
     situation = Situation(KERNEL, Reference(shape, [state]), 0, rows)
     cause, said = situation.explain_outputs(outputs, 1e-5)
     assert (cause, said[:27]) == ("wrong-gate", "softplus is left out above ")
+
+
+@pytest.mark.parametrize(("recurrence", "n"), [("gdn", 3), ("mamba2", 4)])
+def test_a_number_that_one_value_alone_shows_is_found(recurrence, n):
+    shape, state, rows = drawn(recurrence, n)
+    name = "a" if recurrence == "gdn" else "dt"
+    least, next_ = torch.stack([softplus(r[name] + r["dt_bias"]) for r in rows]).unique()[:2]
+    number = float(least + next_) / 2
+    words = f"softplus is {number:.4g} at least"
+    (wrong,) = (made for _, said, made in formulas(shape, rows, number) if said == words)
+    seen = torch.stack(play(shape, state, wrong)[0])
+    cause, said = Situation(KERNEL, Reference(shape, [state]), 0, rows).explain_outputs(seen, 1e-6)
+    assert (cause, said[:14]) == ("wrong-gate", "softplus is 0.")

@@ -8,6 +8,7 @@ import zipfile
 
 import pytest
 
+from engine.conform.adapters import Engine
 from engine.conform.packages import NoPlatform, open_package
 from engine.conform.runner import open_target
 from engine.errors import KernelPackageError
@@ -53,7 +54,7 @@ def folder(tmp_path):
 def loaded(package):
     kept = ("toyengine.ops.kernels", "toyengine.ops.helpers")
     values = {"toyengine.config.LIMIT": 7, "toyengine.platforms.current_platform": NoPlatform()}
-    with package.imports(kept, values, "", ()):
+    with package.imports(Engine("toyengine", (), kept, values, ())):
         return package.module("toyengine.ops.kernels")
 
 

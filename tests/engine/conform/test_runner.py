@@ -251,8 +251,16 @@ def test_the_adapter_of_the_help_page_passes(tmp_path):
         ("import os\nos.environ['NO']", "my_kernel.py:adapter", r"'NO' \(my_kernel.py, line 2"),
         ("", "my_kernel.py", "does not say which adapter"),
         ("def adapter(): pass\nadapter.recurrences = ('rwkv',)", "my_kernel.py:adapter", "rwkv"),
-        ("class adapter: dtypes = ('fp32',)", "my_kernel.py:adapter", "dtypes cannot be 'fp32'"),
-        ("class adapter: extras = 'bound'", "my_kernel.py:adapter", "extras cannot be 'bound'"),
+        (
+            "class adapter: dtypes = ('fp32',)",
+            "my_kernel.py:adapter",
+            r"dtypes cannot be \('fp32',\)",
+        ),
+        (
+            "class adapter: extras = 'bound'",
+            "my_kernel.py:adapter",
+            r"extras cannot be \('bound',\)",
+        ),
         ("class adapter: ring = True", "my_kernel.py:adapter", "ring cannot be True"),
         ("class adapter:\n def log(self): pass", "my_kernel.py:adapter", "log cannot be <function"),
         ("", "elsewhere.py:adapter", "is not a file"),

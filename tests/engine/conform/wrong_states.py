@@ -164,7 +164,7 @@ class ForgetsWithin(own._Log):
         for i, s in enumerate(rows.sequences):
             before, self.after[s] = self.states[s].clone(), []
             for t in range(rows.lengths[i]):
-                outs.append(super().verify(rows.one(i).row(t)))
+                outs.append(super().verify(rows.one(i, slice(t, t + 1))))
                 super().accept([s], [1])
                 if (self.taken[s] + t) % 7 == 6:
                     self.states[s] = self.first[s]
