@@ -141,6 +141,28 @@ def test_what_one_mistake_leaves_is_given_by_another(monkeypatch: pytest.MonkeyP
     assert best.about == "Rows are zeros. In addition: rank 2, only in drafted token 1."
 
 
+def test_what_gives_the_same_drafts_is_said_with_the_first_that_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    right, text, model = _guess()
+    text = replace(text, drafts=_rounds())
+    gives = ("Twice", "Half", "Zero")
+
+    def left(self: Trials, guess: Guess, drafts: Any, *_: Any) -> dict[int, float]:
+        return {draft.round: 3.0 * (guess.about[:4] not in gives) for draft in drafts}
+
+    monkeypatch.setattr(Trials, "left", left)
+    monkeypatch.setattr(Trials, "_keep", lambda *_: 0)
+    nothing: Any = {draft.round: [] for draft in text.drafts}
+    trials = Trials(model, text, (nothing, nothing), lambda _: lambda *_: 3.0)
+    abouts = ["Half as 2.", "Half as 4.", "Half as 4.", "Ones.", "Zero.", "Zero 5."]
+    tried = [(replace(right, about=about, text=text), 0.34, False) for about in abouts]
+    tried.insert(5, (replace(tried[4][0], stage="candidates", about="Zero at all."), 0.34, False))
+    best, _ = trials.best(tried, *[text.drafts] * 3, text.drafts[:1], [])
+    others = "The same drafts come of this: Half as 4. Or: Zero. Or: Zero 5."
+    assert best is not None and best.about == f"Half as 2. {others}"
+
+
 _ROUNDS = [(2, 0), (3, 2), (6, 1)]
 """Positions of drafts, and how many of their three tokens were accepted."""
 
