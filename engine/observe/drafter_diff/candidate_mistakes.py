@@ -33,6 +33,8 @@ def of_map(ids: Sequence[int], n_vocab: int) -> Iterator[tuple[str, Change]]:
         "is not applied": [*rows],
         "has offsets that are taken for ids": offsets,
         "is added twice": [token + row for row, token in enumerate(ids)],
+        "has ids one too high": [token + 1 for token in ids],
+        "has ids one too low": [max(0, token - 1) for token in ids],
     }
     for by, how in ((1, "one row on"), (-1, "one row before"), (2, "two rows on")):
         wrong[f"is read {how}"] = [ids[min(max(row + by, 0), len(ids) - 1)] for row in rows]
@@ -115,6 +117,23 @@ def observed(
     if names := one_for_one(both):
         about = "each id of the drafter's is one other id in what is drafted: a wrong map of ids"
         yield about, partial(_renamed, names)
+
+
+Seen = tuple[Sequence[RecordedDraft], Mapping[int, Sequence[int]], Mapping[tuple[int, int], int]]
+"""What `observed` goes by but for all drafts; the last one by place in a draft, too."""
+
+
+def observed_from(
+    drafts: Sequence[RecordedDraft], seen: Seen, shown: Callable[[int], str]
+) -> Iterator[tuple[int, str, Change]]:
+    """The same of whole drafts, and of their tokens from the first wrong one on, with its place."""
+    window, best, above = seen
+    for first in dict.fromkeys((0, min((step for step, _ in above), default=0))):
+        later = Counter(t for (i, t), n in above.items() if i >= first for _ in range(n))
+        cut = {one.round: one._replace(tokens=one.tokens[first:]) for one in drafts}
+        some, own = [cut[one.round] for one in window], {n: x[first:] for n, x in best.items()}
+        for about, change in observed(some, [*cut.values()], own, later, shown):
+            yield first, about, change
 
 
 def any_of_ten(row: Candidates, _: Sequence[int]) -> Candidates:

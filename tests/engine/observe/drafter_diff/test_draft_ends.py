@@ -37,7 +37,7 @@ def _ends(number: str, n_min: int = 0) -> list[DraftEnd]:
         ("product", "the product of all of a draft"),
         ("before", "that of the token before"),
         ("sent", "after that was sent, too"),
-        ("later", "but for the first token of a draft"),
+        ("later", "but for the first 1 of a draft"),
         ("of all", "over the whole vocabulary"),
     ],
 )
