@@ -374,7 +374,7 @@ class Redrafts:
             model.write(newest)
             n_whole = n_true - 1 + (0 if then.only else then.n_kept or 0)
             model.write_left(model.left.part(0, n_whole))
-            if then.only:
+            if then.only and then.n_kept:
                 model.write_part(model.left.part(n_whole, n_whole + (then.n_kept or 0)), then.only)
         elif then.n_kept:
             model.cut(n + then.n_kept)

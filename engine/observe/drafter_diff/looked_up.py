@@ -160,7 +160,7 @@ class LookedUp:
             if not least and (len(equal) == _MOST_EQUAL or thread_time() > until):
                 break
         if equal:
-            found = f"{found} The same drafts come of this: {' Or: '.join(equal)}."
+            found = f"{found} The same drafts come of this: {'; or '.join(equal)}."
         if found is None:
             drafted = [pair for pair in wrong if pair[0].tokens and pair[1].tokens]
             stage = UNEXPLAINED

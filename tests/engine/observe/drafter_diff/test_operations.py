@@ -168,6 +168,10 @@ def test_numbers_that_no_kernel_is_given_are_other_ones() -> None:
     with in_place(one.changes):
         assert (selector._scale, one.stage) == (0.1, "candidates")
     assert selector._scale == 1
+    about = f"its `top_k` of Selector is 2, not {selector._top_k}"
+    (one,) = (one for one in part_changes(core.model, lambda: None) if one.about == about)
+    with in_place(one.changes):
+        assert selector._top_k == 2
 
 
 def test_positions_that_begin_at_0_again_go_on_from_there(eagle: Session) -> None:
