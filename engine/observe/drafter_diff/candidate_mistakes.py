@@ -71,8 +71,9 @@ def of_choice() -> Iterator[tuple[str, Change]]:
         weaker[f"{lowered} each time (frequency penalty)"] = lambda v, n, x=x: v - 2 * n * (x - 1)
     for (how, change), n in product(weaker.items(), _REACHES):
         yield f"candidates in the last {n} tokens are {how}", partial(_penalised, change, n)
-    about = f"no token of the last {N_BEFORE} is drafted"
-    yield about, lambda row, text: _without({*text}, row, text)
+    for n in (N_BEFORE, *(2**i for i in range(1, 6))):
+        about = f"no token of the last {n} is drafted"
+        yield about, lambda row, text, n=n: _without({*text[-n:]}, row, text)
 
 
 def observed(

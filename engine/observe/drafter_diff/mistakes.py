@@ -222,10 +222,10 @@ class Mistakes:
                         table = self._model.table(self._target.rows)
                     guess = replace(guess, text=replace(self._text, table=table))
                 yield guess
-                first = getattr(self._model, "first", 0) * (not phase and "draft" in one.phases)
-                for which, steps in (
-                    ((", but not", range(64)), (", only", {-first})) if first else ()
-                ):
+                first, is_short = getattr(self._model, "first", None), "draft" in one.phases
+                if first is None or phase or not is_short:
+                    continue
+                for which, steps in ((", but not", range(1 - first, 64)), (", only", {-first})):
                     scope = f"{which} in the row of the newest token", None, steps
                     if (part := guess.within(scope, self._text)) is not None:
                         yield part

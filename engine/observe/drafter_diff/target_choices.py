@@ -325,7 +325,7 @@ _PARTS = {
     "clear": "where the target gives its best {:.2g} or more",
     "own": "that the drafter gives {:.2g} or more",
     "blank": "of white space alone",
-    "again": "that are the token before again",
+    "again": "equal to the token before",
 }
 """What is known of a drafted token, and how a sentence goes on with the least of it, or without."""
 
@@ -367,7 +367,7 @@ def parted(tokens: Sequence[tuple[Mapping[str, float], bool]]) -> list[str]:
         if low > high:
             found.append(words.format(abs(low)))
         elif max(one[name] for one in kept) < min(one[name] for one in left) and "{" not in words:
-            found.append(f"but those {words}")
+            found.append(f"not {words}")
     return found
 
 

@@ -27,7 +27,8 @@ def _best(about: str, text: list[int]) -> int:
 def test_ranks_and_penalties() -> None:
     assert [_best(f"rank {n}", []) for n in (2, 3, 4)] == [3, 5, 9]
     assert _best("twice in a row", [7]) == 3 and _best("twice in a row", [7, 1]) == 7
-    assert _best("no token of the last", [7, 3, 1]) == 5
+    assert _best("no token of the last 64", [7, 3, 1]) == 5
+    assert _best("no token of the last 2 ", [7, 3, 1]) == 7
     assert _best("less than about 1.5", []) == 3 and _best("less than about 0.5", []) == 7
     assert _best("last 16 tokens are penalised, by about 1.5", [7, *[1] * 15]) == 3
     weaker = "last {} tokens are penalised, by about {}"
