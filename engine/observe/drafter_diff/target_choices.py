@@ -316,7 +316,7 @@ class TargetChoices:
         }
 
 
-_SURE_WAY = 200
+_SURE_WAY = 1000
 """In how many ways as many tokens might be accepted, for a number that parts them to say why."""
 _PARTS = {
     "rank": "among the target's {:.0f} best",
@@ -366,8 +366,8 @@ def parted(tokens: Sequence[tuple[Mapping[str, float], bool]]) -> list[str]:
         low, high = min(one[name] for one in kept), max(one[name] for one in left)
         if low > high:
             found.append(words.format(abs(low)))
-        elif max(one[name] for one in kept) < min(one[name] for one in left) and "{" not in words:
-            found.append(f"not {words}")
+        elif max(one[name] for one in kept) < (least := min(one[name] for one in left)):
+            found.append(f"not {words.format(abs(least))}")
     return found
 
 

@@ -132,8 +132,9 @@ def test_tokens_after_a_rejection_are_drawn_where_they_are_among_the_best(
 @pytest.mark.parametrize(
     ("kept", "left", "words"),
     [
-        ([-2, -2, -1, -2, -1], [-3, -9, -4, -3, -8], "among the target's 2 best"),
-        ([-9, -9, -2, -9, -9], [-3, -4, -3, -3, -3], ""),
+        ([-2, -2, -1, -2, -1, -2, -2], [-3, -9, -4, -3, -8, -3], "among the target's 2 best"),
+        ([-9, -9, -2, -9, -9, -9, -9], [-3, -4, -3, -3, -3, -3], ""),
+        ([-9, -9, -7, -9, -9, -9, -9], [-3, -4, -3, -3, -3, -3], "not among the target's 4 best"),
         ([-1, -1], [-3, -4], ""),
     ],
 )
