@@ -138,7 +138,7 @@ def _layers(found: Sequence[Site]) -> Iterator[PartChange]:
             for about, change in other_values(value, False):
                 made = ((site.owners[0], site.name, float(change(value))),)
                 yield PartChange(CANDIDATES, f"its {site.words} is taken {about}", made, ["draft"])
-        for n in (1, 2, 4, value // 2, 2 * value) if site.name == "_top_k" else ():
+        for n in {1, 2, 4, value // 2, 2 * value} - {value} if site.name == "_top_k" else ():
             made = ((site.owners[0], site.name, n),)
             yield PartChange(CANDIDATES, f"its {site.words} is {n}, not {value}", made, ["draft"])
         is_list = isinstance(value, list) and len(value) > 1 and all(map(is_part, value))
