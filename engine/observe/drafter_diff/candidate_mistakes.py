@@ -73,7 +73,7 @@ def of_choice() -> Iterator[tuple[str, Change]]:
         yield f"candidates in the last {n} tokens are {how}", partial(_penalised, change, n)
     for n in (N_BEFORE, *(2**i for i in range(1, 6))):
         about = f"no token of the last {n} is drafted"
-        yield about, lambda row, text, n=n: _without({*text[-n:]}, row, text)
+        yield about, partial(_without_last, n)
 
 
 def observed(
@@ -162,6 +162,10 @@ def _unless_clear(lead: float, row: Candidates, text: Sequence[int]) -> Candidat
 
 def _without(tokens: Collection[int], row: Candidates, _: Sequence[int]) -> Candidates:
     return {token: value for token, value in row.items() if token not in tokens}
+
+
+def _without_last(n: int, row: Candidates, text: Sequence[int]) -> Candidates:
+    return _without({*text[-n:]}, row, text)
 
 
 def _penalised(
