@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 AHEAD, BEHIND, KEPT, SHIFTED = "ahead", "behind", "rejected-kept", "shifted"
 LAYERS, OTHER, DIFFERS = "wrong-layers", "other-text", "differs"
@@ -38,9 +38,10 @@ class Deviation:
     step goes on from the best token of the one before, whatever was drafted. late: what a round
     decoded is written one round later. early: the first token is taken from the row before the
     newest one, where a pass has several. only: of a memory with states, the kept drafted entries
-    stay in its "attention" or its "states" alone. places: it happens only where the newest token
-    has one of these positions, None = always. other: another text is "instead" of the beginning,
-    "before" this one, "next to" it in the same positions, leaves a "gap", or "rows".
+    stay in its "attention" or its "states" alone, or that alone is emptied. spares: the newest
+    entry has its own token and row. places: it happens only where the newest token has one of these
+    positions, None = always. other: another text is "instead" of the beginning, "before" this one,
+    "next to" it in the same positions, leaves a "gap", or "rows".
     """
 
     what: str
@@ -78,6 +79,7 @@ class Deviation:
     late: bool = False
     early: bool = False
     only: str = ""
+    spares: bool = False
     places: Collection[int] | None = None
     other: str = ""
 
@@ -135,6 +137,9 @@ OF_ENGINES = (
     Deviation(AHEAD, "the first token of each draft is dropped: one token ahead", drops=1),
     Deviation(BEHIND, "drafts begin with the newest token again: one token late", drops=-1),
     Deviation(BEHIND, "its memory is emptied before every draft", forgets=True),
+    Deviation(
+        BEHIND, "its attention is emptied before every draft", forgets=True, only="attention"
+    ),
     Deviation(BEHIND, "a rollback removes the last accepted token, too", overcuts=True),
     Deviation(BEHIND, "what a round decoded comes into its memory one round late", late=True),
     Deviation(BEHIND, "first tokens are of the row before the newest, if that is new", early=True),
@@ -159,6 +164,11 @@ OF_ENGINES = (
     *(
         Deviation(AHEAD, f"drafted tokens are decoded too far by one for each of its {n}", off=n)
         for n in ("rejected tokens", "drafted tokens", "rounds")
+    ),
+    *(
+        replace(one, about=f"{one.about}, but for the newest", spares=True)
+        for one in DEVIATIONS
+        if one.token_shift or one.row_shift
     ),
     Deviation(SHIFTED, "rows of each batch one position late, the first one again", batch="late"),
     Deviation(BEHIND, "positions of what a pass writes begin at 0 again", restarts=True),

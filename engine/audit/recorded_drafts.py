@@ -302,7 +302,8 @@ class Redrafts:
         model, deviation = self._model, self._deviation
         both = draft.pos0, draft.pos0 + draft.n_decoded
         how, then = (deviation if deviation.acts(at) else CLEAN for at in both)
-        end, n_drafted = draft.pos0 - model.ahead - how.token_shift, len(draft.tokens)
+        shift = 0 if how.spares else how.token_shift
+        end, n_drafted = draft.pos0 - model.ahead - shift, len(draft.tokens)
         places = [*range(n_written, end), end]
         if how.again and n_written:
             places.insert(0, n_written - 1)
@@ -316,7 +317,7 @@ class Redrafts:
         if how.late:
             places, self._end = [*range(n_written, min(self._end, end)), end], end
         if how.forgets:
-            model.clear()
+            model.lose(end) if how.only else model.clear()
         entries = self._text.entries(model, places, how, draft.pos0)
         moved = entries.moved(self._offset - how.closes)
         before: list[Candidates] = []
@@ -331,6 +332,8 @@ class Redrafts:
                 written = written.moved(-places[0])
             model.write(written)
         newest = (moved if model.has_newest else entries).part(len(places) - 1, len(places))
+        if how.spares:
+            newest = self._text.entries(model, [end], CLEAN, draft.pos0)
         newest = newest.moved(how.place)
         if (token := self._goes_on_from(draft, how)) is not None:
             newest = newest._replace(tokens=[token])
@@ -371,7 +374,7 @@ class Redrafts:
             model.write(newest)
             n_whole = n_true - 1 + (0 if then.only else then.n_kept or 0)
             model.write_left(model.left.part(0, n_whole))
-            if then.only:
+            if then.only and then.n_kept:
                 model.write_part(model.left.part(n_whole, n_whole + (then.n_kept or 0)), then.only)
         elif then.n_kept:
             model.cut(n + then.n_kept)

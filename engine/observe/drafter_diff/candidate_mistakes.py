@@ -33,6 +33,8 @@ def of_map(ids: Sequence[int], n_vocab: int) -> Iterator[tuple[str, Change]]:
         "is not applied": [*rows],
         "has offsets that are taken for ids": offsets,
         "is added twice": [token + row for row, token in enumerate(ids)],
+        "has ids one too high": [token + 1 for token in ids],
+        "has ids one too low": [max(0, token - 1) for token in ids],
     }
     for by, how in ((1, "one row on"), (-1, "one row before"), (2, "two rows on")):
         wrong[f"is read {how}"] = [ids[min(max(row + by, 0), len(ids) - 1)] for row in rows]
@@ -69,8 +71,9 @@ def of_choice() -> Iterator[tuple[str, Change]]:
         weaker[f"{lowered} each time (frequency penalty)"] = lambda v, n, x=x: v - 2 * n * (x - 1)
     for (how, change), n in product(weaker.items(), _REACHES):
         yield f"candidates in the last {n} tokens are {how}", partial(_penalised, change, n)
-    about = f"no token of the last {N_BEFORE} is drafted"
-    yield about, lambda row, text: _without({*text}, row, text)
+    for n in (N_BEFORE, *(2**i for i in range(1, 6))):
+        about = f"no token of the last {n} is drafted"
+        yield about, partial(_without_last, n)
 
 
 def observed(
@@ -117,6 +120,23 @@ def observed(
         yield about, partial(_renamed, names)
 
 
+Seen = tuple[Sequence[RecordedDraft], Mapping[int, Sequence[int]], Mapping[tuple[int, int], int]]
+"""What `observed` goes by but for all drafts; the last one by place in a draft, too."""
+
+
+def observed_from(
+    drafts: Sequence[RecordedDraft], seen: Seen, shown: Callable[[int], str]
+) -> Iterator[tuple[int, str, Change]]:
+    """The same of whole drafts, and of their tokens from the first wrong one on, with its place."""
+    window, best, above = seen
+    for first in dict.fromkeys((0, min((step for step, _ in above), default=0))):
+        later = Counter(t for (i, t), n in above.items() if i >= first for _ in range(n))
+        cut = {one.round: one._replace(tokens=one.tokens[first:]) for one in drafts}
+        some, own = [cut[one.round] for one in window], {n: x[first:] for n, x in best.items()}
+        for about, change in observed(some, [*cut.values()], own, later, shown):
+            yield first, about, change
+
+
 def any_of_ten(row: Candidates, _: Sequence[int]) -> Candidates:
     """All of the ten best as good as the best."""
     return dict.fromkeys([*row][:10], 0.0)
@@ -142,6 +162,10 @@ def _unless_clear(lead: float, row: Candidates, text: Sequence[int]) -> Candidat
 
 def _without(tokens: Collection[int], row: Candidates, _: Sequence[int]) -> Candidates:
     return {token: value for token, value in row.items() if token not in tokens}
+
+
+def _without_last(n: int, row: Candidates, text: Sequence[int]) -> Candidates:
+    return _without({*text[-n:]}, row, text)
 
 
 def _penalised(

@@ -170,12 +170,12 @@ def _pair(
         files = [part.path for part in session.files.parts] if session else []
         for cause in file_causes(a, b, contexts, files):
             stated.setdefault(cause.side, cause)
-    judged, n_else = list[str](), list[tuple[int, int]]()
+    judged, n_else, stricter = list[str](), list[tuple[int, int]](), dict[str, str]()
     missing = [Missing(*no_drafts(side.name)) for side in (a, b) if not side.drafts]
     is_drafted = not missing
-    if session is not None and is_drafted and prompt is not None:
-        missing.append(_AFTER_OTHERS)  # drafts of other texts are others, right or wrong
-    elif session is not None and is_drafted:
+    if session is not None and is_drafted:
+        # drafts of other texts are others, right or wrong
+        missing += [] if prompt is None else [_AFTER_OTHERS]
         from engine.observe.rescoring.identity import SAME, is_observed
 
         for side, rows, identity, seen_first, all_of in zip(
@@ -183,6 +183,8 @@ def _pair(
         ):
             is_known = side.has_ids and side.prompt is not None and side.n_prompt < LONGEST_TEXT
             if side.looks_up or not is_known or side.name in stated:
+                continue
+            if prompt is not None and (side.draws or identity.verdict == SAME):
                 continue
             if side.draws:
                 missing.append(_DRAWN._replace(fact=_DRAWN.fact.format(side.name)))
@@ -196,6 +198,7 @@ def _pair(
                 raise UnsupportedModelError(*other)
             if other is not None:
                 missing.append(other)
+            if other is not None or prompt is not None:
                 continue
             judged.append(side.name)
             found = redrafter.mended(seen_first) if seen_first else redrafter.cause()
@@ -205,6 +208,7 @@ def _pair(
             if found is None:
                 found = redrafter.ends_cause()
             choices = redrafter.choices
+            stricter[side.name] = choices.stricter
             special = choices.greedy_rule()
             if special is None and (drawn := choices.other_draws()) is not None:
                 special = choices.threshold_rule() or drawn
@@ -241,7 +245,7 @@ def _pair(
         equal = [pair for pair in contexts if n_equal(*pair) is None and pair[0].tokens]
         causes += length_causes(a, b, equal)
     causes = with_limits(a, b, causes) if prompt is None else causes
-    causes += filter(None, [rule_cause(a), rule_cause(b)])
+    causes += filter(None, [rule_cause(one, stricter.get(one.name, "")) for one in (a, b)])
     if not any(one.stage == RULE for one in causes):
         causes += filter(None, [withheld_cause(a, b, contexts)])
     causes += filter(None, [root, counting_cause(a, b), counting_cause(b, a)])

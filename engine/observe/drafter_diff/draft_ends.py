@@ -14,6 +14,7 @@ from engine.observe.drafter_diff.records import FEW
 from engine.observe.drafter_diff.wrong_drafts import SHARES_TIE
 
 _EXPLAINS, _EXPLAINS_FITTED, _FITTED = 0.34, 0.1, 1.5
+_MOST_SPARED = 4
 _FLOORS = [round(0.05 * i, 2) for i in range(20)]
 
 
@@ -83,6 +84,7 @@ def _numbers(draft: DraftEnd) -> Mapping[str, np.ndarray]:
     logits, sure = draft.logits[:, :N_CANDIDATES], np.array(draft.sure)
     shares, of_all = _shares(logits), _shares(draft.logits[:, :N_BEFORE])
     share, second = shares[:, 0], shares[:, 1] if shares.shape[1] > 1 else 0.0
+    firsts = [(n, np.arange(len(share)) >= n) for n in range(1, _MOST_SPARED + 1)]
     usual, own = ("what the confidence head says", sure) if len(sure) else (_SHARE, share)
     found = {
         usual: own,
@@ -91,7 +93,14 @@ def _numbers(draft: DraftEnd) -> Mapping[str, np.ndarray]:
         f"the mean of a draft so far, not {usual} alone": np.cumsum(own) / range(1, len(own) + 1),
         "that of the token before: a draft ends one token late": np.append(1.0, own[:-1]),
         "that of the token after: a draft ends one token early": np.append(own[1:], own[-1:]),
-        f"{usual}, but for the first token of a draft, sent anyhow": np.append(1.0, own[1:]),
+        **{
+            f"{usual}, but for the first {n} of a draft, sent anyhow": np.where(later, own, 1.0)
+            for n, later in firsts
+        },
+        **{
+            f"{usual}, but of the first {n} of a draft alone": np.where(later, 1.0, own)
+            for n, later in firsts
+        },
         f"{usual} after that was sent, too, but for the first token": np.append(own[:1], own[:-1]),
         f"the lead of the best token over the second, not {usual}": share - second,
         "the probability among the two best, not the ten best": _shares(logits[:, :2])[:, 0],

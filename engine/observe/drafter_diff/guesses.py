@@ -4,6 +4,7 @@ in the scopes that wrong drafts show."""
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -46,6 +47,9 @@ _NOTHING, _LONGEST, _INSIDE = 1e-9, 64, 0.9
 _HALF = 0.7
 """Of the distance from right drafts, what one of two mistakes may leave."""
 _WIDTHS = ("alone", "joined")
+_SECONDS_EQUAL, _MOST_EQUAL = 3.0, 3
+"""Of the processor, within which it is seen what else gives all drafts; how much of it is said."""
+_NUMBER = re.compile(r"-?[\d.]+(?:e[-+]?\d+)?")
 
 
 Scope = tuple[str, Collection[int] | None, Collection[int] | None]
@@ -120,7 +124,7 @@ class Guess:
     def goes_by_drafts(self) -> bool:
         """Whether what is in memory may come of the drafts before, not of the text alone."""
         own = replace(self.deviation, what="", about="", places=None, best=False)
-        own = replace(own, row_shift=0, token_shift=0, lacks=(), window=0)  # of the text
+        own = replace(own, row_shift=0, token_shift=0, lacks=(), window=0, spares=False)
         return bool(self.left) or own != Deviation("", "")
 
     def drafts_alone(self, right: DraftedText) -> bool:
@@ -196,6 +200,10 @@ class Guess:
         return lambda at: (at in alone) == (self.during == "alone")
 
 
+_Tried = tuple[Guess, float, bool]
+"""A guess, what it may leave, and whether it is of one of many parts."""
+
+
 class Trials:
     """Trials of guesses on the drafts of a text.
 
@@ -242,7 +250,7 @@ class Trials:
 
     def best(
         self,
-        guesses: Iterable[tuple[Guess, float, bool]],
+        guesses: Iterable[_Tried],
         window: _Drafts,
         more: _Drafts,
         wrong: _Drafts,
@@ -305,6 +313,7 @@ class Trials:
                 best, left, most = guess, found, total * EXPLAINS
             return best is guess and total <= _NOTHING
 
+        guesses = iter(guesses)
         for guess, share, is_part in guesses:
             if is_part and (most < _NEAR * clean or thread_time() - started > seconds):
                 continue
@@ -318,7 +327,7 @@ class Trials:
                 is_likely = guess.change is not None or guess.goes_by_drafts
                 is_likely = is_likely or gives(guess, stretch, share=_HALF)
             if is_likely and is_exact(guess, share * clean):
-                return best, left
+                return self._with_equals(guess, guesses, more, probes[0]), left
             if is_part and (is_idle or guess.is_scoped):
                 continue  # it changes nothing of what is wrong first, or is of some rows
             for alike in groups[alone] if guess.model is self._model else ():
@@ -344,6 +353,29 @@ class Trials:
             left_s = max(started + seconds - thread_time(), _LEAST_OF_TWO * seconds)
             return self._with_another(half, half_left, tried_all, window, scopes, left_s)
         return best, left
+
+    def _with_equals(
+        self, best: Guess, guesses: Iterator[_Tried], more: _Drafts, probe: RecordedDraft
+    ) -> Guess:
+        """A guess that gives all drafts, with what others of its stage say that give them, too."""
+        until, equal = thread_time() + _SECONDS_EQUAL, dict[str, str]()
+        shape = _NUMBER.sub("", best.about)
+        for guess, *_ in guesses:
+            if thread_time() > until or len(equal) == _MOST_EQUAL:
+                break
+            alike = _NUMBER.sub("", guess.about)
+            if guess.stage != best.stage or alike in equal:
+                continue
+            first = [] if guess.goes_by_drafts else [[probe]]
+            if all(
+                sum(self.left(guess, some, _NOTHING).values()) <= _NOTHING
+                for some in (*first, more)
+            ):
+                equal[alike if alike != shape else guess.about] = guess.about
+        if not equal:
+            return best
+        others = " Or: ".join(equal.values())
+        return replace(best, about=f"{best.about} The same drafts come of this: {others}")
 
     def _with_another(
         self,

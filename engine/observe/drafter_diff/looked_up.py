@@ -11,6 +11,7 @@ from dataclasses import fields, replace
 from functools import partial, partialmethod
 from itertools import chain, pairwise, product
 from operator import itemgetter
+from time import thread_time
 from typing import Any
 
 import torch
@@ -104,6 +105,8 @@ _FOREIGN = "tokens are drafted that follow each other nowhere in the text"
 _SIZES = ("N_ENTRIES", "EMPTY", "N_SLOTS", "N_STATIC", "N_TOP", "N_LONGEST")
 _OF_POOLS = ("CHUNK", "LOW_ACCEPTANCE", "LOW_STREAK", "MOST_OCCUPANCY")
 _ENDLESS = 1 << 40
+_SECONDS_EQUAL, _MOST_EQUAL = 1.0, 2
+"""Of the processor, within which it is seen what else gives all drafts; how much of it is said."""
 _NO_ROWS = TargetRows(torch.empty(0))
 _SMALL, _STEPPED = 16, 64
 _Rounds = tuple[str, Collection[int]]
@@ -143,7 +146,7 @@ class LookedUp:
         if len(wrong) < FEW or len(wrong) < _SHARE * n_drafts:
             return None
         stage, found, least = STATE, None, _EXPLAINS * len(wrong)
-        at = wrong[0][0].pos0
+        at, until, equal = wrong[0][0].pos0, 0.0, list[str]()
         for its_stage, about, showing, options, working in self._tries(made, wrong):
             try:
                 left = self._left(wrong, self._made(showing, options, working, wrong))
@@ -151,8 +154,13 @@ class LookedUp:
                 continue  # it cannot work so
             if left < least:
                 stage, found, least = its_stage, f"{about[0].upper()}{about[1:]}.", left
-            if not least:
+                until = thread_time() + _SECONDS_EQUAL
+            elif not (left or least) and its_stage == stage:
+                equal.append(about)
+            if not least and (len(equal) == _MOST_EQUAL or thread_time() > until):
                 break
+        if equal:
+            found = f"{found} The same drafts come of this: {'; or '.join(equal)}."
         if found is None:
             drafted = [pair for pair in wrong if pair[0].tokens and pair[1].tokens]
             stage = UNEXPLAINED

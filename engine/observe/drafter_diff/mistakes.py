@@ -3,7 +3,7 @@ working is changed, at some of the text's places or rounds, and all else is righ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain, pairwise, product
@@ -14,7 +14,13 @@ import torch
 from engine.audit.deviations import CLEAN, OF_ENGINES, SHIFTED, Deviation
 from engine.audit.draft_models import BlockModel, DraftModel, Entries, StepwiseModel
 from engine.audit.recorded_drafts import DraftedText, RecordedDraft
-from engine.observe.drafter_diff.candidate_mistakes import any_of_ten, observed, of_choice, of_map
+from engine.observe.drafter_diff.candidate_mistakes import (
+    Seen,
+    any_of_ten,
+    observed_from,
+    of_choice,
+    of_map,
+)
 from engine.observe.drafter_diff.guesses import GOES_ON, Guess
 from engine.observe.drafter_diff.operations import PHASES, in_place, part_changes
 from engine.observe.drafter_diff.records import BLOCK, CANDIDATES, POSITIONS, ROWS, STATE
@@ -25,9 +31,8 @@ from engine.session import Session
 
 _Drafts = Sequence[RecordedDraft]
 _Gives = Callable[[RecordedDraft, Entries, int], bool]
-_MOST_MASKS, _LONGEST_WINDOW = 1024, 128
+_MOST_MASKS, _LONGEST_WINDOW, _MOST_OTHERS, _TAIL = 1024, 128, 4, 4
 _FARTHEST, _SHOWN_BY, _MOST_FITTING = 64, 3, 6
-_MOST_OTHERS, _TAIL = 4, 4
 _Which = Callable[[list[Entries], list[Entries]], Entries]
 _READ: dict[str, _Which] = {
     "that of the step before": lambda given, _: given[max(0, len(given) - 2)],
@@ -112,10 +117,8 @@ class Mistakes:
             for noticed in (False, True):
                 yield Deviation("", about, token=token, takes_back=noticed)
         for what, with_newest in (("drafted tokens are decoded", False), ("drafts are made", True)):
-            moves = [
-                -self._text.starts[0],
-                *(by for by in range(-_FARTHEST, _FARTHEST + 1) if abs(by) > 2),
-            ]
+            far = (by for by in range(-_FARTHEST, _FARTHEST + 1) if abs(by) > 2)
+            moves = [-self._text.starts[0], *far]
             for by in self._fitting(wrong, moves, partial(self._gives_moved, with_newest)):
                 about = f"{what} {abs(by)} positions too {'far' if by > 0 else 'early'}"
                 yield Deviation("", about, place=by * with_newest, step=by)
@@ -145,9 +148,9 @@ class Mistakes:
         return self._guess(ROWS, about, text=replace(self._text, table=table))
 
     def _of_rows(self) -> Iterator[Guess]:
-        if (table := self._text.table) is None:
+        if (own := self._text.table) is None:
             return
-        yield self._of_table("rows are normed as the drafter takes them", CHANGES["normed"](table))
+        yield self._of_table("rows are normed as the drafter takes them", CHANGES["normed"](own))
         for about, rows, layers in self._target.wrong(self._model.orders):
             yield self._of_table(about, self._model.table(rows, layers))
 
@@ -219,9 +222,12 @@ class Mistakes:
                         table = self._model.table(self._target.rows)
                     guess = replace(guess, text=replace(self._text, table=table))
                 yield guess
-                if isinstance(self._model, BlockModel) and not phase and "draft" in one.phases:
-                    scope = ", only in the row of the newest token", None, {-self._model.first}
-                    if self._model.first and (part := guess.within(scope, self._text)) is not None:
+                first, is_short = getattr(self._model, "first", None), "draft" in one.phases
+                if first is None or phase or not is_short:
+                    continue
+                for which, steps in ((", but not", range(1 - first, 64)), (", only", {-first})):
+                    scope = f"{which} in the row of the newest token", None, steps
+                    if (part := guess.within(scope, self._text)) is not None:
                         yield part
         sizes = [n for n in range(1, self._text.starts[0]) if n not in _SIZES and not only]
         yield from self._of_beginnings(sizes)
@@ -400,15 +406,12 @@ class Mistakes:
         found["rows of a block are two positions apart"] = {"apart": 2}
         for row, by in product(range(n - 1, 0, -1), (-1, 1)):
             which = "the last row" if row == n - 1 else f"row {row}"
-            found[f"{which} of a block is one position too {'early' if by < 0 else 'far'}"] = {
-                "moved": {row: by}
-            }
+            how = "early" if by < 0 else "far"
+            found[f"{which} of a block is one position too {how}"] = {"moved": {row: by}}
         if model.core.selector is not None:
             about = "its selector is left out"
             yield self._guess(BLOCK, about, changes=((model.core, "selector", None),))
-            found["its walk takes the best candidate for the one chosen before every row"] = {
-                "walks": False
-            }
+            found["its walk goes on from the best candidate, not the chosen one"] = {"walks": False}
         for about, changed in found.items():
             stage = POSITIONS if {"apart", "moved"} & changed.keys() else BLOCK
             stage = CANDIDATES if "walks" in changed else stage
@@ -474,8 +477,7 @@ class Mistakes:
     def _of_candidates(self) -> Iterator[Guess]:
         ids, n_vocab = self._model.drafted_ids, self._session.config.n_vocab
         maps = of_map(ids.tolist(), n_vocab) if ids is not None else ()
-        for about, change in chain(maps, of_choice()):
-            yield self._guess(CANDIDATES, about, change=change)
+        yield from (self._guess(CANDIDATES, x, change=y) for x, y in chain(maps, of_choice()))
 
     def _chosen_alone(self) -> Iterator[Guess]:
         """Wrong candidates that the next step knows nothing of: it goes on from the best one."""
@@ -484,13 +486,12 @@ class Mistakes:
                 about = f"{guess.about.rstrip('.')}, and the next step goes on from the right one."
                 yield replace(guess, about=about, deviation=GOES_ON)
 
-    def vague(
-        self, window: _Drafts, best: Mapping[int, Sequence[int]], above: Mapping[int, int]
-    ) -> Iterator[Guess]:
-        """What explains a part of anything, after all else. best, above: see `observed`."""
-        drafts = self._text.drafts
-        for about, change in observed(window, drafts, best, above, self._shown):
-            yield self._guess(CANDIDATES, about, change=change)
+    def vague(self, seen: Seen) -> Iterator[Guess]:
+        """What explains a part of anything, after all else."""
+        for first, about, change in observed_from(self._text.drafts, seen, self._shown):
+            guess = self._guess(CANDIDATES, about, change=change)
+            where = f", only from drafted token {first} on", None, range(first, _FARTHEST)
+            yield (guess.within(where, self._text) if first else None) or guess
 
     def drawn(self) -> Iterator[Guess]:
         """What many a mistake looks like, and which is left where no other does."""

@@ -19,7 +19,20 @@ from engine.model.drafters.dflash import MarkovHead, Selector
 from engine.model.layers import RopeTables
 from engine.model.weights import Embedding, Projection
 from engine.observe.drafter_diff.records import BLOCK, CANDIDATES, POSITIONS, ROWS
-from engine.observe.drafter_diff.tensor_changes import FACTORS, is_floats, other_ropes, other_values
+from engine.observe.drafter_diff.tensor_changes import (
+    FACTORS,
+    arguments,
+    as_given,
+    backwards,
+    is_floats,
+    other_ropes,
+    other_values,
+    scaled_by,
+    twice,
+    with_changed,
+    with_exchanged,
+    within_heads,
+)
 
 Changes = tuple[tuple[Any, str, Any], ...]
 """Objects, their attributes, and what is in place of these."""
@@ -32,7 +45,6 @@ PHASES = {
 }
 """When a change is in force, by the method of a DraftModel or by the rows of a pass, in words."""
 _MOST_HEADS, _MOST_ALONE, _NONE = 8, 4, object()
-_ROPES_AT_TIMES = ("by 0 times", "turns a position")
 OF_ROWS = ("fuse", "context", "feature", "hnorm")
 
 
@@ -115,8 +127,7 @@ def _ropes(found: Sequence[Site], places: Sequence[int]) -> Iterator[PartChange]
             continue
         for about, rope in other_ropes(ropes[0], places, width):
             made = [(x, site.name, rope) for x in site.owners]
-            is_short = any(one in about for one in _ROPES_AT_TIMES)
-            phases = [*PHASES] if is_short else ["", "write", "draft"]
+            phases = ["", "write", "draft"] if "is scaled" in about else [*PHASES]
             yield PartChange(POSITIONS, f"its rope {about}", tuple(made), phases)
 
 
@@ -127,6 +138,9 @@ def _layers(found: Sequence[Site]) -> Iterator[PartChange]:
             for about, change in other_values(value, False):
                 made = ((site.owners[0], site.name, float(change(value))),)
                 yield PartChange(CANDIDATES, f"its {site.words} is taken {about}", made, ["draft"])
+        for n in {1, 2, 4, value // 2, 2 * value} - {value} if site.name == "_top_k" else ():
+            made = ((site.owners[0], site.name, n),)
+            yield PartChange(CANDIDATES, f"its {site.words} is {n}, not {value}", made, ["draft"])
         is_list = isinstance(value, list) and len(value) > 1 and all(map(is_part, value))
         if len(site.owners) > 1 or not is_list:
             continue
@@ -170,7 +184,7 @@ class _Operation(NamedTuple):
     @property
     def weight(self) -> Any:
         """The one weight that it reads, None where there is not one."""
-        given = _arguments(self.args, self.options)
+        given = arguments(self.args, self.options)
         return given[next(iter(self.weights))] if len(self.weights) == 1 else None
 
     @property
@@ -200,7 +214,7 @@ def _operations(found: Sequence[Site], look: Callable[[], object]) -> Iterator[P
         both_of = one.name, len(two[0]), getattr(one.weight, "shape", 0)
         if both_of == (other.name, len(two[1]), getattr(other.weight, "shape", 1)):
             both = [
-                (own, [own.owner], partial(_changed, {key: partial(getattr, its, "weight")}))
+                (own, [own.owner], partial(with_changed, {key: partial(getattr, its, "weight")}))
                 for pair in zip(*two, strict=True)
                 for own, its in (pair, pair[::-1])
                 for key in own.weights
@@ -215,7 +229,7 @@ def _operations(found: Sequence[Site], look: Callable[[], object]) -> Iterator[P
             changes = _elsewhere(one, [(one, whose, change)])
             phases = [*PHASES] if any(one in about for one in _AT_TIMES) else [""]
             yield PartChange(one.stage, f"{one.words}{where} {about}", changes, phases)
-        rows = [key for key, x in _arguments(one.args, one.options).items() if is_floats(x)]
+        rows = [key for key, x in arguments(one.args, one.options).items() if is_floats(x)]
         for key, first in product(rows, (True, False)) if (one.code, one.at) in loops else ():
             change = partial(_of_round, key, first, [])
             when = "in the first round of its loop" if first else "one round before"
@@ -250,7 +264,7 @@ def _of_others(places: Sequence[list[_Operation]]) -> Iterator[PartChange]:
     values = dict[int, tuple[list[_Operation], int | str | None, Any]]()
     for alike in places:
         one, owners = alike[0], [each.owner for each in alike]
-        given = _arguments(one.args, one.options)
+        given = arguments(one.args, one.options)
         rows = {key: x for key, x in given.items() if is_floats(x) and key not in one.weights}
         for key, x in rows.items():
             for origin, (source, its_key, value) in values.items():
@@ -259,7 +273,7 @@ def _of_others(places: Sequence[list[_Operation]]) -> Iterator[PartChange]:
                 what = "gives" if its_key is None else f"reads as argument {its_key}"
                 about = f"{one.words} reads, as argument {key}, what {source[0].words} {what}"
                 latest: list[Any] = []
-                reads = one, owners, partial(_changed, {key: partial(_in_place_of, latest)})
+                reads = one, owners, partial(with_changed, {key: partial(_in_place_of, latest)})
                 notes = source[0], [each.owner for each in source], partial(_note, its_key, latest)
                 is_same = (source[0].module, source[0].name) == (one.module, one.name)
                 changes = _elsewhere(one, [notes, reads] if is_same else [reads])
@@ -274,7 +288,7 @@ def _note(
     key: int | str | None, latest: list[Any], own: Callable[..., Any], *args: Any, **options: Any
 ) -> Any:
     result = own(*args, **options)
-    latest[:] = [result if key is None else _arguments(args, options)[key]]
+    latest[:] = [result if key is None else arguments(args, options)[key]]
     return result
 
 
@@ -359,7 +373,7 @@ def _seen(
     def note(module: Any, name: str, own: Callable[..., Any], *args: Any, **options: Any) -> Any:
         frame, result = sys._getframe(1), own(*args, **options)
         if any(map(torch.is_tensor, (result, *args))):
-            given = _arguments(args, options)
+            given = arguments(args, options)
             weights = {
                 key: names[x.data_ptr()]
                 for key, x in given.items()
@@ -388,64 +402,61 @@ def _seen(
     return [*known.values()]
 
 
-def _arguments(args: Sequence[Any], options: dict[str, Any]) -> dict[int | str, Any]:
-    """By position, or by name."""
-    found: dict[int | str, Any] = dict(enumerate(args))
-    return found | dict[int | str, Any](options)
-
-
 def _ways(one: _Operation) -> Iterator[tuple[str, Callable[..., Any]]]:
     """What a kernel may do otherwise: a sentence's end, and what is called with it and its own
     arguments."""
-    given = _arguments(one.args, one.options)
+    given = arguments(one.args, one.options)
     floats = {key: x for key, x in given.items() if is_floats(x)}
     rows = {key: x for key, x in floats.items() if key not in one.weights}
     if is_floats(one.result):
         for key, x in rows.items():
             if x.shape == one.result.shape:
                 which = "" if len(rows) == 1 or key == 0 else f", and gives its argument {key}"
-                yield f"is left out{which}", partial(_given, key)
-        of_width: list[float] = []
-        if any(torch.is_tensor(x) and not x.is_floating_point() for x in given.values()):
-            of_width = [one.result.shape[-1] ** by for by in (0.5, -0.5)]  # of what is looked up
+                yield f"is left out{which}", partial(as_given, key)
+                if key == 0:
+                    yield "is applied twice", twice
+        of_width = [one.result.shape[-1] ** by for by in (0.5, -0.5)] if one.weights else []
         for factor in dict.fromkeys((*of_width, *FACTORS)):
-            yield f"gives {factor:.3g} times what it should", partial(_times, factor)
+            yield f"gives {factor:.3g} times what it should", partial(scaled_by, factor)
         if one.weights:  # of a gate, that it is left out
             yield "gives ones", lambda own, *args, **more: torch.ones_like(own(*args, **more))
-        in_heads = {"gives zeros": partial(_times, 0.0)}
+        in_heads = {"gives zeros": partial(scaled_by, 0.0)}
         names = [*signature(vars(one.module)[one.name]).parameters][: len(one.args)]
         angle_of: dict[str, Any] = {"cos": torch.ones_like, "sin": torch.zeros_like}
         keys = [i for i, name in enumerate(names) if name in angle_of]
         if names[:3] == ["q", "k", "v"]:
             shared = one.args[0].shape[2] // one.args[1].shape[1]
             by_turns: Any = dict.fromkeys((1, 2), lambda x: x.repeat(1, shared, 1, 1))
-            yield "gives heads of queries those of keys by turns", partial(_changed, by_turns)
+            yield "gives heads of queries those of keys by turns", partial(with_changed, by_turns)
         if keys:
-            in_heads["turns nothing"] = partial(_changed, {i: angle_of[names[i]] for i in keys})
+            in_heads["turns nothing"] = partial(with_changed, {i: angle_of[names[i]] for i in keys})
             yield "turns nothing", in_heads["turns nothing"]
-        for head, (about, change) in product(range(n := _n_heads(one)), in_heads.items()):
-            yield f"{about} in its head {head}", partial(_in_head, n, head, change)
+        n = _n_heads(one)
+        heads = {f"head {i}": slice(i, i + 1) for i in range(n)}
+        for i in range(2, n):  # as queries are, or keys
+            heads |= {f"first {i} heads": slice(i), f"last {n - i + 1} heads": slice(i - 1, n)}
+        for (which, part), (about, change) in product(heads.items(), in_heads.items()):
+            yield f"{about} in its {which}", partial(within_heads, n, part, change)
+        if "base" in names:  # of a convolution
+            taps: dict[int | str, Any] = {"base": 0, "own": 2}
+            taps = {
+                i: partial(torch.flip, dims=[taps[x]]) for i, x in enumerate(names) if x in taps
+            }
+            yield "has its taps in reverse order", partial(with_changed, taps)
+            yield "reads rows after its own, not before", partial(backwards, rows)
     elif torch.is_tensor(one.result):
         for key, x in given.items():
             if torch.is_tensor(x) and (x.shape, x.dtype) == (one.result.shape, one.result.dtype):
-                yield "is left out", partial(_given, key)
+                yield "is left out", partial(as_given, key)
     for key, x in given.items():
         what = f"`{one.weights[key]}`" if key in one.weights else f"argument {key}"
         if key in one.weights and key in one.options:
-            yield f"reads none for {what}", partial(_changed, {key: lambda _: None})
+            yield f"reads none for {what}", partial(with_changed, {key: lambda _: None})
         for about, change in other_values(x, key in one.weights):
-            yield f"reads {what} {about}", partial(_changed, {key: change})
+            yield f"reads {what} {about}", partial(with_changed, {key: change})
     for a, b in combinations(rows, 2):
         if rows[a].shape == rows[b].shape:
-            yield f"has its arguments {a} and {b} exchanged", partial(_exchanging, a, b)
-
-
-def _given(key: int | str, own: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    return args[key] if isinstance(key, int) else options[key]
-
-
-def _times(factor: float, own: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    return own(*args, **options) * factor
+            yield f"has its arguments {a} and {b} exchanged", partial(with_exchanged, a, b)
 
 
 def _n_heads(one: _Operation) -> int:
@@ -454,26 +465,6 @@ def _n_heads(one: _Operation) -> int:
     known = (x.shape for x in (one.result, *one.args) if torch.is_tensor(x) and x.dim() == 4)
     heads = next((shape[2] for shape in known if n in (shape[3], shape[2] * shape[3])), 0)
     return heads if 1 < heads <= _MOST_HEADS else 0
-
-
-def _in_head(
-    n: int, i: int, change: Callable[..., Any], own: Callable[..., Any], *args: Any, **options: Any
-) -> Any:
-    """What a way gives in one of n heads alone."""
-    both = own(*args, **options).clone(), change(own, *args, **options)
-    found, other = (x if x.dim() == 4 else x.unflatten(-1, (n, -1)) for x in both)
-    found[..., i, :] = other[..., i, :]
-    return both[0]
-
-
-def _changed(
-    changes: dict[int | str, Callable[[Any], Any]],
-    own: Callable[..., Any],
-    *args: Any,
-    **options: Any,
-) -> Any:
-    args = tuple(changes[i](x) if i in changes else x for i, x in enumerate(args))
-    return own(*args, **{k: changes[k](x) if k in changes else x for k, x in options.items()})
 
 
 def _of_round(
@@ -487,14 +478,6 @@ def _of_round(
     """latest: the caller, and the argument in each round of its loop so far."""
     if latest[:1] != [sys._getframe(2)]:
         latest[:] = [sys._getframe(2)]
-    latest.append(_arguments(args, options)[key].clone())
+    latest.append(arguments(args, options)[key].clone())
     value = latest[1 if first else max(1, len(latest) - 2)]
-    return _changed({key: lambda _: value}, own, *args, **options)
-
-
-def _exchanging(
-    a: int | str, b: int | str, own: Callable[..., Any], *args: Any, **options: Any
-) -> Any:
-    given = _arguments(args, options)
-    given[a], given[b] = given[b], given[a]
-    return own(*(given[i] for i in range(len(args))), **{k: given[k] for k in options})
+    return with_changed({key: lambda _: value}, own, *args, **options)

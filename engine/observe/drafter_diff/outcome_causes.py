@@ -3,9 +3,10 @@ and the counts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise, product
+from itertools import accumulate, pairwise, product
+from operator import eq, ne
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,6 @@ from engine.observe.drafter_diff.records import (
 from engine.observe.drafter_diff.sides import DraftSide
 from engine.observe.drafter_diff.wrong_drafts import whens
 from engine.observe.rescoring.request_sampler import SAMPLING, is_set_alike
-from engine.trace.prompt_reuse import n_common as n_alike
 
 _SHARE = 0.05
 _SHOWS_RULE = 5
@@ -59,8 +59,9 @@ def _confirmed(side: DraftSide) -> list[tuple[RecordedDraft, int]]:
     return judged
 
 
-def rule_cause(side: DraftSide) -> Cause | None:
-    """Whether fewer drafted tokens were accepted than the text confirms."""
+def rule_cause(side: DraftSide, stricter: str = "") -> Cause | None:
+    """Whether fewer drafted tokens were accepted than the text confirms. stricter: which alone
+    are, in words, where that is known."""
     known = _confirmed(side)
     short = [(draft, n) for draft, n in known if draft.n_accepted < n != side.advance(draft)]
     if len(short) < FEW or len(short) < _SHARE * len(known):
@@ -75,6 +76,7 @@ def rule_cause(side: DraftSide) -> Cause | None:
         rounds = [((n, d.n_drafted), (d.n_accepted, d.n_drafted)) for d, n in known]
         way = _way_of(rounds, as_counted=True)
         how = f", which leaves {way}" if way else ": a stricter rule"
+        how += f", which takes only those {stricter}" * bool(stricter and not way)
         about = f"Drafted tokens are rejected that the target chose itself{how}."
     size, recorded = f"{len(short)} of {len(known)} rounds", sums(draft for draft, _ in known)
     mended = sum(n for _, n in known), recorded[1]
@@ -260,63 +262,107 @@ def _true(side: DraftSide, draft: RecordedDraft) -> Counts:
     return min(draft.n_accepted, n) if accepted is None else accepted, n
 
 
-def _ways(a: int, d: int) -> dict[str, Counts]:
-    """What a round with a accepted and d drafted tokens may be counted as."""
-    is_cut, again, replays = a < d, a * (a < d), "tokens of replays after a rejection"
-    return {
-        "the target's own token of a round as an accepted one": (a + 1, d),
-        "the target's own token after a rejection as an accepted one": (a + is_cut, d),
-        "the target's own token after a whole draft as an accepted one": (a + (a == d), d),
-        "the target's own token of a round as drafted and accepted": (a + 1, d + 1),
-        "the newest token of a round as a drafted one": (a, d + 1),
-        "what was judged as drafted: accepted tokens and the first rejected": (a, min(a + 1, d)),
-        "no drafted tokens of rounds in which none was accepted": (a, d if a else 0),
-        f"{replays} again, as drafted and accepted": (a + again, d + again),
-        f"{replays}, with the target's own, again": (a + again + is_cut, d + again + is_cut),
-        f"{replays} again, as drafted ones": (a, d + again),
-        f"{replays} again, as accepted ones": (a + again, d),
-        "one accepted token where none was": (max(a, min(d, 1)), d),
-        "drafts that were accepted whole twice": (a + a * (a == d), d + d * (a == d)),
-        "all accepted tokens but the last one of drafts that were accepted whole": (
-            a - (a == d),
-            d,
-        ),
-        "accepted tokens of drafts alone that were accepted whole": (a - again, d),
-        "rejected tokens as accepted ones": (d - a, d),
-        "all drafted tokens as accepted": (d, d),
-        "drafts, not their tokens": (a, min(d, 1)),
-        "accepted and drafted tokens twice": (2 * a, 2 * d),
-        "all accepted tokens but one": (max(0, a - 1), d),
-        "no accepted tokens": (0, d),
-        **{
-            f"no more than {n} accepted token{'s' * (n > 1)} of a round": (min(a, n), d)
-            for n in range(1, 5)
-        },
+def _numbers(counts: Counts, its: str) -> dict[str, int]:
+    """What a number of a round with these counts may be counted as. its: the
+    token that may be taken for another accepted, or drafted one."""
+    a, d = counts
+    cut, whole = int(a < d), int(a == d)
+    of = {"the accepted ones": a, "the drafted ones": d, "the rejected ones": d - a}
+    more = {
+        f"{its} of a round": 1,
+        f"{its} after a rejection": cut,
+        f"{its} after a whole draft": whole,
+        "one where none was accepted": int(a == 0),
+        "tokens of replays after a rejection again": a * cut,
+        "tokens of replays after a rejection, with the target's own, again": (a + 1) * cut,
+        "those of drafts that were accepted whole again": a * whole,
+        "the accepted ones again": a,
+        "the drafted ones again": d,
+        "the rejected ones": d - a,
     }
+    less = {
+        "one": 1,
+        "one after a rejection": cut,
+        "the last one of drafts that were accepted whole": whole,
+        "those before a rejection": a * cut,
+        "those of drafts that were accepted whole": a * whole,
+        "those of rounds in which none was accepted": d * (a == 0),
+        "the accepted ones": a,
+    }
+    found = of | {"none": 0, "drafts, not their tokens": min(d, 1)}
+    found["what was judged: the accepted ones and the first rejected"] = min(a + 1, d)
+    found |= {f"no more than {n} accepted token{'s' * (n > 1)} of a round": min(a, n) for n in _FEW}
+    for which, n in of.items():
+        found |= {f"{which} and {its}": n + k for its, k in more.items()}
+        found |= {f"{which} but {its}": max(0, n - k) for its, k in less.items()}
+    return found
+
+
+_FEW, _REQUEST = range(1, 5), "sums of the request"
+_OF_ROUNDS: dict[str, Callable[[list[int], list[int]], list[int]]] = {
+    "those of the round before": lambda right, own: [*own[:1], *right[:-1]],
+    "those of the round after": lambda right, own: [*right[1:], *own[-1:]],
+    "the sums of all rounds so far": lambda right, _: [*accumulate(right)],
+}
+_MOSTLY, _BOTH = 0.9, {"accepted": "the target's own token", "drafted": "the newest token"}
+
+
+def _agree(expected: Sequence[Any], own: Sequence[Any], share: float = _MOSTLY) -> bool:
+    return sum(map(eq, expected, own)) >= share * len(own)
 
 
 def _way_of(rounds: Sequence[tuple[Counts, Counts]], *, as_counted: bool = False) -> str:
     """In which way rounds, as they were and as they are counted, are counted, everywhere or after
     some alone; empty for none. as_counted: what is counted is what became of them."""
-    known = [(_ways(*true), true) for true, _ in rounds]
-    wrong = {i for i, (true, own) in enumerate(rounds) if true != own}
+    wrong = [i for i, (one, other) in enumerate(rounds) if one != other]
+    if not wrong:
+        return ""
+    true, own = zip(*rounds, strict=True)
     drafts = [
         RecordedDraft(i, i, [], [], n, 0, 0.0, n_drafted)
-        for i, (n, n_drafted) in enumerate(one[as_counted] for one in rounds)
+        for i, (n, n_drafted) in enumerate(own if as_counted else true)
     ]
-    for words, places in (("", {*range(len(known))}), *whens(drafts, wrong)) if wrong else ():
-        share, found = 1 if words else 0.9, dict[str, int]()
-        for which in _ways(0, 0):
-            expected = [one[which] if i in places else true for i, (one, true) in enumerate(known)]
-            n_apart = sum(one != true for one, (true, _) in zip(expected, rounds, strict=True))
-            fits = [one == own for one, (_, own) in zip(expected, rounds, strict=True)]
-            if n_apart >= FEW and all(
-                sum(some) >= share * len(some) for some in (fits, [fits[i] for i in wrong])
-            ):
-                found[which] = sum(fits)
-        if found:
-            return max(found, key=found.__getitem__) + words
+    ways = list[dict[str, list[int]]]()
+    for i, (its, more) in enumerate(_BOTH.items()):
+        tables = [_numbers(one, more) for one in true]
+        right, counted = ([one[i] for one in some] for some in (true, own))
+        found = {f"the {its} ones": right} if right == counted else {}
+        if right != counted:
+            found |= {which: [one[which] for one in tables] for which in tables[0]}
+            found |= {which: change(right, counted) for which, change in _OF_ROUNDS.items()}
+        ways.append(
+            {
+                which: values
+                for which, values in found.items()
+                if _agree([values[k] for k in wrong], [counted[k] for k in wrong])
+            }
+        )
+    for words, places in [("", {*range(len(true))}), *whens(drafts, {*wrong})]:
+        fits, share = dict[str, int](), 1 if words else _MOSTLY
+        for (accepted, xs), (drafted, ys) in product(*(one.items() for one in ways)):
+            both = [*zip(xs, ys, strict=True)]
+            expected = [both[i] if i in places else one for i, one in enumerate(true)]
+            if _agree(expected, own, share) and sum(map(ne, expected, true)) >= FEW:
+                said = f"as accepted tokens {accepted}" * (accepted != "the accepted ones")
+                more = f"as drafted tokens {drafted}" * (drafted != "the drafted ones")
+                fits[" and ".join(filter(None, (said, more)))] = sum(map(eq, expected, own))
+        if most := max(fits.values(), default=0):
+            return ", or ".join([one for one, n in fits.items() if n == most][:3]) + words
     return ""
+
+
+def _way_of_sums(rounds: Sequence[Counts], theirs: Counts, tie: int) -> str:
+    """The same of the sums of rounds, which are a few tokens apart at most; the first two that may
+    be."""
+    said = list[str]()
+    for (its, more), own, total in zip(_BOTH.items(), _added(rounds), theirs, strict=True):
+        tables = [_numbers(one, more) for one in rounds]
+        sums_ = {which: sum(one[which] for one in tables) for which in tables[0]}
+        fits = [which for which, n in sums_.items() if abs(n - total) <= tie]
+        if own != total and not fits:
+            return ""
+        said += [f"as {its} tokens {' or '.join(fits[:2])}"] * (own != total)
+    return " and ".join(said)
 
 
 def _added(counts: Iterable[Counts]) -> Counts:
@@ -329,10 +375,6 @@ def _miscounted(rounds: Sequence[tuple[Counts, Counts]]) -> str:
     if about := _way_of(rounds):
         return f"It counts {about}."
     counted, right = [own[0] for _, own in rounds], [true[0] for true, _ in rounds]
-    for by, which in ((1, "before"), (-1, "after")):
-        moved = [right[i - by] == n for i, n in enumerate(counted) if 0 <= i - by < len(right)]
-        if moved.count(True) >= 0.9 * len(moved):
-            return f"Its counts of accepted tokens are those of the round {which}."
     if all(n <= own for n, own in zip(counted, right, strict=True)):
         return "It counts fewer accepted tokens than its rounds go on by."
     return "It counts tokens that it did not draft as accepted drafted tokens."
@@ -353,12 +395,8 @@ def _by_counters(side: DraftSide, other: DraftSide) -> Cause | None:
     beyond = theirs[0] - accepted, theirs[1] - drafted
     if max(map(abs, beyond)) < FEW or max(map(abs, beyond)) < 0.02 * max(drafted, 1):
         return None
-    ways = [_ways(draft.n_accepted, draft.n_drafted) for draft in side.drafts]
-    what = "other tokens than its rounds have"
-    for which in [*_ways(0, 0)][::-1]:
-        added = _added(one[which] for one in ways)
-        if max(abs(added[0] - theirs[0]), abs(added[1] - theirs[1])) <= 1:
-            what = which
+    rounds = [(draft.n_accepted, draft.n_drafted) for draft in side.drafts]
+    what = _way_of_sums(rounds, (theirs[0], theirs[1]), 1) or "other tokens than its rounds have"
     about, place = f"Its counters count {what}.", "sums at the end of the request"
     size = f"{theirs[0]} of {theirs[1]} by its counters, {accepted} of {drafted} by its rounds"
     counts = (theirs[0], theirs[1]), (accepted, drafted)
@@ -375,7 +413,7 @@ def _by_length(side: DraftSide, accepted: int, drafted: int, steps: int) -> Caus
     about = f"It counts{own or ' more accepted tokens than its answer has room for'}."
     size = f"{accepted} accepted in {steps} rounds, {len(side.ids)} tokens in the answer"
     counts = (accepted, drafted), (min(most, accepted - steps * bool(own)), drafted)
-    return Cause(COUNTING, side.name, about, "sums of the request", size, *counts)
+    return Cause(COUNTING, side.name, about, _REQUEST, size, *counts)
 
 
 def _by_rounds(
@@ -389,19 +427,17 @@ def _by_rounds(
         about = "It counts a round more than its answer has, as with the pass over the prompt."
         size = f"{steps} rounds by its sums, {other.name} has {n_rounds} for the same text"
         sums_ = (accepted, drafted), (accepted, min(drafted, n_rounds * longest))
-        return Cause(COUNTING, side.name, about, "sums of the request", size, *sums_)
+        return Cause(COUNTING, side.name, about, _REQUEST, size, *sums_)
     if steps != len(rounds) or side.text != other.text or (accepted, drafted) == other.counts:
         return None
     for lengths in ([n for _, n in rounds], [longest] * len(rounds)):
         counts = [*zip((n for n, _ in rounds), lengths, strict=True)]
         if _added(counts) == (accepted, drafted):
             return None
-        for which in _ways(0, 0):
-            if _added(_ways(*one)[which] for one in counts) == (accepted, drafted):
-                size = f"{accepted} of {drafted}, {other.name} {other.counts[0]} of {sum(lengths)}"
-                sums_ = (accepted, drafted), _added(counts)
-                about = f"It counts {which}."
-                return Cause(COUNTING, side.name, about, "sums of the request", size, *sums_)
+        if way := _way_of_sums(counts, (accepted, drafted), 0):
+            size = f"{accepted} of {drafted}, {other.name} {other.counts[0]} of {sum(lengths)}"
+            sums_ = (accepted, drafted), _added(counts)
+            return Cause(COUNTING, side.name, f"It counts {way}.", _REQUEST, size, *sums_)
     return None
 
 
@@ -414,7 +450,7 @@ def withheld_cause(
         known = [
             (pair[which], n)
             for pair in pairs
-            if (n := _n_drafted_right(side, pair[1 - which])) is not None
+            if (n := side.n_confirmed(pair[1 - which])) is not None
             and side.advance(pair[which]) in (None, pair[which].n_accepted)
             and len(pair[which].tokens) <= pair[which].n_accepted
         ]
@@ -432,14 +468,6 @@ def withheld_cause(
         size = f"{len(short)} of {len(known)} rounds after the same text"
         return Cause(RULE, side.name, about, place_of(short[0][0]), size, recorded, mended, False)
     return None
-
-
-def _n_drafted_right(side: DraftSide, draft: RecordedDraft) -> int | None:
-    """Leading tokens of another's draft that a side's text has in their places; None where it ends
-    before that shows."""
-    after = side.text[draft.pos0 + 1 :]
-    n = n_alike(draft.tokens, after)
-    return n if n < len(after) and len(draft.tokens) == draft.n_drafted else None
 
 
 def width_cause(

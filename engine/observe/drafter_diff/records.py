@@ -404,6 +404,14 @@ def _dropped(a: DraftSide, b: DraftSide, end: int) -> Iterator[Cause]:
         none = [d for d in other.drafts if d.pos0 < stop and d.pos0 in {*side.plain}]
         # of equal lengths, and without ids, they may be those that a record assumes of all rounds
         is_shown = len({d.n_drafted for d in other.drafts}) > 1 or any(d.tokens for d in none)
+        idle = (
+            [] if any(at < stop for at in other.plain) else [at for at in side.plain if at < stop]
+        )
+        if len(none) < FEW <= len(idle) and side.always_drafts:
+            until = f", up to position {idle[-1]}" * (idle[-1] < side.drafts[0].pos0)
+            about = f"{side.name} drafts nothing in some rounds{until}, {other.name} does in all."
+            where = f"position {idle[0]}", f"{len(idle)} rounds"
+            yield Cause(CANDIDATES, side.name, about, *where)
         if side.looks_up or len(none) < FEW or not is_shown:
             continue
         lost, start = max(draft.n_drafted for draft in none), none[0].pos0

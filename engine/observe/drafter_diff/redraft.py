@@ -44,7 +44,7 @@ from engine.observe.drafter_diff.records import (
 )
 from engine.observe.drafter_diff.sides import LONGEST_TEXT, DraftSide
 from engine.observe.drafter_diff.target_choices import TargetChoices
-from engine.observe.drafter_diff.target_rows import TextRows, what_rows_are
+from engine.observe.drafter_diff.target_rows import TextRows
 from engine.observe.drafter_diff.wrong_drafts import (
     EXACT_TIE,
     SHARES_EXACT,
@@ -123,7 +123,7 @@ class Redrafter:
         self._best: dict[int, list[int]] = {}
         self._rows: dict[int, list[Candidates]] = {}
         self._ranks: Ranks = {}
-        self._above: Counter[int] = Counter()
+        self._above: Counter[tuple[int, int]] = Counter()
         self._drafts = [d for d in map(self._padded, side.drafts) if d is not None]
         starts = [at for at in side.starts if 0 <= at < len(side.text)] or [side.n_prompt]
         table = self._model.table(self._target.rows)
@@ -163,8 +163,7 @@ class Redrafter:
         wrong = np.flatnonzero(~(apart < _ROWS_APART))
         if len(wrong) < FEW:
             return None
-        about = what_rows_are(found, own, wrong, self._target.rows)
-        about = f"Rows that the target hands over are {about}."
+        about = f"Of what the target hands over, {self._target.about(found, wrong)}."
         size = f"{len(wrong)} of {len(own)} rows"
         return Cause(ROWS, self._side.name, about, f"position {wrong[0]}", size)
 
@@ -386,8 +385,8 @@ class Redrafter:
             pairs = [pair for pair in zip(rows, known, strict=False) if pair[0]]
             ranks = [ranked(*pair, self._tie) for pair in pairs]
             self._ranks[draft.round] = ranks
-            for (row, _), (rank, _) in zip(pairs, ranks, strict=True):
-                self._above.update([*row][:rank])
+            for i, ((row, _), (rank, _)) in enumerate(zip(pairs, ranks, strict=True)):
+                self._above.update((i, token) for token in [*row][:rank])
         return found
 
     def _right(self, drafts: _Drafts, *, own: bool) -> dict[int, list[Candidates]]:
@@ -466,7 +465,7 @@ class Redrafter:
         for guess, share in chain(
             zip(self._mistakes.all(more, wrong), repeat(EXPLAINS)),
             zip(self._mistakes.of_parts(wrong=wrong), repeat(_EXPLAINS_PART)),
-            zip(self._mistakes.vague(window, self._best, self._above), repeat(_EXPLAINS_VAGUE)),
+            zip(self._mistakes.vague((window, self._best, self._above)), repeat(_EXPLAINS_VAGUE)),
         ):
             check_cancelled(self._cancelled)
             if not self._same or guess.stage == CANDIDATES:  # else all before the choice is right

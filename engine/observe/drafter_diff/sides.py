@@ -174,6 +174,16 @@ class DraftSide:
         return found
 
     @property
+    def always_drafts(self) -> bool:
+        """Whether its options leave no round without a draft, but for the limit of tokens."""
+        own = {name: x for name, x in self.limits.items() if name != "n_max"}
+        return (
+            self.run.facts.options is not None
+            and bool(own)
+            and not any(x for x in own.values() if x != "none")
+        )
+
+    @property
     def setting(self) -> dict[str, Any]:
         """What the sampler was set to, as far as it is known."""
         return {name: value for name, value in self.asked.settings.items() if name in SAMPLING}

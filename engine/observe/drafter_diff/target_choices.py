@@ -4,7 +4,7 @@ a greedy rule, a sampler that is not set back."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -37,6 +37,8 @@ _OFF: dict[str, Any] = {
 }
 """Options of a sampler, and what leaves each of them out."""
 _SMALL, _MOST_SIGMAS, _NEXT_TO = 1e-9, 4.0, 1e-3
+_CLEARLY = 0.8
+"""Share of the best token's probability that is less than rounding leaves of it."""
 _LEAST_OWN, _NEAR_OWN, _FEW_OWN = 0.8, 0.95, 8
 """Of the target's own tokens, those that have to be its choice, or of all, those that have to be
 among its best, for the text to be this model's; and how many have to be known."""
@@ -63,6 +65,8 @@ class TargetChoices:
         near, judges, self._shares = list[bool](), list[EmittedJudge](), list[tuple[float, float]]()
         drafted = {d.pos0 + 1 + i - n: t for d in side.drafts for i, t in enumerate(d.tokens)}
         self._of_drafted: dict[int, float] = {}
+        self._facts: dict[int, Mapping[str, float]] = {}
+        tops = {d.pos0 + 1 + i - n: top for d in side.drafts for i, top in enumerate(d.tops)}
         is_judged, tie = True, EXACT_TIE if is_exact else TIE
         try:
             more = session.tokenizer.eog_ids, session.config.n_vocab
@@ -86,6 +90,9 @@ class TargetChoices:
                     self._shares.append((one.of(token), float(one.probs.max())))
                     if at in drafted:
                         self._of_drafted[at] = one.of(drafted[at])
+            for at in (at for at in drafted if start + 1 - n <= at < stop + 1 - n):
+                its = logits[at + n - 1 - start], drafted[at], side.text[at + n - 1]
+                self._facts[at] = _facts(*its, session.tokenizer.piece, tops.get(at, {}))
             for row, token, lack in zip(rows, tokens, short, strict=True):
                 near.append(token in [*row][:N_CANDIDATES])
                 if judges:
@@ -167,7 +174,8 @@ class TargetChoices:
         drafted = self._accepted_places()
         places = sorted(i for i in drafted if i < len(self._chosen))
         wrong = [i for i in places if not self._chosen[i]]
-        if len(wrong) < (FEW if self._is_exact else max(FEW, _SHARE * len(places))):
+        is_clear = any(self._facts[i]["ratio"] < _CLEARLY for i in wrong if i in self._facts)
+        if len(wrong) < (FEW - 2 * is_clear if self._is_exact else max(FEW, _SHARE * len(places))):
             return None
         pos = self._side.n_prompt + wrong[0]
         drafts = self._side.drafts
@@ -182,11 +190,34 @@ class TargetChoices:
         share = len(wrong) / (len(places) - n_before)
         if step and n_before * share >= FEW:
             about += f", from drafted token {step} of a draft on (the first is 0)"
-        about += "."
+        ways = parted([(self._facts[at], kept) for at, kept, own in self._judged() if not own])
+        if ways:
+            about += f", which takes those {' or those '.join(ways)}."
+        elif ranks := [-self._facts[i]["rank"] for i in wrong if i in self._facts]:
+            about += f", of the target's {max(ranks):.0f} best ones so far."
         place = f"round {first.round} at position {pos}"
         size = f"{len(wrong)} of {len(places)} accepted tokens"
         counts = (accepted, n_drafted), (accepted - len(wrong), n_drafted)
         return Cause(RULE, self._side.name, about, place, size, *counts)
+
+    @property
+    def stricter(self) -> str:
+        """Which of the target's own tokens alone are accepted, in words; empty where not known."""
+        own = [(self._facts[at], kept) for at, kept, is_own in self._judged() if is_own]
+        return " or those ".join(parted(own))
+
+    def _judged(self) -> list[tuple[int, bool, bool]]:
+        """Drafted tokens that were judged: index, whether accepted, and whether the target has it
+        in its place."""
+        n, text = self._side.n_prompt, self._side.text
+        found = list[tuple[int, bool, bool]]()
+        for draft in self._side.drafts:
+            for i, token in enumerate(draft.tokens[: draft.n_accepted + 1]):
+                if (at := draft.pos0 + 1 + i - n) in self._facts:
+                    kept = i < draft.n_accepted
+                    is_own = self._chosen[at] if kept else token == text[at + n]
+                    found.append((at, kept, is_own))
+        return found
 
     def greedy_rule(self) -> Cause | None:
         """Whether at a temperature all tokens of rounds with drafts are the target's best."""
@@ -283,6 +314,61 @@ class TargetChoices:
         return {
             draft.pos0 + 1 + i - n for draft in self._side.drafts for i in range(draft.n_accepted)
         }
+
+
+_SURE_WAY = 1000
+"""In how many ways as many tokens might be accepted, for a number that parts them to say why."""
+_PARTS = {
+    "rank": "among the target's {:.0f} best",
+    "share": "that the target gives {:.2g} or more",
+    "ratio": "of at least {:.2g} times the share of the target's best",
+    "clear": "where the target gives its best {:.2g} or more",
+    "own": "that the drafter gives {:.2g} or more",
+    "blank": "of white space alone",
+    "again": "equal to the token before",
+}
+"""What is known of a drafted token, and how a sentence goes on with the least of it, or without."""
+
+
+def _facts(
+    logits: torch.Tensor,
+    token: int,
+    before: int,
+    piece: Callable[[int], bytes],
+    top: Mapping[int, float],
+) -> Mapping[str, float]:
+    """Of a drafted token, by the names of _PARTS. logits: of the target in its place; top: what the
+    drafter gives the best ones, as far as it is known."""
+    shares = torch.softmax(logits.float(), -1)
+    own, best = float(shares[token]), float(shares.max())
+    known = {"own": top[token]} if token in top else {}
+    return known | {
+        "rank": -1.0 - int((logits > logits[token]).sum()),
+        "share": own,
+        "ratio": own / best,
+        "clear": best,
+        "blank": float(not piece(token).strip()),
+        "again": float(token == before),
+    }
+
+
+def parted(tokens: Sequence[tuple[Mapping[str, float], bool]]) -> list[str]:
+    """What parts the tokens that were accepted from all others, in words for each number that
+    does. tokens: what is known of each, and whether it was accepted."""
+    kept, left = ([one for one, is_kept in tokens if is_kept is which] for which in (True, False))
+    n_ways = math.comb(len(tokens), len(kept))
+    if min(len(kept), len(left)) < FEW or n_ways < _SURE_WAY:
+        return []
+    found = []
+    for name, words in _PARTS.items():
+        if any(name not in one for one, _ in tokens):
+            continue
+        low, high = min(one[name] for one in kept), max(one[name] for one in left)
+        if low > high:
+            found.append(words.format(abs(low)))
+        elif max(one[name] for one in kept) < (least := min(one[name] for one in left)):
+            found.append(f"not {words.format(abs(least))}")
+    return found
 
 
 def lossy_words(judged: Sequence[tuple[float, bool]]) -> str:

@@ -3,7 +3,6 @@ batches with their rejected tokens."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
@@ -37,13 +36,32 @@ CHANGES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "zeros": torch.zeros_like,
     **{
         f"about {factor:g} times as large": partial(torch.mul, other=factor)
-        for factor in (0.5, 2.0, 0.7, 1.4, 0.25, 4.0, 0.125, 8.0, -1.0)
+        for factor in (
+            0.5,
+            2.0,
+            0.7,
+            1.4,
+            0.25,
+            4.0,
+            0.125,
+            8.0,
+            0.06,
+            0.03,
+            0.01,
+            0.003,
+            20.0,
+            -1.0,
+        )
     },
     **{
         f"rounded to about {n_bits} bits": partial(rounded, 2 ** (n_bits - 1) - 1)
         for n_bits in (2, 3, 4)
     },
     "in another order: halves are exchanged": halves,
+    "in another order, from the last number to the first": partial(torch.flip, dims=[-1]),
+    "without what is below 0": partial(torch.clamp, min=0.0),
+    "without their signs": torch.abs,
+    "less their mean": lambda x: x - x.mean(-1, keepdim=True),
     "zeros in the first half": partial(_without_half, 0),
     "zeros in the second half": partial(_without_half, 1),
 }
@@ -55,6 +73,8 @@ MOVED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 _LIMITS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 PASS = 256
 """Tokens of a pass."""
+_NEAR = 0.1
+"""Distance of rows, of their square, that rounding of another engine and a factor may leave."""
 
 
 class TextRows:
@@ -134,6 +154,11 @@ class TextRows:
             if layers and layers == [layer for layer in layers if layer in rows.taps]:
                 yield f"rows are of layers {how}", rows, layers
         added = {i: x - rows.taps[i - 1] for i, x in rows.taps.items() if i - 1 in rows.taps}
+        if len(taps) > 1:
+            for what, share in (("mean", 1 / len(taps)), ("sum", 1.0)):
+                mean = torch.stack([rows.taps[tap] * share for tap in taps]).sum(0)
+                about = f"rows are the {what} of its layers in the place of each"
+                yield about, TargetRows(rows.hidden, dict.fromkeys(taps, mean)), None
         if taps and {*taps} <= added.keys():
             about = "rows are what each layer adds to the one before it, not their sum"
             yield about, TargetRows(rows.hidden, added), None
@@ -144,6 +169,19 @@ class TextRows:
         for order in orders:
             about = f"rows of layers {', '.join(map(str, order))}, not {', '.join(map(str, taps))}"
             yield about, rows, order
+
+    def about(self, handed: np.ndarray, which: np.ndarray) -> str:
+        """What rows that were handed over are, float32 [n, n_embd], where they are not right: the
+        first of what may be wrong that is nearest. which: the wrong ones, int [k]."""
+        found = torch.from_numpy(handed[which])
+        if not found.isfinite().all():
+            return "rows are NaN or infinite"
+        apart = {}
+        for about, rows, _ in self.wrong(()):
+            other = rows.hidden[: len(handed)].flatten(1)[which]
+            apart[about] = float((found - other).square().sum(1).median())
+        size, about = float(found.square().sum(1).median()), min(apart, key=apart.__getitem__)
+        return about if apart[about] <= _NEAR * size else "rows are not those of its final norm"
 
     def _forward(self, memory: HybridMemory, pos0: int, tokens: Sequence[int]) -> TargetRows:
         parts = []
@@ -164,42 +202,3 @@ def mapped(
     """Rows with each of them changed. only: the one layer whose rows are changed, None for all."""
     taps = {i: change(x) if only in (None, i) else x for i, x in rows.taps.items()}
     return TargetRows(change(rows.hidden), taps)
-
-
-def what_rows_are(found: np.ndarray, own: np.ndarray, wrong: np.ndarray, rows: TargetRows) -> str:
-    """What rows that were handed over are, in words. found, own: float32 [n, n_embd], as recorded
-    and right; wrong: which differ, int [k]; rows: of the text, those of its layers too."""
-    mine, n = found[wrong], len(wrong)
-    if not np.isfinite(mine).all():
-        return "NaN or infinite"
-    if not mine.any():
-        return "zeros"
-    units = [_units(x) for x in (mine, own)]
-    alike = units[0] @ units[1].T
-    if (alike[range(n), wrong] > _ALIKE).all():
-        sizes = np.linalg.norm(mine, axis=1) / np.linalg.norm(own[wrong], axis=1)
-        return f"{float(np.median(sizes)):.3g} times what they should be"
-    shifts = Counter((alike.argmax(1) - wrong)[alike.max(1) > _ALIKE].tolist())
-    for by, count in shifts.most_common(1):
-        if count >= _MOST * n:
-            return f"those of {abs(by)} position{'s' * (abs(by) > 1)} {_WAYS[by > 0]}"
-        if sum(shifts.values()) >= _MOST * n:
-            return "those of other positions"
-    for layer, x in rows.taps.items():
-        other = x[: len(own)].flatten(1).numpy()
-        if other.shape == own.shape and _agree(units[0], _units(other)[wrong]):
-            return f"those of layer {layer - 1}" if layer else "those of the embedding"
-    if _agree(_units(np.sort(mine, 1)), _units(np.sort(own[wrong], 1))):
-        return "permuted: their numbers are in another order"
-    return "not those after its final norm"
-
-
-_ALIKE, _MOST, _WAYS = 0.995, 0.8, ("before", "after")
-
-
-def _units(rows: np.ndarray) -> np.ndarray:
-    return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-30)
-
-
-def _agree(one: np.ndarray, other: np.ndarray) -> bool:
-    return float((np.square(one - other).sum(1) < 2 - 2 * _ALIKE).mean()) >= _MOST

@@ -1,13 +1,15 @@
-"""What a kernel may read in place of a tensor or a number, and layers in place of their windows and
-ropes: a sentence's part, and how it is made of the right one."""
+"""What a kernel may read in place of a tensor or a number, or give, and what layers have in place
+of windows and ropes: a sentence's part, and how it is made of the right one."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from inspect import signature
 from itertools import product
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -24,6 +26,7 @@ READS: dict[str, TensorChange] = {
     "reads the row before its own": lambda x: rows_on(x, 1),
     "reads the row after its own": lambda x: rows_on(x, -1),
     "reads its halves the other way round": lambda x: halves(x),
+    "reads its numbers in reverse order": lambda x: x.flip(-1),
 }
 
 
@@ -46,9 +49,9 @@ def other_values(x: Any, is_weight: bool) -> Iterator[tuple[str, Callable[..., A
         for value in (1.0, *(factor * x for factor in _NUMBERS)):
             yield f"as {value:.3g}, not {x:.3g}", lambda _, value=value: value
         yield "as about the square root of it", math.sqrt
-    elif x in _GATES:
-        for other in (one for one in _GATES if one is not x):
-            yield f"as {other.__name__}, not {x.__name__}", lambda _, other=other: other
+    elif isinstance(x, FunctionType) and {"gate", "up"} <= {*signature(x).parameters}:
+        for about, other in _other_gates(x):
+            yield f"as {about}, not {x.__name__}", lambda _, other=other: other
     elif isinstance(x, list | tuple) and len(x) > 1 and all(map(is_floats, x)):
         yield "in reverse order", lambda x: x[::-1]
         for i in range(len(x)):
@@ -61,6 +64,7 @@ def other_values(x: Any, is_weight: bool) -> Iterator[tuple[str, Callable[..., A
         yield "with one added", partial(torch.add, other=root)
         yield "less one", partial(torch.sub, other=root)
         yield "in another order: its halves are exchanged", halves
+        yield "in reverse order", partial(torch.flip, dims=[-1])
         yield "of the next of its rows", partial(torch.roll, shifts=1, dims=0)
     elif is_floats(x):
         of_heads = [x.shape[-1] ** by for by in (0.5, -0.5)] if x.dim() > 3 else []  # of scores
@@ -81,8 +85,14 @@ def other_values(x: Any, is_weight: bool) -> Iterator[tuple[str, Callable[..., A
             yield f"so that rows of a pass {about}", partial(_seeing, which)
 
 
-_GATES = (swiglu, geglu)
-"""What a feed-forward part may do with its two halves."""
+def _other_gates(own: Callable[..., Any]) -> Iterator[tuple[str, Callable[..., Any]]]:
+    """What a feed-forward part may do with its two halves."""
+    yield from ((one.__name__, one) for one in (swiglu, geglu) if one is not own)
+    yield "the same of exchanged halves", lambda gate, up, *more, **how: own(up, gate, *more, **how)
+    yield "a product", lambda gate, up, *_, **how: gate * up
+    yield "its second half alone", lambda gate, up, *_, **how: up.contiguous()
+    ones = torch.ones_like
+    yield "its first half alone", lambda gate, up, *more, **how: own(gate, ones(up), *more, **how)
 
 
 def is_floats(x: Any) -> bool:
@@ -206,3 +216,66 @@ def _scaled(own: RopeConfig, width: int) -> Iterator[tuple[str, RopeConfig]]:
         keep = ((share - 1) / 3).clamp(0, 1)  # of pairs that turn once to four times in n_ctx
         factors = 1 / (keep + (1 - keep) / factor)
         yield f"is scaled {how} (llama3)", replace(plain, factors=tuple(factors.tolist()))
+
+
+# -- calls of a kernel ------------------------------------------------------------------------
+
+
+def as_given(key: int | str, own: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    return args[key] if isinstance(key, int) else options[key]
+
+
+def twice(own: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    return own(own(*args, **options), *args[1:], **options)
+
+
+def scaled_by(factor: float, own: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    return own(*args, **options) * factor
+
+
+def within_heads(
+    n: int,
+    part: slice,
+    change: Callable[..., Any],
+    own: Callable[..., Any],
+    *args: Any,
+    **options: Any,
+) -> Any:
+    """What a way gives in some of n heads alone."""
+    both = own(*args, **options).clone(), change(own, *args, **options)
+    found, other = (x if x.dim() == 4 else x.unflatten(-1, (n, -1)) for x in both)
+    found[..., part, :] = other[..., part, :]
+    return both[0]
+
+
+def backwards(
+    keys: Collection[int | str], own: Callable[..., Any], *args: Any, **options: Any
+) -> Any:
+    """Rows of [B, T, ...] read from the last one to the first."""
+    turned = {key: partial(torch.flip, dims=[1]) for key in keys}
+    turned = {i: turned[i] for i, x in enumerate(args) if i in turned and x.dim() > 2}
+    return with_changed(turned, own, *args, **options).flip(1)
+
+
+def with_changed(
+    changes: Mapping[int | str, Callable[[Any], Any]],
+    own: Callable[..., Any],
+    *args: Any,
+    **options: Any,
+) -> Any:
+    args = tuple(changes[i](x) if i in changes else x for i, x in enumerate(args))
+    return own(*args, **{k: changes[k](x) if k in changes else x for k, x in options.items()})
+
+
+def with_exchanged(
+    a: int | str, b: int | str, own: Callable[..., Any], *args: Any, **options: Any
+) -> Any:
+    given = arguments(args, options)
+    given[a], given[b] = given[b], given[a]
+    return own(*(given[i] for i in range(len(args))), **{k: given[k] for k in options})
+
+
+def arguments(args: Sequence[Any], options: dict[str, Any]) -> dict[int | str, Any]:
+    """By position, or by name."""
+    found: dict[int | str, Any] = dict(enumerate(args))
+    return found | dict[int | str, Any](options)

@@ -8,7 +8,12 @@ import numpy as np
 import pytest
 
 from engine.audit.recorded_drafts import RecordedDraft
-from engine.observe.drafter_diff.candidate_mistakes import observed, of_choice, of_map
+from engine.observe.drafter_diff.candidate_mistakes import (
+    observed,
+    observed_from,
+    of_choice,
+    of_map,
+)
 from engine.observe.drafter_diff.records import one_for_one
 
 _ROW = {7: 4.0, 3: 3.0, 5: 2.9, 9: -1.0}
@@ -22,7 +27,8 @@ def _best(about: str, text: list[int]) -> int:
 def test_ranks_and_penalties() -> None:
     assert [_best(f"rank {n}", []) for n in (2, 3, 4)] == [3, 5, 9]
     assert _best("twice in a row", [7]) == 3 and _best("twice in a row", [7, 1]) == 7
-    assert _best("no token of the last", [7, 3, 1]) == 5
+    assert _best("no token of the last 64", [7, 3, 1]) == 5
+    assert _best("no token of the last 2 ", [7, 3, 1]) == 7
     assert _best("less than about 1.5", []) == 3 and _best("less than about 0.5", []) == 7
     assert _best("last 16 tokens are penalised, by about 1.5", [7, *[1] * 15]) == 3
     weaker = "last {} tokens are penalised, by about {}"
@@ -43,7 +49,7 @@ def test_wrong_maps_of_ids() -> None:
     ids = [0, 2, 5, 9]
     found = {about: [*change({5: 1.0}, [])] for about, change in of_map(ids, 12)}
     whole = [row for about, row in found.items() if "about row" not in about]
-    assert whole == [[2], [3], [7], [9], [2], [9]]
+    assert whole == [[2], [3], [7], [6], [4], [9], [2], [9]]
     # token 5 is row 2 of 4
     for about, row in found.items():
         what, _, where = about.partition(", ")
@@ -108,3 +114,12 @@ def test_ids_are_renamed_where_each_is_always_the_same_other(
     pairs: list[tuple[int, int]], names: dict[int, int]
 ) -> None:
     assert one_for_one(pairs) == names
+
+
+def test_a_head_may_be_cut_in_later_tokens_alone() -> None:
+    drafts = [RecordedDraft(i, i, [90 + i, 1 + i % 4], [], 0, 0, 0.0, 2) for i in range(9)]
+    above = {(1, 50 + i): 2 for i in range(5)}
+    best = {number: [90, 50] for number in range(9)}
+    seen = [*observed_from(drafts, (drafts, best, above), str)]
+    (where,) = (first for first, about, _ in seen if "only ids up to 4 are ever" in about)
+    assert where == 1

@@ -23,6 +23,8 @@ def _ends(number: str, n_min: int = 0) -> list[DraftEnd]:
             "product": np.cumprod(share),
             "before": [1, *share[:-1]],
             "later": [1, *share[1:]],
+            "last three": [1, 1, *share[2:]],
+            "first two": [*share[:2], 1, 1, 1],
             "sent": [share[0], *share[:-1]],
             "of all": all_of[:, 0] / all_of.sum(1),
         }[number]
@@ -37,7 +39,9 @@ def _ends(number: str, n_min: int = 0) -> list[DraftEnd]:
         ("product", "the product of all of a draft"),
         ("before", "that of the token before"),
         ("sent", "after that was sent, too"),
-        ("later", "but for the first token of a draft"),
+        ("later", "but for the first 1 of a draft"),
+        ("last three", "but for the first 2 of a draft"),
+        ("first two", "but of the first 2 of a draft alone"),
         ("of all", "over the whole vocabulary"),
     ],
 )

@@ -232,6 +232,32 @@ def test_after_which_drafts_there_is_none_is_said(n_accepted: int, words: str) -
     assert "only after" not in next(_dropped(*both, 90)).about
 
 
+@pytest.mark.parametrize(
+    ("always", "words"), [(True, ", up to position 14, A does in all"), (False, "")]
+)
+def test_rounds_without_a_draft_are_said_where_the_other_begins_its_own_elsewhere(
+    always: bool, words: str
+) -> None:
+    sides = [
+        SimpleNamespace(
+            name=name,
+            drafts=[RecordedDraft(i, at, [5], [], 1, 0, 0.0, 1) for i, at in enumerate(starts)],
+            plain=plain,
+            looks_up=False,
+            always_drafts=always,
+        )
+        for name, starts, plain in (
+            ("A", range(5, 90, 6), ()),
+            ("B", range(16, 90, 3), range(10, 16, 2)),
+        )
+    ]
+    for side in sides:
+        side.n_prompt, side.prompt, side.text = 0, (), [5] * 99
+    both: Any = sides
+    found = [*_dropped(*both, 90)]
+    assert [words in one.about for one in found] == [True] * always
+
+
 def test_of_several_sequences_a_cause_that_explains_its_drafts_is_the_first() -> None:
     vague = Cause("target rows", "B", "Rows are wrong.", explains=False)
     causes = vague, Cause("target rows", "B", "Rows are zeros."), Cause("counting", "B", "Twice.")
@@ -297,6 +323,19 @@ def test_a_run_of_another_model_is_refused() -> None:
     ref = RunRef(run.trace, run.run_id)
     with pytest.raises(UnsupportedModelError):
         drafter_diff(ref, ref, opened("mtp"))
+
+
+def test_a_run_of_another_model_is_refused_where_its_prompt_is_another_one_too() -> None:
+    refs = []
+    for own, prompt in (
+        (opened("mtp"), opened("mtp").prompt("import os")),
+        (session("qwen35-c-v2x-mtp-f32"), prompt_of("qwen35-c-v2x-mtp-f32")),
+    ):
+        run = decode(own, [prompt], options_of(24, "draft-mtp"))
+        refs.append(RunRef(run.trace, run.run_id))
+    # in another compute mode the size of its weights does not show it
+    with pytest.raises(UnsupportedModelError, match="The text of B is not this model's"):
+        drafter_diff(*refs, opened("mtp", "bf16"))
 
 
 def test_a_copy_of_the_model_is_no_other_one(tmp_path: Path) -> None:

@@ -141,6 +141,28 @@ def test_what_one_mistake_leaves_is_given_by_another(monkeypatch: pytest.MonkeyP
     assert best.about == "Rows are zeros. In addition: rank 2, only in drafted token 1."
 
 
+def test_what_gives_the_same_drafts_is_said_with_the_first_that_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    right, text, model = _guess()
+    text = replace(text, drafts=_rounds())
+    gives = ("Twice", "Half", "Zero")
+
+    def left(self: Trials, guess: Guess, drafts: Any, *_: Any) -> dict[int, float]:
+        return {draft.round: 3.0 * (guess.about[:4] not in gives) for draft in drafts}
+
+    monkeypatch.setattr(Trials, "left", left)
+    monkeypatch.setattr(Trials, "_keep", lambda *_: 0)
+    nothing: Any = {draft.round: [] for draft in text.drafts}
+    trials = Trials(model, text, (nothing, nothing), lambda _: lambda *_: 3.0)
+    abouts = ["Half as 2.", "Half as 4.", "Half as 4.", "Ones.", "Zero.", "Zero 5."]
+    tried = [(replace(right, about=about, text=text), 0.34, False) for about in abouts]
+    tried.insert(5, (replace(tried[4][0], stage="candidates", about="Zero at all."), 0.34, False))
+    best, _ = trials.best(tried, *[text.drafts] * 3, text.drafts[:1], [])
+    others = "The same drafts come of this: Half as 4. Or: Zero. Or: Zero 5."
+    assert best is not None and best.about == f"Half as 2. {others}"
+
+
 _ROUNDS = [(2, 0), (3, 2), (6, 1)]
 """Positions of drafts, and how many of their three tokens were accepted."""
 
@@ -178,6 +200,59 @@ def test_drafts_go_on_from_a_token_of_the_draft_before(which: str, tokens: list[
     redrafts = Redrafts(model, text, how)
     assert [redrafts._goes_on_from(draft, how) for draft in drafts] == tokens
     assert redrafts._goes_on_from(first, how) is None
+
+
+class _Written(_Sums):
+    """Keeps which tokens are written, and those that drafts go on from."""
+
+    can_cut = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens: list[list[int]] = []
+        self.left, self.kept, self._written = Entries((), ()), range(99), 0
+
+    def write(self, entries: Entries) -> None:
+        self.tokens.append([*entries.tokens])
+
+    def clear(self) -> None:
+        self.kept = range(0)
+
+    def lose(self, stop: int, start: int = 0) -> None:
+        self.kept = range(stop, 99)
+
+    def cut(self, start: int) -> None:
+        pass
+
+    def draft(self, newest: Entries, *more: Any, **options: Any) -> Any:
+        self.tokens.append([*newest.tokens, -1])
+        return [{5: 1.0}]
+
+
+@pytest.mark.parametrize(
+    ("how", "tokens"),
+    [
+        (Deviation("", "", token_shift=1), [[1], [2, -1]]),
+        (Deviation("", "", token_shift=1, spares=True), [[1, 2], [2, -1]]),
+        (Deviation("", ""), [[0, 1], [2, -1]]),
+    ],
+)
+def test_the_newest_entry_may_be_right_where_others_are_moved(
+    how: Deviation, tokens: list[list[int]]
+) -> None:
+    _, text, _ = _guess()
+    model, text = _Written(), replace(text, table=None, drafts=_rounds())
+    Redrafts(model, text, how, distance=lambda *_: 0.0).of(text.drafts[:1])
+    assert model.tokens[:2] == tokens
+
+
+@pytest.mark.parametrize(("only", "kept"), [("attention", range(2, 99)), ("", range(0))])
+def test_memory_is_emptied_whole_or_of_its_cells_alone(only: str, kept: range) -> None:
+    _, text, _ = _guess()
+    model, text = _Written(), replace(text, table=None, drafts=_rounds())
+    how = Deviation("", "", forgets=True, only=only)
+    Redrafts(model, text, how, distance=lambda *_: 0.0).of(text.drafts[:1])
+    assert model.kept == kept
 
 
 def test_a_draft_up_to_its_first_wrong_token_is_made_after_what_came_late(

@@ -86,7 +86,7 @@ def test_drafts_of_the_library_are_those_of_this_engine(
     [
         (np.zeros_like, "zeros"),
         (lambda rows: rows * 0.25, "0.25 times"),
-        (lambda rows: np.concatenate([rows[:1], rows[:-1]]), "1 position before"),
+        (lambda rows: np.concatenate([rows[:1], rows[:-1]]), "of the position before"),
     ],
 )
 def test_rows_of_the_target_that_are_wrong_are_named_first(

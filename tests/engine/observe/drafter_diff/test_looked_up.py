@@ -168,6 +168,11 @@ def test_another_number_of_a_look_up_is_named(
     assert cause.stage == stage
 
 
+def test_what_gives_the_same_look_ups_is_said_too() -> None:
+    cause = _cause("ngram-simple", _RIGHT, lambda tokens, _: tokens[:2])
+    assert cause is not None and "The same drafts come of this: " in cause.about
+
+
 def test_tokens_that_follow_each_other_nowhere_are_of_another_text() -> None:
     def foreign(tokens: list[int], _: tuple[int, int]) -> list[int]:
         return [token + 200 if i else token for i, token in enumerate(tokens)]

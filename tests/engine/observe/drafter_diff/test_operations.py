@@ -19,21 +19,26 @@ from engine.model.layers import RopeTables
 from engine.model.rope import RopeConfig
 from engine.observe.drafter_diff.operations import (
     _called,
-    _in_head,
     _in_place_of,
     _of_round,
     _Operation,
-    _times,
     _ways,
     in_place,
     in_rows,
     part_changes,
     sites,
 )
-from engine.observe.drafter_diff.tensor_changes import other_ropes
+from engine.observe.drafter_diff.tensor_changes import (
+    other_ropes,
+    other_values,
+    scaled_by,
+    within_heads,
+)
 from engine.session import Session
 from kernels.attention import attend
 from kernels.norm import rms_norm
+from kernels.pointwise import swiglu
+from kernels.recurrence.conv import block_conv
 from tests.support.drafter_diff_campaign import kinds, opened
 
 
@@ -163,6 +168,10 @@ def test_numbers_that_no_kernel_is_given_are_other_ones() -> None:
     with in_place(one.changes):
         assert (selector._scale, one.stage) == (0.1, "candidates")
     assert selector._scale == 1
+    about = f"its `top_k` of Selector is 2, not {selector._top_k}"
+    (one,) = (one for one in part_changes(core.model, lambda: None) if one.about == about)
+    with in_place(one.changes):
+        assert selector._top_k == 2
 
 
 def test_positions_that_begin_at_0_again_go_on_from_there(eagle: Session) -> None:
@@ -228,7 +237,7 @@ def test_a_kernel_is_changed_in_some_rows_of_a_block_alone() -> None:
         return changed(x)
 
     place: Any = SimpleNamespace(code=called.__code__, at=ANY)
-    how = partial(_called, _own, [(place, [None], partial(_times, 10.0))], [None, 0], None)
+    how = partial(_called, _own, [(place, [None], partial(scaled_by, 10.0))], [None, 0], None)
     ((_, name, changed),) = in_rows(((None, "own", how), (None, "other", 1)), [1, 2], 4, 1)
     # a block has rows 0 to 3, and its first drafted token is of row 1
     assert name == "own" and called(torch.zeros(1, 4, 1)).flatten().tolist() == [1, 1, 10, 10]
@@ -237,7 +246,38 @@ def test_a_kernel_is_changed_in_some_rows_of_a_block_alone() -> None:
 
 
 def test_a_kernel_gives_something_else_in_one_head_alone() -> None:
-    change = partial(_in_head, 3, 1, partial(_times, 0.0))
+    change = partial(within_heads, 3, slice(1, 2), partial(scaled_by, 0.0))
     for shape in ((1, 2, 3, 4), (1, 2, 12)):
         found = change(_own, torch.zeros(shape)).reshape(2, 3, 4)
         assert found[:, 1].abs().max() == 0 and (found[:, [0, 2]] == 1).all()
+
+
+def test_some_heads_in_a_row_are_changed_alone() -> None:
+    rows = torch.ones(1, 1, 12)
+    one = _Operation(
+        SimpleNamespace(_own=_own), "_own", ANY, 0, None, "", "", (rows,), {}, rows, {}
+    )
+    one = one._replace(args=(rows.view(1, 1, 3, 4),))
+    found = {about: change(_own, rows).view(3, 4)[:, 0].tolist() for about, change in _ways(one)}
+    assert found["gives zeros in its first 2 heads"] == [0, 0, 2]
+    assert found["gives zeros in its last 2 heads"] == [2, 0, 0]
+
+
+def test_a_convolution_has_its_taps_in_reverse_order_or_reads_the_rows_after() -> None:
+    x, base, own = torch.randn(1, 3, 4), torch.randn(2, 4), torch.zeros(1, 3, 2, 2)
+    given = x, base, own
+    place = SimpleNamespace(block_conv=block_conv)
+    one = _Operation(place, "block_conv", ANY, 0, None, "", "", given, {}, block_conv(*given), {})
+    found = {about: change(block_conv, *given) for about, change in _ways(one)}
+    turned = found["has its taps in reverse order"]
+    assert torch.allclose(turned[:, 1:], x[:, 1:] * base[1] + x[:, :-1] * base[0])
+    after = found["reads rows after its own, not before"]
+    assert torch.allclose(after[:, :-1], x[:, :-1] * base[0] + x[:, 1:] * base[1])
+
+
+def test_a_gate_may_gate_the_other_half() -> None:
+    ways = dict(other_values(swiglu, False))
+    gate, up = torch.randn(2, 3, 4)
+    turned = ways["as the same of exchanged halves, not swiglu"](None)
+    assert torch.equal(turned(gate, up, invariant=True), swiglu(up, gate, invariant=True))
+    assert torch.equal(ways["as a product, not swiglu"](None)(gate, up, invariant=True), gate * up)

@@ -38,18 +38,24 @@ _TRUE = [(3, 3), (1, 3), (0, 3), (2, 3), (3, 3), (1, 2)]
 @pytest.mark.parametrize(
     ("counted", "words"),
     [
-        ([(4, 3), (2, 3), (1, 3), (3, 3), (4, 3), (2, 2)], "own token of a round as an accepted"),
+        ([(4, 3), (2, 3), (1, 3), (3, 3), (4, 3), (2, 2)], "own token of a round"),
         (
             [(3, 3), (2, 4), (0, 3), (4, 5), (3, 3), (2, 3)],
-            "replays after a rejection again, as dr",
+            "replays after a rejection again and as drafted",
         ),
         ([(3, 3), (3, 5), (1, 4), (5, 6), (3, 3), (3, 4)], "with the target's own, again"),
         ([(3, 3), (1, 2), (0, 1), (2, 3), (3, 3), (1, 2)], "fewer"),
         ([(1, 3), (1, 3), (0, 3), (1, 3), (1, 3), (1, 2)], "no more than 1 accepted"),
-        ([(0, 3), (0, 3), (0, 3), (0, 3), (0, 3), (0, 2)], "no accepted tokens"),
-        ([(2, 3), (0, 3), (0, 3), (1, 3), (2, 3), (0, 2)], "all accepted tokens but one."),
+        ([(0, 3), (0, 3), (0, 3), (0, 3), (0, 3), (0, 2)], "as accepted tokens none"),
+        ([(2, 3), (0, 3), (0, 3), (1, 3), (2, 3), (0, 2)], "the accepted ones but one."),
         ([(0, 3), (3, 3), (1, 3), (0, 3), (2, 3), (3, 2)], "those of the round before"),
         ([(3, 3), (3, 3), (0, 3), (2, 3), (3, 3), (2, 2)], "did not draft"),
+        (
+            [(2, 2), (0, 2), (0, 2), (1, 2), (2, 2), (0, 1)],
+            "ones but one and as drafted tokens the drafted ones but one",
+        ),
+        ([(3, 0), (1, 2), (0, 3), (2, 1), (3, 0), (1, 1)], "as drafted tokens the rejected ones"),
+        ([(3, 3), (4, 6), (4, 9), (6, 12), (9, 15), (10, 17)], "the sums of all rounds so far"),
     ],
 )
 def test_a_way_of_counting_is_named(counted: list[tuple[int, int]], words: str) -> None:
@@ -73,10 +79,10 @@ def test_of_two_ways_the_one_that_fits_more_rounds_is_named(counted: int, words:
             lambda n, last: min(n, 1) if 0 < last < 3 else n,
             "no more than 1 accepted token of a round, only after a draft that was acc",
         ),
-        (lambda n, last: min(n, 2), "but the last one of drafts that were accepted whole."),
+        (lambda n, last: min(n, 2), "but the last one of drafts that were accepted whole"),
         (
             lambda n, last: max(0, n - 1) if last == 3 else n,
-            "all accepted tokens but one, only after a draft that was accepted whole",
+            "the accepted ones but one, only after a draft that was accepted whole",
         ),
         (lambda n, last: n - (n + last) % 3 if n > 1 else n, ": a stricter rule."),
     ],

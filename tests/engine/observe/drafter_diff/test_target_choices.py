@@ -17,7 +17,7 @@ from engine.decode import acceptance
 from engine.decode.acceptance import Judge
 from engine.decode.round import Round
 from engine.observe.drafter_diff.diff import drafter_diff
-from engine.observe.drafter_diff.target_choices import TargetChoices, lossy_words
+from engine.observe.drafter_diff.target_choices import TargetChoices, lossy_words, parted
 from engine.observe.drafter_diff.wrong_drafts import TIE, gap
 from engine.options import SamplerOptions
 from engine.trace.run_ref import RunRef
@@ -127,3 +127,34 @@ def test_tokens_after_a_rejection_are_drawn_where_they_are_among_the_best(
     choices._near = [is_near or place not in after for place in range(60)]
     cause = choices.stale_choice()
     assert cause is not None and words in cause.about
+
+
+@pytest.mark.parametrize(
+    ("kept", "left", "words"),
+    [
+        ([-2, -2, -1, -2, -1, -2, -2], [-3, -9, -4, -3, -8, -3], "among the target's 2 best"),
+        ([-9, -9, -2, -9, -9, -9, -9], [-3, -4, -3, -3, -3, -3], ""),
+        ([-9, -9, -7, -9, -9, -9, -9], [-3, -4, -3, -3, -3, -3], "not among the target's 4 best"),
+        ([-1, -1], [-3, -4], ""),
+    ],
+)
+def test_the_number_that_parts_accepted_tokens_is_named(
+    kept: list[int], left: list[int], words: str
+) -> None:
+    ranks = [(rank, True) for rank in kept] + [(rank, False) for rank in left]
+    tokens = [({"rank": float(rank), "blank": 1.0}, is_kept) for rank, is_kept in ranks]
+    assert parted(tokens) == [words] * bool(words)
+    apart = [({"blank": float(not is_kept)}, is_kept) for _, is_kept in ranks]
+    assert parted(apart) == ["not of white space alone"] * (len(ranks) > 4)
+
+
+def test_one_token_that_is_clearly_not_the_choice_shows_a_lossy_rule() -> None:
+    drafts = [RecordedDraft(i, 2 * i, [5], [], 1, 0, 0.0, 1) for i in range(20)]
+    choices: Any = object.__new__(TargetChoices)
+    choices._side = SimpleNamespace(name="B", n_prompt=1, drafts=drafts, counts=(20, 20))
+    choices._side.text, choices._is_exact = [5] * 42, True
+    choices._chosen = [place != 4 for place in range(40)]
+    for ratio, words in ((0.7, "of the target's 2 best ones so far"), (0.98, "")):
+        choices._facts = {4: {"rank": -2.0, "ratio": ratio}}
+        cause = choices.lossy_rule()
+        assert words in cause.about if cause else not words, ratio
