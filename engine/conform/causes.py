@@ -232,25 +232,22 @@ class Situation:
             outputs, states = self._played(before, rows[first:])
             return [*right[0][:first], *outputs], states
 
-        right = self._played(state, self.tokens[:count])
+        tokens = self.tokens[:count]
+        right = self._played(state, tokens)
         before = right[1][first - 1] if first else state
-        ways = (
-            (cause, sentence, after(tokens))
-            for cause, sentence, tokens in self.inputs(self.tokens[:count])
-        )
+        ways = ((cause, words, after(rows)) for cause, words, rows in self.inputs(tokens))
         few = count <= max(_MOST_ROWS, self.kernel.chunk)
         views: Iterable[tuple[str, str, Played]] = ()
         if few and not self.parents:
             rows = self.batch[self.first - self.begin :][:count] if self.begin else ()
-            own = self.shape, state, self.tokens[:count]
-            views = decays(*own, bool(of), first, rows, self.whole)
+            views = decays(self.shape, state, tokens, bool(of), first, rows, self.whole)
             if self.kernel.ring and not of:
                 views = chain(views, self._views_of_logs(count))
         for cause, sentence, played in chain(ways, views):
             if not same(part(played), [part(right)], bound / 4):
                 yield cause, sentence, part(played)
         if of and few and self.shape.recurrence != "conv":
-            log = Log(self.shape, state, self.tokens[:count])
+            log = Log(self.shape, state, tokens)
             yield from log.decays()
             yield from log.formulas()
             for i in range(count) if count > 1 else ():
@@ -419,7 +416,8 @@ class Situation:
                 gives[c, w] = none | ~wrong_heads(seen[None], made[None], bound / 8)
             found = fewest(gives, heads, ["heads"])
         if found:
-            return found[0], f"{found[1]}, in the state alone: outputs are right"
+            cause = "lost-fold" if self.folds and " nothing of " in found[1] else found[0]
+            return cause, f"{found[1]}, in the state alone: outputs are right"
         if count <= _MOST_ROWS and (found := self._fitted(tokens, seen, right, bound, True)):
             return found
         none = (seen.abs() <= bound) & (right.abs() > bound)

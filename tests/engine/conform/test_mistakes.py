@@ -486,6 +486,14 @@ def test_a_window_that_no_pass_leaves_is_what_taps_read():
     assert (cause, said[:27]) == ("other-row", "the window holds inputs -2,")
 
 
+@pytest.mark.parametrize(("log", "cause"), [(True, "lost-fold"), (False, "wrong-term")])
+def test_what_a_row_wrote_is_lost_by_the_fold_of_a_log(log, cause):
+    shape, state, rows = drawn("gdn", 3)
+    seen = Log(shape, state, rows)
+    situation = Situation(replace(KERNEL, log=log), Reference(shape, [state]), 0, rows)
+    assert situation.explain_state(seen.states[-1] - seen.writes[-1], 3, 1e-5)[0] == cause
+
+
 def test_a_window_in_another_order_before_any_pass_is_that_of_taps():
     shape, state, rows = drawn("conv", 1)
     seen = step(shape, state[:, [1, 0, 2]], rows[0])[0][None]
