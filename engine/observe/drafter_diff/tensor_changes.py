@@ -4,7 +4,7 @@ of windows and ropes: a sentence's part, and how it is made of the right one."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from inspect import signature
@@ -220,62 +220,42 @@ def _scaled(own: RopeConfig, width: int) -> Iterator[tuple[str, RopeConfig]]:
 
 # -- calls of a kernel ------------------------------------------------------------------------
 
-
-def as_given(key: int | str, own: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    return args[key] if isinstance(key, int) else options[key]
-
-
-def twice(own: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    return own(own(*args, **options), *args[1:], **options)
+Given = dict[int | str, Any]
+"""Arguments of a call, by position or name."""
+Way = Callable[[Callable[[Given], Any], Given], Any]
+"""What is called in place of a kernel, with it and with what it is given."""
 
 
-def scaled_by(factor: float, own: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    return own(*args, **options) * factor
+def called_with(own: Callable[..., Any], given: Given) -> Any:
+    """What a function gives of these arguments."""
+    args = (x for key, x in given.items() if isinstance(key, int))
+    return own(*args, **{key: x for key, x in given.items() if isinstance(key, str)})
 
 
-def within_heads(
-    n: int,
-    part: slice,
-    change: Callable[..., Any],
-    own: Callable[..., Any],
-    *args: Any,
-    **options: Any,
-) -> Any:
+def scaled_by(factor: float) -> Way:
+    return lambda own, given: own(given) * factor
+
+
+def with_changed(changes: Mapping[Any, Callable[[Any], Any]]) -> Way:
+    return lambda own, given: own(given | {key: changes[key](given[key]) for key in changes})
+
+
+def flipped(axes: Mapping[int | str, int]) -> Way:
+    """Arguments that are read from the last number of an axis to the first."""
+    return with_changed({key: partial(torch.flip, dims=[axis]) for key, axis in axes.items()})
+
+
+def with_exchanged(a: int | str, b: int | str) -> Way:
+    return lambda own, given: own(given | {a: given[b], b: given[a]})
+
+
+def within_heads(n: int, part: slice, change: Way) -> Way:
     """What a way gives in some of n heads alone."""
-    both = own(*args, **options).clone(), change(own, *args, **options)
-    found, other = (x if x.dim() == 4 else x.unflatten(-1, (n, -1)) for x in both)
-    found[..., part, :] = other[..., part, :]
-    return both[0]
 
+    def within(own: Callable[[Given], Any], given: Given) -> Any:
+        both = own(given).clone(), change(own, given)
+        found, other = (x if x.dim() == 4 else x.unflatten(-1, (n, -1)) for x in both)
+        found[..., part, :] = other[..., part, :]
+        return both[0]
 
-def backwards(
-    keys: Collection[int | str], own: Callable[..., Any], *args: Any, **options: Any
-) -> Any:
-    """Rows of [B, T, ...] read from the last one to the first."""
-    turned = {key: partial(torch.flip, dims=[1]) for key in keys}
-    turned = {i: turned[i] for i, x in enumerate(args) if i in turned and x.dim() > 2}
-    return with_changed(turned, own, *args, **options).flip(1)
-
-
-def with_changed(
-    changes: Mapping[int | str, Callable[[Any], Any]],
-    own: Callable[..., Any],
-    *args: Any,
-    **options: Any,
-) -> Any:
-    args = tuple(changes[i](x) if i in changes else x for i, x in enumerate(args))
-    return own(*args, **{k: changes[k](x) if k in changes else x for k, x in options.items()})
-
-
-def with_exchanged(
-    a: int | str, b: int | str, own: Callable[..., Any], *args: Any, **options: Any
-) -> Any:
-    given = arguments(args, options)
-    given[a], given[b] = given[b], given[a]
-    return own(*(given[i] for i in range(len(args))), **{k: given[k] for k in options})
-
-
-def arguments(args: Sequence[Any], options: dict[str, Any]) -> dict[int | str, Any]:
-    """By position, or by name."""
-    found: dict[int | str, Any] = dict(enumerate(args))
-    return found | dict[int | str, Any](options)
+    return within
