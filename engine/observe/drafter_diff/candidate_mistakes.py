@@ -12,8 +12,7 @@ from operator import add
 import torch
 
 from engine.audit.draft_models import Candidates
-from engine.audit.recorded_drafts import RecordedDraft
-from engine.observe.drafter_diff.records import FEW, one_for_one
+from engine.observe.drafter_diff.records import FEW, Drafts, one_for_one
 
 Change = Callable[[Candidates, Sequence[int]], Candidates]
 """What a mistake makes of the candidates of a row, best first, after these tokens of text and
@@ -77,8 +76,8 @@ def of_choice() -> Iterator[tuple[str, Change]]:
 
 
 def observed(
-    window: Sequence[RecordedDraft],
-    drafts: Sequence[RecordedDraft],
+    window: Drafts,
+    drafts: Drafts,
     best: Mapping[int, Sequence[int]],
     above: Mapping[int, int],
     shown: Callable[[int], str],
@@ -120,12 +119,12 @@ def observed(
         yield about, partial(_renamed, names)
 
 
-Seen = tuple[Sequence[RecordedDraft], Mapping[int, Sequence[int]], Mapping[tuple[int, int], int]]
+Seen = tuple[Drafts, Mapping[int, Sequence[int]], Mapping[tuple[int, int], int]]
 """What `observed` goes by but for all drafts; the last one by place in a draft, too."""
 
 
 def observed_from(
-    drafts: Sequence[RecordedDraft], seen: Seen, shown: Callable[[int], str]
+    drafts: Drafts, seen: Seen, shown: Callable[[int], str]
 ) -> Iterator[tuple[int, str, Change]]:
     """The same of whole drafts, and of their tokens from the first wrong one on, with its place."""
     window, best, above = seen

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from engine.analysis.acceptance.counts import fisher_less
+from engine.audit.recorded_drafts import Counts
 from engine.errors import OptionError, UnsupportedModelError
 from engine.gguf.binary import never
 from engine.observe.drafter_diff.outcome_causes import (
@@ -29,7 +30,6 @@ from engine.observe.drafter_diff.records import (
     RULE,
     STAGES,
     Cause,
-    Counts,
     Missing,
     draft_causes,
     length_causes,

@@ -23,6 +23,7 @@ from engine.observe.drafter_diff.tensor_changes import (
     FACTORS,
     Given,
     Way,
+    as_given,
     called_with,
     flipped,
     is_floats,
@@ -218,7 +219,7 @@ def _operations(found: Sequence[Site], look: Callable[[], object]) -> Iterator[P
         both_of = one.name, len(two[0]), getattr(one.weight, "shape", 0)
         if both_of == (other.name, len(two[1]), getattr(other.weight, "shape", 1)):
             both = [
-                (own, [own.owner], with_changed({key: lambda _, its=its: its.weight}))
+                (own, [own.owner], with_changed({key: partial(getattr, its, "weight")}))
                 for pair in zip(*two, strict=True)
                 for own, its in (pair, pair[::-1])
                 for key in own.weights
@@ -415,7 +416,7 @@ def _ways(one: _Operation) -> Iterator[tuple[str, Way]]:
         for key, x in rows.items():
             if x.shape == one.result.shape:
                 which = "" if len(rows) == 1 or key == 0 else f", and gives its argument {key}"
-                yield f"is left out{which}", lambda _, its, key=key: its[key]
+                yield f"is left out{which}", as_given(key)
                 if key == 0:
                     yield "is applied twice", lambda own, its: own(its | {0: own(its)})
         of_width = [one.result.shape[-1] ** by for by in (0.5, -0.5)] if one.weights else []
@@ -447,7 +448,7 @@ def _ways(one: _Operation) -> Iterator[tuple[str, Way]]:
     elif torch.is_tensor(one.result):
         for key, x in given.items():
             if torch.is_tensor(x) and (x.shape, x.dtype) == (one.result.shape, one.result.dtype):
-                yield "is left out", lambda _, its, key=key: its[key]
+                yield "is left out", as_given(key)
     for key, x in given.items():
         what = f"`{one.weights[key]}`" if key in one.weights else f"argument {key}"
         if key in one.weights and isinstance(key, str):

@@ -3,14 +3,14 @@ and the counts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise, product
 from operator import eq, ne
 from pathlib import Path
 from typing import Any
 
-from engine.audit.recorded_drafts import RecordedDraft
+from engine.audit.recorded_drafts import Counts, RecordedDraft, added, sums
 from engine.gguf.file import GgufFile
 from engine.model.limits import real
 from engine.observe.drafter_diff.records import (
@@ -22,11 +22,10 @@ from engine.observe.drafter_diff.records import (
     RULE,
     STATE,
     Cause,
-    Counts,
+    Pairs,
     miscounting,
     n_common,
     place_of,
-    sums,
 )
 from engine.observe.drafter_diff.sides import DraftSide
 from engine.observe.drafter_diff.wrong_drafts import whens
@@ -229,7 +228,7 @@ def counting_cause(side: DraftSide, other: DraftSide) -> Cause | None:
         if draft.n_accepted > n or draft.n_accepted < n == side.advance(draft)
     ]
     rounds = [(_true(side, draft), (draft.n_accepted, draft.n_drafted)) for draft in side.drafts]
-    counts, true = side.counts, _added(true for true, _ in rounds)
+    counts, true = side.counts, added(true for true, _ in rounds)
 
     def counted(about: str, n: int, of: int, first: RecordedDraft) -> Cause:
         size = f"{n} of {of} rounds"
@@ -355,7 +354,7 @@ def _way_of_sums(rounds: Sequence[Counts], theirs: Counts, tie: int) -> str:
     """The same of the sums of rounds, which are a few tokens apart at most; the first two that may
     be."""
     said = list[str]()
-    for (its, more), own, total in zip(_BOTH.items(), _added(rounds), theirs, strict=True):
+    for (its, more), own, total in zip(_BOTH.items(), added(rounds), theirs, strict=True):
         tables = [_numbers(one, more) for one in rounds]
         sums_ = {which: sum(one[which] for one in tables) for which in tables[0]}
         fits = [which for which, n in sums_.items() if abs(n - total) <= tie]
@@ -363,11 +362,6 @@ def _way_of_sums(rounds: Sequence[Counts], theirs: Counts, tie: int) -> str:
             return ""
         said += [f"as {its} tokens {' or '.join(fits[:2])}"] * (own != total)
     return " and ".join(said)
-
-
-def _added(counts: Iterable[Counts]) -> Counts:
-    accepted, drafted = zip((0, 0), *counts, strict=True)
-    return sum(accepted), sum(drafted)
 
 
 def _miscounted(rounds: Sequence[tuple[Counts, Counts]]) -> str:
@@ -432,18 +426,16 @@ def _by_rounds(
         return None
     for lengths in ([n for _, n in rounds], [longest] * len(rounds)):
         counts = [*zip((n for n, _ in rounds), lengths, strict=True)]
-        if _added(counts) == (accepted, drafted):
+        if added(counts) == (accepted, drafted):
             return None
         if way := _way_of_sums(counts, (accepted, drafted), 0):
             size = f"{accepted} of {drafted}, {other.name} {other.counts[0]} of {sum(lengths)}"
-            sums_ = (accepted, drafted), _added(counts)
+            sums_ = (accepted, drafted), added(counts)
             return Cause(COUNTING, side.name, f"It counts {way}.", _REQUEST, size, *sums_)
     return None
 
 
-def withheld_cause(
-    a: DraftSide, b: DraftSide, pairs: Sequence[tuple[RecordedDraft, RecordedDraft]]
-) -> Cause | None:
+def withheld_cause(a: DraftSide, b: DraftSide, pairs: Pairs) -> Cause | None:
     """Whether one that does not tell its rejected tokens goes on as the other drafts, and accepts
     less of it; never more."""
     for side, which in ((a, 0), (b, 1)):
@@ -470,9 +462,7 @@ def withheld_cause(
     return None
 
 
-def width_cause(
-    a: DraftSide, b: DraftSide, pairs: Sequence[tuple[RecordedDraft, RecordedDraft]]
-) -> Cause | None:
+def width_cause(a: DraftSide, b: DraftSide, pairs: Pairs) -> Cause | None:
     """Whether one counts more drafted tokens than the other has at the same contexts: its draft's
     root, too, so that it accepts no draft whole, or in all rounds of a look-up as many as there is
     room for."""

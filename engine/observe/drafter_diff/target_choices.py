@@ -105,8 +105,8 @@ class TargetChoices:
         self._chosen, self._near = found, near
 
     def _find(self, side: DraftSide) -> dict[int, Mapping[int, float]]:
-        """Note the drafted tokens of a side by index of the emitted token in their place, what comes
-        after the accepted ones, whether all were, and which were judged. Candidates by index."""
+        """Note the drafted tokens of a side by index of the emitted token in their place, what
+        comes after accepted ones, and which were judged. Returns candidates by index."""
         self._side, drafts, n = side, side.drafts, side.n_prompt - 1
         self._drafted = {d.pos0 + i - n: t for d in drafts for i, t in enumerate(d.tokens)}
         self._steps = {d.pos0 + i - n: i for d in drafts for i in range(d.n_accepted)}

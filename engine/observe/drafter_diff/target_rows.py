@@ -9,12 +9,12 @@ from functools import partial
 import numpy as np
 import torch
 
-from engine.audit.recorded_drafts import RecordedDraft
 from engine.batch import Span
 from engine.gguf.binary import check_cancelled
 from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
 from engine.model.layers import TargetRows, join_rows
+from engine.observe.drafter_diff.records import Drafts
 from engine.observe.drafter_diff.tensor_changes import TensorChange, halves, with_part
 from kernels.norm import rms_norm
 
@@ -85,7 +85,7 @@ class TextRows:
         """The same of another text."""
         return TextRows(self._model, text, self.taps, self._cancelled)
 
-    def of_rejected(self, drafts: Sequence[RecordedDraft]) -> dict[int, TargetRows]:
+    def of_rejected(self, drafts: Drafts) -> dict[int, TargetRows]:
         """Rows of the whole verify batch of drafts that were accepted in part, by round."""
         text = self._text
         memory = HybridMemory.for_model(self._model.config, 1, len(text) + 80, self._model.device)

@@ -232,6 +232,10 @@ def called_with(own: Callable[..., Any], given: Given) -> Any:
     return own(*args, **{key: x for key, x in given.items() if isinstance(key, str)})
 
 
+def as_given(key: int | str) -> Way:
+    return lambda _, given: given[key]
+
+
 def scaled_by(factor: float) -> Way:
     return lambda own, given: own(given) * factor
 
@@ -240,7 +244,7 @@ def with_changed(changes: Mapping[Any, Callable[[Any], Any]]) -> Way:
     return lambda own, given: own(given | {key: changes[key](given[key]) for key in changes})
 
 
-def flipped(axes: Mapping[int | str, int]) -> Way:
+def flipped(axes: Mapping[Any, int]) -> Way:
     """Arguments that are read from the last number of an axis to the first."""
     return with_changed({key: partial(torch.flip, dims=[axis]) for key, axis in axes.items()})
 
