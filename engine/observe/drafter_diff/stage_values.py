@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
-from functools import partial, wraps
+from functools import wraps
 from types import CodeType, FrameType
 from typing import Any
 
@@ -41,6 +41,7 @@ from engine.observe.drafter_diff.records import (
     Cause,
 )
 from engine.observe.drafter_diff.sides import DraftSide
+from engine.observe.drafter_diff.tensor_changes import MOVED, TensorChange
 from engine.options import Prompt, SpecOptions
 from engine.session import Session
 from engine.trace.store import TraceStore
@@ -306,11 +307,7 @@ def _within(call: Call, name: str) -> Call | None:
 
 def _is_exact(one: Any, other: Any) -> bool:
     """Whether two values are no rows that an earlier mistake may have changed."""
-    return not (
-        isinstance(one, tuple)
-        and isinstance(other, tuple)
-        and one[1].dtype == other[1].dtype == np.float32
-    )
+    return not all(isinstance(x, tuple) and x[1].dtype == np.float32 for x in (one, other))
 
 
 def _is_apart(one: Any, other: Any) -> bool:
@@ -412,7 +409,11 @@ def _change(right: Any, other: Any) -> str:
     if not y.any():
         return "zeros"
     for words, change in _WAYS.items():
-        if x.ndim and x.size == math.prod(right[0]) and _is_like(change(x), y):
+        if (
+            x.ndim
+            and x.size == math.prod(right[0])
+            and _is_like(change(torch.from_numpy(x)).numpy(), y)
+        ):
             return words
     factor = float((x * y).sum() / max((x * x).sum(), 1e-300))
     if _is_like(factor * x, y):
@@ -432,17 +433,10 @@ def _is_like(x: np.ndarray, y: np.ndarray) -> bool:
     return bool(np.linalg.norm(x - y) < 1e-3 * np.linalg.norm(y))
 
 
-def _rows_of(by: int, x: np.ndarray) -> np.ndarray:
-    return np.roll(x, by, -2) if x.ndim > 1 else x
-
-
-_WAYS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "that of the row before": partial(_rows_of, 1),
-    "that of the row after": partial(_rows_of, -1),
-    "its halves are exchanged": lambda x: np.roll(x, x.shape[-1] // 2, -1),
-    "its numbers are in reverse order": lambda x: x[..., ::-1],
-    "rounded to bf16": lambda x: torch.from_numpy(x).to(torch.bfloat16).double().numpy(),
-    "normed": lambda x: x / np.sqrt(np.square(x).mean(-1, keepdims=True) + 1e-30),
+_WAYS: dict[str, TensorChange] = {
+    **MOVED,
+    "rounded to bf16": lambda x: x.to(torch.bfloat16).double(),
+    "normed": lambda x: x * (x.square().mean(-1, keepdim=True) + 1e-30).rsqrt(),
 }
 
 
