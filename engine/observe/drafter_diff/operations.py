@@ -219,19 +219,18 @@ def _operations(found: Sequence[Site], look: Callable[[], object]) -> Iterator[P
         both_of = one.name, len(two[0]), getattr(one.weight, "shape", 0)
         if both_of == (other.name, len(two[1]), getattr(other.weight, "shape", 1)):
             both = [
-                (own, [own.owner], with_changed({key: partial(getattr, its, "weight")}))
+                ([own], with_changed({key: partial(getattr, its, "weight")}))
                 for pair in zip(*two, strict=True)
                 for own, its in (pair, pair[::-1])
                 for key in own.weights
             ]
             about = f"{one.words} and {other.words} exchange their weights"
-            yield PartChange(one.stage, about, _elsewhere(one, both), [*PHASES])
+            yield PartChange(one.stage, about, _elsewhere(both), [*PHASES])
     for alike in places.values():
-        one, owners = alike[0], [each.owner for each in alike]
-        alone = [([each.owner], each.layer) for each in alike]
-        few = alone if 1 < len(alike) <= _MOST_ALONE else []
-        for (whose, where), (about, change) in product([(owners, ""), *few], _ways(one)):
-            changes = _elsewhere(one, [(one, whose, change)])
+        one, is_few = alike[0], 1 < len(alike) <= _MOST_ALONE
+        alone = [([each], each.layer) for each in alike if is_few]
+        for (whose, where), (about, change) in product([(alike, ""), *alone], _ways(one)):
+            changes = _elsewhere([(whose, change)])
             phases = [*PHASES] if any(one in about for one in _AT_TIMES) else [""]
             yield PartChange(one.stage, f"{one.words}{where} {about}", changes, phases)
         rows = [key for key, x in one.given.items() if is_floats(x)]
@@ -239,8 +238,7 @@ def _operations(found: Sequence[Site], look: Callable[[], object]) -> Iterator[P
             change = partial(_of_round, key, first, [])
             when = "in the first round of its loop" if first else "one round before"
             about = f"{one.words} reads argument {key} as it was {when}"
-            changes = _elsewhere(one, [(one, owners, change)])
-            yield PartChange(one.stage, about, changes)
+            yield PartChange(one.stage, about, _elsewhere([(alike, change)]))
     yield from _everywhere([*places.values()])
     yield from _of_others([*places.values()])
 
@@ -251,24 +249,24 @@ def _everywhere(places: Sequence[list[_Operation]]) -> Iterator[PartChange]:
     for alike in places:
         kernels.setdefault((alike[0].module, alike[0].name), []).append(alike)
     for own in (some for some in kernels.values() if len(some) > 1):
-        ways: dict[str, list[tuple[_Operation, list[Any], Way]]] = {}
+        ways: dict[str, list[tuple[list[_Operation], Way]]] = {}
         for alike in own:
             for about, change in _ways(one := alike[0]):
                 for key, name in one.weights.items():
                     about = about.replace(f"`{name}`", f"argument {key}")
-                ways.setdefault(about, []).append((one, [each.owner for each in alike], change))
+                ways.setdefault(about, []).append((alike, change))
         for about, each in ways.items():
             if len(each) == len(own):
-                (first, *_), *_ = each
+                first = own[0][0]
                 about = f"its `{first.name}`, wherever it is called, {about}"
-                yield PartChange(first.stage, about, _elsewhere(first, each))
+                yield PartChange(first.stage, about, _elsewhere(each))
 
 
 def _of_others(places: Sequence[list[_Operation]]) -> Iterator[PartChange]:
     """Each call reads, in place of an argument, what one before it gives, or reads itself."""
     values = dict[int, tuple[list[_Operation], int | str | None, Any]]()
     for alike in places:
-        one, owners = alike[0], [each.owner for each in alike]
+        one = alike[0]
         for key, x in one.rows.items():
             for origin, (source, its_key, value) in values.items():
                 if origin == x.data_ptr() or value.shape[-1] != x.shape[-1]:
@@ -276,11 +274,11 @@ def _of_others(places: Sequence[list[_Operation]]) -> Iterator[PartChange]:
                 what = "gives" if its_key is None else f"reads as argument {its_key}"
                 about = f"{one.words} reads, as argument {key}, what {source[0].words} {what}"
                 latest: list[Any] = []
-                reads = one, owners, with_changed({key: partial(_in_place_of, latest)})
-                notes = source[0], [each.owner for each in source], partial(_note, its_key, latest)
+                reads = alike, with_changed({key: partial(_in_place_of, latest)})
+                notes = source, partial(_note, its_key, latest)
                 is_same = (source[0].module, source[0].name) == (one.module, one.name)
-                changes = _elsewhere(one, [notes, reads] if is_same else [reads])
-                changes += () if is_same else _elsewhere(source[0], [notes])
+                changes = _elsewhere([notes, reads] if is_same else [reads])
+                changes += () if is_same else _elsewhere([notes])
                 yield PartChange(one.stage, about, changes)
         for its_key, x in [*one.rows.items(), (None, one.result)]:
             if is_floats(x):
@@ -304,12 +302,13 @@ def _in_place_of(latest: Sequence[torch.Tensor], x: torch.Tensor) -> torch.Tenso
 _AT_TIMES = "is left out", "gives 0 times", "zeros in its head", "counted from", "one too low"
 
 
-_Elsewhere = Sequence[tuple[_Operation, Sequence[Any], Way]]
-"""Callers and instructions, whose methods these are, and what is called there."""
+_Elsewhere = Sequence[tuple[Sequence[_Operation], Way]]
+"""Calls at one place by some of its owners, and what is called there."""
 
 
-def _elsewhere(one: _Operation, ways: _Elsewhere) -> Changes:
+def _elsewhere(ways: _Elsewhere) -> Changes:
     """A kernel that is called in other ways at some places."""
+    one = ways[0][0][0]
     # by a partial, as where it was found: a function's own call would have another f_lasti
     called = partial(_called, vars(one.module)[one.name], ways, [None, 0], None)
     return ((one.module, one.name, called),)
@@ -335,11 +334,11 @@ def _called(
 ) -> Any:
     """latest: the caller, and how often it has come to a place. which: see in_rows."""
     frame = sys._getframe(1)
-    for place, owners, change in ways:
-        if frame.f_code is place.code and frame.f_lasti == place.at:
+    for calls, change in ways:
+        if frame.f_code is calls[0].code and frame.f_lasti == calls[0].at:
             latest[:] = frame, latest[1] + 1 if latest[0] is frame else 0
             owner = frame.f_locals.get("self")
-            if not any(owner is each for each in owners):
+            if not any(owner is each.owner for each in calls):
                 continue
             call, given = partial(called_with, own), arguments(args, options)
             if which is None:

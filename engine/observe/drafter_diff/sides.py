@@ -173,12 +173,9 @@ class DraftSide:
     @property
     def always_drafts(self) -> bool:
         """Whether its options leave no round without a draft, but for the limit of tokens."""
-        own = {name: x for name, x in self.limits.items() if name != "n_max"}
-        return (
-            self.run.facts.options is not None
-            and bool(own)
-            and not any(x for x in own.values() if x != "none")
-        )
+        own = [x for name, x in self.limits.items() if name != "n_max"]
+        is_known = self.run.facts.options is not None and bool(own)
+        return is_known and not any(x for x in own if x != "none")
 
     @property
     def setting(self) -> dict[str, Any]:

@@ -238,8 +238,8 @@ def test_a_kernel_is_changed_in_some_rows_of_a_block_alone() -> None:
     def called(x: torch.Tensor) -> torch.Tensor:
         return changed(x)
 
-    place: Any = SimpleNamespace(code=called.__code__, at=ANY)
-    how = partial(_called, _own, [(place, [None], scaled_by(10.0))], [None, 0], None)
+    place: Any = SimpleNamespace(code=called.__code__, at=ANY, owner=None)
+    how = partial(_called, _own, [([place], scaled_by(10.0))], [None, 0], None)
     ((_, name, changed),) = in_rows(((None, "own", how), (None, "other", 1)), [1, 2], 4, 1)
     # a block has rows 0 to 3, and its first drafted token is of row 1
     assert name == "own" and called(torch.zeros(1, 4, 1)).flatten().tolist() == [1, 1, 10, 10]
