@@ -17,7 +17,7 @@ from engine.audit.recorded_drafts import DraftedText, RecordedDraft
 from engine.observe.drafter_diff.candidate_mistakes import (
     Seen,
     any_of_ten,
-    observed_from,
+    observed,
     of_choice,
     of_map,
 )
@@ -487,10 +487,11 @@ class Mistakes:
 
     def vague(self, seen: Seen) -> Iterator[Guess]:
         """What explains a part of anything, after all else."""
-        for first, about, change in observed_from(self._text.drafts, seen, self._shown):
-            guess = self._guess(CANDIDATES, about, change=change)
+        for first in dict.fromkeys((0, min((step for step, _ in seen[2]), default=0))):
             where = f", only from drafted token {first} on", None, range(first, _FARTHEST)
-            yield (guess.within(where, self._text) if first else None) or guess
+            for about, change in observed(self._text.drafts, seen, self._shown, first):
+                guess = self._guess(CANDIDATES, about, change=change)
+                yield (guess.within(where, self._text) if first else None) or guess
 
     def drawn(self) -> Iterator[Guess]:
         """What many a mistake looks like, and which is left where no other does."""

@@ -29,7 +29,6 @@ from engine.draft.chain import DrafterChain
 from engine.draft.registry import DRAFTERS
 from engine.machine.graphs import VARIABLE
 from engine.memory.hybrid import MemoryShelf
-from engine.model.layers import TargetRows
 from engine.observe.drafter_diff.operations import in_place, sites
 from engine.observe.drafter_diff.records import (
     BLOCK,
@@ -172,39 +171,29 @@ _NOT_SEEN = {"<genexpr>", "<listcomp>", "<dictcomp>", "<setcomp>", "__init__", "
 
 def _values(name: str, x: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
     """What is known of a value, by its name and those of its parts."""
+    if isinstance(x, np.ndarray) and x.dtype.kind in "biuf":
+        x = torch.from_numpy(np.ascontiguousarray(x))
     if torch.is_tensor(x):
         yield name, _numbers(x.detach())
-    elif isinstance(x, np.ndarray):
-        if x.dtype.kind in "biuf":
-            yield name, _numbers(torch.from_numpy(np.ascontiguousarray(x)))
-    elif isinstance(x, TargetRows):
-        yield from _values(f"{name}.hidden", x.hidden)
-        for layer, rows in x.taps.items():
-            yield from _values(f"{name}.taps[{layer}]", rows)
     elif x is None or isinstance(x, bool | int | float | str | np.number):
         yield name, x
-    elif depth > 3:
-        return
-    elif isinstance(x, tuple) and hasattr(x, "_fields"):
-        for part in x._fields:
-            yield from _values(_joined(name, part), getattr(x, part), depth + 1)
-    elif isinstance(x, list | tuple | range) and len(x) <= _MOST_PARTS:
-        for i, part in enumerate(x):
-            yield from _values(f"{name}[{i}]", part, depth + 1)
-    elif isinstance(x, dict) and len(x) <= _MOST_PARTS:
-        for key, part in x.items():
-            yield from _values(f"{name}[{key!r}]", part, depth + 1)
-    elif is_dataclass(x) and not isinstance(x, type) and type(x).__name__ in _PLAIN:
-        for one in fields(x):
-            if one.compare and one.name not in _UNSTEADY:
-                yield from _values(_joined(name, one.name), getattr(x, one.name), depth + 1)
+    elif depth <= _DEEPEST:
+        for label, part in _parts(x):
+            yield from _values(f"{name}{label}".removeprefix("."), part, depth + 1)
 
 
-_PLAIN = {"UBatch", "Draft", "DraftRequest", "Span", "Round"}
+def _parts(x: Any) -> Iterator[tuple[str, Any]]:
+    """Parts of a value that has names or places for them, with what follows its own name."""
+    names = x._fields if isinstance(x, tuple) and hasattr(x, "_fields") else []
+    if type(x).__name__ in _PLAIN and is_dataclass(x):
+        names = [one.name for one in fields(x) if one.compare and one.name not in _UNSTEADY]
+    yield from ((f".{name}", getattr(x, name)) for name in names)
+    if not names and isinstance(x, list | tuple | range | dict) and len(x) <= _MOST_PARTS:
+        parts = x.items() if isinstance(x, dict) else enumerate(x)
+        yield from ((f"[{key!r}]", part) for key, part in parts)
 
 
-def _joined(name: str, part: str) -> str:
-    return f"{name}.{part}" if name else part
+_DEEPEST, _PLAIN = 3, {"UBatch", "Draft", "DraftRequest", "Span", "Round", "TargetRows"}
 
 
 def _numbers(x: torch.Tensor) -> tuple[tuple[int, ...], np.ndarray]:
