@@ -82,6 +82,13 @@ def place_of(draft: RecordedDraft) -> str:
     return f"round {draft.round} at position {draft.pos0}"
 
 
+def counted(
+    side: DraftSide, about: str, place: str, size: str, recorded: Counts, mended: Counts
+) -> Cause:
+    """A cause that is what a side counts."""
+    return Cause(COUNTING, side.name, f"It counts {about}.", place, size, recorded, mended)
+
+
 class Missing(NamedTuple):
     """A fact that would have shown more, and how to record it: a sentence each."""
 
@@ -409,10 +416,10 @@ def _dropped(a: DraftSide, b: DraftSide, end: int) -> Iterator[Cause]:
         lost, start = max(draft.n_drafted for draft in none), none[0].pos0
         in_vain = [d for d in other.drafts if d.pos0 < stop and not d.n_accepted]
         if none == in_vain and all(d.n_accepted for d in side.drafts) and not side.has_rejected:
-            about = "It counts no drafted tokens of rounds in which none was accepted."
+            about = "no drafted tokens of rounds in which none was accepted"
             counts = side.counts, (side.counts[0], side.counts[1] + sums(none)[1])
             size = f"{len(none)} rounds, all in which {other.name} drafted in vain"
-            yield Cause(COUNTING, side.name, about, f"position {start}", size, *counts)
+            yield counted(side, about, f"position {start}", size, *counts)
             continue
         about = f"{side.name} drafts nothing where {other.name} does"
         if ends := _after(side, stop):
