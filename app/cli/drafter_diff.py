@@ -26,8 +26,9 @@ from resources import DEMO_TARGET
 if TYPE_CHECKING:
     import numpy as np
 
+    from engine.audit.recorded_drafts import Counts
     from engine.observe.drafter_diff.diff import DrafterDiff, PairDiff
-    from engine.observe.drafter_diff.records import Cause, Counts
+    from engine.observe.drafter_diff.records import Cause
     from engine.observe.drafter_diff.stage_values import StageValues
     from engine.session import Session
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
@@ -52,6 +52,20 @@ class RecordedDraft(NamedTuple):
         """Tokens of the text that its round decoded: the newest one, accepted ones, and what the
         target chose before it verified them again."""
         return 1 + self.n_accepted + self.is_replayed
+
+
+Counts = tuple[int, int]
+"""Drafted tokens that were accepted, and all of them."""
+
+
+def added(counts: Iterable[Counts]) -> Counts:
+    accepted, drafted = zip((0, 0), *counts, strict=True)
+    return sum(accepted), sum(drafted)
+
+
+def sums(drafts: Iterable[RecordedDraft]) -> Counts:
+    """Of some rounds."""
+    return added((draft.n_accepted, draft.n_drafted) for draft in drafts)
 
 
 def drafted_rows(tokens: RunColumns) -> dict[tuple[int, int], list[int]]:

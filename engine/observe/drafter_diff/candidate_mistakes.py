@@ -12,8 +12,7 @@ from operator import add
 import torch
 
 from engine.audit.draft_models import Candidates
-from engine.audit.recorded_drafts import RecordedDraft
-from engine.observe.drafter_diff.records import FEW, one_for_one
+from engine.observe.drafter_diff.records import FEW, Drafts, one_for_one
 
 Change = Callable[[Candidates, Sequence[int]], Candidates]
 """What a mistake makes of the candidates of a row, best first, after these tokens of text and
@@ -76,16 +75,18 @@ def of_choice() -> Iterator[tuple[str, Change]]:
         yield about, partial(_without_last, n)
 
 
+Seen = tuple[Drafts, Mapping[int, Sequence[int]], Mapping[tuple[int, int], int]]
+"""Some drafts, right tokens by round, and how often a right candidate was better than the token
+that was drafted, by place in a draft."""
+
+
 def observed(
-    window: Sequence[RecordedDraft],
-    drafts: Sequence[RecordedDraft],
-    best: Mapping[int, Sequence[int]],
-    above: Mapping[int, int],
-    shown: Callable[[int], str],
+    drafts: Drafts, seen: Seen, shown: Callable[[int], str], first: int = 0
 ) -> Iterator[tuple[str, Change]]:
-    """What explains a part of anything. drafts: all; best: right tokens, by round;
-    above: how often a right candidate was better than the token that was drafted."""
-    drafted = {token for draft in drafts for token in draft.tokens}
+    """What explains a part of anything. drafts: all; first: of their tokens from this one on."""
+    window, best, by_place = seen
+    above = Counter(t for (i, t), n in by_place.items() if i >= first for _ in range(n))
+    drafted = {token for draft in drafts for token in draft.tokens[first:]}
     never = {token for token in above if token not in drafted}
     gap = range(min(never, default=0), max(never, default=0) + 1)
     if len(gap) >= FEW and len(never) >= FEW and drafted.isdisjoint(gap):
@@ -102,7 +103,7 @@ def observed(
     both = [
         pair
         for draft in window
-        for pair in zip(best.get(draft.round, ()), draft.tokens, strict=False)
+        for pair in zip(best.get(draft.round, ())[first:], draft.tokens[first:], strict=False)
     ]
     pairs = [(own, token) for own, token in both if own != token]
     apart = [token - own for own, token in pairs]
@@ -118,23 +119,6 @@ def observed(
     if names := one_for_one(both):
         about = "each id of the drafter's is one other id in what is drafted: a wrong map of ids"
         yield about, partial(_renamed, names)
-
-
-Seen = tuple[Sequence[RecordedDraft], Mapping[int, Sequence[int]], Mapping[tuple[int, int], int]]
-"""What `observed` goes by but for all drafts; the last one by place in a draft, too."""
-
-
-def observed_from(
-    drafts: Sequence[RecordedDraft], seen: Seen, shown: Callable[[int], str]
-) -> Iterator[tuple[int, str, Change]]:
-    """The same of whole drafts, and of their tokens from the first wrong one on, with its place."""
-    window, best, above = seen
-    for first in dict.fromkeys((0, min((step for step, _ in above), default=0))):
-        later = Counter(t for (i, t), n in above.items() if i >= first for _ in range(n))
-        cut = {one.round: one._replace(tokens=one.tokens[first:]) for one in drafts}
-        some, own = [cut[one.round] for one in window], {n: x[first:] for n, x in best.items()}
-        for about, change in observed(some, [*cut.values()], own, later, shown):
-            yield first, about, change
 
 
 def any_of_ten(row: Candidates, _: Sequence[int]) -> Candidates:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from engine.analysis.acceptance.counts import fisher_less
+from engine.audit.recorded_drafts import Counts
 from engine.errors import OptionError, UnsupportedModelError
 from engine.gguf.binary import never
 from engine.observe.drafter_diff.outcome_causes import (
@@ -29,7 +30,6 @@ from engine.observe.drafter_diff.records import (
     RULE,
     STAGES,
     Cause,
-    Counts,
     Missing,
     draft_causes,
     length_causes,
@@ -142,20 +142,21 @@ def drafter_diff(
             values_cause(session, side, its) if its is not None else None
             for side, its in zip(pairs[0], values, strict=True)
         ]
-    found = [_pair(*pair, session, cancelled, handed, known, watched, sides) for pair in pairs]
+    given = [*zip(handed, known, watched, strict=bool(known))]
+    found = [_pair(*pair, sides, session, cancelled, given) for pair in pairs]
     return DrafterDiff(tuple(found), session is not None)
 
 
 def _pair(
     a: DraftSide,
     b: DraftSide,
+    sides: Sequence[Sequence[DraftSide]],
     session: Session | None,
     cancelled: Callable[[], bool],
-    handed: Sequence[np.ndarray | None],
-    known: Sequence[Identity],
-    watched: Sequence[Cause | None],
-    sides: Sequence[Sequence[DraftSide]],
+    given: Sequence[tuple[np.ndarray | None, Identity, Cause | None]],
 ) -> PairDiff:
+    """given: with a session, of each side the rows that were handed over, whether its model is that
+    of the session, and what was watched."""
     causes: list[Cause] = []
     contexts = same_contexts(a, b)
     if (prompt := prompt_cause(a, b)) is not None:
@@ -163,7 +164,7 @@ def _pair(
     causes += filter(None, [sampler_cause(a, b)])
     stated = {
         side.name: Cause(ROWS, side.name, f"{one.reason} {_REQUANTISED}")
-        for side, one in zip((a, b), known, strict=False)
+        for side, (_, one, _) in zip((a, b), given, strict=False)
         if one.is_requantised
     }
     if prompt is None:
@@ -178,9 +179,8 @@ def _pair(
         missing += [] if prompt is None else [_AFTER_OTHERS]
         from engine.observe.rescoring.identity import SAME, is_observed
 
-        for side, rows, identity, seen_first, all_of in zip(
-            (a, b), handed, known, watched, sides, strict=True
-        ):
+        for side, all_of, its in zip((a, b), sides, given, strict=True):
+            rows, identity, seen_first = its
             is_known = side.has_ids and side.prompt is not None and side.n_prompt < LONGEST_TEXT
             if side.looks_up or not is_known or side.name in stated:
                 continue

@@ -20,9 +20,8 @@ from engine.audit.draft_models import BlockModel, Candidates, DraftModel, Entrie
 from engine.audit.recorded_drafts import Distance, DraftedText, RecordedDraft, Redrafts
 from engine.observe.drafter_diff.candidate_mistakes import Change
 from engine.observe.drafter_diff.operations import Changes, in_place, in_rows
-from engine.observe.drafter_diff.records import STAGES
+from engine.observe.drafter_diff.records import STAGES, Drafts
 
-_Drafts = Sequence[RecordedDraft]
 Rows = Mapping[int, Sequence[Candidates]]
 """Candidates of drafts, by round."""
 GOES_ON = Deviation("", "", best=True)
@@ -224,13 +223,13 @@ class Trials:
         """What a guess of the choice among candidates chooses from."""
         return self._rows[guess.deviation.best]
 
-    def clean(self, drafts: _Drafts) -> float:
+    def clean(self, drafts: Drafts) -> float:
         """The distance of right drafts."""
         apart, rows = self._apart(None), self._rows[0]
         return sum(apart(draft, rows[draft.round]) for draft in drafts)
 
     def left(
-        self, guess: Guess, drafts: _Drafts, most: float = math.inf, n_kept: int = 0
+        self, guess: Guess, drafts: Drafts, most: float = math.inf, n_kept: int = 0
     ) -> dict[int, float]:
         """What a guess leaves between, by round, until it is more than `most`. n_kept: see
         Redrafts.of."""
@@ -251,10 +250,10 @@ class Trials:
     def best(
         self,
         guesses: Iterable[_Tried],
-        window: _Drafts,
-        more: _Drafts,
-        wrong: _Drafts,
-        probes: Sequence[RecordedDraft],
+        window: Drafts,
+        more: Drafts,
+        wrong: Drafts,
+        probes: Drafts,
         scopes: Sequence[Scope],
         *,
         is_sure: bool = True,
@@ -284,7 +283,7 @@ class Trials:
         )
         n_kept, groups = self._keep(leads[0][0]), [_alike(scopes, lead) for lead in leads]
 
-        def gives(guess: Guess, some: _Drafts, n_kept: int = 0, share: float = _NEAR_FIRST) -> bool:
+        def gives(guess: Guess, some: Drafts, n_kept: int = 0, share: float = _NEAR_FIRST) -> bool:
             """Whether it leaves no more than a share of what is between in some drafts."""
             nonlocal n_made, is_idle
             whole = self.clean(some)
@@ -355,7 +354,7 @@ class Trials:
         return best, left
 
     def _with_equals(
-        self, best: Guess, guesses: Iterator[_Tried], more: _Drafts, probe: RecordedDraft
+        self, best: Guess, guesses: Iterator[_Tried], more: Drafts, probe: RecordedDraft
     ) -> Guess:
         """A guess that gives all drafts, with what others of its stage say that give them, too."""
         until, equal = thread_time() + _SECONDS_EQUAL, dict[str, str]()
@@ -382,7 +381,7 @@ class Trials:
         half: Guess,
         most: float,
         guesses: Sequence[Guess],
-        window: _Drafts,
+        window: Drafts,
         scopes: Sequence[Scope],
         seconds: float,
     ) -> tuple[Guess | None, dict[int, float]]:
@@ -437,7 +436,7 @@ class Trials:
         return n
 
 
-def _alike(scopes: Sequence[Scope], lead: _Drafts) -> list[list[Scope]]:
+def _alike(scopes: Sequence[Scope], lead: Drafts) -> list[list[Scope]]:
     """Scopes that are one from the first of these drafts to the last."""
     found: dict[str, list[Scope]] = {}
     start, stop = lead[0].pos0 + len(lead) - 1, lead[-1].pos0 + 1

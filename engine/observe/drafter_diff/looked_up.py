@@ -6,7 +6,7 @@ from __future__ import annotations
 import sys
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import fields, replace
 from functools import partial, partialmethod
 from itertools import chain, pairwise, product
@@ -18,7 +18,7 @@ import torch
 
 from engine.audit.deviations import BEHIND
 from engine.audit.lookups import SHARED, SHOWINGS, Showing
-from engine.audit.recorded_drafts import RecordedDraft
+from engine.audit.recorded_drafts import Counts, RecordedDraft, added
 from engine.draft.drafter import Draft, Drafter, DraftRequest
 from engine.draft.ngram_cache import N_LONGEST, NgramCache, learn
 from engine.draft.ngram_drafter import History
@@ -149,9 +149,12 @@ class LookedUp:
         at, until, equal = wrong[0][0].pos0, 0.0, list[str]()
         for its_stage, about, showing, options, working in self._tries(made, wrong):
             try:
-                left = self._left(wrong, self._made(showing, options, working, wrong))
+                again = self._made(showing, options, working, wrong)
             except (ArithmeticError, LookupError, ValueError):
                 continue  # it cannot work so
+            # where it ended before all wrong ones, none is given
+            is_whole = again and again[-1][0].pos0 >= wrong[-1][0].pos0
+            left = len(_apart(again)) if is_whole else len(wrong)
             if left < least:
                 stage, found, least = its_stage, f"{about[0].upper()}{about[1:]}.", left
                 until = thread_time() + _SECONDS_EQUAL
@@ -326,13 +329,9 @@ class LookedUp:
             return STATE, f"Most likely: {_FOREIGN} ({n} of {len(wrong)} wrong drafts)."
         return CANDIDATES, "What it drafts is in the text, and not what its settings find there."
 
-    def _counts(self, drafts: Any) -> tuple[int, int]:
+    def _counts(self, drafts: Iterable[RecordedDraft]) -> Counts:
         """Tokens that the text confirms, and all, at the same contexts."""
-        accepted = drafted = 0
-        for draft in drafts:
-            drafted += len(draft.tokens)
-            accepted += self._side.n_confirmed(draft) or 0
-        return accepted, drafted
+        return added((self._side.n_confirmed(one) or 0, len(one.tokens)) for one in drafts)
 
     def _made(
         self, how: Showing, options: Any = None, working: Changes = (), wrong: Sequence[_Made] = ()
@@ -344,12 +343,6 @@ class LookedUp:
         drafter, longest, judged = self._new(options)
         with in_place([(one or drafter, name, value) for one, name, value in working]):
             return self._drafted(how, drafter, longest, judged, {one.pos0 for one, _ in wrong})
-
-    @staticmethod
-    def _left(wrong: Sequence[_Made], made: Sequence[_Made]) -> int:
-        """Drafts that are not given; where it ended before all wrong ones, none is."""
-        is_whole = made and made[-1][0].pos0 >= wrong[-1][0].pos0
-        return len(_apart(made)) if is_whole else len(wrong)
 
     def _new(self, options: Any = None) -> tuple[Drafter, int, int]:
         """A drafter, the longest draft that it makes, and that its own settings allow."""

@@ -17,19 +17,18 @@ from engine.audit.recorded_drafts import DraftedText, RecordedDraft
 from engine.observe.drafter_diff.candidate_mistakes import (
     Seen,
     any_of_ten,
-    observed_from,
+    observed,
     of_choice,
     of_map,
 )
 from engine.observe.drafter_diff.guesses import GOES_ON, Guess
 from engine.observe.drafter_diff.operations import PHASES, in_place, part_changes
-from engine.observe.drafter_diff.records import BLOCK, CANDIDATES, POSITIONS, ROWS, STATE
+from engine.observe.drafter_diff.records import BLOCK, CANDIDATES, POSITIONS, ROWS, STATE, Drafts
 from engine.observe.drafter_diff.sides import LONGEST_TEXT, DraftSide
 from engine.observe.drafter_diff.target_rows import CHANGES, MOVED, TextRows, mapped
 from engine.observe.drafter_diff.tensor_changes import other_windows
 from engine.session import Session
 
-_Drafts = Sequence[RecordedDraft]
 _Gives = Callable[[RecordedDraft, Entries, int], bool]
 _MOST_MASKS, _LONGEST_WINDOW, _MOST_OTHERS, _TAIL = 1024, 128, 4, 4
 _FARTHEST, _SHOWN_BY, _MOST_FITTING = 64, 3, 6
@@ -66,7 +65,7 @@ class Mistakes:
         ids = (0, tokenizer.eos_id, tokenizer.bos_id, session.config.n_vocab - 1)
         self._special = [token for token in dict.fromkeys(ids) if token is not None]
 
-    def all(self, window: _Drafts, wrong: _Drafts) -> Iterator[Guess]:
+    def all(self, window: Drafts, wrong: Drafts) -> Iterator[Guess]:
         """wrong: the first drafts that are."""
         yield from self._of_candidates()
         yield from self._chosen_alone()
@@ -81,7 +80,7 @@ class Mistakes:
         yield from self._of_beginnings([size for size in sizes if 0 < size <= n])
         yield from self._of_steps()
 
-    def _of_state(self, wrong: _Drafts) -> Iterator[Guess]:
+    def _of_state(self, wrong: Drafts) -> Iterator[Guess]:
         rows, taps = self._target.rows, self._target.taps if len(self._target.taps) > 1 else ()
         for deviation in chain(OF_ENGINES, self._unseen(wrong)):
             which = deviation.batch
@@ -105,7 +104,7 @@ class Mistakes:
             if not which:
                 yield self._guess(stage, deviation.about, deviation=deviation)
 
-    def _unseen(self, wrong: _Drafts) -> Iterator[Deviation]:
+    def _unseen(self, wrong: Drafts) -> Iterator[Deviation]:
         for size in self._windows(wrong):
             about = f"the drafter sees no more than {size} tokens"
             about += " in its attention" * (not self._model.can_cut)
@@ -199,7 +198,7 @@ class Mistakes:
                 found[f"the first {size} tokens"] = range(size)
         return {where: places for where, places in found.items() if places}
 
-    def of_parts(self, only: str = "", wrong: _Drafts = ()) -> Iterator[Guess]:
+    def of_parts(self, only: str = "", wrong: Drafts = ()) -> Iterator[Guess]:
         """The same, of each of its parts, and of rows that it makes of the target's with them; and
         any number of tokens that it has not seen. only: of one stage. wrong: the drafts that are,
         near which a part may begin to be."""
@@ -322,7 +321,7 @@ class Mistakes:
             ):
                 yield self._of_table(about + where, rows)
 
-    def _of_rejected(self, window: _Drafts) -> Iterator[Guess]:
+    def _of_rejected(self, window: Drafts) -> Iterator[Guess]:
         table = self._text.table
         if table is None:
             return
@@ -367,7 +366,7 @@ class Mistakes:
         about = "rows of rejected tokens stay in its memory for the next draft"
         yield replace(self._guess(STATE, about), left=left)
 
-    def _of_blocks(self, wrong: _Drafts) -> Iterator[Guess]:
+    def _of_blocks(self, wrong: Drafts) -> Iterator[Guess]:
         model = self._model
         if not isinstance(model, BlockModel):
             return
@@ -418,7 +417,7 @@ class Mistakes:
             changes = tuple((model, name, value) for name, value in changed.items())
             yield self._guess(stage, about, changes=changes, during="draft")
 
-    def _masks(self, wrong: _Drafts, row: int = 0) -> list[int]:
+    def _masks(self, wrong: Drafts, row: int = 0) -> list[int]:
         """Tokens that give wrong drafts as masks, or in one row of a block, from a right state."""
         model = self._model
         assert isinstance(model, BlockModel)
@@ -434,7 +433,7 @@ class Mistakes:
         stop = min(start + most, self._session.config.n_vocab)
         return self._fitting(wrong, range(start, stop), gives)
 
-    def _windows(self, wrong: _Drafts) -> list[int]:
+    def _windows(self, wrong: Drafts) -> list[int]:
         """How many tokens back a drafter sees that makes wrong drafts, from a right state."""
 
         def gives(draft: RecordedDraft, newest: Entries, size: int) -> bool:
@@ -449,7 +448,7 @@ class Mistakes:
             return False
         return self._gives(draft, newest.moved(by) if whole else newest, first + 1)
 
-    def _fitting(self, wrong: _Drafts, values: Sequence[int], gives: _Gives) -> list[int]:
+    def _fitting(self, wrong: Drafts, values: Sequence[int], gives: _Gives) -> list[int]:
         """The values with which all these drafts are made, a few at most."""
         found = list(values)
         for draft in wrong[:_SHOWN_BY]:
@@ -488,10 +487,11 @@ class Mistakes:
 
     def vague(self, seen: Seen) -> Iterator[Guess]:
         """What explains a part of anything, after all else."""
-        for first, about, change in observed_from(self._text.drafts, seen, self._shown):
-            guess = self._guess(CANDIDATES, about, change=change)
+        for first in dict.fromkeys((0, min((step for step, _ in seen[2]), default=0))):
             where = f", only from drafted token {first} on", None, range(first, _FARTHEST)
-            yield (guess.within(where, self._text) if first else None) or guess
+            for about, change in observed(self._text.drafts, seen, self._shown, first):
+                guess = self._guess(CANDIDATES, about, change=change)
+                yield (guess.within(where, self._text) if first else None) or guess
 
     def drawn(self) -> Iterator[Guess]:
         """What many a mistake looks like, and which is left where no other does."""

@@ -21,14 +21,15 @@ from engine.model.weights import Embedding, Projection
 from engine.observe.drafter_diff.records import BLOCK, CANDIDATES, POSITIONS, ROWS
 from engine.observe.drafter_diff.tensor_changes import (
     FACTORS,
-    arguments,
+    Given,
+    Way,
     as_given,
-    backwards,
+    called_with,
+    flipped,
     is_floats,
     other_ropes,
     other_values,
     scaled_by,
-    twice,
     with_changed,
     with_exchanged,
     within_heads,
@@ -158,8 +159,8 @@ def _layers(found: Sequence[Site]) -> Iterator[PartChange]:
 class _Operation(NamedTuple):
     """A call of a kernel at one place of a module. module, name: where its name is. code, at:
     the caller and the instruction; owner: whose method that is, part: how it is called in what it
-    is a part of, layer: in which of several. args, options, result: of one call. weights: by
-    position or name of an argument, how the weights are called."""
+    is a part of, layer: in which of several. given, result: of one call. weights: by position or
+    name of an argument, how the weights are called."""
 
     module: Any
     name: str
@@ -168,8 +169,7 @@ class _Operation(NamedTuple):
     owner: Any
     part: str
     layer: str
-    args: tuple[Any, ...]
-    options: dict[str, Any]
+    given: Given
     result: Any
     weights: dict[int | str, str]
 
@@ -184,8 +184,13 @@ class _Operation(NamedTuple):
     @property
     def weight(self) -> Any:
         """The one weight that it reads, None where there is not one."""
-        given = arguments(self.args, self.options)
-        return given[next(iter(self.weights))] if len(self.weights) == 1 else None
+        return self.given[next(iter(self.weights))] if len(self.weights) == 1 else None
+
+    @property
+    def rows(self) -> Given:
+        """Its arguments that are rows of numbers."""
+        known = self.given.items()
+        return {key: x for key, x in known if is_floats(x) and key not in self.weights}
 
     @property
     def stage(self) -> str:
@@ -214,28 +219,26 @@ def _operations(found: Sequence[Site], look: Callable[[], object]) -> Iterator[P
         both_of = one.name, len(two[0]), getattr(one.weight, "shape", 0)
         if both_of == (other.name, len(two[1]), getattr(other.weight, "shape", 1)):
             both = [
-                (own, [own.owner], partial(with_changed, {key: partial(getattr, its, "weight")}))
+                ([own], with_changed({key: partial(getattr, its, "weight")}))
                 for pair in zip(*two, strict=True)
                 for own, its in (pair, pair[::-1])
                 for key in own.weights
             ]
             about = f"{one.words} and {other.words} exchange their weights"
-            yield PartChange(one.stage, about, _elsewhere(one, both), [*PHASES])
+            yield PartChange(one.stage, about, _elsewhere(both), [*PHASES])
     for alike in places.values():
-        one, owners = alike[0], [each.owner for each in alike]
-        alone = [([each.owner], each.layer) for each in alike]
-        few = alone if 1 < len(alike) <= _MOST_ALONE else []
-        for (whose, where), (about, change) in product([(owners, ""), *few], _ways(one)):
-            changes = _elsewhere(one, [(one, whose, change)])
+        one, is_few = alike[0], 1 < len(alike) <= _MOST_ALONE
+        alone = [([each], each.layer) for each in alike if is_few]
+        for (whose, where), (about, change) in product([(alike, ""), *alone], _ways(one)):
+            changes = _elsewhere([(whose, change)])
             phases = [*PHASES] if any(one in about for one in _AT_TIMES) else [""]
             yield PartChange(one.stage, f"{one.words}{where} {about}", changes, phases)
-        rows = [key for key, x in arguments(one.args, one.options).items() if is_floats(x)]
+        rows = [key for key, x in one.given.items() if is_floats(x)]
         for key, first in product(rows, (True, False)) if (one.code, one.at) in loops else ():
             change = partial(_of_round, key, first, [])
             when = "in the first round of its loop" if first else "one round before"
             about = f"{one.words} reads argument {key} as it was {when}"
-            changes = _elsewhere(one, [(one, owners, change)])
-            yield PartChange(one.stage, about, changes)
+            yield PartChange(one.stage, about, _elsewhere([(alike, change)]))
     yield from _everywhere([*places.values()])
     yield from _of_others([*places.values()])
 
@@ -246,49 +249,45 @@ def _everywhere(places: Sequence[list[_Operation]]) -> Iterator[PartChange]:
     for alike in places:
         kernels.setdefault((alike[0].module, alike[0].name), []).append(alike)
     for own in (some for some in kernels.values() if len(some) > 1):
-        ways: dict[str, list[tuple[_Operation, list[Any], Callable[..., Any]]]] = {}
+        ways: dict[str, list[tuple[list[_Operation], Way]]] = {}
         for alike in own:
             for about, change in _ways(one := alike[0]):
                 for key, name in one.weights.items():
                     about = about.replace(f"`{name}`", f"argument {key}")
-                ways.setdefault(about, []).append((one, [each.owner for each in alike], change))
+                ways.setdefault(about, []).append((alike, change))
         for about, each in ways.items():
             if len(each) == len(own):
-                (first, *_), *_ = each
+                first = own[0][0]
                 about = f"its `{first.name}`, wherever it is called, {about}"
-                yield PartChange(first.stage, about, _elsewhere(first, each))
+                yield PartChange(first.stage, about, _elsewhere(each))
 
 
 def _of_others(places: Sequence[list[_Operation]]) -> Iterator[PartChange]:
     """Each call reads, in place of an argument, what one before it gives, or reads itself."""
     values = dict[int, tuple[list[_Operation], int | str | None, Any]]()
     for alike in places:
-        one, owners = alike[0], [each.owner for each in alike]
-        given = arguments(one.args, one.options)
-        rows = {key: x for key, x in given.items() if is_floats(x) and key not in one.weights}
-        for key, x in rows.items():
+        one = alike[0]
+        for key, x in one.rows.items():
             for origin, (source, its_key, value) in values.items():
                 if origin == x.data_ptr() or value.shape[-1] != x.shape[-1]:
                     continue
                 what = "gives" if its_key is None else f"reads as argument {its_key}"
                 about = f"{one.words} reads, as argument {key}, what {source[0].words} {what}"
                 latest: list[Any] = []
-                reads = one, owners, partial(with_changed, {key: partial(_in_place_of, latest)})
-                notes = source[0], [each.owner for each in source], partial(_note, its_key, latest)
+                reads = alike, with_changed({key: partial(_in_place_of, latest)})
+                notes = source, partial(_note, its_key, latest)
                 is_same = (source[0].module, source[0].name) == (one.module, one.name)
-                changes = _elsewhere(one, [notes, reads] if is_same else [reads])
-                changes += () if is_same else _elsewhere(source[0], [notes])
+                changes = _elsewhere([notes, reads] if is_same else [reads])
+                changes += () if is_same else _elsewhere([notes])
                 yield PartChange(one.stage, about, changes)
-        for its_key, x in [*rows.items(), (None, one.result)]:
+        for its_key, x in [*one.rows.items(), (None, one.result)]:
             if is_floats(x):
                 values.setdefault(x.data_ptr(), (alike, its_key, x))
 
 
-def _note(
-    key: int | str | None, latest: list[Any], own: Callable[..., Any], *args: Any, **options: Any
-) -> Any:
-    result = own(*args, **options)
-    latest[:] = [result if key is None else arguments(args, options)[key]]
+def _note(key: int | str | None, latest: list[Any], own: Callable[..., Any], given: Given) -> Any:
+    result = own(given)
+    latest[:] = [result if key is None else given[key]]
     return result
 
 
@@ -303,12 +302,13 @@ def _in_place_of(latest: Sequence[torch.Tensor], x: torch.Tensor) -> torch.Tenso
 _AT_TIMES = "is left out", "gives 0 times", "zeros in its head", "counted from", "one too low"
 
 
-_Elsewhere = Sequence[tuple[_Operation, Sequence[Any], Callable[..., Any]]]
-"""Callers and instructions, whose methods these are, and what is called there."""
+_Elsewhere = Sequence[tuple[Sequence[_Operation], Way]]
+"""Calls at one place by some of its owners, and what is called there."""
 
 
-def _elsewhere(one: _Operation, ways: _Elsewhere) -> Changes:
+def _elsewhere(ways: _Elsewhere) -> Changes:
     """A kernel that is called in other ways at some places."""
+    one = ways[0][0][0]
     # by a partial, as where it was found: a function's own call would have another f_lasti
     called = partial(_called, vars(one.module)[one.name], ways, [None, 0], None)
     return ((one.module, one.name, called),)
@@ -334,18 +334,19 @@ def _called(
 ) -> Any:
     """latest: the caller, and how often it has come to a place. which: see in_rows."""
     frame = sys._getframe(1)
-    for place, owners, change in ways:
-        if frame.f_code is place.code and frame.f_lasti == place.at:
+    for calls, change in ways:
+        if frame.f_code is calls[0].code and frame.f_lasti == calls[0].at:
             latest[:] = frame, latest[1] + 1 if latest[0] is frame else 0
             owner = frame.f_locals.get("self")
-            if not any(owner is each for each in owners):
+            if not any(owner is each.owner for each in calls):
                 continue
+            call, given = partial(called_with, own), arguments(args, options)
             if which is None:
-                return change(own, *args, **options)
-            (steps, n, first), right = which, own(*args, **options)
+                return change(call, given)
+            (steps, n, first), right = which, call(given)
             if not torch.is_tensor(right) or right.shape[1:2] != (n,):
-                return change(own, *args, **options) if latest[1] in steps else right
-            parts = zip(right.split(1, 1), change(own, *args, **options).split(1, 1), strict=True)
+                return change(call, given) if latest[1] in steps else right
+            parts = zip(right.split(1, 1), change(call, given).split(1, 1), strict=True)
             return torch.cat([both[i - first in steps] for i, both in enumerate(parts)], 1)
     return own(*args, **options)
 
@@ -381,7 +382,7 @@ def _seen(
             }
             owner = frame.f_locals.get("self")
             place, its = (frame.f_code, frame.f_lasti), parts.get(id(owner), ("", ""))
-            one = _Operation(module, name, *place, owner, *its, args, options, result, weights)
+            one = _Operation(module, name, *place, owner, *its, given, result, weights)
             known.setdefault((*place, id(owner)), one)
             if latest.get(place) is frame:
                 loops.add(place)
@@ -402,82 +403,82 @@ def _seen(
     return [*known.values()]
 
 
-def _ways(one: _Operation) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """What a kernel may do otherwise: a sentence's end, and what is called with it and its own
-    arguments."""
-    given = arguments(one.args, one.options)
-    floats = {key: x for key, x in given.items() if is_floats(x)}
-    rows = {key: x for key, x in floats.items() if key not in one.weights}
+_PLAIN = {"cos": torch.ones_like, "sin": torch.zeros_like}
+_TAPS = {"base": 0, "own": 2}
+"""Names of arguments: what is in place of angles that turn nothing, the axis of taps."""
+
+
+def _ways(one: _Operation) -> Iterator[tuple[str, Way]]:
+    """What a kernel may do otherwise: a sentence's end, and what is called in its place."""
+    given, rows = one.given, one.rows
     if is_floats(one.result):
         for key, x in rows.items():
             if x.shape == one.result.shape:
                 which = "" if len(rows) == 1 or key == 0 else f", and gives its argument {key}"
-                yield f"is left out{which}", partial(as_given, key)
+                yield f"is left out{which}", as_given(key)
                 if key == 0:
-                    yield "is applied twice", twice
+                    yield "is applied twice", lambda own, its: own(its | {0: own(its)})
         of_width = [one.result.shape[-1] ** by for by in (0.5, -0.5)] if one.weights else []
         for factor in dict.fromkeys((*of_width, *FACTORS)):
-            yield f"gives {factor:.3g} times what it should", partial(scaled_by, factor)
+            yield f"gives {factor:.3g} times what it should", scaled_by(factor)
         if one.weights:  # of a gate, that it is left out
-            yield "gives ones", lambda own, *args, **more: torch.ones_like(own(*args, **more))
-        in_heads = {"gives zeros": partial(scaled_by, 0.0)}
-        names = [*signature(vars(one.module)[one.name]).parameters][: len(one.args)]
-        angle_of: dict[str, Any] = {"cos": torch.ones_like, "sin": torch.zeros_like}
-        keys = [i for i, name in enumerate(names) if name in angle_of]
+            yield "gives ones", lambda own, its: torch.ones_like(own(its))
+        in_heads = {"gives zeros": scaled_by(0.0)}
+        names = [*signature(vars(one.module)[one.name]).parameters]
+        of_name = {name: i for i, name in enumerate(names) if i in given}
         if names[:3] == ["q", "k", "v"]:
-            shared = one.args[0].shape[2] // one.args[1].shape[1]
+            shared = given[0].shape[2] // given[1].shape[1]
             by_turns: Any = dict.fromkeys((1, 2), lambda x: x.repeat(1, shared, 1, 1))
-            yield "gives heads of queries those of keys by turns", partial(with_changed, by_turns)
-        if keys:
-            in_heads["turns nothing"] = partial(with_changed, {i: angle_of[names[i]] for i in keys})
+            yield "gives heads of queries those of keys by turns", with_changed(by_turns)
+        if plain := {of_name[name]: x for name, x in _PLAIN.items() if name in of_name}:
+            in_heads["turns nothing"] = with_changed(plain)
             yield "turns nothing", in_heads["turns nothing"]
         n = _n_heads(one)
         heads = {f"head {i}": slice(i, i + 1) for i in range(n)}
         for i in range(2, n):  # as queries are, or keys
             heads |= {f"first {i} heads": slice(i), f"last {n - i + 1} heads": slice(i - 1, n)}
         for (which, part), (about, change) in product(heads.items(), in_heads.items()):
-            yield f"{about} in its {which}", partial(within_heads, n, part, change)
-        if "base" in names:  # of a convolution
-            taps: dict[int | str, Any] = {"base": 0, "own": 2}
-            taps = {
-                i: partial(torch.flip, dims=[taps[x]]) for i, x in enumerate(names) if x in taps
-            }
-            yield "has its taps in reverse order", partial(with_changed, taps)
-            yield "reads rows after its own, not before", partial(backwards, rows)
+            yield f"{about} in its {which}", within_heads(n, part, change)
+        if "base" in of_name:  # of a convolution
+            taps = {of_name[name]: axis for name, axis in _TAPS.items() if name in of_name}
+            yield "has its taps in reverse order", flipped(taps)
+            turned = flipped({key: 1 for key, x in rows.items() if x.dim() > 2})
+            yield "reads rows after its own, not before", lambda own, its: turned(own, its).flip(1)
     elif torch.is_tensor(one.result):
         for key, x in given.items():
             if torch.is_tensor(x) and (x.shape, x.dtype) == (one.result.shape, one.result.dtype):
-                yield "is left out", partial(as_given, key)
+                yield "is left out", as_given(key)
     for key, x in given.items():
         what = f"`{one.weights[key]}`" if key in one.weights else f"argument {key}"
-        if key in one.weights and key in one.options:
-            yield f"reads none for {what}", partial(with_changed, {key: lambda _: None})
+        if key in one.weights and isinstance(key, str):
+            yield f"reads none for {what}", with_changed({key: lambda _: None})
         for about, change in other_values(x, key in one.weights):
-            yield f"reads {what} {about}", partial(with_changed, {key: change})
+            yield f"reads {what} {about}", with_changed({key: change})
     for a, b in combinations(rows, 2):
         if rows[a].shape == rows[b].shape:
-            yield f"has its arguments {a} and {b} exchanged", partial(with_exchanged, a, b)
+            yield f"has its arguments {a} and {b} exchanged", with_exchanged(a, b)
 
 
 def _n_heads(one: _Operation) -> int:
     """Heads of what a kernel gives, 0 where it has none or many."""
     (*_, n) = one.result.shape
-    known = (x.shape for x in (one.result, *one.args) if torch.is_tensor(x) and x.dim() == 4)
+    known = (
+        x.shape for x in (one.result, *one.given.values()) if torch.is_tensor(x) and x.dim() == 4
+    )
     heads = next((shape[2] for shape in known if n in (shape[3], shape[2] * shape[3])), 0)
     return heads if 1 < heads <= _MOST_HEADS else 0
 
 
 def _of_round(
-    key: int | str,
-    first: bool,
-    latest: list[Any],
-    own: Callable[..., Any],
-    *args: Any,
-    **options: Any,
+    key: int | str, first: bool, latest: list[Any], own: Callable[[Given], Any], given: Given
 ) -> Any:
     """latest: the caller, and the argument in each round of its loop so far."""
     if latest[:1] != [sys._getframe(2)]:
         latest[:] = [sys._getframe(2)]
-    latest.append(arguments(args, options)[key].clone())
-    value = latest[1 if first else max(1, len(latest) - 2)]
-    return with_changed({key: lambda _: value}, own, *args, **options)
+    latest.append(given[key].clone())
+    return own(given | {key: latest[1 if first else max(1, len(latest) - 2)]})
+
+
+def arguments(args: Sequence[Any], options: dict[str, Any]) -> Given:
+    """By position, or by name."""
+    return dict(enumerate(args)) | options

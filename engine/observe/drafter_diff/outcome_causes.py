@@ -3,14 +3,14 @@ and the counts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise, product
 from operator import eq, ne
 from pathlib import Path
 from typing import Any
 
-from engine.audit.recorded_drafts import RecordedDraft
+from engine.audit.recorded_drafts import Counts, RecordedDraft, added, sums
 from engine.gguf.file import GgufFile
 from engine.model.limits import real
 from engine.observe.drafter_diff.records import (
@@ -22,11 +22,11 @@ from engine.observe.drafter_diff.records import (
     RULE,
     STATE,
     Cause,
-    Counts,
+    Pairs,
+    counted,
     miscounting,
     n_common,
     place_of,
-    sums,
 )
 from engine.observe.drafter_diff.sides import DraftSide
 from engine.observe.drafter_diff.wrong_drafts import whens
@@ -229,29 +229,27 @@ def counting_cause(side: DraftSide, other: DraftSide) -> Cause | None:
         if draft.n_accepted > n or draft.n_accepted < n == side.advance(draft)
     ]
     rounds = [(_true(side, draft), (draft.n_accepted, draft.n_drafted)) for draft in side.drafts]
-    counts, true = side.counts, _added(true for true, _ in rounds)
-
-    def counted(about: str, n: int, of: int, first: RecordedDraft) -> Cause:
-        size = f"{n} of {of} rounds"
-        return Cause(COUNTING, side.name, about, place_of(first), size, counts, true)
-
+    counts, true = side.counts, added(true for true, _ in rounds)
     again = [two for one, two in pairwise(side.drafts) if one.pos0 == two.pos0]
     if len(again) >= FEW:
-        about = "Replays of accepted tokens after a restore are counted as rounds of their own."
+        about = "replays of accepted tokens after a restore as rounds of their own"
         true = sums(one for one in side.drafts if not any(one is two for two in again))
-        return counted(about, len(again), len(rounds), again[0])
+        size = f"{len(again)} of {len(rounds)} rounds"
+        return counted(side, about, place_of(again[0]), size, counts, true)
     if beyond := miscounting(side):
         more = all(one.n_drafted > len(one.tokens) for one in beyond)
         about = f"{'more' if more else 'fewer'} drafted tokens than its rounds have"
-        about = f"It counts {_way_of(rounds) or about}."
-        return counted(about, len(beyond), len(rounds), beyond[0])
+        about, size = _way_of(rounds) or about, f"{len(beyond)} of {len(rounds)} rounds"
+        return counted(side, about, place_of(beyond[0]), size, counts, true)
     if len(wrong) >= FEW and len(wrong) >= _SHARE * len(judged):
         counts = sums(draft for draft, _ in judged)
         true = sum(min(n, draft.n_drafted) for draft, n in judged), counts[1]
-        return counted(_miscounted(rounds), len(wrong), len(judged), wrong[0][0])
+        about, size = _miscounted(rounds), f"{len(wrong)} of {len(judged)} rounds"
+        return counted(side, about, place_of(wrong[0][0]), size, counts, true)
     n_apart = sum(true != own for true, own in rounds) * (not side.knows_all)
     if n_apart >= FEW and (way := _way_of(rounds)):  # the text goes on by other numbers of tokens
-        return counted(f"It counts {way}.", n_apart, len(rounds), side.drafts[0])
+        size = f"{n_apart} of {len(rounds)} rounds"
+        return counted(side, way, place_of(side.drafts[0]), size, counts, true)
     return _by_counters(side, other)
 
 
@@ -355,7 +353,7 @@ def _way_of_sums(rounds: Sequence[Counts], theirs: Counts, tie: int) -> str:
     """The same of the sums of rounds, which are a few tokens apart at most; the first two that may
     be."""
     said = list[str]()
-    for (its, more), own, total in zip(_BOTH.items(), _added(rounds), theirs, strict=True):
+    for (its, more), own, total in zip(_BOTH.items(), added(rounds), theirs, strict=True):
         tables = [_numbers(one, more) for one in rounds]
         sums_ = {which: sum(one[which] for one in tables) for which in tables[0]}
         fits = [which for which, n in sums_.items() if abs(n - total) <= tie]
@@ -365,19 +363,12 @@ def _way_of_sums(rounds: Sequence[Counts], theirs: Counts, tie: int) -> str:
     return " and ".join(said)
 
 
-def _added(counts: Iterable[Counts]) -> Counts:
-    accepted, drafted = zip((0, 0), *counts, strict=True)
-    return sum(accepted), sum(drafted)
-
-
 def _miscounted(rounds: Sequence[tuple[Counts, Counts]]) -> str:
-    """A sentence on rounds whose counts of accepted tokens are not what came of their drafts."""
-    if about := _way_of(rounds):
-        return f"It counts {about}."
-    counted, right = [own[0] for _, own in rounds], [true[0] for true, _ in rounds]
-    if all(n <= own for n, own in zip(counted, right, strict=True)):
-        return "It counts fewer accepted tokens than its rounds go on by."
-    return "It counts tokens that it did not draft as accepted drafted tokens."
+    """What is counted of rounds whose accepted tokens are not what came of their drafts."""
+    about = "tokens that it did not draft as accepted drafted tokens"
+    if all(own[0] <= true[0] for true, own in rounds):
+        about = "fewer accepted tokens than its rounds go on by"
+    return _way_of(rounds) or about
 
 
 def _by_counters(side: DraftSide, other: DraftSide) -> Cause | None:
@@ -388,62 +379,58 @@ def _by_counters(side: DraftSide, other: DraftSide) -> Cause | None:
     stated = [side.counters.get(name) for name in names[: 2 + (not side.drafts)]]
     if not all(isinstance(one, int | float) and one >= 0 for one in stated):
         return None
-    theirs = tuple(int(one or 0) for one in stated)
+    theirs, steps = (int(stated[0] or 0), int(stated[1] or 0)), int(stated[-1] or 0)
     if not side.drafts:
-        return _by_length(side, *theirs) or _by_rounds(side, other, *theirs)
+        return _by_length(side, theirs, steps) or _by_rounds(side, other, theirs, steps)
     accepted, drafted = side.counts
     beyond = theirs[0] - accepted, theirs[1] - drafted
     if max(map(abs, beyond)) < FEW or max(map(abs, beyond)) < 0.02 * max(drafted, 1):
         return None
     rounds = [(draft.n_accepted, draft.n_drafted) for draft in side.drafts]
-    what = _way_of_sums(rounds, (theirs[0], theirs[1]), 1) or "other tokens than its rounds have"
+    what = _way_of_sums(rounds, theirs, 1) or "other tokens than its rounds have"
     about, place = f"Its counters count {what}.", "sums at the end of the request"
     size = f"{theirs[0]} of {theirs[1]} by its counters, {accepted} of {drafted} by its rounds"
-    counts = (theirs[0], theirs[1]), (accepted, drafted)
-    return Cause(COUNTING, side.name, about, place, size, *counts)
+    return Cause(COUNTING, side.name, about, place, size, theirs, side.counts)
 
 
-def _by_length(side: DraftSide, accepted: int, drafted: int, steps: int) -> Cause | None:
+def _by_length(side: DraftSide, theirs: Counts, steps: int) -> Cause | None:
     """Whether sums have more accepted tokens than there were, by the length of the answer: a step
     has one more token than it accepts, but for the last one, which a limit may cut."""
+    accepted, drafted = theirs
     most = len(side.ids) - 1 - steps + (-(-drafted // steps) if steps else 0)
     if accepted < most + FEW or not steps:
         return None
-    own = " the target's own token of a round as an accepted one" * (accepted <= most + steps)
-    about = f"It counts{own or ' more accepted tokens than its answer has room for'}."
+    own = "the target's own token of a round as an accepted one" * (accepted <= most + steps)
+    about = own or "more accepted tokens than its answer has room for"
     size = f"{accepted} accepted in {steps} rounds, {len(side.ids)} tokens in the answer"
-    counts = (accepted, drafted), (min(most, accepted - steps * bool(own)), drafted)
-    return Cause(COUNTING, side.name, about, _REQUEST, size, *counts)
+    mended = min(most, accepted - steps * bool(own)), drafted
+    return counted(side, about, _REQUEST, size, theirs, mended)
 
 
-def _by_rounds(
-    side: DraftSide, other: DraftSide, accepted: int, drafted: int, steps: int
-) -> Cause | None:
+def _by_rounds(side: DraftSide, other: DraftSide, theirs: Counts, steps: int) -> Cause | None:
     """Whether sums are those of the other's rounds of the same text, counted in another way."""
+    accepted, drafted = theirs
     rounds = [(draft.n_accepted, draft.n_drafted) for draft in other.drafts]
     longest = max(n for _, n in rounds)  # as SGLang assumes of each
     n_rounds = sum(start >= other.n_prompt for start in other.starts)
     if side.text == other.text and (steps, accepted) == (n_rounds + 1, other.counts[0]):
-        about = "It counts a round more than its answer has, as with the pass over the prompt."
+        about = "a round more than its answer has, as with the pass over the prompt"
         size = f"{steps} rounds by its sums, {other.name} has {n_rounds} for the same text"
-        sums_ = (accepted, drafted), (accepted, min(drafted, n_rounds * longest))
-        return Cause(COUNTING, side.name, about, _REQUEST, size, *sums_)
-    if steps != len(rounds) or side.text != other.text or (accepted, drafted) == other.counts:
+        mended = accepted, min(drafted, n_rounds * longest)
+        return counted(side, about, _REQUEST, size, theirs, mended)
+    if steps != len(rounds) or side.text != other.text or theirs == other.counts:
         return None
     for lengths in ([n for _, n in rounds], [longest] * len(rounds)):
         counts = [*zip((n for n, _ in rounds), lengths, strict=True)]
-        if _added(counts) == (accepted, drafted):
+        if added(counts) == theirs:
             return None
-        if way := _way_of_sums(counts, (accepted, drafted), 0):
+        if way := _way_of_sums(counts, theirs, 0):
             size = f"{accepted} of {drafted}, {other.name} {other.counts[0]} of {sum(lengths)}"
-            sums_ = (accepted, drafted), _added(counts)
-            return Cause(COUNTING, side.name, f"It counts {way}.", _REQUEST, size, *sums_)
+            return counted(side, way, _REQUEST, size, theirs, added(counts))
     return None
 
 
-def withheld_cause(
-    a: DraftSide, b: DraftSide, pairs: Sequence[tuple[RecordedDraft, RecordedDraft]]
-) -> Cause | None:
+def withheld_cause(a: DraftSide, b: DraftSide, pairs: Pairs) -> Cause | None:
     """Whether one that does not tell its rejected tokens goes on as the other drafts, and accepts
     less of it; never more."""
     for side, which in ((a, 0), (b, 1)):
@@ -470,9 +457,7 @@ def withheld_cause(
     return None
 
 
-def width_cause(
-    a: DraftSide, b: DraftSide, pairs: Sequence[tuple[RecordedDraft, RecordedDraft]]
-) -> Cause | None:
+def width_cause(a: DraftSide, b: DraftSide, pairs: Pairs) -> Cause | None:
     """Whether one counts more drafted tokens than the other has at the same contexts: its draft's
     root, too, so that it accepts no draft whole, or in all rounds of a look-up as many as there is
     room for."""
@@ -494,6 +479,5 @@ def width_cause(
         else:
             continue
         if len(shown) >= _SHOWS_RULE:
-            where = place_of(shown[0][0])
-            return Cause(COUNTING, side.name, f"It counts {about}.", where, size, *counts)
+            return counted(side, about, place_of(shown[0][0]), size, *counts)
     return None

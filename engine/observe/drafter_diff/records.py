@@ -11,7 +11,7 @@ from itertools import pairwise, starmap
 from typing import NamedTuple
 from unicodedata import normalize
 
-from engine.audit.recorded_drafts import OUTCOMES, RecordedDraft, outcomes
+from engine.audit.recorded_drafts import OUTCOMES, Counts, RecordedDraft, outcomes, sums
 from engine.draft.spec import OUT_OF_STEP
 from engine.observe.drafter_diff.sides import DraftSide
 from engine.trace.prompt_reuse import n_common as n_alike
@@ -47,8 +47,9 @@ _OTHER_N_MAX = "The longest draft of A has {} tokens, of B {}: another n_max."
 _SPECIAL = re.compile(rb"<\|[^<>]{1,64}\|?>|</?s>|<(?:bos|eos|unk|pad|mask|/?think|\w*_of_\w+)>|")
 _SHOWN = 32
 
-Counts = tuple[int, int]
-"""Drafted tokens that were accepted, and all of them."""
+Drafts = Sequence[RecordedDraft]
+Pairs = Sequence[tuple[RecordedDraft, RecordedDraft]]
+"""Drafts of two sides after the same text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,13 @@ class Cause:
 def place_of(draft: RecordedDraft) -> str:
     """A draft for messages."""
     return f"round {draft.round} at position {draft.pos0}"
+
+
+def counted(
+    side: DraftSide, about: str, place: str, size: str, recorded: Counts, mended: Counts
+) -> Cause:
+    """A cause that is what a side counts."""
+    return Cause(COUNTING, side.name, f"It counts {about}.", place, size, recorded, mended)
 
 
 class Missing(NamedTuple):
@@ -242,9 +250,7 @@ def n_equal(one: RecordedDraft, other: RecordedDraft) -> int | None:
     return n if n < min(len(one.tokens), len(other.tokens)) else None
 
 
-def draft_causes(
-    a: DraftSide, b: DraftSide, pairs: Sequence[tuple[RecordedDraft, RecordedDraft]]
-) -> Iterator[Cause]:
+def draft_causes(a: DraftSide, b: DraftSide, pairs: Pairs) -> Iterator[Cause]:
     """What the ids of drafts at the same contexts show without a drafter at hand."""
     known = [pair for pair in pairs if pair[0].tokens and pair[1].tokens]
     differ = [pair for pair in known if n_equal(*pair) is not None]
@@ -260,12 +266,7 @@ def draft_causes(
     yield Cause(stage, side.name, about, place_of(differ[0][low]), size, *counts)
 
 
-def signature(
-    side: DraftSide,
-    differ: Sequence[tuple[RecordedDraft, RecordedDraft]],
-    known: Sequence[tuple[RecordedDraft, RecordedDraft]],
-    low: int,
-) -> tuple[str, str]:
+def signature(side: DraftSide, differ: Pairs, known: Pairs, low: int) -> tuple[str, str]:
     """Stage and sentence by how wrong drafts relate to the other's. low: which of a pair."""
     mine, theirs = [pair[low] for pair in differ], [pair[1 - low] for pair in differ]
     n = len(differ)
@@ -309,7 +310,7 @@ def _is_moved(one: RecordedDraft, other: RecordedDraft) -> bool:
     return n > 0 and one.tokens[:n] == other.tokens[1 : n + 1]
 
 
-def _by_rank(mine: Sequence[RecordedDraft], theirs: Sequence[RecordedDraft]) -> str:
+def _by_rank(mine: Drafts, theirs: Drafts) -> str:
     """Whether the first different token is among the other's candidates."""
     ranks = []
     for one, other in zip(mine, theirs, strict=True):
@@ -333,9 +334,7 @@ def one_for_one(pairs: Sequence[tuple[int, int]]) -> dict[int, int]:
     return names if is_map and changed >= FEW else {}
 
 
-def length_causes(
-    a: DraftSide, b: DraftSide, pairs: Sequence[tuple[RecordedDraft, RecordedDraft]]
-) -> Iterator[Cause]:
+def length_causes(a: DraftSide, b: DraftSide, pairs: Pairs) -> Iterator[Cause]:
     """Drafts that are equal as far as both go, and not equally long."""
     if any(miscounting(side) or overcounting(side) for side in (a, b)):
         return
@@ -417,10 +416,10 @@ def _dropped(a: DraftSide, b: DraftSide, end: int) -> Iterator[Cause]:
         lost, start = max(draft.n_drafted for draft in none), none[0].pos0
         in_vain = [d for d in other.drafts if d.pos0 < stop and not d.n_accepted]
         if none == in_vain and all(d.n_accepted for d in side.drafts) and not side.has_rejected:
-            about = "It counts no drafted tokens of rounds in which none was accepted."
-            counts = side.counts, (side.counts[0], side.counts[1] + sums(iter(none))[1])
+            about = "no drafted tokens of rounds in which none was accepted"
+            counts = side.counts, (side.counts[0], side.counts[1] + sums(none)[1])
             size = f"{len(none)} rounds, all in which {other.name} drafted in vain"
-            yield Cause(COUNTING, side.name, about, f"position {start}", size, *counts)
+            yield counted(side, about, f"position {start}", size, *counts)
             continue
         about = f"{side.name} drafts nothing where {other.name} does"
         if ends := _after(side, stop):
@@ -461,8 +460,3 @@ def _after(side: DraftSide, stop: int) -> str:
         if len(plain) >= _SHOWS_LENGTH and plain == after:
             return words
     return ""
-
-
-def sums(drafts: Iterator[RecordedDraft]) -> Counts:
-    found = list(drafts)
-    return sum(draft.n_accepted for draft in found), sum(draft.n_drafted for draft in found)

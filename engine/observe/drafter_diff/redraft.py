@@ -20,7 +20,13 @@ import numpy as np
 import torch
 
 from engine.audit.draft_models import Candidates, draft_model
-from engine.audit.recorded_drafts import DraftedText, RecordedDraft, RecordedDrafts, shares_apart
+from engine.audit.recorded_drafts import (
+    Counts,
+    DraftedText,
+    RecordedDraft,
+    RecordedDrafts,
+    shares_apart,
+)
 from engine.draft.drafter import width_at
 from engine.draft.model_drafter import N_CANDIDATES
 from engine.draft.registry import model_drafters
@@ -38,7 +44,7 @@ from engine.observe.drafter_diff.records import (
     ROWS,
     STATE,
     Cause,
-    Counts,
+    Drafts,
     n_equal,
     place_of,
 )
@@ -66,7 +72,6 @@ from engine.observe.rescoring.identity import is_observed
 from engine.options import RunOptions, SpecOptions
 from engine.session import Session
 
-_Drafts = Sequence[RecordedDraft]
 _MOST_DRAFTS, _MOST_WALKED, _MOST_REPLAYED, _MOST_VERIFIED = 96, 48, 32, 64
 _SHARE, _SHARE_ROUNDED, _SHARE_AFTER, _SHARE_VAGUE = 0.05, 0.15, 0.25, 0.3
 """Of drafts that have to be wrong: of all where both round alike, of all elsewhere, of those after
@@ -194,7 +199,7 @@ class Redrafter:
         size = f"{len(wrong)} of {len(ends)} drafts end otherwise, {n_left} if it is so"
         return Cause(CANDIDATES, side.name, about, f"position {wrong[0]}", size)
 
-    def _ends(self, drafts: _Drafts, n_max: int) -> list[DraftEnd]:
+    def _ends(self, drafts: Drafts, n_max: int) -> list[DraftEnd]:
         """Where those of them end whose tokens are right."""
         n, found = 0, list[DraftEnd]()
         self._model.clear()
@@ -273,7 +278,7 @@ class Redrafter:
         recorded, mended = self._walk(self._drafts[0].pos0)
         return replace(cause, recorded=recorded, mended=mended)
 
-    def _other_shares(self, sampled: _Drafts, wrong: _Drafts, tie: float) -> Cause | None:
+    def _other_shares(self, sampled: Drafts, wrong: Drafts, tie: float) -> Cause | None:
         """Right tokens whose recorded probabilities are not those of their candidates."""
         if (scale := logits_scale(sampled, self._rows, tie)) is not None:
             how = f"those at a temperature of about {1 / scale:.2g}, which p_min is compared with"
@@ -285,7 +290,7 @@ class Redrafter:
         size = f"{len(wrong)} of {len(sampled)} drafts"
         return Cause(CANDIDATES, self._side.name, about, place_of(wrong[0]), size)
 
-    def _one_token(self, wrong: _Drafts) -> tuple[str, str] | None:
+    def _one_token(self, wrong: Drafts) -> tuple[str, str] | None:
         """Stage and sentence where all that is drafted in wrong drafts is one token."""
         (token, n), *_ = Counter(token for draft in wrong for token in draft.tokens).most_common(1)
         n_all = sum(len(draft.tokens) for draft in wrong)
@@ -297,7 +302,7 @@ class Redrafter:
         about = f"All drafts are of token {self._side.shown(token)} alone"
         return ROWS, f"{about}{where}: rows or logits are NaN or zeros."
 
-    def _sent_again(self, wrong: _Drafts) -> tuple[str, str] | None:
+    def _sent_again(self, wrong: Drafts) -> tuple[str, str] | None:
         """The same where most wrong drafts are a right one of an earlier round."""
         drafts, rounds = self._drafts, {draft.round for draft in wrong}
         at = {draft.round: i for i, draft in enumerate(drafts)}
@@ -313,12 +318,12 @@ class Redrafter:
                 return STATE, f"{about}: {n} of {len(wrong)} wrong drafts are."
         return None
 
-    def _window(self, wrong: _Drafts) -> _Drafts:
+    def _window(self, wrong: Drafts) -> Drafts:
         first, fifth = (self._drafts.index(wrong[min(len(wrong) - 1, i)]) for i in (0, 4))
         start = max(0, first - 16)
         return self._drafts[start : min(fifth + 13, start + _MOST_REPLAYED, _MOST_DRAFTS)]
 
-    def _is_persistent(self, sampled: _Drafts, wrong: _Drafts) -> bool:
+    def _is_persistent(self, sampled: Drafts, wrong: Drafts) -> bool:
         rounds = {draft.round for draft in wrong}
         after = [later for last, later in pairwise(sampled) if last.n_accepted < last.n_drafted]
         n_after = sum(draft.round in rounds for draft in after)
@@ -373,7 +378,7 @@ class Redrafter:
                 found[i] = {token: row[token]} | row
         return found
 
-    def _from_the_text(self, drafts: _Drafts) -> dict[int, float]:
+    def _from_the_text(self, drafts: Drafts) -> dict[int, float]:
         """Distances by round of drafts made from a right state each."""
         apart, found = self._apart(None), {}
         self._rows = self._right(drafts, own=False)
@@ -389,7 +394,7 @@ class Redrafter:
                 self._above.update((i, token) for token in [*row][:rank])
         return found
 
-    def _right(self, drafts: _Drafts, *, own: bool) -> dict[int, list[Candidates]]:
+    def _right(self, drafts: Drafts, *, own: bool) -> dict[int, list[Candidates]]:
         """Candidates of right drafts by round. own: each step goes on from its best token."""
         self._model.clear()
         n, found = 0, dict[int, list[Candidates]]()
@@ -423,7 +428,7 @@ class Redrafter:
         return recorded, (accepted, drafted)
 
     def _best_guess(
-        self, window: _Drafts, wrong: _Drafts, clean: float, *, vague: bool, sure: bool
+        self, window: Drafts, wrong: Drafts, clean: float, *, vague: bool, sure: bool
     ) -> tuple[Guess | None, dict[int, float]]:
         """The mistake that gives the recorded drafts, and what is left between. vague: many
         drafts are wrong; sure: too many for rounding alone."""
@@ -459,7 +464,7 @@ class Redrafter:
         return wrong._replace(tokens=wrong.tokens[:n], tops=wrong.tops[:n])
 
     def _guesses(
-        self, window: _Drafts, more: _Drafts, wrong: _Drafts
+        self, window: Drafts, more: Drafts, wrong: Drafts
     ) -> Iterator[tuple[Guess, float, bool]]:
         """See Trials.best."""
         for guess, share in chain(
@@ -471,7 +476,7 @@ class Redrafter:
             if not self._same or guess.stage == CANDIDATES:  # else all before the choice is right
                 yield guess, share, share == _EXPLAINS_PART
 
-    def _picks(self, rows: Rows, window: _Drafts) -> list[tuple[Candidates, int]]:
+    def _picks(self, rows: Rows, window: Drafts) -> list[tuple[Candidates, int]]:
         """Rows with the tokens that were drafted from them, where these are among the best."""
         known = {d.round: d.tokens[: len(d.tokens) - (d.round in self._stood_in)] for d in window}
         pairs = [pair for n, own in known.items() for pair in zip(rows[n], own, strict=False)]

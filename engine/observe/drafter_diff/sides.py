@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from engine.analysis.acceptance.accept_rules import AcceptRule, rule_of
-from engine.audit.recorded_drafts import RecordedDraft, RecordedDrafts
+from engine.audit.recorded_drafts import Counts, RecordedDraft, RecordedDrafts, sums
 from engine.draft.registry import DRAFTERS
 from engine.errors import OptionError
 from engine.foreign import LONGEST_DRAFT, OutOfRangeError, real
@@ -97,12 +97,9 @@ class DraftSide:
         return len(names) == 1 and names[0] in DRAFTERS and not DRAFTERS[names[0]].needs
 
     @property
-    def counts(self) -> tuple[int, int]:
-        """Tokens accepted and drafted."""
-        return (
-            sum(draft.n_accepted for draft in self.drafts),
-            sum(draft.n_drafted for draft in self.drafts),
-        )
+    def counts(self) -> Counts:
+        """Of all its rounds."""
+        return sums(self.drafts)
 
     def piece(self, token: int) -> bytes:
         """The text of a token, empty where it is not known."""
@@ -176,12 +173,9 @@ class DraftSide:
     @property
     def always_drafts(self) -> bool:
         """Whether its options leave no round without a draft, but for the limit of tokens."""
-        own = {name: x for name, x in self.limits.items() if name != "n_max"}
-        return (
-            self.run.facts.options is not None
-            and bool(own)
-            and not any(x for x in own.values() if x != "none")
-        )
+        own = [x for name, x in self.limits.items() if name != "n_max"]
+        is_known = self.run.facts.options is not None and bool(own)
+        return is_known and not any(x for x in own if x != "none")
 
     @property
     def setting(self) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
-from functools import partial, wraps
+from functools import wraps
 from types import CodeType, FrameType
 from typing import Any
 
@@ -29,7 +29,6 @@ from engine.draft.chain import DrafterChain
 from engine.draft.registry import DRAFTERS
 from engine.machine.graphs import VARIABLE
 from engine.memory.hybrid import MemoryShelf
-from engine.model.layers import TargetRows
 from engine.observe.drafter_diff.operations import in_place, sites
 from engine.observe.drafter_diff.records import (
     BLOCK,
@@ -41,6 +40,7 @@ from engine.observe.drafter_diff.records import (
     Cause,
 )
 from engine.observe.drafter_diff.sides import DraftSide
+from engine.observe.drafter_diff.tensor_changes import MOVED, TensorChange
 from engine.options import Prompt, SpecOptions
 from engine.session import Session
 from engine.trace.store import TraceStore
@@ -171,39 +171,29 @@ _NOT_SEEN = {"<genexpr>", "<listcomp>", "<dictcomp>", "<setcomp>", "__init__", "
 
 def _values(name: str, x: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
     """What is known of a value, by its name and those of its parts."""
+    if isinstance(x, np.ndarray) and x.dtype.kind in "biuf":
+        x = torch.from_numpy(np.ascontiguousarray(x))
     if torch.is_tensor(x):
         yield name, _numbers(x.detach())
-    elif isinstance(x, np.ndarray):
-        if x.dtype.kind in "biuf":
-            yield name, _numbers(torch.from_numpy(np.ascontiguousarray(x)))
-    elif isinstance(x, TargetRows):
-        yield from _values(f"{name}.hidden", x.hidden)
-        for layer, rows in x.taps.items():
-            yield from _values(f"{name}.taps[{layer}]", rows)
     elif x is None or isinstance(x, bool | int | float | str | np.number):
         yield name, x
-    elif depth > 3:
-        return
-    elif isinstance(x, tuple) and hasattr(x, "_fields"):
-        for part in x._fields:
-            yield from _values(_joined(name, part), getattr(x, part), depth + 1)
-    elif isinstance(x, list | tuple | range) and len(x) <= _MOST_PARTS:
-        for i, part in enumerate(x):
-            yield from _values(f"{name}[{i}]", part, depth + 1)
-    elif isinstance(x, dict) and len(x) <= _MOST_PARTS:
-        for key, part in x.items():
-            yield from _values(f"{name}[{key!r}]", part, depth + 1)
-    elif is_dataclass(x) and not isinstance(x, type) and type(x).__name__ in _PLAIN:
-        for one in fields(x):
-            if one.compare and one.name not in _UNSTEADY:
-                yield from _values(_joined(name, one.name), getattr(x, one.name), depth + 1)
+    elif depth <= _DEEPEST:
+        for label, part in _parts(x):
+            yield from _values(f"{name}{label}".removeprefix("."), part, depth + 1)
 
 
-_PLAIN = {"UBatch", "Draft", "DraftRequest", "Span", "Round"}
+def _parts(x: Any) -> Iterator[tuple[str, Any]]:
+    """Parts of a value that has names or places for them, with what follows its own name."""
+    names = x._fields if isinstance(x, tuple) and hasattr(x, "_fields") else []
+    if type(x).__name__ in _PLAIN and is_dataclass(x):
+        names = [one.name for one in fields(x) if one.compare and one.name not in _UNSTEADY]
+    yield from ((f".{name}", getattr(x, name)) for name in names)
+    if not names and isinstance(x, list | tuple | range | dict) and len(x) <= _MOST_PARTS:
+        parts = x.items() if isinstance(x, dict) else enumerate(x)
+        yield from ((f"[{key!r}]", part) for key, part in parts)
 
 
-def _joined(name: str, part: str) -> str:
-    return f"{name}.{part}" if name else part
+_DEEPEST, _PLAIN = 3, {"UBatch", "Draft", "DraftRequest", "Span", "Round", "TargetRows"}
 
 
 def _numbers(x: torch.Tensor) -> tuple[tuple[int, ...], np.ndarray]:
@@ -306,11 +296,7 @@ def _within(call: Call, name: str) -> Call | None:
 
 def _is_exact(one: Any, other: Any) -> bool:
     """Whether two values are no rows that an earlier mistake may have changed."""
-    return not (
-        isinstance(one, tuple)
-        and isinstance(other, tuple)
-        and one[1].dtype == other[1].dtype == np.float32
-    )
+    return not all(isinstance(x, tuple) and x[1].dtype == np.float32 for x in (one, other))
 
 
 def _is_apart(one: Any, other: Any) -> bool:
@@ -412,7 +398,11 @@ def _change(right: Any, other: Any) -> str:
     if not y.any():
         return "zeros"
     for words, change in _WAYS.items():
-        if x.ndim and x.size == math.prod(right[0]) and _is_like(change(x), y):
+        if (
+            x.ndim
+            and x.size == math.prod(right[0])
+            and _is_like(change(torch.from_numpy(x)).numpy(), y)
+        ):
             return words
     factor = float((x * y).sum() / max((x * x).sum(), 1e-300))
     if _is_like(factor * x, y):
@@ -432,17 +422,10 @@ def _is_like(x: np.ndarray, y: np.ndarray) -> bool:
     return bool(np.linalg.norm(x - y) < 1e-3 * np.linalg.norm(y))
 
 
-def _rows_of(by: int, x: np.ndarray) -> np.ndarray:
-    return np.roll(x, by, -2) if x.ndim > 1 else x
-
-
-_WAYS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "that of the row before": partial(_rows_of, 1),
-    "that of the row after": partial(_rows_of, -1),
-    "its halves are exchanged": lambda x: np.roll(x, x.shape[-1] // 2, -1),
-    "its numbers are in reverse order": lambda x: x[..., ::-1],
-    "rounded to bf16": lambda x: torch.from_numpy(x).to(torch.bfloat16).double().numpy(),
-    "normed": lambda x: x / np.sqrt(np.square(x).mean(-1, keepdims=True) + 1e-30),
+_WAYS: dict[str, TensorChange] = {
+    **MOVED,
+    "rounded to bf16": lambda x: x.to(torch.bfloat16).double(),
+    "normed": lambda x: x * (x.square().mean(-1, keepdim=True) + 1e-30).rsqrt(),
 }
 
 

@@ -58,15 +58,15 @@ class TargetChoices:
         share: float,
         is_exact: bool = False,
     ) -> None:
-        self._side, self._share, n = side, share, side.n_prompt
+        self._share, n = share, side.n_prompt
         self._session, self._hidden, self._is_exact = session, hidden, is_exact
         is_greedy = float(side.setting.get("temperature", 0.0) or 0.0) <= 0
         found: list[bool] = []
         near, judges, self._shares = list[bool](), list[EmittedJudge](), list[tuple[float, float]]()
-        drafted = {d.pos0 + 1 + i - n: t for d in side.drafts for i, t in enumerate(d.tokens)}
+        tops = self._find(side)
+        drafted = self._drafted
         self._of_drafted: dict[int, float] = {}
         self._facts: dict[int, Mapping[str, float]] = {}
-        tops = {d.pos0 + 1 + i - n: top for d in side.drafts for i, top in enumerate(d.tops)}
         is_judged, tie = True, EXACT_TIE if is_exact else TIE
         try:
             more = session.tokenizer.eog_ids, session.config.n_vocab
@@ -103,6 +103,17 @@ class TargetChoices:
                     found.append(not gap(row, token, tie)[1] if is_greedy else token in row)
         self._is_near = sum(near) >= _NEAR_OWN * len(found)
         self._chosen, self._near = found, near
+
+    def _find(self, side: DraftSide) -> dict[int, Mapping[int, float]]:
+        """Note the drafted tokens of a side by index of the emitted token in their place, what
+        comes after accepted ones, and which were judged. Returns candidates by index."""
+        self._side, drafts, n = side, side.drafts, side.n_prompt - 1
+        self._drafted = {d.pos0 + i - n: t for d in drafts for i, t in enumerate(d.tokens)}
+        self._steps = {d.pos0 + i - n: i for d in drafts for i in range(d.n_accepted)}
+        self._ends = {d.pos0 + d.n_accepted - n: d.n_accepted == d.n_drafted for d in drafts}
+        self._kept = dict.fromkeys(sorted(self._steps), True)
+        self._kept |= {at: False for at, is_whole in self._ends.items() if not is_whole}
+        return {d.pos0 + i - n: top for d in drafts for i, top in enumerate(d.tops)}
 
     @property
     def other_model(self) -> Missing | None:
@@ -154,39 +165,30 @@ class TargetChoices:
         """Of the tokens that were not drafted, whether the target may have chosen them: those after
         a rejection and after a whole draft, by place, and the others, with accepted ones where they
         are few; all as others where these are few, too."""
-        drafted, n = self._accepted_places(), self._side.n_prompt
         after: dict[str, dict[int, bool]] = {}
-        own = {i: chosen for i, chosen in enumerate(self._chosen) if i not in drafted}
-        for draft in self._side.drafts:
-            what = "a rejection"
-            if draft.n_accepted == draft.n_drafted:
-                what = "a draft that was accepted whole"
-            if (i := draft.pos0 + 1 + draft.n_accepted - n) in own:
+        own = {i: chosen for i, chosen in enumerate(self._chosen) if i not in self._steps}
+        for i, is_whole in self._ends.items():
+            if i in own:
+                what = "a draft that was accepted whole" if is_whole else "a rejection"
                 after.setdefault(what, {})[i] = own[i]
-        ends = {i for places in after.values() for i in places}
-        others = [chosen for i, chosen in own.items() if i not in ends]
+        others = [chosen for i, chosen in own.items() if i not in self._ends]
         if len(others) < _FEW_OWN:
-            others += [chosen for i, chosen in enumerate(self._chosen) if i in drafted]
+            others += [chosen for i, chosen in enumerate(self._chosen) if i in self._steps]
         return (after, others) if len(others) >= _FEW_OWN else ({}, [*own.values()])
 
     def lossy_rule(self) -> Cause | None:
         """Whether drafted tokens were accepted that the target does not choose."""
-        drafted = self._accepted_places()
-        places = sorted(i for i in drafted if i < len(self._chosen))
+        places = sorted(i for i in self._steps if i < len(self._chosen))
         wrong = [i for i in places if not self._chosen[i]]
         is_clear = any(self._facts[i]["ratio"] < _CLEARLY for i in wrong if i in self._facts)
         if len(wrong) < (FEW - 2 * is_clear if self._is_exact else max(FEW, _SHARE * len(places))):
             return None
         pos = self._side.n_prompt + wrong[0]
-        drafts = self._side.drafts
-        first = next(d for d in drafts if d.pos0 < pos <= d.pos0 + d.n_accepted)
+        first = next(d for d in self._side.drafts if d.pos0 < pos <= d.pos0 + d.n_accepted)
         accepted, n_drafted = self._side.counts
         about = "Drafted tokens are accepted that the target does not choose: a lossy rule"
-        index = {
-            d.pos0 + 1 + i - self._side.n_prompt: i for d in drafts for i in range(d.n_accepted)
-        }
-        step = min(index[i] for i in wrong)
-        n_before = sum(index[i] < step for i in places)
+        step = min(self._steps[i] for i in wrong)
+        n_before = sum(self._steps[i] < step for i in places)
         share = len(wrong) / (len(places) - n_before)
         if step and n_before * share >= FEW:
             about += f", from drafted token {step} of a draft on (the first is 0)"
@@ -209,22 +211,16 @@ class TargetChoices:
     def _judged(self) -> list[tuple[int, bool, bool]]:
         """Drafted tokens that were judged: index, whether accepted, and whether the target has it
         in its place."""
-        n, text = self._side.n_prompt, self._side.text
-        found = list[tuple[int, bool, bool]]()
-        for draft in self._side.drafts:
-            for i, token in enumerate(draft.tokens[: draft.n_accepted + 1]):
-                if (at := draft.pos0 + 1 + i - n) in self._facts:
-                    kept = i < draft.n_accepted
-                    is_own = self._chosen[at] if kept else token == text[at + n]
-                    found.append((at, kept, is_own))
-        return found
+        emitted = self._side.text[self._side.n_prompt :]
+        return [
+            (at, kept, self._chosen[at] if kept else self._drafted[at] == emitted[at])
+            for at, kept in self._kept.items()
+            if at in self._facts
+        ]
 
     def greedy_rule(self) -> Cause | None:
         """Whether at a temperature all tokens of rounds with drafts are the target's best."""
-        n, drafts = self._side.n_prompt, self._side.drafts
-        judged = [(d.pos0 + 1 - n, min(d.n_accepted + 1, d.n_drafted)) for d in drafts]
-        places = {start + i for start, k in judged for i in range(k)}
-        shares = [self._shares[i] for i in sorted(places) if 0 <= i < len(self._shares)]
+        shares = [self._shares[i] for i in self._kept if 0 <= i < len(self._shares)]
         likely = sum(math.log(best) for _, best in shares)
         if likely > _LEAST_LIKELY or any(share < best - SHARES_TIE for share, best in shares):
             return None
@@ -233,7 +229,7 @@ class TargetChoices:
             "probable ones: none is judged by a draw."
         )
         size = f"{len(shares)} of {len(shares)} tokens, by chance once in e^{-likely:.0f}"
-        return Cause(RULE, self._side.name, about, place_of(drafts[0]), size)
+        return Cause(RULE, self._side.name, about, place_of(self._side.drafts[0]), size)
 
     def other_draws(self) -> Cause | None:
         """Whether a run of this engine emitted other tokens than its sampler draws with its random
@@ -244,13 +240,12 @@ class TargetChoices:
         own = options.sampler
         if own.temp <= 0 or options.spec.synthetic or own.json_schema or own.grammar_file:
             return None
-        wrong, accepted = self._wrong_draws(options, own), self._accepted_places()
-        ends = {d.pos0 + 1 + d.n_accepted - n: d.n_accepted == d.n_drafted for d in side.drafts}
-        rejected = {place for place, whole in ends.items() if not whole}
+        wrong, accepted = self._wrong_draws(options, own), {*self._steps}
+        rejected = {place for place, is_whole in self._ends.items() if not is_whole}
         where = {
             "Accepted drafted tokens": accepted,
             "Tokens after a rejection": rejected,
-            "Tokens after a draft that was accepted whole": {*ends} - rejected,
+            "Tokens after a draft that was accepted whole": {*self._ends} - rejected,
             "Verified tokens, accepted or after a rejection,": accepted | rejected,
             "Tokens since the first rejection": range(min(rejected, default=0) + 1, len(side.text)),
         }
@@ -293,27 +288,15 @@ class TargetChoices:
     def threshold_rule(self) -> Cause | None:
         """Whether at a temperature drafted tokens are accepted where their probability is above a
         bound, or anyhow more often than it says. Only of drafts that were not drawn."""
-        n, drafts = self._side.n_prompt, self._side.drafts
-        judged = [
-            (self._of_drafted[at], i < draft.n_accepted)
-            for draft in drafts
-            for i in range(min(draft.n_accepted + 1, draft.n_drafted))
-            if (at := draft.pos0 + 1 + i - n) in self._of_drafted
-        ]
+        known = self._of_drafted
+        judged = [(known[at], kept) for at, kept in self._kept.items() if at in known]
         n_taken = sum(kept for _, kept in judged)
         about = "" if self._side.draws or n_taken < FEW else lossy_words(judged)
         if not about:
             return None
         expected = sum(p for p, _ in judged)
         size = f"{n_taken} of {len(judged)} judged tokens, {expected:.0f} to be expected"
-        return Cause(RULE, self._side.name, about, place_of(drafts[0]), size)
-
-    def _accepted_places(self) -> set[int]:
-        """Indices of emitted tokens that were drafted."""
-        n = self._side.n_prompt
-        return {
-            draft.pos0 + 1 + i - n for draft in self._side.drafts for i in range(draft.n_accepted)
-        }
+        return Cause(RULE, self._side.name, about, place_of(self._side.drafts[0]), size)
 
 
 _SURE_WAY = 1000

@@ -9,13 +9,13 @@ from functools import partial
 import numpy as np
 import torch
 
-from engine.audit.recorded_drafts import RecordedDraft
 from engine.batch import Span
 from engine.gguf.binary import check_cancelled
 from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
 from engine.model.layers import TargetRows, join_rows
-from engine.observe.drafter_diff.tensor_changes import halves, with_part
+from engine.observe.drafter_diff.records import Drafts
+from engine.observe.drafter_diff.tensor_changes import TensorChange, halves, with_part
 from kernels.norm import rms_norm
 
 _LAYERS_OFF = {1: "one on (outputs)", -1: "one before (inputs)", 2: "two on", -2: "two before"}
@@ -31,28 +31,11 @@ def rounded(most: int, x: torch.Tensor) -> torch.Tensor:
     return (x / step).round() * step
 
 
-CHANGES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+_FACTORS = (0.5, 2.0, 0.7, 1.4, 0.25, 4.0, 0.125, 8.0, 0.06, 0.03, 0.01, 0.003, 20.0, -1.0)
+CHANGES: dict[str, TensorChange] = {
     "normed": lambda x: x * x.square().mean(-1, keepdim=True).rsqrt(),
     "zeros": torch.zeros_like,
-    **{
-        f"about {factor:g} times as large": partial(torch.mul, other=factor)
-        for factor in (
-            0.5,
-            2.0,
-            0.7,
-            1.4,
-            0.25,
-            4.0,
-            0.125,
-            8.0,
-            0.06,
-            0.03,
-            0.01,
-            0.003,
-            20.0,
-            -1.0,
-        )
-    },
+    **{f"about {factor:g} times as large": partial(torch.mul, other=factor) for factor in _FACTORS},
     **{
         f"rounded to about {n_bits} bits": partial(rounded, 2 ** (n_bits - 1) - 1)
         for n_bits in (2, 3, 4)
@@ -65,12 +48,15 @@ CHANGES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "zeros in the first half": partial(_without_half, 0),
     "zeros in the second half": partial(_without_half, 1),
 }
-MOVED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+MOVED: dict[str, TensorChange] = {
     "those of the position before": lambda x: torch.cat((x[:1], x[:-1])),
     "those of the position after": lambda x: torch.cat((x[1:], x[-1:])),
     "means of two positions, their own last": lambda x: (x + torch.cat((x[:1], x[:-1]))) / 2,
 }
-_LIMITS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
+_CUT: dict[str, TensorChange] = {
+    f"cut off at about {most:g}": partial(torch.clamp, min=-most, max=most)
+    for most in (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
+}
 PASS = 256
 """Tokens of a pass."""
 _NEAR = 0.1
@@ -99,7 +85,7 @@ class TextRows:
         """The same of another text."""
         return TextRows(self._model, text, self.taps, self._cancelled)
 
-    def of_rejected(self, drafts: Sequence[RecordedDraft]) -> dict[int, TargetRows]:
+    def of_rejected(self, drafts: Drafts) -> dict[int, TargetRows]:
         """Rows of the whole verify batch of drafts that were accepted in part, by round."""
         text = self._text
         memory = HybridMemory.for_model(self._model.config, 1, len(text) + 80, self._model.device)
@@ -122,13 +108,10 @@ class TextRows:
         """What may be wrong with all rows, these rows, and the layers that are read of them.
         orders: other ones of its layers."""
         rows, taps = self.rows, self.taps
-        for what, change in (MOVED | CHANGES).items():
+        for what, change in (MOVED | CHANGES | _CUT).items():
             yield f"the target's rows are {what}", mapped(rows, change), None
             for tap in taps:
                 yield f"rows of layer {tap} are {what}", mapped(rows, change, tap), None
-        for most in _LIMITS:
-            cut = mapped(rows, partial(torch.clamp, min=-most, max=most))
-            yield f"the target's rows are cut off at about {most:g}", cut, None
         zeros = mapped(rows, torch.zeros_like)
         for tap in taps if len(taps) > 1 else ():
             alone = mapped(zeros, partial(torch.add, rows.taps[tap]), tap)
@@ -196,9 +179,7 @@ def _normed(norm: torch.Tensor, eps: float, x: torch.Tensor) -> torch.Tensor:
     return rms_norm(x.contiguous(), norm, eps)
 
 
-def mapped(
-    rows: TargetRows, change: Callable[[torch.Tensor], torch.Tensor], only: int | None = None
-) -> TargetRows:
+def mapped(rows: TargetRows, change: TensorChange, only: int | None = None) -> TargetRows:
     """Rows with each of them changed. only: the one layer whose rows are changed, None for all."""
     taps = {i: change(x) if only in (None, i) else x for i, x in rows.taps.items()}
     return TargetRows(change(rows.hidden), taps)

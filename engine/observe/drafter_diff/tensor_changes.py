@@ -4,7 +4,7 @@ of windows and ropes: a sentence's part, and how it is made of the right one."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from inspect import signature
@@ -22,12 +22,13 @@ FACTORS = (0.0, 0.5, 2.0, -1.0, 0.25, 4.0, math.sqrt(0.5), math.sqrt(2.0))
 _NUMBERS = (0.0, 0.01, 0.1, 0.5, 2.0, 10.0, 100.0, 1e3, 1e4, 1e5)
 """Factors of a number that a kernel is given, as an eps or a limit."""
 TensorChange = Callable[[torch.Tensor], torch.Tensor]
-READS: dict[str, TensorChange] = {
-    "reads the row before its own": lambda x: rows_on(x, 1),
-    "reads the row after its own": lambda x: rows_on(x, -1),
-    "reads its halves the other way round": lambda x: halves(x),
-    "reads its numbers in reverse order": lambda x: x.flip(-1),
+MOVED: dict[str, TensorChange] = {
+    "that of the row before": lambda x: rows_on(x, 1),
+    "that of the row after": lambda x: rows_on(x, -1),
+    "with its halves exchanged": lambda x: halves(x),
+    "with its numbers in reverse order": lambda x: x.flip(-1),
 }
+"""Rows in place of others, and numbers of each in other places."""
 
 
 def halves(x: torch.Tensor) -> torch.Tensor:
@@ -70,14 +71,12 @@ def other_values(x: Any, is_weight: bool) -> Iterator[tuple[str, Callable[..., A
         of_heads = [x.shape[-1] ** by for by in (0.5, -0.5)] if x.dim() > 3 else []  # of scores
         for factor in dict.fromkeys((*FACTORS[1:], *of_heads)):
             yield f"{factor:.3g} times what it should be", partial(torch.mul, other=factor)
-        for about, change in READS.items():
-            yield about.replace("reads ", "as if it read "), change
+        yield from ((f"as {about}", change) for about, change in MOVED.items())
         yield "less its mean", lambda x: x - x.mean(-1, keepdim=True)
         yield "with neighbours for what is half of it apart", partial(_reordered, (2, -1))
         yield "with every second number for halves", partial(_reordered, (-1, 2))
     elif torch.is_tensor(x) and x.dtype is torch.int64 and x.dim() > 1:
-        for about, change in [*READS.items()][:2]:
-            yield about.replace("reads ", "as if it read "), change
+        yield from ((f"as {about}", change) for about, change in [*MOVED.items()][:2])
         yield "counted from the first of its pass", lambda x: (x - x[..., :1]).clamp(min=0)
         yield "one too low", lambda x: (x - 1).clamp(min=0)
     elif torch.is_tensor(x) and x.dtype is torch.bool and x.dim() == 3:
@@ -107,32 +106,32 @@ def _reordered(sizes: tuple[int, int], x: torch.Tensor) -> torch.Tensor:
     return x if x.shape[-1] % 2 else x.unflatten(-1, sizes).transpose(-1, -2).flatten(-2)
 
 
-_SEEN = {
-    "see nothing of each other": "alone",
-    "see nothing of the context, each other alone": "block",
-    "see the context and the first of them": "first",
-    "see those after them, too": "all",
-    "see none of those after them": "causal",
-    "see all but the oldest": "newest",
+_SEEN: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
+    "see nothing of each other": lambda _, own: own.logical_and_(_first_of(own, 0)),
+    "see nothing of the context, each other alone": lambda mask, own: mask[
+        ..., : -own.shape[-1]
+    ].fill_(False),
+    "see the context and the first of them": lambda _, own: own.logical_and_(_first_of(own, 1)),
+    "see those after them, too": lambda _, own: own.fill_(True),
+    "see none of those after them": lambda _, own: own.tril_(),
+    "see all but the oldest": lambda mask, _: mask[..., 0].fill_(False),
 }
+"""How rows of a pass may see otherwise, by what is done to a mask and to its part of own cells."""
 
 
-def _seeing(which: str, mask: torch.Tensor) -> torch.Tensor:
+def _first_of(own: torch.Tensor, n: int) -> torch.Tensor:
+    """The mask of rows that see themselves and the first n."""
+    seen = torch.eye(own.shape[-1], dtype=torch.bool, device=own.device)
+    seen[:, :n] = True
+    return seen
+
+
+def _seeing(
+    change: Callable[[torch.Tensor, torch.Tensor], object], mask: torch.Tensor
+) -> torch.Tensor:
     """A mask [B, T, N] of a pass whose own cells are the last ones."""
-    n, mask = mask.shape[1], mask.clone()
-    inside = mask[..., mask.shape[-1] - n :]
-    if which == "block":
-        mask[..., : mask.shape[-1] - n] = False
-    elif which == "newest":
-        mask[..., 0] = False
-    elif which == "all":
-        inside[:] = True
-    elif which == "causal":
-        inside &= torch.ones(n, n, dtype=torch.bool, device=mask.device).tril()
-    else:
-        own = torch.eye(n, dtype=torch.bool, device=mask.device)
-        own[:, 0] |= which == "first"
-        inside &= own
+    mask = mask.clone()
+    change(mask, mask[..., mask.shape[-1] - mask.shape[1] :])
     return mask
 
 
@@ -220,62 +219,46 @@ def _scaled(own: RopeConfig, width: int) -> Iterator[tuple[str, RopeConfig]]:
 
 # -- calls of a kernel ------------------------------------------------------------------------
 
-
-def as_given(key: int | str, own: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    return args[key] if isinstance(key, int) else options[key]
-
-
-def twice(own: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    return own(own(*args, **options), *args[1:], **options)
+Given = dict[int | str, Any]
+"""Arguments of a call, by position or name."""
+Way = Callable[[Callable[[Given], Any], Given], Any]
+"""What is called in place of a kernel, with it and with what it is given."""
 
 
-def scaled_by(factor: float, own: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    return own(*args, **options) * factor
+def called_with(own: Callable[..., Any], given: Given) -> Any:
+    """What a function gives of these arguments."""
+    args = (x for key, x in given.items() if isinstance(key, int))
+    return own(*args, **{key: x for key, x in given.items() if isinstance(key, str)})
 
 
-def within_heads(
-    n: int,
-    part: slice,
-    change: Callable[..., Any],
-    own: Callable[..., Any],
-    *args: Any,
-    **options: Any,
-) -> Any:
+def as_given(key: int | str) -> Way:
+    return lambda _, given: given[key]
+
+
+def scaled_by(factor: float) -> Way:
+    return lambda own, given: own(given) * factor
+
+
+def with_changed(changes: Mapping[Any, Callable[[Any], Any]]) -> Way:
+    return lambda own, given: own(given | {key: changes[key](given[key]) for key in changes})
+
+
+def flipped(axes: Mapping[Any, int]) -> Way:
+    """Arguments that are read from the last number of an axis to the first."""
+    return with_changed({key: partial(torch.flip, dims=[axis]) for key, axis in axes.items()})
+
+
+def with_exchanged(a: int | str, b: int | str) -> Way:
+    return lambda own, given: own(given | {a: given[b], b: given[a]})
+
+
+def within_heads(n: int, part: slice, change: Way) -> Way:
     """What a way gives in some of n heads alone."""
-    both = own(*args, **options).clone(), change(own, *args, **options)
-    found, other = (x if x.dim() == 4 else x.unflatten(-1, (n, -1)) for x in both)
-    found[..., part, :] = other[..., part, :]
-    return both[0]
 
+    def within(own: Callable[[Given], Any], given: Given) -> Any:
+        both = own(given).clone(), change(own, given)
+        found, other = (x if x.dim() == 4 else x.unflatten(-1, (n, -1)) for x in both)
+        found[..., part, :] = other[..., part, :]
+        return both[0]
 
-def backwards(
-    keys: Collection[int | str], own: Callable[..., Any], *args: Any, **options: Any
-) -> Any:
-    """Rows of [B, T, ...] read from the last one to the first."""
-    turned = {key: partial(torch.flip, dims=[1]) for key in keys}
-    turned = {i: turned[i] for i, x in enumerate(args) if i in turned and x.dim() > 2}
-    return with_changed(turned, own, *args, **options).flip(1)
-
-
-def with_changed(
-    changes: Mapping[int | str, Callable[[Any], Any]],
-    own: Callable[..., Any],
-    *args: Any,
-    **options: Any,
-) -> Any:
-    args = tuple(changes[i](x) if i in changes else x for i, x in enumerate(args))
-    return own(*args, **{k: changes[k](x) if k in changes else x for k, x in options.items()})
-
-
-def with_exchanged(
-    a: int | str, b: int | str, own: Callable[..., Any], *args: Any, **options: Any
-) -> Any:
-    given = arguments(args, options)
-    given[a], given[b] = given[b], given[a]
-    return own(*(given[i] for i in range(len(args))), **{k: given[k] for k in options})
-
-
-def arguments(args: Sequence[Any], options: dict[str, Any]) -> dict[int | str, Any]:
-    """By position, or by name."""
-    found: dict[int | str, Any] = dict(enumerate(args))
-    return found | dict[int | str, Any](options)
+    return within

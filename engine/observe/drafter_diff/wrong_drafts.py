@@ -14,7 +14,7 @@ from engine.audit.draft_models import Candidates
 from engine.audit.recorded_drafts import OUTCOMES, RecordedDraft, outcomes
 from engine.draft.model_drafter import N_CANDIDATES
 from engine.observe.drafter_diff.guesses import Rows, Scope
-from engine.observe.drafter_diff.records import BLOCK, CANDIDATES, FEW, ROWS, STATE
+from engine.observe.drafter_diff.records import BLOCK, CANDIDATES, FEW, ROWS, STATE, Drafts
 from engine.sampling.distribution import softmax
 
 Ranks = dict[int, list[tuple[int, float]]]
@@ -75,7 +75,7 @@ def _wrong_steps(ranks: Ranks, draft: RecordedDraft) -> list[int]:
     return [i for i, (rank, _) in enumerate(ranks[draft.round]) if rank]
 
 
-def first_step(wrong: Sequence[RecordedDraft], ranks: Ranks) -> int:
+def first_step(wrong: Drafts, ranks: Ranks) -> int:
     """The first token that is wrong in any of these drafts, from 0."""
     return min((step for draft in wrong for step in _wrong_steps(ranks, draft)), default=0)
 
@@ -113,9 +113,7 @@ _MOSTLY = 0.6
 _EVERY = {2: "second", 3: "third", 4: "fourth", 5: "fifth", 8: "eighth"}
 
 
-def scopes_of(
-    drafts: Sequence[RecordedDraft], wrong: Sequence[RecordedDraft], ranks: Ranks, least: int = 1
-) -> list[Scope]:
+def scopes_of(drafts: Drafts, wrong: Drafts, ranks: Ranks, least: int = 1) -> list[Scope]:
     """Where wrong drafts show, by counts over rounds, that a mistake may be made, everywhere first:
     after one outcome, in all rows of such a round or in the newest alone; from a position, where
     `least` right drafts come before it, or up to one; and of each of these, from a drafted token on
@@ -166,14 +164,14 @@ def scopes_of(
     return found
 
 
-def _in_rounds(drafts: Sequence[RecordedDraft], words: str, which: set[int]) -> list[Scope]:
+def _in_rounds(drafts: Drafts, words: str, which: set[int]) -> list[Scope]:
     """Scopes of all rows that come with drafts at some places, and of the newest ones alone."""
     pairs = [(drafts[i - 1], drafts[i]) for i in sorted(which) if i]
     every = {at for a, b in pairs for at in range(a.pos0 + 1, b.pos0 + 1)}
     return [(words, every, None), (f"{_NEWEST}{words}", {two.pos0 for _, two in pairs}, None)]
 
 
-def _outcomes_of(drafts: Sequence[RecordedDraft]) -> dict[str, set[int]]:
+def _outcomes_of(drafts: Drafts) -> dict[str, set[int]]:
     """Places of drafts that come after each of OUTCOMES."""
     after = {end: set[int]() for end in OUTCOMES}
     for i, draft in enumerate(drafts[:-1]):
@@ -183,7 +181,7 @@ def _outcomes_of(drafts: Sequence[RecordedDraft]) -> dict[str, set[int]]:
 
 
 def whens(
-    drafts: Sequence[RecordedDraft], wrong: Collection[int], shown: str = ""
+    drafts: Drafts, wrong: Collection[int], shown: str = ""
 ) -> Iterator[tuple[str, set[int]]]:
     """In which rounds alone a mistake may be made, whatever wrong drafts show: in words, and places
     of their drafts; those that most right drafts speak for first. wrong: places of wrong drafts;
@@ -211,9 +209,7 @@ def whens(
     yield from sorted(found.items(), key=lambda one: sum(i < first for i in one[1]))
 
 
-def _outcome(
-    drafts: Sequence[RecordedDraft], wrong: Sequence[RecordedDraft]
-) -> tuple[float, str, str]:
+def _outcome(drafts: Drafts, wrong: Drafts) -> tuple[float, str, str]:
     """The one of OUTCOMES that alone wrong drafts come after, which share of those is wrong, and
     how many are; else empty."""
     are_wrong, shown = {drafts.index(draft) for draft in wrong}, [(0.0, "", "")]
@@ -227,15 +223,13 @@ def _outcome(
     return max(shown, key=lambda one: one[0])
 
 
-def shape_of(drafts: Sequence[RecordedDraft], wrong: Sequence[RecordedDraft], ranks: Ranks) -> str:
+def shape_of(drafts: Drafts, wrong: Drafts, ranks: Ranks) -> str:
     """When drafts are wrong, in words; empty where they are so anywhere."""
     words = [one[0] for one in scopes_of(drafts, wrong, ranks, _SHOWS)]
     return [one for one in words if _NEWEST not in one][-1]
 
 
-def same_logits(
-    wrong: Sequence[RecordedDraft], rows: Rows, ranks: Ranks, tie: float
-) -> bool | None:
+def same_logits(wrong: Drafts, rows: Rows, ranks: Ranks, tie: float) -> bool | None:
     """Whether the recorded shares of the best candidates are those of the right rows where the
     first wrong token of a draft was chosen, whatever ids they have: then the choice is wrong, and
     all before it right. rows: by round, of teacher-forced drafts. None where too few are known."""
@@ -247,7 +241,7 @@ def same_logits(
     return None if len(found) < FEW else float(np.quantile(found, _NEAR)) < tie
 
 
-def logits_scale(drafts: Sequence[RecordedDraft], rows: Rows, tie: float) -> float | None:
+def logits_scale(drafts: Drafts, rows: Rows, tie: float) -> float | None:
     """The factor of right logits that gives the recorded shares of all candidates; None where none
     does, or it is 1."""
     known = [
@@ -279,7 +273,7 @@ def _logits_and_shares(
 
 
 def stage_of(
-    wrong: Sequence[RecordedDraft],
+    wrong: Drafts,
     ranks: Ranks,
     shape: str,
     reads_rows: bool,

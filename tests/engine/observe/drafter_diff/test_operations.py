@@ -29,6 +29,7 @@ from engine.observe.drafter_diff.operations import (
     sites,
 )
 from engine.observe.drafter_diff.tensor_changes import (
+    called_with,
     other_ropes,
     other_values,
     scaled_by,
@@ -146,9 +147,10 @@ def test_ropes_are_scaled_as_files_have_it_and_not(eagle: Session) -> None:
 def test_attention_is_scaled_otherwise_and_shares_heads_otherwise() -> None:
     q, k, v = (torch.randn(1, n, m, 64) for n, m in ((3, 4), (2, 5), (2, 5)))
     given = q, k, v, torch.ones(1, 3, 5, dtype=torch.bool)
+    by_place = dict[int | str, Any](enumerate(given))
     place = SimpleNamespace(attend=attend)
-    one = _Operation(place, "attend", ANY, 0, None, "", "", given, {}, attend(*given), {})
-    found = {about: change(attend, *given) for about, change in _ways(one)}
+    one = _Operation(place, "attend", ANY, 0, None, "", "", by_place, attend(*given), {})
+    found = {about: change(partial(called_with, attend), by_place) for about, change in _ways(one)}
     own = [i // 2 for i in range(4)]
     assert torch.allclose(attend(q, k[:, own], v[:, own], given[3]), one.result, atol=1e-6)
     turns = found["gives heads of queries those of keys by turns"]
@@ -220,7 +222,7 @@ def test_a_loop_reads_what_an_earlier_round_read(first: bool, read: list[int]) -
     change = partial(_of_round, 0, first, [])
 
     def called(x: int) -> int:
-        return int(change(torch.neg, torch.tensor(x)))
+        return int(change(partial(called_with, torch.neg), {0: torch.tensor(x)}))
 
     def looped() -> list[int]:
         return [called(i) for i in range(1, 5)]
@@ -236,8 +238,8 @@ def test_a_kernel_is_changed_in_some_rows_of_a_block_alone() -> None:
     def called(x: torch.Tensor) -> torch.Tensor:
         return changed(x)
 
-    place: Any = SimpleNamespace(code=called.__code__, at=ANY)
-    how = partial(_called, _own, [(place, [None], partial(scaled_by, 10.0))], [None, 0], None)
+    place: Any = SimpleNamespace(code=called.__code__, at=ANY, owner=None)
+    how = partial(_called, _own, [([place], scaled_by(10.0))], [None, 0], None)
     ((_, name, changed),) = in_rows(((None, "own", how), (None, "other", 1)), [1, 2], 4, 1)
     # a block has rows 0 to 3, and its first drafted token is of row 1
     assert name == "own" and called(torch.zeros(1, 4, 1)).flatten().tolist() == [1, 1, 10, 10]
@@ -246,19 +248,20 @@ def test_a_kernel_is_changed_in_some_rows_of_a_block_alone() -> None:
 
 
 def test_a_kernel_gives_something_else_in_one_head_alone() -> None:
-    change = partial(within_heads, 3, slice(1, 2), partial(scaled_by, 0.0))
+    change = within_heads(3, slice(1, 2), scaled_by(0.0))
     for shape in ((1, 2, 3, 4), (1, 2, 12)):
-        found = change(_own, torch.zeros(shape)).reshape(2, 3, 4)
+        found = change(partial(called_with, _own), {0: torch.zeros(shape)}).reshape(2, 3, 4)
         assert found[:, 1].abs().max() == 0 and (found[:, [0, 2]] == 1).all()
 
 
 def test_some_heads_in_a_row_are_changed_alone() -> None:
     rows = torch.ones(1, 1, 12)
-    one = _Operation(
-        SimpleNamespace(_own=_own), "_own", ANY, 0, None, "", "", (rows,), {}, rows, {}
-    )
-    one = one._replace(args=(rows.view(1, 1, 3, 4),))
-    found = {about: change(_own, rows).view(3, 4)[:, 0].tolist() for about, change in _ways(one)}
+    one = _Operation(SimpleNamespace(_own=_own), "_own", ANY, 0, None, "", "", {}, rows, {})
+    one = one._replace(given={0: rows.view(1, 1, 3, 4)})
+    found = {
+        about: change(partial(called_with, _own), {0: rows}).view(3, 4)[:, 0].tolist()
+        for about, change in _ways(one)
+    }
     assert found["gives zeros in its first 2 heads"] == [0, 0, 2]
     assert found["gives zeros in its last 2 heads"] == [2, 0, 0]
 
@@ -266,9 +269,12 @@ def test_some_heads_in_a_row_are_changed_alone() -> None:
 def test_a_convolution_has_its_taps_in_reverse_order_or_reads_the_rows_after() -> None:
     x, base, own = torch.randn(1, 3, 4), torch.randn(2, 4), torch.zeros(1, 3, 2, 2)
     given = x, base, own
+    by_place = dict[int | str, Any](enumerate(given))
     place = SimpleNamespace(block_conv=block_conv)
-    one = _Operation(place, "block_conv", ANY, 0, None, "", "", given, {}, block_conv(*given), {})
-    found = {about: change(block_conv, *given) for about, change in _ways(one)}
+    one = _Operation(place, "block_conv", ANY, 0, None, "", "", by_place, block_conv(*given), {})
+    found = {
+        about: change(partial(called_with, block_conv), by_place) for about, change in _ways(one)
+    }
     turned = found["has its taps in reverse order"]
     assert torch.allclose(turned[:, 1:], x[:, 1:] * base[1] + x[:, :-1] * base[0])
     after = found["reads rows after its own, not before"]

@@ -59,7 +59,7 @@ _TRUE = [(3, 3), (1, 3), (0, 3), (2, 3), (3, 3), (1, 2)]
     ],
 )
 def test_a_way_of_counting_is_named(counted: list[tuple[int, int]], words: str) -> None:
-    assert words in _miscounted([*zip(_TRUE, counted, strict=True)])
+    assert words in f"{_miscounted([*zip(_TRUE, counted, strict=True)])}."
 
 
 def test_whole_drafts_may_count_one_token_more() -> None:

@@ -120,7 +120,7 @@ def test_tokens_after_a_rejection_are_drawn_where_they_are_among_the_best(
 ) -> None:
     drafts = [RecordedDraft(i, 3 * i, [5, 6], [], 1, 0, 0.0, 2) for i in range(20)]
     choices: Any = object.__new__(TargetChoices)
-    choices._side = SimpleNamespace(name="B", n_prompt=1, drafts=drafts)
+    choices._find(SimpleNamespace(name="B", n_prompt=1, drafts=drafts))
     choices._share, choices._is_near = 0.05, True
     after = [3 * i + 1 for i in range(12)]
     choices._chosen = [place not in after for place in range(60)]
@@ -151,7 +151,7 @@ def test_the_number_that_parts_accepted_tokens_is_named(
 def test_one_token_that_is_clearly_not_the_choice_shows_a_lossy_rule() -> None:
     drafts = [RecordedDraft(i, 2 * i, [5], [], 1, 0, 0.0, 1) for i in range(20)]
     choices: Any = object.__new__(TargetChoices)
-    choices._side = SimpleNamespace(name="B", n_prompt=1, drafts=drafts, counts=(20, 20))
+    choices._find(SimpleNamespace(name="B", n_prompt=1, drafts=drafts, counts=(20, 20)))
     choices._side.text, choices._is_exact = [5] * 42, True
     choices._chosen = [place != 4 for place in range(40)]
     for ratio, words in ((0.7, "of the target's 2 best ones so far"), (0.98, "")):
