@@ -78,7 +78,8 @@ class LaneTables(QSplitter):
         self._left.addTab(self.detail, "Position")
         self._left.addTab(self.positions, "All positions")
         for tabs, name in ((self._left, "Figures of the lanes"), (self._right, "More figures")):
-            tabs.setAccessibleName(name)
+            for part in (tabs, tabs.tabBar()):
+                part.setAccessibleName(name)
             tabs.setDocumentMode(True)
             mark_front_tab(tabs.tabBar())
             self.addWidget(tabs)
