@@ -8,7 +8,7 @@ import os
 import quopri
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import pairwise, repeat
 from pathlib import Path
@@ -29,6 +29,7 @@ from engine.files import (
     unpacked,
 )
 from engine.foreign import quick_json
+from engine.long_work import ReportProgress, watched
 from engine.observe.files import records
 from engine.observe.files.capture import is_capture, read_capture, replay
 from engine.observe.files.line_words import READ, SIGNS
@@ -333,12 +334,15 @@ def import_file(
     log: Path | None = None,
     later: Path | None = None,
     vocabulary: Tokenizer | None = None,
+    progress: ReportProgress | None = None,
+    cancelled: Callable[[], bool] | None = None,
 ) -> list[int]:
     """Write a file as runs of a trace, with the findings about them; returns their ids.
 
     name: one of NAMES, else the content decides. log: the server's log, for a capture that has
     none. later: of counters, those taken afterwards. vocabulary: of a capture's model, for ids that
-    are not given. Raises TraceFileError for a file that cannot be read or is unknown.
+    are not given. Raises TraceFileError for a file that cannot be read or is unknown, and Cancelled
+    when `cancelled` turns true while a long log is read.
     """
     kind = name or recognise_file(path)
     file = _shown(path)
@@ -348,7 +352,7 @@ def import_file(
     is_plain = name is not None or kind == CAPTURE or as_written(head) == head
     if kind == LOG and log is None and _LIST.match(head) is None and is_plain:
         if len(file_head(path, _LONGEST)) == _LONGEST:
-            return fill_log(store, _pieces(path), file)
+            return fill_log(store, watched(_pieces(path, progress), cancelled), file)
         text = oldest_first(rejoined("".join(texts_of(_pieces(path)))))
         runs = fill_log(store, text, file)
         lines = (one for one in text.split("\n") if _LIKE.search(one) and "=" not in one)
@@ -479,14 +483,16 @@ def _bare(data: bytes) -> bytes:
     return data if _NOT_QUOTED.search(data) is not None else _QUOTE.sub(b"", data)
 
 
-def _pieces(path: Path) -> Iterator[bytes]:
+def _pieces(path: Path, progress: ReportProgress | None = None) -> Iterator[bytes]:
     """A file in pieces, unpacked. Raises what `_content` does; a log may be far larger."""
     with opened_file(path, TraceFileError) as file:
         begin = file.read(_PIECE) or b""
         if begin[:2] != b"\x1f\x8b":
-            n = 0
+            n, total = 0, path.stat().st_size
             while begin and (n := n + len(begin)) <= _MOST_LOG_BYTES:
                 yield begin
+                if progress is not None:
+                    progress(n, total, "reading the log")
                 begin = file.read(_PIECE) or b""
             return
     data = _content(path)
