@@ -54,6 +54,22 @@ def test_answers_of_eagle_have_the_index_of_the_last_step(tmp_path: Path) -> Non
     assert not rules(store)
 
 
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"idxs": [9], "new_tokens": [30, 40], "wall_time": [1.0, 1.0]},
+        {"idxs": [9, 8], "new_tokens": [30, 40], "wall_time": [1.0]},
+        {"decoding_steps": [3], "accept_lengths": [3] * 5, "new_tokens": [8, 7], "wall_time": [1]},
+    ],
+)
+def test_lists_of_different_numbers_of_turns_contradict(
+    tmp_path: Path, choice: dict[str, Any]
+) -> None:
+    store = imported(tmp_path, _line(81, **choice))
+    assert _told(store) == [{}]
+    assert rules(store) == ["counters-contradict"]
+
+
 def test_answers_of_spec_bench_have_the_tokens_of_each_step(tmp_path: Path) -> None:
     line = _line(
         81,

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from engine.errors import TraceFileError
 from tests.engine.observe.files.pasted_text import imported, read, sums
 
 LINES = """slot print_timing: id  0 | task 3 |        eval time =    4000.00 ms /   {n} tokens
@@ -27,6 +28,25 @@ def test_files_that_tail_has_shown_are_runs_of_their_own(tmp_path: Path) -> None
     told = [store.runs[run]["requests"][0]["told"] for run in (0, 1)]
     names = "predicted_n", "num_spec_steps", "draft_n", "draft_n_accepted"
     assert [tuple(one.get(name) for name in names) for one in told] == COUNTS
+
+
+@pytest.mark.parametrize("name", ["..", ".", "/", " ", "日" * 66, "x" * 200])
+def test_any_name_of_a_shown_file(tmp_path: Path, name: str) -> None:
+    assert sums(read(f"==> {name} <==\n{FIRST}", tmp_path)) == COUNTS[:1]
+
+
+def test_many_shown_files_are_not_opened_each(tmp_path: Path) -> None:
+    text = "".join(f"==> {i}.log <==\nx\n" for i in range(5000))
+    with pytest.raises(TraceFileError, match="shows more than 1,024 files"):
+        read(text, tmp_path)
+    with pytest.raises(TraceFileError, match="or 262,144 parts of them"):
+        read("==> a <==\n==> b <==\n" * 140_000, tmp_path)
+
+
+def test_shown_files_inside_of_a_shown_one_are_not_opened(tmp_path: Path) -> None:
+    text = "\n".join(f"{'> ' * i}==> {i}.log <==" for i in range(400))
+    with pytest.raises(TraceFileError, match="holds several files itself"):
+        read(f"{text}\n", tmp_path)
 
 
 def test_a_second_time_of_an_answer_is_another_request(tmp_path: Path) -> None:
