@@ -104,11 +104,9 @@ class Node(msgspec.Struct, frozen=True, eq=False):
 
     def fields(self, values: dict[str, Any] | None = None) -> Fields:
         """The keys of this object, or of one around it."""
-        path = self.path
-        if values is None or values is self.values:
-            values = self.values
-        else:
-            path = path[: list(map(id, self.around)).index(id(values))]
+        values = self.values if values is None else values
+        chain = (*self.around, self.values)
+        path = self.path[: list(map(id, chain)).index(id(values))]
         place = ".".join(path if not self.start else (self.start, *path))
         return Fields(values, self.file, place, self.taken)
 
