@@ -265,14 +265,14 @@ def members(
 def shown_files(data: bytes, name: str, kind: type[DraftscopeError]) -> Iterator[tuple[str, bytes]]:
     """The files that `head` or `tail` has shown in a text, each with all that was shown of it.
 
-    Raises an error of this kind for more of them, or of their parts, than anyone looks at.
+    Raises an error of this kind for more of them than anyone looks at.
     """
     _, *parts = SHOWN.split(data, _MOST_PARTS)
     found: dict[bytes, list[bytes]] = {}
     for one, part in zip(parts[::2], parts[1::2], strict=True):
         found.setdefault(one, []).append(part)
-    if len(found) > _MOST_SHOWN or len(parts) == 2 * _MOST_PARTS:
-        said = f"{name} shows more than {_MOST_SHOWN:,} files, or {_MOST_PARTS:,} parts of them."
+    if len(found) > _MOST_SHOWN:
+        said = f"{name} shows more than {_MOST_SHOWN:,} files."
         raise kind(said, "Name the files themselves, or fewer of them.")
     yield from ((one.decode("utf-8", "replace"), b"".join(of)) for one, of in found.items())
 
