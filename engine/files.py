@@ -57,10 +57,8 @@ def unwritable(
 
 def known_kind(head: bytes, read_as: str) -> tuple[str, str] | None:
     """What a file of another kind is, and what to do, if known. read_as: "model" or "import"."""
-    text, tables = (
-        head.decode("utf-8", "surrogateescape"),
-        tomllib.loads(_OTHERS.read_text("utf-8")),
-    )
+    text = head.decode("utf-8", "surrogateescape")
+    tables = tomllib.loads(_OTHERS.read_text("utf-8"))
     every = (*tables["both"], *tables[read_as])
     return next(((one["is"], one["remedy"]) for one in every if re.search(one["has"], text)), None)
 

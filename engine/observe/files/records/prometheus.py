@@ -18,7 +18,7 @@ from itertools import pairwise
 from typing import Any
 
 from engine.errors import TraceFileError
-from engine.foreign import COUNT, LARGEST, LONGEST_DRAFT, is_real
+from engine.foreign import LARGEST, LONGEST_DRAFT, is_real
 from engine.observe.files.records.column_names import NAMES
 from engine.observe.files.records.document import MOST_BYTES, LeftOut, nodes, read_documents
 from engine.observe.files.records.request import RecordedRequest
@@ -64,10 +64,8 @@ _SHOWN = re.compile(r"(?m)[ }](\d[\d.]{0,9} (?:[kKMGB]|Mil|Bil))$")
 _SERIES_NAME = re.compile(
     r"\s*(?:(?:vllm|llamacpp|sglang|lmdeploy):|rapid_mlx_|trtllm_)[^,;|]{1,4000}"
 )
-_VALUE, _TIME = (
-    re.compile(r"(?i).{0,40}value.{0,20}|last.{0,20}"),
-    re.compile(r"(?i).{0,20}time.{0,20}|date"),
-)
+_VALUE = re.compile(r"(?i).{0,40}value.{0,20}|last.{0,20}")
+_TIME = re.compile(r"(?i).{0,20}time.{0,20}|date")
 """Columns of a table that has a row for each value."""
 _NAME = re.compile(rb'"__name__"\s*:\s*"([^"]{1,200})",?')
 _LABEL = re.compile(rb'"(\w{1,80})"\s*:\s*')
@@ -356,7 +354,7 @@ def _difference(
         before = defaultdict(dict)
         found.record["restarted"] = f"{fell[0]} fell between the scrapes"
     most = max((last[name][i] for name, i in series if name != _EMITTED), default=0.0)
-    exact = most < _EXACT.get(engine, COUNT)
+    exact = most < _EXACT.get(engine, LARGEST + 1)
     if not exact:
         found.record["rounded"] = f"counters from {_EXACT[engine]:,} on have six digits"
 
