@@ -124,7 +124,7 @@ def _sums(text: str) -> list[RecordedRequest]:
     found: list[RecordedRequest] = []
     values: dict[str, re.Match[str]] = {}
     ends = list(accumulate(len(line) + 1 for line in text.split("\n")))
-    tasks = {one.end(): one[1] for one in _TASK.finditer(text)}
+    tasks = [(one.end(), one[1]) for one in _TASK.finditer(text)]
 
     def close() -> None:
         if _PART in values:
@@ -133,8 +133,8 @@ def _sums(text: str) -> list[RecordedRequest]:
         if not values.keys().isdisjoint(_ABOUT) or (has_rate and _SPEED in values):
             start = next(iter(values.values())).start("name")
             place = f"line {1 + bisect_right(ends, start)}"
-            place = next((tasks[end] for end in reversed(tasks) if end < start), place)
-            found.append(_request(values, text, place))
+            n_before = bisect_right(tasks, (start,))
+            found.append(_request(values, text, tasks[n_before - 1][1] if n_before else place))
         values.clear()
 
     for match in _LINE.finditer(text):
