@@ -20,12 +20,14 @@ import msgspec
 from engine.analysis.findings.check import record_findings
 from engine.errors import TraceFileError
 from engine.files import (
+    SHOWN,
     file_bytes,
     file_head,
     is_archive,
     known_kind,
     members,
     opened_file,
+    shown_files,
     unpacked,
 )
 from engine.foreign import quick_json
@@ -50,7 +52,8 @@ if TYPE_CHECKING:
 CAPTURE, LOG, ARCHIVE = "capture", "log", "archive"
 NAMES = (CAPTURE, LOG, *records.NAMES)
 """What a file may be said to be, where its content leaves that open."""
-_NOT_IN_NAMES = re.compile(r"[^\w.+() -]")
+_NOT_IN_NAMES, _LONGEST_NAME = re.compile(r"[^\w.+() -]|^\.{1,2}$"), 240
+"""What no file may be called everywhere, and of how many bytes a name may be."""
 _HEAD = 1 << 18
 _MOST_BYTES = 512 << 20
 """Of a file that is read as a whole; captures and records have limits of their own."""
@@ -96,7 +99,6 @@ _GLUED = re.compile(
     r"|(?<=rate|time)(?==)|(?<=rate=|time=)(?=\d)"
 )
 """Where a picture of a log that was made text again has lost blanks."""
-_FILE = re.compile(rb"(?m)^==> (.{1,200}) <==\r?\n")
 _ROW = re.compile(r"(?m)^[ \t>]{0,20}\|.{0,2000}\|[ \t]{0,20}$")
 _COMMA = re.compile(r"(?<![\d,.])(\d{1,20}),(?=(?:\d\d|\d{5})(?![\d,]))")
 """Of numbers that a system has written with a comma for the point."""
@@ -347,7 +349,7 @@ def import_file(
     kind = name or recognise_file(path)
     file = _shown(path)
     head = _bare(file_head(path, _HEAD))
-    if kind == ARCHIVE or (_FILE.match(head) is not None and path.stat().st_size <= _MOST_BYTES):
+    if kind == ARCHIVE or (SHOWN.match(head) is not None and path.stat().st_size <= _MOST_BYTES):
         return _import_members(store, path, name)
     is_plain = name is not None or kind == CAPTURE or as_written(head) == head
     if kind == LOG and log is None and _LIST.match(head) is None and is_plain:
@@ -426,16 +428,24 @@ def _import_members(store: TraceStore, path: Path, name: str | None) -> list[int
     """The files of an archive that can be read, as `import_file` does each; what is said of others
     is a finding. Raises what it says of the first where there is none."""
     found, refused = list[int](), list[TraceFileError]()
+    packed = _content(path)
+    is_packed, how = is_archive(packed), (packed, path.name)
+    files = (
+        members(*how, _MOST_BYTES, TraceFileError)
+        if is_packed
+        else shown_files(*how, TraceFileError)
+    )
     with TemporaryDirectory() as folder:
-        packed = _content(path)
-        files = members(packed, path.name, _MOST_BYTES, TraceFileError)
-        for at, (one, content) in enumerate(files if is_archive(packed) else _shown_in(packed)):
+        for at, (one, content) in enumerate(files):
             Path(folder, str(at)).mkdir()
-            inner = Path(folder, str(at), _NOT_IN_NAMES.sub("_", one)[-_LONGEST_TIME:] or "_")
+            named = _NOT_IN_NAMES.sub("_", one).encode()[-_LONGEST_NAME:].decode(errors="ignore")
+            inner = Path(folder, str(at), named or "_")
             inner.write_bytes(content)
             try:
-                if is_archive(content):
-                    said = f"{one} is an archive inside of {path.name}."
+                begin = file_head(inner, _HEAD)
+                is_inside = is_archive(unpacked(begin, "", _HEAD, whole=False))
+                if is_inside or (not is_packed and SHOWN.match(_bare(begin)) is not None):
+                    said = f"{one} holds several files itself, inside of {path.name}."
                     raise TraceFileError(said, "Unpack it yourself.")
                 found += import_file(store, inner, name=name)
             except TraceFileError as error:
@@ -445,15 +455,6 @@ def _import_members(store: TraceStore, path: Path, name: str | None) -> list[int
     if refused:
         _note(store, found, f"Files of it not read: {len(refused):,}. {refused[0].message}")
     return found
-
-
-def _shown_in(data: bytes) -> Iterator[tuple[str, bytes]]:
-    """The files that `head` or `tail` has shown, each with all that was shown of it."""
-    _, *parts = _FILE.split(data)
-    found = dict.fromkeys(parts[::2], b"")
-    for name, part in zip(parts[::2], parts[1::2], strict=True):
-        found[name] += part
-    yield from ((name.decode("utf-8", "replace"), part) for name, part in found.items())
 
 
 def _note(store: TraceStore, runs: Sequence[int], message: str) -> None:
