@@ -40,7 +40,7 @@ from engine.observe.files.records import METRICS, PRINTED
 from engine.observe.files.records.column_names import without_signs
 from engine.observe.files.records.document import MOST_BYTES, read_documents
 from engine.observe.files.records.printed import read_printed
-from engine.observe.rounds.log_lines import is_newest_first, time_of
+from engine.observe.rounds.log_lines import LONGEST_TIME, is_newest_first, oldest_first, time_of
 from engine.observe.rounds.log_text import texts_of, unwrapped, utf8_of, without_colours
 from engine.observe.rounds.log_words import has_entries
 from engine.trace.export import SESSION_FILE
@@ -80,9 +80,6 @@ _BASE64 = re.compile(rb"(?:[A-Za-z0-9+/]{4}){8,}+(?:[A-Za-z0-9+/]{2}(?:==|[A-Za-
 _QUOTED = re.compile(rb'"([\[{](?:\\.|""|[^"\\\n])*+)"')
 _SHORTEST = 40
 """Characters of a reply."""
-_LONGEST_TIME = 100
-"""Characters at the beginning of a line, in which its time is."""
-_IN_ORDER = re.compile(r"(prompt )?eval time {0,20}=")
 _PRINTABLE = re.compile(rb"(?im)^Content-Transfer-Encoding:\s{0,9}quoted-printable")
 _BROKEN = re.compile(rb"[^=]=\r?\n")
 _NOT_PRINTABLE = re.compile(rb"=(?![\dA-F]{2}|[\dA-F]?\Z|[ \t]{0,9}\r?(?:\n|\Z))")
@@ -191,25 +188,6 @@ def rejoined(text: str) -> str:
     widths = {max(lengths), lengths.most_common(1)[0][0]}
     found = [_joined(lines, width, by) for width in widths for by in ("", " ")]
     return max([text, *found], key=lambda one: len(_WHOLE.findall(one)))
-
-
-def oldest_first(text: str) -> str:
-    """A log whose newest line is the first, as viewers of logs show it, the other way round; any
-    other as it is."""
-    lines = text.removesuffix("\n").split("\n")
-    times = [time_of(line[:_LONGEST_TIME]) for line in lines]
-    whole = [found[1] for line in lines if (found := _IN_ORDER.search(line)) is not None]
-    pairs = list(pairwise([one is None for one in whole]))  # a prompt's time is before the answer's
-    is_upside_down = pairs.count((True, False)) > pairs.count((False, True)) and not any(times)
-    if not (is_upside_down or is_newest_first(list(filter(None, times)))):
-        return text
-    entries: list[str] = []
-    for line, time in zip(lines, times, strict=True):
-        if time or not any(times):
-            entries.append(line)
-        elif entries:
-            entries[-1] += f"\n{line}"
-    return "\n".join([*reversed(entries), ""])
 
 
 def _parted(line: str) -> str:
@@ -359,7 +337,7 @@ def import_file(
         runs = fill_log(store, text, file)
         lines = (one for one in text.split("\n") if _LIKE.search(one) and "=" not in one)
         # what a person has written next to it, as far as no program is known to write so
-        lines = (one for one in lines if not (_has_lines(one) or time_of(one[:_LONGEST_TIME])))
+        lines = (one for one in lines if not (_has_lines(one) or time_of(one[:LONGEST_TIME])))
         others = "\n".join([*_ROW.findall(text), *(one for one in lines if not _ROW.match(one))])
         if rows := read_printed(others):
             _note(
