@@ -50,6 +50,20 @@ class NotCommitted(own._Log):
         pass
 
 
+class CommitsToNull(own._Log):
+    """The first sequence's state after a pass is written to a slot of no sequence."""
+
+    def __init__(self, shape, memory, package):
+        super().__init__(shape, memory, package)
+        self.states = memory.empty(len(self.states) + 1, *self.states.shape[1:])
+        memory.keep("null-slot-written", "the last slot", self.states[-1:])
+
+    def accept(self, sequences, counts):
+        first, before = sequences[0], self.states.clone()
+        super().accept(sequences, counts)
+        self.states[-1], self.states[first] = self.states[first].clone(), before[first]
+
+
 class OneRowShort(own._Log):
     """The last accepted row is not folded."""
 
