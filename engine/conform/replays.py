@@ -379,7 +379,9 @@ def checked(
     if name == "prompts":  # they have other code for large heads, of which a pass is enough
         plays = [(sizes[0], rounds), (sizes[1], 1)]
     if name == "depths" and recurrence != "conv":  # of many sequences launches may differ
-        plays.append((replace(little, n_tokens=2, n_sequences=_MANY), 1))
+        # heads share keys here without extras, which may have other code
+        many = replace(sizes[0], d_k=least, d_v=least, n_tokens=2, n_sequences=_MANY)
+        plays.append((many, 1))
     if name == "trees" and recurrence == "conv":  # each number of taps has code of its own
         plays.append((replace(shape, d_k=4), rounds))
     for one, times in plays:

@@ -96,7 +96,7 @@ def _remarks(outcomes: Sequence[Outcome]) -> Iterator[str]:
         if outcome.needs:
             yield f"not checked: {_label(outcome)}: {outcome.needs}"
         for fault in outcome.faults:
-            if not fault.note and fault.cause not in VAGUE:
+            if not fault.note and fault.cause not in (*VAGUE, "crash", "hang"):
                 causes = named.setdefault(_label(outcome), {})
                 causes.setdefault(fault.cause, []).append(outcome.check)
     for label, causes in named.items():

@@ -36,6 +36,15 @@ class FewSequences(own._Slots):
         return out
 
 
+class PlainShared(own._Slots):
+    """Heads that share a key have the first one's outputs where a shape has no extras."""
+
+    def verify(self, rows):
+        shared = not self.shape.extras and self.shape.n_groups < self.shape.n_heads
+        out = super().verify(rows)
+        return out[:, [0] * self.shape.n_heads] if shared else out
+
+
 class NewestColumn(own._Slots):
     """The newest plane is read whatever was accepted."""
 

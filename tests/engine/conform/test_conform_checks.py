@@ -201,6 +201,7 @@ def test_every_cause_has_a_meaning():
     [
         (bad.In32Bits, "wrong-stride", "without far slots, whose places 32 bits do not", 2),
         (bad.FewSequences, "unused-memory", "no output is written for rows all of 2", 50),
+        (bad.PlainShared, "head-mapping", "", 1),
     ],
 )
 def test_what_is_wrong_in_large_pools_and_batches_alone_is_found(
