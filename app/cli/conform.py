@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
                     "Its kernels may be called in another way: --force plays them all the same.",
                 )
             tell(f"{title}: its version has not been tried; tried: {', '.join(tried)}")
-    outcomes, shown = [], show_progress if is_terminal(sys.stderr) else lambda _: None
+    last, shown = {}, show_progress if is_terminal(sys.stderr) else lambda _: None
     for outcome in runner.run(
         name,
         place,
@@ -56,9 +56,10 @@ def run(args: argparse.Namespace) -> int:
         checks=args.checks,
         limit_s=args.limit,
     ):
-        outcomes.append(outcome)
+        last[outcome.kernel, outcome.recurrence, outcome.check] = outcome
         shown(f"{outcome.kernel} {outcome.recurrence}: {outcome.check}")
     shown("")
+    outcomes = [*last.values()]
     whole = report.report(outcomes, title, args.target, device)
     for path, text in (
         (args.html, html_page(whole)),

@@ -69,10 +69,10 @@ class Rows:
     and `b` [tokens, heads] before their gates, `g` and `beta` after them; weights `A_log` [heads],
     `dt_bias` as a row of a, and `lower_bound` [1] of shapes that have one. Mamba-2: `x` [tokens,
     heads, d_v], `dt` [tokens, heads], `B`, `C` [tokens, groups, d_k], `z` as x in shapes that have
-    it; weights `A` (negative), `D`, `dt_bias` [heads]. Convolutions: `x`
-    [tokens, channels]; weights `weight` [channels, taps] and `bias`. Sequence -1 is padding.
-    `parents`: of a tree of drafts, the row of the same sequence that each row follows, -1 for the
-    first; empty where each row follows the one before it.
+    it; weights `A` (negative), `D`, `dt_bias` [heads]. Convolutions: `x` [tokens, channels];
+    weights `weight` [channels, taps] and `bias`. Sequence -1 is padding. `parents`: of a tree of
+    drafts, the row of the same sequence that each row follows, -1 for the first; empty where each
+    row follows the one before it.
     """
 
     def __init__(

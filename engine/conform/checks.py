@@ -29,7 +29,8 @@ BOUNDS = {"float32": 5e-5, "bfloat16": 4e-2, "float16": 1e-2}
 # Causes that say less than another one that a sequence of the same pass may have; the last is one
 # where no first chunk is wrong
 VAGUE = ("unused-memory", "wrong-output", "wrong-state", "wrong-chunk")
-_LESS = ("state-not-committed", "other-sequence-written", "state-lost", "other-layer", *VAGUE)
+_WRITTEN = "null-slot-written", "other-sequence-written"  # which a state tells more of
+_LESS = ("state-not-committed", *_WRITTEN, "state-lost", "other-layer", *VAGUE)
 _GUARD = "interpreter_with_triton"
 
 
@@ -114,10 +115,6 @@ class Player:
         if rounded or (self.kernel.chunk and self.device == "cuda"):  # of tensor cores
             self.bound = max(self.bound, 1e-2)
         self.own_size = rounded and self.device == "cpu"  # of which rounding takes 0.0022
-        self.memory = self._memory()
-
-    def _memory(self) -> Memory:
-        return Memory(self.device, self.blank, far="far slots" in self.shape.extras)
 
     def starts(self, check: str) -> tuple[bool, ...]:
         """Whether no states are given, for each time that a check starts."""
@@ -133,7 +130,7 @@ class Player:
             large=(30.0 if check == "subsets" else 10.0 * empty) * self.large,
             replaced=self.replaced, copies=self.copies,
         )  # fmt: skip
-        self.memory = self._memory()
+        self.memory = Memory(self.device, self.blank, far="far slots" in self.shape.extras)
         subject = self.kernel.make(self.shape, self.memory, self.package)
         first = [source.state() * (not empty) for _ in range(self.shape.n_sequences)]
         for sequence, state in enumerate(() if empty else first):

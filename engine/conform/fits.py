@@ -15,6 +15,11 @@ from engine.conform.reference import Row, Way, terms
 
 _LEAST = 12  # values that tell a mistake from chance
 _MOST_FITTED = 4  # mistakes whose number is searched closely
+SOUGHT = set[str]()  # causes of the ways that are compared; none: all
+
+
+def sought(cause: str) -> bool:
+    return not SOUGHT or cause in SOUGHT
 
 
 def taken(shape: Shape, row: Row, state: torch.Tensor) -> torch.Tensor:
@@ -306,7 +311,7 @@ def closest(
     there = (_apart(seen, last) - parts).abs().amax(1) > bound
     some = not there.all() and there.sum() * parts.shape[1] > _LEAST
     best, least, part, nearest = None, limit, None, limit
-    for cause, sentence, made in ways:
+    for cause, sentence, made in (way for way in ways if sought(way[0])):
         error = off(seen, made)
         if error <= (least / 2 if best else least):  # a later way must be clearly nearer
             best, least = (cause, sentence), error
@@ -325,9 +330,9 @@ def nearest(ways: Iterable[tuple[float, tuple[str, str]]], limit: float) -> tupl
     must be clearly nearer, and one as near as rounding is enough."""
     best, enough = None, limit / 64
     for error, way in ways:
-        if error <= limit:
+        if error <= limit and sought(way[0]):
             best, limit = way, error / 2
-        if error <= enough:
+        if best and error <= enough:
             break
     return best
 

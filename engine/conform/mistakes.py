@@ -184,8 +184,7 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
             "the scale is applied twice": 1 / root,
             "q is divided by the root of d_v, not of d_k": root / shape.d_v**0.5,
         }
-        for words, times in scales.items():
-            made.append(("wrong-scale", words, right | {"read": read * times}))
+        made += [("wrong-scale", w, right | {"read": read * x}) for w, x in scales.items()]
     return made
 
 
@@ -220,9 +219,8 @@ def _numbered(shape: Shape, row: Row, x: float) -> list[tuple[str, str, Row]]:
         gates[words] = _anew(shape, row, {"step": dt})
     made = [("wrong-gate", words, right | other) for words, other in gates.items()]
     for term, name in {"value": "vx"[mamba], "key": "kB"[mamba], "read": "qC"[mamba]}.items():
-        made.append(
-            ("wrong-scale", f"{name} is taken {x:.4g} times", right | {term: x * right[term]})
-        )
+        scaled = right | {term: x * right[term]}
+        made.append(("wrong-scale", f"{name} is taken {x:.4g} times", scaled))
     if "z" in row:
         gate = {"gate": row["z"] * torch.sigmoid(x * row["z"])}
         made.append(("wrong-term", f"the sigmoid of {x:.4g} times z is taken", right | gate))

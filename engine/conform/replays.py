@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import islice, product
@@ -14,7 +15,7 @@ import torch
 from engine.conform.cases import Recurrence, Shape
 from engine.conform.causes import Situation
 from engine.conform.checks import CHECKS, VAGUE, Fault, Player, check, copied, errors_of, limited
-from engine.conform.fits import joined, place
+from engine.conform.fits import SOUGHT, joined, place, sought
 from engine.conform.packages import Package, interpreted
 from engine.conform.passes import SCRIPTS, Pass, shapes, with_extras
 from engine.conform.reference import ROW_INPUTS, terms, token
@@ -67,6 +68,8 @@ _MOST = 10000  # Player.work of each further search
 _MOST_SEEN = 256  # key channels of a head whose state is solved for
 _LEFT, NO_OUTPUT = "rows accepted leave the state after", "no output is written"
 Changed = Callable[[Pass, int], Pass | None]  # of a pass and its number
+Step = tuple[bool, list[Fault]]  # whether they are named, and the faults
+Steps = Iterator[Step]
 _WRITTEN = ("null-slot-written", "padding-written", "other-sequence-written")
 
 
@@ -286,6 +289,7 @@ def elsewhere(player: Player, fault: Fault) -> Fault:
         return replace(fault, cause="wrong-wrap", detail=words)
     for may_be, cause, words, changed, other in ways:
         few = changed is alone or shape.n_heads > other.n_heads
+        may_be = may_be and sought(cause)
         if may_be and not _wrong(player, fault, changed, other, seeds=8 if few else 2):
             short: Changed = lambda p, _: replace(p, drafts=True)  # noqa: E731
             if cause == "wrong-stride" and not _wrong(player, fault, short, other):
@@ -322,13 +326,35 @@ def _wrong(
     return []
 
 
+def agreed(names: Sequence[str], steps: Callable[[str], Steps]) -> Iterator[tuple[str, *Step]]:
+    """The steps of each check of a kernel, and of those whose cause is unlike once more, if one
+    explains all: a mistake is tried before sizes that were solved for, then what most name."""
+    of = list[Fault]()
+    for name in names:
+        faults = list[Fault]()
+        for is_named, faults in steps(name):
+            yield name, is_named, faults
+        sure = name in SCRIPTS and not {f.cause for f in faults[:1]} & {*VAGUE, "crash"}
+        of += [f for f in faults[:1] if sure and not f.note]
+    exact = {f.cause for f in of if "times what" not in f.detail}
+    causes = Counter(f.cause for f in of).most_common()
+    for cause, _ in sorted(causes, key=lambda one: one[0] not in exact) if causes[1:] else ():
+        others = [f.check for f in of if f.cause != cause]
+        SOUGHT.add(cause)
+        ends = [(name, True, [*steps(name)][-1][1]) for name in others]
+        SOUGHT.clear()
+        if all(f.cause == cause for *_, faults in ends for f in faults[:1]):
+            yield from ends
+            return
+
+
 def rounds_of(check: str, device: str) -> int:
     return (_ROUNDS if device == "cpu" else _ROUNDS_ON_DEVICE).get(check, 1000)
 
 
 def checked(
     kernel: Kernel, package: Package, recurrence: Recurrence, name: str, seed: int, device: str
-) -> Iterator[tuple[bool, list[Fault]]]:
+) -> Steps:
     """Whether they are named by their cause, and the faults: if there are some, first as they were
     found, as naming them takes many more passes of a kernel that is wrong."""
     sizes = shapes(kernel, recurrence, device)
@@ -353,7 +379,9 @@ def checked(
     if name == "prompts":  # they have other code for large heads, of which a pass is enough
         plays = [(sizes[0], rounds), (sizes[1], 1)]
     if name == "depths" and recurrence != "conv":  # of many sequences launches may differ
-        plays.append((replace(little, n_tokens=2, n_sequences=_MANY), 1))
+        # heads share keys here without extras, which may have other code
+        many = replace(sizes[0], d_k=least, d_v=least, n_tokens=2, n_sequences=_MANY)
+        plays.append((many, 1))
     if name == "trees" and recurrence == "conv":  # each number of taps has code of its own
         plays.append((replace(shape, d_k=4), rounds))
     for one, times in plays:

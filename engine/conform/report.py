@@ -9,6 +9,7 @@ import tomllib
 import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -37,7 +38,7 @@ def lines(outcomes: Sequence[Outcome], target: str) -> Iterator[str]:
     for label, row in _table(outcomes):
         yield f"{label:<{width}}" + "".join(f"{_WORDS[cell]:>11}" for cell in row)
     yield from _remarks(outcomes)
-    for fault in _faults(outcomes):
+    for fault in chain.from_iterable(outcome.faults for outcome in outcomes):
         yield ""
         yield from paragraph(fault)
         yield f"  again: {again(fault, target)}"
@@ -56,7 +57,7 @@ def report(outcomes: Sequence[Outcome], title: str, target: str, device: str) ->
     parts: list[Part] = [ReportTable(["kernel", *CHECKS], rows)] if rows else []
     parts += [Remark(line) for line in _remarks(outcomes)]
     sections = [Section("Checks", parts)]
-    for fault in _faults(outcomes):
+    for fault in chain.from_iterable(outcome.faults for outcome in outcomes):
         first, *rest = paragraph(fault)
         kind, _, words = first.partition(": ")
         parts = [Remark(words, kind if kind == "error" else "")]
@@ -95,7 +96,7 @@ def _remarks(outcomes: Sequence[Outcome]) -> Iterator[str]:
         if outcome.needs:
             yield f"not checked: {_label(outcome)}: {outcome.needs}"
         for fault in outcome.faults:
-            if not fault.note and fault.cause not in VAGUE:
+            if not fault.note and fault.cause not in (*VAGUE, "crash", "hang"):
                 causes = named.setdefault(_label(outcome), {})
                 causes.setdefault(fault.cause, []).append(outcome.check)
     for label, causes in named.items():
@@ -200,11 +201,6 @@ def _table(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, list[bool | None]
     passed = {(_label(o), o.check): o.passed for o in outcomes}
     for label in labels:
         yield label, [passed.get((label, name)) for name in CHECKS]
-
-
-def _faults(outcomes: Sequence[Outcome]) -> Iterator[Fault]:
-    for outcome in outcomes:
-        yield from outcome.faults
 
 
 def paragraph(fault: Fault) -> Iterator[str]:

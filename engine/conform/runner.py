@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -26,7 +26,7 @@ from engine.conform.checks import BOUNDS, CHECKS, Fault, check, has_check, met
 from engine.conform.cost import measure
 from engine.conform.fits import joined
 from engine.conform.packages import Package
-from engine.conform.replays import OF_EXTRAS, checked, rounds_of
+from engine.conform.replays import OF_EXTRAS, Steps, agreed, checked, rounds_of
 from engine.conform.subject import AsTensors, Kernel
 from engine.errors import KernelPackageError
 
@@ -163,7 +163,8 @@ def run(
     at_once: int = 2,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> Iterator[Outcome]:
-    """Outcomes as they come; a kernel that crashes or hangs costs the check that it was in.
+    """Outcomes as they come, of a check once more where the others of its kernel tell its cause; a
+    kernel that crashes or hangs costs the check that it was in.
 
     limit_s: the processor's time that a check may take, and then once more to name its fault."""
     waiting = []
@@ -265,7 +266,7 @@ class _Child:
             if not answer["is_named"]:
                 self._unnamed = faults[0]
                 continue
-            self.left.remove(answer["check"])
+            self.left = [one for one in self.left if one != answer["check"]]
             self._unnamed = None
             yield Outcome(
                 self.kernel, self.recurrence, answer["check"], faults, answer["seconds"],
@@ -339,25 +340,25 @@ def _in_child(*request: Any) -> None:
         answers.write("\n")  # a check's limit of time runs from here
         answers.flush()
         _limited(float(limit_s))
-        for one in checks.split(","):
-            began = time.monotonic()
-            steps: Iterable[tuple[bool, list[Fault]]] = [(True, [])]
-            figures = {}
+
+        def steps(one: str) -> Steps:
             if one == COST:
-                figures = measure(found, package, recurrence, device)
-            else:
-                steps = checked(found, package, recurrence, one, int(seed), device)
-            for is_named, faults in steps:
-                line = {
-                    "check": one,
-                    "is_named": is_named,
-                    "faults": [asdict(f) for f in faults],
-                    "figures": figures,
-                    "seconds": time.monotonic() - began,
-                }
-                answers.write(json.dumps(line) + "\n")
-                answers.flush()
-                _limited(float(limit_s))
+                return iter([(True, [])])
+            return checked(found, package, recurrence, one, int(seed), device)
+
+        began = time.monotonic()
+        for one, is_named, faults in agreed(checks.split(","), steps):
+            line = {
+                "check": one,
+                "is_named": is_named,
+                "faults": [asdict(f) for f in faults],
+                "figures": measure(found, package, recurrence, device) if one == COST else {},
+                "seconds": time.monotonic() - began,
+            }
+            answers.write(json.dumps(line) + "\n")
+            answers.flush()
+            _limited(float(limit_s))
+            began = time.monotonic() if is_named else began
 
 
 def play_again(target: str, fault: dict[str, Any], device: str) -> Iterator[str]:

@@ -10,7 +10,7 @@ import torch
 
 from engine.conform.cases import Shape
 from engine.conform.decays import Log
-from engine.conform.fits import nearest, spans
+from engine.conform.fits import nearest, sought, spans
 from engine.conform.mistakes import channels_of, heads_of
 from engine.conform.reference import Row, Way, correction, terms
 
@@ -159,15 +159,16 @@ def shares(
     def named(pattern: _Pattern, columns: Sequence[int]) -> tuple[str, str]:
         what, cause, powers, since = pattern
         factor = share[:, powers.index(1)]
-        if error(0 * factor, powers, [i for i in columns if powers[i]]) <= limit:
-            cause = "state-lost" if since <= known.begin else "lost-fold"
-            if since > known.at and not last:  # else its state would lack it too
-                cause, what = "gate-order", f"{what}, as outputs see it,"
-            return cause, f"{what} is lost"
+        none = error(0 * factor, powers, [i for i in columns if powers[i]]) <= limit
+        alone = since > known.at and not last  # else its state would lack it too
+        lost = "gate-order" if alone else "state-lost" if since <= known.begin else "lost-fold"
+        if none and sought(lost):
+            return lost, f"{what}{', as outputs see it,' * alone} is lost"
         if found := nearest(ways(pattern, columns), limit):
             return found
         even = len(factor) > 1 and float(factor.max() - factor.min()) < 1e-3  # lengths are not
-        cause = "wrong-scale" if even and cause == "wrong-norm" else cause
+        if even and cause == "wrong-norm" and sought("wrong-scale"):
+            cause = "wrong-scale"
         at = int((factor - 1).abs().argmax())
         place = f"head {at // shape.d_k}, channel {at % shape.d_k}" if channels else f"head {at}"
         return cause, f"{what} of {place} is {float(factor[at]):.4g} times what it should be"

@@ -284,20 +284,17 @@ class Kernel:
     whether a pass keeps its rows and not its states; `least_d` is the smallest head that it takes;
     `dtypes` those that stored states may have; `grouped` whether value heads may share a key head,
     `square` whether d_v must be d_k; `equal_lengths` whether all sequences of a pass must have the
-    same number of rows, `full_lengths` that it is the most that a pass has. `trees`: a pass may
-    be a tree of drafts (Rows.parents); `padding`: a pass may hold sequence -1, rows that the
-    engine adds to fill a batch; `chunk`: rows of a chunk of a kernel for prompts, which knows
-    the last state alone (0: it is none); `extras`: what some shapes add: "layers" (commits of
-    two), "lower bound" (of KDA's gate), "z" (Mamba-2's gate of outputs), "track slots" (states
-    after fewer rows, kept elsewhere), "aligned blocks", "v first" (states are transposed) and "far
-    slots" (Memory.pool);
-    `bf16_products`: it rounds factors of its products to bfloat16, whatever its tensors are;
-    `rows_dtype`: what rows are rounded to before the kernel and the reference take them;
-    `d`: the only size of its heads (0: any),
-    `powers`: it must be a power of two. `compiled`: who compiles a kernel that needs a CUDA device
-    and its package as it is installed; `capability`: the major compute capability that it needs
-    there; `host`:
-    it runs on the processor alone.
+    same number of rows, `full_lengths` that it is the most that a pass has. `trees`: a pass may be
+    a tree of drafts (Rows.parents); `padding`: a pass may hold sequence -1, rows that the engine
+    adds to fill a batch; `chunk`: rows of a chunk of a kernel for prompts, which knows the last
+    state alone (0: it is none); `extras`: what some shapes add: "layers" (commits of two), "lower
+    bound" (of KDA's gate), "z" (Mamba-2's gate of outputs), "track slots" (states after fewer rows,
+    kept elsewhere), "aligned blocks", "v first" (states are transposed) and "far slots"
+    (Memory.pool); `bf16_products`: it rounds factors of its products to bfloat16, whatever its
+    tensors are; `rows_dtype`: what rows are rounded to before the kernel and the reference take
+    them; `d`: the only size of its heads (0: any), `powers`: it must be a power of two. `compiled`:
+    who compiles a kernel that needs a CUDA device and its package as it is installed; `capability`:
+    the major compute capability that it needs there; `host`: it runs on the processor alone.
     """
 
     name: str

@@ -267,7 +267,7 @@ class CheckKernels(SideJob):
         progress(0, total, "checking kernels")
         outcomes = runner.run(name, place, seed=1, device=device, cancelled=self.cancelled.is_set)
         for done, outcome in enumerate(outcomes, start=1):
-            progress(done, total, f"checking {outcome.kernel}")
+            progress(min(done, total), total, f"checking {outcome.kernel}")
             self._post(partial(self._show, outcome))
 
     def _show(self, outcome: Outcome, _: EngineStatus) -> None:

@@ -4,6 +4,7 @@ have values before keys at some shapes ("v first")."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -14,12 +15,24 @@ from engine.conform.packages import Package
 from engine.conform.subject import Kernel, Memory, Prompts
 
 _V_FIRST = "v first"
-_RAW = {"use_qk_l2norm_in_kernel": True, "use_beta_sigmoid_in_kernel": True}
+_RAW = dict.fromkeys((f"use_{of}_in_kernel" for of in ("gate", "qk_l2norm", "beta_sigmoid")), True)
 
 
 def _turned(shape: Shape, states: torch.Tensor) -> torch.Tensor:
     """States [..., d_k, d_v] as they are stored, and back."""
     return states.mT if _V_FIRST in shape.extras else states
+
+
+def _options(shape: Shape, rows: Rows) -> dict[str, Any]:
+    """What all of these kernels are given."""
+    return {
+        "scale": shape.d_k**-0.5,
+        "output_final_state": True,
+        "state_v_first": _V_FIRST in shape.extras,
+        "cu_seqlens": rows.starts.long(),
+        "A_log": rows.A_log,
+        "dt_bias": rows.dt_bias,
+    }
 
 
 class LastState:
@@ -41,14 +54,9 @@ class LastState:
             *(t.unsqueeze(0) for t in rows.beside("q", "k", "v")),
             g=g,
             beta=beta,
-            use_gate_in_kernel=True,
-            **{name: rows.tensors[name] for name in ("A_log", "dt_bias")},
-            scale=self.shape.d_k**-0.5,
             initial_state=self.states[rows.sequences],
-            output_final_state=True,
-            state_v_first=_V_FIRST in self.shape.extras,
-            cu_seqlens=rows.starts.long(),
             **_RAW,
+            **_options(self.shape, rows),
         )
         return o[0], states
 
@@ -83,17 +91,12 @@ class _ChannelGates(Paged):
         own = table.flatten() if accepted is None else None
         o, states = module.fused_recurrent_kda_fwd(
             *(t.unsqueeze(0) for t in (rows.q, rows.k, rows.v, rows.a, rows.b)),
-            *(rows.A_log, rows.dt_bias),
-            scale=self.shape.d_k**-0.5,
             initial_state=self.pool if own is None else self.pool[own],
-            output_final_state=True,
             inplace_final_state=own is None,
-            state_v_first=_V_FIRST in self.shape.extras,
-            cu_seqlens=rows.starts.long(),
-            use_gate_in_kernel=True,
             lower_bound=rows.bound,
             **(paged if own is None else {}),
             **_RAW,
+            **_options(self.shape, rows),
         )
         if own is not None:
             self.pool[own] = states.to(self.pool)
@@ -109,23 +112,17 @@ class _Chunked(Prompts):
 
     def run(self, rows: Rows, first: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         kda = self.shape.recurrence == "kda"
-        module = self.package.module(
-            f"fla.ops.{'kda.chunk_fwd' if kda else 'gated_delta_rule.chunk'}"
-        )
+        place = "kda.chunk_fwd" if kda else "gated_delta_rule.chunk"
+        module = self.package.module(f"fla.ops.{place}")
         self.calls += 1
         gates = rows.g if self.calls % 2 else rows.a
         bound = {"lower_bound": rows.bound, "safe_gate": rows.bound is not None}
         made = (module.chunk_kda_fwd if kda else module.chunk_gated_delta_rule_fwd)(
             *(t.unsqueeze(0) for t in (rows.q_normed, rows.k_normed, rows.v, gates, rows.beta)),
             use_gate_in_kernel=gates is rows.a,
-            A_log=rows.A_log,
-            dt_bias=rows.dt_bias,
-            scale=self.shape.d_k**-0.5,
             initial_state=None if first is None else _turned(self.shape, first).contiguous(),
-            output_final_state=True,
-            state_v_first=_V_FIRST in self.shape.extras,
-            cu_seqlens=rows.starts.long(),
             **(bound if kda else {}),
+            **_options(self.shape, rows),
         )
         o, last = made[:2] if kda else made[1:4:2]
         return o[0], _turned(self.shape, last)

@@ -80,6 +80,17 @@ def _batched(rows: Rows) -> dict[str, torch.Tensor]:
     return drawn | {"A_log": rows.A_log, "dt_bias": rows.dt_bias}
 
 
+def _gdn(of: Snapshots | Paged, rows: Rows, slots: torch.Tensor, **options: Any) -> torch.Tensor:
+    """Outputs of a verify pass with these options, or (none) of a step without drafts."""
+    module = of.package.module("flashinfer.gdn_decode")
+    known = _batched(rows) | {"initial_state": of.pool, "initial_state_indices": slots}
+    if options and of.shape.dtype == torch.float32:
+        out = module.gated_delta_rule_mtp(**known, **options)[0]
+    else:
+        out = module.gated_delta_rule_decode_pretranspose(state=None, **known, **options)[0]
+    return out.flatten(0, 1)
+
+
 class _Verify(Snapshots):
     """gated_delta_rule_mtp (float32) or gated_delta_rule_decode_pretranspose (bfloat16) with the
     states of all rows in a buffer, a row of it for each sequence of the pass."""
@@ -93,19 +104,9 @@ class _Verify(Snapshots):
         return {"intermediate_states_buffer": self.buffer[1:]}
 
     def run(self, rows: Rows, keep: bool) -> torch.Tensor:
-        module = self.package.module("flashinfer.gdn_decode")
         self.at = {sequence: i for i, sequence in enumerate(rows.sequences)}
-        known = _batched(rows) | {
-            "initial_state": self.pool,
-            "initial_state_indices": self.slots(rows.sequences),
-        }
-        if keep:
-            known |= self.options() | {"disable_state_update": True}
-        if keep and self.shape.dtype == torch.float32:
-            out = module.gated_delta_rule_mtp(**known)[0]
-        else:
-            out = module.gated_delta_rule_decode_pretranspose(state=None, **known)[0]
-        return out.flatten(0, 1)
+        options = self.options() | {"disable_state_update": True} if keep else {}
+        return _gdn(self, rows, self.slots(rows.sequences), **options)
 
     def accept(self, sequences: Sequence[int], counts: Sequence[int]) -> None:
         for sequence, count in zip(sequences, counts, strict=True):
@@ -145,20 +146,12 @@ class _Scattered(Paged):
         self.shape = shape
 
     def run(self, rows: Rows, table: torch.Tensor, accepted: torch.Tensor | None) -> torch.Tensor:
-        module = self.package.module("flashinfer.gdn_decode")
-        known = _batched(rows) | {
-            "initial_state": self.pool,
-            "initial_state_indices": self.without_drafts(rows).flatten(),
-        }
+        before, t = self.without_drafts(rows).flatten(), self.shape.n_tokens
         if accepted is None:
-            out = module.gated_delta_rule_decode_pretranspose(state=None, **known)[0]
-        else:
-            t = self.shape.n_tokens
-            known["ssm_state_indices"] = torch.stack(
-                [self.table[s, self._half(s) : self._half(s) + t] for s in rows.sequences]
-            )
-            out = module.gated_delta_rule_mtp(**known, disable_state_update=False)[0]
-        return out.flatten(0, 1)
+            return _gdn(self, rows, before)
+        halves = [self.table[s, self._half(s) :][:t] for s in rows.sequences]
+        blocks = {"ssm_state_indices": torch.stack(halves)}
+        return _gdn(self, rows, before, **blocks, disable_state_update=False)
 
     def _half(self, sequence: int) -> int:
         """First column of the half that the sequence's state is not in."""

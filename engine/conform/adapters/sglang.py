@@ -47,10 +47,7 @@ class _Conv(Snapshots):
             self.memory.keep("wrong-parent", "the list of parents", parents[:, 1:], wanted)
         out: torch.Tensor = module.causal_conv1d_update(
             rows.x.view(n, t, -1).transpose(1, 2).contiguous(),
-            self.pool,
-            rows.weight,
-            rows.bias,
-            "silu",
+            *(self.pool, rows.weight, rows.bias, "silu"),
             conv_state_indices=self.slots(rows.sequences),
             intermediate_conv_window=self.buffer if keep else None,
             intermediate_state_indices=places if keep else None,

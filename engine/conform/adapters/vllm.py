@@ -62,10 +62,8 @@ class Paged:
                 continue
             old = min(self.begin[s], self.computed[s] // self.size)
             self.table[s] = self.table[s].roll(-old)
-            self.begin[s], self.computed[s] = (
-                self.begin[s] - old,
-                self.computed[s] - old * self.size,
-            )
+            self.begin[s] -= old
+            self.computed[s] -= old * self.size
             column = (self.computed[s] + m - 1) // self.size
             if column != self.begin[s]:
                 self.pool[self.table[s, column]] = self.pool[self.table[s, self.column(s)]].clone()
@@ -437,9 +435,7 @@ ENGINE = Engine(
         f"{_MAMBA}.causal_conv1d", f"{_MAMBA}.triton_helpers", "vllm.utils.math_utils",
     ),
     values={
-        f"{_BUILDER}.split_decodes_and_prefills": (
-            lambda batch, **_: (batch.num_reqs, 0, batch.num_reqs, 0)
-        ),
+        f"{_BUILDER}.split_decodes_and_prefills": lambda m, **_: (m.num_reqs, 0, m.num_reqs, 0),
         f"{_BUILDER}.compute_causal_conv1d_metadata": lambda *_, **__: (None, None, None),
         "vllm.v1.attention.backend.AttentionMetadataBuilder": PlanBuilder,
         "vllm.v1.kv_cache_interface.MambaSpec": SimpleNamespace,

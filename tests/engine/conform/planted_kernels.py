@@ -36,6 +36,15 @@ class FewSequences(own._Slots):
         return out
 
 
+class PlainShared(own._Slots):
+    """Heads that share a key have the first one's outputs where a shape has no extras."""
+
+    def verify(self, rows):
+        shared = not self.shape.extras and self.shape.n_groups < self.shape.n_heads
+        out = super().verify(rows)
+        return out[:, [0] * self.shape.n_heads] if shared else out
+
+
 class NewestColumn(own._Slots):
     """The newest plane is read whatever was accepted."""
 
@@ -48,6 +57,20 @@ class NotCommitted(own._Log):
 
     def accept(self, sequences, counts):
         pass
+
+
+class CommitsToNull(own._Log):
+    """The first sequence's state after a pass is written to a slot of no sequence."""
+
+    def __init__(self, shape, memory, package):
+        super().__init__(shape, memory, package)
+        self.states = memory.empty(len(self.states) + 1, *self.states.shape[1:])
+        memory.keep("null-slot-written", "the last slot", self.states[-1:])
+
+    def accept(self, sequences, counts):
+        first, before = sequences[0], self.states.clone()
+        super().accept(sequences, counts)
+        self.states[-1], self.states[first] = self.states[first].clone(), before[first]
 
 
 class OneRowShort(own._Log):

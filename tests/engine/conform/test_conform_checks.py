@@ -11,6 +11,7 @@ from engine.conform import replays
 from engine.conform.adapters import own
 from engine.conform.cases import Shape
 from engine.conform.checks import CHECKS, Fault, Player, check, has_check
+from engine.conform.fits import SOUGHT
 from engine.conform.passes import SCRIPTS
 from engine.conform.replays import elsewhere, smallest
 from engine.conform.report import MEANINGS, paragraph
@@ -35,6 +36,7 @@ PLANTED = [
     (bad.FirstColumn, "kda", "stale-column"),
     (bad.NewestColumn, "gdn", "stale-column"),
     (bad.NotCommitted, "gdn", "state-not-committed"),
+    (bad.CommitsToNull, "gdn", "state-not-committed"),
     (bad.OneRowShort, "kda", "stale-column"),
     (bad.Neighbour, "gdn", "other-sequence"),
     (bad.WritesNeighbour, "gdn", "other-sequence"),
@@ -119,6 +121,39 @@ def test_a_fault_that_a_sequence_alone_has_not_is_of_another():
     assert elsewhere(player, fault).cause == "other-sequence"
 
 
+@pytest.mark.parametrize(
+    ("named", "explain_all", "said"),
+    [
+        (["wrong-gate", "stale-column", "wrong-gate"], {"wrong-gate"}, {"wrong-gate"}),
+        (["wrong-gate", "stale-column", "wrong-gate"], {"stale-column"}, {"stale-column"}),
+        (["wrong-gate", "stale-column", "wrong-gate"], set(), {"wrong-gate", "stale-column"}),
+        # a mistake itself before a size that was solved for, though more checks have that
+        (
+            ["wrong-scale", "wrong-norm", "wrong-scale"],
+            {"wrong-scale", "wrong-norm"},
+            {"wrong-norm"},
+        ),
+        (
+            ["crash", "wrong-norm", "wrong-output"],
+            {"wrong-norm"},
+            {"crash", "wrong-norm", "wrong-output"},
+        ),
+    ],
+)
+def test_of_unlike_causes_one_that_explains_all_checks_is_that_of_all(named, explain_all, said):
+    names = dict(zip(("depths", "lengths", "subsets"), named, strict=True))
+    detail = {"wrong-scale": "q of head 0 is 0.9 times what it should be"}
+
+    def steps(name):
+        cause = next(iter(SOUGHT & explain_all), names[name])
+        of = cause, detail.get(cause, ""), SHAPES["gdn"], 1, 0, 0, 0, 1.0
+        yield True, [Fault("kernel", name, *of)]
+
+    last = {name: faults[0].cause for name, _, faults in replays.agreed([*names], steps)}
+    assert (last.keys(), {*last.values()}) == (names.keys(), said)
+    assert not SOUGHT
+
+
 def test_the_smallest_shape_keeps_the_cause():
     kernel = Kernel("planted", ("gdn",), bad.FirstColumn, dtypes=("float32",))
     shape = Shape("gdn", 8, 2, 32, 32, 8, 4)
@@ -166,6 +201,7 @@ def test_every_cause_has_a_meaning():
     [
         (bad.In32Bits, "wrong-stride", "without far slots, whose places 32 bits do not", 2),
         (bad.FewSequences, "unused-memory", "no output is written for rows all of 2", 50),
+        (bad.PlainShared, "head-mapping", "", 1),
     ],
 )
 def test_what_is_wrong_in_large_pools_and_batches_alone_is_found(

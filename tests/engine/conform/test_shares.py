@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from engine.conform import fits
 from engine.conform.cases import Shape, Source
 from engine.conform.reference import correction, play, step, terms, token
 from engine.conform.shares import Quantities, channels, shares
@@ -78,6 +79,18 @@ def test_a_row_that_a_state_lacks_is_lost(rows):
     assert found(rows, right - wrote, last=True) == ("lost-fold", "what row 3 wrote is lost")
     off = found(rows, right - 0.25 * wrote, last=True)
     assert " is 0.75 times what it should be" in off[1]
+
+
+def test_a_cause_that_is_sought_is_named_in_place_of_another(rows, monkeypatch):
+    state, batch = rows
+    before = step(SHAPE, state, batch[3])[1]
+    lost = step(SHAPE, 0 * before, batch[4])[0]
+    scaled = 3 * made(rows, 4)[0]
+    assert (found(rows, lost)[0], found(rows, scaled)[0]) == ("lost-fold", "wrong-scale")
+    monkeypatch.setattr(fits, "SOUGHT", {"wrong-gate", "wrong-norm"})
+    assert (found(rows, lost)[0], found(rows, scaled)[0]) == ("wrong-gate", "wrong-norm")
+    ways = [("stale-column", "", lost), ("wrong-gate", "near", lost + 1e-6)]
+    assert fits.closest(lost[None], ways, 1e-4, scaled[None]) == ("wrong-gate", "near")
 
 
 @pytest.mark.parametrize(
