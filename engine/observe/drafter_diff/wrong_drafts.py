@@ -11,10 +11,18 @@ from statistics import fmean
 import numpy as np
 
 from engine.audit.draft_models import Candidates
-from engine.audit.recorded_drafts import OUTCOMES, RecordedDraft, outcomes
+from engine.audit.recorded_drafts import OUTCOMES, DraftedText, RecordedDraft, outcomes
 from engine.draft.model_drafter import N_CANDIDATES
 from engine.observe.drafter_diff.guesses import Rows, Scope
-from engine.observe.drafter_diff.records import BLOCK, CANDIDATES, FEW, ROWS, STATE, Drafts
+from engine.observe.drafter_diff.records import (
+    BLOCK,
+    CANDIDATES,
+    FEW,
+    ROWS,
+    STATE,
+    UNEXPLAINED,
+    Drafts,
+)
 from engine.sampling.distribution import softmax
 
 Ranks = dict[int, list[tuple[int, float]]]
@@ -23,9 +31,10 @@ rounding, and how far the best is above the second, of its distance to the tenth
 _AS_CLEAR, _NEAR = 0.6, 0.9
 """Where wrong tokens are to be chosen, not computed, otherwise: the lead of the best candidate over
 the second, of what it is where drafts are right; share of them that is among the best."""
-_SHOWS, _STRAY, _SCALED = 5, 0.05, 0.05
+_SHOWS, _STRAY, _SCALED, _CHANCE = 5, 0.05, 0.05, 0.05
 """Right drafts that show that a mistake needs something that they have not; share of them that may
-be wrong all the same; what a factor of logits has to be away from 1."""
+be wrong all the same; what a factor of logits has to be away from 1; how likely it may be that
+wrong drafts are by chance in none but some rounds or tokens, for these to be named."""
 
 TIE, EXACT_TIE = (0.05, 0.5), (0.005, 0.05)
 """How far below the best logit a drafted one may lie by rounding: of the distance to the tenth, and
@@ -108,6 +117,7 @@ def as_drawn(picks: Sequence[tuple[Candidates, int]]) -> str:
     return f"{n} of {len(ranks)} are the best ones, where {temp:g} makes {n_first} likely"
 
 
+POWERS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 _NO_END, _NEWEST = 1 << 30, ", the newest one alone"
 _MOSTLY = 0.6
 _EVERY = {2: "second", 3: "third", 4: "fourth", 5: "fifth", 8: "eighth"}
@@ -130,10 +140,15 @@ def scopes_of(drafts: Drafts, wrong: Drafts, ranks: Ranks, least: int = 1) -> li
     rounds = _outcomes_of(drafts)
     found: list[Scope] = [("", None, None)]
     found += _in_rounds(drafts, words, rounds[end]) if end else []
-    if first < _SHOWS and len(drafts) - 1 - last >= max(_SHOWS, last + 1) and not end:
+    starts_late, ends_early = (
+        least < _SHOWS or _by_chance(n, len(wrong), len(drafts)) < _CHANCE
+        for n in (len(drafts) - first, last + 1)
+    )
+    is_early = first < _SHOWS and len(drafts) - 1 - last >= max(_SHOWS, last + 1)
+    if is_early and ends_early and not end:
         words = f", only up to position {wrong[-1].pos0}"
         found.append((words, range(wrong[-1].pos0 + 1), None))
-    elif first >= least and not end:
+    elif first >= least and starts_late and not end:
         for draft in drafts[max(0, first - _SHOWS) : first][::-1]:
             words = f", only from about position {draft.pos0 + 1} on"
             found.append((words, range(draft.pos0 + 1, _NO_END), None))
@@ -144,6 +159,10 @@ def scopes_of(drafts: Drafts, wrong: Drafts, ranks: Ranks, least: int = 1) -> li
     if len(steps) == 1:
         n_longer = sum(len(ranks[draft.round]) > step + 1 for draft in wrong)
     ways: list[tuple[str, Collection[int]]] = []
+    lengths = [max(step + 1, len(ranks[draft.round])) for draft in wrong]
+    by_chance = math.prod(1 / n if n_longer >= FEW else 1 - step / n for n in lengths)
+    if least == _SHOWS and by_chance * (max(lengths) if n_longer >= FEW else 1) >= _CHANCE:
+        step, n_longer = 0, 0
     if n_longer < FEW and step:
         # the first one that is wrong may be later than the first that is made otherwise
         starts = range(1, step + 1) if least < _SHOWS else sorted({1, step})
@@ -162,6 +181,11 @@ def scopes_of(drafts: Drafts, wrong: Drafts, ranks: Ranks, least: int = 1) -> li
             if places & {first, first - 1, first - 2}:
                 found += _in_rounds(drafts, words, places)
     return found
+
+
+def _by_chance(n: int, n_wrong: int, n_drafts: int) -> float:
+    """How likely it is that wrong drafts, anywhere among all, are all among n of these."""
+    return math.comb(n, n_wrong) / math.comb(n_drafts, n_wrong)
 
 
 def _in_rounds(drafts: Drafts, words: str, which: set[int]) -> list[Scope]:
@@ -216,7 +240,8 @@ def _outcome(drafts: Drafts, wrong: Drafts) -> tuple[float, str, str]:
     for end, places in _outcomes_of(drafts).items():
         n, n_else = len(places & are_wrong), len(are_wrong - places)
         others = len(drafts) - len(places)
-        if others - n_else >= _SHOWS and n_else <= _STRAY * min(others, len(wrong)):
+        is_shown = others - n_else >= _SHOWS and n_else <= _STRAY * min(others, len(wrong))
+        if is_shown and _by_chance(len(places), n, len(drafts)) < _CHANCE:
             but = f" but {n_else}" if n_else else ""
             about = f", only after {OUTCOMES[end]} ({n} of {len(places)}){but}"
             shown.append((n / len(places), end, about))
@@ -272,6 +297,23 @@ def _logits_and_shares(
             yield logits[: len(shares)], shares / shares.sum()
 
 
+def places_of(text: DraftedText) -> dict[str, Collection[int]]:
+    """Places of a text that its rows may be wrong in, by what they are."""
+    n, drafts = text.starts[0], text.drafts
+    found: dict[str, Collection[int]] = {
+        "the prompt": range(n),
+        "the prompt's last token": [n - 1],
+        "decoded tokens": range(n, len(text.tokens)),
+        "accepted tokens": [d.pos0 + 1 + i for d in drafts for i in range(d.n_accepted)],
+        "tokens that were not drafted": [draft.pos0 for draft in drafts],
+    }
+    for size in POWERS:
+        if size < n:
+            found[f"the prompt but its last {size} tokens"] = range(n - size)
+            found[f"the first {size} tokens"] = range(size)
+    return {where: places for where, places in found.items() if places}
+
+
 def stage_of(
     wrong: Drafts,
     ranks: Ranks,
@@ -287,7 +329,10 @@ def stage_of(
     n_near = sum(rank < N_CANDIDATES for rank, _ in apart)
     is_near = apart and right and n_near >= _NEAR * len(apart)
     is_chosen = is_near and fmean(lead for _, lead in apart) >= _AS_CLEAR * fmean(right)
-    if same or (same is None and is_chosen and "drafted token" not in shape):
+    when = f"{shape}, and right otherwise" if shape else " everywhere"
+    if len(wrong) < _SHOWS and not same and not shape:
+        stage, what, when = UNEXPLAINED, "too few drafts are wrong to say what is", ""
+    elif same or (same is None and is_chosen and "drafted token" not in shape):
         stage, what = CANDIDATES, "the choice among right candidates is wrong"
         if same:
             what += ", whose probabilities are recorded as they should be"
@@ -301,5 +346,4 @@ def stage_of(
         stage, what = ROWS, "the rows that it reads, or what it reads with them, are wrong"
     else:
         stage, what = STATE, "its memory, or what it was given to go on from, is wrong"
-    when = f"{shape}, and right otherwise" if shape else " everywhere"
     return stage, f"{what[0].upper()}{what[1:]}{when}; no change of one part gives its drafts."
