@@ -314,7 +314,7 @@ class Trials:
             if total <= _NOTHING and len(more) > len(window) == len(found):
                 # several may give these few
                 total = min(sum(self.left(guess, more).values()), limit * EXPLAINS)
-            # of parts, so many are tried that some give a few drafts by chance
+            # of many parts some give a few drafts by chance
             is_unclear = n_by_chance(n_tried, [n_given / max(1, n_tried)] * n_wrong) >= CHANCE
             if total <= _NOTHING and is_unclear:
                 unclear.setdefault(_NUMBER.sub("", guess.about), guess.about)
@@ -377,8 +377,7 @@ class Trials:
     def _with_equals(
         self, best: Guess, guesses: Iterator[_Tried], more: Drafts, probe: RecordedDraft
     ) -> Guess:
-        """A guess that gives all drafts, with what others say that give them, too: some of its
-        stage, and one of each other."""
+        """A guess that gives all drafts, with others that do: of its stage, one of each other."""
         until, equal = thread_time() + _SECONDS_EQUAL, dict[str, str]()
         shape = _NUMBER.sub("", best.about)
         for guess, *_ in guesses:
@@ -419,8 +418,7 @@ class Trials:
         how = half.model, half.text, half.deviation
         with half.applied():
             Redrafts(*how, distance=keep, left=half.left).of(window)
-        half_left = self.left(half, window)
-        rest = [n for n, distance in half_left.items() if distance > ROUNDED]
+        rest = [n for n, distance in self.left(half, window).items() if distance > ROUNDED]
         n_tried, seen, given = 0, Counter[int](), Counter[int]()
 
         def is_shown() -> bool:

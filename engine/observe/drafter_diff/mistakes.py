@@ -178,9 +178,8 @@ class Mistakes:
         changes["zeros"] = model.table(mapped(own, torch.zeros_like))
         for tap in taps if len(taps) > 1 else ():
             changes[f"zeros in layer {tap}"] = model.table(mapped(own, torch.zeros_like, tap))
-        for (where, places), (what, rows) in product(
-            places_of(self._text).items(), changes.items()
-        ):
+        both = product(places_of(self._text).items(), changes.items())
+        for (where, places), (what, rows) in both:
             about = f"rows of {where} are {what}"
             scope = "", {place + 1 for place in places}, None
             if (guess := self._of_table(about, rows).within(scope, self._text)) is not None:
@@ -201,8 +200,7 @@ class Mistakes:
         found = part_changes(self._model.core, look, sorted({*near, *far}))
         parts = [one for one in found if only in ("", one.stage)]
         # a number of a kernel is a simpler mistake than a table, and else few come first
-        first_of = POSITIONS, CANDIDATES
-        parts.sort(key=lambda one: (not one.is_number, *(one.stage != own for own in first_of)))
+        parts.sort(key=lambda x: (not x.is_number, x.stage != POSITIONS, x.stage != CANDIDATES))
         for phase, words in PHASES.items():
             for one in (one for one in parts if phase in one.phases and one.changes):
                 guess = self._guess(one.stage, one.about + words, changes=one.changes, during=phase)
@@ -445,18 +443,16 @@ class Mistakes:
         for draft in wrong[:_SHOWN_BY]:
             newest = self._right_before(draft)
             found = [value for value in found if gives(draft, newest, value)]
-        found = found[:_MOST_FITTING] if len(values) > 1 else []
+        found = found[:_MOST_FITTING]
         some = {*values[:: 1 + len(values) // _MOST_COUNTED]}
         shares: dict[int, list[float]] = {value: [] for value in found}
         for draft in wrong[:_COUNTED_BY] if found else ():
             newest = self._right_before(draft)
-            tried = [value for value in values if value in some or value in shares]
+            tried = (value for value in values if value in some or value in shares)
             given = {value for value in tried if gives(draft, newest, value)}
             for value in given & shares.keys():
-                others = some - {value}
-                shares[value].append(len(given & others) / len(others))
-        n = len(values) - 1
-        return [value for value in found if n_by_chance(n, shares[value]) < CHANCE]
+                shares[value].append(len(given & some - {value}) / len(some))
+        return [x for x in found if n_by_chance(len(values) - 1, shares[x]) < CHANCE]
 
     def _right_before(self, draft: RecordedDraft) -> Entries:
         """Write what is to be in memory with a draft; the entry that it goes on from."""

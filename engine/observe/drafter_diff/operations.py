@@ -67,8 +67,7 @@ def in_place(changes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
 
 
 class PartChange(NamedTuple):
-    """A change of one part. phases: of PHASES, when it may be in force. is_number: whether it is
-    one of a number that a kernel is given."""
+    """A change of one part, or (is_number) of a number of a kernel. phases: when it may be."""
 
     stage: str
     about: str
@@ -231,11 +230,12 @@ def _operations(found: Sequence[Site], look: Callable[[], object]) -> Iterator[P
     for alike in places.values():
         one, is_few = alike[0], 1 < len(alike) <= _MOST_ALONE
         alone = [([each], each.layer) for each in alike if is_few]
-        numbers = {about for about, _ in _other_arguments(one, of_numbers=True)}
+        numbers = [f"argument {key} " for key, x in one.given.items() if isinstance(x, float)]
         for (whose, where), (about, change) in product([(alike, ""), *alone], _ways(one)):
             changes, words = _elsewhere([(whose, change)]), f"{one.words}{where} {about}"
             phases = [*PHASES] if any(one in about for one in _AT_TIMES) else [""]
-            yield PartChange(one.stage, words, changes, phases, about in numbers)
+            is_number = any(name in about for name in numbers)
+            yield PartChange(one.stage, words, changes, phases, is_number)
         rows = [key for key, x in one.given.items() if is_floats(x)]
         for key, first in product(rows, (True, False)) if (one.code, one.at) in loops else ():
             change = partial(_of_round, key, first, [])
@@ -451,22 +451,15 @@ def _ways(one: _Operation) -> Iterator[tuple[str, Way]]:
         for key, x in given.items():
             if torch.is_tensor(x) and (x.shape, x.dtype) == (one.result.shape, one.result.dtype):
                 yield "is left out", as_given(key)
-    for of_numbers in (True, False):
-        yield from _other_arguments(one, of_numbers=of_numbers)
-    for a, b in combinations(rows, 2):
-        if rows[a].shape == rows[b].shape:
-            yield f"has its arguments {a} and {b} exchanged", with_exchanged(a, b)
-
-
-def _other_arguments(one: _Operation, *, of_numbers: bool) -> Iterator[tuple[str, Way]]:
-    for key, x in one.given.items():
-        if isinstance(x, float) != of_numbers:
-            continue
+    for key, x in given.items():
         what = f"`{one.weights[key]}`" if key in one.weights else f"argument {key}"
         if key in one.weights and isinstance(key, str):
             yield f"reads none for {what}", with_changed({key: lambda _: None})
         for about, change in other_values(x, key in one.weights):
             yield f"reads {what} {about}", with_changed({key: change})
+    for a, b in combinations(rows, 2):
+        if rows[a].shape == rows[b].shape:
+            yield f"has its arguments {a} and {b} exchanged", with_exchanged(a, b)
 
 
 def _n_heads(one: _Operation) -> int:

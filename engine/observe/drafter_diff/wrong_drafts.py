@@ -31,7 +31,7 @@ rounding, and how far the best is above the second, of its distance to the tenth
 _AS_CLEAR, _NEAR = 0.6, 0.9
 """Where wrong tokens are to be chosen, not computed, otherwise: the lead of the best candidate over
 the second, of what it is where drafts are right; share of them that is among the best."""
-_SHOWS, _STRAY, _SCALED, _CHANCE = 5, 0.05, 0.05, 0.05
+_SHOWS, _STRAY, _SCALED, _CHANCE = 5, 0.05, 0.05, 0.03
 """Right drafts that show that a mistake needs something that they have not; share of them that may
 be wrong all the same; what a factor of logits has to be away from 1; how likely it may be that
 wrong drafts are by chance in none but some rounds or tokens, for these to be named."""
@@ -80,13 +80,9 @@ def ranked(row: Candidates, token: int, tie: tuple[float, float]) -> tuple[int, 
     return rank, (values[0] - values[1]) / spread if spread > 0 else 1.0
 
 
-def _wrong_steps(ranks: Ranks, draft: RecordedDraft) -> list[int]:
+def wrong_steps(ranks: Ranks, draft: RecordedDraft) -> list[int]:
+    """Tokens of a draft that are wrong, from 0."""
     return [i for i, (rank, _) in enumerate(ranks[draft.round]) if rank]
-
-
-def first_step(wrong: Drafts, ranks: Ranks) -> int:
-    """The first token that is wrong in any of these drafts, from 0."""
-    return min((step for draft in wrong for step in _wrong_steps(ranks, draft)), default=0)
 
 
 def as_drawn(picks: Sequence[tuple[Candidates, int]]) -> str:
@@ -140,29 +136,20 @@ def scopes_of(drafts: Drafts, wrong: Drafts, ranks: Ranks, least: int = 1) -> li
     rounds = _outcomes_of(drafts)
     found: list[Scope] = [("", None, None)]
     found += _in_rounds(drafts, words, rounds[end]) if end else []
-    starts_late, ends_early = (
-        least < _SHOWS or _by_chance(n, len(wrong), len(drafts)) < _CHANCE
-        for n in (len(drafts) - first, last + 1)
-    )
-    is_early = first < _SHOWS and len(drafts) - 1 - last >= max(_SHOWS, last + 1)
-    if is_early and ends_early and not end:
+    if first < _SHOWS and len(drafts) - 1 - last >= max(_SHOWS, last + 1) and not end:
         words = f", only up to position {wrong[-1].pos0}"
         found.append((words, range(wrong[-1].pos0 + 1), None))
-    elif first >= least and starts_late and not end:
+    elif first >= least and not end:
         for draft in drafts[max(0, first - _SHOWS) : first][::-1]:
             words = f", only from about position {draft.pos0 + 1} on"
             found.append((words, range(draft.pos0 + 1, _NO_END), None))
         words = f", only from position {wrong[0].pos0} on"
         found.append((words, range(wrong[0].pos0, _NO_END), None))
-    steps = Counter(step for draft in wrong for step in _wrong_steps(ranks, draft))
+    steps = Counter(step for draft in wrong for step in wrong_steps(ranks, draft))
     step, n_longer = min(steps, default=0), 0
     if len(steps) == 1:
         n_longer = sum(len(ranks[draft.round]) > step + 1 for draft in wrong)
     ways: list[tuple[str, Collection[int]]] = []
-    lengths = [max(step + 1, len(ranks[draft.round])) for draft in wrong]
-    by_chance = math.prod(1 / n if n_longer >= FEW else 1 - step / n for n in lengths)
-    if least == _SHOWS and by_chance * (max(lengths) if n_longer >= FEW else 1) >= _CHANCE:
-        step, n_longer = 0, 0
     if n_longer < FEW and step:
         # the first one that is wrong may be later than the first that is made otherwise
         starts = range(1, step + 1) if least < _SHOWS else sorted({1, step})
@@ -181,11 +168,6 @@ def scopes_of(drafts: Drafts, wrong: Drafts, ranks: Ranks, least: int = 1) -> li
             if places & {first, first - 1, first - 2}:
                 found += _in_rounds(drafts, words, places)
     return found
-
-
-def _by_chance(n: int, n_wrong: int, n_drafts: int) -> float:
-    """How likely it is that wrong drafts, anywhere among all, are all among n of these."""
-    return math.comb(n, n_wrong) / math.comb(n_drafts, n_wrong)
 
 
 def _in_rounds(drafts: Drafts, words: str, which: set[int]) -> list[Scope]:
@@ -240,8 +222,7 @@ def _outcome(drafts: Drafts, wrong: Drafts) -> tuple[float, str, str]:
     for end, places in _outcomes_of(drafts).items():
         n, n_else = len(places & are_wrong), len(are_wrong - places)
         others = len(drafts) - len(places)
-        is_shown = others - n_else >= _SHOWS and n_else <= _STRAY * min(others, len(wrong))
-        if is_shown and _by_chance(len(places), n, len(drafts)) < _CHANCE:
+        if others - n_else >= _SHOWS and n_else <= _STRAY * min(others, len(wrong)):
             but = f" but {n_else}" if n_else else ""
             about = f", only after {OUTCOMES[end]} ({n} of {len(places)}){but}"
             shown.append((n / len(places), end, about))
@@ -249,9 +230,17 @@ def _outcome(drafts: Drafts, wrong: Drafts) -> tuple[float, str, str]:
 
 
 def shape_of(drafts: Drafts, wrong: Drafts, ranks: Ranks) -> str:
-    """When drafts are wrong, in words; empty where they are so anywhere."""
-    words = [one[0] for one in scopes_of(drafts, wrong, ranks, _SHOWS)]
-    return [one for one in words if _NEWEST not in one][-1]
+    """When drafts are wrong, in words; empty where they are so anywhere, or may be by chance."""
+    shape, lengths = "", [len(ranks[draft.round]) for draft in wrong]
+    for words, places, steps in scopes_of(drafts, wrong, ranks, _SHOWS):
+        n, n_wrong = (sum(places is None or d.pos0 in places for d in x) for x in (drafts, wrong))
+        by_place = math.comb(n, n_wrong) / math.comb(len(drafts), n_wrong)
+        inside = [sum(steps is None or i in steps for i in range(n)) / n for n in lengths if n]
+        is_shown = (places is None or by_place < _CHANCE) and (
+            steps is None or math.prod(inside) < _CHANCE
+        )
+        shape = words if is_shown and _NEWEST not in words else shape
+    return shape
 
 
 def same_logits(wrong: Drafts, rows: Rows, ranks: Ranks, tie: float) -> bool | None:
@@ -260,7 +249,7 @@ def same_logits(wrong: Drafts, rows: Rows, ranks: Ranks, tie: float) -> bool | N
     all before it right. rows: by round, of teacher-forced drafts. None where too few are known."""
     found = []
     for draft in wrong:
-        step = next(iter(_wrong_steps(ranks, draft)), len(draft.tops))
+        step = next(iter(wrong_steps(ranks, draft)), len(draft.tops))
         for own, shares in _logits_and_shares(draft, rows[draft.round], step, step + 1):
             found.append(np.abs(softmax(own) - shares).sum() / 2)
     return None if len(found) < FEW else float(np.quantile(found, _NEAR)) < tie
@@ -324,7 +313,7 @@ def stage_of(
 ) -> tuple[str, str]:
     """The stage that wrong drafts point to where nothing gives them, and a sentence. same: see
     `same_logits`."""
-    apart = [ranks[draft.round][at] for draft in wrong for at in _wrong_steps(ranks, draft)]
+    apart = [ranks[draft.round][at] for draft in wrong for at in wrong_steps(ranks, draft)]
     right = [lead for own in ranks.values() for rank, lead in own if not rank]
     n_near = sum(rank < N_CANDIDATES for rank, _ in apart)
     is_near = apart and right and n_near >= _NEAR * len(apart)
