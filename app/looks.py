@@ -91,8 +91,10 @@ def apply_theme(app: QApplication, theme: Theme) -> None:
         app.setStyle("Fusion")
     palette = _palette(theme)
     app.setPalette(palette)
-    # PySide's stubs ask for bytes, which it then refuses
-    app.setPalette(_box_palette(palette, theme), "QCheckBox")  # type: ignore[arg-type]
+    edged = _edged_palette(palette, theme)
+    for kind in _EDGED:
+        # PySide's stubs ask for bytes, which it then refuses
+        app.setPalette(edged, kind)  # type: ignore[arg-type]
     QToolTip.setPalette(palette)
 
 
@@ -176,15 +178,27 @@ def _palette(theme: Theme) -> QPalette:
     return palette
 
 
-def _box_palette(palette: QPalette, theme: Theme) -> QPalette:
-    """Fusion draws the edge of a check box darker than its Window, which cannot be seen on a
-    dark window; nothing else of a check box has that role."""
-    boxes = QPalette(palette)
-    boxes.setColor(QPalette.ColorRole.Window, theme.color("ui.muted"))
-    boxes.setColor(
-        QPalette.ColorGroup.Disabled, QPalette.ColorRole.Window, theme.color("ui.disabled")
-    )
-    return boxes
+_EDGED = (
+    "QCheckBox",
+    "QLineEdit",
+    "QPlainTextEdit",
+    "QComboBox",
+    "QAbstractSpinBox",
+    "NamesChoice",
+)
+"""Classes of what is filled in: without its edge a field cannot be found."""
+_DARKER = 140
+"""Per cent by which Fusion draws an edge darker than the Window of what has it."""
+
+
+def _edged_palette(palette: QPalette, theme: Theme) -> QPalette:
+    """An edge of Fusion's cannot be seen on a dark window, and hardly on a light one; nothing else
+    of the classes with an edge has that role. Disabled ones stand back."""
+    edged, group, edge = QPalette(palette), QPalette.ColorGroup, theme.color("ui.outline")
+    faint = mixed(edge, theme.color("ui.window"), 0.5)
+    for groups, colour in ((group.All, edge), (group.Disabled, faint)):
+        edged.setColor(groups, QPalette.ColorRole.Window, colour.lighter(_DARKER))
+    return edged
 
 
 _THICK = 3

@@ -57,10 +57,8 @@ def unwritable(
 
 def known_kind(head: bytes, read_as: str) -> tuple[str, str] | None:
     """What a file of another kind is, and what to do, if known. read_as: "model" or "import"."""
-    text, tables = (
-        head.decode("utf-8", "surrogateescape"),
-        tomllib.loads(_OTHERS.read_text("utf-8")),
-    )
+    text = head.decode("utf-8", "surrogateescape")
+    tables = tomllib.loads(_OTHERS.read_text("utf-8"))
     every = (*tables["both"], *tables[read_as])
     return next(((one["is"], one["remedy"]) for one in every if re.search(one["has"], text)), None)
 
@@ -262,11 +260,29 @@ def members(
         raise kind(f"{name} cannot be unpacked: {error}.", remedy) from error
 
 
+def shown_files(data: bytes, name: str, kind: type[DraftscopeError]) -> Iterator[tuple[str, bytes]]:
+    """The files that `head` or `tail` has shown in a text, each with all that was shown of it.
+
+    Raises an error of this kind for more of them than anyone looks at.
+    """
+    _, *parts = SHOWN.split(data, _MOST_PARTS)
+    found: dict[bytes, list[bytes]] = {}
+    for one, part in zip(parts[::2], parts[1::2], strict=True):
+        found.setdefault(one, []).append(part)
+    if len(found) > _MOST_SHOWN:
+        said = f"{name} shows more than {_MOST_SHOWN:,} files."
+        raise kind(said, "Name the files themselves, or fewer of them.")
+    yield from ((one.decode("utf-8", "replace"), b"".join(of)) for one, of in found.items())
+
+
 _GZIP, _ZIP = b"\x1f\x8b", b"PK\x03\x04"
 _PIECE = 1 << 16
 _ALWAYS, _MOST_RATIO = 16 << 20, 200
 """Bytes that anything may unpack to, and how often a text repeats itself at most."""
 _MOST_MEMBERS = 1 << 14
+SHOWN = re.compile(rb"(?m)^==> (.{1,200}) <==\r?\n")
+"""What `head` and `tail` put before each of several files."""
+_MOST_SHOWN, _MOST_PARTS = 1 << 10, 1 << 18
 
 
 def _too_large(name: str, most: int, kind: type[DraftscopeError]) -> DraftscopeError:

@@ -4,8 +4,13 @@ held back meanwhile."""
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
+
+from engine.errors import Cancelled
+
+_T = TypeVar("_T")
 
 ReportProgress = Callable[[int, int, str], None]
 """Called with what is done, what there is to do (bytes or rows, in one unit), and what is being
@@ -20,6 +25,14 @@ def report_part(progress: ReportProgress | None, start: int, total: int) -> Repo
     if progress is None:
         return None
     return lambda done, _, phase: progress(start + done, total, phase)
+
+
+def watched(parts: Iterable[_T], cancelled: Callable[[], bool] | None) -> Iterator[_T]:
+    """Parts of the work. Raises Cancelled in place of the next one when `cancelled` turns true."""
+    for part in parts:
+        if cancelled is not None and cancelled():
+            raise Cancelled
+        yield part
 
 
 @contextmanager

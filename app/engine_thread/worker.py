@@ -336,14 +336,15 @@ class EngineWorker:
 
     def use(
         self, session: EngineSession, identity: dict[str, Any], files: OpenedFiles | None
-    ) -> EngineSession | None:
-        """Take a session into use; returns the one before, to be closed. identity: of the model,
-        whose trace goes on. files: None for a server."""
+    ) -> None:
+        """Take a session into use and close the one before. identity: of the model, whose trace
+        goes on. files: None for a server."""
         before, self.session = self.session, session
         self.files = self.inspected = files
         self.server, self.more_facts = None, {}
         self.store = self._store_of(identity)
-        return before
+        if before is not None:
+            before.close()
 
     def _store_of(self, identity: dict[str, Any]) -> TraceStore:
         """The trace that takes the runs of a model: the one it had when it was opened before."""

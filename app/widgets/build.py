@@ -78,6 +78,16 @@ def shows_tip(event: QEvent, widget: QWidget, text_at: Callable[[QPoint], str]) 
     return True
 
 
+class TipWidget(QWidget):
+    """A drawing that says in a tooltip what is at a place of it."""
+
+    def tip_at(self, at: QPoint) -> str:
+        raise NotImplementedError
+
+    def event(self, event: QEvent) -> bool:
+        return shows_tip(event, self, self.tip_at) or super().event(event)
+
+
 def scrolling(area: QScrollArea, page: QWidget, name: str = "") -> QScrollArea:
     """An area without a frame in which a page scrolls up and down."""
     area.setAccessibleName(name)

@@ -7,11 +7,11 @@ from collections.abc import Callable
 import numpy as np
 from PySide6.QtCore import QEvent, QPoint, QPointF, QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QKeyEvent, QMouseEvent, QPainter, QPaintEvent, QPen
-from PySide6.QtWidgets import QSizePolicy, QWidget
+from PySide6.QtWidgets import QSizePolicy
 
 from app.looks import Theme, figures_font
 from app.trace_models.tune_surface import BEST, CURRENT, HeatMap, cell_colours
-from app.widgets.build import shows_tip
+from app.widgets.build import TipWidget
 
 _GAP = 1.0
 _FRAME = 2.0
@@ -31,7 +31,7 @@ Cell = tuple[int, int]
 """Row, from the bottom, and column."""
 
 
-class HeatGrid(QWidget):
+class HeatGrid(TipWidget):
     """The best cell has a star and a frame, the current one a dashed frame; arrow keys go from cell
     to cell, Return chooses."""
 
@@ -210,8 +210,6 @@ class HeatGrid(QWidget):
         self.setAccessibleDescription("" if shown is None else _words(shown, self._at))
 
     def event(self, event: QEvent) -> bool:
-        if shows_tip(event, self, self._tip_at):
-            return True
         if event.type() == QEvent.Type.Leave and not self.hasFocus():
             self._point(None)
         if event.type() == QEvent.Type.FocusOut and not self.underMouse():
@@ -220,7 +218,7 @@ class HeatGrid(QWidget):
             self._point(self._first())
         return super().event(event)
 
-    def _tip_at(self, at: QPoint) -> str:
+    def tip_at(self, at: QPoint) -> str:
         cell = self.cell_at(at.toPointF())
         return "" if cell is None else self.tip(*cell)
 

@@ -6,13 +6,13 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from PySide6.QtCore import QEvent, QPoint, QRect, QSize, Qt
+from PySide6.QtCore import QPoint, QRect, QSize, Qt
 from PySide6.QtGui import QColor, QPainter, QPaintEvent
-from PySide6.QtWidgets import QSizePolicy, QWidget
+from PySide6.QtWidgets import QSizePolicy
 
 from app.looks import Theme, fixed_font
 from app.trace_models.token_stream import KIND
-from app.widgets.build import shows_tip
+from app.widgets.build import TipWidget
 from app.widgets.token_paint import PlacedToken, TokenMetrics, TokenPainter
 from engine.trace.token_text import MEANING
 
@@ -20,7 +20,7 @@ _SWATCH = 10
 _MOST_COLUMNS = 3
 
 
-class FlowLegend(QWidget):
+class FlowLegend(TipWidget):
     """Entries from left to right, in as many lines as the width asks for. gap: between them."""
 
     gap = 12
@@ -78,10 +78,7 @@ class FlowLegend(QWidget):
                 self.paint_entry(painter, index, box)
         painter.end()
 
-    def event(self, event: QEvent) -> bool:
-        return shows_tip(event, self, self._tip_at) or super().event(event)
-
-    def _tip_at(self, at: QPoint) -> str:
+    def tip_at(self, at: QPoint) -> str:
         found = (i for i, box in enumerate(self.boxes(self.width())) if box.contains(at))
         return next(map(self.entry_tip, found), "")
 

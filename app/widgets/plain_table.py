@@ -18,7 +18,7 @@ from PySide6.QtCore import (
     Qt,
     Signal,
 )
-from PySide6.QtGui import QGuiApplication, QPainter
+from PySide6.QtGui import QGuiApplication, QImage, QPainter
 from PySide6.QtWidgets import (
     QAbstractItemView,
     QHeaderView,
@@ -37,6 +37,12 @@ _SIDES = Qt.AlignmentFlag.AlignRight | _MIDDLE, Qt.AlignmentFlag.AlignLeft | _MI
 """Of figures, and of text."""
 # a painting asks for seven roles of every cell, and each look-up in Qt takes its time
 _ALIGNMENT, _TIP = Qt.ItemDataRole.TextAlignmentRole, Qt.ItemDataRole.ToolTipRole
+_PICTURE = Qt.ItemDataRole.DecorationRole
+_GAP = 8
+_GAP_IN_CELL, _GAP_IN_TITLE = (QImage(_GAP - n, 1, QImage.Format.Format_Alpha8) for n in (6, 2))
+"""Empty pictures, to which Qt adds a margin: text would touch the figures of the column before."""
+for _picture in (_GAP_IN_CELL, _GAP_IN_TITLE):
+    _picture.fill(0)
 
 
 class TableColumn(NamedTuple):
@@ -88,7 +94,13 @@ class ColumnTable(QAbstractTableModel):
             return column.title
         if role == _TIP:
             return plain_tip(column.tip)
+        if role == _PICTURE and self.has_gap(section):
+            return _GAP_IN_TITLE
         return _SIDES[column.is_text] if role == _ALIGNMENT else None
+
+    def has_gap(self, column: int) -> bool:
+        """Whether a column keeps away from the one before it."""
+        return column > 0 and self.columns[column].is_text
 
     def data(self, index: _Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
         if not index.isValid():
@@ -97,6 +109,8 @@ class ColumnTable(QAbstractTableModel):
         if role == _ALIGNMENT:
             return _SIDES[column.is_text]
         value = self.cell(index.row(), column.name, role)
+        if value is None and role == _PICTURE and self.has_gap(index.column()):
+            return _GAP_IN_CELL
         return plain_tip(value) if value and role == _TIP else value
 
 
@@ -165,7 +179,19 @@ def fit_height(table: QTableView, most_rows: int | None = None) -> None:
     table.setFixedHeight(height + shown * table.verticalHeader().defaultSectionSize() + 2)
 
 
-_CELL_PAD = 12
+CELL_PAD = 12
+"""At both sides of a cell together."""
+
+
+def fit_width(table: QTableView, column: int, sample: str) -> int:
+    """Make a column as wide as its title and a text; the width."""
+    model = table.model()
+    title = str(model.headerData(column, Qt.Orientation.Horizontal))
+    width = max(map(table.fontMetrics().horizontalAdvance, (title, sample))) + CELL_PAD
+    if isinstance(model, ColumnTable) and model.has_gap(column):
+        width += _GAP
+    table.setColumnWidth(column, width)
+    return width
 
 
 class FittedColumns(QObject):
@@ -200,13 +226,7 @@ class FittedColumns(QObject):
         return super().eventFilter(watched, event)
 
     def _size(self) -> None:
-        metrics, model = self._table.fontMetrics(), self._table.model()
-        self._widths = []
-        for column, sample in enumerate(self._samples):
-            title = str(model.headerData(column, Qt.Orientation.Horizontal))
-            width = max(metrics.horizontalAdvance(text) for text in (title, sample)) + _CELL_PAD
-            self._table.setColumnWidth(column, width)
-            self._widths.append(width)
+        self._widths = [fit_width(self._table, i, text) for i, text in enumerate(self._samples)]
         self._fit()
 
     def _fit(self) -> None:

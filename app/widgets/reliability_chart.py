@@ -6,13 +6,13 @@ from __future__ import annotations
 from abc import abstractmethod
 
 import numpy as np
-from PySide6.QtCore import QEvent, QPoint, QPointF, QRectF, QSize, Qt
+from PySide6.QtCore import QPoint, QPointF, QRectF, QSize, Qt
 from PySide6.QtGui import QBrush, QPainter, QPaintEvent, QPen
-from PySide6.QtWidgets import QSizePolicy, QWidget
+from PySide6.QtWidgets import QSizePolicy
 
 from app.looks import Theme
 from app.trace_models.shown_text import short_count, significant
-from app.widgets.build import shows_tip
+from app.widgets.build import TipWidget
 from app.widgets.line_styles import plot_pen
 from engine.analysis.draft_quality import Calibration
 
@@ -23,7 +23,7 @@ _MOST_SLENDER = 1.2
 """Height of the area by its width."""
 
 
-class RateChart(QWidget):
+class RateChart(TipWidget):
     """Subclasses draw into `area`, in which `place` finds a rate at a fraction of the width."""
 
     def __init__(self, theme: Theme, name: str, below: str) -> None:
@@ -98,10 +98,7 @@ class RateChart(QWidget):
         painter.drawLine(area.bottomLeft(), area.bottomRight())
         painter.end()
 
-    def event(self, event: QEvent) -> bool:
-        return shows_tip(event, self, self._tip_at) or super().event(event)
-
-    def _tip_at(self, at: QPoint) -> str:
+    def tip_at(self, at: QPoint) -> str:
         area = self.area
         inside = area.contains(at.toPointF())
         return self.tip((at.x() - area.left()) / area.width()) if inside else ""

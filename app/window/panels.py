@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from app.panels.tune.results_view import ResultsView
     from app.window.plot_group import PlotView
 
+    LateView = PlotView | DivergenceView | ResultsView | ConformView
+
 _View = TypeVar("_View", "DivergenceView", "ResultsView", "ConformView")
 _FIRST, _TOKENS = range(2)
 
@@ -100,7 +102,7 @@ class Panels:
         self,
         menu: PlotsMenu,
         report: Callable[[str, str, str], object],
-        made: Callable[[PlotView | DivergenceView | ResultsView | ConformView], None],
+        made: Callable[[LateView], None],
     ) -> None:
         """Make what draws with pyqtgraph and put it into its docks. To import it and to build the
         plots takes half as long as everything else, so it may come after the first painting, and

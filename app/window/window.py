@@ -38,10 +38,8 @@ from engine.report.text import visible
 from engine.trace.run_ref import RunRef
 
 if TYPE_CHECKING:
-    from app.panels.divergence.divergence_view import DivergenceView
     from app.panels.lab.conform_view import ConformView
-    from app.panels.tune.results_view import ResultsView
-    from app.window.plot_group import PlotView
+    from app.window.panels import LateView
 _COMMANDS = {"gate": "check-rollback", "conform": "conform", "tune": "tune"}
 """Commands that do what a page does."""
 
@@ -259,7 +257,7 @@ class MainWindow(QMainWindow):
         self.breaks.rules_changed.connect(control.use_break_rules)
         self.breaks.set_entries(self.settings.break_rules)
 
-    def _connect_drawn(self, view: PlotView | DivergenceView | ResultsView | ConformView) -> None:
+    def _connect_drawn(self, view: LateView) -> None:
         from app.panels.divergence.divergence_view import DivergenceView
         from app.panels.lab.conform_view import ConformView
         from app.panels.lab.gate_view import GateView

@@ -265,6 +265,9 @@ def cost_sentence(costs: Sequence[RunCost], run_id: int) -> str:
     else:
         words = f"{slow.name}: {found.ratio:.2f} times the time of {fast.name} here "
         words += f"({found.spread}), {three_digits(found.more_ms)} ms a round more"
+    if found.n_left_out:  # the means on show have those too, and may say otherwise
+        means = " and ".join(three_digits(cost.per_round() or 0.0) for cost in (slow, fast))
+        words += f"; means of all rounds: {means} ms"
     return f"{words}; {work_words(slow)}."
 
 

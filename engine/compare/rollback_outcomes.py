@@ -12,15 +12,8 @@ from engine.errors import OptionError
 from engine.files import user_text
 from engine.foreign import JsonError, parse_json
 
-RIGHT, WRONG, FAILED, REFUSED, KNOWN, ABSENT, UNREAD = (
-    "right",
-    "WRONG",
-    "FAILED",
-    "refused",
-    "known defect",
-    "no planes",
-    "not judged",
-)
+RIGHT, WRONG, FAILED, REFUSED = "right", "WRONG", "FAILED", "refused"
+KNOWN, ABSENT, UNREAD = "known defect", "no planes", "not judged"
 BAD = (WRONG, FAILED, KNOWN)
 _MOST_BYTES = 1 << 24
 _REMEDY = "Write one with draftscope check-rollback MODEL --llama-cpp BUILD --json > FILE."

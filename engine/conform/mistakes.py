@@ -99,10 +99,8 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
     def decay(g: torch.Tensor) -> Row:
         return right | {"decay": torch.exp(g).view(heads, -1, 1)}
 
-    bounded, one = (
-        "lower_bound" in row,
-        {"A": -1 + 0 * rate} if mamba else {"A_log": 0 * row["A_log"]},
-    )
+    bounded = "lower_bound" in row
+    one = {"A": -1 + 0 * rate} if mamba else {"A_log": 0 * row["A_log"]}
     others = {
         "dt_bias is left out": {"dt_bias": 0 * bias},
         "dt_bias is taken off": {"dt_bias": -bias},

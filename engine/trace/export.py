@@ -23,7 +23,7 @@ import numpy as np
 from engine.environment import version
 from engine.errors import Cancelled, TraceFileError
 from engine.files import PART, synced, unwritable, written_whole
-from engine.long_work import ReportProgress
+from engine.long_work import ReportProgress, watched
 from engine.trace.csv_fields import EXCEL, PLAIN, encoding, escape_piece, guard
 from engine.trace.records import MISSING, N_TOP, SCHEMA_MINOR, SCHEMA_VERSION, TABLES, Column
 from engine.trace.replacing import check_room, recover, replacing
@@ -239,9 +239,7 @@ def _write_tables(
             else:
                 names = header(table)
                 writer.writerow(guard(names) if variant == EXCEL else names)
-            for start in range(firsts[name], rows[name], _BLOCK):
-                if cancelled is not None and cancelled():
-                    raise Cancelled
+            for start in watched(range(firsts[name], rows[name], _BLOCK), cancelled):
                 stop = min(start + _BLOCK, rows[name])
                 fields = _fields(store, table, start, stop, pieces)
                 if variant == EXCEL:

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from engine.errors import Cancelled, TraceFileError
+from engine.errors import TraceFileError
 from engine.files import opened_file
-from engine.long_work import ReportProgress
+from engine.long_work import ReportProgress, watched
 from engine.trace.csv_fields import (
     EXCEL,
     REMEDY,
@@ -72,9 +72,7 @@ def open_trace(
         if name not in store.tables:
             store.add_table(name)
         try:
-            for _ in _fill(store, store.tables[name], path, session):
-                if cancelled is not None and cancelled():
-                    raise Cancelled
+            for _ in watched(_fill(store, store.tables[name], path, session), cancelled):
                 if progress is not None:
                     progress(store.size(), total, f"reading {name}.csv")
         except UnicodeDecodeError as error:

@@ -5,16 +5,31 @@ from __future__ import annotations
 
 import gc
 import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 from PySide6.QtCore import QSize, QTimer
 from PySide6.QtGui import QColor, QIcon, QPalette
-from PySide6.QtWidgets import QApplication, QCheckBox, QFileDialog, QTabBar, QWidget
+from PySide6.QtWidgets import (
+    QApplication,
+    QCheckBox,
+    QComboBox,
+    QDoubleSpinBox,
+    QFileDialog,
+    QLineEdit,
+    QPlainTextEdit,
+    QSpinBox,
+    QTabBar,
+    QVBoxLayout,
+    QWidget,
+)
 from pytestqt.qtbot import QtBot
 
 import resources
 from app.looks import THEME_NAMES, FocusFrame, Theme, apply_theme, frame_focus, icon, mark_front_tab
+from app.widgets.fields import NamesChoice
 from resources import ICONS
 
 ICON_NAMES = sorted(path.stem for path in ICONS.glob("*.svg"))
@@ -121,16 +136,44 @@ def test_the_palette_follows_the_theme(qtbot: QtBot, qapp: QApplication) -> None
         assert palette.color(group, role) == theme.color("ui.disabled")
 
 
+def edge_of(field: QWidget) -> QColor:
+    """The edge at the left of a field, as it is on a window."""
+    window = QWidget()
+    column = QVBoxLayout(window)
+    column.addWidget(field)
+    window.resize(200, 80)
+    image = window.grab().toImage()
+    place = field.geometry()
+    ground = image.pixelColor(0, 0)
+    inks = (image.pixelColor(place.left() + x, place.center().y() + 1) for x in range(4))
+    return max(inks, key=lambda ink: contrast(ink, ground))
+
+
 @pytest.mark.parametrize("name", THEME_NAMES)
-def test_a_check_box_can_be_seen(qtbot: QtBot, qapp: QApplication, name: str) -> None:
+@pytest.mark.parametrize(
+    "kind",
+    [
+        QCheckBox,
+        QLineEdit,
+        QPlainTextEdit,
+        QComboBox,
+        partial(QComboBox, editable=True),
+        QSpinBox,
+        QDoubleSpinBox,
+        partial(NamesChoice, {}),
+    ],
+)
+def test_the_edge_of_a_field_can_be_seen(
+    qtbot: QtBot, qapp: QApplication, name: str, kind: Callable[[], QWidget]
+) -> None:
     theme = Theme(name)
     apply_theme(qapp, theme)
-    box = QCheckBox()
-    qtbot.addWidget(box)
-    image = box.grab().toImage()
-    middle = image.height() // 2
-    inks = [image.pixelColor(x, middle) for x in range(image.width())]
-    assert max(contrast(ink, theme.color("ui.window")) for ink in inks) >= 3
+    window = theme.color("ui.window")
+    edge = contrast(edge_of(kind()), window)
+    assert edge >= 3
+    (disabled := kind()).setEnabled(False)
+    assert contrast(edge_of(disabled), window) < edge
+    assert contrast(theme.color("ui.focus"), theme.color("ui.outline")) >= 1.25, "its frame"
 
 
 @pytest.mark.parametrize("name", ICON_NAMES)

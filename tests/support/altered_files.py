@@ -282,6 +282,16 @@ def _nested(data: bytes, chosen: random.Random) -> bytes:
     return data[:at] + inner + data[at + 1 :]
 
 
+def _twice(data: bytes, chosen: random.Random) -> bytes:
+    """A member of JSON twice, the same or with another value."""
+    members = list(re.finditer(rb'"\w{1,60}"\s?:\s?(?:-?\d[\d.]*|"[^"\\]{0,60}"|true|null)', data))
+    if not members:
+        return data
+    one = chosen.choice(members)
+    again = re.sub(rb"[\d.]+\Z", b"7", one[0]) if chosen.random() < 0.5 else one[0]
+    return data[: one.start()] + again + b", " + data[one.start() :]
+
+
 def _many(data: bytes, chosen: random.Random) -> bytes:
     """Very many of one member of a JSON text."""
     try:
@@ -323,5 +333,5 @@ _ACTS: tuple[Callable[[bytes, random.Random], bytes], ...] = (
         _lines,
         _raw,
     ),
-    *(_blown, _nested, _many),
+    *(_blown, _nested, _many, _twice),
 )

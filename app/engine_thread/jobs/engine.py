@@ -70,10 +70,8 @@ class OpenModel(EngineJob):
             raise
         finally:
             self._devices = devices()
-        replaced = worker.use(session, found.identity, found)
+        worker.use(session, found.identity, found)
         self._loaded = found, session.compute, worker.store
-        if replaced is not None:
-            replaced.close()
         return State.READY
 
     def on_finish(self, status: EngineStatus) -> None:
@@ -118,11 +116,9 @@ class ConnectServer(EngineJob):
         session = worker.servers.connect(
             self._address, progress, see, wait, self.cancelled, **self._how
         )
-        replaced = worker.use(session, identity_of(session.facts), None)
+        worker.use(session, identity_of(session.facts), None)
         worker.server = session
         self._connected = ServerConnected(session.facts, session.key_kept, worker.store)
-        if replaced is not None:
-            replaced.close()
         return State.READY
 
     def on_finish(self, status: EngineStatus) -> None:

@@ -50,8 +50,8 @@ class ReadTrace(SideJob):
         if self._folder.is_file():
             from engine.observe.files.importing import import_file
 
-            store = TraceStore()
-            import_file(store, self._folder)
+            store, cancelled = TraceStore(), self.cancelled.is_set
+            import_file(store, self._folder, progress=progress, cancelled=cancelled)
             self.read = store
         else:
             self.read = open_trace(self._folder, progress=progress, cancelled=self.cancelled.is_set)

@@ -3,12 +3,12 @@ memory), and the context checkpoints over its text as a strip."""
 
 from __future__ import annotations
 
-from PySide6.QtCore import QEvent, QPoint, QPointF, QRectF, QSize, Qt, Signal
+from PySide6.QtCore import QPoint, QPointF, QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QPainter, QPaintEvent, QPalette, QPen, QPolygonF
-from PySide6.QtWidgets import QFrame, QSizePolicy, QToolButton, QWidget
+from PySide6.QtWidgets import QFrame, QSizePolicy, QToolButton
 
 from app.looks import Theme, fixed_font
-from app.widgets.build import hbox, made, shows_tip, vbox, words
+from app.widgets.build import TipWidget, hbox, made, vbox, words
 from engine.conversation.turns import CheckpointHistory, CheckpointMark, Turn, TurnTree, content_of
 from engine.plain_text import counted, size_text
 from engine.trace.prompt_reuse import PromptReuseRecord, processed_lines, reused_text
@@ -151,7 +151,7 @@ _NEAR = 5
 """Pixels from a mark within which the pointer means it."""
 
 
-class CheckpointStrip(QWidget):
+class CheckpointStrip(TipWidget):
     """The prompt of one turn from left to right: reused, processed again (hatched), new; over it a
     mark for each checkpoint kept, filled where it has served; below it a cross for each miss."""
 
@@ -177,10 +177,7 @@ class CheckpointStrip(QWidget):
     def minimumSizeHint(self) -> QSize:
         return QSize(0, self.sizeHint().height())
 
-    def event(self, event: QEvent) -> bool:
-        return shows_tip(event, self, self.text_at) or super().event(event)
-
-    def text_at(self, pos: QPoint) -> str:
+    def tip_at(self, pos: QPoint) -> str:
         """What is under the pointer, in words: a mark, a miss, or the part of the prompt."""
         if self._record is None:
             return ""

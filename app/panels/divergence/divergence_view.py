@@ -11,6 +11,7 @@ from PySide6.QtGui import QResizeEvent, QShowEvent
 from PySide6.QtWidgets import QSizePolicy, QSplitter, QStackedWidget, QWidget
 
 from app.actions import Actions
+from app.engine_thread.feed import timer
 from app.looks import Theme
 from app.panels.divergence.comparison_header import ComparisonHeader, PositionBar
 from app.panels.divergence.lane_plots import LanePlots
@@ -42,7 +43,7 @@ class DivergenceView(QWidget):
 
     Everything on show comes from the trace; only the lanes of the next comparison are kept here.
     The comparison on show is that of the run that the window shows. `plots`, `tables` and `bar` are
-    made with the first one.
+    made once the view is in sight, at the latest with the first one.
     """
 
     plots: LanePlots
@@ -64,6 +65,8 @@ class DivergenceView(QWidget):
         self._is_stale = False
         self._theme, self._actions = theme, actions
         self._parts: tuple[LanePlots, LaneTables] | tuple[()] = ()
+        # not in one go with the first comparison, which holds the window long enough
+        self._making = timer(self, self._make_lanes, once=True)
         self.header = ComparisonHeader(theme)
         self._stack = QStackedWidget()
         self._empty = EmptyState(_NONE, _ABOUT, [actions["run.compare"]])
@@ -102,7 +105,7 @@ class DivergenceView(QWidget):
             self._lanes = ComparedLanes(lanes[0].store, run_ids) if lanes else None
             self._run_id, self._pos = -1, None
             self.header.set_lanes(self._lanes)
-            if self._lanes is not None and not self._parts:
+            if self._lanes is not None:
                 self._make_lanes()
             self._show_page(_EMPTY if self._lanes is None else _LANES)
         if self._lanes is not None and run is not None:
@@ -182,6 +185,8 @@ class DivergenceView(QWidget):
     # -- internals -------------------------------------------------------------------------
 
     def _make_lanes(self) -> None:
+        if self._parts:
+            return
         self._parts = self.plots, self.tables = LanePlots(self._theme), LaneTables(self._theme)
         self.bar = PositionBar(self._actions)
         self.plots.head.addWidget(self.bar)
@@ -191,6 +196,7 @@ class DivergenceView(QWidget):
         both.setChildrenCollapsible(False)
         both.setSizes([580, 420])
         self._stack.addWidget(both)
+        self._show_page(self._stack.currentIndex())
         self._set_low()
         self.bar.seq_chosen.connect(self._show_seq)
         self.plots.pos_clicked.connect(self.select)
@@ -319,6 +325,8 @@ class DivergenceView(QWidget):
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
+        if not self._parts:
+            self._making.start()
         if self._is_stale:
             self._is_stale = False
             self.refresh()

@@ -18,9 +18,11 @@ from app.widgets.line_styles import lane_pen
 from app.widgets.plain_table import (
     BAR_COLOUR_ROLE,
     BAR_ROLE,
+    CELL_PAD,
     ColumnTable,
     ProbabilityDelegate,
     TableColumn,
+    fit_width,
     plain_table,
 )
 from engine.trace.records import MISSING
@@ -39,7 +41,6 @@ _SAMPLES = {
     "cells": "1,234",
 }
 _ERROR = "1.5e-12"
-_CELL_PAD = 12
 _LEAST_CELL = "checkpoint"
 """As wide as any figure, too."""
 
@@ -63,7 +64,7 @@ class LaneTables(QSplitter):
         self._delegate = ProbabilityDelegate(self)
         self.detail.setItemDelegate(self._delegate)
         self.detail.horizontalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Stretch)
-        least = self.detail.fontMetrics().horizontalAdvance(_LEAST_CELL) + _CELL_PAD
+        least = self.detail.fontMetrics().horizontalAdvance(_LEAST_CELL) + CELL_PAD
         self.detail.horizontalHeader().setMinimumSectionSize(least)  # and there is a scroll bar
         self.detail.horizontalHeader().setDefaultAlignment(
             Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
@@ -77,7 +78,8 @@ class LaneTables(QSplitter):
         self._left.addTab(self.detail, "Position")
         self._left.addTab(self.positions, "All positions")
         for tabs, name in ((self._left, "Figures of the lanes"), (self._right, "More figures")):
-            tabs.setAccessibleName(name)
+            for part in (tabs, tabs.tabBar()):
+                part.setAccessibleName(name)
             tabs.setDocumentMode(True)
             mark_front_tab(tabs.tabBar())
             self.addWidget(tabs)
@@ -164,13 +166,8 @@ class LaneTables(QSplitter):
     def _fit_columns(self) -> None:
         character = self.fontMetrics().averageCharWidth()
         self.detail.verticalHeader().setFixedWidth(_TOKEN_CHARACTERS * character)
-        header = self.positions.horizontalHeader()
-        metrics = self.positions.fontMetrics()
-        for column in range(self.position_model.columnCount()):
-            title = str(header.model().headerData(column, Qt.Orientation.Horizontal))
-            texts = (title, _SAMPLES.get(title, _ERROR))
-            width = max(metrics.horizontalAdvance(text) for text in texts)
-            header.resizeSection(column, width + _CELL_PAD)
+        for at, column in enumerate(self.position_model.columns):
+            fit_width(self.positions, at, _SAMPLES.get(column.title, _ERROR))
 
     def _on_selected(self) -> None:
         rows = self.positions.selectionModel().selectedRows()

@@ -7,13 +7,12 @@ from typing import Any
 
 import numpy as np
 import pyqtgraph as pg
-from PySide6.QtCore import QEvent, QPoint, QRectF, QSize, Qt
+from PySide6.QtCore import QPoint, QRectF, QSize, Qt
 from PySide6.QtGui import QPainter, QPaintEvent, QPen
-from PySide6.QtWidgets import QWidget
 
 from app.looks import Theme
 from app.trace_models.shown_text import significant
-from app.widgets.build import shows_tip
+from app.widgets.build import TipWidget
 from app.widgets.legend import Swatch
 from app.widgets.line_styles import DASHES, draw_bar, draw_diamond, draw_triangle
 from app.widgets.plot_surface import PlotSurface
@@ -25,7 +24,7 @@ _MOST_TOLD = 64
 """Lengths of drafts that are described in words."""
 
 
-class DraftHistogram(QWidget):
+class DraftHistogram(TipWidget):
     """A table of cells: a column for each draft length, a row for each number of accepted tokens.
 
     The fuller a cell is painted from its bottom, the larger its share of the drafts of that
@@ -133,10 +132,7 @@ class DraftHistogram(QWidget):
             painter.setPen(theme.color("ui.text"))
             painter.drawText(box, Qt.AlignmentFlag.AlignCenter, text)
 
-    def event(self, event: QEvent) -> bool:
-        return shows_tip(event, self, self._tip) or super().event(event)
-
-    def _tip(self, at: QPoint) -> str:
+    def tip_at(self, at: QPoint) -> str:
         area, n = self._area(), len(self._counts) - 1
         if n < 1 or not area.contains(at.toPointF()):
             return ""

@@ -323,11 +323,8 @@ class FindBar(QWidget):
         self.count = made(QLabel, accessibleName="Hits")
         self.error = words(accessibleName="What is wrong with the query")
         self.error.hide()
-        self.previous_button, self.next_button, self.close_button = (
-            QToolButton(),
-            QToolButton(),
-            QToolButton(),
-        )
+        self.previous_button, self.next_button = QToolButton(), QToolButton()
+        self.close_button = QToolButton()
         row = hbox((self.line, 1), self.count, spacing=4)
         for button, tip in (
             (self.previous_button, "Previous hit (Shift+Enter)"),

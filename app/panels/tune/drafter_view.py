@@ -7,14 +7,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from PySide6.QtCore import QEvent, QPoint, QPointF, QRectF, QSize, Qt
+from PySide6.QtCore import QPoint, QPointF, QRectF, QSize, Qt
 from PySide6.QtGui import QBrush, QPainter, QPaintEvent, QPalette, QResizeEvent
 from PySide6.QtWidgets import QGridLayout, QLabel, QSizePolicy, QWidget
 
 from app.looks import Theme, figures_font
 from app.trace_models.run_rows import RunRows
 from app.trace_models.shown_text import NOT_OBSERVED, significant
-from app.widgets.build import hbox, made, shows_tip, vbox, words
+from app.widgets.build import TipWidget, hbox, made, vbox, words
 from app.widgets.fields import shown_choice
 from app.widgets.fitted_labels import ElidedLabel, ScrollPage
 from app.widgets.line_styles import plot_pen
@@ -277,7 +277,7 @@ _GAP = 4
 _ORDINALS = {1: "1st", 2: "2nd", 3: "3rd"}
 
 
-class RankBars(QWidget):
+class RankBars(TipWidget):
     """A bar for each rank, the share of the rejections next to it; the last bar: beyond them."""
 
     def __init__(self, theme: Theme) -> None:
@@ -329,10 +329,7 @@ class RankBars(QWidget):
                 painter.drawText(after, centre, f"{100 * n / total:.0f} %")
         painter.end()
 
-    def event(self, event: QEvent) -> bool:
-        return shows_tip(event, self, self._tip) or super().event(event)
-
-    def _tip(self, at: QPoint) -> str:
+    def tip_at(self, at: QPoint) -> str:
         total = sum(n for _, n in self._rows)
         for name, n in self._rows[at.y() // self._row() :][:1]:
             return f"{name}: {n:,} of {total:,} rejections"

@@ -34,13 +34,8 @@ from engine.model.compute_modes import COMPUTE_MODES
 from engine.option_fields import PlacedOption, build, options_in
 from engine.options import RunOptions
 
-MODEL, DRAFT_MODEL, COMPUTE, DEVICE, THREADS = (
-    "model",
-    "spec-draft-model",
-    "compute",
-    "device",
-    "threads",
-)
+MODEL, DRAFT_MODEL = "model", "spec-draft-model"
+COMPUTE, DEVICE, THREADS = "compute", "device", "threads"
 PROMPTS, PROMPT, LIMIT, CHAT, REPEAT = "prompts", "prompt", "limit", "chat", "repeat"
 
 MOST_REPEATS = 1000

@@ -77,10 +77,8 @@ class TargetChoices:
             is_judged = "temperature" not in side.setting
         for start in range(n - 1, len(side.text) - 1, PASS):
             stop = min(start + PASS, len(side.text) - 1)
-            logits, tokens = (
-                session.model.logits_of(hidden[start:stop]),
-                side.text[start + 1 : stop + 1],
-            )
+            logits = session.model.logits_of(hidden[start:stop])
+            tokens = side.text[start + 1 : stop + 1]
             rows, short = candidates(logits), [0.0] * len(tokens)
             if judges:
                 short = judges[0].shortfalls(logits, tokens)

@@ -8,7 +8,7 @@ import os
 import quopri
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import pairwise, repeat
 from pathlib import Path
@@ -20,15 +20,18 @@ import msgspec
 from engine.analysis.findings.check import record_findings
 from engine.errors import TraceFileError
 from engine.files import (
+    SHOWN,
     file_bytes,
     file_head,
     is_archive,
     known_kind,
     members,
     opened_file,
+    shown_files,
     unpacked,
 )
 from engine.foreign import quick_json
+from engine.long_work import ReportProgress, watched
 from engine.observe.files import records
 from engine.observe.files.capture import is_capture, read_capture, replay
 from engine.observe.files.line_words import READ, SIGNS
@@ -37,7 +40,7 @@ from engine.observe.files.records import METRICS, PRINTED
 from engine.observe.files.records.column_names import without_signs
 from engine.observe.files.records.document import MOST_BYTES, read_documents
 from engine.observe.files.records.printed import read_printed
-from engine.observe.rounds.log_lines import is_newest_first, time_of
+from engine.observe.rounds.log_lines import LONGEST_TIME, is_newest_first, oldest_first, time_of
 from engine.observe.rounds.log_text import texts_of, unwrapped, utf8_of, without_colours
 from engine.observe.rounds.log_words import has_entries
 from engine.trace.export import SESSION_FILE
@@ -49,7 +52,8 @@ if TYPE_CHECKING:
 CAPTURE, LOG, ARCHIVE = "capture", "log", "archive"
 NAMES = (CAPTURE, LOG, *records.NAMES)
 """What a file may be said to be, where its content leaves that open."""
-_NOT_IN_NAMES = re.compile(r"[^\w.+() -]")
+_NOT_IN_NAMES, _LONGEST_NAME = re.compile(r"[^\w.+() -]|^\.{1,2}$"), 240
+"""What no file may be called everywhere, and of how many bytes a name may be."""
 _HEAD = 1 << 18
 _MOST_BYTES = 512 << 20
 """Of a file that is read as a whole; captures and records have limits of their own."""
@@ -76,9 +80,6 @@ _BASE64 = re.compile(rb"(?:[A-Za-z0-9+/]{4}){8,}+(?:[A-Za-z0-9+/]{2}(?:==|[A-Za-
 _QUOTED = re.compile(rb'"([\[{](?:\\.|""|[^"\\\n])*+)"')
 _SHORTEST = 40
 """Characters of a reply."""
-_LONGEST_TIME = 100
-"""Characters at the beginning of a line, in which its time is."""
-_IN_ORDER = re.compile(r"(prompt )?eval time {0,20}=")
 _PRINTABLE = re.compile(rb"(?im)^Content-Transfer-Encoding:\s{0,9}quoted-printable")
 _BROKEN = re.compile(rb"[^=]=\r?\n")
 _NOT_PRINTABLE = re.compile(rb"=(?![\dA-F]{2}|[\dA-F]?\Z|[ \t]{0,9}\r?(?:\n|\Z))")
@@ -95,7 +96,6 @@ _GLUED = re.compile(
     r"|(?<=rate|time)(?==)|(?<=rate=|time=)(?=\d)"
 )
 """Where a picture of a log that was made text again has lost blanks."""
-_FILE = re.compile(rb"(?m)^==> (.{1,200}) <==\r?\n")
 _ROW = re.compile(r"(?m)^[ \t>]{0,20}\|.{0,2000}\|[ \t]{0,20}$")
 _COMMA = re.compile(r"(?<![\d,.])(\d{1,20}),(?=(?:\d\d|\d{5})(?![\d,]))")
 """Of numbers that a system has written with a comma for the point."""
@@ -188,25 +188,6 @@ def rejoined(text: str) -> str:
     widths = {max(lengths), lengths.most_common(1)[0][0]}
     found = [_joined(lines, width, by) for width in widths for by in ("", " ")]
     return max([text, *found], key=lambda one: len(_WHOLE.findall(one)))
-
-
-def oldest_first(text: str) -> str:
-    """A log whose newest line is the first, as viewers of logs show it, the other way round; any
-    other as it is."""
-    lines = text.removesuffix("\n").split("\n")
-    times = [time_of(line[:_LONGEST_TIME]) for line in lines]
-    whole = [found[1] for line in lines if (found := _IN_ORDER.search(line)) is not None]
-    pairs = list(pairwise([one is None for one in whole]))  # a prompt's time is before the answer's
-    is_upside_down = pairs.count((True, False)) > pairs.count((False, True)) and not any(times)
-    if not (is_upside_down or is_newest_first(list(filter(None, times)))):
-        return text
-    entries: list[str] = []
-    for line, time in zip(lines, times, strict=True):
-        if time or not any(times):
-            entries.append(line)
-        elif entries:
-            entries[-1] += f"\n{line}"
-    return "\n".join([*reversed(entries), ""])
 
 
 def _parted(line: str) -> str:
@@ -333,27 +314,30 @@ def import_file(
     log: Path | None = None,
     later: Path | None = None,
     vocabulary: Tokenizer | None = None,
+    progress: ReportProgress | None = None,
+    cancelled: Callable[[], bool] | None = None,
 ) -> list[int]:
     """Write a file as runs of a trace, with the findings about them; returns their ids.
 
     name: one of NAMES, else the content decides. log: the server's log, for a capture that has
     none. later: of counters, those taken afterwards. vocabulary: of a capture's model, for ids that
-    are not given. Raises TraceFileError for a file that cannot be read or is unknown.
+    are not given. Raises TraceFileError for a file that cannot be read or is unknown, and Cancelled
+    when `cancelled` turns true while a long log is read.
     """
     kind = name or recognise_file(path)
     file = _shown(path)
     head = _bare(file_head(path, _HEAD))
-    if kind == ARCHIVE or (_FILE.match(head) is not None and path.stat().st_size <= _MOST_BYTES):
+    if kind == ARCHIVE or (SHOWN.match(head) is not None and path.stat().st_size <= _MOST_BYTES):
         return _import_members(store, path, name)
     is_plain = name is not None or kind == CAPTURE or as_written(head) == head
     if kind == LOG and log is None and _LIST.match(head) is None and is_plain:
         if len(file_head(path, _LONGEST)) == _LONGEST:
-            return fill_log(store, _pieces(path), file)
+            return fill_log(store, watched(_pieces(path, progress), cancelled), file)
         text = oldest_first(rejoined("".join(texts_of(_pieces(path)))))
         runs = fill_log(store, text, file)
         lines = (one for one in text.split("\n") if _LIKE.search(one) and "=" not in one)
         # what a person has written next to it, as far as no program is known to write so
-        lines = (one for one in lines if not (_has_lines(one) or time_of(one[:_LONGEST_TIME])))
+        lines = (one for one in lines if not (_has_lines(one) or time_of(one[:LONGEST_TIME])))
         others = "\n".join([*_ROW.findall(text), *(one for one in lines if not _ROW.match(one))])
         if rows := read_printed(others):
             _note(
@@ -422,16 +406,24 @@ def _import_members(store: TraceStore, path: Path, name: str | None) -> list[int
     """The files of an archive that can be read, as `import_file` does each; what is said of others
     is a finding. Raises what it says of the first where there is none."""
     found, refused = list[int](), list[TraceFileError]()
+    packed = _content(path)
+    is_packed, how = is_archive(packed), (packed, path.name)
+    files = (
+        members(*how, _MOST_BYTES, TraceFileError)
+        if is_packed
+        else shown_files(*how, TraceFileError)
+    )
     with TemporaryDirectory() as folder:
-        packed = _content(path)
-        files = members(packed, path.name, _MOST_BYTES, TraceFileError)
-        for at, (one, content) in enumerate(files if is_archive(packed) else _shown_in(packed)):
+        for at, (one, content) in enumerate(files):
             Path(folder, str(at)).mkdir()
-            inner = Path(folder, str(at), _NOT_IN_NAMES.sub("_", one)[-_LONGEST_TIME:] or "_")
+            named = _NOT_IN_NAMES.sub("_", one).encode()[-_LONGEST_NAME:].decode(errors="ignore")
+            inner = Path(folder, str(at), named or "_")
             inner.write_bytes(content)
             try:
-                if is_archive(content):
-                    said = f"{one} is an archive inside of {path.name}."
+                begin = file_head(inner, _HEAD)
+                is_inside = is_archive(unpacked(begin, "", _HEAD, whole=False))
+                if is_inside or (not is_packed and SHOWN.match(_bare(begin)) is not None):
+                    said = f"{one} holds several files itself, inside of {path.name}."
                     raise TraceFileError(said, "Unpack it yourself.")
                 found += import_file(store, inner, name=name)
             except TraceFileError as error:
@@ -441,15 +433,6 @@ def _import_members(store: TraceStore, path: Path, name: str | None) -> list[int
     if refused:
         _note(store, found, f"Files of it not read: {len(refused):,}. {refused[0].message}")
     return found
-
-
-def _shown_in(data: bytes) -> Iterator[tuple[str, bytes]]:
-    """The files that `head` or `tail` has shown, each with all that was shown of it."""
-    _, *parts = _FILE.split(data)
-    found = dict.fromkeys(parts[::2], b"")
-    for name, part in zip(parts[::2], parts[1::2], strict=True):
-        found[name] += part
-    yield from ((name.decode("utf-8", "replace"), part) for name, part in found.items())
 
 
 def _note(store: TraceStore, runs: Sequence[int], message: str) -> None:
@@ -479,14 +462,16 @@ def _bare(data: bytes) -> bytes:
     return data if _NOT_QUOTED.search(data) is not None else _QUOTE.sub(b"", data)
 
 
-def _pieces(path: Path) -> Iterator[bytes]:
+def _pieces(path: Path, progress: ReportProgress | None = None) -> Iterator[bytes]:
     """A file in pieces, unpacked. Raises what `_content` does; a log may be far larger."""
     with opened_file(path, TraceFileError) as file:
         begin = file.read(_PIECE) or b""
         if begin[:2] != b"\x1f\x8b":
-            n = 0
+            n, total = 0, path.stat().st_size
             while begin and (n := n + len(begin)) <= _MOST_LOG_BYTES:
                 yield begin
+                if progress is not None:
+                    progress(n, total, "reading the log")
                 begin = file.read(_PIECE) or b""
             return
     data = _content(path)

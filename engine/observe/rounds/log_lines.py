@@ -28,6 +28,9 @@ LogLine: TypeAlias = tuple[str, int, Time, str | None, bool]
 OfShape: TypeAlias = "tuple[str, str, np.ndarray, Sequence[Any]]"
 """Lines of a shape in a block: what they say, of which kind, their numbers in the block from 0, and
 their values by columns: arrays, lists of texts, or None."""
+_IN_ORDER = re.compile(r"(prompt )?eval time {0,20}=")
+LONGEST_TIME = 100
+"""Characters at the beginning of a line, in which its time is."""
 
 
 class OtherLines(Protocol):
@@ -166,6 +169,25 @@ def is_newest_first(times: Sequence[str]) -> bool:
     """Whether of times that follow each other, written alike, most fall."""
     pairs = [(a, b) for a, b in pairwise(times) if a != b and len(a) == len(b)]
     return 2 * sum(a > b for a, b in pairs) > len(pairs)
+
+
+def oldest_first(text: str) -> str:
+    """A log whose newest line is the first, as viewers of logs show it, the other way round; any
+    other as it is."""
+    lines = text.removesuffix("\n").split("\n")
+    times = [time_of(line[:LONGEST_TIME]) for line in lines]
+    whole = [found[1] for line in lines if (found := _IN_ORDER.search(line)) is not None]
+    pairs = list(pairwise([one is None for one in whole]))  # a prompt's time is before the answer's
+    is_upside_down = pairs.count((True, False)) > pairs.count((False, True)) and not any(times)
+    if not (is_upside_down or is_newest_first(list(filter(None, times)))):
+        return text
+    entries: list[str] = []
+    for line, time in zip(lines, times, strict=True):
+        if time or not any(times):
+            entries.append(line)
+        elif entries:
+            entries[-1] += f"\n{line}"
+    return "\n".join([*reversed(entries), ""])
 
 
 class LogLines:

@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 from PySide6.QtCore import QModelIndex, Qt
-from PySide6.QtGui import QGuiApplication
+from PySide6.QtGui import QGuiApplication, QImage
 from PySide6.QtTest import QAbstractItemModelTester
+from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
-from app.widgets.plain_table import ColumnTable, TableColumn, plain_table, table_text
+from app.looks import Theme, apply_theme
+from app.widgets.plain_table import ColumnTable, TableColumn, fit_width, plain_table, table_text
 
 _COLUMNS = (
     TableColumn("kind", "what", "What it is", True),
@@ -96,3 +98,40 @@ def test_a_table_is_copied_with_its_titles_or_the_rows_selected(qtbot: QtBot) ->
     (copies,) = view.actions()
     copies.trigger()
     assert QGuiApplication.clipboard().text() == table_text(view)
+
+
+class Mixed(Table):
+    """Figures, and then text."""
+
+    columns = _COLUMNS[::-1]
+
+    def cell(self, row: int, name: str, role: int) -> Any:
+        return {"n": "88", "kind": "HH"}[name] if role == _ROLE.DisplayRole else None
+
+
+def ink_of(picture: QImage) -> tuple[int, int]:
+    """The first and the last column of pixels in which anything is written."""
+    dark = [
+        x
+        for x in range(picture.width())
+        if any(picture.pixelColor(x, y).lightness() < 128 for y in range(picture.height()))
+    ]
+    return dark[0], dark[-1]
+
+
+def test_text_keeps_away_from_the_figures_before_it(qtbot: QtBot, qapp: QApplication) -> None:
+    apply_theme(qapp, Theme("light"))
+    view = plain_table(Mixed(), "Mixed")
+    qtbot.addWidget(view)
+    for column, text in enumerate(("88", "HH")):
+        fit_width(view, column, text)
+    view.resize(400, 120)
+    figures, text = (view.visualRect(view.model().index(0, column)) for column in (0, 1))
+    cells = view.viewport().grab().toImage()
+    (_, left), (right, end) = (ink_of(cells.copy(place)) for place in (figures, text))
+    assert figures.width() - left + right >= 12
+    metrics = view.fontMetrics()
+    assert end - right > 0.8 * metrics.horizontalAdvance("HH"), "all of it has room"
+    title = view.horizontalHeader().viewport().grab().toImage()
+    (start, _) = ink_of(title.copy(text.x() + 3, 0, text.width() - 6, title.height() - 4))
+    assert abs(start + 3 - right) <= 2

@@ -87,6 +87,7 @@ def test_the_sentence_has_a_ratio_with_its_spread(store: TraceStore) -> None:
     ratio = time_ratio(found[2], found[3])
     assert ratio is not None and 1 < ratio.low < ratio.ratio < ratio.high
     words = cost_sentence(found, 2)
+    assert "means" not in words, "those on show are of the same rounds"
     assert words == cost_sentence(found, 3), "of the fastest, against the slowest"
     assert words.startswith(f"checkpoint: {ratio.ratio:.2f} times the time of planes here (")
     assert words.endswith("; 5 restores, 24.4 KiB moved, 10 ms of replay.")
@@ -138,3 +139,5 @@ def test_a_lane_that_is_slower_by_rounds_out_of_proportion_is_the_faster_one() -
     run_id = lane(store, "planes", [*[4.0] * (N - 1), 900.0])
     words = cost_sentence(costs(store), run_id)
     assert words.startswith("checkpoint: 1.") and " -" not in words
+    means = " and ".join(cost_cells(cost)[1] for cost in costs(store)[1:])
+    assert f"; means of all rounds: {means} ms; " in words, "why it is not the ratio of these"

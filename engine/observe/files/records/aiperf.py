@@ -102,11 +102,8 @@ def _read_summary(node: Node) -> RecordedRequest:
         found.rates = [sum(shares[i:]) / 100 for i in range(1, len(shares))]
     found.check_rate(_RATE, rate, _TOTALS, 100)
     found.check_counts(_TOTALS | {"histogram": _POOLED})
-    found.record = {
-        key: node.values[key]
-        for key in (*_TOTALS.values(), _POOLED, _MEAN, _RATE)
-        if key in node.values
-    }
+    known = (*_TOTALS.values(), _POOLED, _MEAN, _RATE)
+    found.record = {key: node.values[key] for key in known if key in node.values}
     return found
 
 

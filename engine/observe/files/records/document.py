@@ -7,7 +7,7 @@ made of them.
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from itertools import islice
 from typing import Any
@@ -71,6 +71,7 @@ _AT_ONCE = 256
 """Objects that are read together: of more, memory takes more time than reading."""
 _MOST_HEAD = 1 << 16
 """Characters among which a stream's first event is looked for."""
+_A_COUNT = f"a whole number from 0 to {COUNT:,}"
 _REMEDY = "Save the record again as the engine wrote it."
 
 
@@ -104,11 +105,9 @@ class Node(msgspec.Struct, frozen=True, eq=False):
 
     def fields(self, values: dict[str, Any] | None = None) -> Fields:
         """The keys of this object, or of one around it."""
-        path = self.path
-        if values is None or values is self.values:
-            values = self.values
-        else:
-            path = path[: list(map(id, self.around)).index(id(values))]
+        values = self.values if values is None else values
+        chain = (*self.around, self.values)
+        path = self.path[: list(map(id, chain)).index(id(values))]
         place = ".".join(path if not self.start else (self.start, *path))
         return Fields(values, self.file, place, self.taken)
 
@@ -351,6 +350,10 @@ def _parse(text: str) -> Any:
     return parse_json(text, deepest=_DEEPEST, unique=True, whole_texts=True)
 
 
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= _LONGEST_TEXT
+
+
 def _invalid(name: str, place: str, error: JsonError) -> TraceFileError:
     return TraceFileError(
         f"{name}: {place} is not valid JSON (column {error.column}: {error.what[:80]}).", _REMEDY
@@ -427,32 +430,21 @@ class Fields:
 
     def count(self, key: str) -> int | None:
         """A whole number from 0."""
-        value = self._take(key)
-        if value is None or (type(value) is int and 0 <= value <= COUNT):  # as nearly all are
-            return value
-        raise self.wrong(key, value, f"a whole number from 0 to {COUNT:,}")
+        return self._taken_if(key, is_whole, _A_COUNT)
 
     def number(self, key: str) -> float | None:
         """A number from 0 to 2^53."""
-        value = self._take(key)
-        if value is not None and not is_real(value, LARGEST):
-            raise self.wrong(key, value, "a number from 0 to 2^53")
-        return value
+        return self._taken_if(key, lambda one: is_real(one, LARGEST), "a number from 0 to 2^53")
 
     def text(self, key: str) -> str | None:
         """A text that is not long."""
-        value = self._take(key)
-        if value is not None and not (isinstance(value, str) and len(value) <= _LONGEST_TEXT):
-            raise self.wrong(key, value, f"a text of at most {_LONGEST_TEXT:,} characters")
-        return value
+        return self._taken_if(key, _is_text, f"a text of at most {_LONGEST_TEXT:,} characters")
 
     def counts(self, key: str, most: int = COUNT) -> list[int] | None:
         """A list of whole numbers from 0 to `most`."""
-        value = self._take(key)
+        value = self._taken_if(key, lambda one: isinstance(one, list), "a list of whole numbers")
         if value is None:
             return None
-        if not isinstance(value, list):
-            raise self.wrong(key, value, "a list of whole numbers")
         if len(value) > MOST_STEPS:
             raise self.wrong(key, value[:9], f"a list of at most {MOST_STEPS:,} numbers")
         if not are_whole(value, most):
@@ -482,13 +474,9 @@ class Fields:
 
     def object(self, key: str) -> Fields | None:
         """An object inside of this one."""
-        value = self._take(key)
-        if value is None:
-            return None
-        if not isinstance(value, dict):
-            raise self.wrong(key, value, "an object")
+        value = self._taken_if(key, lambda one: isinstance(one, dict), "an object")
         place = f"{self.place}.{key}" if self.place else key
-        return Fields(value, self._file, place, self._all)
+        return None if value is None else Fields(value, self._file, place, self._all)
 
     def wrong(self, key: str, value: Any, wanted: str) -> TraceFileError:
         """The error of a key whose value is not what is wanted."""
@@ -496,6 +484,10 @@ class Fields:
         at = f"{self.place}.{key}" if self.place else key
         return TraceFileError(f"{self._file}: {at[-120:]} is {shown}, not {wanted}.", _REMEDY)
 
-    def _take(self, key: str) -> Any:
+    def _taken_if(self, key: str, fits: Callable[[Any], bool], wanted: str) -> Any:
+        """The value of a key, None without one. Raises the error of one that does not fit."""
         self._taken.add(key)
-        return self.values.get(key)
+        value = self.values.get(key)
+        if value is None or fits(value):
+            return value
+        raise self.wrong(key, value, wanted)

@@ -124,7 +124,7 @@ def _sums(text: str) -> list[RecordedRequest]:
     found: list[RecordedRequest] = []
     values: dict[str, re.Match[str]] = {}
     ends = list(accumulate(len(line) + 1 for line in text.split("\n")))
-    tasks = {one.end(): one[1] for one in _TASK.finditer(text)}
+    tasks = [(one.end(), one[1]) for one in _TASK.finditer(text)]
 
     def close() -> None:
         if _PART in values:
@@ -133,8 +133,8 @@ def _sums(text: str) -> list[RecordedRequest]:
         if not values.keys().isdisjoint(_ABOUT) or (has_rate and _SPEED in values):
             start = next(iter(values.values())).start("name")
             place = f"line {1 + bisect_right(ends, start)}"
-            place = next((tasks[end] for end in reversed(tasks) if end < start), place)
-            found.append(_request(values, text, place))
+            n_before = bisect_right(tasks, (start,))
+            found.append(_request(values, text, tasks[n_before - 1][1] if n_before else place))
         values.clear()
 
     for match in _LINE.finditer(text):
@@ -377,6 +377,8 @@ def _read_fastdeploy(node: Node) -> RecordedRequest:
 
 FASTDEPLOY = RecordShape("fastdeploy", "FastDeploy", (_OF_HEADS,), _read_fastdeploy)
 _OF_TURNS = "new_tokens", "wall_time"
+_BY_TURN = (*_OF_TURNS, "decoding_steps", "idxs")
+"""Lists with an entry for each turn."""
 
 
 def _read_turns(node: Node) -> RecordedRequest:
@@ -397,6 +399,9 @@ def _read_turns(node: Node) -> RecordedRequest:
         found.timings[_SPEED] = emitted / seconds
     by_step, last = values.counts("accept_lengths", LONGEST_DRAFT), values.counts("idxs")
     numbers = values.counts("decoding_steps") or [one + 1 for one in last or ()]
+    turns = {key: len(one) for key in _BY_TURN if isinstance(one := node.values.get(key), list)}
+    same = len(set(turns.values())) <= 1
+    found.check(same, (*turns,), f"{' and '.join(turns)} are of different numbers of turns")
     steps, emitted = (len(by_step), sum(by_step)) if by_step else (sum(numbers), emitted)
     if 0 < steps < emitted:
         found.num_spec_steps, found.num_accepted_draft_tokens = steps, emitted - steps

@@ -18,7 +18,7 @@ from itertools import pairwise
 from typing import Any
 
 from engine.errors import TraceFileError
-from engine.foreign import COUNT, LARGEST, LONGEST_DRAFT, is_real
+from engine.foreign import LARGEST, LONGEST_DRAFT, is_real
 from engine.observe.files.records.column_names import NAMES
 from engine.observe.files.records.document import MOST_BYTES, LeftOut, nodes, read_documents
 from engine.observe.files.records.request import RecordedRequest
@@ -38,11 +38,10 @@ _SERIES = re.compile(
 _SIGN = re.compile(f"(?m)^(?:\\| ?)?(?:{'|'.join(_KNOWN['signs'])})[ {{]".encode())
 _PARTS = b":spec_", b"mlx_spec_", b"trtllm_spec_", b"llamacpp:", b"tgi_request", b"maxserve"
 """One of these is in each sign."""
-_QUERIED = re.compile(
-    rb'"metric"\s*:\s*\{([^{}]{1,4000})\}\s*,\s*"values?"\s*:\s*\[[^{}]*?(?<![\d.e+])'
-    rb'([\d.e+]{1,40})"?\s*\]+\s*(?:,\s*"timestamps"[^{}]*+)?\}'
-)
-"""A series of a reply to a query, or of VictoriaMetrics: its labels, and the newest value."""
+_QUERIED = re.compile(rb'"metric"\s*:\s*\{([^{}]{1,4000})\}\s*,\s*"values?"\s*:\s*\[([^{}]*+)\}')
+"""A series of a reply to a query, or of VictoriaMetrics: its labels, and the values."""
+_AFTER_NEWEST = b'"], \t\r\n'
+_NEWEST = re.compile(rb"(?<![\d.e+])[\d.e+]{1,40}\Z")
 _PRINTED = re.compile(
     rb"\b[A-Z]\w{3,20}\(name='([\w:]{1,200})', labels=\{([^{}]{0,4000})\},"
     rb" values?=\[?([\d.e+, ]{1,8192})"
@@ -64,10 +63,8 @@ _SHOWN = re.compile(r"(?m)[ }](\d[\d.]{0,9} (?:[kKMGB]|Mil|Bil))$")
 _SERIES_NAME = re.compile(
     r"\s*(?:(?:vllm|llamacpp|sglang|lmdeploy):|rapid_mlx_|trtllm_)[^,;|]{1,4000}"
 )
-_VALUE, _TIME = (
-    re.compile(r"(?i).{0,40}value.{0,20}|last.{0,20}"),
-    re.compile(r"(?i).{0,20}time.{0,20}|date"),
-)
+_VALUE = re.compile(r"(?i).{0,40}value.{0,20}|last.{0,20}")
+_TIME = re.compile(r"(?i).{0,20}time.{0,20}|date")
 """Columns of a table that has a row for each value."""
 _NAME = re.compile(rb'"__name__"\s*:\s*"([^"]{1,200})",?')
 _LABEL = re.compile(rb'"(\w{1,80})"\s*:\s*')
@@ -113,9 +110,10 @@ def _of_query(data: bytes) -> bytes:
     without what is before. Series of other things become blank lines."""
     data = _BELOW.sub(rb"\1 \2", _without_others(data))
     found = [
-        b"%s{%s} %s\n" % (name[1], _LABEL.sub(rb"\1=", labels.replace(name[0], b"")), value)
-        for labels, value in _QUERIED.findall(data)
-        if (name := _NAME.search(labels)) is not None
+        b"%s{%s} %s\n" % (name[1], _LABEL.sub(rb"\1=", labels.replace(name[0], b"")), value[0])
+        for labels, inside in _QUERIED.findall(data)
+        for values in [inside.partition(b'"timestamps"')[0].rstrip(_AFTER_NEWEST)]
+        if (name := _NAME.search(labels)) is not None and (value := _NEWEST.search(values[-41:]))
     ]
     found = found or _printed(data)
     if not found and _has_points(data):
@@ -356,7 +354,7 @@ def _difference(
         before = defaultdict(dict)
         found.record["restarted"] = f"{fell[0]} fell between the scrapes"
     most = max((last[name][i] for name, i in series if name != _EMITTED), default=0.0)
-    exact = most < _EXACT.get(engine, COUNT)
+    exact = most < _EXACT.get(engine, LARGEST + 1)
     if not exact:
         found.record["rounded"] = f"counters from {_EXACT[engine]:,} on have six digits"
 

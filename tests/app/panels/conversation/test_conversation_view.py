@@ -77,7 +77,7 @@ def test_a_conversation_is_continued_edited_and_branched(demo: MainWindow, qtbot
     assert re.search(r"[12] hits?, 0 misses", view.summary.text())
     marks = view.strip.accessibleDescription()
     assert "context checkpoint at" in marks and re.search("[12] hits?,", marks)
-    assert "reused" in view.strip.text_at(QPoint(1, 20))
+    assert "reused" in view.strip.tip_at(QPoint(1, 20))
     # back to the first version and its answer, and on from its middle
     view.cards[0].earlier.click()
     assert shown(demo) == ["Turn 1", "Turn 2"]

@@ -14,6 +14,7 @@ from pytestqt.qtbot import QtBot
 
 from app.actions import Actions
 from app.looks import Theme
+from app.panels.divergence import divergence_view
 from app.panels.divergence.divergence_view import DivergenceView
 from app.panels.divergence.lane_cards import verdict_text
 from app.panels.divergence.state_map import gradient, shades
@@ -61,6 +62,18 @@ def test_empty_it_offers_the_action_that_fills_it(qtbot: QtBot) -> None:
     button = next(b for b in view.findChildren(QPushButton) if b.text() == "Compare")
     button.click()
     assert pressed == [True]
+
+
+def test_the_first_comparison_finds_plots_and_tables_made(
+    view: DivergenceView, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    QApplication.processEvents()
+    assert view._stack.currentIndex() == 0, "nothing of them is in sight"
+    assert view._page.verticalScrollBar().maximum() == 0, "nor has any room"
+    made = (view.plots, view.tables, view.bar)
+    monkeypatch.setattr(divergence_view, "LanePlots", None)
+    view.show_run(RunRef(faulty_comparison().store, 3))
+    assert (view.plots, view.tables, view.bar) == made
 
 
 def test_a_trace_without_lanes_stays_empty(view: DivergenceView) -> None:

@@ -78,12 +78,25 @@ def test_an_archive_without_a_log_says_why(
         import_file(TraceStore(), path)
 
 
-def test_an_archive_in_an_archive_is_not_opened(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["inner.zip", "inner.tar.gz"])
+def test_an_archive_in_an_archive_is_not_opened(tmp_path: Path, name: str) -> None:
     path = tmp_path / "outer.zip"
     with zipfile.ZipFile(path, "w") as packed:
-        packed.write(_zip(tmp_path / "inner.zip", FILES), "inner.zip")
-    with pytest.raises(TraceFileError, match=r"inner.zip is an archive inside of outer.zip"):
+        packed.write(_pack(tmp_path / name, FILES), name)
+    said = f"{name} holds several files itself, inside of outer.zip"
+    with pytest.raises(TraceFileError, match=said):
         import_file(TraceStore(), path)
+
+
+@pytest.mark.parametrize("name", ["a/..", "a/.", "中" * 120 + ".log", "\x00"])
+def test_names_that_a_system_does_not_allow(tmp_path: Path, name: str) -> None:
+    path, store = tmp_path / "logs.tar", TraceStore()
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as packed:
+        entry = tarfile.TarInfo(name)
+        entry.size = len(LOG)
+        packed.addfile(entry, io.BytesIO(LOG.format(4, 8).encode().ljust(len(LOG))))
+    (run,) = import_file(store, path)
+    assert store.runs[run]["told"]["num_accepted_draft_tokens"] == 4
 
 
 @pytest.mark.parametrize("cut", [60, -30])

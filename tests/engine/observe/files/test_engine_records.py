@@ -294,6 +294,18 @@ def test_scrapes_tell_what_was_between_them() -> None:
     assert [one.told["num_spec_steps"] for one in more.runs[0].requests or ()] == [10, 0]
 
 
+@pytest.mark.parametrize("accepted", [5 * 10**9, 2**53])
+def test_counters_of_a_server_that_runs_for_long(accepted: int) -> None:
+    """They have all digits up to 2^53; 2^31 tokens are drafted in weeks."""
+    counts = {"drafts": 3 * 10**9, "draft_tokens": 9 * 10**9, "accepted_tokens": accepted}
+    lines = [f"vllm:spec_decode_num_{name}_total {n}\n" for name, n in counts.items()]
+    store = filled("long", "".join(lines).encode())
+    is_wrong = accepted > counts["draft_tokens"]
+    assert [one.rule for one in recorded(store)] == ["counters-contradict"] * is_wrong
+    figures = summary(store, 0)
+    assert figures["num_accepted_draft_tokens"] == (None if is_wrong else accepted)
+
+
 def test_positions_that_a_server_counts_later_begin_at_zero() -> None:
     """llama-server has no counter of a position before the first token is accepted there."""
     name = "llamacpp:spec_decode_num"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,22 @@ def test_answers_of_eagle_have_the_index_of_the_last_step(tmp_path: Path) -> Non
     assert not rules(store)
 
 
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"idxs": [9], "new_tokens": [30, 40], "wall_time": [1.0, 1.0]},
+        {"idxs": [9, 8], "new_tokens": [30, 40], "wall_time": [1.0]},
+        {"decoding_steps": [3], "accept_lengths": [3] * 5, "new_tokens": [8, 7], "wall_time": [1]},
+    ],
+)
+def test_lists_of_different_numbers_of_turns_contradict(
+    tmp_path: Path, choice: dict[str, Any]
+) -> None:
+    store = imported(tmp_path, _line(81, **choice))
+    assert _told(store) == [{}]
+    assert rules(store) == ["counters-contradict"]
+
+
 def test_answers_of_spec_bench_have_the_tokens_of_each_step(tmp_path: Path) -> None:
     line = _line(
         81,
@@ -80,6 +97,13 @@ def test_printed_tasks_of_spec_bench(tmp_path: Path, is_mean: bool) -> None:
     store = imported(tmp_path, text)
     told = [(one["place"], *_figures(one["told"])) for one in store.runs[0]["requests"]]
     assert told == [*tasks[:2]]
+
+
+def test_many_tasks_are_not_looked_through_for_each_sum(tmp_path: Path) -> None:
+    sums = "".join(f"#Mean accepted tokens: {2 + i % 7 / 10}\n" for i in range(3000))
+    start = time.process_time()
+    imported(tmp_path, sums + "========= Task: x =========\n" * 200_000)
+    assert time.process_time() - start < 8
 
 
 def _figures(told: dict[str, Any]) -> tuple[float, float]:

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,9 +19,9 @@ import pytest
 
 from engine.analysis.acceptance.counts import DraftCounts
 from engine.analysis.findings.check import find
-from engine.errors import TraceFileError
+from engine.errors import Cancelled, TraceFileError
 from engine.foreign import as_json
-from engine.observe.files import capture, log_run
+from engine.observe.files import capture, importing, log_run
 from engine.observe.files.importing import is_log
 from engine.observe.files.line_words import READ
 from engine.observe.files.log_run import fill_log
@@ -317,3 +318,26 @@ def test_each_series_of_counters_is_looked_at_once(monkeypatch: pytest.MonkeyPat
     samples, left_out = prometheus.only_samples("\n".join(lines).encode())
     assert len(seen) == len(set(seen)) < 100 and not left_out
     assert b"http_request" not in samples and samples.count(b"_drafts_total{") == 10
+
+
+def test_a_long_log_is_read_in_pieces_between_which_it_can_be_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sums = "slot print_timing: id  0 | task {} | draft acceptance = 0.5 ( 2 accepted / 4 generated)"
+    path = tmp_path / "server.log"
+    path.write_text("".join(f"{sums.format(n)}\n" for n in range(14_000)))
+    monkeypatch.setattr(importing, "_PIECE", 1 << 17)
+    told: list[int] = []
+    store = TraceStore()
+
+    def tell(done: int, total: int, _phase: str) -> None:
+        assert total == path.stat().st_size
+        told.append(done)
+
+    with pytest.raises(Cancelled):
+        importing.import_file(store, path, progress=tell, cancelled=lambda: len(told) == 3)
+    assert told == [n << 17 for n in (1, 2, 3)]
+    assert not store.runs, "nothing of it is written"
+    told.clear()
+    importing.import_file(store, path, progress=tell)
+    assert told[-1] == path.stat().st_size and store.runs

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from engine.errors import TraceFileError
+from engine.files import shown_files
+from engine.observe.files.records import recognise
 from tests.engine.observe.files.pasted_text import imported, read, sums
 
 LINES = """slot print_timing: id  0 | task 3 |        eval time =    4000.00 ms /   {n} tokens
@@ -27,6 +31,28 @@ def test_files_that_tail_has_shown_are_runs_of_their_own(tmp_path: Path) -> None
     told = [store.runs[run]["requests"][0]["told"] for run in (0, 1)]
     names = "predicted_n", "num_spec_steps", "draft_n", "draft_n_accepted"
     assert [tuple(one.get(name) for name in names) for one in told] == COUNTS
+
+
+@pytest.mark.parametrize("name", ["..", ".", "/", " ", "日" * 66, "x" * 200])
+def test_any_name_of_a_shown_file(tmp_path: Path, name: str) -> None:
+    assert sums(read(f"==> {name} <==\n{FIRST}", tmp_path)) == COUNTS[:1]
+
+
+def test_many_shown_files_are_not_opened_each(tmp_path: Path) -> None:
+    text = "".join(f"==> {i}.log <==\nx\n" for i in range(5000))
+    with pytest.raises(TraceFileError, match="shows more than 1,024 files"):
+        read(text, tmp_path)
+    # what is added to is not copied each time
+    data = b"==> a <==\n" + (b"x" * 99 + b"\n==> b <==\n\n==> a <==\n") * 60_000
+    start = time.process_time()
+    assert [len(content) for _, content in shown_files(data, "x", TraceFileError)] == [6e6, 6e4]
+    assert time.process_time() - start < 2
+
+
+def test_shown_files_inside_of_a_shown_one_are_not_opened(tmp_path: Path) -> None:
+    text = "\n".join(f"{'> ' * i}==> {i}.log <==" for i in range(400))
+    with pytest.raises(TraceFileError, match="holds several files itself"):
+        read(f"{text}\n", tmp_path)
 
 
 def test_a_second_time_of_an_answer_is_another_request(tmp_path: Path) -> None:
@@ -49,6 +75,14 @@ def test_series_with_their_times_apart(tmp_path: Path) -> None:
 
     text = line("drafts", 100, 400) + line("draft_tokens", 300, 1200) + line("accepted_tokens", 640)
     assert sums(read(text, tmp_path)) == [(None, 400, 1200, 640)]
+
+
+def test_a_long_series_is_read_once() -> None:
+    labels = b'{"metric":{"__name__":"vllm:spec_decode_num_drafts_total"},"values":['
+    start = time.process_time()
+    recognise(labels + b'1],"timestamps"' * 130_000 + b"x")
+    assert recognise(labels + b"1 " * (1 << 20) + b"]}") == "prometheus"
+    assert time.process_time() - start < 4
 
 
 def _cells(*cells: str, head: str = "td") -> str:
