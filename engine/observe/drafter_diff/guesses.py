@@ -367,8 +367,8 @@ class Trials:
         if unclear:
             which = " Or: ".join([*unclear.values()][:_MOST_EQUAL])
             about = f"Too few drafts are wrong to say what is. It may be this: {which}"
-            some = dict.fromkeys((draft.round for draft in window), 0.0)
-            return replace(self._right, stage=UNEXPLAINED, about=about), some
+            equal = dict.fromkeys((draft.round for draft in window), 0.0)
+            return replace(self._right, stage=UNEXPLAINED, about=about), equal
         if best is None and half is not None:
             left_s = max(started + seconds - thread_time(), _LEAST_OF_TWO * seconds)
             return self._with_another(half, half_left, tried_all, window, scopes, left_s)
