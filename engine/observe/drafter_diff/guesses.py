@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -20,7 +21,7 @@ from engine.audit.draft_models import BlockModel, Candidates, DraftModel, Entrie
 from engine.audit.recorded_drafts import Distance, DraftedText, RecordedDraft, Redrafts
 from engine.observe.drafter_diff.candidate_mistakes import Change
 from engine.observe.drafter_diff.operations import Changes, in_place, in_rows
-from engine.observe.drafter_diff.records import STAGES, Drafts
+from engine.observe.drafter_diff.records import FEW, STAGES, UNEXPLAINED, Drafts
 
 Rows = Mapping[int, Sequence[Candidates]]
 """Candidates of drafts, by round."""
@@ -45,8 +46,10 @@ there is at least for two mistakes at once. Drafts of a large model take long ea
 _NOTHING, _LONGEST, _INSIDE = 1e-9, 64, 0.9
 _HALF = 0.7
 """Of the distance from right drafts, what one of two mistakes may leave."""
+CHANCE = 0.1
+"""Mistakes that are likely to give by chance what one gives that is taken for the cause."""
 _WIDTHS = ("alone", "joined")
-_SECONDS_EQUAL, _MOST_EQUAL = 3.0, 3
+_SECONDS_EQUAL, _MOST_EQUAL = 3.0, 4
 """Of the processor, within which it is seen what else gives all drafts; how much of it is said."""
 _NUMBER = re.compile(r"-?[\d.]+(?:e[-+]?\d+)?")
 
@@ -218,6 +221,7 @@ class Trials:
         apart: Callable[[Guess | None], Distance],
     ) -> None:
         self._model, self._text, self._rows, self._apart = model, text, rows, apart
+        self._right = Guess("", "", CLEAN, text, model)
 
     def rows(self, guess: Guess) -> Rows:
         """What a guess of the choice among candidates chooses from."""
@@ -273,6 +277,8 @@ class Trials:
         best, left, clean, drafts = None, dict[int, float](), self.clean(window), self._text.drafts
         tried_all, half, half_left = list[Guess](), None, _HALF * clean
         at, most, n_made, is_idle = drafts.index(wrong[0]), clean, 0, False
+        n_tried, n_given, unclear = 0, 0, dict[str, str]()
+        n_wrong = sum(self.clean([draft]) > 0 for draft in more)
         near = {i for one in wrong[:_MOST_SHOWN] for i in (drafts.index(one),)}
         shown = [drafts[i] for i in sorted({i - 1 for i in near if i} | near)]
         stretch = drafts[max(0, at - 1) : at + _STRETCH]
@@ -308,7 +314,14 @@ class Trials:
             if total <= _NOTHING and len(more) > len(window) == len(found):
                 # several may give these few
                 total = min(sum(self.left(guess, more).values()), limit * EXPLAINS)
-            if len(found) == len(window) < 2 * n_right(found) and total < limit:
+            # of many parts some give a few drafts by chance
+            is_unclear = n_by_chance(n_tried, [n_given / max(1, n_tried)] * n_wrong) >= CHANCE
+            if total <= _NOTHING and is_unclear:
+                unclear.setdefault(_NUMBER.sub("", guess.about), guess.about)
+                return False
+            n_mended = sum(found.get(one.round, 1.0) <= ROUNDED for one in wrong)
+            is_shown = len(found) == len(window) < 2 * n_right(found) and n_mended >= FEW
+            if is_shown and total < limit:
                 best, left, most = guess, found, total * EXPLAINS
             return best is guess and total <= _NOTHING
 
@@ -321,6 +334,7 @@ class Trials:
             if is_part:
                 n_before = n_kept * alone
                 is_likely = any(gives(guess, [one], n_before) for one in probes)
+                n_tried, n_given = n_tried + 1, n_given + is_likely
                 is_likely = is_likely and gives(guess, wrong[:_MOST_SHOWN], n_before)
             else:  # what is wrong in memory may come of all drafts before these
                 is_likely = guess.change is not None or guess.goes_by_drafts
@@ -333,7 +347,9 @@ class Trials:
                 one = guess.within(alike[0], self._text)
                 kept = 0 if alike[0][1] and 0 in alike[0][1] else n_kept
                 some = leads[alone][-1:] if guess.deviation is CLEAN else leads[alone]
-                if one is None or is_over() or not gives(one, some, kept):
+                is_likely = one is not None and not is_over() and gives(one, some, kept)
+                n_tried, n_given = n_tried + 1, n_given + is_likely
+                if not is_likely or one is None:
                     continue
                 tried = set[str]()
                 for scope in alike:
@@ -348,6 +364,11 @@ class Trials:
                     tried.add(key)
                     if gives(one, shown) and is_exact(one, _EXPLAINS_SCOPED * clean):
                         return best, left
+        if unclear:
+            which = " Or: ".join([*unclear.values()][:_MOST_EQUAL])
+            about = f"Too few drafts are wrong to say what is. It may be this: {which}"
+            equal = dict.fromkeys((draft.round for draft in window), 0.0)
+            return replace(self._right, stage=UNEXPLAINED, about=about), equal
         if best is None and half is not None:
             left_s = max(started + seconds - thread_time(), _LEAST_OF_TWO * seconds)
             return self._with_another(half, half_left, tried_all, window, scopes, left_s)
@@ -356,14 +377,14 @@ class Trials:
     def _with_equals(
         self, best: Guess, guesses: Iterator[_Tried], more: Drafts, probe: RecordedDraft
     ) -> Guess:
-        """A guess that gives all drafts, with what others of its stage say that give them, too."""
+        """A guess that gives all drafts, with others that do: of its stage, one of each other."""
         until, equal = thread_time() + _SECONDS_EQUAL, dict[str, str]()
         shape = _NUMBER.sub("", best.about)
         for guess, *_ in guesses:
             if thread_time() > until or len(equal) == _MOST_EQUAL:
                 break
-            alike = _NUMBER.sub("", guess.about)
-            if guess.stage != best.stage or alike in equal:
+            alike = _NUMBER.sub("", guess.about) if guess.stage == best.stage else guess.stage
+            if alike in equal:
                 continue
             first = [] if guess.goes_by_drafts else [[probe]]
             if all(
@@ -389,7 +410,6 @@ class Trials:
         rest, None where none does within the time. most: what the first leaves."""
         until = thread_time() + seconds
         rows, best, left = dict[int, Sequence[Candidates]](), None, dict[int, float]()
-        right = Guess("", "", CLEAN, self._text, self._model)
 
         def keep(draft: RecordedDraft, own: Sequence[Candidates]) -> float:
             rows[draft.round] = own
@@ -398,6 +418,14 @@ class Trials:
         how = half.model, half.text, half.deviation
         with half.applied():
             Redrafts(*how, distance=keep, left=half.left).of(window)
+        rest = [n for n, distance in self.left(half, window).items() if distance > ROUNDED]
+        n_tried, seen, given = 0, Counter[int](), Counter[int]()
+
+        def is_shown() -> bool:
+            """Whether it is unlikely that one of as many as were tried gives the rest by chance."""
+            shares = (given[n] / seen[n] for n in rest if left.get(n, math.inf) <= ROUNDED)
+            return n_by_chance(n_tried, shares) < CHANCE
+
         longest = max(len(draft.tokens) for draft in window)
         steps = [
             (f", only in drafted token {i}{way}", None, which)
@@ -411,7 +439,7 @@ class Trials:
             ways = [("", None, None), *scopes, *steps] if of_choice else [("", None, None)]
             for scope in ways if guess.deviation is CLEAN or not of_choice else ():
                 one = guess.within(scope, self._text) if scope[0] else guess
-                both = one and half.together(one, right)
+                both = one and half.together(one, self._right)
                 if both is None:
                     continue
                 if of_choice:
@@ -420,12 +448,15 @@ class Trials:
                 else:
                     found = self.left(both, window, EXPLAINS * most)
                 total = sum(found.values())
+                n_tried += 1
+                seen.update([*found])
+                given.update(n for n, distance in found.items() if distance <= ROUNDED)
                 is_most = len(found) == len(window) < 2 * n_right(found)
                 if is_most and total < EXPLAINS * most:
                     best, left, most = both, found, total / EXPLAINS - _NOTHING
-                if is_most and total <= _NOTHING:
+                if is_most and total <= _NOTHING and is_shown():
                     return best, left
-        return best, left
+        return (best, left) if is_shown() else (None, {})
 
     def _keep(self, draft: RecordedDraft) -> int:
         """Have the model keep what is to be in memory with a draft; positions below which it is."""
@@ -446,6 +477,12 @@ def _alike(scopes: Sequence[Scope], lead: Drafts) -> list[list[Scope]]:
         if inside:
             found.setdefault(repr((inside, steps)), []).append(scope)
     return [*found.values()]
+
+
+def n_by_chance(n: int, shares: Iterable[float]) -> float:
+    """How many of n mistakes are likely to give all of some drafts by chance, where each draft is
+    given by these shares of the mistakes that were tried."""
+    return n * math.prod(shares)
 
 
 def n_right(left: Mapping[int, float]) -> int:

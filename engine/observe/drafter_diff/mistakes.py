@@ -3,7 +3,7 @@ working is changed, at some of the text's places or rounds, and all else is righ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain, pairwise, product
@@ -21,17 +21,20 @@ from engine.observe.drafter_diff.candidate_mistakes import (
     of_choice,
     of_map,
 )
-from engine.observe.drafter_diff.guesses import GOES_ON, Guess
+from engine.observe.drafter_diff.guesses import CHANCE, GOES_ON, Guess, n_by_chance
 from engine.observe.drafter_diff.operations import PHASES, in_place, part_changes
 from engine.observe.drafter_diff.records import BLOCK, CANDIDATES, POSITIONS, ROWS, STATE, Drafts
 from engine.observe.drafter_diff.sides import LONGEST_TEXT, DraftSide
 from engine.observe.drafter_diff.target_rows import CHANGES, MOVED, TextRows, mapped
 from engine.observe.drafter_diff.tensor_changes import other_windows
+from engine.observe.drafter_diff.wrong_drafts import POWERS, places_of
 from engine.session import Session
 
 _Gives = Callable[[RecordedDraft, Entries, int], bool]
 _MOST_MASKS, _LONGEST_WINDOW, _MOST_OTHERS, _TAIL = 1024, 128, 4, 4
 _FARTHEST, _SHOWN_BY, _MOST_FITTING = 64, 3, 6
+_COUNTED_BY, _MOST_COUNTED = 8, 64
+"""Drafts and values by which it is counted how many values give a draft by chance."""
 _Which = Callable[[list[Entries], list[Entries]], Entries]
 _READ: dict[str, _Which] = {
     "that of the step before": lambda given, _: given[max(0, len(given) - 2)],
@@ -40,7 +43,6 @@ _READ: dict[str, _Which] = {
     "that of the first step": lambda given, _: given[0],
 }
 """Which entry a step reads a part of, of those that steps should read and those that they did."""
-_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
 class Mistakes:
@@ -76,7 +78,7 @@ class Mistakes:
         yield from self._of_blocks(wrong)
         yield from self._of_state(wrong)
         n = self._text.starts[0]
-        sizes = dict.fromkeys((n, n // 2, *_SIZES))
+        sizes = dict.fromkeys((n, n // 2, *POWERS))
         yield from self._of_beginnings([size for size in sizes if 0 < size <= n])
         yield from self._of_steps()
 
@@ -159,7 +161,7 @@ class Mistakes:
         if table is None:
             return
         n = self._text.starts[0]  # a server may cut a prompt a few tokens before its end, too
-        for size, tail in product((*(s for s in _SIZES if 1 < s < n), n), (0, _TAIL)):
+        for size, tail in product((*(s for s in POWERS if 1 < s < n), n), (0, _TAIL)):
             ends = sorted({*range(size, n - tail, size), *[n - tail] * (tail < n), n})
             apart = f", its last {tail} apart" * bool(tail)
             about = f"a prompt's later passes, of {size} tokens{apart}, are"
@@ -176,27 +178,12 @@ class Mistakes:
         changes["zeros"] = model.table(mapped(own, torch.zeros_like))
         for tap in taps if len(taps) > 1 else ():
             changes[f"zeros in layer {tap}"] = model.table(mapped(own, torch.zeros_like, tap))
-        for (where, places), (what, rows) in product(self._places().items(), changes.items()):
+        both = product(places_of(self._text).items(), changes.items())
+        for (where, places), (what, rows) in both:
             about = f"rows of {where} are {what}"
             scope = "", {place + 1 for place in places}, None
             if (guess := self._of_table(about, rows).within(scope, self._text)) is not None:
                 yield guess
-
-    def _places(self) -> dict[str, Collection[int]]:
-        """Places of a text that its rows may be wrong in, by what they are."""
-        n, drafts = self._text.starts[0], self._text.drafts
-        found: dict[str, Collection[int]] = {
-            "the prompt": range(n),
-            "the prompt's last token": [n - 1],
-            "decoded tokens": range(n, len(self._text.tokens)),
-            "accepted tokens": [d.pos0 + 1 + i for d in drafts for i in range(d.n_accepted)],
-            "tokens that were not drafted": [draft.pos0 for draft in drafts],
-        }
-        for size in _SIZES:
-            if size < n:
-                found[f"the prompt but its last {size} tokens"] = range(n - size)
-                found[f"the first {size} tokens"] = range(size)
-        return {where: places for where, places in found.items() if places}
 
     def of_parts(self, only: str = "", wrong: Drafts = ()) -> Iterator[Guess]:
         """The same, of each of its parts, and of rows that it makes of the target's with them; and
@@ -209,10 +196,11 @@ class Mistakes:
             self._model.table(self._target.rows)
 
         near = {d.pos0 + i for d in wrong[:1] for i in (-1, 0, 1, 2)} | {*self._text.starts[:1]}
-        far = (size for size in _SIZES if 8 < size < len(self._text.tokens))
+        far = (size for size in POWERS if 8 < size < len(self._text.tokens))
         found = part_changes(self._model.core, look, sorted({*near, *far}))
         parts = [one for one in found if only in ("", one.stage)]
-        parts.sort(key=lambda one: (one.stage != POSITIONS, one.stage != CANDIDATES))  # few first
+        # a number of a kernel is a simpler mistake than a table, and else few come first
+        parts.sort(key=lambda x: (not x.is_number, x.stage != POSITIONS, x.stage != CANDIDATES))
         for phase, words in PHASES.items():
             for one in (one for one in parts if phase in one.phases and one.changes):
                 guess = self._guess(one.stage, one.about + words, changes=one.changes, during=phase)
@@ -228,7 +216,7 @@ class Mistakes:
                     scope = f"{which} in the row of the newest token", None, steps
                     if (part := guess.within(scope, self._text)) is not None:
                         yield part
-        sizes = [n for n in range(1, self._text.starts[0]) if n not in _SIZES and not only]
+        sizes = [n for n in range(1, self._text.starts[0]) if n not in POWERS and not only]
         yield from self._of_beginnings(sizes)
 
     def _of_steps(self) -> Iterator[Guess]:
@@ -449,12 +437,22 @@ class Mistakes:
         return self._gives(draft, newest.moved(by) if whole else newest, first + 1)
 
     def _fitting(self, wrong: Drafts, values: Sequence[int], gives: _Gives) -> list[int]:
-        """The values with which all these drafts are made, a few at most."""
+        """The values with which the first of these drafts are made, a few at most. None that others
+        of as many values would be likely to equal by chance, as of few drafts many give each."""
         found = list(values)
         for draft in wrong[:_SHOWN_BY]:
             newest = self._right_before(draft)
             found = [value for value in found if gives(draft, newest, value)]
-        return found[:_MOST_FITTING]
+        found = found[:_MOST_FITTING]
+        some = {*values[:: 1 + len(values) // _MOST_COUNTED]}
+        shares: dict[int, list[float]] = {value: [] for value in found}
+        for draft in wrong[:_COUNTED_BY] if found else ():
+            newest = self._right_before(draft)
+            tried = (value for value in values if value in some or value in shares)
+            given = {value for value in tried if gives(draft, newest, value)}
+            for value in given & shares.keys():
+                shares[value].append(len(given & some - {value}) / len(some))
+        return [x for x in found if n_by_chance(len(values) - 1, shares[x]) < CHANCE]
 
     def _right_before(self, draft: RecordedDraft) -> Entries:
         """Write what is to be in memory with a draft; the entry that it goes on from."""

@@ -67,12 +67,13 @@ def in_place(changes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
 
 
 class PartChange(NamedTuple):
-    """A change of one part. phases: of PHASES, when it may be in force."""
+    """A change of one part, or (is_number) of a number of a kernel. phases: when it may be."""
 
     stage: str
     about: str
     changes: Changes
     phases: Sequence[str] = ("",)
+    is_number: bool = False
 
 
 class Site(NamedTuple):
@@ -229,10 +230,12 @@ def _operations(found: Sequence[Site], look: Callable[[], object]) -> Iterator[P
     for alike in places.values():
         one, is_few = alike[0], 1 < len(alike) <= _MOST_ALONE
         alone = [([each], each.layer) for each in alike if is_few]
+        numbers = [f"argument {key} " for key, x in one.given.items() if isinstance(x, float)]
         for (whose, where), (about, change) in product([(alike, ""), *alone], _ways(one)):
-            changes = _elsewhere([(whose, change)])
+            changes, words = _elsewhere([(whose, change)]), f"{one.words}{where} {about}"
             phases = [*PHASES] if any(one in about for one in _AT_TIMES) else [""]
-            yield PartChange(one.stage, f"{one.words}{where} {about}", changes, phases)
+            is_number = any(name in about for name in numbers)
+            yield PartChange(one.stage, words, changes, phases, is_number)
         rows = [key for key, x in one.given.items() if is_floats(x)]
         for key, first in product(rows, (True, False)) if (one.code, one.at) in loops else ():
             change = partial(_of_round, key, first, [])

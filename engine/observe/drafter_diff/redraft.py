@@ -58,7 +58,6 @@ from engine.observe.drafter_diff.wrong_drafts import (
     TIE,
     Ranks,
     as_drawn,
-    first_step,
     gap,
     is_clear,
     logits_scale,
@@ -67,6 +66,7 @@ from engine.observe.drafter_diff.wrong_drafts import (
     scopes_of,
     shape_of,
     stage_of,
+    wrong_steps,
 )
 from engine.observe.rescoring.identity import is_observed
 from engine.options import RunOptions, SpecOptions
@@ -252,7 +252,8 @@ class Redrafter:
         gains = mended[0] * recorded[1] > recorded[0] * mended[1]
         if not (seen or guess or exact or gains):
             return None  # no draft that is known to be better: as of rows of hardly any certainty
-        shape, token = shape_of(sampled, wrong, self._ranks), first_step([first], self._ranks)
+        shape = shape_of(sampled, wrong, self._ranks)
+        token = next(iter(wrong_steps(self._ranks, first)), 0)
         size = f"{len(wrong)} of {len(sampled)} drafts are not those of {self.drafter}{shape}"
         explains = bool(seen or guess)
         if guess is None and seen:

@@ -19,7 +19,7 @@ from engine.model.rope import RopeConfig
 from kernels.pointwise import geglu, swiglu
 
 FACTORS = (0.0, 0.5, 2.0, -1.0, 0.25, 4.0, math.sqrt(0.5), math.sqrt(2.0))
-_NUMBERS = (0.0, 0.01, 0.1, 0.5, 2.0, 10.0, 100.0, 1e3, 1e4, 1e5)
+_NUMBERS = (0.0, 0.01, 0.1, 0.25, 0.5, 2.0, 4.0, 10.0, 100.0, 1e3, 1e4, 1e5)
 """Factors of a number that a kernel is given, as an eps or a limit."""
 TensorChange = Callable[[torch.Tensor], torch.Tensor]
 MOVED: dict[str, TensorChange] = {
@@ -50,6 +50,7 @@ def other_values(x: Any, is_weight: bool) -> Iterator[tuple[str, Callable[..., A
         for value in (1.0, *(factor * x for factor in _NUMBERS)):
             yield f"as {value:.3g}, not {x:.3g}", lambda _, value=value: value
         yield "as about the square root of it", math.sqrt
+        yield "as about its square", lambda x: x * x
     elif isinstance(x, FunctionType) and {"gate", "up"} <= {*signature(x).parameters}:
         for about, other in _other_gates(x):
             yield f"as {about}, not {x.__name__}", lambda _, other=other: other

@@ -11,10 +11,18 @@ from statistics import fmean
 import numpy as np
 
 from engine.audit.draft_models import Candidates
-from engine.audit.recorded_drafts import OUTCOMES, RecordedDraft, outcomes
+from engine.audit.recorded_drafts import OUTCOMES, DraftedText, RecordedDraft, outcomes
 from engine.draft.model_drafter import N_CANDIDATES
 from engine.observe.drafter_diff.guesses import Rows, Scope
-from engine.observe.drafter_diff.records import BLOCK, CANDIDATES, FEW, ROWS, STATE, Drafts
+from engine.observe.drafter_diff.records import (
+    BLOCK,
+    CANDIDATES,
+    FEW,
+    ROWS,
+    STATE,
+    UNEXPLAINED,
+    Drafts,
+)
 from engine.sampling.distribution import softmax
 
 Ranks = dict[int, list[tuple[int, float]]]
@@ -23,9 +31,10 @@ rounding, and how far the best is above the second, of its distance to the tenth
 _AS_CLEAR, _NEAR = 0.6, 0.9
 """Where wrong tokens are to be chosen, not computed, otherwise: the lead of the best candidate over
 the second, of what it is where drafts are right; share of them that is among the best."""
-_SHOWS, _STRAY, _SCALED = 5, 0.05, 0.05
+_SHOWS, _STRAY, _SCALED, _CHANCE = 5, 0.05, 0.05, 0.03
 """Right drafts that show that a mistake needs something that they have not; share of them that may
-be wrong all the same; what a factor of logits has to be away from 1."""
+be wrong all the same; what a factor of logits has to be away from 1; how likely it may be that
+wrong drafts are by chance in none but some rounds or tokens, for these to be named."""
 
 TIE, EXACT_TIE = (0.05, 0.5), (0.005, 0.05)
 """How far below the best logit a drafted one may lie by rounding: of the distance to the tenth, and
@@ -71,13 +80,9 @@ def ranked(row: Candidates, token: int, tie: tuple[float, float]) -> tuple[int, 
     return rank, (values[0] - values[1]) / spread if spread > 0 else 1.0
 
 
-def _wrong_steps(ranks: Ranks, draft: RecordedDraft) -> list[int]:
+def wrong_steps(ranks: Ranks, draft: RecordedDraft) -> list[int]:
+    """Tokens of a draft that are wrong, from 0."""
     return [i for i, (rank, _) in enumerate(ranks[draft.round]) if rank]
-
-
-def first_step(wrong: Drafts, ranks: Ranks) -> int:
-    """The first token that is wrong in any of these drafts, from 0."""
-    return min((step for draft in wrong for step in _wrong_steps(ranks, draft)), default=0)
 
 
 def as_drawn(picks: Sequence[tuple[Candidates, int]]) -> str:
@@ -108,6 +113,7 @@ def as_drawn(picks: Sequence[tuple[Candidates, int]]) -> str:
     return f"{n} of {len(ranks)} are the best ones, where {temp:g} makes {n_first} likely"
 
 
+POWERS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 _NO_END, _NEWEST = 1 << 30, ", the newest one alone"
 _MOSTLY = 0.6
 _EVERY = {2: "second", 3: "third", 4: "fourth", 5: "fifth", 8: "eighth"}
@@ -139,7 +145,7 @@ def scopes_of(drafts: Drafts, wrong: Drafts, ranks: Ranks, least: int = 1) -> li
             found.append((words, range(draft.pos0 + 1, _NO_END), None))
         words = f", only from position {wrong[0].pos0} on"
         found.append((words, range(wrong[0].pos0, _NO_END), None))
-    steps = Counter(step for draft in wrong for step in _wrong_steps(ranks, draft))
+    steps = Counter(step for draft in wrong for step in wrong_steps(ranks, draft))
     step, n_longer = min(steps, default=0), 0
     if len(steps) == 1:
         n_longer = sum(len(ranks[draft.round]) > step + 1 for draft in wrong)
@@ -224,9 +230,17 @@ def _outcome(drafts: Drafts, wrong: Drafts) -> tuple[float, str, str]:
 
 
 def shape_of(drafts: Drafts, wrong: Drafts, ranks: Ranks) -> str:
-    """When drafts are wrong, in words; empty where they are so anywhere."""
-    words = [one[0] for one in scopes_of(drafts, wrong, ranks, _SHOWS)]
-    return [one for one in words if _NEWEST not in one][-1]
+    """When drafts are wrong, in words; empty where they are so anywhere, or may be by chance."""
+    shape, lengths = "", [len(ranks[draft.round]) for draft in wrong]
+    for words, places, steps in scopes_of(drafts, wrong, ranks, _SHOWS):
+        n, n_wrong = (sum(places is None or d.pos0 in places for d in x) for x in (drafts, wrong))
+        by_place = math.comb(n, n_wrong) / math.comb(len(drafts), n_wrong)
+        inside = [sum(steps is None or i in steps for i in range(n)) / n for n in lengths if n]
+        is_shown = (places is None or by_place < _CHANCE) and (
+            steps is None or math.prod(inside) < _CHANCE
+        )
+        shape = words if is_shown and _NEWEST not in words else shape
+    return shape
 
 
 def same_logits(wrong: Drafts, rows: Rows, ranks: Ranks, tie: float) -> bool | None:
@@ -235,7 +249,7 @@ def same_logits(wrong: Drafts, rows: Rows, ranks: Ranks, tie: float) -> bool | N
     all before it right. rows: by round, of teacher-forced drafts. None where too few are known."""
     found = []
     for draft in wrong:
-        step = next(iter(_wrong_steps(ranks, draft)), len(draft.tops))
+        step = next(iter(wrong_steps(ranks, draft)), len(draft.tops))
         for own, shares in _logits_and_shares(draft, rows[draft.round], step, step + 1):
             found.append(np.abs(softmax(own) - shares).sum() / 2)
     return None if len(found) < FEW else float(np.quantile(found, _NEAR)) < tie
@@ -272,6 +286,23 @@ def _logits_and_shares(
             yield logits[: len(shares)], shares / shares.sum()
 
 
+def places_of(text: DraftedText) -> dict[str, Collection[int]]:
+    """Places of a text that its rows may be wrong in, by what they are."""
+    n, drafts = text.starts[0], text.drafts
+    found: dict[str, Collection[int]] = {
+        "the prompt": range(n),
+        "the prompt's last token": [n - 1],
+        "decoded tokens": range(n, len(text.tokens)),
+        "accepted tokens": [d.pos0 + 1 + i for d in drafts for i in range(d.n_accepted)],
+        "tokens that were not drafted": [draft.pos0 for draft in drafts],
+    }
+    for size in POWERS:
+        if size < n:
+            found[f"the prompt but its last {size} tokens"] = range(n - size)
+            found[f"the first {size} tokens"] = range(size)
+    return {where: places for where, places in found.items() if places}
+
+
 def stage_of(
     wrong: Drafts,
     ranks: Ranks,
@@ -282,12 +313,15 @@ def stage_of(
 ) -> tuple[str, str]:
     """The stage that wrong drafts point to where nothing gives them, and a sentence. same: see
     `same_logits`."""
-    apart = [ranks[draft.round][at] for draft in wrong for at in _wrong_steps(ranks, draft)]
+    apart = [ranks[draft.round][at] for draft in wrong for at in wrong_steps(ranks, draft)]
     right = [lead for own in ranks.values() for rank, lead in own if not rank]
     n_near = sum(rank < N_CANDIDATES for rank, _ in apart)
     is_near = apart and right and n_near >= _NEAR * len(apart)
     is_chosen = is_near and fmean(lead for _, lead in apart) >= _AS_CLEAR * fmean(right)
-    if same or (same is None and is_chosen and "drafted token" not in shape):
+    when = f"{shape}, and right otherwise" if shape else " everywhere"
+    if len(wrong) < _SHOWS and not same and not shape:
+        stage, what, when = UNEXPLAINED, "too few drafts are wrong to say what is", ""
+    elif same or (same is None and is_chosen and "drafted token" not in shape):
         stage, what = CANDIDATES, "the choice among right candidates is wrong"
         if same:
             what += ", whose probabilities are recorded as they should be"
@@ -301,5 +335,4 @@ def stage_of(
         stage, what = ROWS, "the rows that it reads, or what it reads with them, are wrong"
     else:
         stage, what = STATE, "its memory, or what it was given to go on from, is wrong"
-    when = f"{shape}, and right otherwise" if shape else " everywhere"
     return stage, f"{what[0].upper()}{what[1:]}{when}; no change of one part gives its drafts."

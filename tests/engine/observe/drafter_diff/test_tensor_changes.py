@@ -13,6 +13,12 @@ def test_the_row_before_the_first_of_a_slice_is_that_of_the_whole() -> None:
     assert rows_on(whole, 1)[0, :, 0].tolist() == [9, 0, 3, 6]
 
 
+def test_a_number_may_be_its_own_square() -> None:
+    changes = {about: change(0.125) for about, change in other_values(0.125, False)}
+    assert changes["as about its square"] == 0.125**2
+    assert {0.25 * 0.125, 4 * 0.125} <= {*changes.values()}
+
+
 def test_every_other_value_of_rows_has_their_shape_and_differs() -> None:
     rows = torch.randn(4, 6)
     for is_weight in (False, True):

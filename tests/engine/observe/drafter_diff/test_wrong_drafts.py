@@ -64,6 +64,7 @@ def test_tokens_are_drawn_where_their_ranks_are_as_likely_as_their_probabilities
         ([1, 3, 1, 3, 1, 3, 1, 3, 1, 3], [6, 7, 8, 9], "only from position 60 on"),
         ([3, 0, 3, 3, 3, 3, 0, 0, 0, 0, 0], [7, 8, 9, 10], "only from position 70 on"),
         ([1, 3, 1, 3, 1, 3, 1, 3, 1, 3], [0, 1, 5, 8], ""),
+        ([1, 3, 1, 3, 1, 3, 1, 3, 1, 3, 1, 3], [6, 8, 11], ""),  # of 12, three may be by chance
     ],
 )
 def test_rounds_that_drafts_are_wrong_after(
@@ -98,6 +99,10 @@ def test_the_stage_that_wrong_drafts_point_to(
     assert (f"drafted token {first}" in shape) == bool(first)
     named, about = stage_of(wrong, ranks, shape, *kind)
     assert named == stage and shape in about
+    few = wrong[:3]
+    shape = shape_of(drafts, few, ranks)
+    assert (not shape) == (stage_of(few, ranks, shape, *kind)[0] == "unexplained")
+    assert "drafted token" not in shape or first == 1
 
 
 def test_recorded_shares_tell_whether_logits_are_right_and_by_what_they_are_scaled() -> None:
