@@ -21,6 +21,7 @@ from app.trace_models.run_notes import run_name
 from app.trace_models.run_rows import Position, RunRange
 from app.widgets.build import vbox
 from app.widgets.empty_state import EmptyState
+from app.widgets.fields import WheelGuard
 from app.widgets.fitted_labels import ScrollPage
 from engine.compare.lane_spec import LaneSpec
 from engine.trace.run_ref import RunRef
@@ -195,6 +196,7 @@ class DivergenceView(QWidget):
             both.addWidget(part)
         both.setChildrenCollapsible(False)
         both.setSizes([580, 420])
+        WheelGuard(both)  # the window has given this view its own before these fields were made
         self._stack.addWidget(both)
         self._show_page(self._stack.currentIndex())
         self._set_low()
