@@ -313,9 +313,14 @@ def elsewhere(player: Player, fault: Fault) -> Fault:
 
 
 def _wrong(
-    player: Player, fault: Fault, changed: Changed, shape: Shape, more: int = 3,
-    named: bool = False, seeds: int = 2,
-) -> list[Fault]:  # fmt: skip
+    player: Player,
+    fault: Fault,
+    changed: Changed,
+    shape: Shape,
+    more: int = 3,
+    named: bool = False,
+    seeds: int = 2,
+) -> list[Fault]:
     """The faults of a check's passes, up to some after that of its fault, where they are changed;
     of some seeds, as few values may be right by chance (more where fewer heads, or one sequence,
     meet fewer values; of prompts, which take long, of one)."""
