@@ -78,7 +78,7 @@ class BlockDrafter(MemoryDrafter, ABC):
         return self._model.config.taps
 
     def observe(self, seq: int, pos0: int, tokens: Sequence[int], rows: TargetRows) -> None:
-        """Keep the rows; they are stored with the next draft, or once there are n_ubatch of them."""
+        """Keep the rows; they are stored with the next draft, or once there are n_ubatch."""
         context = self._contexts.setdefault(seq, _TargetContext())
         context.tokens.extend(tokens)
         context.rows.append(rows.side_by_side(self.taps))
