@@ -104,13 +104,15 @@ _OF_LAUNCH = "freq_", "file size", " K (", "- n_max=", "peculati"
 START = re.compile(r"llama_server: initializing|build: \d|main: server is listening")
 CHUNK = "http: streamed chunk: data: "
 """Comes before what a server sends to a client, in which nothing is read."""
-LOOKS_LIKE = re.compile(
+_LOOKS_LIKE = re.compile(
     r"(?:^|\| )(?:n_gen|n_decoded) =|accepted\s{1,4}\d+/"
     r"|draft acceptance(?: rates?)?+(?! [a-z]{2}|[.,;)])"  # as a person may write of it
     r"|eval time\s{0,5}=|#gen drafts|draft candidate"
 )
 """What no line of a server has that says nothing of rounds and sums."""
 _OF_LOOKS = "n_gen =", "n_decoded =", "accepted ", "draft ", "eval time", "#gen "
+_MOST_LOOKED_AT = 200
+"""Characters of a message."""
 _MARKS = {
     "max possible draft": "draft",
     "n_batch (effective)": "verify",
@@ -145,9 +147,10 @@ def has_entries(text: str) -> bool:
     return may_have and _SIGNS.search(text) is not None
 
 
-def may_look_like(message: str) -> bool:
-    """Whether a message has a word that one has that LOOKS_LIKE finds."""
-    return any(map(message.__contains__, _OF_LOOKS))
+def looks_like_sums(message: str) -> bool:
+    """Whether a message looks like those of rounds or sums, by how it begins."""
+    may_be = any(map(message.__contains__, _OF_LOOKS))
+    return may_be and _LOOKS_LIKE.search(message, 0, _MOST_LOOKED_AT) is not None
 
 
 def values_of(said: str, values: tuple[Value, ...]) -> list[Any]:
