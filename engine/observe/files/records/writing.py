@@ -33,13 +33,11 @@ _MOST_FACTS = 48 << 20
 """Bytes of JSON without spaces: session.json has four times as many, and has to open again."""
 _NO_STOP = "not reported"
 _LONGEST_PLACE = 1000
-_OF_STEPS = {
-    "rounds": states(
-        "round num_emitted stop_kind rollback_depth verify_width pos0",
-        "num_draft_tokens num_accepted_draft_tokens",
-    )
-}
-_OF_SUMS = {"rounds": dict.fromkeys(_OF_STEPS["rounds"], "absent")}
+_OF_STEPS = states(
+    "round num_emitted stop_kind rollback_depth verify_width pos0",
+    "num_draft_tokens num_accepted_draft_tokens",
+)
+_OF_SUMS = dict.fromkeys(_OF_STEPS, "absent")
 
 
 def write_requests(
@@ -93,7 +91,8 @@ def write_requests(
             f"{file} tells more of its {len(requests):,} requests than a trace can keep.",
             "Split it into several files.",
         )
-    columns = dict(_OF_STEPS if any(one.has_steps for one in requests) else _OF_SUMS)
+    has_steps = any(one.has_steps for one in requests)
+    columns: dict[str, Mapping[str, str]] = {"rounds": _OF_STEPS if has_steps else _OF_SUMS}
     if any(request.tokens[0] or request.prompt_ids for request in requests):
         columns["tokens"] = COLUMNS["tokens"]
     writer = TraceWriter.begin(
