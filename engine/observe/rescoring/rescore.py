@@ -102,11 +102,6 @@ class _Scores:
     leeway: np.ndarray
     drawn: list[Distribution]
 
-    @property
-    def is_doubted(self) -> bool:
-        """Whether any token is not what the sampler chooses by our logits."""
-        return any(not short <= 0 for short in self.shorts or ())
-
     def of_model(self, noise: float | None) -> list[float]:
         """The shorts that tell whether it is the model: 0 where noise explains them, and without
         those that a lossy rule explains."""
@@ -154,7 +149,7 @@ def rescore(
     rule = known_rule or AcceptRule()
     scores = _score(session, store, known, rule, report, cancelled)
     noise = None
-    if doubted := [one for one in scores if one.is_doubted]:
+    if doubted := [one for one in scores if any(not short <= 0 for short in one.shorts or ())]:
         whole = [[*one.text.prompt, *one.text.ids.tolist()] for one in doubted]
         noise = noise_of_gaps(session, facts, whole, report, cancelled)
     if identity.verdict == UNKNOWN:

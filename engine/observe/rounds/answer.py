@@ -339,7 +339,7 @@ class Answer:
         if self._join is None:
             self._write(rounds)
         else:
-            self._join.add(rounds)
+            self._join.waiting += rounds
             self.join_log()
 
     def _write(self, rounds: Iterable[ObservedRound]) -> None:

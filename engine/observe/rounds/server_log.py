@@ -24,7 +24,6 @@ from engine.observe.rounds.log_words import (
     CHUNK,
     IDS,
     IMPLEMENTATION,
-    LOOKS_LIKE,
     MODEL,
     PLANES,
     SLOT,
@@ -36,7 +35,7 @@ from engine.observe.rounds.log_words import (
     free_slot_saying,
     is_open,
     launch_saying,
-    may_look_like,
+    looks_like_sums,
     server_saying,
     slot_saying,
     values_of,
@@ -57,7 +56,6 @@ _OWN = ("spec", "srv ", "cmn ", "que ")
 """What messages of the server's own parts begin with."""
 _DEEPEST = 8
 """Entries within a line that are looked at."""
-_LOOKED_AT = 200
 _CHANGES_MORE = re.compile("build|Aggregate|found better prompt|model loaded|llama_server")
 """In messages that change what is known of a server, or of which only the first one does."""
 Read: TypeAlias = tuple[str, tuple[Value, ...], int, Saying | None]
@@ -273,7 +271,7 @@ class ServerLog(ServerState):
         if (inner := self._inner(message)) is not None:
             self._add_inner(line, inner)
             self.last_read = None
-        elif LOOKS_LIKE.search(message, 0, _LOOKED_AT) if may_look_like(message) else False:
+        elif looks_like_sums(message):
             self._unread(line, repr(message[:_SHOWN]))
         else:
             return True

@@ -318,9 +318,9 @@ class ServerState:
         request.n_cached = known if request.n_cached is None else request.n_cached
         prompt.cached = known if prompt.cached is None else prompt.cached
 
-    def on_checkpoint(self, slot: Slot, said: Said, *figures: Any) -> None:
+    def on_checkpoint(self, slot: Slot, _said: Said, *figures: Any) -> None:
         """A context checkpoint is created, restored, erased or makes room ("erasing")."""
-        self._prompts.checkpoint(self._prompt(slot), said[2], *figures)
+        self._prompts.checkpoint(self._prompt(slot), *figures)
 
     def on_looked_back(self, slot: Slot, _said: Said, *places: int) -> None:
         """A context checkpoint is compared with the place that the memory has to go back to."""

@@ -37,10 +37,6 @@ class LogJoin:
         """Rounds of the stream that the log does not have yet."""
         self._next = 0
 
-    def add(self, rounds: Sequence[ObservedRound]) -> None:
-        """Rounds that the stream tells next."""
-        self.waiting += rounds
-
     def joined(self, told: Timings, *, is_over: bool) -> list[ObservedRound]:
         """The rounds that both tell by now. told: the stream's counters so far. is_over: it tells
         no more.

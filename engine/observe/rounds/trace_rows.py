@@ -15,7 +15,7 @@ from engine.observe.rounds.log_rounds import LogRound
 from engine.observe.rounds.stream import Timings
 from engine.observe.rounds.stream_rounds import ObservedRound, StreamedToken
 from engine.observe.rounds.withheld_tokens import PlaneReach
-from engine.trace.records import N_TOP, PHASES
+from engine.trace.records import N_TOP, PHASES, ColumnState
 from engine.trace.timings import BY_STEP, answer_speeds, speeds
 from engine.trace.writer import TraceWriter
 
@@ -28,46 +28,29 @@ _MANY_VALUES = 1 << 18
 """That are written into a trace at once."""
 LONGEST_TOKEN = 8192
 """Characters of one token in a trace: escaped, more might not fit a field that opens again."""
+
+
+def states(derived: str, observed: str) -> dict[str, ColumnState]:
+    """How columns are known, whose names these are."""
+    found: dict[str, ColumnState] = dict.fromkeys(derived.split(), "derived")
+    return found | dict.fromkeys(observed.split(), "observed")
+
+
 COLUMNS = {
-    "rounds": {
-        "round": "derived",
-        "t_ms": "derived",
-        "pos0": "derived",
-        "num_draft_tokens": "observed",
-        "num_accepted_draft_tokens": "observed",
-        "num_target_tokens": "derived",
-        "num_emitted": "observed",
-        "stop_kind": "derived",
-        "rollback_depth": "derived",
-        "memory_rollback": "derived",
-        "rollback_path": "derived",
-        "n_rs_seq": "derived",
-        "replay_index": "derived",
-        "verify_width": "derived",
-        "accept_rule": "derived",
-        "drafter": "derived",
-        "total_ms": "observed",
-        "n_merged": "derived",
-    },
-    "tokens": {"pos": "derived", "kind": "derived", "token_id": "observed", "text": "observed"},
+    "rounds": states(
+        "round t_ms pos0 num_target_tokens stop_kind rollback_depth memory_rollback rollback_path "
+        "n_rs_seq replay_index verify_width accept_rule drafter n_merged",
+        "num_draft_tokens num_accepted_draft_tokens num_emitted total_ms",
+    ),
+    "tokens": states("pos kind", "token_id text"),
 }
 """What a stream of llama-server tells of the columns that it fills; the others are absent."""
-
-
 LOG_COLUMNS = {
-    "rounds": {
-        "round": "derived",
-        "pos0": "observed",
-        "num_draft_tokens": "observed",
-        "num_accepted_draft_tokens": "observed",
-        "num_emitted": "observed",
-        "rollback_path": "observed",
-        "rollback_depth": "derived",
-        "memory_rollback": "derived",
-        "stop_kind": "derived",
-        "total_ms": "derived",
-    },
-    "tokens": {"pos": "derived", "kind": "derived", "token_id": "observed"},
+    "rounds": states(
+        "round rollback_depth memory_rollback stop_kind total_ms",
+        "pos0 num_draft_tokens num_accepted_draft_tokens num_emitted rollback_path",
+    ),
+    "tokens": states("pos kind", "token_id"),
 }
 """The same of a log by itself."""
 
@@ -253,10 +236,7 @@ class RowWriter:
             ids["round"],
             t_ms,
             ready.n_prompt + one.first - 2 if is_placed else None,
-            one.drafted,
-            one.accepted,
             1 + (restored and one.judges_again) if one.path and is_one else None,
-            one.emitted,
             "" if stop == "unknown" else stop,
             *(own and one.undone, own and one.undone),
             path_name(one.path, self._reach),
@@ -265,8 +245,9 @@ class RowWriter:
             own and one.drafted + 1,
             self.rule.name if one.drafted else "",
             drafter,
-            one.name_ms - one.before_ms if is_placed and t_ms is not None else None,
             None if is_one else one.n_merged,
+            *(one.drafted, one.accepted, one.emitted),
+            one.name_ms - one.before_ms if is_placed and t_ms is not None else None,
             *(of_log or (None,) * len(_OF_LOG)),
         )
         if one.drafted and is_one and drafter:

@@ -22,7 +22,7 @@ from engine.observe.files.records.request import RecordedRequest, sum_figures
 from engine.observe.rounds.kept_requests import asked_facts
 from engine.observe.rounds.observed_run import ObservedRun, ServerFacts
 from engine.observe.rounds.server_log import MOST_REQUESTS
-from engine.observe.rounds.trace_rows import LONGEST_TOKEN, TokenRun, write_runs
+from engine.observe.rounds.trace_rows import COLUMNS, LONGEST_TOKEN, TokenRun, states, write_runs
 from engine.trace.facts import SourceFacts
 from engine.trace.records import MISSING
 from engine.trace.store import TraceStore
@@ -33,17 +33,11 @@ _MOST_FACTS = 48 << 20
 """Bytes of JSON without spaces: session.json has four times as many, and has to open again."""
 _NO_STOP = "not reported"
 _LONGEST_PLACE = 1000
-_OF_STEPS = {
-    "rounds": {
-        **dict.fromkeys(("num_draft_tokens", "num_accepted_draft_tokens"), "observed"),
-        **dict.fromkeys(
-            ("round", "num_emitted", "stop_kind", "rollback_depth", "verify_width", "pos0"),
-            "derived",
-        ),
-    }
-}
-_OF_TOKENS = {"token_id": "observed", "text": "observed", "pos": "derived", "kind": "derived"}
-_OF_SUMS = {"rounds": dict.fromkeys(_OF_STEPS["rounds"], "absent")}
+_OF_STEPS = states(
+    "round num_emitted stop_kind rollback_depth verify_width pos0",
+    "num_draft_tokens num_accepted_draft_tokens",
+)
+_OF_SUMS = dict.fromkeys(_OF_STEPS, "absent")
 
 
 def write_requests(
@@ -97,9 +91,10 @@ def write_requests(
             f"{file} tells more of its {len(requests):,} requests than a trace can keep.",
             "Split it into several files.",
         )
-    columns = dict(_OF_STEPS if any(one.has_steps for one in requests) else _OF_SUMS)
+    has_steps = any(one.has_steps for one in requests)
+    columns: dict[str, Mapping[str, str]] = {"rounds": _OF_STEPS if has_steps else _OF_SUMS}
     if any(request.tokens[0] or request.prompt_ids for request in requests):
-        columns["tokens"] = _OF_TOKENS
+        columns["tokens"] = COLUMNS["tokens"]
     writer = TraceWriter.begin(
         store, SourceFacts(", ".join(engines), version), facts, columns=columns
     )
