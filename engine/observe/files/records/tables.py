@@ -54,6 +54,8 @@ _KEY_COLUMN = re.compile(
     r"key|metric(?: name)?|name|series|variable|measure(?:ment)?| ?field|legend"
 )
 _VALUE_COLUMN = re.compile(r" ?value.{0,20}|last.{0,20}")
+_LINK = re.compile(r"\[([^][]{1,200})\]\([^()\s]{1,400}\)")
+"""In Markdown; its address is no part of a name."""
 _RULE = set(" -|:+=").union(map(chr, range(0x2500, 0x2580)))
 _NOT_PLAIN = ("  ", "\t", "\x1f", ";", ", ", ",,")
 """One of these is in an ASCII line that is parted otherwise than at each comma."""
@@ -331,7 +333,7 @@ def _cells(line: str) -> list[str]:
         parts = line.split(",")
     else:
         parts = max((one.split(line) for one in (_SEMICOLONS, _GAPS, _COMMAS)), key=len)
-    return [one.strip(' \t*`"') for one in parts]
+    return [_LINK.sub(r"\1", one).strip(' \t*`"') for one in parts]
 
 
 def row_of(
@@ -474,7 +476,7 @@ def _shares(
     said = by or ("" if places else values.get("rate", ""))
     parts = _SHARES.findall(said) if said else [cells[one] for one in places]
     known = [one[1] for one in map(NUMBER.fullmatch, parts) if one is not None]
-    is_one = not by and not places and len(parts) <= _FEW
+    is_one = not by and not places and (len(parts) <= _FEW or _RANGE.match(said) is not None)
     if is_one or len(known) < len(parts) or "..." in said:
         return [], 0
     written, is_over = " ".join((said, *parts, *places)), max(map(float, known), default=0) > 1
