@@ -70,7 +70,7 @@ _SIGN = re.compile(
     rf"(?:{'|'.join(NAMES['sums']['signs'])})[ \t*]{{0,60}}\d"
 )
 _ALONE = re.compile(
-    r"(?:\n|metrics: )[ \t|>*`-]{0,20}(?:mean al|mean acceptance length"
+    r"(?:\n|metrics: )[ \t|>*`-]{0,20}(?:mean al|mean acceptance len(?:gth)?"
     r"|per-position acceptance rate|accept len"
     r"|drafted(?=.{0,60}(?:\n.{0,60}){0,3}\n[ \t|>*`-]{0,20}accepted[ \t]{0,40}[:=])"
     r"|accepted(?=.{0,60}(?:\n.{0,60}){0,3}\n[ \t|>*`-]{0,20}drafted[ \t]{0,40}[:=]))"

@@ -225,3 +225,22 @@ def test_a_range_and_its_middle_are_no_shares_of_positions(tmp_path: Path) -> No
     assert [one["predicted_per_second"] for one in told] == [54.5, 44.5]
     assert [one.get("draft_acceptance_rate") for one in told] == [None, 0.71]
     assert told[0].get("acceptance_per_position") is None and rules(store) == ["log-unread"]
+
+
+def test_shares_of_several_kinds_of_text_are_none_of_all(tmp_path: Path) -> None:
+    table = "| Card | With it t/s | Acceptance |\n|-|-|-|\n"
+    table += "| one | 54.5 | ~0.91 warm (mean-len 31.5) / 0.352 new text |\n| two | 44.5 | 0.71 |\n"
+    store = imported(tmp_path, table)
+    first, last = (one["told"] for one in store.runs[0]["requests"])
+    assert first.get("draft_acceptance_rate") is None and last["draft_acceptance_rate"] == 0.71
+    assert first.get("acceptance_per_position") is None and rules(store) == ["log-unread"]
+
+
+def test_a_line_of_vllm_in_another_order_is_read_once(tmp_path: Path) -> None:
+    line = (
+        "INFO 09-09 11:51:35 [metrics.py:96] SpecDecoding metrics: Draft acceptance rate: 80.0%, "
+    )
+    line += "Mean acceptance length: 2.60, Accepted: 160 tokens, Drafted: 200 tokens, "
+    line += "Per-position acceptance rate: 0.900, 0.700\n"
+    (told,) = (one["told"] for one in read(line, tmp_path).runs[0]["requests"])
+    assert [told[name] for name in COUNTS] == [160, 200] and told["num_spec_steps"] == 100
