@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from engine.errors import TraceFileError
+from engine.errors import TraceFileError, check_most
 from engine.foreign import (
     COUNT,
     DEEPEST,
@@ -37,7 +37,7 @@ from engine.observe.rounds.stream_rounds import additions
 
 MOST_BYTES = 64 << 20
 MOST_STEPS = 1_000_000
-_LONGEST_TEXT = 10_000
+_MOST_TEXT = 10_000
 _DEEPEST = DEEPEST - 16
 """A trace may be nested 64 times, and what is kept of a record lies inside of it."""
 _STAMP = re.compile(
@@ -122,11 +122,7 @@ def read_documents(data: bytes, name: str) -> tuple[list[tuple[str, Any]], str]:
     streams; heads of HTTP and what curl prints may lie around them, and the last value may be cut.
     Raises TraceFileError, naming `name` and the place, where there is none.
     """
-    if len(data) > MOST_BYTES:
-        raise TraceFileError(
-            f"{name} has {len(data):,} bytes, more than a file of records may have.",
-            f"Split it into files of at most {MOST_BYTES:,} bytes.",
-        )
+    check_most(name, len(data), MOST_BYTES, "bytes")
     text = data.decode("utf-8-sig", errors="replace")
     if is_stream(text):
         return _events(text, name)
@@ -444,9 +440,9 @@ class Fields:
 
     def text(self, key: str) -> str | None:
         """A text that is not long."""
-        wanted = f"a text of at most {_LONGEST_TEXT:,} characters"
+        wanted = f"a text of at most {_MOST_TEXT:,} characters"
         return self._taken_if(
-            key, lambda one: isinstance(one, str) and len(one) <= _LONGEST_TEXT, wanted
+            key, lambda one: isinstance(one, str) and len(one) <= _MOST_TEXT, wanted
         )
 
     def counts(self, key: str, most: int = COUNT) -> list[int] | None:

@@ -173,7 +173,7 @@ def read_acceptance(node: Node, engine: str) -> tuple[RecordedRequest, Fields]:
             found.num_accepted_draft_tokens = sum(found.per_step_accepted)
     if found.per_step_drafted is not None and found.num_draft_tokens is None:
         found.num_draft_tokens = sum(found.per_step_drafted)
-    found.check_length("mean_acceptance_length", mean, _VLLM_KEYS)
+    found.check_rate("mean_acceptance_length", mean, _VLLM_KEYS, own=1)
     found.check_rate("draft_acceptance_rate", rate, _VLLM_KEYS)
     found.check_counts(_VLLM_KEYS)
     return found, values

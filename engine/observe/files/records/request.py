@@ -170,20 +170,14 @@ class RecordedRequest(Struct):
             self.check(False, (key, *others), sentence)
 
     def check_rate(
-        self, key: str, given: float | None, keys: Mapping[str, str], of: int = 1
+        self, key: str, given: float | None, keys: Mapping[str, str], of: int = 1, own: int = 0
     ) -> None:
-        """The same of accepted by drafted tokens, `of` times. keys: see `check_counts`."""
-        accepted, drafted = self.num_accepted_draft_tokens, self.num_draft_tokens
-        part = None if accepted is None else of * accepted
-        names = keys["num_accepted_draft_tokens"], keys["num_draft_tokens"]
-        self.check_ratio(key, given, part, drafted, *names)
-
-    def check_length(self, key: str, given: float | None, keys: Mapping[str, str]) -> None:
-        """The same of accepted tokens, and one more, by step."""
-        accepted, steps = self.num_accepted_draft_tokens, self.num_spec_steps
-        part = None if accepted is None or steps is None else accepted + steps
-        names = keys["num_accepted_draft_tokens"], keys["num_spec_steps"]
-        self.check_ratio(key, given, part, steps, *names)
+        """The same of accepted by drafted tokens, `of` times, or by steps, each of which has an own
+        token more. keys: see `check_counts`."""
+        whole = "num_spec_steps" if own else "num_draft_tokens"
+        accepted, n = self.num_accepted_draft_tokens, getattr(self, whole)
+        part = None if accepted is None or n is None else of * accepted + own * n
+        self.check_ratio(key, given, part, n, keys["num_accepted_draft_tokens"], keys[whole])
 
     def check_counts(self, keys: Mapping[str, str]) -> None:
         """Check the counts against each other. keys: this record's name of each field here."""
@@ -385,7 +379,9 @@ def _by_index(requests: Sequence[RecordedRequest]) -> dict[str, Any]:
     else:  # it is not known how many were drafted at an index
         reached = at_least(summed)
         judged = _added([request.judged for request in requests])
-        found = rates_by_index([0] * len(summed), reached, _whole_drafts(reached, judged))
+        # drafts of each length that were accepted whole
+        accepted = [n - of for n, of in zip(reached, judged or (), strict=False)]
+        found = rates_by_index([0] * len(summed), reached, accepted)
         found["num_draft_tokens_per_pos"] = None
         found |= {"num_judged_tokens_per_pos": judged} if judged else {}
     return {"acceptance_histogram": summed, **found}
@@ -399,11 +395,6 @@ def _histogram(request: RecordedRequest) -> list[int] | None:
     reached = [request.num_spec_steps, *request.per_pos, 0]
     found = [one - more for one, more in pairwise(reached)]
     return found if min(found) >= 0 else None
-
-
-def _whole_drafts(reached: Sequence[int], judged: Sequence[int] | None) -> list[int]:
-    """How many drafts of each length were accepted whole, as `rates_by_index` takes them."""
-    return [n - of for n, of in zip(reached, judged or (), strict=False)]
 
 
 def _added(lists: Sequence[Sequence[int] | None]) -> list[int] | None:

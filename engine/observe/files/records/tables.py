@@ -55,7 +55,7 @@ _KEY_COLUMN = re.compile(
 )
 _VALUE_COLUMN = re.compile(r" ?value.{0,20}|last.{0,20}")
 _LINK = re.compile(r"\[([^][]{1,200})\]\([^()\s]{1,400}\)")
-"""In Markdown; its address is no part of a name."""
+"""In Markdown; its address is not part of a name."""
 _RULE = set(" -|:+=").union(map(chr, range(0x2500, 0x2580)))
 _NOT_PLAIN = ("  ", "\t", "\x1f", ";", ", ", ",,")
 """One of these is in an ASCII line that is parted otherwise than at each comma."""
