@@ -96,6 +96,14 @@ class TraceFileError(DraftscopeError):
     """An exported trace or session file that cannot be read."""
 
 
+def check_most(
+    what: str, n: int, most: int, of: str, remedy: str = "Split it into several files."
+) -> None:
+    """Raises TraceFileError for a file, or its part, that has more of something than is read."""
+    if n > most:
+        raise TraceFileError(f"{what} has more than {most:,} {of}.", remedy)
+
+
 class ServerError(DraftscopeError):
     """A server that cannot be reached, refuses a request or answers with something else."""
 

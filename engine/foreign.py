@@ -174,6 +174,22 @@ def value_end(text: str, at: int) -> tuple[int, bool]:
         return len(text), False
 
 
+def closed_object(text: str) -> str:
+    """An object that is cut, up to the last value that is whole, and closed there; empty for any
+    other text."""
+    open_ones, whole, closing = list[str](), 0, ""
+    for sign in _SIGN.finditer(text if text[:1] == "{" else ""):
+        if (one := sign[0]) not in "{}[]":
+            whole = sign.start() if one == "," else whole
+            continue
+        if one in "{[" and len(open_ones) < DEEPEST:
+            open_ones.append("}" if one == "{" else "]")
+        elif len(open_ones) < 2 or open_ones.pop() != one:
+            return ""
+        whole, closing = sign.end(), "".join(reversed(open_ones))
+    return plain if quick_json(plain := text[:whole] + closing) is not None else ""
+
+
 class _RefusedError(ValueError):
     """A part that is not read; args: why, and how it is written, empty of an object."""
 
@@ -210,6 +226,8 @@ class _UniqueKeys:
 
 _HOOKS: dict[str, Any] = {"parse_int": _integer, "parse_float": _real, "parse_constant": _constant}
 _DECODER = json.JSONDecoder(**_HOOKS)
+_SIGN = re.compile(r'"(?:\\.|[^"\\])*+(?:"|\Z)|[][{},]')
+"""What values are made of: a text, which may be cut, or what is around and between values."""
 _PLAIN = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=str)
 _END_OR_TEXT = re.compile(r'\}|"(?:[^"\\]|\\.)*+"', re.DOTALL)
 

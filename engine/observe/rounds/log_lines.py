@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from engine.errors import TraceFileError
+from engine.errors import check_most
 from engine.observe.rounds.log_text import decoded, encoded, n_open, unwrapped, without_colours
 
 Time: TypeAlias = re.Match[str] | int | None
@@ -258,11 +258,9 @@ class LogLines:
             part = rest[:most]
             self._rest.append(part[: len(part) - n_open(part)])
         self._n_rest += len(rest)
-        if self._is_json and self._n_rest > _MOST_JSON:
-            raise TraceFileError(
-                f"The log's line {self.number + 1} has more than {_MOST_JSON >> 20} MiB.",
-                "Name the log that a server wrote.",
-            )
+        if self._is_json:
+            what, remedy = f"The log's line {self.number + 1}", "Name the log that a server wrote."
+            check_most(what, self._n_rest, _MOST_JSON, "bytes", remedy)
 
     def _clean(self, data: bytes) -> bytes:
         is_spaced = b"\xa0" in data and b"\xc2\xa0" in data

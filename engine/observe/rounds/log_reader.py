@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from engine.errors import TraceFileError
+from engine.errors import check_most
 from engine.foreign import OutOfRangeError
 from engine.observe.rounds.log_lines import LogLines, OfShape, OtherLines, Time
 from engine.observe.rounds.log_rounds import LightRows, LookedAt, Slot
@@ -116,10 +116,8 @@ class LogReader(LogServers):
                 known = self._lines
                 self._take_block(Burst(lines, cuts=not known.is_json, joins=known.may_join))
             self._n_block = min(2 * self._n_block, _MOST_BYTES)
-        if sum(server.n_rounds for server in self.servers) > MOST_ROUNDS:
-            raise TraceFileError(
-                f"The log has more than {MOST_ROUNDS:,} rounds.", "Cut it into several files."
-            )
+        n_rounds = sum(server.n_rounds for server in self.servers)
+        check_most("The log", n_rounds, MOST_ROUNDS, "rounds")
 
     def _take_block(self, block: Burst) -> None:
         """Many lines: those of known shapes by columns, the others one by one. Lines that say

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from engine.analysis.acceptance.accept_rules import REJECTION, SYNTHETIC, AcceptRule, rule_said
-from engine.errors import TraceFileError
+from engine.errors import check_most
 from engine.foreign import COUNT, LONGEST_DRAFT, LONGEST_MS, OutOfRangeError, whole
 from engine.observe.rounds.log_lines import (
     LONGEST_LINE,
@@ -336,10 +336,7 @@ class LogServers:
     def joins(self, request: LogRequest) -> None:
         """A request more. Raises TraceFileError for more than a trace can hold."""
         if len(self.requests) >= self._most and not self._make_room():
-            raise TraceFileError(
-                f"The log tells of more than {MOST_REQUESTS:,} requests.",
-                "Cut it into several files.",
-            )
+            check_most("The log", len(self.requests) + 1, MOST_REQUESTS, "requests")
         self.requests.append(request)
 
     def _make_room(self) -> bool:
@@ -353,11 +350,8 @@ class LogServers:
 
     def begins(self, stream: str) -> ServerLog:
         """The log of a process, the first of a server or the one after another."""
-        if len(self.servers) >= _MOST_SERVERS:
-            raise TraceFileError(
-                f"The log has more than {_MOST_SERVERS:,} servers, or starts of one.",
-                "Cut it into several files.",
-            )
+        of = "servers, or starts of one"
+        check_most("The log", len(self.servers) + 1, _MOST_SERVERS, of)
         self.servers.append(ServerLog(self, stream))
         return self.servers[-1]
 

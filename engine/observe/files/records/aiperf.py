@@ -95,7 +95,7 @@ def _read_summary(node: Node) -> RecordedRequest:
     found.histogram = values.histogram(_POOLED)
     if (mean := figure(_MEAN)) is not None:
         found.given["mean_acceptance_length"] = mean
-    found.check_length(_MEAN, mean, _TOTALS)
+    found.check_rate(_MEAN, mean, _TOTALS, own=1)
     if (rate := figure(_RATE)) is not None and rate <= 100:
         found.given["draft_acceptance_rate"] = rate / 100
     if (shares := values.histogram(_OF_STEPS)) is not None:

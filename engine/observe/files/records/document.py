@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from engine.errors import TraceFileError
+from engine.errors import TraceFileError, check_most
 from engine.foreign import (
     COUNT,
     DEEPEST,
@@ -24,6 +24,7 @@ from engine.foreign import (
     JsonError,
     are_whole,
     as_json,
+    closed_object,
     is_real,
     is_whole,
     parse_json,
@@ -36,7 +37,7 @@ from engine.observe.rounds.stream_rounds import additions
 
 MOST_BYTES = 64 << 20
 MOST_STEPS = 1_000_000
-_LONGEST_TEXT = 10_000
+_MOST_TEXT = 10_000
 _DEEPEST = DEEPEST - 16
 """A trace may be nested 64 times, and what is kept of a record lies inside of it."""
 _STAMP = re.compile(
@@ -63,15 +64,16 @@ _INSIDE = re.compile(r'(?<=[\s=:(])\{\s{0,9}"|(?<![\w"\\{])"\w{1,60}"\s?:\s?(?=[
 _STATUS = re.compile(r"(?:<{1,2} )?HTTP/\d|.{0,400} HTTP/\d(?:\.\d)?$")
 _HEADER = re.compile(r"(?:< )?[A-Za-z][A-Za-z0-9-]{0,60}:")
 _TRANSPORT = re.compile(
-    r"[<>*{}$](?: |$)|PS [A-Z]:|[^\d{\"]{0,999}$|\[\d{1,9} bytes|`{3}|[0-9a-fA-F]{1,8}$|% Total|: "
+    r"[<>*{}$](?: |$)|PS [A-Z]:"
+    r"|(?:https?://\S+|[^\d{\"]){0,999}+$|\[\d{1,9} bytes|`{3}|[0-9a-fA-F]{1,8}$|% Total|: "
 )
-"""Commands, what shows how bytes came, and lines without a number."""
-_INNER = {dict, list}
+"""Commands, what shows how bytes came, and lines without a number but in an address."""
+_IS_ABOUT = re.compile(r'(?i)"\w{0,60}accept\w{0,60}"\s{0,9}:')
+"""What comes after the drafted tokens, so that these are not alone."""
 _AT_ONCE = 256
 """Objects that are read together: of more, memory takes more time than reading."""
 _MOST_HEAD = 1 << 16
 """Characters among which a stream's first event is looked for."""
-_A_COUNT = f"a whole number from 0 to {COUNT:,}"
 _REMEDY = "Save the record again as the engine wrote it."
 
 
@@ -120,11 +122,7 @@ def read_documents(data: bytes, name: str) -> tuple[list[tuple[str, Any]], str]:
     streams; heads of HTTP and what curl prints may lie around them, and the last value may be cut.
     Raises TraceFileError, naming `name` and the place, where there is none.
     """
-    if len(data) > MOST_BYTES:
-        raise TraceFileError(
-            f"{name} has {len(data):,} bytes, more than a file of records may have.",
-            f"Split it into files of at most {MOST_BYTES:,} bytes.",
-        )
+    check_most(name, len(data), MOST_BYTES, "bytes")
     text = data.decode("utf-8-sig", errors="replace")
     if is_stream(text):
         return _events(text, name)
@@ -253,6 +251,13 @@ def _values(
             if inner is not None and inner[0][0] == '"' and text[at] not in "{[":
                 at = inner.start()
                 continue
+            is_cut = text.find("\n", end) < 0 or "Unterminated" in whole.what
+            opened = start if inner is None or text[start] == "{" else inner.start()
+            if is_cut and not found and _IS_ABOUT.search(plain := closed_object(text[opened:])):
+                left.add(number, text.rstrip()[-80:])
+                value = _parse(plain)
+                found.append((f"line {number}", {key[1] or key[2]: value} if key else value))
+                break
             line = text[at:stop].strip()
             if inner is not None and inner[0][0] == "{":  # after a prefix
                 end, is_value = value_end(text, inner.start())
@@ -262,7 +267,6 @@ def _values(
                     found.append((f"line {number}", values[0]))
                     number, at = number + text.count("\n", at, end), end
                     continue
-            is_cut = text.find("\n", end) < 0 or "Unterminated" in whole.what
             if key is None and line[0] in "{[" and not (found or left.sentence or is_cut):
                 raise _invalid(name, f"line {whole.line}", whole)
             is_even = all(line.count(one) == line.count(other) for one, other in ("{}", "[]"))
@@ -324,14 +328,16 @@ class LeftOut:
     def __init__(self) -> None:
         self._n = 0
         self._first = ""
-        self._is_in_head = False
+        self._is_in_head = self._is_command = False
 
     def add(self, number: int, line: str) -> None:
         """One more, which is not blank."""
         self._is_in_head = _STATUS.match(line) is not None or (
             self._is_in_head and _HEADER.match(line) is not None
         )
-        if self._is_in_head or _TRANSPORT.match(line):
+        is_command = self._is_command or _TRANSPORT.match(line) is not None
+        self._is_command = is_command and line[-1] == "\\"  # and the next line as well
+        if self._is_in_head or is_command:
             return
         if not self._n:
             self._first = f"line {number}: {shorten(line, 80)}"
@@ -350,10 +356,6 @@ def _parse(text: str) -> Any:
     return parse_json(text, deepest=_DEEPEST, unique=True, whole_texts=True)
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and len(value) <= _LONGEST_TEXT
-
-
 def _invalid(name: str, place: str, error: JsonError) -> TraceFileError:
     return TraceFileError(
         f"{name}: {place} is not valid JSON (column {error.column}: {error.what[:80]}).", _REMEDY
@@ -370,7 +372,7 @@ def nodes(file: str, documents: list[tuple[str, Any]], keys: AbstractSet[str]) -
         is_object = type(value) is dict
         if is_object and not keys.isdisjoint(value):
             found.append(Node(value, file, start, path, around, taken))
-        elif not is_object and _INNER.isdisjoint(map(type, value)):
+        elif not is_object and {dict, list}.isdisjoint(map(type, value)):
             return  # thousands of ids
         inner: tuple[Any, ...] = ()
         for key, one in value.items() if is_object else enumerate(value):
@@ -430,7 +432,7 @@ class Fields:
 
     def count(self, key: str) -> int | None:
         """A whole number from 0."""
-        return self._taken_if(key, is_whole, _A_COUNT)
+        return self._taken_if(key, is_whole, f"a whole number from 0 to {COUNT:,}")
 
     def number(self, key: str) -> float | None:
         """A number from 0 to 2^53."""
@@ -438,7 +440,10 @@ class Fields:
 
     def text(self, key: str) -> str | None:
         """A text that is not long."""
-        return self._taken_if(key, _is_text, f"a text of at most {_LONGEST_TEXT:,} characters")
+        wanted = f"a text of at most {_MOST_TEXT:,} characters"
+        return self._taken_if(
+            key, lambda one: isinstance(one, str) and len(one) <= _MOST_TEXT, wanted
+        )
 
     def counts(self, key: str, most: int = COUNT) -> list[int] | None:
         """A list of whole numbers from 0 to `most`."""

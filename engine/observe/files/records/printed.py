@@ -52,12 +52,11 @@ _AS_COLUMN = {
     **{_MEAN: "mean length", _RATE: "printed acceptance rate", _SPEED: "t/s"},
 }
 """What a column of a table has that a line names, too."""
-_SPACE = re.compile(r"[-_]")
 _IS_BY_INDEX = re.compile(r"(?i)(?=.{0,40}acc).{0,40}per[_ ]?pos(?:ition)?.{0,40}")
 _BEFORE = r"(?:\d{1,9}\.\d\d\.\d{3}\.\d{3} [IWEDC] )?[ \t|>*`\"-]{0,20}(?:spec_decode_)?"
 _LINE = re.compile(
-    rf"(?:^|[,{{\]|] ?){_BEFORE}"
-    r"(?P<name>(?:[^\W\d_]|[#\[])[\w#%()/ .\]-]{1,48}?)\"?[ \t]{0,60}(?:=>|[:=\uff1a]|\.{3,80})"
+    rf"(?:^|[,{{\]|] ?|metrics: |\.{{3}} ){_BEFORE}"
+    r"(?P<name>(?:[^\W\d_]|[#\[])[\w#%()/@ .\]-]{1,48}?)\"?[ \t]{0,60}(?:=>|[:=\uff1a]|\.{3,80})"
     r"(?: Mean result:)?[ \t*\[]{0,60}"
     r"(?P<value>\d{1,3}(?:[,'\u2019 \xa0\u2009\u202f]\d{3})++(?:\.\d{1,9})?(?![\d,])"
     r"|\d{1,9},\d{1,9}(?![\d.,])|\d{1,20}(?:\.\d{1,20})?)"
@@ -65,19 +64,24 @@ _LINE = re.compile(
     r"(?P<unit> ?t(?:ok(?:en)?s?)?/s\b)?",
     re.IGNORECASE | re.MULTILINE,
 )
-_INDEX = re.compile(r"(?:acceptance at token|position|(pos)) (\d{1,4})")
+_INDEX = re.compile(r"(?:acceptance at token|position|accept(?:ance)? ?@ ?pos|(pos)) (\d{1,4})")
 _SIGN = re.compile(
     rf"(?i)[\n,{{\]](?![\d.]++[,\n]) ?{_BEFORE}"
     rf"(?:{'|'.join(NAMES['sums']['signs'])})[ \t*]{{0,60}}\d"
 )
 _ALONE = re.compile(
-    r"\n[ \t|>*`-]{0,20}(?:mean acceptance length|mean al|per-position acceptance rate|accept len"
+    r"(?:\n|metrics: )[ \t|>*`-]{0,20}(?:mean al|mean acceptance len(?:gth)?"
+    r"|per-position acceptance rate|accept len"
     r"|drafted(?=.{0,60}(?:\n.{0,60}){0,3}\n[ \t|>*`-]{0,20}accepted[ \t]{0,40}[:=])"
     r"|accepted(?=.{0,60}(?:\n.{0,60}){0,3}\n[ \t|>*`-]{0,20}drafted[ \t]{0,40}[:=]))"
     r"[ \t]{0,40}[:=][ \t*\[]{0,60}\d",
     re.IGNORECASE,
 )
 """Also a part of a line of a log, which may be wrapped there, or two counts under each other."""
+_OF_LOG = re.compile(
+    r"Decode batch|metrics: .{0,400}?(?:Drafted|Number of draft tokens\D{0,8}): *\d"
+)
+"""A line of an engine, of which enough is there."""
 _TASK = re.compile(r"(?m)^={9,99} Task: {1,9}(\S.{0,99}?) ={9,99}$")
 """What the sums after it are of, as Spec-Bench prints it."""
 _SHARES = re.compile(r"[\d., ]{1,8192}")
@@ -91,7 +95,7 @@ def is_printed(text: str) -> bool:
     """Whether a text has such sums."""
     # whether it may is far sooner known of a large text
     may_have = any(map(text.lower().__contains__, NAMES["sums"]["words"]))
-    is_whole, text = "metrics: " in text or "Decode batch" in text, f"\n{text}"
+    is_whole, text = _OF_LOG.search(text.replace("\n", "")) is not None, f"\n{text}"
     has_alone = not is_whole and may_have and _ALONE.search(text) is not None
     return has_alone or (may_have and _SIGN.search(text) is not None)
 
@@ -168,7 +172,7 @@ def _value(match: re.Match[str]) -> str:
 @lru_cache(1 << 10)
 def _named(name: str, unit: str) -> str:
     """The same of a name and a unit alone."""
-    name = " ".join(_SPACE.sub(" ", name.lower().rstrip(" .")).split())
+    name = " ".join(re.split(r"[-_\s]+", name.lower().rstrip(" .-_")))
     if (at := _INDEX.fullmatch(name)) is not None:
         return f"position {int(at[2]) - bool(at[1])}"  # short names count from 1
     if name in NAMES["lines"] or (_IS_BY_INDEX.fullmatch(name) and "rate" in name):
@@ -187,8 +191,7 @@ def _request(values: dict[str, re.Match[str]], text: str, place: str) -> Recorde
         _AS_COLUMN[name]: _value(one) + ("%" if "%" in f"{one['name']}{one['percent']}" else "")
         for name, one in values.items()
         if name in _AS_COLUMN
-    }
-    named |= _by_place(values, text)
+    } | _by_place(values, text)
     found = row_of(list(named), list(named.values()), place, "") or RecordedRequest("", place)
     found.engine, found.place, found.stop, found.record = engine, place, "end", {}
     accepted = found.num_accepted_draft_tokens
@@ -221,9 +224,8 @@ def _by_place(values: dict[str, re.Match[str]], text: str) -> dict[str, str]:
 # -- lines of a text -------------------------------------------------------------------------
 
 _LONGEST_SAID = 300
-_WORDED, _NOT_HAD = (
-    re.compile(f"(?i){'|'.join(NAMES['said'][name])}") for name in ("counts", "not_had")
-)
+_WORDED = re.compile(f"(?i){'|'.join(NAMES['said']['counts'])}")
+_NOT_HAD = re.compile(f"(?i){'|'.join(NAMES['said']['not_had'])}")
 _IN_OTHERS = re.compile(NAMES["about"][1])
 """What other languages write without spaces for what is accepted."""
 _LISTED = re.compile(r"\s{0,20}[-*+•]\s")
@@ -287,8 +289,8 @@ def _is_next_to(counts: re.Match[str], line: str) -> bool:
     tokens."""
     rate = _SAID_RATE.search(line)
     first, last = sorted((counts.span(), rate.span() if rate is not None else (0, 0)))
-    between = re.compile(r"\w*(?: tokens?)?\W*")
-    return rate is not None and between.fullmatch(line, first[1], last[0]) is not None
+    between = line[first[1] : last[0]]
+    return rate is not None and re.fullmatch(r"\w*(?: tokens?)?\W*", between) is not None
 
 
 # -- the same as JSON -------------------------------------------------------------------------
@@ -416,6 +418,7 @@ EAGLE = RecordShape("eagle", "EAGLE and Spec-Bench", _SIGNS, _read_turns)
 
 
 _KEY = re.compile(rb'"([A-Za-z][\w.:/]{2,80})"\s*:\s*"?\d')
+_OF_DRAFT = re.compile(rb'"draft"\s*:\s*\{(?=[^{}]*"accepted"\s*:)[^{}]*"n"\s*:\s*\d')
 _OF_RATE = re.compile(r"(?i)acc.*(?:rate|ratio|len)")
 _LONGEST_NAME = 80
 _AROUND = "tokens", "speed", "seconds"
@@ -432,6 +435,7 @@ def counted_shape(data: bytes) -> RecordShape | None:
     others = [
         *(key for key, kind in kinds.items() if kind in ("drafted", "rejected")),
         *(key for key in keys if key.endswith("drafts")),
+        *(["n"] if _OF_DRAFT.search(data) is not None else []),
     ]
     signs: tuple[tuple[str, ...], ...] = tuple(product(accepted, others))
     signs = signs or tuple(
@@ -439,11 +443,9 @@ def counted_shape(data: bytes) -> RecordShape | None:
         for key, kind in kinds.items()
         if kind == "at index" or (kind in ("rate", "mean") and _OF_RATE.search(key))
     )
-    own = LLAMA_SERVER.without
-    shape = RecordShape(
-        "counts", "counts", signs, _read_counted, own, request_of=_counted_of, allows_null=True
-    )
-    return shape if shape.may_be_in(keys_in(data)) else None
+    without = LLAMA_SERVER.without
+    shape = RecordShape("counts", "counts", signs, _read_counted, without, _counted_of, True)
+    return shape if shape.may_be_in({"n", *keys_in(data)}) else None
 
 
 def _counted_of(node: Node) -> Hashable:
@@ -466,6 +468,8 @@ def _read_counted(node: Node) -> RecordedRequest:
     objects around it that have nothing else inside."""
     plain = _cells_of(node.values)
     node.taken.setdefault(id(node.values), set()).update(plain)
+    if node.path[-1:] == ("draft",) and "n" in plain:
+        plain["drafted"] = plain.pop("n")
     inside = node.values
     for owner in reversed(node.around):
         if not isinstance(owner, dict):

@@ -17,7 +17,7 @@ from functools import cache, lru_cache
 from itertools import pairwise
 from typing import Any
 
-from engine.errors import TraceFileError
+from engine.errors import TraceFileError, check_most
 from engine.foreign import LARGEST, LONGEST_DRAFT, is_real
 from engine.observe.files.records.column_names import NAMES
 from engine.observe.files.records.document import MOST_BYTES, LeftOut, nodes, read_documents
@@ -228,8 +228,7 @@ def only_samples(data: bytes) -> tuple[bytes, str]:
 def read_metrics(data: bytes, name: str, later: bytes = b"") -> list[RecordedRequest]:
     """One sum for each time between two scrapes and each set of labels: engines of a server,
     models. later: a scrape taken after those in `data`. Raises TraceFileError."""
-    if len(data) + len(later) > MOST_BYTES:
-        raise TraceFileError(f"{name} has more than {MOST_BYTES:,} bytes.", _REMEDY)
+    check_most(name, len(data) + len(later), MOST_BYTES, "bytes", _REMEDY)
     scrapes = [
         _read_scrape(text, name)
         for part in (data, later)
@@ -256,10 +255,7 @@ def _scrapes(text: str) -> list[str]:
 
 def _read_scrape(text: str, name: str) -> dict[tuple[str, str], _Counters]:
     """The counters of speculative decoding by engine and labels; index -1 is a counter's own."""
-    if longest_line(text) > LONGEST_LINE:
-        raise TraceFileError(
-            f"{name} has a line of more than {LONGEST_LINE:,} characters.", _REMEDY
-        )
+    check_most(f"A line of {name}", longest_line(text), LONGEST_LINE, "characters", _REMEDY)
     found: dict[tuple[str, str], _Counters] = {}
     emitted: dict[tuple[str, str], float] = {}
     try:

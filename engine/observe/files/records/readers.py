@@ -173,7 +173,7 @@ def read_acceptance(node: Node, engine: str) -> tuple[RecordedRequest, Fields]:
             found.num_accepted_draft_tokens = sum(found.per_step_accepted)
     if found.per_step_drafted is not None and found.num_draft_tokens is None:
         found.num_draft_tokens = sum(found.per_step_drafted)
-    found.check_length("mean_acceptance_length", mean, _VLLM_KEYS)
+    found.check_rate("mean_acceptance_length", mean, _VLLM_KEYS, own=1)
     found.check_rate("draft_acceptance_rate", rate, _VLLM_KEYS)
     found.check_counts(_VLLM_KEYS)
     return found, values
@@ -303,9 +303,11 @@ _MLX_KEYS = NAMES["keys"]["mlx-vlm"]
 
 
 def _read_timings(node: Node) -> RecordedRequest:
-    """mlx-vlm's, or llama-server's where a person has left some out."""
-    is_of_mlx = "draft_rounds" in node.values
-    found, values = _counts(node, "mlx-vlm" if is_of_mlx else "llama-server", _MLX_KEYS)
+    """mlx-vlm's, llama-server's where a person has left some out, or of others that have its names
+    but no times."""
+    own = "llama-server" if "predicted_ms" in node.values else ""
+    engine = "mlx-vlm" if "draft_rounds" in node.values else own
+    found, values = _counts(node, engine, _MLX_KEYS)
     takes = ((name, values.count if name[-2:] == "_n" else values.number) for name in TIMINGS)
     found.timings |= {name: one for name, take in takes if (one := take(name)) is not None}
     found.check_counts(_MLX_KEYS)
@@ -417,7 +419,7 @@ LM_STUDIO = RecordShape(
 LLAMA_SERVER = RecordShape(
     "llama-server",
     "llama-server",
-    (("predicted_n", "predicted_ms"),),
+    (("predicted_n", "predicted_ms"), ("predicted_n", "predicted_per_second")),
     _read_timings,
     without=("draft_rounds", "predicted_per_second_n_gen"),  # mlx-vlm's, this program's own
 )

@@ -170,20 +170,14 @@ class RecordedRequest(Struct):
             self.check(False, (key, *others), sentence)
 
     def check_rate(
-        self, key: str, given: float | None, keys: Mapping[str, str], of: int = 1
+        self, key: str, given: float | None, keys: Mapping[str, str], of: int = 1, own: int = 0
     ) -> None:
-        """The same of accepted by drafted tokens, `of` times. keys: see `check_counts`."""
-        accepted, drafted = self.num_accepted_draft_tokens, self.num_draft_tokens
-        part = None if accepted is None else of * accepted
-        names = keys["num_accepted_draft_tokens"], keys["num_draft_tokens"]
-        self.check_ratio(key, given, part, drafted, *names)
-
-    def check_length(self, key: str, given: float | None, keys: Mapping[str, str]) -> None:
-        """The same of accepted tokens, and one more, by step."""
-        accepted, steps = self.num_accepted_draft_tokens, self.num_spec_steps
-        part = None if accepted is None or steps is None else accepted + steps
-        names = keys["num_accepted_draft_tokens"], keys["num_spec_steps"]
-        self.check_ratio(key, given, part, steps, *names)
+        """The same of accepted by drafted tokens, `of` times, or by steps, each of which has an own
+        token more. keys: see `check_counts`."""
+        whole = "num_spec_steps" if own else "num_draft_tokens"
+        accepted, n = self.num_accepted_draft_tokens, getattr(self, whole)
+        part = None if accepted is None or n is None else of * accepted + own * n
+        self.check_ratio(key, given, part, n, keys["num_accepted_draft_tokens"], keys[whole])
 
     def check_counts(self, keys: Mapping[str, str]) -> None:
         """Check the counts against each other. keys: this record's name of each field here."""

@@ -54,6 +54,8 @@ _KEY_COLUMN = re.compile(
     r"key|metric(?: name)?|name|series|variable|measure(?:ment)?| ?field|legend"
 )
 _VALUE_COLUMN = re.compile(r" ?value.{0,20}|last.{0,20}")
+_LINK = re.compile(r"\[([^][]{1,200})\]\([^()\s]{1,400}\)")
+"""In Markdown; its address is not part of a name."""
 _RULE = set(" -|:+=").union(map(chr, range(0x2500, 0x2580)))
 _NOT_PLAIN = ("  ", "\t", "\x1f", ";", ", ", ",,")
 """One of these is in an ASCII line that is parted otherwise than at each comma."""
@@ -70,6 +72,8 @@ _DIGITS = re.compile(r"[0-9]+")
 _NUMBERS = re.compile(r"\d+\.?\d*(?:\n\d+\.?\d*)*+")
 """A column of nothing but numbers, as most are."""
 _SHARES = re.compile(r"(?<![\d.])(\d{1,3}\.\d{1,6})(?![\d.])")
+_ARE_SHARES = re.compile(r"[\s\d.,;/|%()\[\]]+").fullmatch
+"""Without words, which say what each is, and no range."""
 _PAIR = re.compile(r"(\d{1,20}) ?(?:/|of|out of) ?(\d{1,20})(?: ?\([^)]{0,40}\))?$")
 _DRAFTS = re.compile(r"drafts \d{1,20}/(\d{1,20}), tokens (\d{1,20})/(\d{1,20})")
 """Drafts, tokens accepted and drafted, as ik_llama.cpp shows them in one cell."""
@@ -261,8 +265,10 @@ def _parted(
 
 
 def _is_several(cell: str) -> bool:
-    """Whether a cell has several figures."""
-    return not is_number(cell) and SEVERAL.fullmatch(cell) is not None
+    """Whether a cell has several figures, or each with what it is of."""
+    parts = cell.split(" / ")
+    is_of_others = len(parts) > 1 and all(map(_SHARES.search, parts))
+    return not is_number(cell) and (is_of_others or SEVERAL.fullmatch(cell) is not None)
 
 
 def _only_grow(rows: list[tuple[int, list[str]]]) -> bool:
@@ -331,7 +337,7 @@ def _cells(line: str) -> list[str]:
         parts = line.split(",")
     else:
         parts = max((one.split(line) for one in (_SEMICOLONS, _GAPS, _COMMAS)), key=len)
-    return [one.strip(' \t*`"') for one in parts]
+    return [_LINK.sub(r"\1", one).strip(' \t*`"') for one in parts]
 
 
 def row_of(
@@ -474,7 +480,7 @@ def _shares(
     said = by or ("" if places else values.get("rate", ""))
     parts = _SHARES.findall(said) if said else [cells[one] for one in places]
     known = [one[1] for one in map(NUMBER.fullmatch, parts) if one is not None]
-    is_one = not by and not places and len(parts) <= _FEW
+    is_one = not by and not places and (len(parts) <= _FEW or _ARE_SHARES(said) is None)
     if is_one or len(known) < len(parts) or "..." in said:
         return [], 0
     written, is_over = " ".join((said, *parts, *places)), max(map(float, known), default=0) > 1

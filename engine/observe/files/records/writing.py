@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from engine.analysis.findings.check import record_findings
-from engine.errors import TraceFileError
+from engine.errors import check_most
 from engine.foreign import is_real
 from engine.observe.files.records.document import MOST_STEPS, Node
 from engine.observe.files.records.readers import LLAMA_SERVER
@@ -60,7 +60,10 @@ def write_requests(
     sums in the run's facts `told` and, by sequence, `requests`. Raises TraceFileError for more than
     a trace can hold.
     """
-    _check_size(requests, file)
+    check_number(len(requests), file)
+    names = "per_step_accepted", "per_step_drafted"
+    steps = max(sum(len(getattr(one, name) or ()) for one in requests) for name in names)
+    check_most(file, steps, MOST_STEPS, "steps in its lists")
     engines = list(dict.fromkeys(request.engine for request in requests if request.engine))
     unknown = unknown or {}
     models = list(dict.fromkeys(request.model for request in requests if request.model))
@@ -86,11 +89,8 @@ def write_requests(
     if models:
         facts |= {"model": {"name": ", ".join(models)}}
     facts |= more
-    if len(msgspec.json.encode(facts)) > _MOST_FACTS:
-        raise TraceFileError(
-            f"{file} tells more of its {len(requests):,} requests than a trace can keep.",
-            "Split it into several files.",
-        )
+    n_kept, of = len(msgspec.json.encode(facts)), "bytes about its requests"
+    check_most(file, n_kept, _MOST_FACTS, of)
     has_steps = any(one.has_steps for one in requests)
     columns: dict[str, Mapping[str, str]] = {"rounds": _OF_STEPS if has_steps else _OF_SUMS}
     if any(request.tokens[0] or request.prompt_ids for request in requests):
@@ -110,22 +110,7 @@ def write_requests(
 
 def check_number(n: int, file: str) -> None:
     """Raises TraceFileError for more requests than a trace can hold."""
-    if n > MOST_REQUESTS:
-        raise TraceFileError(
-            f"{file} has more than {MOST_REQUESTS:,} requests, the most that a run of a trace has.",
-            f"Split it into files of at most {MOST_REQUESTS:,}.",
-        )
-
-
-def _check_size(requests: Sequence[RecordedRequest], file: str) -> None:
-    check_number(len(requests), file)
-    names = "per_step_accepted", "per_step_drafted"
-    steps = max(sum(len(getattr(one, name) or ()) for one in requests) for name in names)
-    if steps > MOST_STEPS:
-        raise TraceFileError(
-            f"{file} has {steps:,} steps in its lists.",
-            f"Split it into files of at most {MOST_STEPS:,} steps.",
-        )
+    check_most(file, n, MOST_REQUESTS, "requests")
 
 
 def _facts(requests: Sequence[RecordedRequest]) -> list[dict[str, Any]]:
