@@ -47,6 +47,7 @@ class Situation:
         self.tokens, self.before = list(tokens), passes[:-1] if tokens else passes
         self.accepted = len(commits[-1]) if commits else 0
         self.parents, self.places, self.sought = tuple(parents), places, sought
+        self._closest = partial(fits.closest, sought=sought)
         self.batch, self.first = batch or self.tokens, places.get(sequence, 0)
         self.begin, self.own = self.first, len(self.tokens)
         self.start = reference.state(sequence)
@@ -101,6 +102,8 @@ class Situation:
         yield from self._folds() if self.kernel.ring else ()
         if len(commits) > 1:
             yield "state-not-committed", "state before the last pass", commits[-2]
+            last = self.reference.tokens[self.sequence][-1:] * (self.shape.recurrence != "conv")
+            yield from chain.from_iterable(Log(self.shape, commits[-2], x).twice() for x in last)
         for age in range(1, len(self.before)):
             yield from self._columns(age)
         yield from self._others()
@@ -250,6 +253,7 @@ class Situation:
                 yield cause, sentence, part(played)
         if of and few and self.shape.recurrence != "conv":
             log = Log(self.shape, state, tokens)
+            yield from log.twice()
             yield from log.decays()
             yield from log.formulas()
             for i in range(count) if count > 1 else ():
@@ -278,12 +282,6 @@ class Situation:
                     yield cause, f"{words}, as what rows wrote is kept", partial(log.stored, others)
 
         return self._closest(seen, fits.numbered(each, seen, right, rows), bound, right, last)
-
-    def _closest(
-        self, seen: torch.Tensor, ways: Iterable[Way], bound: float, right: torch.Tensor,
-        last: bool = False,
-    ) -> tuple[str, str] | None:  # fmt: skip
-        return fits.closest(seen, ways, bound, right, last, self.sought)
 
     def _views_of_logs(self, count: int) -> Iterator[tuple[str, str, Played]]:
         """Cause, sentence and outputs where the pass sees the state before a log, or what rows of

@@ -253,12 +253,15 @@ def elsewhere(player: Player, fault: Fault) -> Fault:
     shape, n, t = player.shape, player.shape.n_sequences, player.shape.n_tokens
     c, vague = player.kernel.chunk, fault.cause in VAGUE[:3]
     stale = fault.cause in ("stale-column", "window-not-rolled-back", "state-not-committed")
-    of_length, unwritten = (*_WRITTEN, "other-sequence"), ("other-sequence", "wrong-stride")
+    by_length, unwritten = (*_WRITTEN, "other-sequence"), ("other-sequence", "wrong-stride")
     log = player.kernel.ring or player.kernel.log
     some_heads = "heads " in fault.detail and fault.cause != "head-mapping"
     whole = {k: 2 ** (getattr(shape, k) - 1).bit_length() for k in ("d_k", "d_v")}
     may_be_long = not c and _LEFT not in fault.detail  # else a count is wrong in long passes too
     same: Changed = lambda p, _: p  # noqa: E731
+    one_head = ("head-mapping", "there is one head")
+    if shape.recurrence == "conv":  # whose channels have no heads, but a place in memory each
+        one_head = ("wrong-stride", "there is one channel")
     counted = vague or fault.cause in _COUNTED
     of_others = n > 1 and (counted or fault.cause in _OF_OTHERS)
     alone: Changed = lambda p, _: p.only(fault.sequence)  # noqa: E731
@@ -270,7 +273,7 @@ def elsewhere(player: Player, fault: Fault) -> Fault:
         (c > 0 and (vague or fault.cause in _OF_CHUNKS), "wrong-chunk",
          "all prompts have whole chunks", lambda p, _: p.chunked(c), shape),
         (n > 1 and (vague or fault.cause == "other-sequence"), "other-sequence", *apart),
-        (may_be_long and (stale or vague or fault.cause in of_length), "wrong-stride",
+        (may_be_long and (stale or vague or fault.cause in by_length), "wrong-stride",
          f"every pass has {t} rows", lambda p, _: p.full(t), shape),
         (stale or vague, "lost-fold" if log else "stale-column",
          "the count is set to 1 by a step without drafts", lambda p, _: p.counted(), shape),
@@ -279,8 +282,7 @@ def elsewhere(player: Player, fault: Fault) -> Fault:
          "all sequences are in its passes", lambda p, _: p.whole(n), shape),
         ((vague or some_heads) and shape.n_groups < shape.n_heads, "head-mapping",
          "no heads share a key", same, replace(shape, n_groups=shape.n_heads)),
-        (vague and shape.n_heads > 1, "head-mapping",
-         "there is one head", same, replace(shape, n_heads=1, n_groups=1)),
+        (vague and shape.n_heads > 1, *one_head, same, replace(shape, n_heads=1, n_groups=1)),
         ((vague or c > 0) and replace(shape, **whole) != shape, "wrong-tile",
          "the size of a head is a power of two", same, replace(shape, **whole)),
     )  # fmt: skip
@@ -292,9 +294,10 @@ def elsewhere(player: Player, fault: Fault) -> Fault:
         may_be = may_be and (not player.sought or cause in player.sought)
         if may_be and not _wrong(player, fault, changed, other, seeds=8 if few else 2):
             short: Changed = lambda p, _: replace(p, drafts=True)  # noqa: E731
-            if cause == "wrong-stride" and not _wrong(player, fault, short, other):
+            of_length = cause == "wrong-stride" and other == shape
+            if of_length and not _wrong(player, fault, short, other):
                 continue  # where steps without drafts are passes of one row it is right too
-            if cause == "wrong-stride" and stale and fault.row_errors:
+            if of_length and stale and fault.row_errors:
                 # the passes that stored the state have all rows, the one that reads it has not
                 stored: Changed = lambda p, i: p.full(t) if i < fault.round else p  # noqa: E731
                 if _wrong(player, fault, stored, other, 1):
@@ -303,6 +306,8 @@ def elsewhere(player: Player, fault: Fault) -> Fault:
             kept = kept and cause == "other-sequence" and "all" not in words
             if kept or (NO_OUTPUT in fault.detail and cause in unwritten):
                 cause = fault.cause
+            if (cause, fault.cause) == ("stale-column", "state-not-committed"):
+                words += f", where {fault.cause} looks the same"  # no pass tells them apart
             return replace(fault, cause=cause, detail=joined(fault.detail, f"right where {words}"))
     if fault.cause == "other-sequence" and n > 1:  # it is wrong alone too: named by chance
         found = next(iter(_wrong(player, fault, alone, shape, named=True)), fault)
@@ -384,7 +389,8 @@ def checked(
     faults: list[Fault] = []
     plays = [(shape, rounds)]
     if name == "prompts":  # they have other code for large heads, of which a pass is enough
-        plays = [(sizes[0], rounds), (sizes[1], 1)]
+        large = dict.fromkeys((sizes[1], sizes[1].without("v first")))  # each layout has its own
+        plays = [(sizes[0], rounds), *((one, 1) for one in large)]
     if name == "depths" and recurrence != "conv":  # of many sequences launches may differ
         # heads share keys here without extras, which may have other code
         many = replace(sizes[0], d_k=least, d_v=least, n_tokens=2, n_sequences=_MANY)

@@ -103,7 +103,8 @@ def _remarks(outcomes: Sequence[Outcome]) -> Iterator[str]:
     for label, causes in named.items():
         if len(causes) > 1:
             each = "; ".join(f"{cause} ({', '.join(seen)})" for cause, seen in causes.items())
-            yield f"not certain: {label}: its checks name different causes: {each}"
+            several = ", which may all be there"
+            yield f"not certain: {label}: its checks name different causes{several}: {each}"
 
 
 def _costs(outcomes: Sequence[Outcome]) -> ReportTable | None:
