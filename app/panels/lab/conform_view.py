@@ -109,7 +109,7 @@ class ConformView(QWidget):
             self.grid.insertRow(len(labels))
             self.grid.setVerticalHeaderItem(len(labels), QTableWidgetItem(name))
             labels.append(name)
-        at = labels.index(name), 0 if outcome.needs else CHECKS.index(outcome.check)
+        at = labels.index(name), CHECKS.index(outcome.check) if outcome.check in CHECKS else 0
         self._outcomes[at] = outcome
         text = "FAIL" if not outcome.passed else "note" if outcome.faults else "ok"
         self._put(at, "n/a" if outcome.needs else text)
