@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from engine.model.layers import RopeTables
+from engine.model.layers import OutputHead, RopeTables
 from engine.model.weights import Embedding, Projection
 from engine.observe.drafter_diff.records import BLOCK, CANDIDATES, POSITIONS, STATE
 from engine.observe.drafter_diff.tensor_changes import (
@@ -270,8 +270,8 @@ def _everywhere(places: Sequence[list[Operation]]) -> Iterator[PartChange]:
     kernels: dict[Any, list[list[Operation]]] = {}
     for alike in places:
         kernels.setdefault((alike[0].module, alike[0].name), []).append(alike)
-    of_matrices: dict[str, dict[Any, list[tuple[list[Operation], Way]]]] = {}
-    for kernel, own in kernels.items():
+    of_matrices: dict[str, _Elsewhere] = {}
+    for own in kernels.values():
         found: dict[str, list[tuple[list[Operation], Way]]] = {}
         for alike in own:
             for about, change in ways(one := alike[0]):
@@ -283,13 +283,20 @@ def _everywhere(places: Sequence[list[Operation]]) -> Iterator[PartChange]:
             if len(own) == len(each) > 1:
                 said = f"its `{first.name}`, wherever it is called, {about}"
                 yield PartChange(first.stage, said, _elsewhere(each))
-            if about.startswith(_READS) and about.removeprefix(_READS) in OF_MATRICES:
-                of_matrices.setdefault(about, {})[kernel] = each
-    for about, by_kernel in of_matrices.items():
-        if len(by_kernel) > 1:
-            said = f"everything that multiplies by a matrix {about}"
-            changes = tuple(one for each in by_kernel.values() for one in _elsewhere(each))
-            yield PartChange(BLOCK, said, changes)
+            if about.removeprefix(_READS) in OF_MATRICES:
+                of_matrices[about] = [*of_matrices.get(about, ()), *each]
+    for about, both in of_matrices.items():
+        places = [(alike[0], (alike, change)) for alike, change in both]
+        parts = {f" of {one.part.split()[-1]}" for one, _ in places if one.part}
+        groups = {part: [one for it, one in places if it.part.endswith(part)] for part in parts}
+        groups[""] = [one for _, one in places]
+        groups[" but those of OutputHead"] = [
+            one for it, one in places if not it.part.endswith(OutputHead.__name__)
+        ]
+        for which, some in groups.items():
+            if len(some) > 1:
+                said = f"everything that multiplies by a matrix{which} {about}"
+                yield PartChange(BLOCK, said, _elsewhere(some))
 
 
 def _of_others(places: Sequence[list[Operation]]) -> Iterator[PartChange]:
@@ -306,10 +313,7 @@ def _of_others(places: Sequence[list[Operation]]) -> Iterator[PartChange]:
                 latest: list[Any] = []
                 reads = alike, with_changed({key: partial(_in_place_of, latest)})
                 notes = source, partial(_note, its_key, latest)
-                is_same = (source[0].module, source[0].name) == (one.module, one.name)
-                changes = _elsewhere([notes, reads] if is_same else [reads])
-                changes += () if is_same else _elsewhere([notes])
-                yield PartChange(one.stage, about, changes)
+                yield PartChange(one.stage, about, _elsewhere([notes, reads]))
         for its_key, x in [*one.rows.items(), (None, one.result)]:
             if is_floats(x):
                 values.setdefault(x.data_ptr(), (alike, its_key, x))
@@ -338,11 +342,15 @@ _Elsewhere = Sequence[tuple[Sequence[Operation], Way]]
 
 
 def _elsewhere(ways: _Elsewhere) -> Changes:
-    """A kernel that is called in other ways at some places."""
-    one = ways[0][0][0]
+    """Kernels that are called in other ways at some places."""
+    kernels: dict[tuple[Any, str], list[tuple[Sequence[Operation], Way]]] = {}
+    for calls, change in ways:
+        kernels.setdefault((calls[0].module, calls[0].name), []).append((calls, change))
     # by a partial, as where it was found: a function's own call would have another f_lasti
-    called = partial(_called, vars(one.module)[one.name], ways, [None, 0], None)
-    return ((one.module, one.name, called),)
+    return tuple(
+        (module, name, partial(_called, vars(module)[name], some, [None, 0], None))
+        for (module, name), some in kernels.items()
+    )
 
 
 def in_rows(changes: Changes, steps: Collection[int], n: int, first: int) -> Changes:

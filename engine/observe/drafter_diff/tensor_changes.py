@@ -35,8 +35,9 @@ MOVED: dict[str, TensorChange] = {
 """Rows in place of others."""
 
 
-def _with_half(which: int, x: torch.Tensor) -> torch.Tensor:
-    return torch.cat([*with_part(which, torch.zeros_like, x.chunk(2, -1))], -1)
+def _of_half(is_first: bool, x: torch.Tensor) -> torch.Tensor:
+    inside = torch.arange(x.shape[-1], device=x.device) < x.shape[-1] // 2
+    return torch.where(inside == is_first, x, 0.0)
 
 
 def _reordered(sizes: tuple[int, int], x: torch.Tensor) -> torch.Tensor:
@@ -72,6 +73,7 @@ _LARGEST_E4M3 = 448.0
 ROUNDED: dict[str, TensorChange] = {
     **{f"rounded to about {n} bits": partial(rounded, n) for n in (2, 3, 4)},
     "rounded to e4m3": _as_e4m3,
+    "rounded to bf16": lambda x: x.bfloat16().to(x.dtype),
 }
 CHANGED: dict[str, TensorChange] = {
     "normed": lambda x: x * (x.square().mean(-1, keepdim=True) + _TINY).rsqrt(),
@@ -83,8 +85,8 @@ CHANGED: dict[str, TensorChange] = {
     "without what is below 0": partial(torch.clamp, min=0.0),
     "without their signs": torch.abs,
     "less their mean": lambda x: x - x.mean(-1, keepdim=True),
-    "zeros in the first half": partial(_with_half, 0),
-    "zeros in the second half": partial(_with_half, 1),
+    "zeros in the first half": partial(_of_half, False),
+    "zeros in the second half": partial(_of_half, True),
     "rotated by a Hadamard matrix": _rotated,
 }
 """What the numbers of each row may be in place of the right ones, wherever rows are handed on."""
@@ -155,20 +157,19 @@ def other_values(x: Any, is_weight: bool) -> Iterator[tuple[str, Callable[..., A
             before = partial(rows_on, by=1)
             yield f"with its part {i} of zeros", partial(with_part, i, torch.zeros_like)
             yield f"with its part {i} of the row before", partial(with_part, i, before)
-    elif is_floats(x) and is_weight:
+    elif is_floats(x):
+        yield from ((f"as if it were {about}", change) for about, change in CHANGED.items())
+    if is_floats(x) and is_weight:
         root = x.shape[-1] ** 0.5 if x.dim() > 1 else 1.0
         yield "as ones", partial(torch.full_like, fill_value=root)
         yield "with one added", partial(torch.add, other=root)
         yield "less one", partial(torch.sub, other=root)
-        yield "in another order: its halves are exchanged", halves
-        yield "in reverse order", partial(torch.flip, dims=[-1])
         yield "of the next of its rows", partial(torch.roll, shifts=1, dims=0)
     elif is_floats(x):
         of_heads = [x.shape[-1] ** by for by in (0.5, -0.5)] if x.dim() > 3 else []  # of scores
         for factor in dict.fromkeys((*FACTORS[1:], *of_heads)):
             yield f"{factor:.3g} times what it should be", partial(torch.mul, other=factor)
         yield from ((f"as {about}", change) for about, change in MOVED.items())
-        yield from ((f"as if it were {about}", change) for about, change in CHANGED.items())
     elif torch.is_tensor(x) and x.dtype is torch.int64 and x.dim() > 1:
         yield from ((f"as {about}", change) for about, change in MOVED.items())
         yield "counted from the first of its pass", lambda x: (x - x[..., :1]).clamp(min=0)

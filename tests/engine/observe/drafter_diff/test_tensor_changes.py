@@ -61,3 +61,9 @@ def test_matrices_are_rounded_by_rows_and_by_blocks_or_in_another_order() -> Non
     assert changes["transposed"](packed) is packed  # it is not square
     large = replace(packed, shape=(1 << 12, 1 << 12))
     assert changes["rounded to about 2 bits"](large) is large
+
+
+def test_rows_of_any_width_may_be_other_ones() -> None:
+    for width in (1, 2, 3):
+        for about, change in CHANGED.items():
+            assert change(torch.ones(2, width)).shape == (2, width), about
