@@ -27,6 +27,7 @@ from engine.model.drafters.dflash import DFlash
 from engine.model.drafters.eagle3 import Eagle3
 from engine.model.hybrid import HybridModel
 from engine.model.layers import TargetRows
+from engine.model.memory import AttentionMemory
 from engine.model.mtp import MtpHead
 from engine.options import RunOptions
 from engine.session import Session
@@ -81,6 +82,11 @@ class DraftModel(ABC):
     def drafted_ids(self) -> Tensor | None:
         """The target's id of each row of the drafter's head, int64; None where they are equal."""
         return None
+
+    @property
+    def cells(self) -> AttentionMemory:
+        """Where keys and values are."""
+        return self._memory.attention
 
     @property
     def can_cut(self) -> bool:
