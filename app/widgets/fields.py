@@ -6,8 +6,17 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
-from PySide6.QtCore import QEvent, QObject, QSize, Qt, Signal
-from PySide6.QtGui import QAction, QKeyEvent, QMouseEvent, QPaintEvent, QPalette
+from PySide6.QtCore import QEvent, QMimeData, QObject, QSize, Qt, Signal
+from PySide6.QtGui import (
+    QAction,
+    QDragEnterEvent,
+    QDragMoveEvent,
+    QDropEvent,
+    QKeyEvent,
+    QMouseEvent,
+    QPaintEvent,
+    QPalette,
+)
 from PySide6.QtWidgets import (
     QAbstractButton,
     QAbstractSpinBox,
@@ -31,7 +40,7 @@ from PySide6.QtWidgets import (
 
 from app.widgets.build import hbox, made
 
-_Box = TypeVar("_Box", QSpinBox, QDoubleSpinBox)
+_Number = TypeVar("_Number", QSpinBox, QDoubleSpinBox)
 
 
 class WheelGuard(QObject):
@@ -63,7 +72,7 @@ def real(low: float, high: float, value: float, special: str = "") -> QDoubleSpi
     return _number(made(QDoubleSpinBox, singleStep=0.05, decimals=2), low, high, value, special)
 
 
-def _number(box: _Box, low: Any, high: Any, value: Any, special: str) -> _Box:
+def _number(box: _Number, low: Any, high: Any, value: Any, special: str) -> _Number:
     box.setRange(low, high)
     box.setValue(value)
     box.setSpecialValueText(special)
@@ -83,7 +92,7 @@ def choice(names: Mapping[str, str], current: str) -> QComboBox:
 
 def typed_choice(names: Sequence[str]) -> QComboBox:
     """Names, and any other that is typed. The first Return acts, as it completes nothing."""
-    field = made(QComboBox, editable=True)
+    field = made(QComboBox, lineEdit=_Line())
     field.addItems(names)
     field.setCompleter(None)  # type: ignore[arg-type]
     return field
@@ -96,23 +105,53 @@ def shown_choice(name: str) -> QComboBox:
     return box
 
 
-def text(placeholder: str) -> QLineEdit:
-    """A line of text; a dropped model is for the window."""
-    return made(QLineEdit, placeholderText=placeholder, acceptDrops=False)
+class _Line(QLineEdit):
+    """A line that takes a dragged text. takes_path: and a file's path; others are for the
+    window."""
+
+    takes_path = False
+
+    def dragEnterEvent(self, event: QDragEnterEvent) -> None:
+        if event.mimeData().hasUrls():
+            event.setAccepted(self.takes_path)
+        else:
+            super().dragEnterEvent(event)
+
+    def dragMoveEvent(self, event: QDragMoveEvent) -> None:
+        if not event.mimeData().hasUrls():
+            super().dragMoveEvent(event)
+
+    def dropEvent(self, event: QDropEvent) -> None:
+        if event.mimeData().hasUrls():
+            self.setText(event.mimeData().urls()[0].toLocalFile())
+            event.acceptProposedAction()
+        else:
+            super().dropEvent(event)
+
+
+class _Box(QPlainTextEdit):
+    def canInsertFromMimeData(self, source: QMimeData) -> bool:
+        return not source.hasUrls() and super().canInsertFromMimeData(source)
+
+
+def text(placeholder: str, *, takes_path: bool = False, **more: Any) -> QLineEdit:
+    """A line of text. takes_path: a dragged file is put in as its path. more: as for made()."""
+    line = made(_Line, placeholderText=placeholder, **more)
+    line.takes_path = takes_path
+    return line
 
 
 def text_box(name: str, placeholder: str) -> QPlainTextEdit:
-    """Lines of text; Tab leaves it, and a dropped model is for the window."""
-    box = made(QPlainTextEdit, accessibleName=name, placeholderText=placeholder)
+    """Lines of text; Tab leaves it."""
+    box = made(_Box, accessibleName=name, placeholderText=placeholder)
     box.setTabChangesFocus(True)
-    box.setAcceptDrops(False)
     return box
 
 
 def file_path(placeholder: str, accepted: str = "") -> QLineEdit:
     """The path of a file, typed or chosen; of a folder without `accepted`, filters of the
     dialog."""
-    line = text(placeholder)
+    line = text(placeholder, takes_path=True)
     drawing = line.style().standardIcon(QStyle.StandardPixmap.SP_DialogOpenButton)
     browse = line.addAction(drawing, QLineEdit.ActionPosition.TrailingPosition)
     browse.setToolTip("Browse…")
