@@ -1,5 +1,5 @@
-"""Form fields: numbers with a range and a first value, names ticked in a menu, and a guard for
-fields on a page that scrolls."""
+"""Form fields: numbers with a range, names chosen in a menu, and a guard for fields on a scrolling
+page."""
 
 from __future__ import annotations
 
@@ -7,16 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 from PySide6.QtCore import QEvent, QMimeData, QObject, QSize, Qt, Signal
-from PySide6.QtGui import (
-    QAction,
-    QDragEnterEvent,
-    QDragMoveEvent,
-    QDropEvent,
-    QKeyEvent,
-    QMouseEvent,
-    QPaintEvent,
-    QPalette,
-)
+from PySide6.QtGui import QAction, QDropEvent, QKeyEvent, QMouseEvent, QPaintEvent, QPalette
 from PySide6.QtWidgets import (
     QAbstractButton,
     QAbstractSpinBox,
@@ -44,7 +35,7 @@ _Number = TypeVar("_Number", QSpinBox, QDoubleSpinBox)
 
 
 class WheelGuard(QObject):
-    """Scrolling a page must not change a field of it that happens to be under the pointer."""
+    """Prevents the wheel from changing a field under the pointer while a page scrolls."""
 
     def __init__(self, page: QWidget) -> None:
         super().__init__(page)
@@ -63,12 +54,12 @@ class WheelGuard(QObject):
 
 
 def whole(low: int, high: int, value: int, special: str = "") -> QSpinBox:
-    """A whole number; `special` is shown for the lowest."""
+    """An integer field; `special` is shown for the minimum."""
     return _number(QSpinBox(), low, high, value, special)
 
 
 def real(low: float, high: float, value: float, special: str = "") -> QDoubleSpinBox:
-    """A number with two decimals; `special` is shown for the lowest."""
+    """A number field with two decimals; `special` is shown for the minimum."""
     return _number(made(QDoubleSpinBox, singleStep=0.05, decimals=2), low, high, value, special)
 
 
@@ -91,7 +82,7 @@ def choice(names: Mapping[str, str], current: str) -> QComboBox:
 
 
 def typed_choice(names: Sequence[str]) -> QComboBox:
-    """Names, and any other that is typed. The first Return acts, as it completes nothing."""
+    """An editable choice of names. The first Return acts, because nothing is completed."""
     field = made(QComboBox, lineEdit=_Line())
     field.addItems(names)
     field.setCompleter(None)  # type: ignore[arg-type]
@@ -99,34 +90,24 @@ def typed_choice(names: Sequence[str]) -> QComboBox:
 
 
 def shown_choice(name: str) -> QComboBox:
-    """A choice of what is on show, as wide as its longest name also when names come later."""
+    """A choice of what to show, as wide as its longest name, also for names added later."""
     box = made(QComboBox, accessibleName=name, toolTip=name, focusPolicy=Qt.FocusPolicy.StrongFocus)
     box.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToContents)
     return box
 
 
 class _Line(QLineEdit):
-    """A line that takes a dragged text. takes_path: and a file's path; others are for the
-    window."""
+    """A line for dragged text. takes_path: also the path of a file; others go to the window."""
 
     takes_path = False
 
-    def dragEnterEvent(self, event: QDragEnterEvent) -> None:
-        if event.mimeData().hasUrls():
-            event.setAccepted(self.takes_path)
-        else:
-            super().dragEnterEvent(event)
-
-    def dragMoveEvent(self, event: QDragMoveEvent) -> None:
-        if not event.mimeData().hasUrls():
-            super().dragMoveEvent(event)
-
-    def dropEvent(self, event: QDropEvent) -> None:
-        if event.mimeData().hasUrls():
+    def event(self, event: QEvent) -> bool:
+        if not (isinstance(event, QDropEvent) and event.mimeData().hasUrls()):
+            return super().event(event)
+        event.setAccepted(self.takes_path)
+        if event.type() == QEvent.Type.Drop:
             self.setText(event.mimeData().urls()[0].toLocalFile())
-            event.acceptProposedAction()
-        else:
-            super().dropEvent(event)
+        return True
 
 
 class _Box(QPlainTextEdit):
@@ -135,22 +116,21 @@ class _Box(QPlainTextEdit):
 
 
 def text(placeholder: str, *, takes_path: bool = False, **more: Any) -> QLineEdit:
-    """A line of text. takes_path: a dragged file is put in as its path. more: as for made()."""
+    """A line of text, with `more` as made() takes it; dropped models go to the window."""
     line = made(_Line, placeholderText=placeholder, **more)
     line.takes_path = takes_path
     return line
 
 
 def text_box(name: str, placeholder: str) -> QPlainTextEdit:
-    """Lines of text; Tab leaves it."""
+    """A multi-line text; Tab leaves it, and dropped models go to the window."""
     box = made(_Box, accessibleName=name, placeholderText=placeholder)
     box.setTabChangesFocus(True)
     return box
 
 
 def file_path(placeholder: str, accepted: str = "") -> QLineEdit:
-    """The path of a file, typed or chosen; of a folder without `accepted`, filters of the
-    dialog."""
+    """A file path, typed, dropped or chosen; a folder without `accepted`, the dialog's filters."""
     line = text(placeholder, takes_path=True)
     drawing = line.style().standardIcon(QStyle.StandardPixmap.SP_DialogOpenButton)
     browse = line.addAction(drawing, QLineEdit.ActionPosition.TrailingPosition)
@@ -169,7 +149,7 @@ def file_path(placeholder: str, accepted: str = "") -> QLineEdit:
 
 
 def reading(field: QWidget) -> str:
-    """The value of a field, or of a row of fields side by side, as text for a summary."""
+    """The value of a field, or of a row of fields, as text for a summary."""
     match field:
         case QSpinBox() | QDoubleSpinBox():
             special = field.specialValueText()
@@ -186,13 +166,13 @@ def reading(field: QWidget) -> str:
 
 
 def _numbers(field: QWidget) -> list[QSpinBox | QDoubleSpinBox]:
-    """The numbers in a row of fields side by side."""
+    """The number fields in a row."""
     parts = field.findChildren(QAbstractSpinBox)
     return [part for part in parts if isinstance(part, QSpinBox | QDoubleSpinBox)]
 
 
 def side_by_side(fields: dict[str, QSpinBox | QDoubleSpinBox]) -> QWidget:
-    """Numbers in one row, each with its name before the figure."""
+    """Number fields in one row, each prefixed with its name."""
     row = hbox(of=(box := QWidget()), margins=(0, 0, 0, 0), spacing=4)
     for name, field in fields.items():
         field.setPrefix(f"{name} ")
@@ -203,7 +183,7 @@ def side_by_side(fields: dict[str, QSpinBox | QDoubleSpinBox]) -> QWidget:
 
 
 def new_form() -> QFormLayout:
-    """An empty form in the house's spacing."""
+    """An empty form with the standard spacing."""
     form = QFormLayout()
     form.setContentsMargins(0, 0, 0, 0)
     form.setHorizontalSpacing(10)
@@ -213,7 +193,7 @@ def new_form() -> QFormLayout:
 
 
 def add_row(form: QFormLayout, label: str, field: QWidget, tip: str, name: str = "") -> None:
-    """Append a field that says what it is; name: how it is called where the label does not."""
+    """Append a labelled field; name: its accessible name if the label does not suffice."""
     name = name or label.replace("&", "")
     numbers = _numbers(field)
     for widget, prefix in ((field, ""), *((part, part.prefix().strip()) for part in numbers)):
@@ -229,10 +209,10 @@ NONE = "none"
 
 
 class NamesChoice(QToolButton):
-    """Shows the chosen names in the order in which they were given, whatever was ticked first.
+    """A multiple choice of names, shown in their given order.
 
-    names: with what the tip of each says.
-    changed: the choice is another one. chosen: the user made it. alarming: any choice is red.
+    names: with the text of each tooltip. changed: the choice has changed. chosen: by the user.
+    alarming: any choice is red.
     """
 
     changed = Signal()
@@ -276,13 +256,13 @@ class NamesChoice(QToolButton):
             self.changed.emit()
 
     def set_refused(self, reasons: Mapping[str, str]) -> None:
-        """Disable names and say why; all others can be chosen."""
+        """Disable names with a reason; all others are enabled."""
         for name, action in self.actions_by_name.items():
             action.setEnabled(name not in reasons)
             action.setToolTip(reasons.get(name, self._tips[name]))
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        """The arrow that it shows: Qt's buttons would go on to the next field."""
+        """The down arrow opens the menu; Qt's buttons would move to the next field."""
         if event.key() == Qt.Key.Key_Down:
             self.showMenu()
         else:
@@ -299,7 +279,7 @@ class NamesChoice(QToolButton):
         return self.style().sizeFromContents(kind, self._as_box(), text, self)
 
     def paintEvent(self, _event: QPaintEvent) -> None:
-        """As the boxes around it."""
+        """Painted like the neighbouring combo boxes."""
         painter = QStylePainter(self)
         painter.drawComplexControl(QStyle.ComplexControl.CC_ComboBox, self._as_box())
         painter.drawControl(QStyle.ControlElement.CE_ComboBoxLabel, self._as_box())
@@ -312,7 +292,7 @@ class NamesChoice(QToolButton):
         return option
 
     def _colour(self) -> None:
-        """Red while an alarming name is chosen: tool buttons paint no foreground role."""
+        """Red while an alarming name is chosen: tool buttons ignore foreground roles."""
         if not self._alarming:
             return
         role = QPalette.ColorRole
@@ -332,7 +312,7 @@ class NamesChoice(QToolButton):
 
 
 class _StayingMenu(QMenu):
-    """Stays open while entries are ticked, so that several can be."""
+    """A menu that stays open while entries are ticked."""
 
     def mouseReleaseEvent(self, event: QMouseEvent) -> None:
         if not self._toggle():
