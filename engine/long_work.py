@@ -35,15 +35,26 @@ def watched(parts: Iterable[_T], cancelled: Callable[[], bool] | None) -> Iterat
         yield part
 
 
+_waiting_for: list[None] = []
+"""An element for each such context, on whatever thread."""
+
+
+def do_collections_wait() -> bool:
+    """Whether a thread is within `collections_wait`: for those who collect by themselves."""
+    return bool(_waiting_for)
+
+
 @contextmanager
 def collections_wait() -> Iterator[None]:
     """Within the context nothing looks for cycles, which among a hundred thousand objects that are
     all in use takes a sixth of an import's time."""
     was_enabled = gc.isenabled()
     gc.disable()
+    _waiting_for.append(None)
     try:
         yield
     finally:
+        _waiting_for.pop()
         if was_enabled:
             gc.freeze()  # what was made stays: the next collection would look at all of it
             gc.enable()

@@ -77,7 +77,6 @@ class RunControl:
         served, can_start = bridge.server is not None, bridge.can_start
         will_start = can_start or (self._is_loading and self._waiting is None)
         going = will_start or state is State.PAUSED
-        at_rest = state in (State.EMPTY, State.INSPECTED, State.READY)
         return {
             "run.start": going,
             "run.pause": state is State.RUNNING and not served and not self._bridge.pausing,
@@ -88,11 +87,16 @@ class RunControl:
             and shown is not None
             and shown.store is bridge.session_store,
             "run.watch": can_start and served,
-            "run.rescore": shown is not None and at_rest,
+            "run.rescore": shown is not None and self.at_rest,
             "run.compare": will_start and not served,
             "run.check_rollback": can_start and not served,
             "run.measure_fidelity": can_start and not served,
         }
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether nothing runs or loads."""
+        return self._bridge.state in (State.EMPTY, State.INSPECTED, State.READY)
 
     @property
     def _is_loading(self) -> bool:

@@ -16,12 +16,12 @@ from PySide6.QtWidgets import QApplication, QTableView
 from app.engine_thread.events import TraceMark, mark_of
 from app.engine_thread.jobs.engine import StartRun
 from app.engine_thread.jobs.files import ReadRows
-from app.engine_thread.jobs.judging import TriageRuns
+from app.engine_thread.jobs.judging import DiffDrafters, TriageRuns
 from app.engine_thread.worker import DecodingJob
 from app.saved.autosave import Autosave
 from app.saved.errors import issue_text
 from app.trace_models.compared_lanes import lanes_of
-from app.trace_models.run_facts import comparison_label, is_ours
+from app.trace_models.run_facts import comparison_label, is_ours, run_names
 from app.trace_models.run_notes import (
     FACT,
     count_runs,
@@ -303,6 +303,31 @@ class RunPairs(QObject):
             if round_ is not None:
                 self._feed.move_cursor(Position(run, pair.seq_a, round_, pair.pos))
 
+    @property
+    def have_ended(self) -> bool:
+        """Whether there are two that have ended."""
+        overlay = self._overlay
+        return overlay is not None and overlay.run.ended and overlay.over.ended
+
+    def diff_drafters(self) -> None:
+        """Say why drafts or acceptance of the two differ."""
+        if self._overlay is not None:
+            self._panels.banners.clear()
+            self._bridge.ask(DiffDrafters(self._overlay.over, self._overlay.run), self._show_diff)
+
+    def _show_diff(self, job: DiffDrafters) -> None:
+        if job.found is None:
+            return
+        from engine.observe.drafter_diff.diff import lines_of
+
+        names = "A is {}, B is {}".format(*run_names(*job.runs))
+        first, *rest = lines_of(job.found)
+        severity = "info" if job.found.first is None else "warning"
+        whole = "\n".join((names, first, *rest))
+        copy = "&Copy Report", lambda: QGuiApplication.clipboard().setText(whole)
+        said = f"{first[0].upper()}{first[1:].rstrip('.')}. {names}."
+        self._panels.run_banners.add(job.runs[0], severity, said, "", copy, sticky=True)
+
     def _begin(self, overlay: RunOverlay | None) -> None:
         self._overlay, self._asked, self._parting = overlay, False, None
         self._panels.show_triage("", "")
@@ -311,7 +336,7 @@ class RunPairs(QObject):
 
     def _ask(self, *_: object) -> None:
         overlay = self._overlay
-        if overlay is not None and overlay.run.ended and overlay.over.ended and not self._asked:
+        if overlay is not None and self.have_ended and not self._asked:
             self._asked = True
             self._bridge.ask(TriageRuns(overlay.over, overlay.run), self._show)
 

@@ -406,10 +406,13 @@ _PART = re.compile(r"-\d{5}(?=-of-\d{5}\.gguf$)")
 
 
 def what_is(data: QMimeData) -> tuple[list[Path], ...] | str | None:
-    """What a drop brings, None for nothing: a text, or models, the largest (the target) first and
-    one in parts by its first part; results of a sweep; and traces, each by its folder. All else is
-    taken for what another engine wrote: its reader says if it is none."""
+    """What a drop brings, None for nothing and for addresses, as nothing is fetched: a text, or
+    models, the largest (the target) first and one in parts by its first part; results of a sweep;
+    and traces, each by its folder. All else is taken for what another engine wrote: its reader says
+    if it is none."""
     paths = [Path(url.toLocalFile()) for url in data.urls() if url.isLocalFile()]
+    if not paths and data.hasUrls():
+        return None
     if not paths:
         return text if (text := data.text()).strip() else None
     models, results, traces = (list[Path]() for _ in range(3))

@@ -93,9 +93,10 @@ class MainWindow(QMainWindow):
         self._connect_panels()
         if whole:
             self.complete()
-        drops = DropTarget(self)
-        drops.hovers.connect(self.status.showMessage)
-        drops.dropped.connect(self._open_data)
+        for place in (self, *self.docks.all()):  # a floating dock is a window of its own
+            drops = DropTarget(place)
+            drops.hovers.connect(self.status.showMessage)
+            drops.dropped.connect(self._open_data)
         self.appearance.set_theme(settings.theme)
         name = known_layout(settings.layout_name)
         self.docks.restore(settings.geometry, name, settings.layout(name))
@@ -216,6 +217,7 @@ class MainWindow(QMainWindow):
         }
         handlers["run.again"] = self._shown(self.library.again)
         handlers["run.check_rollback"] = self._check_rollback
+        handlers["run.drafter_diff"] = self.run_pairs.diff_drafters
         handlers["run.measure_plain"] = self.run_ends.measure_plain
         self.actions_by_id.on(handlers | control.handlers() | self.copies.handlers())
 
@@ -357,6 +359,7 @@ class MainWindow(QMainWindow):
             "file.export_run": shown is not None and not bridge.exporting,
             "run.again": self.library.can_repeat(shown),
             "run.measure_plain": self.run_ends.can_measure,
+            "run.drafter_diff": self.run_pairs.have_ended and self.control.at_rest,
             "file.open_trace": not bridge.reading,
             "file.close_trace": bridge.trace_folder is not None,
             "file.reopen_trace": bridge.closed is not None,

@@ -27,6 +27,7 @@ from engine.trace.writer import TraceWriter
 if TYPE_CHECKING:
     from app.engine_thread.worker import EngineSession
     from engine.conform.runner import Outcome
+    from engine.observe.drafter_diff.diff import DrafterDiff
     from engine.observe.rescoring.rescore import Rescored
     from engine.observe.rescoring.triage import Triage
     from engine.session import Session
@@ -119,6 +120,38 @@ class TriageRuns(SideJob):
         from engine.observe.rescoring.triage import triage
 
         self.found = triage(self.shown, self.overlaid)
+
+
+class DiffDrafters(EngineJob):
+    """Find why the drafts, or their acceptance, of the run on show and of the one laid over it
+    differ. The model in use makes drafts again if both are known to be its runs; without one it
+    goes by what is recorded."""
+
+    found: DrafterDiff | None = None
+
+    def __init__(self, shown: RunRef, overlaid: RunRef) -> None:
+        super().__init__()
+        self.runs = shown, overlaid
+
+    def may_start(self, status: EngineStatus) -> bool:
+        return status.state is not State.LOADING and not status.has_run
+
+    def on_ask(self, status: EngineStatus) -> None:
+        status.set_state(State.LOADING)
+
+    def run(self, worker: EngineWorker) -> State:
+        from engine.observe.drafter_diff.diff import drafter_diff
+        from engine.observe.rescoring.identity import LIKELY, SAME, identify
+
+        worker.end_run()
+        self.progress(worker.post)(0, 1, "comparing drafts")
+        local, session = worker.session, None
+        if isinstance(local, LocalSession):
+            known = [identify(local.engine_session, run.facts) for run in self.runs]
+            if all(one.verdict in (SAME, LIKELY) or one.is_requantised for one in known):
+                session = local.engine_session
+        self.found = drafter_diff(*self.runs, session, self.cancelled.is_set)
+        return worker.rest()
 
 
 class MeasureFidelity(EngineJob):

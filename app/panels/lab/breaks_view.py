@@ -11,7 +11,6 @@ from PySide6.QtGui import QAction
 from PySide6.QtWidgets import (
     QAbstractItemView,
     QLabel,
-    QLineEdit,
     QListWidget,
     QListWidgetItem,
     QMenu,
@@ -22,6 +21,7 @@ from PySide6.QtWidgets import (
 from app.looks import Theme, fixed_font
 from app.widgets.build import hbox, key_in, made, vbox
 from app.widgets.empty_state import StatusMessage
+from app.widgets.fields import text
 from app.widgets.fitted_labels import ScrollPage
 from app.widgets.option_groups import ProvokingGroup
 from engine.analysis.breaks import EXAMPLES, BreakHit, BreakRule
@@ -50,9 +50,7 @@ class BreaksView(QWidget):
         )
         self.list.itemChanged.connect(self._on_changed)
         key_in(self.list, Qt.Key.Key_Delete, self.remove_current)
-        self.line = made(QLineEdit, font=fixed_font(), accessibleName="New break rule")
-        self.line.setPlaceholderText(EXAMPLES[0])
-        self.line.setAcceptDrops(False)  # a dropped model is for the window
+        self.line = text(EXAMPLES[0], font=fixed_font(), accessibleName="New break rule")
         self.line.textChanged.connect(self._check)
         self.line.returnPressed.connect(self._add_typed)
         self.add_button = made(QPushButton, "Add", toolTip="Add the rule that is written (Enter)")
@@ -93,8 +91,8 @@ class BreaksView(QWidget):
 
     def add(self, rule: BreakRule) -> None:
         """Append a rule, ticked; one that is there already is ticked and chosen."""
-        for row, (text, _) in enumerate(self.entries()):
-            if text == str(rule):
+        for row, (known, _) in enumerate(self.entries()):
+            if known == str(rule):
                 self.list.item(row).setCheckState(Qt.CheckState.Checked)
                 self.list.setCurrentRow(row)
                 return
@@ -202,8 +200,8 @@ class FaultsView(QWidget):
         self.button = made(QPushButton, scenarios.text(), toolTip=scenarios.toolTip())
         self.button.clicked.connect(scenarios.trigger)
         column = vbox(margins=(8, 6, 8, 6))
-        for text, parts in ((_SCENARIOS, [self.button]), (_ABOUT, groups)):
-            said = made(QLabel, text, wordWrap=True, muted=True)
+        for about, parts in ((_SCENARIOS, [self.button]), (_ABOUT, groups)):
+            said = made(QLabel, about, wordWrap=True, muted=True)
             column.addWidget(said)
             for part in parts:
                 column.addWidget(part)

@@ -15,7 +15,6 @@ from PySide6.QtWidgets import (
     QAbstractItemView,
     QFileDialog,
     QHeaderView,
-    QLineEdit,
     QPushButton,
     QSplitter,
     QTableWidget,
@@ -25,6 +24,7 @@ from PySide6.QtWidgets import (
 
 from app.looks import Theme, figures_font
 from app.widgets.build import hbox, made, vbox, words
+from app.widgets.fields import text
 from app.widgets.fitted_labels import ElidedLabel
 from app.widgets.plot_surface import PlotSurface
 from engine.plain_text import counted
@@ -58,7 +58,7 @@ class ConformView(QWidget):
         theme.changed.connect(self._recolour)
         self._outcomes: dict[tuple[int, int], Outcome] = {}
         self._runs = False
-        self.target = made(QLineEdit, placeholderText=_HINT)
+        self.target = text(_HINT, takes_path=True)
         self.target.setMinimumWidth(_CHARACTERS * self.fontMetrics().averageCharWidth())
         self.target.setAccessibleName("Package or adapter whose kernels are checked")
         self.target.setToolTip(f"{_HINT}; Help (Shift+F1) explains adapters")

@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import pairwise, repeat
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -322,13 +323,13 @@ def import_file(
     name: one of NAMES, else the content decides. log: the server's log, for a capture that has
     none. later: of counters, those taken afterwards. vocabulary: of a capture's model, for ids that
     are not given. Raises TraceFileError for a file that cannot be read or is unknown, and Cancelled
-    when `cancelled` turns true while a long log is read.
+    when `cancelled` turns true.
     """
     kind = name or recognise_file(path)
     file = _shown(path)
     head = _bare(file_head(path, _HEAD))
     if kind == ARCHIVE or (SHOWN.match(head) is not None and path.stat().st_size <= _MOST_BYTES):
-        return _import_members(store, path, name)
+        return _import_members(store, path, name, cancelled)
     is_plain = name is not None or kind == CAPTURE or as_written(head) == head
     if kind == LOG and log is None and _LIST.match(head) is None and is_plain:
         if len(file_head(path, _LONGEST)) == _LONGEST:
@@ -357,6 +358,7 @@ def import_file(
             kind = LOG
     if kind is None and (inner := _of_texts(data)):
         data, kind = inner, records.recognise(inner)
+    fill = partial(records.fill, cancelled=cancelled)
     if kind == CAPTURE:
         text = _content(log).decode("utf-8-sig", "replace") if log is not None else ""
         capture, data = read_capture(data, file), b""
@@ -389,9 +391,9 @@ def import_file(
         )
     if later is not None:
         file = f"{file}, {_shown(later)}"
-        return records.fill(store, data, file, kind, _content(later))
+        return fill(store, data, file, kind, _content(later))
     if kind != PRINTED:
-        return records.fill(store, data, file, kind if name else None)
+        return fill(store, data, file, kind if name else None)
     text = rejoined("".join(texts_of([data])))
     of_log: list[int] = []
     is_program = "n_drafted" in text and "draft acceptance" not in text
@@ -399,10 +401,12 @@ def import_file(
     if name is None and not is_program and _has_sums(text):
         with suppress(TraceFileError):
             of_log = fill_log(store, text, file)
-    return of_log + records.fill(store, text.encode("utf-8", "surrogatepass"), file, kind)
+    return of_log + fill(store, text.encode("utf-8", "surrogatepass"), file, kind)
 
 
-def _import_members(store: TraceStore, path: Path, name: str | None) -> list[int]:
+def _import_members(
+    store: TraceStore, path: Path, name: str | None, cancelled: Callable[[], bool] | None
+) -> list[int]:
     """The files of an archive that can be read, as `import_file` does each; what is said of others
     is a finding. Raises what it says of the first where there is none."""
     found, refused = list[int](), list[TraceFileError]()
@@ -414,7 +418,7 @@ def _import_members(store: TraceStore, path: Path, name: str | None) -> list[int
         else shown_files(*how, TraceFileError)
     )
     with TemporaryDirectory() as folder:
-        for at, (one, content) in enumerate(files):
+        for at, (one, content) in enumerate(watched(files, cancelled)):
             Path(folder, str(at)).mkdir()
             named = _NOT_IN_NAMES.sub("_", one).encode()[-_LONGEST_NAME:].decode(errors="ignore")
             inner = Path(folder, str(at), named or "_")
@@ -425,7 +429,7 @@ def _import_members(store: TraceStore, path: Path, name: str | None) -> list[int
                 if is_inside or (not is_packed and SHOWN.match(_bare(begin)) is not None):
                     said = f"{one} holds several files itself, inside of {path.name}."
                     raise TraceFileError(said, "Unpack it yourself.")
-                found += import_file(store, inner, name=name)
+                found += import_file(store, inner, name=name, cancelled=cancelled)
             except TraceFileError as error:
                 refused.append(error)
     if not found:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 from engine.errors import TraceFileError
 from engine.foreign import as_json, is_whole
-from engine.long_work import collections_wait
+from engine.long_work import collections_wait, watched
 from engine.observe.files.records.aiperf import AIPERF, WARMUP, is_summary_table, table_values
 from engine.observe.files.records.document import Node, nodes, read_documents, unknown_keys
 from engine.observe.files.records.printed import (
@@ -75,14 +76,19 @@ def recognise(data: bytes) -> str | None:
 
 @collections_wait()
 def fill(
-    store: TraceStore, data: bytes, file: str, name: str | None = None, later: bytes = b""
+    store: TraceStore,
+    data: bytes,
+    file: str,
+    name: str | None = None,
+    later: bytes = b"",
+    cancelled: Callable[[], bool] | None = None,
 ) -> list[int]:
     """Write the records of a file as a run of a trace; returns the ids of its runs.
 
     file: its name, for messages and facts. name: one of NAMES, where the keys could be of several.
     later: of counters a second scrape, so that the run is what was done between the two.
     Raises TraceFileError, with nothing written, for a file that has no records, those of several
-    engines, or values that cannot be.
+    engines, or values that cannot be, and Cancelled when `cancelled` turns true.
     """
     known = name or recognise(data[:_HEAD]) or recognise(data[_HEAD:])
     if known == METRICS:
@@ -101,7 +107,8 @@ def fill(
     documents, left_out = (
         ([("", table_values(data))], "") if is_summary_table(data) else read_documents(data, file)
     )
-    every = [one for one in nodes(file, documents, _SIGNS) if WARMUP not in one.path]
+    every = nodes(file, [*watched(documents, cancelled)], _SIGNS)
+    every = [one for one in watched(every, cancelled) if WARMUP not in one.path]
     shape = SHAPES.get(name) if name is not None else _shape_of(every, file)
     if shape is None and name != REPLY:  # an engine that is not known may name what it counts
         data = as_json(data[:_HEAD].decode("utf-8-sig", "replace")).encode("utf-8", "replace")
@@ -109,7 +116,7 @@ def fill(
         every = nodes(file, documents, set() if shape is None else shape.keys)
         every = [node for node in every if not _SET.search(".".join(node.path[-1:]))]
     # AIPerf has the counts of the replies that it keeps
-    replies = [] if shape is AIPERF else list(kept_replies(documents))
+    replies = [] if shape is AIPERF else [*watched(kept_replies(documents), cancelled)]
     if shape is None and not replies:
         raise TraceFileError(f"{file} has no key that an engine's records are known by.", _REMEDY)
     if shape is LLAMA_SERVER:
@@ -123,9 +130,9 @@ def fill(
             raise _nothing(file, shape.title)
         if replies or all(node.values.keys() >= _WHOLE for node in alone):
             del every, documents
-            return [write_replies(store, replies, alone, file, left_out)]
+            return [write_replies(store, replies, alone, file, left_out, cancelled)]
     shape = shape or _PLAIN
-    found, unknown = _requests(shape, every, replies, file)
+    found, unknown = _requests(shape, every, replies, file, cancelled)
     if not found:
         raise _nothing(file, shape.title)
     return [write_requests(store, found, shape.name, file, unknown, left_out=left_out)]
@@ -162,7 +169,11 @@ def _shape_of(every: list[Node], file: str) -> RecordShape | None:
 
 
 def _requests(
-    shape: RecordShape, every: list[Node], replies: list[KeptReply], file: str
+    shape: RecordShape,
+    every: list[Node],
+    replies: list[KeptReply],
+    file: str,
+    cancelled: Callable[[], bool] | None,
 ) -> tuple[list[RecordedRequest], dict[str, Any]]:
     """The requests of a file, those of replies first, and what else the file says."""
     owner = {id(event): id(reply) for reply in replies for event in reply.events}
@@ -182,12 +193,12 @@ def _requests(
     check_number(len(replies) + len(others), file)
     found: list[RecordedRequest] = []
     read: list[tuple[Node, RecordedRequest]] = []
-    for kept in replies:
+    for kept in watched(replies, cancelled):
         mine = counts.get(id(kept), {})
         known = {index: shape.read(node) for index, node in mine.items()}
         read += [(mine[index], one) for index, one in known.items()]
         found += read_reply(kept, known, every[0].taken if every else {}, file)
-    for node in others.values():
+    for node in watched(others.values(), cancelled):
         one = shape.read(node)
         if one.timings or one.num_draft_tokens is not None or shape.has_counts(node.values):
             read.append((node, one))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, chain
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 from engine.analysis.findings.check import record_findings
 from engine.errors import check_most
 from engine.foreign import is_real
+from engine.long_work import watched
 from engine.observe.files.records.document import MOST_STEPS, Node
 from engine.observe.files.records.readers import LLAMA_SERVER
 from engine.observe.files.records.replies import KeptReply, PlainReplies, kept_replies
@@ -301,6 +302,7 @@ def write_replies(
     timings: Sequence[Node],
     file: str,
     left_out: str = "",
+    cancelled: Callable[[], bool] | None = None,
 ) -> int:
     """Write replies of llama-server, and take them out of the list, as a run with a sequence for
     each answer; returns its id.
@@ -321,7 +323,7 @@ def write_replies(
     alone = [(node.place, {"content": "", "timings": node.values}) for node in timings]
     waiting = deque((*replies, *kept_replies(alone)))
     replies.clear()  # so that each goes when it is written
-    while waiting:
+    for _ in watched(range(len(waiting)), cancelled):
         reply = waiting.popleft()
         *_, last = events = list(reply.events)
         known = [one for one in events if isinstance(one, dict)]
