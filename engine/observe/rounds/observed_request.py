@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, groupby, repeat
 from typing import Any
 
+from engine.foreign import is_whole
 from engine.observe.rounds.answer import Answer, RequestRun
 from engine.observe.rounds.kept_requests import as_fact, asked_facts, n_answers_asked, stop_of
 from engine.observe.rounds.stream import Chunk, Timings, UnreadableError, chunks, read_json
@@ -378,6 +379,8 @@ class ObservedRequest:
         for name in ("generation_settings", "stop_type", "stopping_word", "system_fingerprint"):
             if name in final:
                 answer.known[name] = as_fact(final[name])
+        if is_whole(slot := final.get("id_slot")):
+            answer.known["slot"] = slot
         settings = final.get("generation_settings")
         if isinstance(settings, dict):
             types = settings.get("speculative.types")
