@@ -19,6 +19,9 @@ from engine.plain_text import size_text
 
 CPU = torch.device("cpu")
 _LOST = ("CUDA error", "Triton Error [CUDA]")
+_FULL = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+"""What failures outside of torch's own memory say where there is none left, as where a library or
+a kernel is loaded."""
 _REMEDY = "Use --device cpu, or auto."
 
 
@@ -105,6 +108,13 @@ def device_name(device: torch.device) -> str:
     return f"{device} ({torch.cuda.get_device_name(device)})"
 
 
+def make_current(device: torch.device) -> None:
+    """Have this thread use a CUDA device where no tensor says which: kernels of Triton start on the
+    current one wherever their tensors are, and streams and pinned memory are made for it."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -148,7 +158,9 @@ def meaning_of(error: BaseException, device: torch.device) -> DraftscopeError | 
     """What an error in a run means for the user: a device without memory or one that failed; None
     for any other."""
     first = str(error).strip().split("\n")[0]
-    if isinstance(error, torch.OutOfMemoryError):
+    is_failed = isinstance(error, torch.AcceleratorError) or first.startswith(_LOST)
+    is_full = is_failed and any(words in first for words in _FULL)
+    if is_full or isinstance(error, torch.OutOfMemoryError):
         room = ""
         if device.type == "cuda":
             free, total = torch.cuda.mem_get_info(device)
@@ -157,12 +169,25 @@ def meaning_of(error: BaseException, device: torch.device) -> DraftscopeError | 
             f"The run needs more memory than {device} has{room}.",
             "Lower -c, -np, -ub or --spec-draft-n-max, choose --rollback replay, or --device cpu.",
         )
-    if isinstance(error, torch.AcceleratorError) or first.startswith(_LOST):
+    if is_failed:
         return DeviceLostError(
             f"{device} failed in the run: {first}",
             "What was recorded is kept. Start the program again, or use --device cpu.",
         )
     return None
+
+
+def run_on(device: torch.device, call: Callable[[], R]) -> R:
+    """What `call` returns. Where the device has no memory left or fails, an error that says so, to
+    which no frame is tied that holds what is to be freed."""
+    try:
+        return call()
+    except RuntimeError as error:
+        failure = meaning_of(error, device)
+        if failure is None:
+            raise
+    free_unused(device)
+    raise failure
 
 
 def free_unused(device: torch.device) -> None:

@@ -5,15 +5,23 @@ from __future__ import annotations
 import pytest
 import torch
 
+from engine import warm_up
 from engine.decode.scheduler import Scheduler
 from engine.errors import DeviceLostError, OutOfMemoryError
 from engine.machine.device import meaning_of
 from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
+from engine.session import Session
+from tests.support.golden_files import golden_file
 from tests.support.golden_runs import MTP_MODELS, decode, options_of, prompt_of, session
 
 NAME = MTP_MODELS[0]
 NO_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+FULL = [
+    torch.AcceleratorError("CUDA error: out of memory\nCompile with"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    RuntimeError("Triton Error [CUDA]: out of memory"),
+]
 LOST = [
     torch.AcceleratorError("CUDA error: an illegal memory access was encountered\nCompile with"),
     RuntimeError("Triton Error [CUDA]: device-side assert triggered"),
@@ -74,6 +82,31 @@ def test_a_memory_that_does_not_fit(monkeypatch):
     with pytest.raises(OutOfMemoryError, match="needs more memory"):
         # a size that no other test has left on the shelf
         opened.start([prompt_of(NAME)], options_of(20, n_ctx=77, rollback="planes"))
+
+
+@pytest.mark.parametrize("error", FULL, ids=["context", "library", "kernel"])
+def test_a_full_device_has_not_failed(error):
+    """Libraries and kernels take memory next to torch's, and say in their own words that there is
+    none left."""
+    assert isinstance(meaning_of(error, torch.device("cpu")), OutOfMemoryError)
+
+
+def test_what_opening_and_drafting_need_may_not_fit(monkeypatch, tmp_path):
+    """The passes of a large model that is opened, and the memory of drafters."""
+
+    def refuse(*args, **kwargs):
+        raise NO_MEMORY
+
+    monkeypatch.setattr(warm_up, "SMALL_MODEL", 1)
+    monkeypatch.setattr(warm_up, "warm_up", refuse)
+    with pytest.raises(OutOfMemoryError, match="needs more memory") as raised:
+        Session.open(golden_file(f"{NAME}.gguf"))
+    assert raised.value.__context__ is None
+    monkeypatch.undo()
+    opened = session(NAME)
+    monkeypatch.setattr(HybridMemory, "for_layers", refuse)
+    with pytest.raises(OutOfMemoryError, match="needs more memory"):
+        opened.start([prompt_of(NAME)], options_of(20, "draft-mtp", n_ctx=79))
 
 
 def test_how_much_is_free_is_said(monkeypatch):
