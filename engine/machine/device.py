@@ -53,17 +53,25 @@ def check_room(sizes: Mapping[str, int], device: torch.device) -> None:
     together: its driver may else put them in the host's memory, hundred times as slow."""
     if device.type != "cuda":
         return
-    memory, needed = device_memory(device), sum(sizes.values())
-    # what torch keeps for later is this program's own to use
-    free = memory.free + (memory.held or 0) - torch.cuda.memory_allocated(device)
+    needed, free = sum(sizes.values()), _room(device)
+    if needed > free:
+        free_unused(device)  # what has ended may be there until it is looked for
+        free = _room(device)
     if needed > free:
         parts = ", ".join(f"{name} {size_text(n)}" for name, n in sizes.items() if n)
         raise OutOfMemoryError(
-            f"{memory.name} has {size_text(free)} free, and {size_text(needed)} are needed: "
-            f"{parts}.",
+            f"{device_name(device)} has {size_text(free)} free, and {size_text(needed)} are "
+            f"needed: {parts}.",
             "Lower -c, -np or --spec-draft-n-max, choose --rollback replay, use a smaller file, "
             "or --device cpu.",
         )
+
+
+def _room(device: torch.device) -> int:
+    """Bytes on a CUDA device that are this program's to use, those that torch keeps for later
+    included."""
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(torch.cuda.mem_get_info(device)[0]) + kept
 
 
 def resolve_device(name: str) -> torch.device:
@@ -187,7 +195,10 @@ def run_on(device: torch.device, call: Callable[[], R]) -> R:
         if failure is None:
             raise
     free_unused(device)
-    raise failure
+    try:
+        raise failure
+    finally:
+        del failure  # in which this frame would keep itself, and what those before it hold
 
 
 def free_unused(device: torch.device) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from contextlib import suppress
+
 import pytest
 import torch
 
@@ -9,7 +13,7 @@ from engine import warm_up
 from engine.decode.scheduler import Scheduler
 from engine.errors import DeviceLostError, OutOfMemoryError
 from engine.machine.device import meaning_of
-from engine.memory.hybrid import HybridMemory
+from engine.memory.hybrid import HybridMemory, LentMemories
 from engine.model.hybrid import HybridModel
 from engine.session import Session
 from tests.support.golden_files import golden_file
@@ -35,7 +39,7 @@ def failing(monkeypatch, error: Exception, n: int = 2):
     def fail(*args, **kwargs):
         left[0] -= 1
         if not left[0]:
-            raise error
+            raise type(error)(*error.args)  # one that no frame of this test holds
         return forward(*args, **kwargs)
 
     monkeypatch.setattr(HybridModel, "forward", fail)
@@ -55,6 +59,32 @@ def test_memory_that_is_not_there(monkeypatch):
     monkeypatch.undo()
     again = decode(session(NAME), [prompt_of(NAME)], options_of(20, "draft-mtp"))
     assert len(again.emitted[0]) == 20
+
+
+def test_what_a_failed_run_held_is_free_at_once(monkeypatch):
+    """Its memory and drafters', without a search for garbage: the next run may need the room."""
+    made = []
+    for name in ("for_model", "for_layers"):
+        make = getattr(HybridMemory, name)
+
+        def noted(*args, make=make, **kwargs):
+            made.append(make(*args, **kwargs))
+            return made[-1]
+
+        monkeypatch.setattr(HybridMemory, name, noted)
+    monkeypatch.setattr(Session, "_memories", lambda *_: LentMemories())  # as on a GPU
+    run = failing(monkeypatch, NO_MEMORY)
+    made[:] = map(weakref.ref, made)
+    gc.collect()
+    gc.disable()
+    try:
+        assert run.step()
+        with suppress(OutOfMemoryError):
+            run.step()
+        del run
+        assert made and not any(memory() for memory in made)
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("error", LOST, ids=["torch", "triton"])
