@@ -99,7 +99,10 @@ class Run:
                 failure.__context__ = None
                 if isinstance(failure, OutOfMemoryError):
                     free_unused(self._scheduler.device)
-                raise failure
+                try:
+                    raise failure
+                finally:
+                    del failure  # in which this frame would keep itself, and the run
             if not more and self._audit is not None:
                 self._scheduler.close()
                 self._auditing = self._audit.steps(self.trace, self.run_id)

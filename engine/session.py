@@ -29,7 +29,7 @@ from engine.gguf.file import GgufFile
 from engine.gguf.part_file import ModelFiles
 from engine.gguf.tokenizer import Tokenizer
 from engine.long_work import ReportProgress
-from engine.machine.device import CPU, check_room, meaning_of, read
+from engine.machine.device import CPU, check_room, read, run_on
 from engine.machine.graphs import graphs_are_on
 from engine.machine.host_memory import give_back_memory
 from engine.memory.hybrid import HybridMemory, LentMemories, MemoryShelf
@@ -421,24 +421,20 @@ class Session:
         sizes = memory_sizes(self.info, n_seqs, n_rs_seq, n_ctx, options.rollback)
         cells = {"KV": n_seqs * n_ctx * self.info.kv_bytes_per_token, "state": sizes["state"]}
         check_room({**cells, options.rollback: sizes["snapshots"]}, where)
-        try:
-            return HybridMemory.for_model(
-                self.config,
-                n_seqs,
-                n_ctx,
-                where,
-                policy=options.rollback,
-                n_rs_seq=n_rs_seq,
-                unified=options.kv == "unified",
-                faults=options.faults,
-                batch_invariant=options.batch_invariant,
-                types=options.state_types,
-            )
-        except RuntimeError as error:
-            meaning = meaning_of(error, where)
-            if meaning is None:
-                raise
-            raise meaning from error
+        make = partial(
+            HybridMemory.for_model,
+            self.config,
+            n_seqs,
+            n_ctx,
+            where,
+            policy=options.rollback,
+            n_rs_seq=n_rs_seq,
+            unified=options.kv == "unified",
+            faults=options.faults,
+            batch_invariant=options.batch_invariant,
+            types=options.state_types,
+        )
+        return run_on(where, make)
 
     def begin_run(
         self,
@@ -484,10 +480,11 @@ class Session:
         """The drafters that the options name, in order of priority. kept: those that are there
         already, by name. memories: where they get memory, None = new for each.
 
-        Raises OptionError, and LookupCacheError for a file of ngram-cache.
+        Raises OptionError, LookupCacheError for a file of ngram-cache, and OutOfMemoryError.
         """
         lent = memories or LentMemories()
-        return made_drafters(options, self._model, self.drafts, n_slots, n_ctx, kept or {}, lent)
+        of_run = options, self._model, self.drafts, n_slots, n_ctx, kept or {}, lent
+        return run_on(self.device, partial(made_drafters, *of_run))
 
     def _check_tokens(self, tokens: Sequence[int], name: str = "The prompt") -> None:
         if not tokens:
