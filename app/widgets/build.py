@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from PySide6.QtCore import QEvent, QPoint, Qt, SignalInstance
@@ -18,6 +18,7 @@ from PySide6.QtWidgets import (
     QPushButton,
     QScrollArea,
     QSizePolicy,
+    QSplitter,
     QToolButton,
     QToolTip,
     QVBoxLayout,
@@ -147,6 +148,35 @@ def _filled(
         add: Any = layout.addLayout if isinstance(what, QLayout) else layout.addWidget
         add(what, *more)
     return layout
+
+
+UNLIMITED = 16_777_215
+"""Pixels that Qt lets a widget take at most, unless it is told."""
+SAME = 10_000
+"""Any size, given to all parts of a splitter."""
+
+
+def split(
+    *parts: QWidget, down: bool = False, sizes: Sequence[int] = (SAME, SAME, SAME)
+) -> QSplitter:
+    """Parts next to each other, or one under the other, with borders to drag, which hide no part.
+    sizes: none, if the parts have those that they ask for."""
+    splitter = made(QSplitter, childrenCollapsible=False)
+    turn(splitter, down=down)
+    for part in parts:
+        splitter.addWidget(part)
+    if sizes:
+        splitter.setSizes(sizes)
+    return splitter
+
+
+def turn(parts: QSplitter | QBoxLayout, *, down: bool) -> None:
+    """Put parts one under the other, or next to each other."""
+    if isinstance(parts, QSplitter):
+        parts.setOrientation(Qt.Orientation.Vertical if down else Qt.Orientation.Horizontal)
+    else:
+        way = QBoxLayout.Direction
+        parts.setDirection(way.TopToBottom if down else way.LeftToRight)
 
 
 CANCEL, CLOSE = QDialogButtonBox.StandardButton.Cancel, QDialogButtonBox.StandardButton.Close

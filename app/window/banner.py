@@ -7,20 +7,12 @@ from collections.abc import Callable, Sequence
 
 from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtGui import QColor, QHideEvent, QPainter, QPaintEvent, QResizeEvent, QShowEvent
-from PySide6.QtWidgets import (
-    QBoxLayout,
-    QFrame,
-    QHBoxLayout,
-    QLabel,
-    QPushButton,
-    QToolButton,
-    QWidget,
-)
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QPushButton, QToolButton, QWidget
 
 from app.engine_thread.feed import timer
 from app.looks import Theme, icon
 from app.trace_models.compared_lanes import lanes_of
-from app.widgets.build import hbox, made, vbox
+from app.widgets.build import hbox, made, turn, vbox
 from app.widgets.fitted_labels import ClampedLabel
 from engine.trace.run_ref import RunRef
 
@@ -102,9 +94,7 @@ class Banner(QFrame):
         super().resizeEvent(event)
         least = _BESIDE_CHARACTERS * self.fontMetrics().averageCharWidth()
         offers = self._offers.sizeHint().width()
-        narrow = bool(self.offer_buttons) and self.width() - offers < least
-        direction = QBoxLayout.Direction
-        self._body.setDirection(direction.TopToBottom if narrow else direction.LeftToRight)
+        turn(self._body, down=bool(self.offer_buttons) and self.width() - offers < least)
 
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)

@@ -14,7 +14,7 @@ from PySide6.QtWidgets import QGridLayout, QLabel, QSizePolicy, QWidget
 from app.looks import Theme, figures_font
 from app.trace_models.run_rows import RunRows
 from app.trace_models.shown_text import NOT_OBSERVED, significant
-from app.widgets.build import TipWidget, hbox, made, vbox, words
+from app.widgets.build import UNLIMITED, TipWidget, hbox, made, vbox, words
 from app.widgets.fields import shown_choice
 from app.widgets.fitted_labels import ElidedLabel, ScrollPage
 from app.widgets.line_styles import plot_pen
@@ -42,7 +42,6 @@ _TREE_HEADS = {
     "speed": "Tokens per second against the chain, where a pass as wide was timed",
 }
 _CHART_STRETCH = 1000
-_UNLIMITED = 16_777_215
 _TWO_FROM, _THREE_FROM = 72, 110
 """Columns of the page by its width in characters."""
 
@@ -112,7 +111,7 @@ class DrafterQuality(QWidget):
             grid.setColumnStretch(row, 1 if row < n_columns else 0)
         # a row is as high as may be only if all of it is
         limited = n_columns == len(parts)
-        self.rank_part.setMaximumHeight(parts[0].maximumHeight() if limited else _UNLIMITED)
+        self.rank_part.setMaximumHeight(parts[0].maximumHeight() if limited else UNLIMITED)
         for at, part in enumerate(parts):
             row, column = divmod(at, n_columns)
             wide = n_columns == 2 and part is self.rank_part

@@ -13,7 +13,6 @@ from PySide6.QtWidgets import (
     QLabel,
     QPushButton,
     QSizePolicy,
-    QSplitter,
     QStackedWidget,
     QWidget,
 )
@@ -23,7 +22,7 @@ from app.looks import Theme
 from app.panels.tune.result_plots import ParetoPlot, ResultMap, map_axes, result_map
 from app.trace_models.results import MEMORY, SPEED, ResultColumn, Results
 from app.trace_models.shown_text import plain_tip
-from app.widgets.build import hbox, made, vbox
+from app.widgets.build import hbox, made, split, turn, vbox
 from app.widgets.empty_state import EmptyState
 from app.widgets.fitted_labels import ElidedLabel
 from app.widgets.heat_grid import HeatGrid
@@ -41,8 +40,6 @@ _BESIDE_FROM = 64
 """Characters across from which the two plots stand side by side; in less, one under the other."""
 _PLOTS_FROM, _BOTH_FROM = 16, 26
 """Lines from which on there is room for a plot below the table, and for one more below that."""
-_SAME = 10_000
-"""Any size, given to both sides of a splitter."""
 
 
 class ResultsView(QStackedWidget):
@@ -102,15 +99,8 @@ class ResultsView(QStackedWidget):
         choices = (self.map_figure, "by", self.map_x, "and", self.map_y)
         self._map_part = _plot_part(self.grid, choices)
         self._pareto_part = _plot_part(self.pareto, (self.pareto_y, "over", self.pareto_x))
-        plots = self._plots = QSplitter(Qt.Orientation.Horizontal)
-        plots.addWidget(self._map_part)
-        plots.addWidget(self._pareto_part)
-        parts = QSplitter(Qt.Orientation.Vertical)
-        parts.addWidget(self.table)
-        parts.addWidget(plots)
-        for splitter in (plots, parts):
-            splitter.setChildrenCollapsible(False)
-            splitter.setSizes([_SAME, _SAME])
+        self._plots = split(self._map_part, self._pareto_part)
+        parts = split(self.table, self._plots, down=True)
         margins = _MARGIN, _SPACING, _MARGIN, _SPACING
         vbox(self._head, (parts, 1), of=(page := QWidget()), margins=margins, spacing=_SPACING)
         return page
@@ -127,8 +117,7 @@ class ResultsView(QStackedWidget):
         metrics = self.fontMetrics()
         lines = event.size().height() / metrics.height()
         beside = event.size().width() >= _BESIDE_FROM * metrics.averageCharWidth()
-        across, down = Qt.Orientation.Horizontal, Qt.Orientation.Vertical
-        self._plots.setOrientation(across if beside else down)
+        turn(self._plots, down=not beside)
         self._plots.setVisible(lines >= _PLOTS_FROM)
         self._pareto_part.setVisible(beside or lines >= _BOTH_FROM)
 
