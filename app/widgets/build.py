@@ -6,7 +6,15 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from PySide6.QtCore import QEvent, QPoint, Qt, SignalInstance
-from PySide6.QtGui import QAction, QHelpEvent, QKeySequence, QPalette, QShortcut
+from PySide6.QtGui import (
+    QAction,
+    QHelpEvent,
+    QKeySequence,
+    QPainter,
+    QPaintEvent,
+    QPalette,
+    QShortcut,
+)
 from PySide6.QtWidgets import (
     QBoxLayout,
     QDialog,
@@ -79,7 +87,18 @@ def shows_tip(event: QEvent, widget: QWidget, text_at: Callable[[QPoint], str]) 
     return True
 
 
-class TipWidget(QWidget):
+class Drawing(QWidget):
+    """Painted by `draw`, at each event."""
+
+    def draw(self, painter: QPainter) -> None:
+        raise NotImplementedError
+
+    def paintEvent(self, _event: QPaintEvent) -> None:
+        with QPainter(self) as painter:
+            self.draw(painter)
+
+
+class TipWidget(Drawing):
     """A drawing that says in a tooltip what is at a place of it."""
 
     def tip_at(self, at: QPoint) -> str:
@@ -151,7 +170,7 @@ def _filled(
 
 
 UNLIMITED = 16_777_215
-"""Pixels that Qt lets a widget take at most, unless it is told."""
+"""Pixels that Qt lets a widget take at most, unless something limits it."""
 SAME = 10_000
 """Any size, given to all parts of a splitter."""
 

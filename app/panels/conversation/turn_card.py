@@ -4,7 +4,7 @@ memory), and the context checkpoints over its text as a strip."""
 from __future__ import annotations
 
 from PySide6.QtCore import QPoint, QPointF, QRectF, QSize, Qt, Signal
-from PySide6.QtGui import QPainter, QPaintEvent, QPalette, QPen, QPolygonF
+from PySide6.QtGui import QPainter, QPalette, QPen, QPolygonF
 from PySide6.QtWidgets import QFrame, QSizePolicy, QToolButton
 
 from app.looks import Theme, fixed_font
@@ -192,11 +192,10 @@ class CheckpointStrip(TipWidget):
             return f"0 to {self._record.n_reused:,} reused"
         return ""
 
-    def paintEvent(self, _event: QPaintEvent) -> None:
+    def draw(self, painter: QPainter) -> None:
         record = self._record
         if record is None:
             return
-        painter = QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         theme, line = self._theme, self.fontMetrics().height()
         top = line + 2 * _MARK
@@ -230,7 +229,6 @@ class CheckpointStrip(TipWidget):
         below = QRectF(0, top + _BAR + _MARK, self.width(), line)
         painter.drawText(below, Qt.AlignmentFlag.AlignLeft, "0")
         painter.drawText(below, Qt.AlignmentFlag.AlignRight, f"{record.n_prompt:,} tokens")
-        painter.end()
 
     def _fill(
         self, painter: QPainter, top: int, start: int, stop: int, role: str, style: Qt.BrushStyle

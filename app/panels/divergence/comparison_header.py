@@ -9,15 +9,7 @@ from typing import Any
 
 from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtGui import QTextCursor
-from PySide6.QtWidgets import (
-    QAbstractItemView,
-    QHeaderView,
-    QMenu,
-    QProgressBar,
-    QPushButton,
-    QToolButton,
-    QWidget,
-)
+from PySide6.QtWidgets import QHeaderView, QMenu, QProgressBar, QPushButton, QToolButton, QWidget
 
 from app.actions import Actions
 from app.looks import Theme, fixed_font
@@ -56,9 +48,8 @@ class ComparisonHeader(QWidget):
             words(shrinks=True, selectable=True, bold=bold) for bold in (True, False)
         )
         self.cost_model = CostTable()
-        self.costs = plain_table(self.cost_model, "Cost of the lanes")
+        self.costs = plain_table(self.cost_model, "Cost of the lanes", selects=False)
         self.costs.horizontalHeader().setSectionResizeMode(QHeaderView.ResizeMode.ResizeToContents)
-        self.costs.setSelectionMode(QAbstractItemView.SelectionMode.NoSelection)
         self.costs.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.costs.horizontalScrollBar().rangeChanged.connect(lambda *_: self._fit_costs())
         self.progress = made(QProgressBar, textVisible=False)

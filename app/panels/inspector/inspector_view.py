@@ -9,7 +9,6 @@ from typing import Any
 from PySide6.QtCore import QModelIndex, Qt, Signal
 from PySide6.QtGui import QGuiApplication, QShowEvent
 from PySide6.QtWidgets import (
-    QAbstractItemView,
     QFrame,
     QHeaderView,
     QLabel,
@@ -84,8 +83,10 @@ class InspectorView(QStackedWidget):
         self.tops_model = TopTable(theme)
         self.facts_model = FactTable()
         self.tokens = plain_table(self.tokens_model, "Judged tokens of the round")
-        self.tops = plain_table(self.tops_model, "Most probable tokens at the chosen position")
-        self.facts = plain_table(self.facts_model, "Facts about the round")
+        self.tops = plain_table(
+            self.tops_model, "Most probable tokens at the chosen position", selects=False
+        )
+        self.facts = plain_table(self.facts_model, "Facts about the round", selects=False)
         self._delegate = ProbabilityDelegate(self)
         self.title, self._tops_title = (
             words(wraps=False, shrinks=True, bold=True) for _ in range(2)
@@ -167,9 +168,7 @@ class InspectorView(QStackedWidget):
         for action_id in _TOOLS:
             head.addWidget(action_button(actions[action_id]))
         self.tops.setItemDelegate(self._delegate)
-        self.tops.setSelectionMode(QAbstractItemView.SelectionMode.NoSelection)
         self.tops.horizontalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Stretch)
-        self.facts.setSelectionMode(QAbstractItemView.SelectionMode.NoSelection)
         self.facts.setAlternatingRowColors(False)
         self.facts.viewport().setAutoFillBackground(False)
         self.facts.horizontalHeader().hide()
@@ -411,8 +410,9 @@ class RangeView(QWidget):
         self._kept: RunRange | None = None
         self.title = made(QLabel, bold=True)
         self.model = RangeTable()
-        self.table = plain_table(self.model, "Figures of the range and of the whole run")
-        self.table.setSelectionMode(QAbstractItemView.SelectionMode.NoSelection)
+        self.table = plain_table(
+            self.model, "Figures of the range and of the whole run", selects=False
+        )
         header = self.table.horizontalHeader()
         header.setSectionResizeMode(QHeaderView.ResizeMode.ResizeToContents)
         header.setStretchLastSection(True)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from PySide6.QtCore import QPoint, QPointF, QRectF, QSize, Qt
-from PySide6.QtGui import QBrush, QPainter, QPaintEvent, QPalette, QResizeEvent
+from PySide6.QtGui import QBrush, QPainter, QPalette, QResizeEvent
 from PySide6.QtWidgets import QGridLayout, QLabel, QSizePolicy, QWidget
 
 from app.looks import Theme, figures_font
@@ -305,8 +305,7 @@ class RankBars(TipWidget):
     def minimumSizeHint(self) -> QSize:
         return QSize(self.sizeHint().width() // 2, self.sizeHint().height())
 
-    def paintEvent(self, _event: QPaintEvent) -> None:
-        painter = QPainter(self)
+    def draw(self, painter: QPainter) -> None:
         theme, metrics = self._theme, self.fontMetrics()
         left = max(metrics.horizontalAdvance(f"{name}  ") for name, _ in self._rows)
         room = max(0, self.width() - left - metrics.horizontalAdvance("100 %  "))
@@ -326,7 +325,6 @@ class RankBars(TipWidget):
                 painter.setPen(theme.color("ui.text"))
                 after = QRectF(left + width + _GAP, top, self.width() - left - width, height)
                 painter.drawText(after, centre, f"{100 * n / total:.0f} %")
-        painter.end()
 
     def tip_at(self, at: QPoint) -> str:
         total = sum(n for _, n in self._rows)
