@@ -68,6 +68,11 @@ def action_button(action: QAction, **more: Any) -> QToolButton:
     return made(QToolButton, defaultAction=action, autoRaise=True, accessibleName=name, **more)
 
 
+def flat_button(text: str, tip: str, **more: Any) -> QToolButton:
+    """A flat button. more: as for made()."""
+    return made(QToolButton, text=text, toolTip=tip, autoRaise=True, **more)
+
+
 def key_in(
     widget: QWidget, key: str | Qt.Key | QKeySequence.StandardKey, does: Callable[[], object]
 ) -> None:
