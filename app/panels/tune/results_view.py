@@ -24,6 +24,7 @@ from app.trace_models.results import MEMORY, SPEED, ResultColumn, Results
 from app.trace_models.shown_text import plain_tip
 from app.widgets.build import hbox, made, split, turn, vbox
 from app.widgets.empty_state import EmptyState
+from app.widgets.fields import offer
 from app.widgets.fitted_labels import ElidedLabel
 from app.widgets.heat_grid import HeatGrid
 from app.widgets.plain_table import ColumnTable, TableColumn, plain_table
@@ -148,14 +149,9 @@ class ResultsView(QStackedWidget):
         if not (self._axes_chosen and set(chosen) - {None} <= set(results.axes)):
             self._axes_chosen = False
             chosen = [*map_axes(results), None, None][:2]
-        columns = [column for name in results.axes if (column := results.column(name))]
-        for box, name in zip((self.map_x, self.map_y), chosen, strict=True):
-            box.clear()
-            for column in columns:
-                box.addItem(column.title, column.name)
-            if box is self.map_y:
-                box.addItem(_NO_AXIS)
-            box.setCurrentIndex(box.findData(name))
+        items = [(one.title, one.name) for name in results.axes if (one := results.column(name))]
+        offer(self.map_x, items, chosen[0])
+        offer(self.map_y, [*items, (_NO_AXIS, None)], chosen[1])
 
     def _choose_axes(self) -> None:
         self._axes_chosen = True
@@ -245,17 +241,10 @@ def _choice(name: str) -> QComboBox:
 
 def _fill(box: QComboBox, columns: list[ResultColumn], first: int | str) -> None:
     """Offer columns, with the one chosen before or else the first choice (a name or an index)."""
-    before = box.currentData()
-    box.clear()
-    for column in columns:
-        box.addItem(column.title, column.name)
     names = [column.name for column in columns]
-    if before in names:
-        box.setCurrentIndex(names.index(before))
-    elif isinstance(first, str):
-        box.setCurrentIndex(names.index(first) if first in names else 0)
-    else:
-        box.setCurrentIndex(min(first, len(names) - 1))
+    usual = names[first : first + 1] if isinstance(first, int) else [first]
+    wanted = [name for name in (box.currentData(), *usual) if name in names]
+    offer(box, ((one.title, one.name) for one in columns), next(iter(wanted or names), None))
 
 
 class ResultTable(ColumnTable):
