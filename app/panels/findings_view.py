@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 from PySide6.QtCore import QEvent, QItemSelectionModel, QModelIndex, QObject, Qt, Signal
-from PySide6.QtWidgets import QSplitter, QStackedWidget
+from PySide6.QtWidgets import QStackedWidget
 
 from app.looks import Theme, icon
 from app.trace_models.compared_lanes import lanes_of
 from app.trace_models.run_rows import Position
 from app.trace_models.shown_text import in_window
-from app.widgets.build import words
+from app.widgets.build import split, words
 from app.widgets.empty_state import EmptyState
 from app.widgets.plain_table import ColumnTable, TableColumn, plain_table
 from engine.analysis.findings.check import recorded, with_consequences
@@ -48,10 +48,7 @@ class FindingsView(QStackedWidget):
         side = Qt.AlignmentFlag.AlignTop | Qt.AlignmentFlag.AlignLeft
         self.detail = words(selectable=True, accessibleName="The chosen finding", alignment=side)
         self.detail.setContentsMargins(8, 4, 8, 4)
-        both = QSplitter(Qt.Orientation.Vertical)
-        both.addWidget(self.table)
-        both.addWidget(self.detail)
-        both.setChildrenCollapsible(False)
+        both = split(self.table, self.detail, down=True, sizes=())
         both.setStretchFactor(0, 1)
         self.addWidget(
             EmptyState(

@@ -7,20 +7,12 @@ from collections.abc import Callable, Sequence
 
 from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtGui import QColor, QHideEvent, QPainter, QPaintEvent, QResizeEvent, QShowEvent
-from PySide6.QtWidgets import (
-    QBoxLayout,
-    QFrame,
-    QHBoxLayout,
-    QLabel,
-    QPushButton,
-    QToolButton,
-    QWidget,
-)
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QPushButton, QWidget
 
 from app.engine_thread.feed import timer
 from app.looks import Theme, icon
 from app.trace_models.compared_lanes import lanes_of
-from app.widgets.build import hbox, made, vbox
+from app.widgets.build import flat_button, hbox, turn, vbox
 from app.widgets.fitted_labels import ClampedLabel
 from engine.trace.run_ref import RunRef
 
@@ -65,15 +57,12 @@ class Banner(QFrame):
         self._icon = QLabel()
         self.text = ClampedLabel(f"{message} {remedy}".strip())
         self.text.setMaximumWidth(_LINE_CHARACTERS * self.fontMetrics().averageCharWidth())
-        self.details = made(QToolButton, text="Details", autoRaise=True, checkable=True)
-        self.details.setToolTip("Show the whole message")
+        self.details = flat_button("Details", "Show the whole message", checkable=True)
         self.details.toggled.connect(self.text.set_open)
         self.details.setVisible(self.text.is_cut)
         self.text.cut_changed.connect(self.details.setVisible)
-        self._close = made(
-            QToolButton, autoRaise=True, toolTip="Dismiss", accessibleName="Dismiss this message"
-        )
-        self._close.clicked.connect(self.dismissed)
+        called = "Dismiss this message"
+        self._close = flat_button("", "Dismiss", accessibleName=called, clicked=self.dismissed)
         self.offer_buttons = [QPushButton(text) for text, _ in offers]
         self._offers = QHBoxLayout()
         for button, (_, act) in zip(self.offer_buttons, offers, strict=True):
@@ -102,9 +91,7 @@ class Banner(QFrame):
         super().resizeEvent(event)
         least = _BESIDE_CHARACTERS * self.fontMetrics().averageCharWidth()
         offers = self._offers.sizeHint().width()
-        narrow = bool(self.offer_buttons) and self.width() - offers < least
-        direction = QBoxLayout.Direction
-        self._body.setDirection(direction.TopToBottom if narrow else direction.LeftToRight)
+        turn(self._body, down=bool(self.offer_buttons) and self.width() - offers < least)
 
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from PySide6.QtCore import QSize, Qt, Signal
-from PySide6.QtGui import QPainter, QPaintEvent, QPalette
-from PySide6.QtWidgets import QLabel, QProgressBar, QPushButton, QSizePolicy, QStatusBar, QWidget
+from PySide6.QtGui import QPainter, QPalette
+from PySide6.QtWidgets import QLabel, QProgressBar, QPushButton, QSizePolicy, QStatusBar
 
 from app.trace_models.run_facts import LiveNumbers
 from app.trace_models.run_notes import run_name
 from app.trace_models.run_rows import RunOverlay
 from app.trace_models.shown_text import NOT_OBSERVED, plain_tip, significant
-from app.widgets.build import made
+from app.widgets.build import Drawing, made
 from engine.analysis.run_cost import PlainRatio
 from engine.plain_text import size_text
 
@@ -154,7 +154,7 @@ class StatusLine(QStatusBar):
             chip.setVisible(not shown and is_told)
 
 
-class _ElidedLine(QWidget):
+class _ElidedLine(Drawing):
     """One line of text that takes the room that is left. A QLabel would have all of the line
     arranged and painted anew for every text."""
 
@@ -173,16 +173,14 @@ class _ElidedLine(QWidget):
     def sizeHint(self) -> QSize:
         return QSize(0, self.fontMetrics().height())
 
-    def paintEvent(self, event: QPaintEvent) -> None:
-        painter = QPainter(self)
+    def draw(self, painter: QPainter) -> None:
         painter.setPen(self.palette().color(QPalette.ColorRole.WindowText))
         room, text = self.contentsRect(), self.accessibleName()
         text = self.fontMetrics().elidedText(text, Qt.TextElideMode.ElideRight, room.width())
         painter.drawText(room, Qt.AlignmentFlag.AlignVCenter, text)
-        painter.end()
 
 
-class FigureChip(QWidget):
+class FigureChip(Drawing):
     """A name and its figure in a rounded box, wide enough that figures do not shift it."""
 
     def __init__(self, name: str, widest: str, tip: str) -> None:
@@ -221,8 +219,7 @@ class FigureChip(QWidget):
         figure = metrics.horizontalAdvance(self._widest)
         return QSize(metrics.horizontalAdvance(self._name) + figure + 26, metrics.height() + 6)
 
-    def paintEvent(self, event: QPaintEvent) -> None:
-        painter = QPainter(self)
+    def draw(self, painter: QPainter) -> None:
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         palette = self.palette()
         alarm = palette.color(QPalette.ColorRole.BrightText)
@@ -238,4 +235,3 @@ class FigureChip(QWidget):
         painter.drawText(
             inner, Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignRight, self.text
         )
-        painter.end()

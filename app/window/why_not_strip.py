@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtGui import QPainter, QPaintEvent
-from PySide6.QtWidgets import QFrame, QLabel, QToolButton
+from PySide6.QtWidgets import QFrame, QLabel
 
 from app.engine_thread.feed import Pacer
 from app.looks import Theme, icon
 from app.trace_models.run_rows import Position
 from app.trace_models.shown_text import plain_tip
-from app.widgets.build import hbox, made
+from app.widgets.build import flat_button, hbox
 from app.widgets.fitted_labels import ClampedLabel
 from engine.draft.registry import DRAFTERS, meaning
 from engine.options import RunOptions
@@ -50,18 +50,13 @@ class WhyNotStrip(QFrame):
         self.text = ClampedLabel("")
         self.text.clamp(_MOST_LINES)
         where = "Go to the round where it happened first"
-        self.show_button = made(QToolButton, text="Show", toolTip=where, clicked=self._go)
-        self.next_button = made(
-            QToolButton, toolTip="Show the next reason", accessibleName="Next reason"
-        )
+        self.show_button = flat_button("Show", where, clicked=self._go)
+        self.next_button = flat_button("", "Show the next reason", accessibleName="Next reason")
         self.next_button.clicked.connect(lambda: self._show(self._at + 1))
         until, called = "Hide this line until there is another reason", "Dismiss the reasons"
-        self.close_button = made(
-            QToolButton, toolTip=until, accessibleName=called, clicked=self._dismiss
-        )
+        self.close_button = flat_button("", until, accessibleName=called, clicked=self._dismiss)
         row = hbox(self._icon, (self.text, 1), of=self, margins=(10, 1, 4, 1), spacing=6)
         for button in (self.show_button, self.next_button, self.close_button):
-            button.setAutoRaise(True)
             button.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
             row.addWidget(button)
         self.hide()

@@ -20,7 +20,7 @@ from app.panels.conversation.turn_card import (
 from app.trace_models.run_rows import Position
 from app.widgets.build import hbox, key_in, made, scrolling, vbox, words
 from app.widgets.empty_state import EmptyState
-from app.widgets.fields import text_box
+from app.widgets.fields import offer, text_box
 from app.widgets.fitted_labels import ElidedLabel
 from app.widgets.option_groups import OptionGroup
 from engine.conversation.turns import (
@@ -311,14 +311,9 @@ class ConversationView(QWidget):
 
     def _list(self) -> None:
         known = [] if self.store is None else conversations(self.store.runs)
-        self.choice.clear()
-        for number in known:
-            self.choice.addItem(f"Conversation {number + 1}", number)
-        if self._number is None:
-            self.choice.addItem("New conversation", _NEW)
-        self.choice.setCurrentIndex(
-            self.choice.findData(_NEW if self._number is None else self._number)
-        )
+        items = [(f"Conversation {number + 1}", number) for number in known]
+        new = [("New conversation", _NEW)] if self._number is None else []
+        offer(self.choice, [*items, *new], _NEW if self._number is None else self._number)
 
     def _choose(self, index: int) -> None:
         number = self.choice.itemData(index)

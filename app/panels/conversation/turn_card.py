@@ -4,11 +4,11 @@ memory), and the context checkpoints over its text as a strip."""
 from __future__ import annotations
 
 from PySide6.QtCore import QPoint, QPointF, QRectF, QSize, Qt, Signal
-from PySide6.QtGui import QPainter, QPaintEvent, QPalette, QPen, QPolygonF
+from PySide6.QtGui import QPainter, QPalette, QPen, QPolygonF
 from PySide6.QtWidgets import QFrame, QSizePolicy, QToolButton
 
 from app.looks import Theme, fixed_font
-from app.widgets.build import TipWidget, hbox, made, vbox, words
+from app.widgets.build import TipWidget, flat_button, hbox, vbox, words
 from engine.conversation.turns import CheckpointHistory, CheckpointMark, Turn, TurnTree, content_of
 from engine.plain_text import counted, size_text
 from engine.trace.prompt_reuse import PromptReuseRecord, processed_lines, reused_text
@@ -31,16 +31,19 @@ class TurnCard(QFrame):
     def __init__(self, theme: Theme) -> None:
         super().__init__()
         self.title = words(wraps=False, bold=True)
-        self.earlier = _button("‹", "The earlier version of this turn")
-        self.later = _button("›", "The later version of this turn")
+        step = self.sibling_asked.emit
+        self.earlier = _button("‹", "The earlier version of this turn", lambda: step(-1))
+        self.later = _button("›", "The later version of this turn", lambda: step(+1))
         self.place = words(wraps=False)
-        self.edit = _button("Edit", "Say something else in place of this turn, as a branch")
-        self.branch = _button("Branch", "Continue from this turn with another one")
-        self.run = _button("Show run", "Show this turn's run in all panels")
+        instead = "Say something else in place of this turn, as a branch"
+        self.edit = _button("Edit", instead, self.edit_asked)
+        self.branch = _button(
+            "Branch", "Continue from this turn with another one", self.branch_asked
+        )
+        self.run = _button("Show run", "Show this turn's run in all panels", self.run_asked)
         self.said, self.answer = (words(selectable=True, font=fixed_font()) for _ in range(2))
         self.facts = words(selectable=True, muted=True)
         self._lay_out()
-        self._connect()
         self._theme = theme
         theme.apply(self._recolour)
 
@@ -75,16 +78,9 @@ class TurnCard(QFrame):
         vbox(top, self.said, self.answer, self.facts, of=self, margins=(8, 6, 8, 6), spacing=4)
         self.facts.setContentsMargins(0, _GAP, 0, 0)
 
-    def _connect(self) -> None:
-        self.edit.clicked.connect(self.edit_asked)
-        self.branch.clicked.connect(self.branch_asked)
-        self.run.clicked.connect(self.run_asked)
-        self.earlier.clicked.connect(lambda: self.sibling_asked.emit(-1))
-        self.later.clicked.connect(lambda: self.sibling_asked.emit(+1))
 
-
-def _button(text: str, tip: str) -> QToolButton:
-    return made(QToolButton, text=text, toolTip=tip, accessibleName=tip, autoRaise=True)
+def _button(text: str, tip: str, does: object) -> QToolButton:
+    return flat_button(text, tip, accessibleName=tip, clicked=does)
 
 
 _LONGEST_TEXT = 6000
@@ -192,11 +188,10 @@ class CheckpointStrip(TipWidget):
             return f"0 to {self._record.n_reused:,} reused"
         return ""
 
-    def paintEvent(self, _event: QPaintEvent) -> None:
+    def draw(self, painter: QPainter) -> None:
         record = self._record
         if record is None:
             return
-        painter = QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         theme, line = self._theme, self.fontMetrics().height()
         top = line + 2 * _MARK
@@ -230,7 +225,6 @@ class CheckpointStrip(TipWidget):
         below = QRectF(0, top + _BAR + _MARK, self.width(), line)
         painter.drawText(below, Qt.AlignmentFlag.AlignLeft, "0")
         painter.drawText(below, Qt.AlignmentFlag.AlignRight, f"{record.n_prompt:,} tokens")
-        painter.end()
 
     def _fill(
         self, painter: QPainter, top: int, start: int, stop: int, role: str, style: Qt.BrushStyle

@@ -9,15 +9,7 @@ from typing import Any
 
 from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtGui import QTextCursor
-from PySide6.QtWidgets import (
-    QAbstractItemView,
-    QHeaderView,
-    QMenu,
-    QProgressBar,
-    QPushButton,
-    QToolButton,
-    QWidget,
-)
+from PySide6.QtWidgets import QHeaderView, QMenu, QProgressBar, QPushButton, QToolButton, QWidget
 
 from app.actions import Actions
 from app.looks import Theme, fixed_font
@@ -26,7 +18,7 @@ from app.trace_models.compared_lanes import ComparedLanes
 from app.trace_models.shown_text import plain_tip
 from app.widgets.build import action_button, hbox, made, vbox, words
 from app.widgets.empty_state import StatusMessage
-from app.widgets.fields import shown_choice, text_box
+from app.widgets.fields import offer, shown_choice, text_box
 from app.widgets.plain_table import ColumnTable, TableColumn, fit_height, plain_table
 from engine.analysis.run_cost import COST_HEADS, RunCost, cost_cells, cost_sentence
 from engine.compare.lane_spec import DEFAULT_LANES, LLAMA, NOISE_LANE, LaneSpec
@@ -56,9 +48,8 @@ class ComparisonHeader(QWidget):
             words(shrinks=True, selectable=True, bold=bold) for bold in (True, False)
         )
         self.cost_model = CostTable()
-        self.costs = plain_table(self.cost_model, "Cost of the lanes")
+        self.costs = plain_table(self.cost_model, "Cost of the lanes", selects=False)
         self.costs.horizontalHeader().setSectionResizeMode(QHeaderView.ResizeMode.ResizeToContents)
-        self.costs.setSelectionMode(QAbstractItemView.SelectionMode.NoSelection)
         self.costs.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.costs.horizontalScrollBar().rangeChanged.connect(lambda *_: self._fit_costs())
         self.progress = made(QProgressBar, textVisible=False)
@@ -216,9 +207,7 @@ class PositionBar(QWidget):
         seq_ids = [] if lanes is None else list(lanes.seq_ids)
         self.seq.setVisible(len(seq_ids) > 1)
         if self.seq.count() != len(seq_ids):
-            self.seq.clear()
-            for seq_id in seq_ids:
-                self.seq.addItem(f"sequence {seq_id}", seq_id)
+            offer(self.seq, ((f"sequence {seq_id}", seq_id) for seq_id in seq_ids), None)
         if lanes is not None:
             self.seq.setCurrentIndex(self.seq.findData(lanes.seq_id))
 

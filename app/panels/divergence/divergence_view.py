@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from PySide6.QtCore import QCoreApplication, QEvent, Qt, Signal
+from PySide6.QtCore import QCoreApplication, QEvent, Signal
 from PySide6.QtGui import QResizeEvent, QShowEvent
-from PySide6.QtWidgets import QSizePolicy, QSplitter, QStackedWidget, QWidget
+from PySide6.QtWidgets import QSizePolicy, QStackedWidget, QWidget
 
 from app.actions import Actions
 from app.engine_thread.feed import timer
@@ -19,7 +19,7 @@ from app.panels.divergence.lane_tables import LaneTables
 from app.trace_models.compared_lanes import ComparedLanes, lanes_of, run_to_show
 from app.trace_models.run_notes import run_name
 from app.trace_models.run_rows import Position, RunRange
-from app.widgets.build import vbox
+from app.widgets.build import split, vbox
 from app.widgets.empty_state import EmptyState
 from app.widgets.fields import WheelGuard
 from app.widgets.fitted_labels import ScrollPage
@@ -191,11 +191,7 @@ class DivergenceView(QWidget):
         self._parts = self.plots, self.tables = LanePlots(self._theme), LaneTables(self._theme)
         self.bar = PositionBar(self._actions)
         self.plots.head.addWidget(self.bar)
-        both = self._both = QSplitter(Qt.Orientation.Vertical)
-        for part in self._parts:
-            both.addWidget(part)
-        both.setChildrenCollapsible(False)
-        both.setSizes([580, 420])
+        both = self._both = split(*self._parts, down=True, sizes=(580, 420))
         WheelGuard(both)  # the window has given this view its own before these fields were made
         self._stack.addWidget(both)
         self._show_page(self._stack.currentIndex())

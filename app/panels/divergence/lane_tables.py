@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from PySide6.QtCore import QModelIndex, Qt, Signal
 from PySide6.QtGui import QColor, QFont, QResizeEvent
-from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QSplitter, QTabWidget, QWidget
+from PySide6.QtWidgets import QHeaderView, QSplitter, QTabWidget, QWidget
 
 from app.looks import Theme, mark_front_tab
 from app.trace_models.compared_lanes import ComparedLanes
@@ -59,8 +59,7 @@ class LaneTables(QSplitter):
         self._known: object = None
         self.detail_model = PositionDetail()
         self.position_model = PositionTable()
-        self.detail = plain_table(self.detail_model, "Lanes at one position")
-        self.detail.setSelectionMode(QAbstractItemView.SelectionMode.NoSelection)
+        self.detail = plain_table(self.detail_model, "Lanes at one position", selects=False)
         self._delegate = ProbabilityDelegate(self)
         self.detail.setItemDelegate(self._delegate)
         self.detail.horizontalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Stretch)

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 import pyqtgraph as pg
 from PySide6.QtCore import QRect, QRectF, QSize, Qt
-from PySide6.QtGui import QColor, QPainter, QPaintEvent
-from PySide6.QtWidgets import QSizePolicy, QWidget
+from PySide6.QtGui import QColor, QPainter
+from PySide6.QtWidgets import QSizePolicy
 
 from app.looks import Theme, mixed
 from app.trace_models.compared_lanes import ComparedLanes
 from app.trace_models.shown_text import EXACT, NOT_FINITE, error_text
+from app.widgets.build import Drawing
 from app.widgets.round_plot import RoundPlot
 
 PARTS = {"state_error": "state", "conv_error": "window"}
@@ -190,7 +191,7 @@ def gradient(theme: Theme, n: int) -> list[QColor]:
     return colours
 
 
-class LogScale(QWidget):
+class LogScale(Drawing):
     """A column of colour with its decades, and a box for no error at all under it."""
 
     def __init__(self, theme: Theme) -> None:
@@ -212,8 +213,7 @@ class LogScale(QWidget):
     def minimumSizeHint(self) -> QSize:
         return QSize(self.sizeHint().width(), 3 * self.fontMetrics().height())
 
-    def paintEvent(self, _event: QPaintEvent) -> None:
-        painter = QPainter(self)
+    def draw(self, painter: QPainter) -> None:
         line = self.fontMetrics().height()
         half = line // 2
         box = QRect(0, half, _BAR, self.height() - half - line - 6)
@@ -231,7 +231,6 @@ class LogScale(QWidget):
         painter.fillRect(square, self._theme.color("heat.exact"))
         place = QRect(_BAR + 5, self.height() - line, self.width(), line)
         painter.drawText(place, left, EXACT)
-        painter.end()
 
 
 _LEAST, _MOST = -30, 30

@@ -9,14 +9,12 @@ from typing import Any
 from PySide6.QtCore import QModelIndex, Qt, Signal
 from PySide6.QtGui import QGuiApplication, QShowEvent
 from PySide6.QtWidgets import (
-    QAbstractItemView,
     QFrame,
     QHeaderView,
     QLabel,
     QScrollArea,
     QSizePolicy,
     QStackedWidget,
-    QToolButton,
     QWidget,
 )
 
@@ -36,7 +34,7 @@ from app.panels.inspector.step_facts import (
 from app.panels.inspector.step_table import COLUMNS, StepTable, TopTable, cell_text, figure
 from app.trace_models.run_rows import Position, RunRange, range_figures
 from app.trace_models.shown_text import NOT_OBSERVED, plain_tip
-from app.widgets.build import action_button, hbox, made, scrolling, vbox, words
+from app.widgets.build import action_button, flat_button, hbox, made, scrolling, vbox, words
 from app.widgets.empty_state import EmptyState
 from app.widgets.fitted_labels import ScrollPage
 from app.widgets.plain_table import (
@@ -84,8 +82,10 @@ class InspectorView(QStackedWidget):
         self.tops_model = TopTable(theme)
         self.facts_model = FactTable()
         self.tokens = plain_table(self.tokens_model, "Judged tokens of the round")
-        self.tops = plain_table(self.tops_model, "Most probable tokens at the chosen position")
-        self.facts = plain_table(self.facts_model, "Facts about the round")
+        self.tops = plain_table(
+            self.tops_model, "Most probable tokens at the chosen position", selects=False
+        )
+        self.facts = plain_table(self.facts_model, "Facts about the round", selects=False)
         self._delegate = ProbabilityDelegate(self)
         self.title, self._tops_title = (
             words(wraps=False, shrinks=True, bold=True) for _ in range(2)
@@ -167,9 +167,7 @@ class InspectorView(QStackedWidget):
         for action_id in _TOOLS:
             head.addWidget(action_button(actions[action_id]))
         self.tops.setItemDelegate(self._delegate)
-        self.tops.setSelectionMode(QAbstractItemView.SelectionMode.NoSelection)
         self.tops.horizontalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Stretch)
-        self.facts.setSelectionMode(QAbstractItemView.SelectionMode.NoSelection)
         self.facts.setAlternatingRowColors(False)
         self.facts.viewport().setAutoFillBackground(False)
         self.facts.horizontalHeader().hide()
@@ -411,24 +409,26 @@ class RangeView(QWidget):
         self._kept: RunRange | None = None
         self.title = made(QLabel, bold=True)
         self.model = RangeTable()
-        self.table = plain_table(self.model, "Figures of the range and of the whole run")
-        self.table.setSelectionMode(QAbstractItemView.SelectionMode.NoSelection)
+        self.table = plain_table(
+            self.model, "Figures of the range and of the whole run", selects=False
+        )
         header = self.table.horizontalHeader()
         header.setSectionResizeMode(QHeaderView.ResizeMode.ResizeToContents)
         header.setStretchLastSection(True)
-        self.keep = _button("&Keep", "Keep this range, to compare the next one with it")
-        self.keep.setCheckable(True)
-        self.zoom = _button("&Zoom", "Bring the range into sight in the plots (F)")
-        self.copy = _button("Co&py", "Copy the table as Markdown")
-        self.close_button = _button("✕", "Back to the round under the cursor (Esc)")
-        self.close_button.setAccessibleName("Close the range")
+        again, back = "Keep this range, to compare the next one with it", "Close the range"
+        self.keep = flat_button("&Keep", again, checkable=True, toggled=self._keep)
+        self.zoom = flat_button("&Zoom", "Bring the range into sight in the plots (F)")
+        self.zoom.clicked.connect(lambda: self.zoom_asked.emit(self.shown))
+        self.copy = flat_button("Co&py", "Copy the table as Markdown", clicked=self._copy)
+        self.close_button = flat_button(
+            "✕",
+            "Back to the round under the cursor (Esc)",
+            accessibleName=back,
+            clicked=self.closed,
+        )
         hint = made(QLabel, _HINT, wordWrap=True, muted=True)
         head = hbox((self.title, 1), self.keep, self.zoom, self.copy, self.close_button)
         vbox(head, self.table, hint, 1, of=self, margins=(8, 4, 8, 8), spacing=6)
-        self.keep.toggled.connect(self._keep)
-        self.zoom.clicked.connect(lambda: self.zoom_asked.emit(self.shown))
-        self.copy.clicked.connect(self._copy)
-        self.close_button.clicked.connect(self.closed)
 
     def show_range(self, chosen: RunRange | None) -> None:
         """Show a range next to the one that is kept, if any, and the whole run."""
@@ -447,9 +447,3 @@ class RangeView(QWidget):
 
     def _copy(self) -> None:
         QGuiApplication.clipboard().setText(self.model.markdown())
-
-
-def _button(text: str, tip: str) -> QToolButton:
-    return made(
-        QToolButton, text=text, toolTip=tip, autoRaise=True, focusPolicy=Qt.FocusPolicy.TabFocus
-    )

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from PySide6.QtCore import QModelIndex, QPersistentModelIndex, Qt
-from PySide6.QtGui import QColor, QFont
+from PySide6.QtGui import QColor
 
 from app.trace_models.run_rows import Position
 from app.trace_models.shown_text import (
@@ -19,7 +19,7 @@ from app.trace_models.shown_text import (
     size_or_none,
     whole_text,
 )
-from app.widgets.plain_table import ColumnTable, TableColumn
+from app.widgets.plain_table import ColumnTable, TableColumn, bold
 from engine.draft.registry import meaning
 from engine.plain_text import counted
 from engine.trace.records import PHASES
@@ -226,9 +226,7 @@ class FactTable(ColumnTable):
         if role == Qt.ItemDataRole.ToolTipRole:
             return f"{value}\n{tip}".strip() or None
         if role == Qt.ItemDataRole.FontRole and not value:
-            font = QFont()
-            font.setBold(True)
-            return font
+            return bold()
         if role == Qt.ItemDataRole.ForegroundRole and not is_value and value:
             return self.muted_colour
         return None

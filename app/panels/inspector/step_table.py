@@ -6,13 +6,12 @@ from __future__ import annotations
 from typing import Any
 
 from PySide6.QtCore import Qt
-from PySide6.QtGui import QFont
 
 from app.looks import Theme
 from app.panels.inspector.step_facts import Step, TraceRow
 from app.trace_models.run_rows import Position
 from app.trace_models.shown_text import NOT_OBSERVED, probability_text
-from app.widgets.plain_table import BAR_COLOUR_ROLE, BAR_ROLE, ColumnTable, TableColumn
+from app.widgets.plain_table import BAR_COLOUR_ROLE, BAR_ROLE, ColumnTable, TableColumn, bold
 from engine.trace.token_text import MEANING
 
 COLUMNS = (
@@ -234,7 +233,5 @@ class TopTable(ColumnTable):
         if role == Qt.ItemDataRole.ForegroundRole and is_forbidden:
             return self._theme.color("ui.muted")
         if role == Qt.ItemDataRole.FontRole and token_id == self._token_id:
-            font = QFont()
-            font.setBold(True)
-            return font
+            return bold()
         return None

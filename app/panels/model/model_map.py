@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QRect, QSize, Qt, Signal
-from PySide6.QtGui import QAction, QPainter, QPaintEvent, QPalette
+from PySide6.QtGui import QAction, QPainter, QPalette
 from PySide6.QtWidgets import (
     QGridLayout,
     QLabel,
@@ -21,7 +21,7 @@ from app.engine_thread.events import OpenedFiles, ServerConnected
 from app.looks import Theme, figures_font
 from app.panels.model.server_page import ServerPage
 from app.trace_models.shown_text import plain_tip
-from app.widgets.build import made, scrolling, vbox, words
+from app.widgets.build import Drawing, made, scrolling, vbox, words
 from app.widgets.empty_state import EmptyState
 from app.widgets.fields import new_form
 from app.widgets.legend import FlowLegend
@@ -279,7 +279,7 @@ _BAR_HEIGHT = 6
 _ROW_GAP = 4
 
 
-class SizeBars(QWidget):
+class SizeBars(Drawing):
     """One row per entry: name, bar, size. The bars share the scale of the largest entry."""
 
     def __init__(self, theme: Theme) -> None:
@@ -303,8 +303,7 @@ class SizeBars(QWidget):
     def minimumSizeHint(self) -> QSize:
         return self.sizeHint()
 
-    def paintEvent(self, event: QPaintEvent) -> None:
-        painter = QPainter(self)
+    def draw(self, painter: QPainter) -> None:
         metrics = self.fontMetrics()
         label = max((metrics.horizontalAdvance(f"{n}  ") for n in self._sizes), default=0)
         figure = metrics.horizontalAdvance("8,888 MiB ")
@@ -322,7 +321,6 @@ class SizeBars(QWidget):
             width = max(2, round(room * n / most)) if n and most else 0
             top = row.center().y() - _BAR_HEIGHT // 2
             painter.fillRect(label, top, width, _BAR_HEIGHT, self._theme.color("ui.accent"))
-        painter.end()
 
     def _row(self) -> int:
         return self.fontMetrics().height() + _ROW_GAP

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyqtgraph as pg
 from PySide6.QtCore import QPoint, QRectF, QSize, Qt
-from PySide6.QtGui import QPainter, QPaintEvent, QPen
+from PySide6.QtGui import QPainter, QPen
 
 from app.looks import Theme
 from app.trace_models.shown_text import significant
@@ -67,8 +67,7 @@ class DraftHistogram(TipWidget):
     def minimumSizeHint(self) -> QSize:
         return QSize(0, 0)
 
-    def paintEvent(self, _event: QPaintEvent) -> None:
-        painter = QPainter(self)
+    def draw(self, painter: QPainter) -> None:
         theme, metrics = self._theme, self.fontMetrics()
         painter.fillRect(self.rect(), theme.color("plot.background"))
         area, n = self._area(), len(self._counts) - 1
@@ -84,7 +83,6 @@ class DraftHistogram(TipWidget):
             painter.drawText(beside, Qt.AlignmentFlag.AlignCenter, _Y_NAME)
             painter.restore()
         if n < 1:
-            painter.end()
             return
         step_x = max(1, int(np.ceil(metrics.horizontalAdvance("00 ") / (area.width() / n))))
         step_y = max(1, int(np.ceil(metrics.height() / (area.height() / (n + 1)))))
@@ -101,7 +99,6 @@ class DraftHistogram(TipWidget):
             )
         for d, a in self._cells_to_paint(area):
             self._paint_cell(painter, d, a)
-        painter.end()
 
     def _cells_to_paint(self, area: QRectF) -> list[tuple[int, int]]:
         """All cells; those with steps alone, and one for each pixel, where they are too small to

@@ -16,7 +16,7 @@ from app.engine_thread.feed import Pacer
 from app.looks import Theme
 from app.trace_models.run_facts import LiveNumbers, has_no_client, is_ours, untold_by
 from app.trace_models.run_rows import Position, RunRange, RunRows
-from app.widgets.build import hbox
+from app.widgets.build import UNLIMITED, hbox, turn
 from app.widgets.empty_state import EmptyState
 from app.widgets.legend import Swatch, SwatchLegend
 from app.widgets.round_plot import RoundPlot
@@ -317,8 +317,7 @@ class RoundView(QStackedWidget):
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         beside = event.size().width() >= _LEGEND_BESIDE
-        direction = QBoxLayout.Direction
-        self._row.setDirection(direction.LeftToRight if beside else direction.TopToBottom)
+        turn(self._row, down=not beside)
         self._fit_legend()
         self._row.activate()  # else the plot would be painted twice, at two widths
 
@@ -337,7 +336,7 @@ class RoundView(QStackedWidget):
             self.legend.setFixedWidth(min(max(wanted, self._legend_least), most))
         else:
             self.legend.setMinimumWidth(0)
-            self.legend.setMaximumWidth(16_777_215)
+            self.legend.setMaximumWidth(UNLIMITED)
         below = 0 if wanted else self.legend.heightForWidth(self.width() - 2 * _MARGIN)
         shown = 2 * (below + _MARGIN) <= self.height()
         if shown is self.legend.isHidden():

@@ -9,7 +9,6 @@ from datetime import datetime
 from typing import Any
 
 from PySide6.QtCore import QModelIndex, QPersistentModelIndex, Qt, Signal
-from PySide6.QtGui import QFont
 
 from app.looks import OVERLAY_ROLES, Theme, icon
 from app.trace_models.compared_lanes import lanes_of
@@ -17,7 +16,7 @@ from app.trace_models.run_comparison import FigurePair
 from app.trace_models.run_facts import ModelRuns, RunRow, run_row
 from app.trace_models.run_notes import count_runs, notes_of, number_of
 from app.trace_models.shown_text import NOT_OBSERVED, significant
-from app.widgets.plain_table import ColumnTable, TableColumn
+from app.widgets.plain_table import ColumnTable, TableColumn, bold
 from engine.analysis.findings.run_rows import lane_kind
 from engine.trace.records import PEER, POLICY, REFERENCE
 from engine.trace.run_ref import RunRef
@@ -374,7 +373,7 @@ class RunTable(ColumnTable):
             icons = dict(zip(self._overlaid, self._overlaid_icons, strict=False))
             return icons.get(line.row.run)
         if role == Qt.ItemDataRole.FontRole and line.row.run == self.shown:
-            return _bold()
+            return bold()
         if role == Qt.ItemDataRole.ForegroundRole:
             if line.row.marks:
                 return self._theme.color("status.error")
@@ -384,18 +383,12 @@ class RunTable(ColumnTable):
     def _heading(self, line: RunLine, name: str, role: int) -> Any:
         if name == "run" and role == Qt.ItemDataRole.ToolTipRole:
             return line.title
-        return _bold() if role == Qt.ItemDataRole.FontRole else None
+        return bold() if role == Qt.ItemDataRole.FontRole else None
 
 
 def _title(line: RunLine) -> str:
     fold = {None: "", True: f"{OPEN} ", False: f"{FOLDED} "}[line.is_open]
     return f"{_INDENT * line.depth}{fold}{line.title}"
-
-
-def _bold() -> QFont:
-    font = QFont()
-    font.setBold(True)
-    return font
 
 
 def _text(row: RunRow, name: str) -> str:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtGui import QPalette, QResizeEvent
-from PySide6.QtWidgets import QFrame, QPushButton, QToolButton
+from PySide6.QtWidgets import QFrame, QPushButton
 
 from app.trace_models.run_facts import LiveNumbers, is_ours
 from app.trace_models.shown_text import plain_tip, significant
-from app.widgets.build import hbox, made, vbox, words
+from app.widgets.build import flat_button, hbox, made, vbox, words
 from engine.analysis.findings.audit import audit_sentence
 from engine.analysis.run_cost import LEAST_PAIRS, MOST_PAIRS, PlainRatio
 from engine.plain_text import counted
@@ -152,10 +152,7 @@ class EndCard(QFrame):
         self.plain = made(QPushButton, "Measure plain", toolTip=about, clicked=self.plain_asked)
         self.step = made(QPushButton, _STEPS[COMPARE][0], clicked=self._take_step)
         called, top = "Close this card", Qt.AlignmentFlag.AlignTop
-        self._close = made(
-            QToolButton, text="✕", autoRaise=True, toolTip="Close", accessibleName=called
-        )
-        self._close.clicked.connect(self.hide)
+        self._close = flat_button("✕", "Close", accessibleName=called, clicked=self.hide)
         self._head = hbox((self.reason, 1), 0, (self._close, 0, top), spacing=8)
         self._measured = hbox((self.figures, 1), self.plain, 0, spacing=8)
         self._next = hbox((self.why, 1), self.step, 0, spacing=8)

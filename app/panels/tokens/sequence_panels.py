@@ -6,15 +6,14 @@ from collections.abc import Mapping
 from functools import partial
 
 import numpy as np
-from PySide6.QtCore import Qt
 from PySide6.QtGui import QPalette, QResizeEvent
-from PySide6.QtWidgets import QApplication, QSplitter, QStackedWidget, QTabWidget, QWidget
+from PySide6.QtWidgets import QApplication, QStackedWidget, QTabWidget, QWidget
 
 from app.looks import Theme, mark_front_tab
 from app.panels.tokens.token_area import TokenArea
 from app.trace_models.run_notes import reply_texts, run_name, sent_prompt
 from app.trace_models.token_stream import KIND, TokenStream
-from app.widgets.build import made, vbox
+from app.widgets.build import SAME, made, split, turn, vbox
 from app.widgets.fitted_labels import ElidedLabel, LowPanel
 from engine.plain_text import counted
 
@@ -30,7 +29,7 @@ class SequencePanels(QStackedWidget):
         super().__init__()
         self._panels: dict[int, QWidget] = {}
         self._as_tabs = False
-        self._rows = made(QSplitter, Qt.Orientation.Vertical, childrenCollapsible=False)
+        self._rows = split(down=True)
         self._tabs = made(QTabWidget, documentMode=True)
         mark_front_tab(self._tabs.tabBar())
         for part in (self._tabs, self._tabs.tabBar()):
@@ -86,12 +85,10 @@ class SequencePanels(QStackedWidget):
         else:
             per_row = -(-len(ordered) // -(-len(ordered) // _PER_ROW)) if ordered else 1
             for start in range(0, len(ordered), per_row):
-                row = made(QSplitter, Qt.Orientation.Horizontal, childrenCollapsible=False)
-                for _, panel in ordered[start : start + per_row]:
-                    row.addWidget(panel)
+                panels = [panel for _, panel in ordered[start : start + per_row]]
+                self._rows.addWidget(split(*panels))
+                for panel in panels:
                     panel.show()
-                self._rows.addWidget(row)
-                row.setSizes([1_000] * row.count())
         for old in old_rows:
             old.hide()
             old.setParent(None)
@@ -112,7 +109,7 @@ class SequencePanel(QWidget):
         self._titles = ElidedLabel(), ElidedLabel()
         self._sent: dict[str, str] = {}
         self._shows_title = self._moves = False
-        self._sides = made(QSplitter, childrenCollapsible=False)
+        self._sides = split()
         for title, area in zip(self._titles, (self.area, self.before), strict=True):
             title.setContentsMargins(10, 4, 10, 4)
             title.setForegroundRole(QPalette.ColorRole.PlaceholderText)
@@ -145,7 +142,7 @@ class SequencePanel(QWidget):
         if stream is not None and self.before.stream is not stream:
             self.before.set_stream(stream)
             self.before.set_follow(False)
-            self._sides.setSizes([1_000] * 2)
+            self._sides.setSizes([SAME] * 2)
             self._side_of_before.show()
         self.before.grow()
         if stream is not None:
@@ -164,7 +161,7 @@ class SequencePanel(QWidget):
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         narrow = event.size().width() < NARROW * self.fontMetrics().averageCharWidth()
-        self._sides.setOrientation(Qt.Orientation.Vertical if narrow else Qt.Orientation.Horizontal)
+        turn(self._sides, down=narrow)
 
     def _fork_in(self, stream: TokenStream) -> int:
         assert self.area.stream is not None

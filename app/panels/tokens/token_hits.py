@@ -25,7 +25,7 @@ from PySide6.QtWidgets import QLabel, QLineEdit, QToolButton, QWidget
 
 from app.looks import Theme, icon
 from app.trace_models.token_stream import GHOSTS, KIND, TokenStream
-from app.widgets.build import hbox, made, vbox, words
+from app.widgets.build import flat_button, hbox, made, vbox, words
 from engine.plain_text import counted
 from engine.trace.records import MISSING, ROLLBACK_PATHS, TOKEN_KINDS
 from engine.trace.token_text import pieces_at
@@ -323,21 +323,19 @@ class FindBar(QWidget):
         self.count = made(QLabel, accessibleName="Hits")
         self.error = words(accessibleName="What is wrong with the query")
         self.error.hide()
-        self.previous_button, self.next_button = QToolButton(), QToolButton()
-        self.close_button = QToolButton()
-        row = hbox((self.line, 1), self.count, spacing=4)
-        for button, tip in (
-            (self.previous_button, "Previous hit (Shift+Enter)"),
-            (self.next_button, "Next hit (Enter)"),
-            (self.close_button, "Close (Esc)"),
+        self._buttons: dict[str, QToolButton] = {}
+        for drawing, tip in (
+            ("go-previous", "Previous hit (Shift+Enter)"),
+            ("go-next", "Next hit (Enter)"),
+            ("close", "Close (Esc)"),
         ):
-            button.setAutoRaise(True)
-            button.setToolTip(tip)
-            button.setAccessibleName(tip.partition(" (")[0])
-            row.addWidget(button)
+            name = tip.partition(" (")[0]
+            self._buttons[drawing] = flat_button("", tip, accessibleName=name)
+        self.previous_button, self.next_button, self.close_button = self._buttons.values()
         self.previous_button.clicked.connect(lambda: self.step_asked.emit(-1))
         self.next_button.clicked.connect(lambda: self.step_asked.emit(+1))
         self.close_button.clicked.connect(self.closed)
+        row = hbox((self.line, 1), self.count, *self._buttons.values(), spacing=4)
         vbox(row, self.error, of=self, margins=(8, 4, 4, 2), spacing=2)
         self.show_count(0, None)
         self._theme = theme
@@ -369,12 +367,8 @@ class FindBar(QWidget):
 
     def _recolour(self) -> None:
         theme = self._theme
-        for button, name in (
-            (self.previous_button, "go-previous"),
-            (self.next_button, "go-next"),
-            (self.close_button, "close"),
-        ):
-            button.setIcon(icon(name, theme))
+        for drawing, button in self._buttons.items():
+            button.setIcon(icon(drawing, theme))
         palette = self.error.palette()
         palette.setColor(QPalette.ColorRole.WindowText, theme.color("status.error"))
         self.error.setPalette(palette)

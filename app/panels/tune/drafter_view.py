@@ -8,13 +8,13 @@ from collections.abc import Sequence
 
 import numpy as np
 from PySide6.QtCore import QPoint, QPointF, QRectF, QSize, Qt
-from PySide6.QtGui import QBrush, QPainter, QPaintEvent, QPalette, QResizeEvent
+from PySide6.QtGui import QBrush, QPainter, QPalette, QResizeEvent
 from PySide6.QtWidgets import QGridLayout, QLabel, QSizePolicy, QWidget
 
 from app.looks import Theme, figures_font
 from app.trace_models.run_rows import RunRows
 from app.trace_models.shown_text import NOT_OBSERVED, significant
-from app.widgets.build import TipWidget, hbox, made, vbox, words
+from app.widgets.build import UNLIMITED, TipWidget, hbox, made, vbox, words
 from app.widgets.fields import shown_choice
 from app.widgets.fitted_labels import ElidedLabel, ScrollPage
 from app.widgets.line_styles import plot_pen
@@ -42,7 +42,6 @@ _TREE_HEADS = {
     "speed": "Tokens per second against the chain, where a pass as wide was timed",
 }
 _CHART_STRETCH = 1000
-_UNLIMITED = 16_777_215
 _TWO_FROM, _THREE_FROM = 72, 110
 """Columns of the page by its width in characters."""
 
@@ -112,7 +111,7 @@ class DrafterQuality(QWidget):
             grid.setColumnStretch(row, 1 if row < n_columns else 0)
         # a row is as high as may be only if all of it is
         limited = n_columns == len(parts)
-        self.rank_part.setMaximumHeight(parts[0].maximumHeight() if limited else _UNLIMITED)
+        self.rank_part.setMaximumHeight(parts[0].maximumHeight() if limited else UNLIMITED)
         for at, part in enumerate(parts):
             row, column = divmod(at, n_columns)
             wide = n_columns == 2 and part is self.rank_part
@@ -306,8 +305,7 @@ class RankBars(TipWidget):
     def minimumSizeHint(self) -> QSize:
         return QSize(self.sizeHint().width() // 2, self.sizeHint().height())
 
-    def paintEvent(self, _event: QPaintEvent) -> None:
-        painter = QPainter(self)
+    def draw(self, painter: QPainter) -> None:
         theme, metrics = self._theme, self.fontMetrics()
         left = max(metrics.horizontalAdvance(f"{name}  ") for name, _ in self._rows)
         room = max(0, self.width() - left - metrics.horizontalAdvance("100 %  "))
@@ -327,7 +325,6 @@ class RankBars(TipWidget):
                 painter.setPen(theme.color("ui.text"))
                 after = QRectF(left + width + _GAP, top, self.width() - left - width, height)
                 painter.drawText(after, centre, f"{100 * n / total:.0f} %")
-        painter.end()
 
     def tip_at(self, at: QPoint) -> str:
         total = sum(n for _, n in self._rows)

@@ -13,7 +13,6 @@ from PySide6.QtWidgets import (
     QLabel,
     QPushButton,
     QSizePolicy,
-    QSplitter,
     QStackedWidget,
     QWidget,
 )
@@ -23,8 +22,9 @@ from app.looks import Theme
 from app.panels.tune.result_plots import ParetoPlot, ResultMap, map_axes, result_map
 from app.trace_models.results import MEMORY, SPEED, ResultColumn, Results
 from app.trace_models.shown_text import plain_tip
-from app.widgets.build import hbox, made, vbox
+from app.widgets.build import hbox, made, split, turn, vbox
 from app.widgets.empty_state import EmptyState
+from app.widgets.fields import offer
 from app.widgets.fitted_labels import ElidedLabel
 from app.widgets.heat_grid import HeatGrid
 from app.widgets.plain_table import ColumnTable, TableColumn, plain_table
@@ -41,8 +41,6 @@ _BESIDE_FROM = 64
 """Characters across from which the two plots stand side by side; in less, one under the other."""
 _PLOTS_FROM, _BOTH_FROM = 16, 26
 """Lines from which on there is room for a plot below the table, and for one more below that."""
-_SAME = 10_000
-"""Any size, given to both sides of a splitter."""
 
 
 class ResultsView(QStackedWidget):
@@ -102,15 +100,8 @@ class ResultsView(QStackedWidget):
         choices = (self.map_figure, "by", self.map_x, "and", self.map_y)
         self._map_part = _plot_part(self.grid, choices)
         self._pareto_part = _plot_part(self.pareto, (self.pareto_y, "over", self.pareto_x))
-        plots = self._plots = QSplitter(Qt.Orientation.Horizontal)
-        plots.addWidget(self._map_part)
-        plots.addWidget(self._pareto_part)
-        parts = QSplitter(Qt.Orientation.Vertical)
-        parts.addWidget(self.table)
-        parts.addWidget(plots)
-        for splitter in (plots, parts):
-            splitter.setChildrenCollapsible(False)
-            splitter.setSizes([_SAME, _SAME])
+        self._plots = split(self._map_part, self._pareto_part)
+        parts = split(self.table, self._plots, down=True)
         margins = _MARGIN, _SPACING, _MARGIN, _SPACING
         vbox(self._head, (parts, 1), of=(page := QWidget()), margins=margins, spacing=_SPACING)
         return page
@@ -127,8 +118,7 @@ class ResultsView(QStackedWidget):
         metrics = self.fontMetrics()
         lines = event.size().height() / metrics.height()
         beside = event.size().width() >= _BESIDE_FROM * metrics.averageCharWidth()
-        across, down = Qt.Orientation.Horizontal, Qt.Orientation.Vertical
-        self._plots.setOrientation(across if beside else down)
+        turn(self._plots, down=not beside)
         self._plots.setVisible(lines >= _PLOTS_FROM)
         self._pareto_part.setVisible(beside or lines >= _BOTH_FROM)
 
@@ -159,14 +149,9 @@ class ResultsView(QStackedWidget):
         if not (self._axes_chosen and set(chosen) - {None} <= set(results.axes)):
             self._axes_chosen = False
             chosen = [*map_axes(results), None, None][:2]
-        columns = [column for name in results.axes if (column := results.column(name))]
-        for box, name in zip((self.map_x, self.map_y), chosen, strict=True):
-            box.clear()
-            for column in columns:
-                box.addItem(column.title, column.name)
-            if box is self.map_y:
-                box.addItem(_NO_AXIS)
-            box.setCurrentIndex(box.findData(name))
+        items = [(one.title, one.name) for name in results.axes if (one := results.column(name))]
+        offer(self.map_x, items, chosen[0])
+        offer(self.map_y, [*items, (_NO_AXIS, None)], chosen[1])
 
     def _choose_axes(self) -> None:
         self._axes_chosen = True
@@ -256,17 +241,10 @@ def _choice(name: str) -> QComboBox:
 
 def _fill(box: QComboBox, columns: list[ResultColumn], first: int | str) -> None:
     """Offer columns, with the one chosen before or else the first choice (a name or an index)."""
-    before = box.currentData()
-    box.clear()
-    for column in columns:
-        box.addItem(column.title, column.name)
     names = [column.name for column in columns]
-    if before in names:
-        box.setCurrentIndex(names.index(before))
-    elif isinstance(first, str):
-        box.setCurrentIndex(names.index(first) if first in names else 0)
-    else:
-        box.setCurrentIndex(min(first, len(names) - 1))
+    usual = names[first : first + 1] if isinstance(first, int) else [first]
+    wanted = [name for name in (box.currentData(), *usual) if name in names]
+    offer(box, ((one.title, one.name) for one in columns), next(iter(wanted or names), None))
 
 
 class ResultTable(ColumnTable):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtGui import QResizeEvent
-from PySide6.QtWidgets import QBoxLayout, QHBoxLayout, QLabel, QSizePolicy
+from PySide6.QtWidgets import QHBoxLayout, QLabel, QSizePolicy
 
 from app.looks import Theme
 from app.panels.tune.drafter_view import DrafterFacts, DrafterQuality
@@ -18,7 +18,7 @@ from app.trace_models.tune_surface import (
     readout,
     rows,
 )
-from app.widgets.build import hbox, made, vbox, words
+from app.widgets.build import UNLIMITED, hbox, made, turn, vbox, words
 from app.widgets.fields import shown_choice
 from app.widgets.fitted_labels import ElidedLabel
 from app.widgets.heat_grid import HeatGrid
@@ -36,7 +36,6 @@ _MAP_CHARACTERS = 110
 """Width of the map's side, unless its cells take more: the drafter next to it has the rest."""
 _WRAPPED_FROM = 26
 """Lines from which on there is room for all of the note."""
-_UNLIMITED = 16_777_215
 _SPACING = 3
 """Of a choice, where there is no room for all of it."""
 _STAR = "★ frame: highest estimate · "
@@ -90,8 +89,7 @@ class TuneView(WholeRunView):
     def _lay_out(self) -> None:
         self._named: list[QHBoxLayout] = []
         self._labels: dict[str, QLabel] = {}
-        fields = self._fields = QBoxLayout(QBoxLayout.Direction.LeftToRight)
-        fields.setSpacing(6)
+        fields = self._fields = hbox(spacing=6)
         for name, field in (("rule", self.rule), ("drafter", self.drafter)):
             label = self._labels[name] = QLabel(name)
             label.setBuddy(field)
@@ -210,15 +208,13 @@ class TuneView(WholeRunView):
         super().resizeEvent(event)
         characters = event.size().width() / self.fontMetrics().averageCharWidth()
         wide = characters >= _BESIDE_FROM
-        direction = QBoxLayout.Direction
-        self._head.setDirection(direction.LeftToRight if wide else direction.TopToBottom)
+        turn(self._head, down=not wide)
         lines = event.size().height() / self.fontMetrics().height()
         self.readout.setVisible(lines >= _READOUT_FROM)
         self.readout.setWordWrap(not wide or lines >= _WRAPPED_FROM)
         self.note.setVisible(lines >= _NOTE_FROM)
         self.note.setWordWrap(lines >= _WRAPPED_FROM)
-        one_line = characters >= _ONE_LINE_FROM
-        self._fields.setDirection(direction.LeftToRight if one_line else direction.TopToBottom)
+        turn(self._fields, down=characters < _ONE_LINE_FROM)
         if wide is self.quality.isHidden():
             self.quality.setVisible(wide)
             if wide and self._facts is not None and self.has_rounds:
@@ -227,7 +223,7 @@ class TuneView(WholeRunView):
 
     def _fit_sides(self) -> None:
         """Give the drafter's quality the width that the map does not fill."""
-        most = _UNLIMITED
+        most = UNLIMITED
         if not self.quality.isHidden():
             least = _MAP_CHARACTERS * self.fontMetrics().averageCharWidth()
             most = max(self.grid.most_wide, least)

@@ -13,7 +13,7 @@ from PySide6.QtWidgets import QBoxLayout, QHeaderView
 from app.looks import Theme
 from app.trace_models.run_rows import RunRows
 from app.trace_models.shown_text import plain_tip, significant
-from app.widgets.build import hbox, made, vbox
+from app.widgets.build import UNLIMITED, hbox, made, turn, vbox
 from app.widgets.fitted_labels import ElidedLabel
 from app.widgets.plain_table import ColumnTable, TableColumn, plain_table
 from app.widgets.plot_surface import PlotSurface
@@ -42,7 +42,6 @@ _NOTE_FROM, _PLOT_FROM, _WRAPPED_FROM = 9, 16, 26
 """Lines from which on there is room for the note, for the plot below the table, and for all of the
 note."""
 _SPACING, _MARGIN = 3, 8
-_UNLIMITED = 16_777_215
 _LEAST_ROWS = 2
 """With the head; there is more to scroll to."""
 _MOST_ROUNDS = 10_000
@@ -135,7 +134,7 @@ class WhatIfView(WholeRunView):
         row = table.verticalHeader().defaultSectionSize()
         high = table.horizontalHeader().sizeHint().height() + self._estimates.n_rows() * row
         limited = self.plot.isVisibleTo(self) and not is_beside
-        table.setMaximumHeight(high + 2 * table.frameWidth() if limited else _UNLIMITED)
+        table.setMaximumHeight(high + 2 * table.frameWidth() if limited else UNLIMITED)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
@@ -147,8 +146,7 @@ class WhatIfView(WholeRunView):
         bar = table.verticalScrollBar().sizeHint().width() + 2 * table.frameWidth()
         beside = across * _TABLE_SHARE // (_TABLE_SHARE + _PLOT_SHARE) - bar
         wide = beside >= len(_HEADS) * widest
-        direction = QBoxLayout.Direction
-        self._parts.setDirection(direction.LeftToRight if wide else direction.TopToBottom)
+        turn(self._parts, down=not wide)
         self._fit_plot()
         self.note.setVisible(lines >= _NOTE_FROM)
         self.note.setWordWrap(lines >= _WRAPPED_FROM)
