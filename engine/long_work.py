@@ -35,13 +35,8 @@ def watched(parts: Iterable[_T], cancelled: Callable[[], bool] | None) -> Iterat
         yield part
 
 
-_waiting_for: list[None] = []
-"""An element for each such context, on whatever thread."""
-
-
-def do_collections_wait() -> bool:
-    """Whether a thread is within `collections_wait`: for those who collect by themselves."""
-    return bool(_waiting_for)
+WAITING: list[None] = []
+"""An element for each `collections_wait` on any thread; code that collects by itself checks it."""
 
 
 @contextmanager
@@ -50,11 +45,11 @@ def collections_wait() -> Iterator[None]:
     all in use takes a sixth of an import's time."""
     was_enabled = gc.isenabled()
     gc.disable()
-    _waiting_for.append(None)
+    WAITING.append(None)
     try:
         yield
     finally:
-        _waiting_for.pop()
+        WAITING.pop()
         if was_enabled:
             gc.freeze()  # what was made stays: the next collection would look at all of it
             gc.enable()
