@@ -34,13 +34,8 @@ def watched(parts: Iterable[_T], cancelled: Callable[[], bool] | None) -> Iterat
         yield part
 
 
-_waiting_for: list[None] = []
-"""One element per active context, of any thread."""
-
-
-def do_collections_wait() -> bool:
-    """Whether any thread is within `collections_wait`: for those who collect explicitly."""
-    return bool(_waiting_for)
+WAITING: list[None] = []
+"""An element for each `collections_wait` on any thread; code that collects by itself checks it."""
 
 
 @contextmanager
@@ -49,11 +44,11 @@ def collections_wait() -> Iterator[None]:
     for cycles takes a sixth of an import's time."""
     was_enabled = gc.isenabled()
     gc.disable()
-    _waiting_for.append(None)
+    WAITING.append(None)
     try:
         yield
     finally:
-        _waiting_for.pop()
+        WAITING.pop()
         if was_enabled:
             gc.freeze()  # the new objects stay: the next collection would visit all of them
             gc.enable()

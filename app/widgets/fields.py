@@ -142,7 +142,9 @@ def file_path(placeholder: str, accepted: str = "") -> QLineEdit:
     line = text(placeholder, takes_path=True)
     drawing = line.style().standardIcon(QStyle.StandardPixmap.SP_DialogOpenButton)
     browse = line.addAction(drawing, QLineEdit.ActionPosition.TrailingPosition)
-    browse.setToolTip("Browse…")
+    browse.setShortcut("Alt+Down")
+    browse.setShortcutContext(Qt.ShortcutContext.WidgetShortcut)
+    browse.setToolTip("Browse… (Alt+Down)")
 
     def ask() -> None:
         if accepted:

@@ -56,7 +56,7 @@ class EngineNews(QObject):
         bridge.trace_read.connect(self._offer_trace)
         bridge.connected.connect(self._show_server)
         bridge.server_seen.connect(self._show_server_status)
-        bridge.server_waited_for.connect(panels.status.set_waiting)
+        bridge.server_waited_for.connect(lambda words: panels.status.say(waiting=words))
         bridge.disconnected.connect(self._show_no_server)
         panels.status.cancel_asked.connect(bridge.cancel)
         panels.run_panel.options_changed.connect(self._show_options)
@@ -303,7 +303,7 @@ class EngineNews(QObject):
             device = bridge.memory.name.split()[0] if bridge.memory else ""
             parts = [files.target.stem, quant, bridge.compute, device, bridge.state.value]
             parts += self._on_show()
-        self._panels.status.set_model(" · ".join(part for part in parts if part))
+        self._panels.status.say(model=" · ".join(part for part in parts if part))
 
     def _on_show(self) -> list[str]:
         """The run on show, with its model if that is not the one in use."""

@@ -21,7 +21,7 @@ from app.window.window import MainWindow
 from engine.compare.memory_script import MemoryScript
 from engine.compare.scenario import Scenario, scenarios
 from engine.environment import version
-from engine.long_work import do_collections_wait
+from engine.long_work import WAITING
 from resources import MEMORY_SCRIPTS, SCENARIOS
 
 _LATEST_MS = 500
@@ -151,7 +151,7 @@ class Collector(QObject):
         gc.enable()
 
     def _collect(self, generation: int) -> None:
-        if do_collections_wait():  # among a million objects of a file it would take a second
+        if WAITING:  # among a million objects of a file it would take a second
             return
         if len(sys.modules) >= self._n_modules + _MANY_MODULES:
             self._n_modules = len(sys.modules)

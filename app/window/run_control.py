@@ -201,7 +201,7 @@ class RunControl:
         """Begin something when the model that loads is in use."""
         self._waiting = begin, self._bridge.loaded_as
         words = f"{name} begins when the model is loaded; Stop (Shift+F5) takes it back"
-        self._panels.status.set_waiting(words)
+        self._panels.status.say(waiting=words)
         self._enable()
 
     def begin_waiting(self, state: State) -> None:
@@ -215,7 +215,7 @@ class RunControl:
 
     def _forget_waiting(self) -> None:
         self._waiting = None
-        self._panels.status.set_waiting("")
+        self._panels.status.say(waiting="")
         self._enable()
 
     def _enable(self) -> None:

@@ -102,7 +102,7 @@ class RunEnds(QObject):
             words = " · ".join(filter(None, ("pausing after this round", words)))
         if goes_on and self._is_compiling:
             words = " · ".join(filter(None, ("compiling kernels", words)))
-        status.set_going(words)
+        status.say(going=words)
 
     def _look_at_compiler(self) -> None:
         """A kernel is compiled inside a round, in which no row is written."""

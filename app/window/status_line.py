@@ -48,7 +48,8 @@ class StatusLine(QStatusBar):
     def __init__(self) -> None:
         super().__init__()
         self.texts = {"waiting": "", "going": "", "model": ""}
-        """What is waited for; how far the run is, or which lane is on show; the model."""
+        """What is waited for; how far the run is, or which lane is on show; the model with the
+        engine's state."""
         self._model = _ElidedLine()
         self.phase = made(QLabel, textFormat=Qt.TextFormat.PlainText)
         self._bar = QProgressBar()
@@ -78,25 +79,10 @@ class StatusLine(QStatusBar):
         self.setContentsMargins(0, 0, _EDGE, 0)
         self.hide_progress()
 
-    def set_model(self, text: str) -> None:
-        """Show which model is loaded and the engine's state."""
-        self.texts["model"] = text
-        self._show_texts()
-
-    def set_going(self, text: str) -> None:
-        """Show how far the run is, or which lane it was, before the model; empty else."""
-        if text != self.texts["going"]:
-            self.texts["going"] = text
-            self._show_texts()
-
-    def set_waiting(self, sentence: str) -> None:
-        """Show first the wait for a server; empty for nothing."""
-        self.texts["waiting"] = sentence
-        self._show_texts()
-
-    def _show_texts(self) -> None:
-        text = " · ".join(filter(None, self.texts.values()))
-        self._model.say(text)
+    def say(self, **texts: str) -> None:
+        """Show other `texts`; one that is empty takes no room."""
+        self.texts |= texts
+        self._model.say(" · ".join(filter(None, self.texts.values())))
 
     def set_vs_plain(self, ratio: PlainRatio | None) -> None:
         """How many times as fast as plain decoding; None where that was not measured takes no

@@ -283,7 +283,7 @@ class RunAudit(RoundObserver):
             yield
 
     def _room(self, n: int, first: int) -> int:
-        """How many of the next n tokens may be decoded again. first: this many are always allowed."""
+        """How many of the next n tokens may be decoded again. first: this many always may."""
         if self._limit_s == math.inf:
             return n
         if not self._n_passed:

@@ -130,20 +130,15 @@ class RollbackView(BarView):
         overlaid = round(self._draw_overlay())
         top = max(self._deepest, overlaid, self._n_rs_seq or 0, 1)
         strip = top * 1.25 + 0.35
-        base = strip * (self._n_strips - 1 - np.searchsorted(self._seq_ids, seq_ids))
+        strips = self._n_strips - 1 - np.searchsorted(self._seq_ids, seq_ids)
         for number, (group, bars) in enumerate(self._bars.items()):
-            at = groups == number
-            if not at.any() and not len(bars.opts["x"]):
+            at = np.flatnonzero(groups == number)
+            if not len(at) and not len(bars.opts["x"]):
                 continue  # pyqtgraph works for no bars too
-            height = np.maximum(depths[at], 0.0 if group == "seq_rm" else _STUB)
-            drawn = [np.zeros((4, 0))]
-            for bottom in np.unique(base[at]).tolist():
-                mine = base[at] == bottom
-                columns = PixelColumns(x[at][mine], *self.plot.x_range, n_pixels)
-                middle, wide = (columns.first(one[at][mine]) for one in (x, width))
-                high = columns.most(height[mine])
-                drawn.append(np.stack([middle, high, wide, np.full(len(middle), bottom)]))
-            middle, high, wide, bottoms = np.concatenate(drawn, axis=1)
+            at = at[np.argsort(strips[at], kind="stable")]
+            columns = PixelColumns(x[at], *self.plot.x_range, n_pixels, strips[at])
+            middle, wide, bottoms = (columns.first(one[at]) for one in (x, width, strip * strips))
+            high = columns.most(np.maximum(depths[at], 0.0 if group == "seq_rm" else _STUB))
             bars.setOpts(x=middle, height=high, width=wide, y0=bottoms)
             if group == "refused":
                 self._crosses.setData(middle, bottoms + high + 0.3)

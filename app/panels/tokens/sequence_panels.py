@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QApplication, QStackedWidget, QTabWidget, QWidget
 
 from app.looks import Theme, mark_front_tab
 from app.panels.tokens.token_area import TokenArea
-from app.trace_models.run_notes import reply_texts, run_name, sent_prompt
+from app.trace_models.run_notes import run_name, sent
 from app.trace_models.token_stream import KIND, TokenStream
 from app.widgets.build import SAME, made, split, turn, vbox
 from app.widgets.fitted_labels import ElidedLabel, LowPanel
@@ -131,9 +131,9 @@ class SequencePanel(QWidget):
         self.area.set_stream(stream)
         self._sent = {}
         if stream is not None:
-            facts, seq_id = stream.run.facts, stream.seq_id
-            prompt = "" if KIND["prompt"] in stream.kinds else sent_prompt(facts, seq_id)
-            self._sent = {"prompt": prompt, "text": reply_texts(facts).get(seq_id, "")}
+            prompt, text = sent(stream.run.facts, stream.seq_id)
+            prompt = "" if KIND["prompt"] in stream.kinds else prompt
+            self._sent = {"prompt": prompt, "text": text}
         self._count()
 
     def show_before(self, stream: TokenStream | None) -> None:

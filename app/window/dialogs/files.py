@@ -10,20 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtWidgets import (
-    QCheckBox,
-    QFileDialog,
-    QLabel,
-    QLineEdit,
-    QMessageBox,
-    QPushButton,
-    QWidget,
-)
+from PySide6.QtWidgets import QCheckBox, QFileDialog, QLabel, QMessageBox, QWidget
 
 from app.saved.settings import Settings, unwritable
 from app.trace_models.run_facts import ModelRuns
 from app.trace_models.run_notes import count_runs, notes_of, run_name
-from app.widgets.build import ModelessDialog, hbox, made, words
+from app.widgets.build import ModelessDialog, made, words
 from app.widgets.fields import add_row, file_path, new_form
 from engine.plain_text import counted
 from engine.trace.export import SESSION_FILE
@@ -54,17 +46,13 @@ class ExportDialog(ModelessDialog):
             lanes = f" and the {len(runs) - 1} lanes next to it" if len(runs) > 1 else ""
             rows = f"those rows alone that belong to {run_name(runs[0])}{lanes}"
         about = words(f"A new folder with one CSV file per table: {rows}.")
-        self.folder = QLineEdit(str(settings.folder("export")))
-        self.folder.setAccessibleName("Folder that the new one is made in")
+        self.folder = file_path("")
+        self.folder.setText(str(settings.folder("export")))
         self.folder.setMinimumWidth(60 * self.fontMetrics().averageCharWidth())
-        label = QLabel("&Into")
-        label.setBuddy(self.folder)
-        browse = made(QPushButton, "&Browse…", toolTip="Choose the folder", clicked=self._browse)
-        browse.setAutoDefault(False)  # Return in the field exports
-        row = hbox(label, self.folder, browse)
+        add_row(form := new_form(), "&Into", self.folder, "Folder that the new one is made in")
         name = "Safe for &spreadsheets (Excel)"
         self.excel = made(QCheckBox, name, toolTip=_EXCEL_TIP, checked=settings.excel_safe)
-        export = self.lay_out(about, row, self.excel, act="&Export")
+        export = self.lay_out(about, form, self.excel, act="&Export")
         self.folder.textChanged.connect(lambda text: export.setEnabled(_can_hold(text)))
 
     def accept(self) -> None:
@@ -74,10 +62,6 @@ class ExportDialog(ModelessDialog):
         self._settings.excel_safe = self.excel.isChecked()
         self.chosen.emit(new_folder(parent, time.localtime()), self.excel.isChecked())
         super().accept()
-
-    def _browse(self) -> None:
-        if name := QFileDialog.getExistingDirectory(self, "Export trace into", self.folder.text()):
-            self.folder.setText(name)
 
 
 def _can_hold(folder: str) -> bool:

@@ -16,7 +16,6 @@ from PySide6.QtWidgets import (
     QHeaderView,
     QLabel,
     QLineEdit,
-    QPushButton,
     QTreeWidget,
     QTreeWidgetItem,
     QWidget,
@@ -28,8 +27,7 @@ from app.saved.settings import Settings
 from app.trace_models.run_facts import other_options
 from app.trace_models.shown_text import probability_text
 from app.widgets.build import CLOSE, ModelessDialog, hbox, made, words
-from app.widgets.fields import add_row, new_form, text, typed_choice, whole
-from app.window.dialogs.files import ask_file
+from app.widgets.fields import add_row, file_path, new_form, text, typed_choice, whole
 from engine.compare.memory_script import MemoryScript
 from engine.compare.scenario import Scenario
 from engine.errors import OptionError
@@ -91,11 +89,8 @@ class ConnectDialog(ModelessDialog):
         self.key.setEchoMode(QLineEdit.EchoMode.Password)
         self.model = text("the only one, or the one that is loaded")
         self.model.setText(model)
-        self.log = text("none")
+        self.log = file_path("none", "All files (*)")
         self.log.setText(str(chosen_log or ""))
-        browse = made(QPushButton, "&Browse…", toolTip="Choose the log file")
-        browse.setAutoDefault(False)  # Return is for Connect
-        browse.clicked.connect(self._browse)
         self.limit = whole(1, 999_999, settings.server_timeout)
         self.limit.setSuffix(" s")
         self.watch = QCheckBox(f"&Watch other programs at {LOOPBACK}, port")
@@ -106,17 +101,13 @@ class ConnectDialog(ModelessDialog):
         self.problem = made(QLabel, wordWrap=True, textFormat=Qt.TextFormat.PlainText)
         self.problem.setForegroundRole(QPalette.ColorRole.BrightText)
         self.problem.hide()
-        self._lay_out(browse)
+        self._lay_out()
         line.textChanged.connect(lambda _: self.problem.hide())
         line.setFocus()
 
-    def _lay_out(self, browse: QPushButton) -> None:
-        about = made(QLabel, _ABOUT, wordWrap=True)
-        log, watch = QWidget(), QWidget()
-        for box, widgets in ((log, (self.log, browse)), (watch, (self.watch, self.port))):
-            row = hbox(*widgets, of=box, margins=(0, 0, 0, 0))
-        row.addStretch(1)
-        self.log.setAccessibleName("Log file of the server")
+    def _lay_out(self) -> None:
+        about, watch = made(QLabel, _ABOUT, wordWrap=True), QWidget()
+        hbox(self.watch, self.port, of=watch, margins=(0, 0, 0, 0)).addStretch(1)
         self.port.setAccessibleName("Port for other programs")
         self.port.setToolTip(_WATCH_TIP)
         self.watch.setToolTip(_WATCH_TIP)
@@ -124,8 +115,7 @@ class ConnectDialog(ModelessDialog):
         add_row(form, "&Address", self.address, "Where the server listens")
         add_row(form, "API &key", self.key, _KEY_TIP)
         add_row(form, "&Model", self.model, _MODEL_TIP)
-        add_row(form, "&Log file", log, _LOG_TIP)
-        self.log.setToolTip(_LOG_TIP)
+        add_row(form, "&Log file", self.log, _LOG_TIP)
         add_row(form, "&Time limit", self.limit, _LIMIT_TIP)
         form.addRow("", watch)
         self.lay_out(about, form, self.problem, act="&Connect")
@@ -151,10 +141,6 @@ class ConnectDialog(ModelessDialog):
         self.chosen.emit(address, self.key.text(), log, port, self.model.text().strip())
         self.key.clear()
         super().accept()
-
-    def _browse(self) -> None:
-        if path := ask_file(self, self._settings, "log", "Log file of the server", "All files (*)"):
-            self.log.setText(str(path))
 
 
 _GROUPS = "Runs and comparisons", "Operations on the memory alone"
