@@ -88,22 +88,6 @@ def unreachable(address: str, error: BaseException) -> ServerError:
     )
 
 
-def encoded(url: str, encoding: str) -> ServerError:
-    """The error of a reply whose body is encoded, though nothing of the kind was asked for."""
-    return ServerError(
-        f"{url} answers in the encoding {server_words(encoding, 40)}, which was not asked for.",
-        "Switch compression off in the proxy in front of the server.",
-    )
-
-
-def long_head(url: str) -> ServerError:
-    """The error of a reply that does not come to the end of its headers."""
-    return ServerError(
-        f"{url} answers with headers and interim replies (1xx) without an end.",
-        "Name the address and port of a llama-server.",
-    )
-
-
 def cut_short(address: str) -> ServerError:
     """The error of a reply that breaks off."""
     return ServerError(

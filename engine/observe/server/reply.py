@@ -14,13 +14,12 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from engine.errors import ServerError, ServerTimeoutError
+from engine.observe.rounds.stream import server_words
 from engine.observe.server.errors import (
     again_after_s,
     cut_short,
-    encoded,
     foreign,
     is_loading,
-    long_head,
     refusal,
     unreachable,
 )
@@ -343,7 +342,10 @@ def check_encoding(url: str, headers: Mapping[str, str]) -> None:
     but the bytes as they are, and no decompressor runs on what a server sends."""
     encoding = headers.get("Content-Encoding", "").strip().lower()
     if encoding not in ("", "identity"):
-        raise encoded(url, encoding)
+        raise ServerError(
+            f"{url} answers in the encoding {server_words(encoding, 40)}, which was not asked for.",
+            "Switch compression off in the proxy in front of the server.",
+        )
 
 
 class _Trace:
@@ -389,7 +391,10 @@ class _Trace:
             if self._is_in_head:
                 self._room -= len(piece)
                 if self._room < 0:
-                    raise long_head(self._url)
+                    raise ServerError(
+                        f"{self._url} answers with headers and interim replies (1xx) without end.",
+                        "Name the address and port of a llama-server.",
+                    )
             return piece
 
         stream.read = limited  # type: ignore[method-assign]
