@@ -206,7 +206,8 @@ _SAID_RATE = re.compile(
     r"|draft|token|mtp)[ -]){0,2}accept(?:ance|ed)?\b(?! (?:loss|gain|drop|threshold|target))"
 )
 _SAID_LENGTH = re.compile(
-    r"(?i)(?<![a-z_])acc(?:ept(?:ance|ed)?)?[ _]len(?:gth)?(?: is| was| of)?[ \t]*[:：=~≈*`]*[ \t]*"
+    r"(?i)(?<![a-z_])(?:(?:mean|avg|average)_)?acc(?:ept(?:ance|ed)?)?[ _]len(?:gth)?"
+    r"(?: is| was| of)?[ \t]*[:：=~≈*`]*[ \t]*"
     r"(\d{1,2}\.\d{1,6})(?!\.?\d| ?[%–]|-\d)"
 )
 _SHARE = re.compile(
