@@ -391,8 +391,7 @@ class _Trace:
                 self._room -= len(piece)
                 if self._room < 0:
                     raise ServerError(
-                        f"{self._url} answers with headers and interim replies (1xx) without an "
-                        "end.",
+                        f"{self._url} answers with headers and interim replies (1xx) without end.",
                         "Name the address and port of a llama-server.",
                     )
             return piece

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from engine.errors import TraceFileError
+from engine.errors import TraceFileError, check_most
 from engine.foreign import as_json, is_whole
 from engine.long_work import collections_wait, watched
 from engine.observe.files.records.aiperf import AIPERF, WARMUP, is_summary_table, table_values
@@ -28,7 +28,8 @@ from engine.observe.files.records.prometheus import is_metrics, only_samples, re
 from engine.observe.files.records.readers import LLAMA_SERVER, READERS, USAGE, RecordShape, keys_in
 from engine.observe.files.records.replies import KeptReply, kept_replies, read_reply
 from engine.observe.files.records.request import RecordedRequest
-from engine.observe.files.records.writing import check_number, write_replies, write_requests
+from engine.observe.files.records.writing import write_replies, write_requests
+from engine.observe.rounds.server_log import MOST_REQUESTS
 from engine.trace.store import TraceStore
 
 _HEAD = 1 << 18
@@ -190,7 +191,7 @@ def _requests(
             mine, key = counts.setdefault(reply, {}), _answer_of(node)
         if key not in mine or shape.has_counts(node.values):  # the last one of a stream counts
             mine[key] = node
-    check_number(len(replies) + len(others), file)
+    check_most(file, len(replies) + len(others), MOST_REQUESTS, "requests")
     found: list[RecordedRequest] = []
     read: list[tuple[Node, RecordedRequest]] = []
     for kept in watched(replies, cancelled):

@@ -1,5 +1,5 @@
-"""Column names: the meaning of columns, keys and series in other programs' tables and records, and
-numbers in human notation."""
+"""Column names: the meaning of columns, keys and series in other programs' tables and records,
+numbers in human notation, and the lines of text with them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import tomllib
 from functools import lru_cache
 from itertools import permutations
 from pathlib import Path
+
+from engine.observe.files.records.request import RecordedRequest
 
 _COUNT_OF = re.compile(
     r"^(?:\w{1,20}:)?(?:(?:#|n|num|number of|mtp|spec(?: decode)?|total|draft(?= num)) ?\b)+"
@@ -27,7 +29,7 @@ IN_NAME = re.compile(r"\([^()/→]{1,40}(?:(?:/|→|[-=]?->)[^()/→]{1,40})+\)"
 OF_ALL = re.compile(r" ?\((?:avg|average|mean)\)$| (?:mean ?)?[/±] ?std(?:dev)?$")
 SPREAD = re.compile(r"(?:.{0,60} )?(?:min|max|std(?:dev)?|median|p\d\d?(?:\.\d)?):?", re.IGNORECASE)
 """Statistics over several requests, neither of one nor of all."""
-_SHARE = re.compile(r"(?<![\d.])(\d{1,3}\.\d{1,6}|\d{2,3}(?= ?%)) ?(%?)(?![\d.])")
+_SHARE_OF = re.compile(r"(?<![\d.])(\d{1,3}\.\d{1,6}|\d{2,3}(?= ?%)) ?(%?)(?![\d.])")
 _COUNT = re.compile(r"(?<![\d.])\d{1,9}(?!\d|\.\d| ?%)")
 _ALL_OF = re.compile(r"(?<![\d.])(\d{2,9})(?: ?/ ?| of | out of )\1(?![\d.])")
 _FEWEST, _MOST_COUNTS = 20, 12
@@ -41,6 +43,7 @@ SUM_DIGITS = 0.01
 """Allowed difference of a printed rate from its counts, by its digits."""
 _LONGEST, _LONGEST_NAME = 32, 80
 ABOUT = re.compile("|".join(NAMES["about"]))
+ABOUT_DRAFTS = re.compile(f"(?i){'|'.join(NAMES['said']['about'])}")
 NUMBER = re.compile(
     r"[~≈]?(\d{1,12}(?:\.\d{1,20})?)(?: ?(?:±|\+/-) ?[\d.]{1,9})? ?(%?)(?![\d.kKM]|\s?[–—]|-\d)"
 )
@@ -105,7 +108,7 @@ def making_rates(line: str) -> set[tuple[int, int]]:
     pairs += [(int(one), int(one)) for one in _ALL_OF.findall(plain)]
     return {
         (accepted, drafted)
-        for share, percent in _SHARE.findall(line)
+        for share, percent in _SHARE_OF.findall(line)
         for accepted, drafted in pairs
         if drafted >= _FEWEST
         and abs(accepted / drafted * (scale := 100 if percent else 1) - float(share))
@@ -184,3 +187,83 @@ def sides_of(names: list[str], above: list[str]) -> list[tuple[str, list[int], l
         mine = [parts[i][1] if parts[i][0] == side else names[i] for i in places]
         several.append((side, places, mine))
     return several
+
+
+# -- lines of a text -------------------------------------------------------------------------
+
+_LONGEST_SAID = 300
+_WORDED = re.compile(f"(?i){'|'.join(NAMES['said']['counts'])}")
+_NOT_HAD = re.compile(f"(?i){'|'.join(NAMES['said']['not_had'])}")
+_IN_OTHERS = re.compile(NAMES["about"][1])
+"""What other languages write without spaces for what is accepted."""
+_LISTED = re.compile(r"\s{0,20}[-*+•]\s")
+"""A line that may be under one with a colon at its end."""
+_SAID_RATE = re.compile(
+    r"(?i)(?<![a-z])accept(?:ance|ed)?(?:[ _]rate|[ _]ratio)?(?: is| was| of| at)?[ \t:=~≈(]{0,4}"
+    r"(\d{1,3}(?:\.\d{1,6})? ?%|0\.\d{1,6}|1\.0{1,6})(?!\.?\d|[–-])"
+    r"|(?<![\d.,+\-–−])(\d{1,3}(?:\.\d{1,6})? ?%) (?:(?:aggregate|average|avg|mean|overall|total"
+    r"|draft|token|mtp)[ -]){0,2}accept(?:ance|ed)?\b(?! (?:loss|gain|drop|threshold|target))"
+)
+_SAID_LENGTH = re.compile(
+    r"(?i)(?<![a-z_])(?:(?:mean|avg|average)_)?acc(?:ept(?:ance|ed)?)?[ _]len(?:gth)?"
+    r"(?: is| was| of)?[ \t]*[:：=~≈*`]*[ \t]*"
+    r"(\d{1,2}\.\d{1,6})(?!\.?\d| ?[%–]|-\d)"
+)
+_SHARE = re.compile(
+    r"(?<![\d.+−–±-])(?<!\+/)(?:\d{1,3}(?:[.,]\d{1,6})? ?%|(?:0|1)\.\d{1,6}(?!\.?\d| ?[×a-z%]))"
+)
+
+
+def said_lines(text: str) -> tuple[list[RecordedRequest], list[RecordedRequest]]:
+    """Lines with two counts: those that form the acceptance rate next to them, or, without a rate,
+    those identified by words; and lines with one rate or mean length and no such counts. Each with
+    its only speed."""
+    counted, rated = list[RecordedRequest](), list[RecordedRequest]()
+    is_about = ABOUT_DRAFTS.search(text) is not None  # others accept people, or offers
+    is_under = False
+    for number, line in enumerate(text.splitlines() if is_about else (), 1):
+        n_words = line.lower().count("accept")
+        has_list = n_words > 0 and line.rstrip()[-1:] in (":", "：")
+        is_under = has_list or (is_under and _LISTED.match(line) is not None)
+        if len(line) > _LONGEST_SAID or not (n_words or is_under or _IN_OTHERS.search(line)):
+            continue
+        found = RecordedRequest("", f"line {number}", stop="end")
+        if len(speeds := SAID_SPEED.findall(line)) == 1:
+            found.timings["predicted_per_second"] = float(speeds[0])
+        # words before may mean something expected or lost, unless next to a speed
+        shares = [after or one for after, one in _SAID_RATE.findall(line) if after or speeds]
+        said = share_of(shares[0]) if len(shares) == 1 else (0.0, 1.0)
+        pairs = {(n, of) for n, of in making_rates(line) if abs(n / of - said[0]) <= said[1]}
+        plain = without_signs(line.replace("`", ""))
+        named = [] if pairs else list(_WORDED.finditer(plain))
+        if len(named) == 1:
+            a, d, e, b, c, f = named[0].groups("")
+            n, of = int(a + b + c), int(d + e + f)
+            if not shares and n <= of:
+                pairs = {(n, of)}
+            elif len(shares) == 1 and of and _is_next_to(named[0], plain):
+                share, within = share_of(shares[0])
+                found.check_ratio("the rate", share, n, of, "accepted", "drafted", within=within)
+                counted += [found] if found.contradictions else []
+        if len(pairs) == 1:  # so their meaning is certain
+            found.num_accepted_draft_tokens, found.num_draft_tokens = pairs.pop()
+            counted.append(found)
+        elif n_words != 1 or _NOT_HAD.search(line) is not None:
+            continue
+        elif len(shares) == len(_SHARE.findall(line)) == 1:
+            share, _ = share_of(shares[0])
+            found.given["draft_acceptance_rate"] = share
+            rated += [found] if share <= 1 else []
+        elif len(lengths := _SAID_LENGTH.findall(line)) == 1:
+            found.given["mean_acceptance_length"] = float(lengths[0])
+            rated.append(found)
+    return counted, rated
+
+
+def _is_next_to(counts: re.Match[str], line: str) -> bool:
+    """Whether no word separates counts from the rate in a line, so that they concern the same
+    tokens."""
+    rate = _SAID_RATE.search(line)
+    first, last = sorted((counts.span(), rate.span() if rate is not None else (0, 0)))
+    between = line[first[1] : last[0]]
+    return rate is not None and re.fullmatch(r"\w*(?: tokens?)?\W*", between) is not None

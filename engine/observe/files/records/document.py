@@ -251,7 +251,9 @@ def _values(
                 continue
             is_cut = text.find("\n", end) < 0 or "Unterminated" in whole.what
             opened = start if inner is None or text[start] == "{" else inner.start()
-            if is_cut and not found and _IS_ABOUT.search(plain := closed_object(text[opened:])):
+            may_be = is_cut and not found and room > 0
+            room -= len(text) - opened if may_be else 0
+            if may_be and _IS_ABOUT.search(plain := closed_object(text[opened:])):
                 left.add(number, text.rstrip()[-80:])
                 value = _parse(plain)
                 found.append((f"line {number}", {key[1] or key[2]: value} if key else value))

@@ -20,14 +20,11 @@ from engine.foreign import COUNT, LONGEST_DRAFT, LONGEST_PART_MS, is_real, is_wh
 from engine.observe.files.records.column_names import (
     ABOUT,
     NAMES,
-    SAID_SPEED,
     kind_of,
-    making_rates,
     mean_of,
     names_of,
     plain_number,
-    share_of,
-    without_signs,
+    said_lines,
 )
 from engine.observe.files.records.document import Fields, Node
 from engine.observe.files.records.readers import (
@@ -38,7 +35,7 @@ from engine.observe.files.records.readers import (
     read_usage,
 )
 from engine.observe.files.records.request import RecordedRequest
-from engine.observe.files.records.tables import ABOUT_DRAFTS, ALL, read_tables, row_of
+from engine.observe.files.records.tables import ALL, read_tables, row_of
 
 _STEPS, _DRAFTED, _ACCEPTED = "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens"
 _EMITTED, _MEAN, _RATE, _BY_INDEX = "predicted_n", "mean", "rate", "by index"
@@ -116,7 +113,7 @@ def read_printed(text: str, unread: list[str] | None = None) -> list[RecordedReq
     sums = [] if is_counted else _sums(text)  # lines may have more
     whole_ = [one for one in sums if one.num_spec_steps or one.num_draft_tokens]
     found = [one for one in whole_ if one.num_accepted_draft_tokens is not None] or found
-    counted, rated = ([], []) if found else _said(text)
+    counted, rated = ([], []) if found else said_lines(text)
     read = {one.place for one in counted}
     if unread is not None:
         unread[:] = [one for one in unread if one.partition(": ")[0] not in read]
@@ -218,78 +215,6 @@ def _by_place(values: dict[str, re.Match[str]], text: str) -> dict[str, str]:
         if all(re.fullmatch(r"[01](?:\.\d{1,20})?", one) for one in shares[:LONGEST_DRAFT]):
             parts = shares[:LONGEST_DRAFT]
     return {f"position {at}": one for at, one in enumerate(parts)}
-
-
-# -- lines of a text -------------------------------------------------------------------------
-
-_LONGEST_SAID = 300
-_WORDED = re.compile(f"(?i){'|'.join(NAMES['said']['counts'])}")
-_NOT_HAD = re.compile(f"(?i){'|'.join(NAMES['said']['not_had'])}")
-_IN_OTHERS = re.compile(NAMES["about"][1])
-"""Words for acceptance in languages without spaces."""
-_LISTED = re.compile(r"\s{0,20}[-*+•]\s")
-"""A line that may follow one ending with a colon."""
-_SAID_RATE = re.compile(
-    r"(?i)(?<![a-z])accept(?:ance|ed)?(?:[ _]rate|[ _]ratio)?(?: is| was| of| at)?[ \t:=~≈(]{0,4}"
-    r"(\d{1,3}(?:\.\d{1,6})? ?%|0\.\d{1,6}|1\.0{1,6})(?!\.?\d|[–-])"
-    r"|(?<![\d.,+\-–−])(\d{1,3}(?:\.\d{1,6})? ?%) (?:(?:aggregate|average|avg|mean|overall|total"
-    r"|draft|token|mtp)[ -]){0,2}accept(?:ance|ed)?\b(?! (?:loss|gain|drop|threshold|target))"
-)
-_SHARE = re.compile(
-    r"(?<![\d.+−–±-])(?<!\+/)(?:\d{1,3}(?:[.,]\d{1,6})? ?%|(?:0|1)\.\d{1,6}(?!\.?\d| ?[×a-z%]))"
-)
-
-
-def _said(text: str) -> tuple[list[RecordedRequest], list[RecordedRequest]]:
-    """Lines with two counts: those that form the acceptance rate next to them, or, without a rate,
-    those identified by words; and lines with one rate and no such counts. Each with its only
-    speed."""
-    counted, rated = list[RecordedRequest](), list[RecordedRequest]()
-    is_about = ABOUT_DRAFTS.search(text) is not None  # others accept people, or offers
-    is_under = False
-    for number, line in enumerate(text.splitlines() if is_about else (), 1):
-        n_words = line.lower().count("accept")
-        has_list = n_words > 0 and line.rstrip()[-1:] in (":", "：")
-        is_under = has_list or (is_under and _LISTED.match(line) is not None)
-        if len(line) > _LONGEST_SAID or not (n_words or is_under or _IN_OTHERS.search(line)):
-            continue
-        found = RecordedRequest("", f"line {number}", stop="end")
-        if len(speeds := SAID_SPEED.findall(line)) == 1:
-            found.timings[_SPEED] = float(speeds[0])
-        # words before may mean something expected or lost, unless next to a speed
-        shares = [after or one for after, one in _SAID_RATE.findall(line) if after or speeds]
-        said = share_of(shares[0]) if len(shares) == 1 else (0.0, 1.0)
-        pairs = {(n, of) for n, of in making_rates(line) if abs(n / of - said[0]) <= said[1]}
-        plain = without_signs(line.replace("`", ""))
-        named = [] if pairs else list(_WORDED.finditer(plain))
-        if len(named) == 1:
-            a, d, e, b, c, f = named[0].groups("")
-            n, of = int(a + b + c), int(d + e + f)
-            if not shares and n <= of:
-                pairs = {(n, of)}
-            elif len(shares) == 1 and of and _is_next_to(named[0], plain):
-                share, within = share_of(shares[0])
-                found.check_ratio("the rate", share, n, of, "accepted", "drafted", within=within)
-                counted += [found] if found.contradictions else []
-        if len(pairs) == 1:  # so their meaning is certain
-            found.num_accepted_draft_tokens, found.num_draft_tokens = pairs.pop()
-            counted.append(found)
-        elif [len(shares), len(_SHARE.findall(line)), n_words] == [1, 1, 1] and (
-            _NOT_HAD.search(line) is None
-        ):
-            share, _ = share_of(shares[0])
-            found.given["draft_acceptance_rate"] = share
-            rated += [found] if share <= 1 else []
-    return counted, rated
-
-
-def _is_next_to(counts: re.Match[str], line: str) -> bool:
-    """Whether no word separates counts from the rate in a line, so that they concern the same
-    tokens."""
-    rate = _SAID_RATE.search(line)
-    first, last = sorted((counts.span(), rate.span() if rate is not None else (0, 0)))
-    between = line[first[1] : last[0]]
-    return rate is not None and re.fullmatch(r"\w*(?: tokens?)?\W*", between) is not None
 
 
 # -- the same as JSON -------------------------------------------------------------------------

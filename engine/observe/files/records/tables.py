@@ -16,6 +16,7 @@ from itertools import pairwise, zip_longest
 from engine.foreign import COUNT, LONGEST_PART_MS, OutOfRangeError, real, whole
 from engine.observe.files.records.column_names import (
     ABOUT,
+    ABOUT_DRAFTS,
     ACCEPTED,
     FIGURES,
     IN_NAME,
@@ -83,7 +84,6 @@ _NUMBERED = re.compile(r"(?i)p[02-46-9]:?")
 """A numbered prompt, not a percentile."""
 _MAY_BE_ABOUT = re.compile(ABOUT.pattern.translate({ord("^"): None, ord("$"): None}))
 """Part of each of these names."""
-ABOUT_DRAFTS = re.compile(f"(?i){'|'.join(NAMES['said']['about'])}")
 _ACC = {"acc", "Acc", "ACC"}
 _COUNTS = "rounds", "accepted", "drafted", "rejected", "tokens"
 _SPEEDS = ("seconds", "predicted_ms", 1e3), ("speed", "predicted_per_second", 1.0)

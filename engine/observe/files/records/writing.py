@@ -60,7 +60,7 @@ def write_requests(
     derived from the requests. Requests with per-step lists become rows, others sums in the run's
     facts `told` and, by sequence, `requests`. Raises TraceFileError for more than a trace can hold.
     """
-    check_number(len(requests), file)
+    check_most(file, len(requests), MOST_REQUESTS, "requests")
     names = "per_step_accepted", "per_step_drafted"
     steps = max(sum(len(getattr(one, name) or ()) for one in requests) for name in names)
     check_most(file, steps, MOST_STEPS, "steps in its lists")
@@ -106,11 +106,6 @@ def write_requests(
     writer.end([request.stop or _NO_STOP for request in requests])
     record_findings(store, [writer.run_id])
     return writer.run_id
-
-
-def check_number(n: int, file: str) -> None:
-    """Raises TraceFileError for more requests than a trace can hold."""
-    check_most(file, n, MOST_REQUESTS, "requests")
 
 
 def _facts(requests: Sequence[RecordedRequest]) -> list[dict[str, Any]]:

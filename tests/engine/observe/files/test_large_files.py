@@ -22,7 +22,7 @@ from engine.analysis.acceptance.counts import DraftCounts
 from engine.analysis.findings.check import find
 from engine.errors import Cancelled, TraceFileError
 from engine.foreign import as_json
-from engine.observe.files import capture, importing, log_run
+from engine.observe.files import capture, importing, log_run, records
 from engine.observe.files.importing import is_log
 from engine.observe.files.line_words import READ
 from engine.observe.files.log_run import fill_log
@@ -216,7 +216,7 @@ def test_a_table_that_is_read_in_parts_has_its_names_in_each(
 
 
 def test_too_many_records_are_refused_before_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writing, "MOST_REQUESTS", 3)
+    monkeypatch.setattr(records, "MOST_REQUESTS", 3)
     lines = b'{"spec_verify_ct": 1}\n' * 4
     # each by itself is refused for its value, which is not looked at
     with pytest.raises(TraceFileError, match="more than 3 requests"):

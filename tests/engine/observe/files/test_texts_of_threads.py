@@ -244,3 +244,20 @@ def test_a_line_of_vllm_in_another_order_is_read_once(tmp_path: Path) -> None:
     line += "Per-position acceptance rate: 0.900, 0.700\n"
     (told,) = (one["told"] for one in read(line, tmp_path).runs[0]["requests"])
     assert [told[name] for name in COUNTS] == [160, 200] and told["num_spec_steps"] == 100
+
+
+LENGTHS = """Of the draft head alone, by temperature:
+0: accept length：1.72
+1: mean acceptance length of 1.51, 88.5 tok/s
+- `mean_accept_len = 1.625`
+
+We expect an acceptance length of 3.5 later.
+synthetic_acceptance_length: 3.25
+An acceptance length is 23% lower.
+"""
+
+
+def test_lines_that_say_a_length(tmp_path: Path) -> None:
+    told = [one["told"] for one in read(LENGTHS, tmp_path).runs[0]["requests"]]
+    assert [one["mean_acceptance_length"] for one in told] == [1.72, 1.51, 1.625]
+    assert [one.get("predicted_per_second") for one in told] == [None, 88.5, None]
