@@ -1,4 +1,4 @@
-"""The status bar: what is loaded, what is going on, and the figures of the run."""
+"""The status bar: the loaded model, current work, and the run's figures."""
 
 from __future__ import annotations
 
@@ -35,20 +35,21 @@ _CHIPS = {
 }
 _STEPS = 1000
 _LEAST_BYTES = 1 << 16
-"""Progress over less is counted in other things than bytes, which its phase names."""
+"""Progress over less is not in bytes, but in units that its phase names."""
 _EDGE = 6
 """Pixels between the last chip and the window's edge."""
 
 
 class StatusLine(QStatusBar):
-    """`cancel_asked` comes from the button next to the progress bar."""
+    """`cancel_asked` is emitted by the button next to the progress bar."""
 
     cancel_asked = Signal()
 
     def __init__(self) -> None:
         super().__init__()
         self.texts = {"waiting": "", "going": "", "model": ""}
-        """What is waited for; how far the run is, or which lane is on show; the model."""
+        """What is awaited; the run's progress, or the lane on show; the model with the engine's
+        state."""
         self._model = _ElidedLine()
         self.phase = made(QLabel, textFormat=Qt.TextFormat.PlainText)
         self._bar = QProgressBar()
@@ -78,42 +79,27 @@ class StatusLine(QStatusBar):
         self.setContentsMargins(0, 0, _EDGE, 0)
         self.hide_progress()
 
-    def set_model(self, text: str) -> None:
-        """Show which model is loaded and the engine's state."""
-        self.texts["model"] = text
-        self._show_texts()
-
-    def set_going(self, text: str) -> None:
-        """Show how far the run is, or which lane it was, before the model; empty else."""
-        if text != self.texts["going"]:
-            self.texts["going"] = text
-            self._show_texts()
-
-    def set_waiting(self, sentence: str) -> None:
-        """Show first the wait for a server; empty for nothing."""
-        self.texts["waiting"] = sentence
-        self._show_texts()
-
-    def _show_texts(self) -> None:
-        text = " · ".join(filter(None, self.texts.values()))
-        self._model.say(text)
+    def say(self, **texts: str) -> None:
+        """Set some of `texts`; an empty one takes no room."""
+        self.texts |= texts
+        self._model.say(" · ".join(filter(None, self.texts.values())))
 
     def set_vs_plain(self, ratio: PlainRatio | None) -> None:
-        """How many times as fast as plain decoding; None where that was not measured takes no
-        room."""
+        """Set the speed-up over plain decoding; hidden if it was not measured."""
         chip = self.chips["vs_plain"]
         chip.set_text(NOT_OBSERVED if ratio is None else ratio.range_text)
         chip.setVisible(ratio is not None and not self.progress_shown)
 
     def set_numbers(self, numbers: LiveNumbers) -> None:
-        """The figures of the run."""
+        """Set the run's figures."""
         self.chips["acceptance"].set_figure(numbers.acceptance)
         self.chips["tokens_per_step"].set_figure(numbers.tokens_per_step)
         self.chips["tokens_per_second"].set_figure(numbers.tokens_per_second)
         self.chips["path"].set_text(numbers.path or NOT_OBSERVED)
 
     def set_overlay(self, overlay: RunOverlay | None) -> None:
-        """Name the second run; the figures stay those of the run on show. None removes the name."""
+        """Name the overlaid run; the figures are still those of the run on show. None removes the
+        name."""
         self.overlay.setVisible(overlay is not None)
         if overlay is not None:
             names = [one.name for one in overlay.every]
@@ -123,13 +109,13 @@ class StatusLine(QStatusBar):
             self.overlay.set_text(overlay.name + more, tip + run_name(overlay.over))
 
     def set_server_gone(self, why: str) -> None:
-        """The server in use does not answer any more; empty: it does, or none is in use."""
+        """The server in use does not answer; empty: it does, or none is in use."""
         self.gone.setVisible(bool(why))
         if why:
             self.gone.set_text("gone", why)
 
     def show_progress(self, done: int, total: int, phase: str) -> None:
-        """Work in hand; it can be cancelled until `hide_progress`."""
+        """Show progress of work, which can be cancelled until `hide_progress`."""
         share = done / total if total else 0.0
         self._bar.setValue(round(share * _STEPS))
         self._bar.setRange(0, _STEPS if total else 0)  # without a total it only moves
@@ -155,8 +141,8 @@ class StatusLine(QStatusBar):
 
 
 class _ElidedLine(Drawing):
-    """One line of text that takes the room that is left. A QLabel would have all of the line
-    arranged and painted anew for every text."""
+    """One line of text in the remaining room. A QLabel would lay out and repaint the whole bar for
+    every text."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -181,7 +167,7 @@ class _ElidedLine(Drawing):
 
 
 class FigureChip(Drawing):
-    """A name and its figure in a rounded box, wide enough that figures do not shift it."""
+    """A name and its figure in a rounded box, wide enough that changing figures do not move it."""
 
     def __init__(self, name: str, widest: str, tip: str) -> None:
         super().__init__()
@@ -192,12 +178,12 @@ class FigureChip(Drawing):
         self.set_text(NOT_OBSERVED)
 
     def set_alarming(self) -> None:
-        """Paint it in the colour of errors."""
+        """Paint it in the error colour."""
         self._alarming = True
         self.update()
 
     def set_figure(self, value: float | None) -> None:
-        """A number, short on the chip and whole in the tooltip."""
+        """A number, short on the chip and complete in the tooltip."""
         self.set_text(significant(value), "" if value is None else f": {value:.9g}")
 
     def set_text(self, text: str, more: str = "") -> None:
@@ -208,12 +194,12 @@ class FigureChip(Drawing):
         self.text = text
         self.setToolTip(tip)
         self.setAccessibleName(f"{self._name} {text}")
-        if self.sizeHint() != size:  # all docks of the window would be arranged anew
+        if self.sizeHint() != size:  # otherwise all docks would be laid out again
             self.updateGeometry()
         self.update()
 
     def sizeHint(self) -> QSize:
-        """It never becomes narrower: the next figure may be as wide again."""
+        """The width never shrinks: the next figure may be as wide again."""
         metrics = self.fontMetrics()
         self._widest = max(self._widest, self.text, key=metrics.horizontalAdvance)
         figure = metrics.horizontalAdvance(self._widest)

@@ -1,4 +1,4 @@
-"""One quiet line that says why a run does not speculate, or not as asked."""
+"""One line that says why a run does not speculate, or not as requested."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _ICON, _MOST_LINES = 14, 2
 
 
 class WhyNotStrip(QFrame):
-    """The reason on show, a button that goes to its round, and one for the next reason.
+    """The current reason, a button that goes to its round, and one for the next reason.
 
-    Without a reason it takes no room, and neither does it after it is dismissed, until there is
-    a reason that was not among those dismissed, or another run is on show.
+    It takes no room without a reason, or after it is dismissed, until there is a new reason or
+    another run is shown.
     """
 
     position_selected = Signal(object)  # Position
@@ -71,12 +71,12 @@ class WhyNotStrip(QFrame):
         self._read()
 
     def refresh(self) -> None:
-        """Work the reasons out again, a little later, if the trace has grown since."""
+        """Update the reasons soon, if the trace has grown."""
         if self._run is not None and self._sizes_now(self._run) != self._sizes:
             self._pacer.ask()
 
     def set_cursor(self, _position: Position | None) -> None:
-        """The reasons are about the run, wherever the cursor is."""
+        """Reasons are about the run, wherever the cursor is."""
 
     def _recolour(self) -> None:
         self._show(self._at)
@@ -134,14 +134,13 @@ class WhyNotStrip(QFrame):
 _ORDINARY = ("limit", "n_max")
 """Reasons for an empty draft that every run has at its end."""
 _MOSTLY_EMPTY = 0.5
-"""A drafter that looks tokens up finds nothing often; above this share it is worth a word."""
+"""Lookup drafters often find nothing; a larger share of empty drafts is mentioned."""
 
 
 @dataclass(frozen=True, slots=True)
 class WhyNotReason:
-    """One sentence. topic: what it is about, the same while its figures grow.
-    place: (sequence, round) where it happened first, None for the whole run.
-    """
+    """One sentence. topic: what it is about, the same while its figures change. place: (sequence,
+    round) of its first occurrence, None for the whole run."""
 
     topic: str
     severity: str
@@ -150,7 +149,7 @@ class WhyNotReason:
 
 
 def why_not(store: TraceStore, run_id: int) -> list[WhyNotReason]:
-    """All there is to say about a run so far, errors first, then warnings, then the rest."""
+    """The reasons so far, errors first, then warnings, then the others."""
     run = store.runs.get(run_id, RunFacts())
     options = run.options
     found = _invalid(run) + _rollbacks(store, run_id) + _drafts(store, run_id, options)
@@ -158,7 +157,7 @@ def why_not(store: TraceStore, run_id: int) -> list[WhyNotReason]:
         sentence = "Speculation is off: the server was started without a drafter."
         found.append(WhyNotReason("off", "info", sentence))
     lane = (run.lane or "").partition(",")[0]
-    drafted = RunColumns(store, "rounds", run_id)["num_draft_tokens"]  # also without an option
+    drafted = RunColumns(store, "rounds", run_id)["num_draft_tokens"]  # even without an option
     drafts = run.draft_accept or run.synthetic or (drafted > 0).any()
     if options and not options.spec.types and lane not in (REFERENCE, NOISE) and not drafts:
         found.append(WhyNotReason("off", "info", "Speculation is off: this run has no drafter."))
@@ -210,7 +209,7 @@ def _rollbacks(store: TraceStore, run_id: int) -> list[WhyNotReason]:
 
 
 def _bound(row: dict[str, Any]) -> str:
-    """The bound that the depth of a rollback broke."""
+    """The limit that a rollback's depth exceeded."""
     depth, padded = row["rollback_depth"], ""
     if row["memory_rollback"] is not None and row["memory_rollback"] != depth:
         depth, padded = row["memory_rollback"], " with padding"

@@ -1,5 +1,5 @@
-"""Turns of a conversation: a card for each (what was said, what was answered, what it took from
-memory), and the context checkpoints over its text as a strip."""
+"""Turns of a conversation: a card for each (message, answer, what it reused from memory), and a
+strip of the context checkpoints over its prompt."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from engine.trace.records import EMITTED_KINDS
 from engine.trace.store import TraceStore
 
 _GAP = 4
-"""Pixels between the answer and the facts about it."""
+"""Pixels between the answer and its facts."""
 
 
 class TurnCard(QFrame):
@@ -26,7 +26,7 @@ class TurnCard(QFrame):
     branch_asked = Signal()
     run_asked = Signal()
     sibling_asked = Signal(int)
-    """The turn before (-1) or after (+1) this one among those that follow the same turn."""
+    """Asks for the previous (-1) or next (+1) turn with the same parent."""
 
     def __init__(self, theme: Theme) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class TurnCard(QFrame):
         theme.apply(self._recolour)
 
     def show_turn(self, title: str, said: str, facts: list[str], place: str) -> None:
-        """title: which turn; place: which of several versions, empty for a single one."""
+        """title: which turn; place: which of several versions, empty if there is one."""
         self.title.setText(title)
         self.said.setText(said)
         self.facts.setText("\n".join(facts))
@@ -71,7 +71,7 @@ class TurnCard(QFrame):
         self.said.setStyleSheet(f"background: {tint}; padding: 4px; border-radius: 3px;")
 
     def _lay_out(self) -> None:
-        # as narrow as its panel: what is long wraps
+        # as narrow as its panel: long words wrap
         self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
         which = self.title, self.earlier, self.place, self.later
         top = hbox(*which, 1, self.edit, self.branch, self.run, spacing=4)
@@ -105,7 +105,7 @@ def answer_text(store: TraceStore, turn: Turn) -> str:
 
 
 def said_text(turn: Turn) -> str:
-    """What the messages say; with roles where there is another than the user's."""
+    """The text of the messages, with roles if there are others than the user's."""
     if all(message.get("role") == "user" for message in turn.messages):
         return shown_text(turn.text)
     return shown_text(
@@ -114,14 +114,14 @@ def said_text(turn: Turn) -> str:
 
 
 def shown_text(text: str) -> str:
-    """A text as long as a card can hold."""
+    """A text, cut to what a card can hold."""
     if len(text) <= _LONGEST_TEXT:
         return text
     return f"{text[:_LONGEST_TEXT]}… ({len(text):,} characters)"
 
 
 def fact_lines(turn: Turn) -> list[str]:
-    """What a turn took from memory, what it processed and why."""
+    """What a turn reused from memory, what it processed and why."""
     record = turn.record
     if record is None:
         return ["not measured what was reused"]
@@ -135,7 +135,7 @@ def fact_lines(turn: Turn) -> list[str]:
 
 
 def leaf_of(tree: TurnTree, chosen: int | None) -> int | None:
-    """The turn to show up to: the chosen one, else the newest, None without any."""
+    """The last turn to show: the chosen one, else the newest, None without any."""
     if chosen in tree.turns:
         return chosen
     return max(tree.turns, default=None)
@@ -144,12 +144,12 @@ def leaf_of(tree: TurnTree, chosen: int | None) -> int | None:
 _BAR = 10
 _MARK = 5
 _NEAR = 5
-"""Pixels from a mark within which the pointer means it."""
+"""Distance from a mark within which the pointer hits it, pixels."""
 
 
 class CheckpointStrip(TipWidget):
-    """The prompt of one turn from left to right: reused, processed again (hatched), new; over it a
-    mark for each checkpoint kept, filled where it has served; below it a cross for each miss."""
+    """The prompt of one turn from left to right: reused, processed again (hatched), new; above it a
+    mark for each checkpoint kept, filled if it was used; below it a cross for each miss."""
 
     def __init__(self, theme: Theme) -> None:
         super().__init__()

@@ -1,6 +1,5 @@
-"""The header of a comparison: its lanes, the cost of one and the verdict on it, the table of costs,
-the choice of a sequence, and the editor of the next lanes (one a line, checked while it is typed).
-"""
+"""The header of a comparison: its lanes, the chosen lane's cost and verdict, the table of costs,
+the choice of a sequence, and the editor of the next lanes (one per line, checked while typing)."""
 
 from __future__ import annotations
 
@@ -32,8 +31,8 @@ _BAR_CHARACTERS = 16
 
 
 class ComparisonHeader(QWidget):
-    """Cards, a sentence on the cost of a lane, one on its verdict with the progress next to it, the
-    costs of all lanes as a table, and the editor, which folds away."""
+    """Cards, a sentence on a lane's cost, one on its verdict with the progress, the costs of all
+    lanes as a table, and the editor, which can be folded."""
 
     lane_chosen = Signal(int)  # run_id
 
@@ -68,7 +67,7 @@ class ComparisonHeader(QWidget):
             part.hide()  # there is no comparison yet
 
     def chosen_lanes(self) -> tuple[LaneSpec, ...] | None:
-        """The lanes of the next comparison; None, and the text in sight, if one is wrong."""
+        """The lanes of the next comparison; None if one is invalid, and then the text is shown."""
         lanes = self.editor.lanes()
         self.set_editing(lanes is None)
         if lanes is None:
@@ -80,18 +79,18 @@ class ComparisonHeader(QWidget):
         self.edit_button.setChecked(editing)
 
     def set_low(self, low: bool) -> None:
-        """Get by with less height, or not: the costs are then those on the cards."""
+        """Switch to the layout for little height, where costs are on the cards, or back."""
         self._low = low
         self._fit()
 
     def _fit(self) -> None:
-        """The editor takes the room of the table of costs, and some of the cards'."""
+        """The editor takes the place of the table of costs, and part of the cards'."""
         low = self._low or self.edit_button.isChecked()
         self.cards.set_low(low)
         self.costs.setVisible(not low and bool(self.cost_model.n_rows()))
 
     def set_lanes(self, lanes: ComparedLanes | None) -> None:
-        """Show the lanes of another comparison, or none; the editor is open where there is none."""
+        """Show the lanes of another comparison, or none; without one the editor is open."""
         self.cards.set_lanes(lanes)
         self._costs_shown = None
         self.cost_model.show_costs([])
@@ -127,14 +126,14 @@ class ComparisonHeader(QWidget):
             self.cost_model.show_costs([cost for cost in costs.values() if cost.round_ms])
             self._fit_costs()
         self._fit()
-        every = list(costs.values())  # of a lane that is not timed there is nothing to say
+        every = list(costs.values())  # an untimed lane has no sentence
         sentences = (cost_sentence(every, one) for one in (run_id, *costs))
         text = next(filter(None, sentences), "")
         self.cost.setText(text)
         self.cost.setVisible(bool(text))
 
     def _fit_costs(self) -> None:
-        """All rows are in sight, over the bar that columns without room bring."""
+        """Show all rows, above the horizontal scroll bar."""
         fit_height(self.costs)
         bar = self.costs.horizontalScrollBar()
         if bar.maximum():
@@ -189,7 +188,7 @@ _STEPS = ("go.first_divergence", "go.previous_divergence", "go.next_divergence")
 
 
 class PositionBar(QWidget):
-    """The choice of the sequence, gone while there is one only, and a button for each step."""
+    """The choice of the sequence, hidden if there is only one, and buttons for steps."""
 
     seq_chosen = Signal(int)
 
@@ -226,7 +225,7 @@ _HINT = (
 
 
 def parse_lanes(text: str) -> tuple[LaneSpec, ...]:
-    """The noise lane and one for each line; empty lines are skipped. Raises OptionError."""
+    """The noise lane and one lane per line; empty lines are skipped. Raises OptionError."""
     lanes = [NOISE_LANE]
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip():
@@ -248,7 +247,7 @@ def parse_lanes(text: str) -> tuple[LaneSpec, ...]:
 
 
 class LaneEditor(QWidget):
-    """A text field for lanes, one a line, and a message about errors and idle faults in it."""
+    """A text field for lanes, one per line, and a message about errors and ineffective faults."""
 
     lanes_changed = Signal()
 
@@ -276,19 +275,19 @@ class LaneEditor(QWidget):
         self.set_defaults()
 
     def set_defaults(self) -> None:
-        """The lanes that are compared by default."""
+        """Enter the default lanes."""
         names = [lane.name for lane in DEFAULT_LANES if lane.name != NOISE]
         self.text.setPlainText("\n".join(names))
 
     def lanes(self) -> tuple[LaneSpec, ...] | None:
-        """The lanes as written, the noise lane first, or None while something is wrong."""
+        """The lanes as written, the noise lane first; None while there is an error."""
         try:
             return parse_lanes(self.text.toPlainText())
         except OptionError:
             return None
 
     def set_options(self, options: RunOptions) -> None:
-        """The options common to all lanes; whether a lane's fault can act depends on them."""
+        """The options common to all lanes; whether a lane's fault has an effect depends on them."""
         if options != self._options:
             self._options = options
             self._check()
@@ -307,7 +306,7 @@ class LaneEditor(QWidget):
         self.lanes_changed.emit()
 
     def _idle_faults(self, lanes: Sequence[LaneSpec]) -> str:
-        """A note on every fault that cannot act with the options of the next comparison."""
+        """A note on every fault without effect under the options of the next comparison."""
         n_draft = None if self._options.spec.types else self._options.spec.n_max
         return " ".join(
             f"{lane.name}: {note}"

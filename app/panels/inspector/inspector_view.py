@@ -1,5 +1,5 @@
-"""The round under the cursor: its judged tokens, what both models thought, and all its facts; or
-the chosen range of rounds."""
+"""The Inspector panel: the round at the cursor with its judged tokens, both models' candidates and
+all facts; or the chosen range of rounds."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ _SAMPLES = {
 }
 _FIGURE = "9.9e-9"
 _FACT_CHARACTERS = 56
-"""Most width of the facts: a value stays near its label however wide the panel is."""
+"""Greatest width of the facts: values stay near their labels in a wide panel."""
 _TOOLS = ("go.previous_round", "go.next_round", "file.copy_step")
 
 
 class InspectorView(QStackedWidget):
-    """One round as tables. Without a cursor it is the newest round, as long as rounds come. While
-    there is a range, its figures."""
+    """One round as tables. Without a cursor it follows the newest round. With a range, its
+    figures."""
 
     position_selected = Signal(object)  # Position
 
@@ -93,7 +93,7 @@ class InspectorView(QStackedWidget):
         self.sentence = words(shrinks=True, selectable=True)
         self.range = RangeView()
         self.rest = words(shrinks=True, selectable=True)
-        """What the table has no room for, of the chosen row."""
+        """The columns that do not fit into the table, for the chosen row."""
         self._build(actions)
         self.tokens.selectionModel().selectionChanged.connect(self._on_selected)
         self._theme = theme
@@ -110,7 +110,7 @@ class InspectorView(QStackedWidget):
         self.refresh()
 
     def refresh(self) -> None:
-        """Show a round that has joined the trace, unless the cursor holds another one."""
+        """Show a new round of the trace, unless the cursor is on another one."""
         run = self._run
         if run is None or len(run.store.rounds) == self._n_seen:
             return
@@ -118,7 +118,7 @@ class InspectorView(QStackedWidget):
             self._ask()
 
     def set_cursor(self, position: Position | None) -> None:
-        """Show the round of the position that all views share; None: the newest again."""
+        """Show the round of the shared position; None: follow the newest."""
         if position is not None and position.run != self._run:
             position = None
         self._cursor = position
@@ -133,7 +133,7 @@ class InspectorView(QStackedWidget):
         self._ask()
 
     def set_range(self, chosen: RunRange | None) -> None:
-        """Show the figures of a range of rounds; None: the round under the cursor again."""
+        """Show the figures of a range of rounds; None: the round at the cursor again."""
         self.range.show_range(chosen)
         if chosen is not None:
             self.setCurrentIndex(_RANGE)
@@ -300,15 +300,15 @@ _WORDS = {
     "target_best": "argmax p",
     "target_entropy": "entropy",
 }
-"""Where the title of the column does not stand by itself."""
+"""Words for columns whose title is not clear by itself."""
 _UNITS = {"target_entropy": "nats"}
 _QUOTED = ("token", "target")
 
 
 def step_line(step: Step, token: TraceRow, names: Sequence[str]) -> str:
-    """These columns of `StepTable` in one line, those without a figure for the token left out.
+    """These columns of `StepTable` in one line, without those that the token has no value for.
 
-    A figure stays with its word where the line breaks; the argmax and its p are one part.
+    A figure stays with its word at a line break; the argmax and its p are one unit.
     """
     parts: list[str] = []
     for name, title, _ in _told(step, token, names):
@@ -323,7 +323,8 @@ def step_line(step: Step, token: TraceRow, names: Sequence[str]) -> str:
 
 
 def step_line_tip(step: Step, token: TraceRow, names: Sequence[str]) -> str:
-    """What the parts of `step_line` mean, a line each, with all digits of the probabilities."""
+    """The meaning of the parts of `step_line`, one per line, with full precision of
+    probabilities."""
     lines = []
     for name, title, tip in _told(step, token, names):
         value = figure(token, name)
@@ -378,7 +379,7 @@ _HINT = (
 
 
 class RangeTable(ColumnTable):
-    """Lines are figures, columns are ranges. Figures that nothing has are left out."""
+    """Rows are figures, columns are ranges. Figures without any value are left out."""
 
     def show_ranges(self, ranges: list[RunRange]) -> None:
         figures = [range_figures(one) for one in ranges]
@@ -397,8 +398,8 @@ class RangeTable(ColumnTable):
 
 
 class RangeView(QWidget):
-    """The figures of a range. closed: back to the round under the cursor. zoom_asked: bring the
-    range into sight in the plots."""
+    """The figures of a range. closed: back to the round at the cursor. zoom_asked: zoom the plots
+    to the range."""
 
     closed = Signal()
     zoom_asked = Signal(object)  # RunRange
@@ -431,7 +432,7 @@ class RangeView(QWidget):
         vbox(head, self.table, hint, 1, of=self, margins=(8, 4, 8, 8), spacing=6)
 
     def show_range(self, chosen: RunRange | None) -> None:
-        """Show a range next to the one that is kept, if any, and the whole run."""
+        """Show a range next to the kept one, if any, and the whole run."""
         self.shown = chosen
         if chosen is None:
             self._kept = None

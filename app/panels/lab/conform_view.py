@@ -15,7 +15,6 @@ from PySide6.QtWidgets import (
     QAbstractItemView,
     QFileDialog,
     QHeaderView,
-    QLineEdit,
     QPushButton,
     QTableWidget,
     QTableWidgetItem,
@@ -24,6 +23,7 @@ from PySide6.QtWidgets import (
 
 from app.looks import Theme, figures_font
 from app.widgets.build import SAME, hbox, made, split, vbox, words
+from app.widgets.fields import text
 from app.widgets.fitted_labels import ElidedLabel
 from app.widgets.plot_surface import PlotSurface
 from engine.plain_text import counted
@@ -55,7 +55,7 @@ class ConformView(QWidget):
         theme.changed.connect(self._recolour)
         self._outcomes: dict[tuple[int, int], Outcome] = {}
         self._runs = False
-        self.target = made(QLineEdit, placeholderText=_HINT)
+        self.target = text(_HINT, takes_path=True)
         self.target.setMinimumWidth(_CHARACTERS * self.fontMetrics().averageCharWidth())
         self.target.setAccessibleName("Package or adapter whose kernels are checked")
         self.target.setToolTip(f"{_HINT}; Help (Shift+F1) explains adapters")
@@ -106,7 +106,7 @@ class ConformView(QWidget):
             self.grid.insertRow(len(labels))
             self.grid.setVerticalHeaderItem(len(labels), QTableWidgetItem(name))
             labels.append(name)
-        at = labels.index(name), 0 if outcome.needs else CHECKS.index(outcome.check)
+        at = labels.index(name), CHECKS.index(outcome.check) if outcome.check in CHECKS else 0
         self._outcomes[at] = outcome
         text = "FAIL" if not outcome.passed else "note" if outcome.faults else "ok"
         self._put(at, "n/a" if outcome.needs else text)

@@ -1,4 +1,4 @@
-"""The panel of a sequence, and where several go: as tiles, or one over the other as tabs."""
+"""The panels of sequences: one each, arranged as tiles or as tabs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QApplication, QStackedWidget, QTabWidget, QWidget
 
 from app.looks import Theme, mark_front_tab
 from app.panels.tokens.token_area import TokenArea
-from app.trace_models.run_notes import reply_texts, run_name, sent_prompt
+from app.trace_models.run_notes import run_name, sent
 from app.trace_models.token_stream import KIND, TokenStream
 from app.widgets.build import SAME, made, split, turn, vbox
 from app.widgets.fitted_labels import ElidedLabel, LowPanel
@@ -19,11 +19,11 @@ from engine.plain_text import counted
 
 _PER_ROW = 3
 NARROW = 60
-"""Characters below which sentences take several lines, and two texts are one below the other."""
+"""Width in characters below which sentences wrap, and two texts are stacked."""
 
 
 class SequencePanels(QStackedWidget):
-    """Panels by sequence, at most three side by side. One sequence never has a tab."""
+    """Panels by sequence, at most three per row. A single sequence has no tab."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,12 +40,12 @@ class SequencePanels(QStackedWidget):
 
     @property
     def n_rows(self) -> int:
-        """How many sequences are one below the other."""
+        """Number of rows of panels."""
         return 1 if self.as_tabs else self._rows.count()
 
     @property
     def as_tabs(self) -> bool:
-        """Whether only one sequence is in sight."""
+        """Whether only one sequence is visible."""
         return self.currentWidget() is self._tabs
 
     def add(self, panels: Mapping[int, QWidget]) -> None:
@@ -66,7 +66,7 @@ class SequencePanels(QStackedWidget):
             self._place()
 
     def reveal(self, seq_id: int) -> None:
-        """Bring a sequence into sight."""
+        """Show a sequence's panel."""
         panel = self._panels.get(seq_id)
         if panel is not None and self.as_tabs:
             self._tabs.setCurrentWidget(panel)
@@ -99,9 +99,9 @@ class SequencePanels(QStackedWidget):
 
 
 class SequencePanel(QWidget):
-    """One sequence over its area: its title, shown when there are several, the prompt that another
-    engine was sent, and its reply where tokens do not say it; of a fork the text of its parent next
-    to it, or below it where it is narrow, with the round of the fork level."""
+    """One sequence: its title, shown if there are several, the prompt sent to another engine, its
+    reply if tokens do not show it, and its tokens; for a fork the parent's text next to it, or
+    below it if it is narrow, with the fork's round aligned."""
 
     def __init__(self, theme: Theme) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ class SequencePanel(QWidget):
             side = QWidget()
             vbox(title, (area, 1), of=side, margins=(0, 0, 0, 0), spacing=0)
             self._sides.addWidget(side)
-            self._side_of_before = side  # the second one's
+            self._side_of_before = side  # the parent's
             area.laid_out.connect(partial(self._line_up, self.area))
         self.area.verticalScrollBar().valueChanged.connect(lambda: self._line_up(self.area))
         self.before.scrolled.connect(partial(self._line_up, self.before))
@@ -125,19 +125,19 @@ class SequencePanel(QWidget):
         vbox(self._sides, of=self, margins=(0, 0, 0, 0))
 
     def show_stream(self, stream: TokenStream | None) -> None:
-        """Show another stream, or nothing; of a fork, its parent's follows."""
+        """Show another stream, or nothing; a fork's parent follows."""
         self._side_of_before.hide()
         self.before.set_stream(None)
         self.area.set_stream(stream)
         self._sent = {}
         if stream is not None:
-            facts, seq_id = stream.run.facts, stream.seq_id
-            prompt = "" if KIND["prompt"] in stream.kinds else sent_prompt(facts, seq_id)
-            self._sent = {"prompt": prompt, "text": reply_texts(facts).get(seq_id, "")}
+            prompt, text = sent(stream.run.facts, stream.seq_id)
+            prompt = "" if KIND["prompt"] in stream.kinds else prompt
+            self._sent = {"prompt": prompt, "text": text}
         self._count()
 
     def show_before(self, stream: TokenStream | None) -> None:
-        """Show the parent's text, or what has joined it; the first token of the fork's round is
+        """Show the parent's text, or new tokens of it; the first token of the fork's round is
         marked."""
         if stream is not None and self.before.stream is not stream:
             self.before.set_stream(stream)
@@ -154,7 +154,7 @@ class SequencePanel(QWidget):
         self._count()
 
     def grow(self) -> None:
-        """Show new tokens of the stream and count them."""
+        """Show and count new tokens of the stream."""
         self._count()
         self.area.grow()
 
@@ -169,8 +169,8 @@ class SequencePanel(QWidget):
         return 0 if fork is None else stream.round_span(fork.round - (fork.n_kept is not None))[0]
 
     def _line_up(self, moved: TokenArea) -> None:
-        """Scroll the other text as far, so that the round of the fork is level in both. The fork's
-        own leads unless the reader moves the other."""
+        """Scroll the other text along, so that the fork's round is aligned. The fork's own text
+        leads unless the reader scrolls the other."""
         stream, before = self.area.stream, self.before.stream
         if self._moves or stream is None or before is None:
             return

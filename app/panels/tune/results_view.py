@@ -1,4 +1,4 @@
-"""The Results panel: what came of a sweep or of `draftscope tune`."""
+"""The Results panel: results of a sweep or of `draftscope tune`."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ from app.widgets.plain_table import ColumnTable, TableColumn, plain_table
 _SAMPLE_ROWS = 40
 _MOST_CHARACTERS = 36
 _LEAST_CHARACTERS, _CHOICE_CHARACTERS = 8, 22
-"""Of a choice of what is plotted."""
+"""Widths of a choice of what is plotted."""
 _PAD = 18
 _MARGIN, _SPACING = 8, 4
 _MOST_SELECTED = 2000
 _NO_AXIS = "nothing"
 _BESIDE_FROM = 64
-"""Characters across from which the two plots stand side by side; in less, one under the other."""
+"""Width in characters from which the plots are side by side; below, they are stacked."""
 _PLOTS_FROM, _BOTH_FROM = 16, 26
-"""Lines from which on there is room for a plot below the table, and for one more below that."""
+"""Heights in lines from which there is room for one plot below the table, and for two."""
 
 
 class ResultsView(QStackedWidget):
-    """A table that sorts by any column, a heat map over two settings, points over two figures.
-    What is chosen in one is marked in the others; a double click opens the trace of a row."""
+    """A table that sorts by any column, a heat map over two settings, points over two figures. A
+    choice in one is marked in the others; a double click opens a row's trace."""
 
     trace_asked = Signal(int)  # row of the results
     again_asked = Signal(object)  # Results
@@ -54,7 +54,7 @@ class ResultsView(QStackedWidget):
         super().__init__()
         self.setAccessibleName("Results")
         self.results: Results | None = None
-        """What is on show."""
+        """The results on show."""
         self._map: ResultMap | None = None
         self._axes_chosen = False
         self.model = ResultTable()
@@ -107,7 +107,7 @@ class ResultsView(QStackedWidget):
         return page
 
     def minimumSizeHint(self) -> QSize:
-        """With one plot across and none below the table: the others go where the view is small."""
+        """With one plot across and none below the table: the others are hidden in a small view."""
         parts = self._map_part, self._pareto_part, self.empty
         wide = max(part.minimumSizeHint().width() for part in parts)
         high = self._head.minimumSize().height() + self.table.minimumHeight() + 3 * _SPACING
@@ -123,7 +123,7 @@ class ResultsView(QStackedWidget):
         self._pareto_part.setVisible(beside or lines >= _BOTH_FROM)
 
     def show_results(self, results: Results) -> None:
-        """Show a result file; axes and figures stay chosen where it has them too."""
+        """Show a result file; chosen axes and figures stay if it has them."""
         self.results = results
         self.headline.setText(results.title)
         self.headline.setToolTip(plain_tip(str(results.path)))
@@ -144,7 +144,7 @@ class ResultsView(QStackedWidget):
         self._draw_points()
 
     def _offer_axes(self, results: Results) -> None:
-        """A pair that was chosen stays where these results have it, any other is found anew."""
+        """Keep a chosen pair if these results have it, otherwise choose anew."""
         chosen = [box.currentData() for box in (self.map_x, self.map_y)]
         if not (self._axes_chosen and set(chosen) - {None} <= set(results.axes)):
             self._axes_chosen = False
@@ -190,7 +190,7 @@ class ResultsView(QStackedWidget):
             self._select(self._map[1].get((row, column), np.zeros(0, np.int64)))
 
     def _select(self, rows: np.ndarray) -> None:
-        """Select rows of the results in the table and bring the first of them into sight."""
+        """Select rows of the results in the table and scroll to the first."""
         places = sorted(self.model.place_of(row) for row in rows[:_MOST_SELECTED].tolist())
         chosen, last = QItemSelection(), self.model.columnCount() - 1
         for place in places:
@@ -223,7 +223,7 @@ class ResultsView(QStackedWidget):
 
 
 def _plot_part(plot: QWidget, words: tuple[QComboBox | str, ...]) -> QWidget:
-    """A plot below the choices of what it shows."""
+    """A plot with the choices of what it shows above it."""
     parts = (QLabel(word) if isinstance(word, str) else (word, 1) for word in words)
     row = hbox(*parts, 0, spacing=4)
     vbox(row, (plot, 1), 0, of=(part := QWidget()), margins=(0, 2, 0, 0), spacing=2)
@@ -240,7 +240,7 @@ def _choice(name: str) -> QComboBox:
 
 
 def _fill(box: QComboBox, columns: list[ResultColumn], first: int | str) -> None:
-    """Offer columns, with the one chosen before or else the first choice (a name or an index)."""
+    """Offer columns, with the previous choice or else the first one (a name or an index)."""
     names = [column.name for column in columns]
     usual = names[first : first + 1] if isinstance(first, int) else [first]
     wanted = [name for name in (box.currentData(), *usual) if name in names]
@@ -248,7 +248,7 @@ def _fill(box: QComboBox, columns: list[ResultColumn], first: int | str) -> None
 
 
 class ResultTable(ColumnTable):
-    """Rows are numbered as in the results; `order` is how they are shown."""
+    """Rows are numbered as in the results; `order` is the order of display."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -266,7 +266,7 @@ class ResultTable(ColumnTable):
         self.endResetModel()
 
     def place_of(self, row: int) -> int:
-        """The place of a row of the results in the table."""
+        """The table's row of a row of the results."""
         return int(np.flatnonzero(self.order == row)[0])
 
     def n_rows(self) -> int:
@@ -284,7 +284,8 @@ class ResultTable(ColumnTable):
         return None
 
     def sort(self, column: int, order: Qt.SortOrder = Qt.SortOrder.AscendingOrder) -> None:
-        """By one column; rows without a value stand last either way. A column below 0: as read."""
+        """Sort by one column; rows without a value are last either way. A column below 0: as
+        read."""
         results = self.results
         if results is None:
             return

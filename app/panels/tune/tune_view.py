@@ -1,4 +1,4 @@
-"""The Tune view: what the run on show would have reached under other settings, and its drafter."""
+"""The Tune view: the estimated speed of the run on show under other settings, and its drafter."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ from engine.analysis.what_if.rules import FIXED, RULES
 from engine.trace.run_ref import RunRef
 
 _BESIDE_FROM = 120
-"""Characters across from which the drafter's quality is next to the heat map."""
+"""Width in characters from which the drafter's quality is next to the heat map."""
 _ONE_LINE_FROM = 56
-"""Characters across from which the choices are in one line."""
+"""Width in characters from which the choices are in one line."""
 _READOUT_FROM, _NOTE_FROM = 14, 16
-"""Lines from which on there is room below the map for what is pointed at, and for the note."""
+"""Heights in lines from which there is room below the map for the readout, and for the note."""
 _MAP_CHARACTERS = 110
 """Width of the map's side, unless its cells take more: the drafter next to it has the rest."""
 _WRAPPED_FROM = 26
-"""Lines from which on there is room for all of the note."""
+"""Height in lines from which there is room for the whole note."""
 _SPACING = 3
-"""Of a choice, where there is no room for all of it."""
+"""Spacing of a choice that is elided."""
 _STAR = "★ frame: highest estimate · "
 _HINT = "dashed: setting of this run · point at a cell for its figures"
 _CLICK = " · click: put it into Run settings"
 
 
 class TuneView(WholeRunView):
-    """Speeds are estimated elsewhere: `asked` wants them, `show_surface` brings them."""
+    """Speeds are estimated elsewhere: `asked` requests them, `show_surface` receives them."""
 
     name = "Tune"
     empty_title = "No draft yet"
@@ -82,7 +82,7 @@ class TuneView(WholeRunView):
         self.grid.chosen.connect(self._choose)
         self.readout, self.note = ElidedLabel(), made(ElidedLabel, muted=True)
         self.quality = DrafterQuality(theme)
-        self.quality.hide()  # until there is room for it, for which it does not ask
+        self.quality.hide()  # until there is room for it, it does not request data
         self.quality.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
         self._lay_out()
 
@@ -106,7 +106,7 @@ class TuneView(WholeRunView):
         return ([], []) if self.shown is None else rows(self.shown)
 
     def show_surface(self, request: SurfaceRequest, found: TuneSurface | None) -> None:
-        """What came of a request; None: the run has no draft."""
+        """Show the result of a request; None: the run has no draft."""
         if request is not self._waits:
             return
         self._waits = None
@@ -139,7 +139,7 @@ class TuneView(WholeRunView):
         self._ask()
 
     def _ask(self) -> None:
-        """One request at a time: what is asked meanwhile is asked when it is answered."""
+        """One request at a time: the next one is sent when it is answered."""
         self._is_stale = self._waits is not None
         if self.run is not None and not self._is_stale:
             self._waits = (self.run, self.rule.currentText())
@@ -193,7 +193,7 @@ class TuneView(WholeRunView):
             self.setting_chosen.emit(found.request[0], *found.setting(column, row))
 
     def minimumSizeHint(self) -> QSize:
-        """With one choice below the other and no text below the map, however it is now."""
+        """With the choices stacked and no text below the map, whatever the current layout."""
         least = super().minimumSizeHint()
         for label in (self.readout, self.note):
             if not label.isHidden():
@@ -232,6 +232,6 @@ class TuneView(WholeRunView):
 
 
 def drafter_name(run: RunRef) -> str:
-    """The drafters of a run, empty for a lane of a comparison and for none."""
+    """The drafters of a run, empty for a comparison's lane and without any."""
     options = run.facts.options
     return "" if run.facts.lane or options is None else ", ".join(options.spec.types)

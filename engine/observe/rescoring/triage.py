@@ -1,10 +1,10 @@
-"""Two runs of the same prompts, by any engines: where their texts part, and whether a near tie
-explains that.
+"""Triage: where the texts of two runs of the same prompts differ first, and whether that is a near
+tie.
 
-With and without speculation, two builds, two servers. After equal tokens a right engine chooses
-the same one again, unless rounding turns two that lie close. With the model at hand the tokens at
-the first mismatch are judged by it; without, what the traces hold of the target's probabilities
-there is used, and where they hold nothing the gap is unknown.
+With and without speculation, two builds, two servers. After equal tokens a correct engine chooses
+the same next token, unless rounding flips two close ones. With the model at hand the tokens at the
+first mismatch are judged by it; otherwise by the target probabilities in the traces there, and
+without those the gap is unknown.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ from engine.trace.run_ref import RunColumns, RunRef, rows_by_sequence, same_mode
 
 SAME, NEAR_TIE, DRAWN, DIFFERENT, UNKNOWN = "same", "near tie", "drawn", "different", "unknown"
 FORCED = "forced"
-"""Verdicts on two texts. near tie: they part where noise turns the two tokens. drawn: at a
-temperature both can be drawn, which says nothing. different: one of the tokens is not the target's.
-unknown: nothing tells how far apart the two tokens are. forced: a fork was given one of them."""
+"""Verdicts on two texts. near tie: they differ where noise may flip the two tokens. drawn: at a
+temperature both can be sampled, so it proves nothing. different: one of the tokens is not the
+target's. unknown: the gap between the two tokens is not known. forced: a fork was given one of
+them."""
 
 _MOST_TOKENS = 2**31
 _SHOWN = 24
@@ -39,10 +40,10 @@ _SHOWN = 24
 
 @dataclass(frozen=True, slots=True)
 class PartingToken:
-    """What one of two texts has at the first mismatch. token_id, text: None and "" where the text
-    has ended. round: that chose it, None where not known; after_round: the last earlier one that
-    rolled back. short: by
-    how much better logits would have to be smaller for it to be chosen, None where not known."""
+    """A text's token at the first mismatch. token_id, text: None and "" after the text's end.
+    round: that emitted it, None if unknown; after_round: the last earlier one with a rollback.
+    short: by how much better logits would have to be smaller for it to be chosen, None if
+    unknown."""
 
     token_id: int | None
     text: str
@@ -53,9 +54,9 @@ class PartingToken:
 
 @dataclass(frozen=True, slots=True)
 class TextPair:
-    """One sequence of each run. n_same: tokens that are equal from the start; pos: of the first
-    that is not, None where none is. a, b: what is there. gap: of the two tokens' logits, noise:
-    what rounding can make of it; None where not known. reason: the verdict as a sentence."""
+    """One sequence of each run. n_same: length of the common prefix in tokens; pos: position of the
+    first mismatch, None without one. a, b: the tokens there. gap: of the two tokens' logits, noise:
+    how far rounding may change it; None if unknown. reason: the verdict as a sentence."""
 
     seq_a: int
     seq_b: int
@@ -71,7 +72,8 @@ class TextPair:
 
 @dataclass(frozen=True, slots=True)
 class Triage:
-    """Two runs. alone_a, alone_b: sequences whose prompt the other run does not have."""
+    """The comparison of two runs. alone_a, alone_b: sequences whose prompt the other run does not
+    have."""
 
     run_a: int
     run_b: int
@@ -93,7 +95,7 @@ class Triage:
 
     @property
     def reason(self) -> str:
-        """The verdict as a sentence, with the sequence that it is of where there are several."""
+        """The verdict as a sentence, with its sequence if there are several."""
         worst = self.worst
         if worst is None:
             return "They have no prompt in common."
@@ -105,7 +107,7 @@ class Triage:
 
 
 def triage(a: RunRef, b: RunRef) -> Triage:
-    """Compare two runs, of one trace or of two. What re-scoring has written into them is used
+    """Compare two runs, of one trace or of two. Uses the results of re-scoring that they hold
     (engine.observe.rescoring.rescore)."""
     pairs, alone_a, left = [], [], _texts_of(b)
     for mine in _texts_of(a):
@@ -119,7 +121,7 @@ def triage(a: RunRef, b: RunRef) -> Triage:
 
 
 def _texts_of(run: RunRef) -> list[_Text]:
-    """The sequences of a run that emitted anything."""
+    """The sequences of a run that emitted tokens."""
     emitted, prompts = (
         rows_by_sequence(run.store, run.run_id, kinds) for kinds in (EMITTED_KINDS, ("prompt",))
     )
@@ -136,8 +138,8 @@ def _texts_of(run: RunRef) -> list[_Text]:
 
 
 class _Text:
-    """A sequence of one of the runs. emitted, prompt: rows of `tokens`, None without any; text: of
-    one without tokens."""
+    """A sequence of one of the runs. emitted, prompt: rows of `tokens`, None without any; text: for
+    a sequence without tokens."""
 
     def __init__(
         self,
@@ -153,30 +155,31 @@ class _Text:
         self.asked = asked_of(run.facts, seq_id)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Rows of `tokens` of what was emitted, in order."""
+        """Rows of `tokens` of the emitted ones, in order."""
         return [] if self.emitted is None else list(map(self._tokens.row, self.emitted.tolist()))
 
     def is_forced(self, row: dict[str, Any]) -> bool:
-        """Whether a token was given to a fork."""
+        """Whether a fork was given this token."""
         return (row["seq_id"], row["round"], row["token_id"]) in self._run.forced
 
     def text(self) -> str:
-        """What was emitted, empty where a token's text is not known."""
+        """The emitted text, empty if a token's text is not known."""
         if self._own_text is not None:
             return self._own_text
         pieces = list(map(self.label, self.rows()))
         return b"".join(pieces).decode("utf-8", "replace") if all(pieces) else ""
 
     def partner(self, left: Sequence[_Text]) -> _Text | None:
-        """Which of the sequences left has the same prompt, first of those that were sampled alike;
-        None where none has."""
+        """The remaining sequence with the same prompt, first of those with the same sampler; None
+        without one."""
         same = [one for one in left if one.has_prompt_of(self)]
         alike = [one for one in same if _sampled(one.asked) == _sampled(self.asked)]
         return next(iter([*alike, *same]), None)
 
     def has_prompt_of(self, other: _Text) -> bool:
-        """By ids where both have them, else by text; where neither can be compared, by length.
-        Other ids may stand for the same text: another model cuts it in its own way."""
+        """Whether prompts are equal: by ids if both have them, else by text; if neither can be
+        compared, by length. Different ids may stand for the same text with another model's
+        tokenizer."""
         for mine, its in (
             (self._prompt_ids(), other._prompt_ids()),
             (_prompt_text(self.asked), _prompt_text(other.asked)),
@@ -188,12 +191,12 @@ class _Text:
         return None in begins or begins[0] == begins[1]
 
     def _prompt_bytes(self) -> bytes:
-        """The text of a prompt, empty where a token's is not known."""
+        """The text of the prompt, empty if a token's is not known."""
         pieces = [self._run.store.pieces.get(one, b"") for one in self._prompt_ids() or ()]
         return b"".join(pieces) if all(pieces) else b""
 
     def _first_pos(self) -> int | None:
-        """Where the output begins, None where no token is known."""
+        """The position of the first emitted token, None if no token is known."""
         return None if self.emitted is None else int(self._tokens.column("pos")[self.emitted[0]])
 
     def _prompt_ids(self) -> list[int] | None:
@@ -209,7 +212,7 @@ class _Text:
         return row["text"].encode() if piece is None else piece
 
     def parting(self, row: dict[str, Any] | None, short: float | None) -> PartingToken:
-        """A token, or the end of the text for None."""
+        """The token at the mismatch; row is None after the end of the text."""
         if row is None:
             return PartingToken(None, "", None, None)
         rounds = RunColumns(self._run.store, "rounds", self._run.run_id, self.seq_id)
@@ -231,17 +234,17 @@ class _Text:
         return known and not same_model(one, another)
 
     def ended_by_itself(self) -> bool:
-        """Whether an end token closed the text."""
+        """Whether the text ended with an end token."""
         return (self._facts.stops or [])[self.seq_id : self.seq_id + 1] == ["end"]
 
     @property
     def noise(self) -> float | None:
-        """What re-scoring found rounding to do to a gap."""
+        """How far rounding may change a gap, by re-scoring."""
         return self._facts.rescored.noise if self._facts.rescored else None
 
     def is_choice(self, pos: int) -> bool | None:
-        """Whether re-scoring found the token at a position to be the sampler's choice, None where
-        it did not judge it, or names an earlier one that is not."""
+        """Whether re-scoring found the token at a position to be the sampler's choice; None if it
+        did not judge it, or an earlier token is not a choice."""
         rescored = self._facts.rescored
         for one in rescored.sequences if rescored else ():
             if one.seq_id != self.seq_id:
@@ -252,7 +255,7 @@ class _Text:
         return None
 
     def sampler(self) -> SamplerOptions | None:
-        """What it was sampled with, None where not known."""
+        """Its sampler, None if unknown."""
         try:
             return request_sampling(self.asked.settings, (), _MOST_TOKENS)[0]
         except NotJudgedError:
@@ -270,16 +273,16 @@ def _prompt_text(asked: RequestFacts) -> str | None:
 
 
 def _is_same(a: _Text, row_a: dict[str, Any], b: _Text, row_b: dict[str, Any]) -> bool | None:
-    """Whether two tokens are equal, None where that is not known."""
+    """Whether two tokens are equal, None if unknown."""
     ids = row_a["token_id"], row_b["token_id"]
-    if None not in ids and not a.has_other_model(b):  # whose ids may stand for other texts
+    if None not in ids and not a.has_other_model(b):  # their ids may stand for other texts
         return bool(ids[0] == ids[1])
     one, other = a.label(row_a), b.label(row_b)
     return one == other if one and other else None
 
 
 def _compare_texts(a: _Text, b: _Text) -> TextPair:
-    """Two sequences of which one has no tokens."""
+    """Compare two sequences, one of which has no tokens."""
     texts, pair = (a.text(), b.text()), partial(TextPair, a.seq_id, b.seq_id, 0)
     n = n_common(*texts)
     shown = tuple(text[n : n + _SHOWN] for text in texts)
@@ -346,7 +349,7 @@ def _verdict(
     gap: float | None,
     noise: float | None,
 ) -> tuple[str, str]:
-    """right: of the first and second run, whether its token is the sampler's choice."""
+    """Verdict and reason. right: per run, whether its token is the sampler's choice."""
     if False in right:
         which = "That of the second run" if right[0] is not False else "That of the first run"
         subject = "Neither" if right[0] is right[1] else which
@@ -368,15 +371,15 @@ def _verdict(
 
 
 def _is_argmax(sampler: SamplerOptions) -> bool:
-    """Whether it takes the most probable token, whatever came before."""
+    """Whether the sampler is greedy: penalties and biases off, too."""
     plain = SamplerOptions(repeat_last_n=sampler.repeat_last_n)
     names = ("repeat_penalty", "presence_penalty", "frequency_penalty", "logit_bias")
     return sampler.temp <= 0 and all(getattr(sampler, n) == getattr(plain, n) for n in names)
 
 
 def _log_p(row: dict[str, Any], other: dict[str, Any]) -> float | None:
-    """The target's probability of a row's token, by the row itself or by the tops of one in the
-    same place."""
+    """The target's log-probability of a row's token, from the row or from the top candidates of the
+    other one at the same position."""
     p = row["target_p"]
     if p is None:
         tops = dict(zip(other["target_top_id"], other["target_top_p"], strict=True))

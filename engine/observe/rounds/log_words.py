@@ -1,5 +1,5 @@
-"""Words of llama-server's log, of builds of two years and of ik_llama.cpp: what one message says,
-by name, with the places of its values."""
+"""Wordings of llama-server's log, of builds of two years and of ik_llama.cpp: the meaning of a
+message, by name, with the places of its values."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from engine.foreign import (
 )
 
 Value: TypeAlias = tuple[int, int, float | None]
-"""Begin and end in the message, begin -1 for what is not there, and what it is at most: an int of a
-whole number, a float of a decimal one, None of a text."""
+"""Start and end in the message, start -1 if absent, and the maximum: int for an integer, float for
+a decimal, None for a text."""
 NOTHING: Value = (-1, -1, None)
 Saying: TypeAlias = tuple[str, str, tuple[Value, ...]]
-"""What a message says (a method of `ServerState`), of which kind, and its values."""
+"""The meaning of a message (a method of `ServerState`), its kind, and its values."""
 
-# In none of these may what is repeated begin in several places of a text and run to its end: gaps
-# are bounded, and what ends a text is looked for from its end.
+# Regular expressions without ambiguous repetition: gaps are bounded, and the end of a text is
+# searched from its end.
 SLOT = re.compile(r"slot .{1,33}?: id {1,40}+(\d{1,9}) \| task (-?\d{1,10}) \| ?")
 IDS = re.compile(r"\bid_slot=(\d{1,9}) id_task=(\d{1,10})\b")
 CANDIDATE = re.compile(
@@ -103,16 +103,16 @@ _LAUNCH = re.compile(
 _OF_LAUNCH = "freq_", "file size", " K (", "- n_max=", "peculati"
 START = re.compile(r"llama_server: initializing|build: \d|main: server is listening")
 CHUNK = "http: streamed chunk: data: "
-"""Comes before what a server sends to a client, in which nothing is read."""
+"""Precedes data sent to a client, which is not parsed."""
 _LOOKS_LIKE = re.compile(
     r"(?:^|\| )(?:n_gen|n_decoded) =|accepted\s{1,4}\d+/"
-    r"|draft acceptance(?: rates?)?+(?! [a-z]{2}|[.,;)])"  # as a person may write of it
+    r"|draft acceptance(?: rates?)?+(?! [a-z]{2}|[.,;)])"  # as a person may write about it
     r"|eval time\s{0,5}=|#gen drafts|draft candidate"
 )
-"""What no line of a server has that says nothing of rounds and sums."""
+"""Never occurs in a server's lines without rounds and sums."""
 _OF_LOOKS = "n_gen =", "n_decoded =", "accepted ", "draft ", "eval time", "#gen "
 _MOST_LOOKED_AT = 200
-"""Characters of a message."""
+"""Characters of a message that are examined."""
 _MARKS = {
     "max possible draft": "draft",
     "n_batch (effective)": "verify",
@@ -126,12 +126,12 @@ _SIGNS = re.compile(
 )
 _OF_SIGNS = "| task ", "llama_server: ", "eval time", "draft acceptance", ": #calls", "draft candid"
 _STAMP = re.compile(r"\.\d\d\.\d{3}\.\d{3} [IWEDC] ")
-"""One of these is in what _SIGNS finds, and far sooner known of a large text."""
+"""One of these occurs in every match of _SIGNS, and is found far faster in a large text."""
 
 
 def launch_saying(message: str) -> dict[str, str]:
-    """What a message says of how a server was started: RoPE, how large files are, types of cache
-    cells, limits of drafts and why it does not draft, by name."""
+    """Launch settings in a message: RoPE, file sizes, types of cache cells, draft limits and why it
+    does not draft, by name."""
     if not any(map(message.__contains__, _OF_LAUNCH)):
         return {}
     found = _LAUNCH.search(message)
@@ -142,19 +142,19 @@ def launch_saying(message: str) -> dict[str, str]:
 
 
 def has_entries(text: str) -> bool:
-    """Whether a text has what only a llama-server's log has."""
+    """Whether a text has entries that only a llama-server's log has."""
     may_have = any(map(text.__contains__, _OF_SIGNS)) or _STAMP.search(text) is not None
     return may_have and _SIGNS.search(text) is not None
 
 
 def looks_like_sums(message: str) -> bool:
-    """Whether a message looks like those of rounds or sums, by how it begins."""
+    """Whether a message starts like those of rounds or sums."""
     may_be = any(map(message.__contains__, _OF_LOOKS))
     return may_be and _LOOKS_LIKE.search(message, 0, _MOST_LOOKED_AT) is not None
 
 
 def values_of(said: str, values: tuple[Value, ...]) -> list[Any]:
-    """The values of a message, None for what is not there. Raises OutOfRangeError."""
+    """The values of a message, None for absent ones. Raises OutOfRangeError."""
     return [
         None
         if begin < 0
@@ -168,7 +168,7 @@ def values_of(said: str, values: tuple[Value, ...]) -> list[Any]:
 
 
 def slot_saying(said: str) -> Saying | None:
-    """What a message of a slot says, without its head; None for nothing that is read."""
+    """The meaning of a slot's message, without its head; None if it is not read."""
     if said.startswith(("n_gen", "n_decoded")):
         found = TOKEN.search(said) if said.rstrip().endswith("'") else None
         if found is not None and said[found.end() :].strip():
@@ -186,12 +186,12 @@ def slot_saying(said: str) -> Saying | None:
 
 
 def free_slot_saying(said: str) -> Saying | None:
-    """What a message of a slot without a task says."""
+    """The meaning of a message of a slot without a task."""
     return _listed(said, _OF_FREE_SLOT) or _mark(said)
 
 
 def candidate_saying(message: str) -> Saying | None:
-    """What a message says of one token that a drafter looked at."""
+    """The meaning of a message about a drafter's candidate."""
     if (found := CANDIDATE.search(message)) is None:
         return None
     text = found.end(), len(message.rstrip()) - 1, None
@@ -200,7 +200,7 @@ def candidate_saying(message: str) -> Saying | None:
 
 
 def server_saying(message: str) -> Saying | None:
-    """What a message of no slot says of rounds and sums."""
+    """The meaning of a message without a slot, about rounds and sums."""
     if (saying := _listed(message, _OF_SERVER)) is not None:
         return saying
     if (saying := _sums(message)) is not None:
@@ -209,8 +209,8 @@ def server_saying(message: str) -> Saying | None:
 
 
 def is_open(message: str) -> bool:
-    """Whether the text of a token may go on in the next line: no quote ends it, or one that it may
-    begin with."""
+    """Whether a token's text may continue on the next line: no quote ends it, or one that it may
+    start with."""
     found = TOKEN.search(message) or CANDIDATE.search(message)
     text = message[found.end() :].rstrip() if found is not None else "'"
     return found is not None and (text == "'" or not text.endswith("'"))
@@ -221,7 +221,7 @@ def _values(found: re.Match[str], *mosts: float | None) -> tuple[Value, ...]:
 
 
 _Listed: TypeAlias = tuple[tuple[str, str, re.Pattern[str], tuple[float | None, ...]], ...]
-"""Of messages a word that each has, its name, how it is read, and what its values are at most."""
+"""Messages by a word in each: name, pattern, and maxima of the values."""
 _ADAPTED_ROW = "adaptive ", "adapted", _ADAPTED, (COUNT, LONGEST_DRAFT, LONGEST_DRAFT)
 _OF_SLOT: _Listed = (
     ("generate_draft", "generated", _GENERATE, (COUNT, LONGEST_DRAFT, MOST_TOKENS)),
@@ -278,12 +278,12 @@ def _sums(said: str) -> Saying | None:
 
 
 def _mark(message: str) -> Saying | None:
-    """An entry that begins or ends a phase."""
+    """An entry that starts or ends a phase."""
     if message.endswith("update slots"):
         return "mark", "update", ()
     return next((("mark", name, ()) for word, name in _MARKS.items() if word in message), None)
 
 
 def file_name(path: str) -> str:
-    """The last part of a path of any system."""
+    """The last component of a path of any system."""
     return re.split(r"[\\/]", path)[-1]
