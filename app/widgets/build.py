@@ -13,6 +13,7 @@ from PySide6.QtGui import (
     QPainter,
     QPaintEvent,
     QPalette,
+    QResizeEvent,
     QShortcut,
 )
 from PySide6.QtWidgets import (
@@ -89,6 +90,17 @@ def shows_tip(event: QEvent, widget: QWidget, text_at: Callable[[QPoint], str]) 
         return False
     QToolTip.showText(event.globalPos(), plain_tip(text_at(event.pos())), widget)
     return True
+
+
+class Fitting:
+    """First base of a widget whose parts `fit` arranges for each size."""
+
+    def fit(self) -> None:
+        raise NotImplementedError
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)  # type: ignore[misc]
+        self.fit()
 
 
 class Drawing(QWidget):

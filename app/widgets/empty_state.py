@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from functools import partial
 
 from PySide6.QtCore import QSize, Qt
-from PySide6.QtGui import QAction, QResizeEvent
+from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QGridLayout, QLabel, QPushButton, QSizePolicy, QWidget
 
 from app.looks import Theme, icon
-from app.widgets.build import hbox, made, vbox, words
+from app.widgets.build import Fitting, hbox, made, vbox, words
 from app.widgets.fitted_labels import ClampedLabel
 from engine.report.text import visible
 
 _MARGIN = _GAP = 8
 
 
-class EmptyState(QWidget):
+class EmptyState(Fitting, QWidget):
     """A title, one sentence, and a button for each action. If space is short, the buttons disappear
     first, then the title; the tooltip then has the full sentence.
 
@@ -59,7 +59,7 @@ class EmptyState(QWidget):
         self._heading.setText(words[0])
         self._body.say(words[1])
         self._says_other = bool(title)
-        self._fit()
+        self.fit()
 
     def say_what(self) -> None:
         """Show the panel's purpose without instructions that have been followed already."""
@@ -74,7 +74,7 @@ class EmptyState(QWidget):
     def set_brief(self, brief: bool) -> None:
         """Show the sentence alone, if the rest of the window makes the action obvious."""
         self._is_brief = brief
-        self._fit()
+        self.fit()
 
     @property
     def words(self) -> tuple[str, str]:
@@ -85,7 +85,7 @@ class EmptyState(QWidget):
         """Add a button for each action, enabled with the action."""
         self._offered += [self._button(action) for action in actions]
         self._n_columns = 0
-        self._fit()
+        self.fit()
 
     def _button(self, action: QAction) -> QPushButton:
         button = QPushButton(
@@ -128,11 +128,7 @@ class EmptyState(QWidget):
                 return n
         return 1
 
-    def resizeEvent(self, event: QResizeEvent) -> None:
-        super().resizeEvent(event)
-        self._fit()
-
-    def _fit(self) -> None:
+    def fit(self) -> None:
         self._place(self._columns())
         area, plain = self.contentsRect(), not self._is_brief or self._says_other
         width, line = area.width() - 2 * _MARGIN, self._body.fontMetrics().lineSpacing()

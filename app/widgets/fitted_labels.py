@@ -6,12 +6,12 @@ from __future__ import annotations
 from typing import Any
 
 from PySide6.QtCore import QEvent, QPointF, QSize, Qt, Signal
-from PySide6.QtGui import QPainter, QPaintEvent, QPen, QResizeEvent, QTextLayout, QTextOption
+from PySide6.QtGui import QPainter, QPaintEvent, QPen, QTextLayout, QTextOption
 from PySide6.QtWidgets import QAbstractButton, QLabel, QLayout, QScrollArea, QSizePolicy, QWidget
 
 from app.looks import Theme
 from app.trace_models.shown_text import plain_tip
-from app.widgets.build import scrolling, vbox
+from app.widgets.build import Fitting, scrolling, vbox
 from engine.report.text import visible
 
 
@@ -48,7 +48,7 @@ _FIRST_CHARACTERS = 40
 _LEAST_CHARACTERS = 12
 
 
-class ClampedLabel(QLabel):
+class ClampedLabel(Fitting, QLabel):
     """A label that wraps at its width and adjusts its height. While it is cut, its tooltip has the
     whole text."""
 
@@ -67,14 +67,14 @@ class ClampedLabel(QLabel):
     def say(self, text: str) -> None:
         """Show another text."""
         self.whole = visible(text, keep_lines=True)
-        self._fit()
+        self.fit()
         self.updateGeometry()
 
     def clamp(self, most_lines: int) -> None:
         """Cut the text after this many lines."""
         if most_lines != self._most_lines:
             self._most_lines = most_lines
-            self._fit()
+            self.fit()
             self.updateGeometry()
 
     def n_lines(self, width: int) -> int:
@@ -83,7 +83,7 @@ class ClampedLabel(QLabel):
 
     def set_open(self, wanted: bool) -> None:
         self._open = wanted
-        self._fit()
+        self.fit()
         self.updateGeometry()
 
     def hasHeightForWidth(self) -> bool:
@@ -101,11 +101,7 @@ class ClampedLabel(QLabel):
         metrics = self.fontMetrics()
         return QSize(_LEAST_CHARACTERS * metrics.averageCharWidth(), metrics.lineSpacing())
 
-    def resizeEvent(self, event: QResizeEvent) -> None:
-        super().resizeEvent(event)
-        self._fit()
-
-    def _fit(self) -> None:
+    def fit(self) -> None:
         lines = self._lines(self.width())
         last, cut = self._most_lines - 1, len(lines) > self._most_lines
         if cut and not self._open:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from PySide6.QtCore import QPointF, QRect, QRectF, QSize, Qt, Signal
-from PySide6.QtGui import QFontMetrics, QIcon, QKeyEvent, QPainter, QPaintEvent, QPen, QResizeEvent
+from PySide6.QtGui import QFontMetrics, QIcon, QKeyEvent, QPainter, QPaintEvent, QPen
 from PySide6.QtWidgets import QAbstractButton, QGridLayout, QSizePolicy, QWidget
 
 from app.looks import Theme, icon
 from app.trace_models.compared_lanes import ComparedLanes
 from app.trace_models.shown_text import NOT_OBSERVED, error_text, plain_tip, significant
+from app.widgets.build import Fitting
 from app.widgets.line_styles import lane_pen
 from engine.analysis.run_cost import RunCost, is_timed
 from engine.analysis.verdict import SUSPECT, LaneVerdict
@@ -323,7 +324,7 @@ class LaneCard(QAbstractButton):
             painter.drawRoundedRect(box.adjusted(2.5, 2.5, -2.5, -2.5), 3, 3)
 
 
-class LaneCards(QWidget):
+class LaneCards(Fitting, QWidget):
     """Cards in as many columns as fit. Left and Right go from one to the next."""
 
     lane_chosen = Signal(int)  # run_id
@@ -352,7 +353,7 @@ class LaneCards(QWidget):
         for run_id, card in self.cards.items():
             card.clicked.connect(lambda _=False, chosen=run_id: self.lane_chosen.emit(chosen))
         self._n_columns = 0
-        self._arrange()
+        self.fit()
 
     def set_verdicts(self, verdicts: dict[int, LaneVerdict]) -> None:
         """Bring the chips up to date."""
@@ -364,12 +365,12 @@ class LaneCards(QWidget):
         longest = max((cost.per_round() or 0.0 for cost in costs.values()), default=0.0)
         for run_id, card in self.cards.items():
             card.set_cost(costs[run_id], longest)
-        self._arrange()
+        self.fit()
 
     def set_low(self, low: bool) -> None:
         """Switch to the low layout, or back."""
         self._low = low
-        self._arrange()
+        self.fit()
 
     def choose(self, run_id: int) -> None:
         """Mark one lane as chosen."""
@@ -388,11 +389,7 @@ class LaneCards(QWidget):
             choices[at].setFocus()
             choices[at].click()
 
-    def resizeEvent(self, event: QResizeEvent) -> None:
-        super().resizeEvent(event)
-        self._arrange()
-
-    def _arrange(self) -> None:
+    def fit(self) -> None:
         least = _CHARACTERS * self.fontMetrics().averageCharWidth()
         fit = max(1, (self.width() + 4) // (least + 4))
         rows = -(-len(self.cards) // fit)

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pyqtgraph as pg
 from PySide6.QtCore import Qt
-from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QWidget
 
 from app.looks import Theme
@@ -17,6 +16,7 @@ from app.panels.plots.draft_histogram import SWATCHES, DraftHistogram, PositionR
 from app.trace_models.run_notes import run_name
 from app.trace_models.run_rows import GrowingArray, RunAxis, RunOverlay, RunRows
 from app.trace_models.shown_text import significant
+from app.widgets.build import Fitting
 from app.widgets.legend import Swatch
 from app.widgets.line_styles import DOTS, OVERLAYS, draw_bar, draw_dashes, overlay_sample
 from app.widgets.plot_surface import draw_nothing
@@ -34,7 +34,7 @@ _MOST_GROUPED = 50_000
 """Most steps grouped while the pointer rests: about a tenth of a second."""
 
 
-class AcceptanceView(OverlaidView):
+class AcceptanceView(Fitting, OverlaidView):
     """Two lines over the rounds; next to them three rates by index and a table by draft length."""
 
     name, y_label = "Acceptance", "rate"
@@ -201,17 +201,13 @@ class AcceptanceView(OverlaidView):
     def set_stacked(self, stacked: bool) -> None:
         """In a stack only the plot is shown, as wide as the others."""
         self._stacked = stacked
-        self._show_sides()
-
-    def resizeEvent(self, event: QResizeEvent) -> None:
-        super().resizeEvent(event)
-        self._show_sides()
+        self.fit()
 
     def set_overlay(self, overlay: RunOverlay | None) -> None:
         super().set_overlay(overlay)
-        self._show_sides()  # the legend's width has changed
+        self.fit()  # the legend's width has changed
 
-    def _show_sides(self) -> None:
+    def fit(self) -> None:
         metrics = self.fontMetrics()
         high = self.height() >= _SIDE_LINES * metrics.height()
         characters = self.width() / metrics.averageCharWidth()

@@ -35,7 +35,7 @@ from app.trace_models.run_comparison import compare_runs, setting_difference, te
 from app.trace_models.run_facts import ModelRuns, effective, run_names
 from app.trace_models.run_notes import count_runs, notes_of
 from app.trace_models.run_rows import RunOverlay
-from app.widgets.build import hbox, key_in, made, vbox, words
+from app.widgets.build import Fitting, hbox, key_in, made, vbox, words
 from app.widgets.empty_state import EmptyState
 from app.widgets.fitted_labels import ElidedLabel
 from app.widgets.plain_table import plain_table
@@ -395,7 +395,7 @@ class RunSearch(QWidget):
         self._count.setText(f"{of}{counted(n_known, 'run')}")
 
 
-class RunPair(QWidget):
+class RunPair(Fitting, QWidget):
     """The table that compares the run on show with a second run.
 
     Hidden without one; figures are computed only while the table is visible.
@@ -448,19 +448,15 @@ class RunPair(QWidget):
         texts = self._verdict or text_difference(shown, overlaid)
         settings = setting_difference(shown, overlaid)
         self.text.setText("\n".join(filter(None, (texts, settings))))
-        self._fit()
+        self.fit()
 
-    def _fit(self) -> None:
+    def fit(self) -> None:
         """No taller than its rows, so that the list gets the remaining room."""
         rows = self.table.verticalHeader().length() + self.table.horizontalHeader().height()
         height = rows + 2 * self.table.frameWidth()
         self.table.setMaximumHeight(height)
         self.text.setFixedHeight(max(0, self.text.heightForWidth(self.width())))
         self.setMaximumHeight(height + self.text.height())
-
-    def resizeEvent(self, event: QResizeEvent) -> None:
-        super().resizeEvent(event)
-        self._fit()
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 from PySide6.QtCore import QSize, Qt, Signal
-from PySide6.QtGui import QPalette, QResizeEvent
+from PySide6.QtGui import QPalette
 from PySide6.QtWidgets import QFrame, QPushButton
 
 from app.trace_models.run_facts import LiveNumbers, is_ours
 from app.trace_models.shown_text import plain_tip, significant
-from app.widgets.build import flat_button, hbox, made, vbox, words
+from app.widgets.build import Fitting, flat_button, hbox, made, vbox, words
 from engine.analysis.findings.audit import audit_sentence
 from engine.analysis.run_cost import LEAST_PAIRS, MOST_PAIRS, PlainRatio
 from engine.plain_text import counted
@@ -127,7 +127,7 @@ _MOST_CHARACTERS = 100
 """Most characters of a text in a wide window, so that its button is near."""
 
 
-class EndCard(QFrame):
+class EndCard(Fitting, QFrame):
     """Hidden until a run has ended, and after the user has closed it."""
 
     plain_asked = Signal()
@@ -185,7 +185,7 @@ class EndCard(QFrame):
             text, tip = _STEPS[step.kind]
             self.step.setText(text)
             self.step.setToolTip(plain_tip(f"{step.why} {tip}."))
-        self._fit()
+        self.fit()
         self.setAccessibleName(
             " ".join((end.reason, self.figures.text(), end.audit, step.why if step else ""))
         )
@@ -201,7 +201,7 @@ class EndCard(QFrame):
         else:
             self._measured.insertWidget(1, self.plain)
             self._next.insertWidget(1, self.step)
-        self._fit()
+        self.fit()
 
     @property
     def spare(self) -> int:
@@ -219,11 +219,7 @@ class EndCard(QFrame):
             least -= QSize(self.plain.minimumSizeHint().width() + self._head.spacing(), 0)
         return least
 
-    def resizeEvent(self, event: QResizeEvent) -> None:
-        super().resizeEvent(event)
-        self._fit()
-
-    def _fit(self) -> None:
+    def fit(self) -> None:
         """In a narrow window the sentence of the next step is in its button's tooltip. In a single
         line the audit's result follows the reason, if there is room."""
         metrics = self.fontMetrics()
@@ -255,7 +251,7 @@ class EndCard(QFrame):
         self.figures.setText(" · ".join(figures))
         self.reason.setToolTip(plain_tip("\n".join(filter(None, (self.figures.text(), end.audit)))))
         self._offers_plain = can_measure and end.vs_plain is None and not end.is_plain
-        self._fit()
+        self.fit()
 
     def _take_step(self) -> None:
         step: NextStep | None = self.end.next_step if self.end is not None else None

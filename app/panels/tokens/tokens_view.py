@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 from PySide6.QtCore import QPoint, QSize, Qt, Signal
-from PySide6.QtGui import QAction, QResizeEvent, QWheelEvent
+from PySide6.QtGui import QAction, QWheelEvent
 from PySide6.QtWidgets import QFrame, QLabel, QMenu, QPlainTextEdit, QStackedWidget, QWidget
 
 from app.engine_thread.feed import Pacer, timer
@@ -19,7 +19,7 @@ from app.trace_models.run_facts import has_no_client, is_ours, untold_by
 from app.trace_models.run_notes import reply_texts
 from app.trace_models.run_rows import Position, RunRange
 from app.trace_models.token_stream import RunStreams, TokenStream
-from app.widgets.build import made, vbox, words
+from app.widgets.build import Fitting, made, vbox, words
 from app.widgets.empty_state import EmptyState
 from app.widgets.legend import TokenLegend
 from engine.report.run import why_it_ended
@@ -41,7 +41,7 @@ _MOST_PANELS = 128
 """Most sequences with a panel; of more, the first ones are shown."""
 
 
-class TokensView(QStackedWidget):
+class TokensView(Fitting, QStackedWidget):
     """Streams of all sequences of a run above a legend, or a description while there is none."""
 
     position_selected = Signal(object)  # Position | None
@@ -133,15 +133,11 @@ class TokensView(QStackedWidget):
         for area in self.areas.values():
             area.set_range(chosen)
 
-    def resizeEvent(self, event: QResizeEvent) -> None:
-        super().resizeEvent(event)
-        self._make_room()
-
     def minimumSizeHint(self) -> QSize:
         """With the card as a single line, which it becomes if there is no room for more."""
         return super().minimumSizeHint() - QSize(0, self.end_card.spare)
 
-    def _make_room(self) -> None:
+    def fit(self) -> None:
         """Shrink the legend and the card where they would take much of the text's room."""
         size = self.size()
         self._legend.setVisible(self._legend.heightForWidth(size.width()) * 5 <= size.height())
@@ -255,7 +251,7 @@ class TokensView(QStackedWidget):
         if self._cursor is not None:
             self._places.reveal(self._cursor.seq_id)
         self._show_titles()
-        self._make_room()
+        self.fit()
 
     def open_find(self) -> None:
         self.find_bar.show()
@@ -352,7 +348,7 @@ class TokensView(QStackedWidget):
             if stream.seq_id in new:
                 self._begin(new[stream.seq_id], stream)
         self._show_titles()
-        self._make_room()
+        self.fit()
         n_more = len(self._run.by_seq) - len(self._panels) if self._run is not None else 0
         self._more.setVisible(n_more > 0)
         self._more.setText(f"{n_more:,} more sequences are not shown here.")

@@ -15,7 +15,6 @@ from PySide6.QtGui import (
     QKeySequence,
     QPainter,
     QPaintEvent,
-    QResizeEvent,
 )
 from PySide6.QtWidgets import (
     QAbstractItemView,
@@ -28,7 +27,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.widgets.build import made, vbox
+from app.widgets.build import Fitting, made, vbox
 
 _CHARACTERS = 132
 _NAME_SHARE = 0.45
@@ -78,7 +77,7 @@ class Command:
         return None if letters is None else (0, letters)
 
 
-class CommandPalette(QFrame):
+class CommandPalette(Fitting, QFrame):
     """A box over the window. `commands()` is called when it opens and when an action changes.
 
     Return triggers the chosen line, Escape closes; disabled lines are grey, say what they need, and
@@ -178,7 +177,7 @@ class CommandPalette(QFrame):
         for item in items:
             item.setSizeHint(1, QSize(0, height))  # the column that stretches
         self.list.addTopLevelItems(items)
-        self._fit_columns()
+        self.fit()
         self.none.setVisible(not items)
         if items:
             self.list.setCurrentItem(items[0])
@@ -191,11 +190,7 @@ class CommandPalette(QFrame):
             (window.width() - width) // 2, 40, width, min(height, window.height() - 80)
         )
 
-    def resizeEvent(self, event: QResizeEvent) -> None:
-        super().resizeEvent(event)
-        self._fit_columns()
-
-    def _fit_columns(self) -> None:
+    def fit(self) -> None:
         for column in (0, 2):
             self.list.resizeColumnToContents(column)
         names = min(self.list.columnWidth(0), round(_NAME_SHARE * self.width()))

@@ -217,7 +217,7 @@ def test_a_long_legend_leaves_the_lines_their_room(qtbot: QtBot, theme: Theme) -
     named = [replace(s, label=f"run 2 of demo-target, {s.label}") for s in view.legend._swatches]
     view.legend.set_leading(named)
     view._fit_legend()
-    view._show_sides()
+    view.fit()
     QApplication.processEvents()
     assert not view.histogram.isVisible()
     assert view.plot.width() >= 24 * view.fontMetrics().averageCharWidth()
