@@ -163,7 +163,19 @@ def quick_json(text: bytes | str, kind: Any = Any) -> Any:
         return None
 
 
-def value_end(text: str, at: int) -> tuple[int, bool]:
+class Uncounted(str):
+    """A text in whose errors no line is counted, for which each reads all before its place."""
+
+    __slots__ = ()
+
+    def count(self, *_: Any) -> int:
+        """Lines before a place."""
+        return 0
+
+    rfind = count
+
+
+def value_end(text: Uncounted, at: int) -> tuple[int, bool]:
     """Where the value that begins at a place of a text ends, and True; else how far it was read,
     and False."""
     try:

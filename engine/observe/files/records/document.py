@@ -22,6 +22,7 @@ from engine.foreign import (
     LONGEST_DRAFT,
     MOST_VALUES,
     JsonError,
+    Uncounted,
     are_whole,
     as_json,
     is_real,
@@ -228,6 +229,7 @@ def _values(
     """Values one after another. whole: why the text is not one value. found: those before `at`."""
     left = LeftOut()
     members: dict[str, Any] = {}
+    uncounted = Uncounted(text)
     number, room = 1 + text.count("\n", 0, at), 4 * len(text)
     while at < len(text):
         begin = _BETWEEN.match(text, at).end()  # type: ignore[union-attr]
@@ -244,7 +246,7 @@ def _values(
         start = at if key is None else key.end()
         end, is_value = start, False
         if (key is not None or text[at] in "{[") and room > 0:
-            end, is_value = value_end(text, start)
+            end, is_value = value_end(uncounted, start)
             room -= 0 if is_value else end - start
         if not is_value:
             stop = text.find("\n", at)
@@ -255,7 +257,7 @@ def _values(
                 continue
             line = text[at:stop].strip()
             if inner is not None and inner[0][0] == "{":  # after a prefix
-                end, is_value = value_end(text, inner.start())
+                end, is_value = value_end(uncounted, inner.start())
                 room -= end - inner.start()
                 if is_value and (values := _each([text[inner.start() : end]])) is not None:
                     members = {}

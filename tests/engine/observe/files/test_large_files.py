@@ -5,8 +5,10 @@ from __future__ import annotations
 import gc
 import json
 import random
+import time
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -121,6 +123,14 @@ def test_objects_in_lines_with_blank_ones_between_are_read_at_once() -> None:
 def test_what_a_text_of_json_holds_is_not_changed() -> None:
     text = json.dumps({"a": "x @{b=1}\xa0// no comment", "c": 1}, ensure_ascii=False)
     assert as_json(text) == text
+
+
+@pytest.mark.parametrize("line", ['"content":"', '"draft_n": [', 'x ="msg":" {"a":', '- {"a":null'])
+def test_values_that_do_not_end_are_each_read_from_their_own_place(line: str) -> None:
+    start = time.process_time()
+    with suppress(TraceFileError):
+        read_documents(f'{{"a":1}}\n{line}\n'.encode() * 40_000, "x")
+    assert time.process_time() - start < 6
 
 
 def test_keys_are_those_of_objects() -> None:
