@@ -289,7 +289,8 @@ _PARTS_OF_TEXT = re.compile(r"(['\"`]) \+\n\s{0,200}\1")
 _PRINTED = re.compile(
     r'("(?:[^"\\\n]|\\.)*+")|'
     r"'((?:[^'\\\n]|\\.)*+)'|`((?:[^`\\]|\\.)*+)`"
-    r"|([A-Za-z_$][\w$]*+)\s{0,9}[:=]|([A-Z]\w{0,60}\(|\))|\b(true|false|null)\b|\b(True|False)\b"
+    r"|(?<![\w$])([A-Za-z_$][\w$]*+)\s{0,9}[:=]|([A-Z]\w{0,60}\(|\))"
+    r"|\b(true|false|null)\b|\b(True|False)\b"
     r"|(\b(?:undefined|None|NaN)\b|\[(?:Object|Array|Circular[^\]\n]{0,9})\]|<ref[^>\n]{0,20}>)"
     r"|\.\.\. \d{1,9} more \w{1,12}|,(?=\s{0,200}[}\]])"
 )

@@ -33,7 +33,7 @@ from engine.foreign import (
     value_end,
 )
 from engine.gguf.binary import shorten
-from engine.observe.rounds.stream_rounds import additions
+from engine.observe.rounds.stream_rounds import Addition, additions
 
 MOST_BYTES = 64 << 20
 MOST_STEPS = 1_000_000
@@ -317,7 +317,8 @@ def _objects(text: str) -> tuple[list[tuple[str, Any]], int]:
 
     if not text[: text.find("\n")].rstrip().endswith("}") or (found := _each(lines())) is None:
         return [], 0
-    return [(f"line {i}", one) for i, one in zip(numbers, found, strict=True)], at
+    places = zip(numbers, found, strict=True)  # that of an addition is of no use
+    return [("" if type(one) is Addition else f"line {i}", one) for i, one in places], at
 
 
 class LeftOut:

@@ -133,6 +133,12 @@ def test_values_that_do_not_end_are_each_read_from_their_own_place(line: str) ->
     assert time.process_time() - start < 6
 
 
+def test_a_long_word_next_to_printed_objects_is_read_once() -> None:
+    start = time.process_time()
+    assert as_json("x = {\n  a: 1\n}\n" + "True" * 50_000).startswith('"x": {\n  "a": 1\n}\nTrue')
+    assert time.process_time() - start < 2
+
+
 def test_keys_are_those_of_objects() -> None:
     data = rb'{"draft_n" : 1, "a.b": "k", "text": "\"inner\": 2", "x": ["y"]}'
     assert keys_in(data) == {"draft_n", "a.b", "text"}
