@@ -166,10 +166,7 @@ def quick_json(text: bytes | str, kind: Any = Any) -> Any:
 class Uncounted(str):
     """A text in whose errors no line is counted, for which each reads all before its place."""
 
-    __slots__ = ()
-
     def count(self, *_: Any) -> int:
-        """Lines before a place."""
         return 0
 
     rfind = count

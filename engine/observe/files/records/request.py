@@ -385,7 +385,8 @@ def _by_index(requests: Sequence[RecordedRequest]) -> dict[str, Any]:
     else:  # it is not known how many were drafted at an index
         reached = at_least(summed)
         judged = _added([request.judged for request in requests])
-        found = rates_by_index([0] * len(summed), reached, _whole_drafts(reached, judged))
+        whole = [n - of for n, of in zip(reached, judged or (), strict=False)]
+        found = rates_by_index([0] * len(summed), reached, whole)
         found["num_draft_tokens_per_pos"] = None
         found |= {"num_judged_tokens_per_pos": judged} if judged else {}
     return {"acceptance_histogram": summed, **found}
@@ -399,11 +400,6 @@ def _histogram(request: RecordedRequest) -> list[int] | None:
     reached = [request.num_spec_steps, *request.per_pos, 0]
     found = [one - more for one, more in pairwise(reached)]
     return found if min(found) >= 0 else None
-
-
-def _whole_drafts(reached: Sequence[int], judged: Sequence[int] | None) -> list[int]:
-    """How many drafts of each length were accepted whole, as `rates_by_index` takes them."""
-    return [n - of for n, of in zip(reached, judged or (), strict=False)]
 
 
 def _added(lists: Sequence[Sequence[int] | None]) -> list[int] | None:
