@@ -164,7 +164,16 @@ def quick_json(text: bytes | str, kind: Any = Any) -> Any:
         return None
 
 
-def value_end(text: str, at: int) -> tuple[int, bool]:
+class Uncounted(str):
+    """A text whose JSON errors do not count lines: each would read all of the text before it."""
+
+    def count(self, *_: Any) -> int:
+        return 0
+
+    rfind = count
+
+
+def value_end(text: Uncounted, at: int) -> tuple[int, bool]:
     """The end of the value that begins at an offset of a text, and True; if it is incomplete, how
     far it was read, and False."""
     try:
@@ -296,7 +305,8 @@ _PARTS_OF_TEXT = re.compile(r"(['\"`]) \+\n\s{0,200}\1")
 _PRINTED = re.compile(
     r'("(?:[^"\\\n]|\\.)*+")|'
     r"'((?:[^'\\\n]|\\.)*+)'|`((?:[^`\\]|\\.)*+)`"
-    r"|([A-Za-z_$][\w$]*+)\s{0,9}[:=]|([A-Z]\w{0,60}\(|\))|\b(true|false|null)\b|\b(True|False)\b"
+    r"|(?<![\w$])([A-Za-z_$][\w$]*+)\s{0,9}[:=]|([A-Z]\w{0,60}\(|\))"
+    r"|\b(true|false|null)\b|\b(True|False)\b"
     r"|(\b(?:undefined|None|NaN)\b|\[(?:Object|Array|Circular[^\]\n]{0,9})\]|<ref[^>\n]{0,20}>)"
     r"|\.\.\. \d{1,9} more \w{1,12}|,(?=\s{0,200}[}\]])"
 )

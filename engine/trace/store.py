@@ -38,7 +38,9 @@ class Table:
         self._capacity = _FIRST_CAPACITY
         self._named = {c.name: c for c in columns}
         self._arrays: dict[str, np.ndarray] = {}
-        """Columns with at least one observation; most runs leave most columns out."""
+        """Columns whose cells differ."""
+        self._same: dict[str, Any] = {}
+        """The value in all rows of a column without an array, if anything was observed."""
         self._text_columns = frozenset(c.name for c in columns if c.kind == "text")
 
     def __len__(self) -> int:
@@ -104,18 +106,20 @@ class Table:
     def _put(self, n: int, columns: Mapping[str, Any]) -> None:
         """Add n rows; a single value applies to all of them."""
         start, stop = self._n, self._n + n
-        for name in columns:
-            self._array(name)
         if stop > self._capacity:
             self._grow(stop)
-        for name in self._arrays.keys() - columns.keys():
-            self._arrays[name][start:stop] = _blank(self._named[name])
+        for name in (self._arrays.keys() | self._same.keys()) - columns.keys():
+            self._array(name)[start:stop] = _blank(self._named[name])
         for name, values in columns.items():
             if isinstance(values, str):
                 values = self._texts.code(values)
             elif name in self._text_columns and getattr(values, "dtype", None) != np.int32:
                 values = self._texts.codes(values)
-            self._arrays[name][start:stop] = values
+            is_same = name not in self._arrays and isinstance(values, int | float)
+            if is_same and not start:
+                self._same[name] = values
+            if not is_same or values != self._held(name):
+                self._array(name)[start:stop] = values
         self._n = stop
 
     def fill(self, rows: np.ndarray, columns: Mapping[str, np.ndarray | list[Any]]) -> None:
@@ -136,9 +140,9 @@ class Table:
         n = self._n  # read n before the array, which is then at least this long
         rows = slice(start, n if stop is None else min(stop, n))
         if (array := self._arrays.get(name)) is None:
-            blank = _empty(self._named[name], 1)
-            blank[:] = _blank(self._named[name])
-            return np.broadcast_to(blank[0], (len(range(n)[rows]), *blank.shape[1:]))
+            one = _empty(self._named[name], 1)
+            one[:] = self._held(name)
+            return np.broadcast_to(one[0], (len(range(n)[rows]), *one.shape[1:]))
         view = array[rows]
         view.flags.writeable = False
         return view
@@ -169,9 +173,13 @@ class Table:
         """The array of a column, allocated on demand."""
         if (array := self._arrays.get(name)) is None:
             array = _empty(self._named[name], self._capacity)
-            array[: self._n] = _blank(self._named[name])
+            array[: self._n] = self._held(name)
             self._arrays[name] = array
         return array
+
+    def _held(self, name: str) -> Any:
+        """What all rows have of a column without an array."""
+        return self._same.get(name, _blank(self._named[name]))
 
     def _grow(self, needed: int) -> None:
         capacity = max(needed, self._capacity * 2)

@@ -292,3 +292,17 @@ def test_a_column_that_nothing_was_observed_in_takes_no_memory() -> None:
     table.append(round=5000, draft_ms=2.5)
     assert table.column("draft_ms")[-2:].tolist()[1] == 2.5 and np.isnan(early).all()
     assert np.isnan(table.column("draft_ms")[:5000]).all() and table.row(5000)["t_ms"] is None
+
+
+def test_a_column_that_is_the_same_in_all_rows_takes_no_memory_until_one_differs() -> None:
+    table = TraceStore().rounds
+    for start in (0, 3000):
+        table.extend({"round": np.arange(start, start + 3000)}, seq_id=7, drafter="mtp")
+    early = table.column("seq_id", 0, 10)
+    assert table.n_bytes() == 6000 * 8
+    assert early.tolist() == [7] * 10 and not early.flags.writeable
+    assert set(table.texts("drafter")) == {"mtp"} and table.row(5999)["seq_id"] == 7
+    table.append(round=6000, drafter="mtp")  # its sequence is not observed
+    table.append(round=6001, seq_id=8)
+    assert table.column("seq_id", 5999).tolist() == [7, MISSING, 8]
+    assert table.texts("drafter")[-3:] == ["mtp", "mtp", ""] and early.tolist() == [7] * 10

@@ -195,9 +195,9 @@ _LONGEST_SAID = 300
 _WORDED = re.compile(f"(?i){'|'.join(NAMES['said']['counts'])}")
 _NOT_HAD = re.compile(f"(?i){'|'.join(NAMES['said']['not_had'])}")
 _IN_OTHERS = re.compile(NAMES["about"][1])
-"""What other languages write without spaces for what is accepted."""
+"""Words for acceptance in languages without spaces."""
 _LISTED = re.compile(r"\s{0,20}[-*+•]\s")
-"""A line that may be under one with a colon at its end."""
+"""A line that may follow one ending with a colon."""
 _SAID_RATE = re.compile(
     r"(?i)(?<![a-z])accept(?:ance|ed)?(?:[ _]rate|[ _]ratio)?(?: is| was| of| at)?[ \t:=~≈(]{0,4}"
     r"(\d{1,3}(?:\.\d{1,6})? ?%|0\.\d{1,6}|1\.0{1,6})(?!\.?\d|[–-])"

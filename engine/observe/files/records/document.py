@@ -21,6 +21,7 @@ from engine.foreign import (
     LONGEST_DRAFT,
     MOST_VALUES,
     JsonError,
+    Uncounted,
     are_whole,
     as_json,
     closed_object,
@@ -32,7 +33,7 @@ from engine.foreign import (
     value_end,
 )
 from engine.gguf.binary import shorten
-from engine.observe.rounds.stream_rounds import additions
+from engine.observe.rounds.stream_rounds import Addition, additions
 
 MOST_BYTES = 64 << 20
 MOST_STEPS = 1_000_000
@@ -224,6 +225,7 @@ def _values(
     """Consecutive values. whole: why the text is not one value. found: values before `at`."""
     left = LeftOut()
     members: dict[str, Any] = {}
+    uncounted = Uncounted(text)
     number, room = 1 + text.count("\n", 0, at), 4 * len(text)
     while at < len(text):
         begin = _BETWEEN.match(text, at).end()  # type: ignore[union-attr]
@@ -240,7 +242,7 @@ def _values(
         start = at if key is None else key.end()
         end, is_value = start, False
         if (key is not None or text[at] in "{[") and room > 0:
-            end, is_value = value_end(text, start)
+            end, is_value = value_end(uncounted, start)
             room -= 0 if is_value else end - start
         if not is_value:
             stop = text.find("\n", at)
@@ -260,7 +262,7 @@ def _values(
                 break
             line = text[at:stop].strip()
             if inner is not None and inner[0][0] == "{":  # after a prefix
-                end, is_value = value_end(text, inner.start())
+                end, is_value = value_end(uncounted, inner.start())
                 room -= end - inner.start()
                 if is_value and (values := _each([text[inner.start() : end]])) is not None:
                     members = {}
@@ -321,7 +323,8 @@ def _objects(text: str) -> tuple[list[tuple[str, Any]], int]:
 
     if not text[: text.find("\n")].rstrip().endswith("}") or (found := _each(lines())) is None:
         return [], 0
-    return [(f"line {i}", one) for i, one in zip(numbers, found, strict=True)], at
+    places = zip(numbers, found, strict=True)  # that of an addition is of no use
+    return [("" if type(one) is Addition else f"line {i}", one) for i, one in places], at
 
 
 class LeftOut:

@@ -79,8 +79,13 @@ _IS_OTHER = re.compile(
     rb"(?![\w:]{0,200}?(?:spec|draft|token))[A-Za-z_][\w:]{0,200}(?:\{[^{}]{0,4000}\})?"
 ).fullmatch
 """Other series, to which most samples belong."""
+_ZEROS = bytes.maketrans(b"123456789", b"0" * 9)
+"""Lines that differ only in digits have one form, which is checked once."""
+_LINE = re.compile(r"[^\n]*\S[^\n]*")
 _IS_VALUE = re.compile(rb"[\d.e+]{1,40}\r?").fullmatch
-_NUMBER = re.compile(r"(?m)(?<=[\w}] )(\d{1,20}(?:\.\d{1,20})?(?:e\+\d\d)?)$")
+_IS_BARE = re.compile(rb"\s{0,9}[\d.e+]{1,40}\r?").fullmatch
+"""A line with only a value."""
+_NUMBER = re.compile(r"(?m) (?<=[\w}] )(\d{1,20}(?:\.\d{1,20})?(?:e\+\d\d)?)$")
 _IS_NUMBER = re.compile(r"\d{1,20}(?:\.\d{1,20})?(?:e\+?\d{1,2})?").fullmatch
 _LONGEST_FORM = 1 << 16
 _REMEDY = "Save the reply of /metrics again, once before and once after."
@@ -108,7 +113,8 @@ def _has_points(data: bytes) -> bool:
 def _of_query(data: bytes) -> bytes:
     """The last values in Prometheus's reply to a query, or in another export; other samples without
     their prefixes. Unrelated series become blank lines."""
-    data = _BELOW.sub(rb"\1 \2", _without_others(data))
+    data = _without_others(data)
+    data = _BELOW.sub(rb"\1 \2", data) if _has_line(data, _IS_BARE) else data
     found = [
         b"%s{%s} %s\n" % (name[1], _LABEL.sub(rb"\1=", labels.replace(name[0], b"")), value[0])
         for labels, inside in _QUERIED.findall(data)
@@ -120,16 +126,23 @@ def _of_query(data: bytes) -> bytes:
         found = _points(data)
     if not found and _SIGN.search(data) is None and _CELL.search(data) is not None:
         found = _newest(data)
-    return b"".join(found) or _BEFORE.sub(b"", data.replace(b"&quot;", b'"'))
+    if found:
+        return b"".join(found)
+    data = data.replace(b"&quot;", b'"')
+    return _BEFORE.sub(b"", data) if _has_line(data, _BEFORE.match) else data
+
+
+def _has_line(data: bytes, fits: Callable[[bytes], Any]) -> bool:
+    return any(map(fits, set(data.translate(_ZEROS).split(b"\n"))))
 
 
 def _without_others(data: bytes) -> bytes:
     """A text in which samples of other series are blank lines."""
-    is_other, lines = cache(_IS_OTHER), data.split(b"\n")
-    parts = zip(lines, (line.rpartition(b" ") for line in lines), strict=True)
-    return b"\n".join(
-        b"" if is_other(series) and _IS_VALUE(value) else line for line, (series, _, value) in parts
-    )
+    forms = data.translate(_ZEROS).split(b"\n")
+    parts, is_other = [(form, form.rpartition(b" ")) for form in set(forms)], cache(_IS_OTHER)
+    others = {form for form, (series, _, value) in parts if is_other(series) and _IS_VALUE(value)}
+    lines = zip(data.split(b"\n"), forms, strict=True)
+    return b"\n".join(b"" if form in others else line for line, form in lines)
 
 
 def _printed(data: bytes) -> list[bytes]:
@@ -209,20 +222,27 @@ def _newest(data: bytes) -> list[bytes]:
 def only_samples(data: bytes) -> tuple[bytes, str]:
     """Counters as a person has copied them, without commands, table rules and tags around them, and
     a sentence with the number of such lines; unchanged if there are none."""
-    kept: list[str] = []
     left = LeftOut()
     data = _of_query(data)
+    forms = set(data.translate(_ZEROS).decode("utf-8-sig", "replace").splitlines())
+    if all(_sample(form) == form for form in forms):
+        return data, ""
     lines = data.decode("utf-8-sig", "replace").splitlines()
-    for number, line in enumerate(lines, start=1):
-        if not (bare := line.strip()) or bare.startswith("#"):
-            kept.append(bare)
-        elif len(line) <= LONGEST_LINE and (found := _SAMPLE.fullmatch(line)) is not None:
-            kept.append(f"{found[1]} {found[2]}")
-        elif _BEGIN.match(line) or len(line) > LONGEST_LINE:
-            kept.append(line)  # errors in it are reported later
-        elif any(map(str.isalnum, line)):
-            left.add(number, bare)
-    return (data if kept == lines else ("\n".join(kept) + "\n").encode()), left.sentence
+    kept = [*map(_sample, lines)]
+    for number, (line, one) in enumerate(zip(lines, kept, strict=True), start=1):
+        if one is None and any(map(str.isalnum, line)):
+            left.add(number, line.strip())
+    return "".join(f"{one}\n" for one in kept if one is not None).encode(), left.sentence
+
+
+def _sample(line: str) -> str | None:
+    """The part of a line that is read, None for one that is skipped. Errors in a long line, or in
+    one that starts as a sample, are reported later."""
+    if not (bare := line.strip()) or bare.startswith("#"):
+        return bare
+    if len(line) <= LONGEST_LINE and (found := _SAMPLE.fullmatch(line)) is not None:
+        return f"{found[1]} {found[2]}"
+    return line if _BEGIN.match(line) or len(line) > LONGEST_LINE else None
 
 
 def read_metrics(data: bytes, name: str, later: bytes = b"") -> list[RecordedRequest]:
@@ -243,14 +263,11 @@ def read_metrics(data: bytes, name: str, later: bytes = b"") -> list[RecordedReq
 
 def _scrapes(text: str) -> list[str]:
     """The scrapes of a file: each starts with the same comment or series as the first."""
-    lines = text.split("\n")
-    first = next((line for line in lines if line.strip()), "")
+    text, found = f"{text}\n", _LINE.search(text)
+    first = found[0] if found is not None else ""
     begin = first if first.startswith("#") else first.rpartition(" ")[0]
-    starts = [i for i, line in enumerate(lines) if line.startswith(begin)] if begin else [0]
-    return [
-        "\n".join(lines[start:stop]) + "\n"
-        for start, stop in zip(starts, [*starts[1:], len(lines)], strict=True)
-    ]
+    starts = [one.start() for one in re.finditer(rf"(?m)^{re.escape(begin)}", text)]
+    return [text[a:b] for a, b in pairwise([*(starts if begin else [0]), len(text)])]
 
 
 def _read_scrape(text: str, name: str) -> dict[tuple[str, str], _Counters]:
@@ -307,7 +324,7 @@ def _samples(text: str) -> list[Any]:
     """The samples of a scrape. With placeholders for values it often equals the previous scrape."""
     parts = _NUMBER.split(text)
     values = parts[1::2]
-    parts[1::2] = map(str, range(len(values)))
+    parts[1::2] = map(" {}".format, range(len(values)))
     with suppress(ValueError, KeyError, IndexError, RecursionError):
         form = "".join(parts)
         known = _parsed(form) if len(form) <= _LONGEST_FORM else []

@@ -376,7 +376,6 @@ def _by_index(requests: Sequence[RecordedRequest]) -> dict[str, Any]:
     else:  # the number drafted at an index is unknown
         reached = at_least(summed)
         judged = _added([request.judged for request in requests])
-        # fully accepted drafts of each length
         whole = [n - of for n, of in zip(reached, judged or (), strict=False)]
         found = rates_by_index([0] * len(summed), reached, whole)
         found["num_draft_tokens_per_pos"] = None

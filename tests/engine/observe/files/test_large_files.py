@@ -6,8 +6,10 @@ import gc
 import json
 import random
 import shutil
+import time
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from itertools import count, islice
 from pathlib import Path
@@ -122,6 +124,20 @@ def test_objects_in_lines_with_blank_ones_between_are_read_at_once() -> None:
 def test_what_a_text_of_json_holds_is_not_changed() -> None:
     text = json.dumps({"a": "x @{b=1}\xa0// no comment", "c": 1}, ensure_ascii=False)
     assert as_json(text) == text
+
+
+@pytest.mark.parametrize("line", ['"content":"', '"draft_n": [', 'x ="msg":" {"a":', '- {"a":null'])
+def test_values_that_do_not_end_are_each_read_from_their_own_place(line: str) -> None:
+    start = time.process_time()
+    with suppress(TraceFileError):
+        read_documents(f'{{"a":1}}\n{line}\n'.encode() * 40_000, "x")
+    assert time.process_time() - start < 6
+
+
+def test_a_long_word_next_to_printed_objects_is_read_once() -> None:
+    start = time.process_time()
+    assert as_json("x = {\n  a: 1\n}\n" + "True" * 50_000).startswith('"x": {\n  "a": 1\n}\nTrue')
+    assert time.process_time() - start < 2
 
 
 def test_keys_are_those_of_objects() -> None:
