@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from importlib import import_module
-from itertools import pairwise
 from keyword import iskeyword
 from typing import Any, NoReturn
 
@@ -50,9 +49,6 @@ def first_options(subcommand: str) -> list[str]:
     return page(module_of(subcommand).rpartition(".")[2])[-1]
 
 
-_FLASH = [("-fa", value) for value in ("on", "off", "auto", "0", "1")]
-
-
 class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         print_line(f"draftscope {version()}")
@@ -88,9 +84,8 @@ class _Parser(argparse.ArgumentParser):
     def parse_intermixed_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As argparse does, with the words kept for the error."""
         self._words = list(args or ())
-        if "-fa" not in self._option_string_actions and any(
-            pair in _FLASH for pair in pairwise(self._words)
-        ):  # -f with a file named "a"
+        short = [one for one in self._given() if one[:2] in self._option_string_actions]
+        if any(one in elsewhere()[0] for one in short):  # not -h, -f, -c with the other letters
             self.error("")
         return super().parse_intermixed_args(args, namespace)
 
