@@ -386,7 +386,8 @@ def listen(args: argparse.Namespace, server: ServerFacts) -> int:
             print_json(_listening_report(run))
         else:
             counts.show()
-            _print_listening(run)
+            print_lines(finding_lines(run.trace))
+            print_lines(figure_lines(summary(run.trace, run.run_id)))
         if run.unread_log:
             note(run.unread_log)
     return 0
@@ -416,22 +417,14 @@ class _RequestLines:
 def _fared(counts: Timings | None, totals: dict[str, Any], request: dict[str, Any]) -> str:
     """The server's own last report on a request: rounds may still wait for its log. totals: from
     its reply, used without timings."""
-    if counts is None:
-        line = "no figures" if totals["predicted_n"] is None else headline(totals)
-    else:
-        line = counted(counts.predicted_n, "token")
-        if counts.predicted_n > 1 and counts.predicted_ms > 0:
-            line += f", {1e3 * (counts.predicted_n - 1) / counts.predicted_ms:.1f} tokens/s"
-        if counts.draft_n:
-            rate = counts.draft_n_accepted / counts.draft_n
-            line += f"; {counts.draft_n_accepted} of {counts.draft_n} drafted tokens accepted"
-            line += f" ({rate:.3f})"
+    if counts is not None:
+        totals = {"predicted_n": counts.predicted_n, "mean_acceptance_length": None}
+        took, drafted, accepted = counts.predicted_ms, counts.draft_n, counts.draft_n_accepted
+        totals["predicted_per_second"] = took and 1e3 * (counts.predicted_n - 1) / took
+        totals |= {"draft_n": drafted, "draft_n_accepted": accepted}
+        totals["draft_acceptance_rate"] = accepted / max(drafted, 1)
+    line = "no figures" if totals["predicted_n"] is None else headline(totals)
     return line + (f"; {request['error']}" if "error" in request else "")
-
-
-def _print_listening(run: ProxyRun) -> None:
-    print_lines(finding_lines(run.trace))
-    print_lines(figure_lines(summary(run.trace, run.run_id)))
 
 
 def _listening_report(run: ProxyRun) -> dict[str, Any]:

@@ -70,15 +70,6 @@ _SURE = 0.01
 often than a probability says."""
 _MARGIN = 1.2
 """Of the time of a pair, what has to be left for one more."""
-_CHANGED = (
-    "--spec-draft-n-max",
-    "--spec-draft-p-min",
-    "--spec-synth-rates",
-    "--spec-synth-len",
-    "--speculative-config",
-    "--speculative-num-steps",
-)
-"""What settings change, though not each of them has it."""
 _FAMILIES = ("vllm", "sglang")
 _HEAD = '{"kind": "draftscope tune --server"'
 """Begins a file of measurements."""
@@ -380,8 +371,10 @@ class _Tuner:
                 "Begin the command with a program on $PATH, or with its path.",
             )
         flags = self._words(name)
-        changed = [*(word for word in flags if word.startswith("-")), *_CHANGED]
-        if given := [word for word in changed if word in self.plan.command.split()]:
+        longest = self._engine_flags(DraftSetting("draft-mtp", 1, 0.5))[1]
+        changed = [*flags, *longest.split(), "--spec-synth-rates", "--spec-synth-len"]
+        mine = {word for word in self.plan.command.split() if word.startswith("-")}
+        if given := [word for word in changed if word in mine]:
             raise OptionError(
                 f"The command of --server has {given[0]} itself, which settings change.",
                 "Leave it out there; what acceptance is set to is given next to --server, "
