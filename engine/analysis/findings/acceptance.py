@@ -163,7 +163,7 @@ def _speed(facts: RunFacts) -> float | None:
     per_second, n = told.get("predicted_per_second"), told.get("predicted_n")
     if not n or n < 2 * _LEAST_TOKENS:
         return None
-    times = [one.told.get("predicted_ms") for one in requests]
+    times = [one.told.get("predicted_ms") or 0.0 for one in requests]
     if not per_second and all(times) and len({one.slot for one in requests} - {None}) == 1:
         per_second = 1e3 * n / sum(times)
     return per_second or None
