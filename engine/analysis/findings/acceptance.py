@@ -164,7 +164,8 @@ def _speed(facts: RunFacts) -> float | None:
     if not n or n < 2 * _LEAST_TOKENS:
         return None
     times = [one.told.get("predicted_ms") or 0.0 for one in requests]
-    if not per_second and all(times) and len({one.slot for one in requests} - {None}) == 1:
+    slots = {one.slot for one in requests}
+    if not per_second and all(times) and len(slots) == 1 and None not in slots:
         per_second = 1e3 * n / sum(times)
     return per_second or None
 

@@ -194,7 +194,7 @@ def test_two_imported_sums_are_compared(tmp_path: Path) -> None:
     assert f"break-even is at {needed:.2f} accepted tokens" in finding.evidence
 
 
-@pytest.mark.parametrize(("slots", "said"), [((0, 0, 0), 1), ((0, 1, 2), 0)])
+@pytest.mark.parametrize(("slots", "said"), [((0, 0, 0), 1), ((0, 1, 2), 0), ((0, -1, 0), 0)])
 def test_requests_of_one_slot_follow_one_another(
     tmp_path: Path, slots: tuple[int, ...], said: int
 ) -> None:
