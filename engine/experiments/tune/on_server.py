@@ -427,17 +427,14 @@ class _SavedMeasurements:
         of = json.dumps([plan.command, dict(plan.running), list(plan.prompts), plan.n_predict])
         key = hashlib.sha256(f"{of} {plan.rates} {plan.ignore_eos}".encode()).hexdigest()[:16]
         lines = plan.kept.read_text(encoding="utf-8").splitlines() if plan.kept.exists() else []
-        if [line[: len(_HEAD)] for line in lines] == [_HEAD]:  # of a command that did not start
-            plan.kept.write_text("")
-            lines = []
-        if not lines:
+        if all(line.startswith(_HEAD) for line in lines):  # of commands that did not start
             self.add({"kind": "draftscope tune --server", "of": key})
             return
         try:
-            first, *rest = [json.loads(line) for line in lines if line.endswith("}")]
-            if first["of"] != key:
+            read = [json.loads(line) for line in lines if line.endswith("}")]
+            if [one["of"] for one in read if "of" in one][-1] != key:
                 raise KeyError
-            for one in rest:
+            for one in read:
                 self._take(one)
         except (ValueError, LookupError, TypeError, ValidationError) as error:
             raise OptionError(
