@@ -232,8 +232,8 @@ def test_shares_by_position_say_how_often_the_first_token_was_right(tmp_path: Pa
 
 
 def test_no_more_drafts_than_tokens_that_were_not_drafted(tmp_path: Path) -> None:
-    """Drafts of 12 tokens: 16 of 112 begin well in the third row, as in hard text, not of 168, which
-    they would be if none were longer than 8."""
+    """Drafts of 12 tokens: 16 of 112 begin well in the third row, as in hard text, not of 168, as
+    they would if none were longer than 8."""
     rows = ("code", 298, 186), ("qa", 360, 248), ("prose", 128, 16), ("list", 680, 568)
     (tmp_path / "t.txt").write_text(
         "\n".join(
