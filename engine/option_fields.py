@@ -116,8 +116,11 @@ class Option:
             for name in (value,) if isinstance(value, str) else value:
                 if name not in self.choices:
                     names = ("none",) * (self.parse is not None) + (*self.choices,)
+                    parts = {*str(name).lower().replace("_", "-").split("-")}
+                    near = [one for one in names if parts <= {*one.split("-")}]
                     raise OptionError(
-                        f"{self.name} {name} is unknown.", f"Choose from {', '.join(names)}."
+                        f"{self.name} {name} is unknown.",
+                        f"Choose from {', '.join(near or names)}.",
                     )
 
 

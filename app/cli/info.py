@@ -175,15 +175,12 @@ def _memory(
     }
     shown = _memory_lines(args, info, here, server, sizes, available)
     if info.cell[0] and not info.cell[1] and len({*cell_types}) > 1:
-        memory["llama_server"]["refused"] = _ONE_CELL
-        shown.insert(shown.index("", 1), f"  {_ONE_CELL}")
+        memory["llama_server"]["refused"] = refused = (
+            f"{_SERVER} refuses two types of cells here: keys and values of latent attention are "
+            "one. Give -ctv the type of -ctk."
+        )
+        shown.insert(shown.index("", 1), f"  {refused}")
     return memory, shown
-
-
-_ONE_CELL = (
-    f"{_SERVER} refuses two types of cells here: keys and values of latent attention are one. "
-    "Give -ctv the type of -ctk."
-)
 
 
 def _plain_estimate(one: MemoryEstimate) -> dict[str, Any]:

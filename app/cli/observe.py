@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path, PureWindowsPath
@@ -282,11 +283,9 @@ def _print_summary(job: ServerRun, rescored: Rescored | None) -> None:
     if rescored is not None:
         print_lines(lines(rescored))
     print_lines(finding_lines(job.trace))
-    totals = job.summary()
-    print_lines(figure_lines(totals))
+    print_lines(figure_lines(summary(job.trace, job.run_id)))
     if len(job.trace.rounds):
-        paths = _paths(job)
-        print_line(", ".join(f"{n} {name}" for name, n in paths.items()))
+        print_line(", ".join(f"{n} {name}" for name, n in _paths(job).items()))
     if job.counted.moved:
         print_line(f"{'':<16} {'server':>8} {'here':>8}")
         for name, server, here in _counts(job):
@@ -319,34 +318,33 @@ def _sum(counts: list[int | None]) -> int | None:
 def _paths(job: ServerRun) -> dict[str, int]:
     """Rounds by rollback path."""
     rounds = job.trace.rounds
-    n = len(rounds)
-    found: dict[str, int] = {"rounds": 0}
-    drafted = rounds.column("num_draft_tokens", 0, n).tolist()
-    for path, n_drafted in zip(rounds.texts("rollback_path", 0, n), drafted, strict=True):
-        if n_drafted != MISSING:
+    found = Counter(rounds=0)
+    drafted = rounds.column("num_draft_tokens").tolist()
+    for path, n in zip(rounds.texts("rollback_path", 0, len(drafted)), drafted, strict=True):
+        if n != MISSING:
             found["rounds"] += 1
-            if n_drafted:
-                name = _PATH_WORDS.get(path, path)
-                found[name] = found.get(name, 0) + 1
+        if n > 0:
+            found[_PATH_WORDS.get(path, path)] += 1
     return found
 
 
 def _report(job: ServerRun, client: ServerClient, rescored: Rescored | None) -> dict[str, Any]:
     """The object that --json prints."""
-    run = job.trace.runs[job.run_id]
     return {
-        **run.pick("server", "model"),
+        **_common_report(job.trace, job.run_id),
         "sequences": job.sequences,
-        **run.pick("requests"),
-        "totals": job.summary(),
         "counters": {
             name.replace(" ", "_"): {"server": server, "here": here}
             for name, server, here in _counts(job)
         },
         "slots": _slots(client),
         "rescored": asdict(rescored) if rescored else None,
-        "findings": findings_json(job.trace),
     }
+
+
+def _common_report(trace: TraceStore, run_id: int) -> dict[str, Any]:
+    facts = trace.runs[run_id].pick("server", "model", "requests")
+    return {**facts, "totals": summary(trace, run_id), "findings": findings_json(trace)}
 
 
 def _slots(client: ServerClient) -> list[dict[str, Any]] | None:
@@ -386,7 +384,8 @@ def listen(args: argparse.Namespace, server: ServerFacts) -> int:
             print_json(_listening_report(run))
         else:
             counts.show()
-            _print_listening(run)
+            print_lines(finding_lines(run.trace))
+            print_lines(figure_lines(summary(run.trace, run.run_id)))
         if run.unread_log:
             note(run.unread_log)
     return 0
@@ -416,35 +415,24 @@ class _RequestLines:
 def _fared(counts: Timings | None, totals: dict[str, Any], request: dict[str, Any]) -> str:
     """The server's own last report on a request: rounds may still wait for its log. totals: from
     its reply, used without timings."""
-    if counts is None:
-        line = "no figures" if totals["predicted_n"] is None else headline(totals)
-    else:
-        line = counted(counts.predicted_n, "token")
-        if counts.predicted_n > 1 and counts.predicted_ms > 0:
-            line += f", {1e3 * (counts.predicted_n - 1) / counts.predicted_ms:.1f} tokens/s"
-        if counts.draft_n:
-            rate = counts.draft_n_accepted / counts.draft_n
-            line += f"; {counts.draft_n_accepted} of {counts.draft_n} drafted tokens accepted"
-            line += f" ({rate:.3f})"
+    if counts is not None:
+        totals = {"predicted_n": counts.predicted_n, "mean_acceptance_length": None}
+        took, drafted, accepted = counts.predicted_ms, counts.draft_n, counts.draft_n_accepted
+        totals["predicted_per_second"] = took and 1e3 * (counts.predicted_n - 1) / took
+        totals |= {"draft_n": drafted, "draft_n_accepted": accepted}
+        totals["draft_acceptance_rate"] = accepted / max(drafted, 1)
+    line = "no figures" if totals["predicted_n"] is None else headline(totals)
     return line + (f"; {request['error']}" if "error" in request else "")
-
-
-def _print_listening(run: ProxyRun) -> None:
-    print_lines(finding_lines(run.trace))
-    print_lines(figure_lines(summary(run.trace, run.run_id)))
 
 
 def _listening_report(run: ProxyRun) -> dict[str, Any]:
     """The object that --json prints."""
     return {
-        **run.trace.runs[run.run_id].pick("server", "model"),
+        **_common_report(run.trace, run.run_id),
         "listens_at": run.url,
-        **run.trace.runs[run.run_id].pick("requests"),
         "sequences": [
             {"seq_id": seq_id, "totals": summary(run.trace, run.run_id, seq_id)}
             for request in run.requests
             for seq_id in request.seq_ids
         ],
-        "totals": summary(run.trace, run.run_id),
-        "findings": findings_json(run.trace),
     }

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from importlib import import_module
-from itertools import pairwise
 from keyword import iskeyword
 from typing import Any, NoReturn
 
@@ -48,9 +47,6 @@ def module_of(subcommand: str) -> str:
 def first_options(subcommand: str) -> list[str]:
     """The most used options of a long command, which --help is limited to."""
     return page(module_of(subcommand).rpartition(".")[2])[-1]
-
-
-_FLASH = [("-fa", value) for value in ("on", "off", "auto", "0", "1")]
 
 
 class _Version(argparse.Action):
@@ -90,9 +86,8 @@ class _Parser(argparse.ArgumentParser):
     def parse_intermixed_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Like argparse; also keeps the words for error messages."""
         self._words = list(args or ())
-        if "-fa" not in self._option_string_actions and any(
-            pair in _FLASH for pair in pairwise(self._words)
-        ):  # -f with a file named "a"
+        short = [one for one in self._given() if one[:2] in self._option_string_actions]
+        if any(one in elsewhere()[0] for one in short):  # not -h, -f, -c with the other letters
             self.error("")
         return super().parse_intermixed_args(args, namespace)
 

@@ -273,7 +273,9 @@ def _of_sums(
         has_first &= bool(steps and per_pos)
         rates = (told.get("acceptance_per_position") or {}).get("unconditional") or [None]
         longest = longest if rates[0] is None else len(rates)
-        n = min(steps or -(-drafted // longest), drafted)
+        emitted = _count(told, "predicted_n")  # each draft is followed by one that was not drafted
+        most = drafted if emitted is None else max(min(drafted, emitted - accepted), 1)
+        n = min(steps or min(-(-drafted // longest), most), drafted)
         of_all = accepted if rates[0] is None else round(rates[0] * n)
         first = min(per_pos[0] if per_pos else of_all, n)
         pos = (_count(told, "prompt_n") or 0) + (_count(told, "cache_n") or 0) or MISSING

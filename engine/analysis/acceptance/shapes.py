@@ -245,9 +245,7 @@ def _zero_from_shape(
     counts: DraftCounts, order: np.ndarray, start: int, kind: str, seq: int | None
 ) -> Finding:
     row = order[start]
-    later = np.zeros(len(order), bool)
-    later[order[start:]] = True
-    before, after = counts.only(~later), counts.only(later)
+    before, after = counts.only(order[:start]), counts.only(order[start:])
     at, pos = int(counts.at[row]), int(counts.pos[row])
     where = f"position {pos:,}" if kind == "position" else f"round {at:,}"
     if not counts.is_by_round:
@@ -304,18 +302,11 @@ def _after_partial(counts: DraftCounts) -> Iterator[Finding]:
         yield Finding(
             f"After {what} {_share(k, n)} drafts{_by(counts)} had their first token accepted, "
             f"otherwise {_share(k_other, n_other)}.",
-            f"rounds after it: {_tokens(counts.only(_mask(rows, len(order))))}; in all "
-            f"{_tokens(counts)}",
+            f"rounds after it: {_tokens(counts.only(rows))}; in all {_tokens(counts)}",
             int(counts.at[rows].min()),
             rule=AFTER_PARTIAL,
         )
         return
-
-
-def _mask(rows: np.ndarray, n: int) -> np.ndarray:
-    found = np.zeros(n, bool)
-    found[rows] = True
-    return found
 
 
 def _with_depth(counts: DraftCounts) -> Iterator[Finding]:
@@ -344,7 +335,7 @@ def _with_depth(counts: DraftCounts) -> Iterator[Finding]:
     _, steepest = max(clear, key=lambda one: one[0])
     mine = next(one for one in sequences if one.seq[0] == steepest)
     order = np.argsort(mine.pos, kind="stable")
-    parts = [mine.only(_mask(part, len(order))) for part in np.array_split(order, 4)]
+    parts = [mine.only(part) for part in np.array_split(order, 4)]
     n_sequences = len(np.unique(counts.seq)) if counts.is_by_round else 1
     several = n_sequences > 1
     yield Finding(

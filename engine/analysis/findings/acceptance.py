@@ -94,16 +94,13 @@ def _slower(run: ExaminedRun) -> Iterator[Finding]:
     timed = run.is_later & (ms > 0) & (rounds["n_merged"] == MISSING)
     steps = timed & (drafted > 0) & (accepted >= 0) & (rounds["num_emitted"] > 0)
     n = int(steps.sum())
-    if n < _LEAST_TOKENS:
-        yield from _slower_by_sums(run)
-        return
     plain, where = ms[timed & (drafted == 0)], "rounds without a draft"
     other = find_baseline(run.trace, run.run_id) if len(plain) < _LEAST_PLAIN else None
     if other is not None:
         baseline = ExaminedRun(run.trace, other)
         its_ms = _round_ms(baseline)
         plain, where = its_ms[baseline.is_later & (its_ms > 0)], f"run {other + 1}, without drafts"
-    if len(plain) < _LEAST_PLAIN:
+    if n < _LEAST_TOKENS or len(plain) < _LEAST_PLAIN:
         yield from _slower_by_sums(run)
         return
     per_step, step_ms = float(rounds["num_emitted"][steps].mean()), float(ms[steps].mean())
@@ -166,8 +163,9 @@ def _speed(facts: RunFacts) -> float | None:
     per_second, n = told.get("predicted_per_second"), told.get("predicted_n")
     if not n or n < 2 * _LEAST_TOKENS:
         return None
-    times = [one.told.get("predicted_ms") for one in requests]
-    if not per_second and all(times) and len({one.slot for one in requests} - {None}) == 1:
+    times = [one.told.get("predicted_ms") or 0.0 for one in requests]
+    slots = {one.slot for one in requests}
+    if not per_second and all(times) and len(slots) == 1 and None not in slots:
         per_second = 1e3 * n / sum(times)
     return per_second or None
 

@@ -70,15 +70,6 @@ _SURE = 0.01
 often than a probability says."""
 _MARGIN = 1.2
 """Of the time of a pair, what has to be left for one more."""
-_CHANGED = (
-    "--spec-draft-n-max",
-    "--spec-draft-p-min",
-    "--spec-synth-rates",
-    "--spec-synth-len",
-    "--speculative-config",
-    "--speculative-num-steps",
-)
-"""What settings change, though not each of them has it."""
 _FAMILIES = ("vllm", "sglang")
 _HEAD = '{"kind": "draftscope tune --server"'
 """Begins a file of measurements."""
@@ -380,8 +371,10 @@ class _Tuner:
                 "Begin the command with a program on $PATH, or with its path.",
             )
         flags = self._words(name)
-        changed = [*(word for word in flags if word.startswith("-")), *_CHANGED]
-        if given := [word for word in changed if word in self.plan.command.split()]:
+        longest = self._engine_flags(DraftSetting("draft-mtp", 1, 0.5))[1]
+        changed = [*flags, *longest.split(), "--spec-synth-rates", "--spec-synth-len"]
+        mine = {word for word in self.plan.command.split() if word.startswith("-")}
+        if given := [word for word in changed if word in mine]:
             raise OptionError(
                 f"The command of --server has {given[0]} itself, which settings change.",
                 "Leave it out there; what acceptance is set to is given next to --server, "
@@ -434,17 +427,14 @@ class _SavedMeasurements:
         of = json.dumps([plan.command, dict(plan.running), list(plan.prompts), plan.n_predict])
         key = hashlib.sha256(f"{of} {plan.rates} {plan.ignore_eos}".encode()).hexdigest()[:16]
         lines = plan.kept.read_text(encoding="utf-8").splitlines() if plan.kept.exists() else []
-        if [line[: len(_HEAD)] for line in lines] == [_HEAD]:  # of a command that did not start
-            plan.kept.write_text("")
-            lines = []
-        if not lines:
+        if all(line.startswith(_HEAD) for line in lines):  # of commands that did not start
             self.add({"kind": "draftscope tune --server", "of": key})
             return
         try:
-            first, *rest = [json.loads(line) for line in lines if line.endswith("}")]
-            if first["of"] != key:
+            read = [json.loads(line) for line in lines if line.endswith("}")]
+            if [one["of"] for one in read if "of" in one][-1] != key:
                 raise KeyError
-            for one in rest:
+            for one in read:
                 self._take(one)
         except (ValueError, LookupError, TypeError, ValidationError) as error:
             raise OptionError(

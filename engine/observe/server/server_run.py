@@ -25,7 +25,6 @@ from engine.observe.server.request_options import ServerRequest
 from engine.trace.records import EMITTED_KINDS, MISSING
 from engine.trace.run_ref import rows_by_sequence
 from engine.trace.store import LOOK_S, TraceStore
-from engine.trace.timings import summary
 
 _STEP_S = 0.5
 _SEND_AGAIN = "See what the server's log says; then send it again."
@@ -187,10 +186,6 @@ class ServerRun:
         if self._before is not None and not self.counted.moved:
             self.uncounted = "The run was stopped before the server's counters were read again."
         self._close()
-
-    def summary(self) -> dict[str, Any]:
-        """Figures over all sequences (engine.trace.timings)."""
-        return summary(self.trace, self.run_id)
 
     # -- inside ----------------------------------------------------------------------------
 

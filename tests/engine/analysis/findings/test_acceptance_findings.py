@@ -194,7 +194,7 @@ def test_two_imported_sums_are_compared(tmp_path: Path) -> None:
     assert f"break-even is at {needed:.2f} accepted tokens" in finding.evidence
 
 
-@pytest.mark.parametrize(("slots", "said"), [((0, 0, 0), 1), ((0, 1, 2), 0)])
+@pytest.mark.parametrize(("slots", "said"), [((0, 0, 0), 1), ((0, 1, 2), 0), ((0, -1, 0), 0)])
 def test_requests_of_one_slot_follow_one_another(
     tmp_path: Path, slots: tuple[int, ...], said: int
 ) -> None:
@@ -229,6 +229,19 @@ def test_shares_by_position_say_how_often_the_first_token_was_right(tmp_path: Pa
         "acceptance length =  1.05, acceptance rate per position = (0.012, 0.012, 0.012, 0.012)\n"
     )
     assert [one.rule for one in imported(tmp_path / "s.log")] == [shapes.ZERO]
+
+
+def test_no_more_drafts_than_tokens_that_were_not_drafted(tmp_path: Path) -> None:
+    """Drafts of 12 tokens: 16 of 112 begin well in the third row, as in hard text, not of 168, as
+    they would if none were longer than 8."""
+    rows = ("code", 298, 186), ("qa", 360, 248), ("prose", 128, 16), ("list", 680, 568)
+    (tmp_path / "t.txt").write_text(
+        "\n".join(
+            f"  {name:<18} pred= {n} draft= 1344 acc= {k} rate={k / 1344:.3f} tok/s=38.1"
+            for name, n, k in rows
+        )
+    )
+    assert imported(tmp_path / "t.txt") == []
 
 
 def imported(path: Path) -> list[Finding]:
