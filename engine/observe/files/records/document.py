@@ -155,8 +155,7 @@ def is_stream(text: str) -> bool:
 
 
 def _events(text: str, name: str) -> tuple[list[tuple[str, Any]], str]:
-    """The events' data, as one list. Engines write each on one line; an incomplete one ends the
-    stream."""
+    """The events' data, as one list. Each is on one line; an incomplete one ends the stream."""
     lines = (plain := text.replace("\r\n", "\n")).split("\n")
     n_others = len(lines) - lines.count("") - lines.count("data: [DONE]")
     lines = [line[6:] for line in lines if line[:7] == "data: {" and line[-1:] == "}"]
