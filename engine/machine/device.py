@@ -23,6 +23,10 @@ _FULL = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 """What failures outside of torch's own memory say where there is none left, as where a library or
 a kernel is loaded."""
 _REMEDY = "Use --device cpu, or auto."
+_SMALLER = (
+    "Lower -c, -np, -ub or --spec-draft-n-max, choose --rollback replay, use a smaller file, close "
+    "other programs on it, or use --device cpu."
+)
 
 
 class DeviceMemory(NamedTuple):
@@ -62,8 +66,7 @@ def check_room(sizes: Mapping[str, int], device: torch.device) -> None:
         raise OutOfMemoryError(
             f"{device_name(device)} has {size_text(free)} free, and {size_text(needed)} are "
             f"needed: {parts}.",
-            "Lower -c, -np or --spec-draft-n-max, choose --rollback replay, use a smaller file, "
-            "or --device cpu.",
+            _SMALLER,
         )
 
 
@@ -162,9 +165,11 @@ def ms_between(first: Mark, last: Mark) -> float:
     return first.elapsed_time(last) if first and last else 0.0
 
 
-def meaning_of(error: BaseException, device: torch.device) -> DraftscopeError | None:
-    """What an error in a run means for the user: a device without memory or one that failed; None
-    for any other."""
+def meaning_of(
+    error: BaseException, device: torch.device, what: str = "The passes of the run"
+) -> DraftscopeError | None:
+    """What an error means for the user: a device without memory for what it was to hold, or one
+    that failed; None for any other."""
     first = str(error).strip().split("\n")[0]
     is_failed = isinstance(error, torch.AcceleratorError) or first.startswith(_LOST)
     is_full = is_failed and any(words in first for words in _FULL)
@@ -173,28 +178,26 @@ def meaning_of(error: BaseException, device: torch.device) -> DraftscopeError | 
         if device.type == "cuda":
             free, total = torch.cuda.mem_get_info(device)
             room = f": {free >> 20} of {total >> 20} MiB are free"
-        return OutOfMemoryError(
-            f"The run needs more memory than {device} has{room}.",
-            "Lower -c, -np, -ub or --spec-draft-n-max, choose --rollback replay, or --device cpu.",
-        )
+        return OutOfMemoryError(f"{what} take more memory than {device} has{room}.", _SMALLER)
     if is_failed:
         return DeviceLostError(
-            f"{device} failed in the run: {first}",
+            f"{device} failed: {first}",
             "What was recorded is kept. Start the program again, or use --device cpu.",
         )
     return None
 
 
-def run_on(device: torch.device, call: Callable[[], R]) -> R:
-    """What `call` returns. Where the device has no memory left or fails, an error that says so, to
-    which no frame is tied that holds what is to be freed."""
+def run_on(device: torch.device, call: Callable[[], R], *what: str) -> R:
+    """What `call` returns. Where the device fails or has no memory left (for what: see meaning_of),
+    an error that says so, to which no frame is tied that holds what is to be freed."""
     try:
         return call()
     except RuntimeError as error:
-        failure = meaning_of(error, device)
+        failure = meaning_of(error, device, *what)
         if failure is None:
             raise
-    free_unused(device)
+    if isinstance(failure, OutOfMemoryError):
+        free_unused(device)
     try:
         raise failure
     finally:
