@@ -16,6 +16,7 @@ import os
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import suppress
 from functools import partial
 from itertools import pairwise
 from time import perf_counter
@@ -402,10 +403,16 @@ class _RecordOnCuda:
         graph = torch.cuda.CUDAGraph()
         # torch's own is of the device that it was first needed on, for all later ones too
         stream = self._stream = self._stream or torch.cuda.Stream()
+        self._pool = self._pool or torch.cuda.graph_pool_handle()
         # A kernel may still be compiled and loaded meanwhile, by this thread or another one
         recording = torch.cuda.graph(graph, self._pool, stream, capture_error_mode="relaxed")
         # once more around it: where the end of a recording raises, torch leaves its stream in use
-        with torch.cuda.stream(stream), recording:
-            outputs = compute()
-        self._pool = graph.pool()
+        try:
+            with torch.cuda.stream(stream), recording:
+                outputs = compute()
+        except RuntimeError:
+            # of one that has become invalid its allocator does not know that it is over
+            with suppress(RuntimeError):  # but of others it does
+                torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._pool)
+            raise
         return outputs, graph.replay
