@@ -11,7 +11,7 @@ from engine.machine.graphs import _RecordOnCuda
 
 
 class _Graph:
-    """A recording, which is no good where something happened that none may have."""
+    """A recording."""
 
     def replay(self):
         return None
