@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -14,10 +14,10 @@ from engine.analysis.findings.check import record_findings
 from engine.decode.held_sequences import CachedRun, PromptCache
 from engine.decode.round import RoundObserver
 from engine.decode.scheduler import Scheduler
-from engine.errors import DeviceLostError, NonFiniteError, OptionError, OutOfMemoryError
+from engine.errors import DeviceLostError, NonFiniteError, OptionError
 from engine.gguf.part_file import ModelFiles
 from engine.gguf.tokenizer import Tokenizer
-from engine.machine.device import free_unused, meaning_of
+from engine.machine.device import run_on
 from engine.memory.hybrid import LentMemories
 from engine.trace.store import LOOK_S, TraceStore
 from engine.trace.timings import acceptance, summary, timings
@@ -78,31 +78,17 @@ class Run:
         if self._auditing is not None:
             self.done = next(self._auditing, _ENDED) is _ENDED
         else:
-            failure = None
             try:
-                more = self._scheduler.step()
+                more = run_on(self._scheduler.device, self._scheduler.step)
             except BaseException as error:
                 self._cached = self._memories = None  # how far the round came is unknown
-                failure = meaning_of(error, self._scheduler.device)
-                self._scheduler.note_failure(failure or error)
-                if isinstance(failure, DeviceLostError):
-                    with suppress(RuntimeError):  # the device's memory cannot be cleared
-                        self.stop()
-                else:
+                self._scheduler.note_failure(error)
+                is_lost = isinstance(error, DeviceLostError)  # its memory cannot be cleared
+                with suppress(RuntimeError) if is_lost else nullcontext():
                     self.stop()
                 if isinstance(error, NonFiniteError):
                     self.files.check()  # overwritten weights explain it
-                if failure is None:
-                    raise
-            if failure is not None:
-                # drop the cause, whose frames hold what is to be freed
-                failure.__context__ = None
-                if isinstance(failure, OutOfMemoryError):
-                    free_unused(self._scheduler.device)
-                try:
-                    raise failure
-                finally:
-                    del failure  # else this frame would keep itself and the run alive
+                raise
             if not more and self._audit is not None:
                 self._scheduler.close()
                 self._auditing = self._audit.steps(self.trace, self.run_id)

@@ -29,7 +29,7 @@ from engine.gguf.file import GgufFile
 from engine.gguf.part_file import ModelFiles
 from engine.gguf.tokenizer import Tokenizer
 from engine.long_work import ReportProgress, report_part
-from engine.machine.device import CPU, check_room, resolve_device, run_on
+from engine.machine.device import check_room, resolve_device, run_on
 from engine.machine.host_memory import give_back_memory
 from engine.memory.hybrid import HybridMemory, LentMemories
 from engine.memory_need import estimate
@@ -165,7 +165,7 @@ def open_models(
                 drafts[drafter] = model
             else:
                 beside = partial(_load_beside, other, model, info, report, cancelled, mmap)
-                drafts[drafter] = run_on(there, beside)
+                drafts[drafter] = run_on(there, beside, f"{other.path.name} and the target")
             start += other.n_bytes
         identities = [one.identity() for one in (file, *others)]
         for one, behind in pairwise(identities):
@@ -201,14 +201,13 @@ def load_ready(
     **how: Any,
 ) -> HybridModel:
     """See load_model; a large model is then ready for measurements, in runs with the options."""
-    device = how.get("device", CPU)
-    model = run_on(device, partial(load_model, file, progress=progress, **how))
+    model = load_model(file, progress=progress, **how)
     if sum(tensor.n_elements for tensor in file.tensors.values()) >= SMALL_MODEL:
         if progress:
             progress(file.n_bytes, file.n_bytes, "running once")
         give_back_memory()  # memory of imports and loading: the passes need more
         is_plain = options is not None and not options.spec.types
-        run_on(device, partial(warm_up, model, is_plain=is_plain))
+        run_on(model.device, partial(warm_up, model, is_plain=is_plain))
     return model
 
 

@@ -20,9 +20,12 @@ from engine.plain_text import size_text
 CPU = torch.device("cpu")
 _LOST = ("CUDA error", "Triton Error [CUDA]")
 _FULL = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
-"""What failures outside of torch's own memory say where there is none left, as where a library or
-a kernel is loaded."""
+"""Messages of other libraries that find no memory left."""
 _REMEDY = "Use --device cpu, or auto."
+_SMALLER = (
+    "Lower -c, -np, -ub or --spec-draft-n-max, choose --rollback replay, use a smaller file, close "
+    "other programs on it, or use --device cpu."
+)
 
 
 class DeviceMemory(NamedTuple):
@@ -55,21 +58,19 @@ def check_room(sizes: Mapping[str, int], device: torch.device) -> None:
         return
     needed, free = sum(sizes.values()), _room(device)
     if needed > free:
-        free_unused(device)  # what has ended may be there until it is looked for
+        free_unused(device)  # garbage of finished runs
         free = _room(device)
     if needed > free:
         parts = ", ".join(f"{name} {size_text(n)}" for name, n in sizes.items() if n)
         raise OutOfMemoryError(
             f"{device_name(device)} has {size_text(free)} free, and {size_text(needed)} are "
             f"needed: {parts}.",
-            "Lower -c, -np or --spec-draft-n-max, choose --rollback replay, use a smaller file, "
-            "or --device cpu.",
+            _SMALLER,
         )
 
 
 def _room(device: torch.device) -> int:
-    """Bytes on a CUDA device that are this program's to use, those that torch keeps for later
-    included."""
+    """Bytes of a CUDA device that this program can use, torch's cache included."""
     kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return int(torch.cuda.mem_get_info(device)[0]) + kept
 
@@ -117,8 +118,8 @@ def device_name(device: torch.device) -> str:
 
 
 def make_current(device: torch.device) -> None:
-    """Have this thread use a CUDA device where no tensor says which: kernels of Triton start on the
-    current one wherever their tensors are, and streams and pinned memory are made for it."""
+    """Make a CUDA device the current one of this thread: Triton launches on it wherever the tensors
+    are, and streams and pinned memory belong to it."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
 
@@ -162,8 +163,10 @@ def ms_between(first: Mark, last: Mark) -> float:
     return first.elapsed_time(last) if first and last else 0.0
 
 
-def meaning_of(error: BaseException, device: torch.device) -> DraftscopeError | None:
-    """The user-visible meaning of an error in a run: out of memory, or device failure; None for
+def meaning_of(
+    error: BaseException, device: torch.device, what: str = "The passes of the run"
+) -> DraftscopeError | None:
+    """The user-visible meaning of an error: no memory for `what`, or device failure; None for
     others."""
     first = str(error).strip().split("\n")[0]
     is_failed = isinstance(error, torch.AcceleratorError) or first.startswith(_LOST)
@@ -173,32 +176,30 @@ def meaning_of(error: BaseException, device: torch.device) -> DraftscopeError | 
         if device.type == "cuda":
             free, total = torch.cuda.mem_get_info(device)
             room = f": {free >> 20} of {total >> 20} MiB are free"
-        return OutOfMemoryError(
-            f"The run needs more memory than {device} has{room}.",
-            "Lower -c, -np, -ub or --spec-draft-n-max, choose --rollback replay, or --device cpu.",
-        )
+        return OutOfMemoryError(f"{what} take more memory than {device} has{room}.", _SMALLER)
     if is_failed:
         return DeviceLostError(
-            f"{device} failed in the run: {first}",
+            f"{device} failed: {first}",
             "What was recorded is kept. Start the program again, or use --device cpu.",
         )
     return None
 
 
-def run_on(device: torch.device, call: Callable[[], R]) -> R:
-    """What `call` returns. Where the device has no memory left or fails, an error that says so, to
-    which no frame is tied that holds what is to be freed."""
+def run_on(device: torch.device, call: Callable[[], R], *what: str) -> R:
+    """Return call(). Raises what `meaning_of` finds in its error, without a reference to the frames
+    that hold the memory to be freed. what: see meaning_of."""
     try:
         return call()
     except RuntimeError as error:
-        failure = meaning_of(error, device)
+        failure = meaning_of(error, device, *what)
         if failure is None:
             raise
-    free_unused(device)
+    if isinstance(failure, OutOfMemoryError):
+        free_unused(device)
     try:
         raise failure
     finally:
-        del failure  # in which this frame would keep itself, and what those before it hold
+        del failure  # a cycle with this frame would keep the callers' tensors
 
 
 def free_unused(device: torch.device) -> None:

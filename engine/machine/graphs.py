@@ -16,7 +16,7 @@ import os
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from enum import Enum, auto
+from contextlib import suppress
 from functools import partial
 from itertools import pairwise
 from time import perf_counter
@@ -80,10 +80,9 @@ class _NothingButViews(TorchDispatchMode):
         self._regions = regions
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kind = _kind(func)
-        if kind is _Kind.MAKES:
+        if _makes(func):
             return self._regions.empty_like(func(*args, **(kwargs or {})))
-        if kind is _Kind.VIEWS:
+        if _views(func):
             result = func(*args, **(kwargs or {}))
             # reshape, for instance, is a view where it can be one
             if set(_storages((result,))) <= {*_storages(args), *_storages((kwargs or {}).values())}:
@@ -91,21 +90,17 @@ class _NothingButViews(TorchDispatchMode):
         raise NotImplementedError(f"{func} computes, and is not a kernel of kernels.llvm")
 
 
-class _Kind(Enum):
-    """What an operation of torch does."""
-
-    MAKES = auto()
-    VIEWS = auto()
-    COMPUTES = auto()
+@functools.cache
+def _makes(func: Any) -> bool:
+    """Whether an operation makes a new tensor."""
+    return func.overloadpacket.__name__ in _MAKE
 
 
 @functools.cache
-def _kind(func: Any) -> _Kind:
-    name = func.overloadpacket.__name__
-    if name in _MAKE:
-        return _Kind.MAKES
-    is_view = func.is_view and not func._schema.is_mutable and name not in _MAKE_CONSTANTS
-    return _Kind.VIEWS if is_view else _Kind.COMPUTES
+def _views(func: Any) -> bool:
+    """Whether an operation may give a view of a tensor, and no more."""
+    is_view = func.is_view and not func._schema.is_mutable
+    return is_view and func.overloadpacket.__name__ not in _MAKE_CONSTANTS
 
 
 def _storages(values: Iterable[Any]) -> Iterator[int]:
@@ -405,12 +400,18 @@ class _RecordOnCuda:
         self, compute: Callable[[], PassTensors]
     ) -> tuple[PassTensors, Callable[[], None]]:
         graph = torch.cuda.CUDAGraph()
-        # torch's own is of the device that it was first needed on, for all later ones too
+        # torch's default capture stream belongs to the device of its first use
         stream = self._stream = self._stream or torch.cuda.Stream()
+        self._pool = self._pool or torch.cuda.graph_pool_handle()
         # A kernel may still be compiled and loaded meanwhile, by this thread or another one
         recording = torch.cuda.graph(graph, self._pool, stream, capture_error_mode="relaxed")
-        # once more around it: where the end of a recording raises, torch leaves its stream in use
-        with torch.cuda.stream(stream), recording:
-            outputs = compute()
-        self._pool = graph.pool()
+        # the outer context restores the stream if the end of the capture raises
+        try:
+            with torch.cuda.stream(stream), recording:
+                outputs = compute()
+        except RuntimeError:
+            # after an invalid capture torch's allocator is still in it
+            with suppress(RuntimeError):  # after a valid one it is not
+                torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._pool)
+            raise
         return outputs, graph.replay

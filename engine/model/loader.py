@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 import torch
 
-from engine.errors import OptionError, OutOfMemoryError
+from engine.errors import OptionError
 from engine.gguf.file import GgufFile
 from engine.gguf.reader import TensorReader
 from engine.long_work import ReportProgress, report_part
-from engine.machine.device import CPU, make_current
+from engine.machine.device import CPU, make_current, run_on
 from engine.machine.host_memory import fits_in_memory, use_huge_pages_soon
 from engine.model.compute_modes import COMPUTE_MODES
 from engine.model.config import ModelConfig
@@ -110,14 +110,8 @@ def load_model(
         report = report_part(progress, file.n_bytes, total)
         reader = reader_for(mtp, mmap, device, report, cancelled)
         of_head = _Source(mtp, reader, check_mtp_file(mtp, config))
-    try:
-        with torch.inference_mode():
-            model = _Loading(source, of_head, mode, device, as_llama_cpp).model()
-    except torch.OutOfMemoryError as error:
-        raise OutOfMemoryError(
-            f"The weights of {file.path.name} do not fit on {device} as {mode}.",
-            "Close other programs on it, use a smaller model, or --device cpu.",
-        ) from error
+    loading = torch.inference_mode()(_Loading(source, of_head, mode, device, as_llama_cpp).model)
+    model = run_on(device, loading, f"The weights of {file.path.name} as {mode}")
     if device.type == "cpu" and model.weight_bytes >= _CACHED:
         loaded = weakref.ref(model)
         use_huge_pages_soon(lambda: loaded() is not None)

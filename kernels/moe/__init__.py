@@ -146,8 +146,7 @@ def experts(
 
         if packed.mode == "q8":
             return blocks_with_triton.experts(x, weights, ids, packed, added)
-        run = with_triton.experts_invariant if invariant else with_triton.experts
-        return run(numbers, weights, ids, packed, added)
+        return with_triton.experts(numbers, weights, ids, packed, added, invariant=invariant)
     run_all = _experts_invariant if invariant and packed.places is None else _experts
     return add_to_experts(run_all(numbers, weights, ids, packed), added, invariant=invariant)
 

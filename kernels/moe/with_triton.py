@@ -315,22 +315,17 @@ def pack(
     return PackedExperts(mode, shape, n_bytes, (gate_up, down), activation)
 
 
-def experts_invariant(
-    x: Tensor, weights: Tensor, ids: Tensor, packed: PackedExperts, added: Added = NOTHING
-) -> Tensor:
-    """See kernels.moe.experts with `invariant`: tiles of one size, a row at any place of them."""
-    return experts(x, weights, ids, packed, added, tile_sides(1, packed.shape[0], packed.mode))
-
-
 def experts(
     x: Tensor,
     weights: Tensor,
     ids: Tensor,
     packed: PackedExperts,
     added: Added = NOTHING,
-    sides: dict[str, int] | None = None,
+    *,
+    invariant: bool = False,
 ) -> Tensor:
-    """See kernels.moe.experts. sides: of a tile, None for those that suit the rows."""
+    """See kernels.moe.experts. invariant: tiles of one size, a row at any place of them; else those
+    that suit the rows."""
     n_experts, width, d = packed.shape
     n_rows, n_used = ids.shape
     n_choices = n_rows * n_used
@@ -342,7 +337,7 @@ def experts(
     *opening, (closing, down_type) = map(_matrices, (*first, down))
 
     order, ends = in_order(ids, n_experts)
-    sides = sides or tile_sides(n_choices, n_experts, packed.mode)
+    sides = tile_sides(1 if invariant else n_choices, n_experts, packed.mode)
     # no expert has more than one tile that is not full
     n_tiles = min(n_choices, n_experts) + n_choices // sides["BM"]
     options = {**sides, "BE": power_of_2(n_experts), "num_warps": 4}

@@ -130,10 +130,8 @@ geglu = _operation(naive.geglu, _of_two)
 def _step_gates(step, dt, a, y, z, d, step_row, BD: tl.constexpr):
     row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BD)
     inside = column < d
-    x, bias = (
-        tl.load(step + row * step_row + column, inside, 0.0),
-        tl.load(dt + column, inside, 0.0),
-    )
+    x = tl.load(step + row * step_row + column, inside, 0.0)
+    bias = tl.load(dt + column, inside, 0.0)
     size, g = STEP_GATES(x, bias, tl.load(a + column, inside, 0.0))
     tl.store(y + row * d + column, size, inside)
     tl.store(z + row * d + column, g, inside)
@@ -142,15 +140,8 @@ def _step_gates(step, dt, a, y, z, d, step_row, BD: tl.constexpr):
 def step_gates(step: Tensor, dt: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
     y, z = step.new_empty(2, *step.shape).unbind(0)
     rows, d = as_rows(step), step.shape[-1]
+    constants = dt.contiguous(), a.contiguous()
     _step_gates[(len(rows),)](
-        rows,
-        dt.contiguous(),
-        a.contiguous(),
-        y,
-        z,
-        d,
-        rows.stride(0),
-        BD=power_of_2(d),
-        num_warps=4,
+        rows, *constants, y, z, d, rows.stride(0), BD=power_of_2(d), num_warps=4
     )
     return y, z

@@ -133,15 +133,12 @@ def _convolved(
     place of it; then `window` is the pool."""
     n_batch, n_tokens, n_channels = x.shape
     n_taps, y = weight.shape[1], x.new_empty(x.shape)
-    numbers: tuple[Tensor | int, ...] = ()
     side, wide = min(power_of_2(n_tokens), TOKENS), power_of_2(n_taps)
     if index is not None:
-        read, write = index
-        numbers = read, write, write.shape[1], read.stride(0), *write.stride()
         side, wide = power_of_2(n_tokens), power_of_2(n_taps - 1 + n_tokens)
     _conv[(cdiv(n_channels, CHANNELS), cdiv(n_tokens, side), n_batch)](
         x, gate, weight, window, weight if bias is None else bias, y,
-        y if history is None else history, numbers, n_tokens, n_channels,
+        y if history is None else history, numbers_of(index), n_tokens, n_channels,
         *x.stride(), *weight.stride(), *window.stride(), 0 if bias is None else bias.stride(0),
         INDEXED=index is not None, BIASED=bias is not None, ACTIVATE=activate,
         TAPS=n_taps, BT=side, BC=CHANNELS, BW=wide, num_warps=4,
@@ -224,6 +221,14 @@ def normed_and_gated(
         BR=together, BD=wide, BG=side, num_warps=4,
     )  # fmt: skip
     return normed, g, opened
+
+
+def numbers_of(index: tuple[Tensor, Tensor] | None) -> tuple[Tensor | int, ...]:
+    """The numbers of rows to read and to write as kernels take them; () where there are none."""
+    if index is None:
+        return ()
+    read, write = index
+    return read, write, write.shape[1], *read.stride(), *write.stride()
 
 
 def run_into(
@@ -316,14 +321,10 @@ def _run_scan(
     x, dt, A, B, C, D = inputs
     n_batch, n_tokens, n_channels = x.shape
     o = x.new_empty(x.shape)
-    numbers: tuple[Tensor | int, ...] = ()
-    if index:
-        read, write = index
-        numbers = read, write, write.shape[1], read.stride(0), *write.stride()
     deep = power_of_2(len(A))
     wide = min(max(SCANNED // deep, 16), power_of_2(n_channels))
     _scan[(cdiv(n_channels, wide), n_batch)](
-        x, dt, A, B, C, D, state, o, tuple(slots), numbers, n_tokens, n_channels, len(A),
+        x, dt, A, B, C, D, state, o, tuple(slots), numbers_of(index), n_tokens, n_channels, len(A),
         *x.stride(), *dt.stride(), *A.stride(), *B.stride(), *C.stride(), *D.stride(),
         *state.stride(), *(slots[0] if slots else state).stride(),
         N_SLOTS=len(slots), INDEXED=index is not None, BN=deep, BC=wide, num_warps=4,

@@ -49,7 +49,7 @@ def failing(monkeypatch, error: Exception, n: int = 2):
 def test_memory_that_is_not_there(monkeypatch):
     run = failing(monkeypatch, NO_MEMORY)
     assert run.step()
-    with pytest.raises(OutOfMemoryError, match=r"needs more memory than cpu has\.") as raised:
+    with pytest.raises(OutOfMemoryError, match=r"take more memory than cpu has\.") as raised:
         run.step()
     assert "Lower -c" in str(raised.value.remedy)
     # the frames of the failed pass hold its tensors
@@ -109,7 +109,7 @@ def test_a_memory_that_does_not_fit(monkeypatch):
 
     opened = session(NAME)
     monkeypatch.setattr(HybridMemory, "for_model", refuse)
-    with pytest.raises(OutOfMemoryError, match="needs more memory"):
+    with pytest.raises(OutOfMemoryError, match="take more memory"):
         # a size that no other test has left on the shelf
         opened.start([prompt_of(NAME)], options_of(20, n_ctx=77, rollback="planes"))
 
@@ -129,13 +129,13 @@ def test_what_opening_and_drafting_need_may_not_fit(monkeypatch, tmp_path):
 
     monkeypatch.setattr(warm_up, "SMALL_MODEL", 1)
     monkeypatch.setattr(warm_up, "warm_up", refuse)
-    with pytest.raises(OutOfMemoryError, match="needs more memory") as raised:
+    with pytest.raises(OutOfMemoryError, match="take more memory") as raised:
         Session.open(golden_file(f"{NAME}.gguf"))
     assert raised.value.__context__ is None
     monkeypatch.undo()
     opened = session(NAME)
     monkeypatch.setattr(HybridMemory, "for_layers", refuse)
-    with pytest.raises(OutOfMemoryError, match="needs more memory"):
+    with pytest.raises(OutOfMemoryError, match="take more memory"):
         opened.start([prompt_of(NAME)], options_of(20, "draft-mtp", n_ctx=79))
 
 

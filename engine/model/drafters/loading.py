@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.errors import ModelFileError, OutOfMemoryError
+from engine.errors import ModelFileError
 from engine.gguf.file import GgufFile
 from engine.gguf.reader import TensorReader
 from engine.long_work import ReportProgress
@@ -89,23 +89,17 @@ def load_drafter(
 
     Missing embedding and head are the target's, in the same memory. Tokenizers are not compared
     here (see engine.draft.draft_files). mmap: see reader_for. Raises UnsupportedModelError if
-    drafter and target do not fit, ModelFileError, OutOfMemoryError, and Cancelled between tensors.
+    drafter and target do not fit, ModelFileError, and Cancelled between tensors.
     """
     config = KINDS[file.architecture](file)
     shapes = check_drafter(file, config, target.config)
     ids = read_ids(file, target.config.n_vocab, target.device)
     reader = reader_for(file, mmap, target.device, progress, cancelled)
-    try:
-        with torch.inference_mode():
-            parts = _Parts(reader, shapes, target)
-            _check_rope_factors(file, parts.weights(""))
-            embedding, head = parts.tables(config)
-            model = _MAKE[file.architecture](config, parts.weights, embedding, head, ids)
-    except torch.OutOfMemoryError as error:
-        raise OutOfMemoryError(
-            f"The weights of {file.path.name} do not fit on {target.device} next to the target's.",
-            "Close other programs on it, use a smaller drafter, or --device cpu.",
-        ) from error
+    with torch.inference_mode():
+        parts = _Parts(reader, shapes, target)
+        _check_rope_factors(file, parts.weights(""))
+        embedding, head = parts.tables(config)
+        model = _MAKE[file.architecture](config, parts.weights, embedding, head, ids)
     vocabulary = DraftVocabulary(ids, target.config.n_vocab)
     info = describe_drafter(file, config)
     return LoadedDrafter(config, info, model, vocabulary, parts.n_bytes)

@@ -33,7 +33,7 @@ from torch import Tensor
 from kernels.recurrence import FoldArguments, UpdateLog
 from kernels.recurrence.channel_gates import RawGates
 from kernels.recurrence.delta_rule.naive import DeltaArguments, DeltaSlotArguments
-from kernels.recurrence.with_triton import FEW_TOKENS, opened_gate, run_into
+from kernels.recurrence.with_triton import FEW_TOKENS, numbers_of, opened_gate, run_into
 from kernels.triton_setup import LEAST_DEPTH, cdiv, jit, power_of_2
 
 
@@ -246,12 +246,8 @@ def run_recurrence(
     u = torch.empty_like(o) if log else o
     channels = g.dim() == 4
     width = columns_per_program(n_batch * n_heads, d_v)
-    places: tuple[Tensor | int, ...] = ()
-    if index is not None:
-        read, write = index
-        places = read, write, write.shape[1], *read.stride(), *write.stride()
     _recurrence[(cdiv(d_v, width), n_heads, n_batch)](
-        q, k, v, g, beta, state, o, u, tuple(slots), places, raw or (),
+        q, k, v, g, beta, state, o, u, tuple(slots), numbers_of(index), raw or (),
         n_tokens, n_heads, n_k_heads, d_k, d_v, d_k**-0.5,
         *q.stride(), *k.stride(), *v.stride(),
         *g.stride(), *(() if channels else (0,)), *beta.stride(),

@@ -26,7 +26,7 @@ from torch import Tensor
 from kernels.pointwise.with_triton import STEP_GATES
 from kernels.recurrence import UpdateLog
 from kernels.recurrence.ssd.naive import SsdArguments, SsdInputs, SsdSlotArguments
-from kernels.recurrence.with_triton import FEW_TOKENS, run_into
+from kernels.recurrence.with_triton import FEW_TOKENS, numbers_of, run_into
 from kernels.triton_setup import LEAST_DEPTH, cdiv, jit, power_of_2
 
 
@@ -155,12 +155,8 @@ def run_recurrence(
     n_groups, n = B.shape[2:]
     o = x.new_empty(x.shape)
     u = torch.empty_like(o) if log else o
-    places: tuple[Tensor | int, ...] = ()
-    if index is not None:
-        read, write = index
-        places = read, write, write.shape[1], *read.stride(), *write.stride()
     _recurrence[(cdiv(p, ROWS), n_heads, n_batch)](
-        x, dt, g, B, C, D, state, o, u, tuple(slots), places, raw or (),
+        x, dt, g, B, C, D, state, o, u, tuple(slots), numbers_of(index), raw or (),
         n_tokens, n_heads, n_groups, p, n,
         *x.stride(), *dt.stride(), *g.stride(), *B.stride(), *C.stride(), *D.stride(),
         *state.stride(), *(slots[0] if slots else state).stride(),

@@ -11,10 +11,7 @@ from engine.machine.graphs import _RecordOnCuda
 
 
 class _Graph:
-    """A recording, which is no good where something happened that none may have."""
-
-    def pool(self):
-        return 7
+    """A recording."""
 
     def replay(self):
         return None
@@ -50,6 +47,15 @@ def seen(monkeypatch):
     monkeypatch.setattr(torch.cuda, "stream", stream)
     monkeypatch.setattr(torch.cuda, "graph", Recording)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", _Graph)
+    pools = iter("ab")
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: next(pools))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current["device"])
+
+    def end(device, pool):
+        current["ended"] = device, pool
+        raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
+
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", end)
     return current, recordings
 
 
@@ -61,17 +67,19 @@ def test_a_recording_of_each_memory_has_the_stream_of_its_device(seen):
     current["device"] = 0
     _RecordOnCuda()(lambda: (x,))
     first, second, other = recordings
-    assert first == ("of device 1", None, "relaxed") and second == ("of device 1", 7, "relaxed")
-    assert other[0] == "of device 0" and current["stream"] == "usual"
+    assert first == second == ("of device 1", "a", "relaxed")
+    assert other == ("of device 0", "b", "relaxed") and current["stream"] == "usual"
+    assert "ended" not in current
 
 
-def test_a_recording_that_fails_leaves_the_stream_as_it_was(seen):
+def test_a_recording_that_fails_leaves_stream_and_allocator_as_they_were(seen):
+    """Later recordings and a lack of memory ask the allocator, which must not be in one."""
     current, _ = seen
 
     def fail():
         assert current["stream"] == "of device 1"
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    with pytest.raises(RuntimeError):
+    with pytest.raises(torch.AcceleratorError, match="due to a previous error"):
         _RecordOnCuda()(fail)
-    assert current["stream"] == "usual"
+    assert current["stream"] == "usual" and current["ended"] == (1, "a")

@@ -217,11 +217,11 @@ def test_invariant_experts(device, products_in_order, mode):
         x.to(device) for x in naive.route(torch.randn(60, 3), None, Choice(2, "softmax"))
     )
     x = torch.randn(60, 40, device=device)
-    together = with_triton.experts_invariant(x, weights, ids, packed)
+    together = with_triton.experts(x, weights, ids, packed, invariant=True)
     assert with_triton.tile_sides(120, 3, mode) != with_triton.tile_sides(2, 3, mode)
     for i in (31, 59):
         one = (part[i : i + 1] for part in (x, weights, ids))
-        assert torch.equal(with_triton.experts_invariant(*one, packed)[0], together[i])
+        assert torch.equal(with_triton.experts(*one, packed, invariant=True)[0], together[i])
     assert nmse(together.cpu(), with_triton.experts(x, weights, ids, packed).cpu()) < BOUNDS[mode]
 
 
