@@ -46,8 +46,8 @@ def unreadable(
 def unwritable(
     path: Path | str, error: Exception, remedy: str, kind: type[DraftscopeError] = OptionError
 ) -> DraftscopeError:
-    """An error of this kind about what the system does not let us write. remedy: if the disk is not
-    full, for which no option is to blame."""
+    """An error of this kind about what the system does not let us write. remedy: given unless the
+    disk is full, for which no option is to blame."""
     reason = error.strerror or error if isinstance(error, OSError) else error
     if isinstance(error, OSError) and error.errno in _FULL:
         remedy = "Free some space, or choose another disk."

@@ -98,7 +98,7 @@ class Run:
         return not self.done
 
     def advance(self, seconds: float = LOOK_S) -> bool:
-        """Step for `seconds`, at least once, and until LOOK_BYTES are pending. The trace gets the
+        """Step for `seconds` or until LOOK_BYTES are pending, at least once. The trace gets the
         rows at the end, all at once, which is cheaper than row by row."""
         until, decodes = perf_counter() + seconds, self._auditing is None
         self._scheduler.settle(may_wait=not self.done)

@@ -61,7 +61,7 @@ class JudgedDrafts:
 
     @property
     def is_judged(self) -> np.ndarray:
-        """Whether each token was judged by the target."""
+        """Whether each token was judged by the target, bool [n]."""
         return self.fate != NOT_JUDGED
 
 

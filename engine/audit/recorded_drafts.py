@@ -101,8 +101,8 @@ class RecordedDrafts:
         return int((self._rounds["num_draft_tokens"][~self._rounds.is_prompt] != 0).sum())
 
     def of(self, drafter: str | None) -> dict[int, list[RecordedDraft]]:
-        """The verified drafts of a drafter, by sequence. None: of every drafter, in rounds known to
-        be complete."""
+        """The verified drafts of a drafter, by sequence. None: of every drafter, in rounds with a
+        known row of their own."""
         rounds = self._rounds
         if drafter is None:
             is_own = self._has_draft & (rounds["n_merged"] == MISSING)

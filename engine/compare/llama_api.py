@@ -304,7 +304,7 @@ _numbers = itertools.count()
 
 
 class ApiCall(NamedTuple):
-    """A command. saved: indices of values that are blob numbers."""
+    """A command. saved: indices of values that are numbers of blobs, from 0 in order of arrival."""
 
     name: str
     values: list[Value]

@@ -191,7 +191,7 @@ class LlamaEngine(ABC):
         self, number: int, spans: Sequence[Span], most_values: int = 4096
     ) -> tuple[np.ndarray, list[GraphNode]]:
         """Decode one batch in a traced context: its logits, and every node of its graphs in order
-        of computation. most_values: limit per node."""
+        of computation, each computed alone. most_values: limit per node."""
         logits, found = self._decode(number, spans, most_values)
         return logits, graph_nodes(*found)
 

@@ -132,7 +132,7 @@ class PeerLane(LlamaLane):
         self.histories: dict[int, StateHistory] = {}
 
     def end(self, stops: Sequence[str]) -> None:
-        """End the comparison, also for the engine shared by other lanes."""
+        """End the run and close the engine; lanes that share it need it no more either."""
         super().end(stops)
         self.engine.close()
 

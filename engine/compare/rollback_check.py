@@ -233,7 +233,7 @@ def _played_script(
 
 
 class RollbackChecks:
-    """`check_rollback` for several settings in turn, step by step; the first one starts at once."""
+    """`check_rollback` for several settings in turn; the first step is done on construction."""
 
     def __init__(
         self,

@@ -21,7 +21,7 @@ _REMEDY = "Write one with draftscope check-rollback MODEL --llama-cpp BUILD --js
 
 def is_new(outcome: str, before: str, *, strict: bool = False) -> bool:
     """Whether a check fails the gate. before: its outcome in the baseline, empty if missing. A
-    known defect is new if the baseline had it fixed; strict: always."""
+    known defect is new if the baseline had it fixed; strict: also if the baseline lacks it."""
     if outcome not in BAD or before in BAD:
         return False
     return outcome != KNOWN or strict or bool(before)

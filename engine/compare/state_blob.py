@@ -121,7 +121,7 @@ def _rings(reader: _BlobReader, layout: RecurrentLayout) -> RecurrentCheckpoint:
 def relative_errors(
     reference: Mapping[StateKey, Tensor], others: Mapping[StateKey, Tensor]
 ) -> dict[StateKey, float]:
-    """a - b| / |a| of each pair, in float64; 0 / 0 counts as 0, non-finite values as infinite."""
+    """|a - b| / |a| of each pair, in float64; 0 / 0 counts as 0, non-finite values as infinite."""
     found = {}
     for key, a in reference.items():
         exact = a.double()

@@ -290,7 +290,7 @@ def _position(
 
 
 def _error(found: Tensor, expected: Tensor) -> float:
-    """found - expected| / |expected|; 0 / 0 = 0, x / 0 = 1."""
+    """|found - expected| / |expected|; 0 / 0 = 0, x / 0 = 1."""
     apart = torch.linalg.vector_norm(found - expected, dtype=torch.float64)
     size = torch.linalg.vector_norm(expected, dtype=torch.float64)
     return float(apart / size) if size > 0 else float(apart > 0)

@@ -154,8 +154,8 @@ class Forward:
             self._watch(ubatch, TargetRows(rows.hidden[None], taps))
 
     def _gap(self, ubatch: UBatch) -> int:
-        """The largest gap, in positions, between what memory holds of a sequence and its first
-        token in this ubatch."""
+        """Positions between what memory holds of a sequence and its first token in this ubatch: the
+        one furthest from 0, with its sign."""
         if ubatch.n_seqs == 1:
             return int(ubatch.positions[0, 0]) - 1 - self.memory.seq_pos_max(ubatch.seq_ids[0])
         last: dict[int, int] = {}

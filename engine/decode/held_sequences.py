@@ -35,8 +35,8 @@ there changes as soon as the answer becomes part of the history."""
 def cuts(n_prompt: int, n_ubatch: int, message_starts: Sequence[int] = ()) -> list[int]:
     """Positions, ascending, at which a prompt of n_prompt tokens is split to save a checkpoint.
 
-    As in llama.cpp: the starts of user messages, and N_BEFORE_END, with and without n_ubatch,
-    before the end.
+    As in llama.cpp: the starts of user messages, and N_BEFORE_END tokens before the end, with and
+    without n_ubatch more.
     """
     end = n_prompt - N_BEFORE_END
     return sorted({at for at in (end - n_ubatch, end, *message_starts) if 0 < at < n_prompt})

@@ -38,7 +38,7 @@ def drafts_may_stay(device: torch.device) -> bool:
 
 
 MOST_AHEAD, AHEAD_MS = 32, 10.0
-"""Most tokens decoded at once while no output is shown, and how long that may take, ms."""
+"""Most tokens decoded at once, and how long that may take, ms: no output is seen meanwhile."""
 
 
 class Scheduler:
@@ -124,8 +124,8 @@ class Scheduler:
         """Switch to other options between two rounds.
 
         memory: the current one, or one that takes over the state of every sequence. chain: its
-        drafters must already hold the text. Samplers are rebuilt and replay the chosen tokens;
-        random numbers continue unless the seed changes.
+        drafters must already hold the text. Samplers whose options change are rebuilt and replay
+        the chosen tokens; random numbers continue unless the seed changes.
         """
         before, judge = self._options, self._judge
         if memory is not self._memory:

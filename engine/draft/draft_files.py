@@ -44,7 +44,7 @@ def check_draft(
     by_mtp: bool = False,
 ) -> None:
     """Check that a file can draft for the target; reads no tensor data. by_mtp: a whole model
-    drafts with its MTP block if it has one, and only that is loaded.
+    drafts with its MTP block if it has one; its trunk is dropped from `draft` (leave_block).
 
     Raises ModelFileError, UnsupportedModelError, VocabularyMismatchError.
     """

@@ -223,7 +223,7 @@ def _by_step(values: Sequence[np.ndarray]) -> list[tuple[list[Any], ...]]:
 
 class SeenRows:
     """Marks of the target's rows by sequence and position. n_before: positions before the first
-    token, whose marks are zeros. Drafters get their rows on another way, through acceptance and
+    token, whose marks are zeros. Drafters get their rows by another path, through acceptance and
     `observe`, so a row of a rejected token shows."""
 
     def __init__(self, n_before: int, device: torch.device) -> None:

@@ -91,8 +91,8 @@ class NgramMap(NgramDrafter):
         self._maps: dict[int, _Map] = {}
 
     def begin(self, seq: int, prompt: Sequence[int]) -> None:
-        """Start from the prompt; entries from a longer history are deleted beyond the common
-        part."""
+        """Start from the prompt; after a longer history, entries that start beyond the prompt's
+        end are deleted."""
         super().begin(seq, prompt)
         state, length = self._map(seq), len(prompt)
         if length < state.checked:

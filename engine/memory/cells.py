@@ -181,7 +181,7 @@ class CellTable:
     """Cells of all streams, each with a position and its owners, one bit per sequence.
 
     end[stream]: one above the last cell in use. used[stream]: cells in use. is_rising[stream]:
-    whether the stream belongs to one sequence whose positions rise from cell to cell, so that no
+    whether it is known to be one sequence's with positions rising from cell to cell, so that no
     search is needed. In ranges of positions, negative p0 means 0 and negative p1 no end.
     """
 
@@ -246,7 +246,7 @@ class CellTable:
             self.end[stream] = max(self.end[stream], stop)
 
     def is_in_order(self, stream: int) -> bool:
-        """Whether positions in a stream rise without gaps."""
+        """Whether a stream is known to rise without gaps; False proves nothing."""
         return self.is_rising[stream] and self.used[stream] == self.end[stream]
 
     def _continues(self, stream: int, first: int, stop: int, positions: np.ndarray) -> bool:

@@ -294,8 +294,8 @@ class AttentionKV(AttentionMemory):
         return np.sort(self._table.positions(seq))
 
     def others_than(self, seq: int, tokens: Sequence[int]) -> int:
-        """Number of positions from 0 on whose token differs from `tokens`. UNKNOWN tokens match
-        any."""
+        """Number of positions from 0 on that lack their token of `tokens`, empty ones included.
+        UNKNOWN tokens match any."""
         cells = self._table.holding(seq, 0, len(tokens))
         held = self._table.tokens(seq, cells)
         wanted = np.asarray(tokens)[self._table.positions(seq, cells)]

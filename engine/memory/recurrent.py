@@ -395,8 +395,8 @@ class SnapshotPolicy(RecurrentMemory, ABC):
 
 
 def _new_zeros(size: Sequence[int], device: torch.device) -> Tensor:
-    """Zeros, float32. On the CPU, pages that are never written take no memory, so they are mapped
-    lazily; torch would touch them at once."""
+    """Zeros, float32. On the CPU, pages that are never written take no memory: numpy maps them on
+    first touch, and torch would touch all at once."""
     if device.type != "cpu":
         return torch.zeros(size, device=device)
     n = math.prod(size)

@@ -13,7 +13,7 @@ MODES = ("f32", "bf16", "int8", "int8x2", "q8", "blocks")
 
 LEAST_VOCABULARY = 2**15
 LEAST_GAIN = 1.5
-"""Smallest head, bytes, for which a two-bit copy pays."""
+"""A head must have this many times the bytes of its two-bit copy for the copy to pay."""
 _Q2_K = 256, 84
 # also the 16-bit types without blocks, in rows of whole groups
 _F32, _HALVES, _GROUP = 4, ("F16", "BF16"), 32

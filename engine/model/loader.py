@@ -222,7 +222,7 @@ class _Loading:
         return embedding, _output(config, norm, projection, reader), rope
 
     def _head(self, embedding: Embedding, output: OutputHead, rope: RopeTables) -> MtpHead:
-        """The MTP head; it uses the given tables where its block has none of its own."""
+        """The MTP head; it uses the given tables and norm where its block has none of its own."""
         config, parts = self._of_head.config, self._of_head.config.mtp
         assert parts is not None
         weights = self._of_block(self._of_head, config.n_layer)

@@ -142,8 +142,8 @@ def has_mtp_block(file: GgufFile) -> bool:
 
 
 def leave_block(file: GgufFile) -> None:
-    """Keep only the MTP block of a whole model: as a draft for draft-mtp, llama.cpp uses no more of
-    it."""
+    """Drop the trunk's blocks of a whole model, which makes it an MTP file: as a draft for
+    draft-mtp, llama.cpp uses no more of it."""
     n_mtp = file.int_(".nextn_predict_layers", 0)
     trunk = {f"blk.{i}" for i in range(min(file.int_(".block_count", 0), 1 << 16) - n_mtp)}
     file.tensors = {

@@ -47,7 +47,7 @@ _FILES = {SESSION_FILE, COLUMNS_FILE, *(f"{name}.csv" for name in TABLES)}
 
 
 def csv_names(table: str, column: Column) -> list[str]:
-    """Names of a column in the CSV header; "tops" columns have several."""
+    """Names of a column in the CSV header; token_id and "tops" columns have several."""
     if column.kind == "tops":
         return [f"{column.name}_{rank}" for rank in range(1, N_TOP + 1)]
     if (table, column.name) == ("tokens", "token_id"):

@@ -27,8 +27,8 @@ Share = Annotated[float, Meta(ge=0)]
 
 
 class SourceFacts(Struct, frozen=True, omit_defaults=True):
-    """The source of a run. source: the engine, empty for this program. record: the file and its
-    kind. server: its address, and what its log says about its start."""
+    """The source of a run. source: the engine, None in early runs of this program. record: the file
+    and its kind. server: its address, and what its log says about its start."""
 
     engine: str | None = None
     version: str = ""
@@ -254,8 +254,8 @@ class Finding:
     """A sequence of a run, or a whole run (seq_id None), to which a rule applies.
 
     round: the first offending one, None for the run as a whole. message: one sentence. evidence:
-    the its numbers. suggestion: replaces the rule's. The other fields name rule and run as in
-    the findings table; engine.analysis.findings.check sets them.
+    its numbers. suggestion: replaces the rule's. The other fields name rule and run as in the
+    findings table; engine.analysis.findings.check sets them.
     """
 
     message: str = ""

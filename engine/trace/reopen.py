@@ -115,7 +115,7 @@ class _FileRows:
         self._keep_others(names, session.about.get(table.name, {}))
 
     def _present(self, columns: Sequence[Column], minor: int) -> list[Column]:
-        """Columns present in the file. Raises if a required one is missing."""
+        """Columns present in the file. Raises if one is missing that minor version `minor` has."""
         present = []
         for column in columns:
             missing = [name for name in csv_names(self._table.name, column) if name not in self._at]

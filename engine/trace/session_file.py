@@ -1,5 +1,5 @@
 """session.json of an exported trace, checked: facts have the types that views and figures expect,
-with any writer. Unknown keys are kept."""
+whichever program wrote it. Unknown keys are kept."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ class Judged(NamedTuple):
 
     @classmethod
     def of(cls, run: RunRef) -> Judged:
-        """From all drafts of a run whose tokens are known."""
+        """From all drafts of a run in rounds with a row of their own and a known outcome."""
         rounds = RunColumns(run.store, "rounds", run.run_id)
         drafted, accepted = rounds["num_draft_tokens"], rounds["num_accepted_draft_tokens"]
         usable = ~rounds.is_prompt & (accepted >= 0) & (rounds["n_merged"] == MISSING)

@@ -130,7 +130,7 @@ def _causes(cause: Finding, finding: Finding) -> bool:
 def _since(finding: Finding) -> tuple[int, int, int]:
     place = PARTS.index(RULES[finding.rule].part)
     number = -1 if finding.round is None else finding.round
-    if PARTS[place] == ACCEPTANCE:  # None counts as the end
+    if PARTS[place] == ACCEPTANCE:  # counted to the end
         number = COUNT
     return number, place, list(RULES).index(finding.rule)
 

@@ -35,7 +35,7 @@ class ExaminedRun:
     def __init__(self, trace: TraceStore, run_id: int) -> None:
         self.trace, self.run_id = trace, run_id
         self.facts = RunFacts(trace.runs[run_id])
-        self.facts.requests = self.facts.requests  # read once: rules ask thousands of times
+        self.facts.requests = self.facts.requests  # read once: may be thousands, all rules ask
         self.lane, self.kind = self.facts.lane or "", lane_kind(self.facts)
 
     rounds, tokens, ubatches, memory, divergence = map(

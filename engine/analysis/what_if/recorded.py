@@ -104,7 +104,7 @@ class RecordedRounds:
         return _from_rows(run, rows, order, is_whole=is_whole)
 
     def repeated(self) -> RecordedRounds:
-        """The same without first-time costs."""
+        """The same with no pass or draft marked as new, as in a session that had done them all."""
         none = np.zeros(len(self), bool)
         return replace(self, new_pass=none, new_draft=none)
 

@@ -275,7 +275,7 @@ def _windows(file: GgufFile, n_layer: int) -> tuple[int | None, ...]:
 
 
 def _conv(file: GgufFile, n_embd: int) -> tuple[int, int]:
-    """Block rows covered, and channels that share a weight."""
+    """Block rows covered, and number of channel groups, each of which shares a weight."""
     key = ".conv_group_size"
     group = count(file, key, high=n_embd)
     if n_embd % group:

@@ -73,8 +73,8 @@ MISSING = {"rwkv6": _RWKV, "rwkv6qwen2": _RWKV, "rwkv7": _RWKV, "arwkv7": _RWKV}
 def read_config(file: GgufFile) -> ModelConfig:
     """Read and check the metadata of `file`.
 
-    Raises UnsupportedModelError for models outside FAMILIES or the forms that run here and for
-    drafters alone, ModelFileError for missing, mistyped or impossible values.
+    Raises UnsupportedModelError for models outside FAMILIES or the forms that run here and for a
+    drafter or MTP block alone, ModelFileError for missing, mistyped or impossible values.
     """
     name, is_drafter = file.path.name, file.architecture in DRAFTERS
     config = None if is_drafter else read_any_config(file)
