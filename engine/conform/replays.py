@@ -389,8 +389,8 @@ def checked(
     faults: list[Fault] = []
     plays = [(shape, rounds)]
     if name == "prompts":  # they have other code for large heads, of which a pass is enough
-        large = dict.fromkeys((sizes[1], sizes[1].without("v first")))  # each layout has its own
-        plays = [(sizes[0], rounds), *((one, 1) for one in large)]
+        both = dict.fromkeys((sizes[1], sizes[1].without("v first")))  # each layout has its own
+        plays = [(sizes[0], rounds), *((one, 1) for one in both)]
     if name == "depths" and recurrence != "conv":  # of many sequences launches may differ
         # heads share keys here without extras, which may have other code
         many = replace(sizes[0], d_k=least, d_v=least, n_tokens=2, n_sequences=_MANY)
