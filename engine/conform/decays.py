@@ -24,6 +24,7 @@ _VIEWS = {
 }
 _BLOCK = 16  # rows that chunked kernels take at once
 _MOST_ROWS = 4  # of which each may be wrong alone
+_MOST_FOLDED = 24  # of which any may be missing together, or there twice
 # Whether what row j wrote (-1: the state before the rows) is meant where row i sees it
 Side = Callable[[int, int], bool]
 _SIDES: dict[str, Side] = {
@@ -266,22 +267,16 @@ class Log:
             return self.rows[row]["decay"] * state + self.writes[row]
         return step(self.shape, state, self.rows[row])[1]
 
-    def twice(self) -> Iterator[Way]:
-        """Cause, sentence and last state where the last rows are taken twice."""
-        n = len(self.rows)
-        for i in range(n - 1, -1, -1):
-            words = f"the last {n - i} of {n} accepted rows are taken twice"
-            yield "double-fold", words, play(self.shape, self.states[-1], self.rows[i:])[1][-1]
-
     def cursors(self, ring: int) -> Iterator[Way]:
-        """Cause, sentence and last state where other rows are folded than were accepted."""
+        """Cause, sentence and last state where other rows are taken than were accepted."""
         n = len(self.rows)
+        most = n if n <= _MOST_FOLDED else 1
         for stored in (True, False):
             for i in range(n - 1, -1, -1):
-                for j in range(i + 1, n + 1):
+                for j in range(i + 1, min(n, i + most) + 1):
                     words = f"{j - i} accepted rows missing, {n - j} before the newest"
                     yield "lost-fold", words, self.folded(i, range(j, n), stored)
-                    words = f"{j - i} rows of the log are folded twice"
+                    words = f"{j - i} accepted rows are taken twice, {n - j} before the newest"
                     yield "double-fold", words, self.folded(j, range(i, n), stored)
                 if i >= ring:
                     rows = [*range(i - ring, i), i - ring, *range(i + 1, n)]
