@@ -4,7 +4,6 @@ drafts or acceptance."""
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
 from dataclasses import asdict, replace
 from itertools import compress
 from pathlib import Path
@@ -26,9 +25,6 @@ from resources import DEMO_TARGET
 if TYPE_CHECKING:
     import numpy as np
 
-    from engine.audit.recorded_drafts import Counts
-    from engine.observe.drafter_diff.diff import DrafterDiff, PairDiff
-    from engine.observe.drafter_diff.records import Cause
     from engine.observe.drafter_diff.stage_values import StageValues
     from engine.session import Session
 
@@ -73,13 +69,13 @@ def run(args: argparse.Namespace) -> int:
         ),
         strict=True,
     )
-    from engine.observe.drafter_diff.diff import drafter_diff
+    from engine.observe.drafter_diff.diff import drafter_diff, lines_of
 
     found = drafter_diff(refs[0], refs[1], session, handed=handed, values=values)
     print_report(
         args,
         {"first": asdict(found.first) if found.first else None, **asdict(found)},
-        _lines(found),
+        lines_of(found),
     )
     return int(found.first is not None)
 
@@ -179,44 +175,3 @@ def _as(
     if not prompt.tokens and session is not None:
         prompt = session.prompt(prompt.text)
     return options, prompt
-
-
-# -- output ------------------------------------------------------------------------------------
-
-
-def _lines(found: DrafterDiff) -> Iterator[str]:
-    first = found.first
-    yield (
-        f"first cause: {first.stage}{_of(first)}. {first.about}"
-        if first
-        else ("no cause: drafts, rule and counts agree as far as both are recorded")
-    )
-    for pair in found.pairs:
-        yield from _pair_lines(pair)
-
-
-def _pair_lines(pair: PairDiff) -> Iterator[str]:
-    yield (
-        f"sequences {pair.seq_a} and {pair.seq_b}: A accepted {_share(pair.counts_a)}, "
-        f"B {_share(pair.counts_b)}, by chance with probability {pair.chance:.2g}"
-    )
-    yield f"  {pair.n_equal} of {pair.n_contexts} drafts after the same text are equal"
-    for number, cause in enumerate(pair.causes, start=1):
-        yield f"  {number}. {cause.stage}{_of(cause)}: {cause.about}"
-        said = "; ".join(filter(None, (cause.place, cause.size)))
-        if said:
-            yield f"     {said}"
-        if cause.recorded is not None and cause.mended is not None:
-            yield f"     accepted {_share(cause.recorded)}; with it mended {_share(cause.mended)}"
-    for sentence in pair.missing:
-        yield f"  missing: {sentence}"
-
-
-def _of(cause: Cause) -> str:
-    return f" of {cause.side}" if cause.side else ""
-
-
-def _share(counts: Counts) -> str:
-    accepted, drafted = counts
-    rate = f" ({accepted / drafted:.3f})" if drafted else ""
-    return f"{accepted} of {drafted}{rate}"

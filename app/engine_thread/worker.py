@@ -75,6 +75,8 @@ class SideJob(Job):
 
     has_progress = False
     """Whether the window shows its progress, with a way to cancel it."""
+    busy = ""
+    """The flag of the status that is on meanwhile: only one such job at a time."""
     is_awaited = False
     """Whether closing waits for it, because the user asked for a file."""
     failed: DraftscopeError | None = None
@@ -83,6 +85,13 @@ class SideJob(Job):
     def run(self, progress: ReportProgress) -> None:
         """Do it. May raise anything; Cancelled once `cancelled` is set."""
         raise NotImplementedError
+
+    def may_start(self, status: EngineStatus) -> bool:
+        return not getattr(status, self.busy, False)
+
+    def on_ask(self, status: EngineStatus) -> None:
+        if self.busy:
+            setattr(status, self.busy, True)
 
     def start(
         self, ended: Callable[[SideJob], None], progress: ReportProgress = lambda *_: None
@@ -111,6 +120,8 @@ class SideJob(Job):
         """Report an error first."""
         if self.failed is not None:
             status.failed.emit(self.failed)
+        if self.busy:
+            setattr(status, self.busy, False)
         super().finish(status)
 
 

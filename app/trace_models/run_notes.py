@@ -73,15 +73,17 @@ def prompt_text(run: RunRef) -> str:
     ids = tokens["token_id"][tokens.is_text("kind", "prompt") & (tokens["seq_id"] == 0)]
     pieces = (store.pieces.get(token, b"") for token in ids[:_LONGEST_PROMPT].tolist())
     text = b"".join(pieces).decode("utf-8", "replace")
-    return " ".join(text.split())[:_LONGEST_PROMPT] or sent_prompt(run.facts)
+    return " ".join(text.split())[:_LONGEST_PROMPT] or sent(run.facts)[0]
 
 
-def sent_prompt(facts: RunFacts, seq_id: int = 0) -> str:
-    """The same for a request to another engine."""
-    for request in (facts.requests or [])[seq_id : seq_id + 1]:
+def sent(facts: RunFacts, seq_id: int = 0) -> tuple[str, str]:
+    """The same for a request to another engine, and the text of its reply. Only this request is
+    read: a panel shows one of thousands."""
+    one = RunFacts(requests=(facts.get("requests") or [])[seq_id : seq_id + 1])
+    for request in one.requests or ():
         said = request.prompt or "".join(map(content_of, request.messages[-1:]))
-        return " ".join(said[: 4 * _LONGEST_PROMPT].split())[:_LONGEST_PROMPT]
-    return ""
+        return " ".join(said[: 4 * _LONGEST_PROMPT].split())[:_LONGEST_PROMPT], request.text
+    return "", ""
 
 
 def reply_texts(facts: RunFacts) -> dict[int, str]:

@@ -3,11 +3,11 @@ page."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from PySide6.QtCore import QEvent, QObject, QSize, Qt, Signal
-from PySide6.QtGui import QAction, QKeyEvent, QMouseEvent, QPaintEvent, QPalette
+from PySide6.QtCore import QEvent, QMimeData, QObject, QSize, Qt, Signal
+from PySide6.QtGui import QAction, QDropEvent, QKeyEvent, QMouseEvent, QPaintEvent, QPalette
 from PySide6.QtWidgets import (
     QAbstractButton,
     QAbstractSpinBox,
@@ -31,7 +31,7 @@ from PySide6.QtWidgets import (
 
 from app.widgets.build import hbox, made
 
-_Box = TypeVar("_Box", QSpinBox, QDoubleSpinBox)
+_Number = TypeVar("_Number", QSpinBox, QDoubleSpinBox)
 
 
 class WheelGuard(QObject):
@@ -63,7 +63,7 @@ def real(low: float, high: float, value: float, special: str = "") -> QDoubleSpi
     return _number(made(QDoubleSpinBox, singleStep=0.05, decimals=2), low, high, value, special)
 
 
-def _number(box: _Box, low: Any, high: Any, value: Any, special: str) -> _Box:
+def _number(box: _Number, low: Any, high: Any, value: Any, special: str) -> _Number:
     box.setRange(low, high)
     box.setValue(value)
     box.setSpecialValueText(special)
@@ -83,7 +83,7 @@ def choice(names: Mapping[str, str], current: str) -> QComboBox:
 
 def typed_choice(names: Sequence[str]) -> QComboBox:
     """An editable choice of names. The first Return acts, because nothing is completed."""
-    field = made(QComboBox, editable=True)
+    field = made(QComboBox, lineEdit=_Line())
     field.addItems(names)
     field.setCompleter(None)  # type: ignore[arg-type]
     return field
@@ -96,25 +96,55 @@ def shown_choice(name: str) -> QComboBox:
     return box
 
 
-def text(placeholder: str) -> QLineEdit:
-    """A line of text; dropped models go to the window."""
-    return made(QLineEdit, placeholderText=placeholder, acceptDrops=False)
+def offer(box: QComboBox, items: Iterable[tuple[str, object]], chosen: object) -> None:
+    """Offer other items, each a text and its value, and choose the one of this value."""
+    box.clear()
+    for item in items:
+        box.addItem(*item)
+    box.setCurrentIndex(box.findData(chosen))
+
+
+class _Line(QLineEdit):
+    """A line for dragged text. takes_path: also the path of a file; others go to the window."""
+
+    takes_path = False
+
+    def event(self, event: QEvent) -> bool:
+        if not (isinstance(event, QDropEvent) and event.mimeData().hasUrls()):
+            return super().event(event)
+        event.setAccepted(self.takes_path)
+        if event.type() == QEvent.Type.Drop:
+            self.setText(event.mimeData().urls()[0].toLocalFile())
+        return True
+
+
+class _Box(QPlainTextEdit):
+    def canInsertFromMimeData(self, source: QMimeData) -> bool:
+        return not source.hasUrls() and super().canInsertFromMimeData(source)
+
+
+def text(placeholder: str, *, takes_path: bool = False, **more: Any) -> QLineEdit:
+    """A line of text, with `more` as made() takes it; dropped models go to the window."""
+    line = made(_Line, placeholderText=placeholder, **more)
+    line.takes_path = takes_path
+    return line
 
 
 def text_box(name: str, placeholder: str) -> QPlainTextEdit:
     """A multi-line text; Tab leaves it, and dropped models go to the window."""
-    box = made(QPlainTextEdit, accessibleName=name, placeholderText=placeholder)
+    box = made(_Box, accessibleName=name, placeholderText=placeholder)
     box.setTabChangesFocus(True)
-    box.setAcceptDrops(False)
     return box
 
 
 def file_path(placeholder: str, accepted: str = "") -> QLineEdit:
-    """A file path, typed or chosen; a folder without `accepted`, the dialog's filters."""
-    line = text(placeholder)
+    """A file path, typed, dropped or chosen; a folder without `accepted`, the dialog's filters."""
+    line = text(placeholder, takes_path=True)
     drawing = line.style().standardIcon(QStyle.StandardPixmap.SP_DialogOpenButton)
     browse = line.addAction(drawing, QLineEdit.ActionPosition.TrailingPosition)
-    browse.setToolTip("Browse…")
+    browse.setShortcut("Alt+Down")
+    browse.setShortcutContext(Qt.ShortcutContext.WidgetShortcut)
+    browse.setToolTip("Browse… (Alt+Down)")
 
     def ask() -> None:
         if accepted:

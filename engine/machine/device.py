@@ -19,6 +19,9 @@ from engine.plain_text import size_text
 
 CPU = torch.device("cpu")
 _LOST = ("CUDA error", "Triton Error [CUDA]")
+_FULL = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+"""What failures outside of torch's own memory say where there is none left, as where a library or
+a kernel is loaded."""
 _REMEDY = "Use --device cpu, or auto."
 
 
@@ -50,17 +53,25 @@ def check_room(sizes: Mapping[str, int], device: torch.device) -> None:
     together: its driver might use host memory instead, a hundred times slower."""
     if device.type != "cuda":
         return
-    memory, needed = device_memory(device), sum(sizes.values())
-    # torch's cache is available to this program
-    free = memory.free + (memory.held or 0) - torch.cuda.memory_allocated(device)
+    needed, free = sum(sizes.values()), _room(device)
+    if needed > free:
+        free_unused(device)  # what has ended may be there until it is looked for
+        free = _room(device)
     if needed > free:
         parts = ", ".join(f"{name} {size_text(n)}" for name, n in sizes.items() if n)
         raise OutOfMemoryError(
-            f"{memory.name} has {size_text(free)} free, and {size_text(needed)} are needed: "
-            f"{parts}.",
+            f"{device_name(device)} has {size_text(free)} free, and {size_text(needed)} are "
+            f"needed: {parts}.",
             "Lower -c, -np or --spec-draft-n-max, choose --rollback replay, use a smaller file, "
             "or --device cpu.",
         )
+
+
+def _room(device: torch.device) -> int:
+    """Bytes on a CUDA device that are this program's to use, those that torch keeps for later
+    included."""
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(torch.cuda.mem_get_info(device)[0]) + kept
 
 
 def resolve_device(name: str) -> torch.device:
@@ -103,6 +114,13 @@ def device_name(device: torch.device) -> str:
     if device.type != "cuda":
         return str(device)
     return f"{device} ({torch.cuda.get_device_name(device)})"
+
+
+def make_current(device: torch.device) -> None:
+    """Have this thread use a CUDA device where no tensor says which: kernels of Triton start on the
+    current one wherever their tensors are, and streams and pinned memory are made for it."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
 
 
 P = ParamSpec("P")
@@ -148,7 +166,9 @@ def meaning_of(error: BaseException, device: torch.device) -> DraftscopeError | 
     """The user-visible meaning of an error in a run: out of memory, or device failure; None for
     others."""
     first = str(error).strip().split("\n")[0]
-    if isinstance(error, torch.OutOfMemoryError):
+    is_failed = isinstance(error, torch.AcceleratorError) or first.startswith(_LOST)
+    is_full = is_failed and any(words in first for words in _FULL)
+    if is_full or isinstance(error, torch.OutOfMemoryError):
         room = ""
         if device.type == "cuda":
             free, total = torch.cuda.mem_get_info(device)
@@ -157,12 +177,28 @@ def meaning_of(error: BaseException, device: torch.device) -> DraftscopeError | 
             f"The run needs more memory than {device} has{room}.",
             "Lower -c, -np, -ub or --spec-draft-n-max, choose --rollback replay, or --device cpu.",
         )
-    if isinstance(error, torch.AcceleratorError) or first.startswith(_LOST):
+    if is_failed:
         return DeviceLostError(
             f"{device} failed in the run: {first}",
             "What was recorded is kept. Start the program again, or use --device cpu.",
         )
     return None
+
+
+def run_on(device: torch.device, call: Callable[[], R]) -> R:
+    """What `call` returns. Where the device has no memory left or fails, an error that says so, to
+    which no frame is tied that holds what is to be freed."""
+    try:
+        return call()
+    except RuntimeError as error:
+        failure = meaning_of(error, device)
+        if failure is None:
+            raise
+    free_unused(device)
+    try:
+        raise failure
+    finally:
+        del failure  # in which this frame would keep itself, and what those before it hold
 
 
 def free_unused(device: torch.device) -> None:

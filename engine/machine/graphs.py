@@ -391,9 +391,6 @@ def graphs_for(device: torch.device) -> StepGraphs | None:
         return StepGraphs(_RecordOnCuda(), MOST_TOKENS["cuda"])
     if not uses_llvm():
         return None
-    # here, because it loads the compiler
-    from engine.machine.graphs import RecordOnProcessor
-
     return StepGraphs(RecordOnProcessor(), MOST_TOKENS["cpu"], from_first=True)
 
 
@@ -402,13 +399,18 @@ class _RecordOnCuda:
 
     def __init__(self) -> None:
         self._pool: Any = None
+        self._stream: torch.cuda.Stream | None = None
 
     def __call__(
         self, compute: Callable[[], PassTensors]
     ) -> tuple[PassTensors, Callable[[], None]]:
         graph = torch.cuda.CUDAGraph()
+        # torch's own is of the device that it was first needed on, for all later ones too
+        stream = self._stream = self._stream or torch.cuda.Stream()
         # A kernel may still be compiled and loaded meanwhile, by this thread or another one
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="relaxed"):
+        recording = torch.cuda.graph(graph, self._pool, stream, capture_error_mode="relaxed")
+        # once more around it: where the end of a recording raises, torch leaves its stream in use
+        with torch.cuda.stream(stream), recording:
             outputs = compute()
         self._pool = graph.pool()
         return outputs, graph.replay

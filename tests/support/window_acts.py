@@ -88,16 +88,20 @@ def messages(window: MainWindow) -> list[str]:
     return [f"{b.severity}: {b.message} {b.remedy}".strip() for b in window.banners.banners]
 
 
-def drop(window: MainWindow, *paths: Path) -> bool:
-    """Drag files onto the window; whether it took them."""
-    data = QMimeData()
-    data.setUrls([QUrl.fromLocalFile(str(path)) for path in paths])
-    where, buttons = QPoint(300, 300), Qt.MouseButton.LeftButton
+def drop(onto: QWidget, *paths: Path | str) -> bool:
+    """Drag files, or one text or address, onto a widget; whether it took them, or one around it."""
+    data, (first, *_) = QMimeData(), paths
+    if isinstance(first, str):
+        data.setText(first)
+    urls = [QUrl.fromLocalFile(str(path)) for path in paths if isinstance(path, Path)]
+    if urls or "://" in str(first):
+        data.setUrls(urls or [QUrl(str(first))])
+    where, buttons = QPoint(9, 9), Qt.MouseButton.LeftButton
     action, keys = Qt.DropAction.CopyAction, Qt.KeyboardModifier.NoModifier
     enter = QDragEnterEvent(where, action, data, buttons, keys)
     enter.ignore()
-    QApplication.sendEvent(window, enter)
+    QApplication.sendEvent(onto, enter)
     if not enter.isAccepted():
         return False
-    QApplication.sendEvent(window, QDropEvent(QPointF(where), action, data, buttons, keys))
+    QApplication.sendEvent(onto, QDropEvent(QPointF(where), action, data, buttons, keys))
     return True

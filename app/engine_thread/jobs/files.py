@@ -31,6 +31,7 @@ class ReadTrace(SideJob):
     by then. It is listed until it is closed."""
 
     has_progress = True
+    busy = "reading"
     read: TraceStore | None = None
 
     def __init__(self, folder: Path) -> None:
@@ -38,11 +39,8 @@ class ReadTrace(SideJob):
         self._folder = folder
         self._n_shown = 0
 
-    def may_start(self, status: EngineStatus) -> bool:
-        return not status.reading
-
     def on_ask(self, status: EngineStatus) -> None:
-        status.reading = True
+        super().on_ask(status)
         self._n_shown = status.n_shown
 
     def run(self, progress: ReportProgress) -> None:
@@ -57,7 +55,6 @@ class ReadTrace(SideJob):
             self.read = open_trace(self._folder, progress=progress, cancelled=self.cancelled.is_set)
 
     def on_finish(self, status: EngineStatus) -> None:
-        status.reading = False
         if self.read is not None and not self.cancelled.is_set():
             self.take(status, self.read)
 
@@ -111,6 +108,7 @@ class ExportTrace(SideJob):
     the folder contains at least. is_complete: everything is written."""
 
     has_progress = is_awaited = True
+    busy = "exporting"
     is_complete = False
 
     def __init__(
@@ -127,12 +125,6 @@ class ExportTrace(SideJob):
         self.what = "Run" if self.runs else "Trace"
         self.mark = mark_of(store)
 
-    def may_start(self, status: EngineStatus) -> bool:
-        return not status.exporting
-
-    def on_ask(self, status: EngineStatus) -> None:
-        status.exporting = True
-
     def run(self, progress: ReportProgress) -> None:
         export_csv(
             trace_of(self.runs) if self.runs else self.store,
@@ -144,7 +136,6 @@ class ExportTrace(SideJob):
         self.is_complete = True
 
     def on_finish(self, status: EngineStatus) -> None:
-        status.exporting = False
         if self.is_complete:
             status.exported.emit(self)
 
@@ -166,6 +157,7 @@ class SaveTrace(ExportTrace):
 class ReadResults(SideJob):
     """Read a result file, or the one in a folder."""
 
+    busy = "reading_results"
     found: Results | None = None
     checked: tuple[str, list[Outcome]] | None = None
     """Outcomes of conform (engine.conform.report.read_json), if the file holds them."""
@@ -174,12 +166,6 @@ class ReadResults(SideJob):
         super().__init__()
         self._path = path
 
-    def may_start(self, status: EngineStatus) -> bool:
-        return not status.reading_results
-
-    def on_ask(self, status: EngineStatus) -> None:
-        status.reading_results = True
-
     def run(self, progress: ReportProgress) -> None:
         if kind_of_json(self._path) == CONFORM:
             from engine.conform.report import read_json
@@ -187,9 +173,6 @@ class ReadResults(SideJob):
             self.checked = read_json(self._path)
         else:
             self.found = read(self._path)
-
-    def on_finish(self, status: EngineStatus) -> None:
-        status.reading_results = False
 
 
 class WriteFile(SideJob):

@@ -27,6 +27,7 @@ from engine.trace.writer import TraceWriter
 if TYPE_CHECKING:
     from app.engine_thread.worker import EngineSession
     from engine.conform.runner import Outcome
+    from engine.observe.drafter_diff.diff import DrafterDiff
     from engine.observe.rescoring.rescore import Rescored
     from engine.observe.rescoring.triage import Triage
     from engine.session import Session
@@ -37,7 +38,17 @@ _LONG_PAIR_S = 20.0
 """Runs longer than this get fewer pairs."""
 
 
-class Rescore(EngineJob):
+class JudgingJob(EngineJob):
+    """A job on runs that have ended, for which the engine is busy."""
+
+    def may_start(self, status: EngineStatus) -> bool:
+        return status.state is not State.LOADING and not status.has_run
+
+    def on_ask(self, status: EngineStatus) -> None:
+        status.set_state(State.LOADING)
+
+
+class Rescore(JudgingJob):
     """Rescore a run with a model, which is loaded temporarily if it is not in use.
 
     assume_same: the user has confirmed that it is the run's model.
@@ -52,13 +63,10 @@ class Rescore(EngineJob):
         self.ref, self.target, self._assume_same = run, target, assume_same
         self._compute, self._device = "auto", "auto"
 
-    def may_start(self, status: EngineStatus) -> bool:
-        return status.state is not State.LOADING and not status.has_run
-
     def on_ask(self, status: EngineStatus) -> None:
         if status.loaded_as is not None:
             self._compute, self._device = status.loaded_as.compute, status.loaded_as.device
-        status.set_state(State.LOADING)
+        super().on_ask(status)
 
     def run(self, worker: EngineWorker) -> State:
         from engine.observe.rescoring.rescore import SameModelUnknownError, rescore
@@ -121,7 +129,33 @@ class TriageRuns(SideJob):
         self.found = triage(self.shown, self.overlaid)
 
 
-class MeasureFidelity(EngineJob):
+class DiffDrafters(JudgingJob):
+    """Find why the drafts, or their acceptance, of the run on show and of the one laid over it
+    differ. The model in use makes drafts again if both are known to be its runs; without one it
+    goes by what is recorded."""
+
+    found: DrafterDiff | None = None
+
+    def __init__(self, shown: RunRef, overlaid: RunRef) -> None:
+        super().__init__()
+        self.runs = shown, overlaid
+
+    def run(self, worker: EngineWorker) -> State:
+        from engine.observe.drafter_diff.diff import drafter_diff
+        from engine.observe.rescoring.identity import LIKELY, SAME, identify
+
+        worker.end_run()
+        self.progress(worker.post)(0, 1, "comparing drafts")
+        local, session = worker.session, None
+        if isinstance(local, LocalSession):
+            known = [identify(local.engine_session, run.facts) for run in self.runs]
+            if all(one.verdict in (SAME, LIKELY) or one.is_requantised for one in known):
+                session = local.engine_session
+        self.found = drafter_diff(*self.runs, session, self.cancelled.is_set)
+        return worker.rest()
+
+
+class MeasureFidelity(JudgingJob):
     """Measure the compute mode's fidelity on the model's own continuation of a text, loading the
     file a second time. Its runs keep the result as a fact."""
 
@@ -134,9 +168,6 @@ class MeasureFidelity(EngineJob):
 
     def may_start(self, status: EngineStatus) -> bool:
         return status.can_start and status.server is None
-
-    def on_ask(self, status: EngineStatus) -> None:
-        status.set_state(State.LOADING)
 
     def run(self, worker: EngineWorker) -> State:
         worker.end_run()
@@ -165,7 +196,7 @@ class MeasureFidelity(EngineJob):
         return measure_fidelity(session, reference, tokens)
 
 
-class MeasurePlain(EngineJob):
+class MeasurePlain(JudgingJob):
     """Run a request with and without drafters in alternation, and note the speeds of each pair as a
     fact of the run made from it. The other runs are not kept. When cancelled, the pairs so far
     count if there are enough."""
@@ -180,9 +211,6 @@ class MeasurePlain(EngineJob):
 
     def may_start(self, status: EngineStatus) -> bool:
         return status.can_start
-
-    def on_ask(self, status: EngineStatus) -> None:
-        status.set_state(State.LOADING)
 
     def run(self, worker: EngineWorker) -> State:
         worker.end_run()

@@ -1,5 +1,5 @@
-"""Break rules: conditions at which the run pauses, to add, edit, switch off, remove; and what makes
-runs fail on purpose: scenarios, faults and synthetic acceptance."""
+"""Break rules: conditions at which the run pauses, to add, edit, disable, remove; and deliberate
+disturbances: scenarios, faults and synthetic acceptance."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from PySide6.QtGui import QAction
 from PySide6.QtWidgets import (
     QAbstractItemView,
     QLabel,
-    QLineEdit,
     QListWidget,
     QListWidgetItem,
     QMenu,
@@ -22,6 +21,7 @@ from PySide6.QtWidgets import (
 from app.looks import Theme, fixed_font
 from app.widgets.build import hbox, key_in, made, vbox
 from app.widgets.empty_state import StatusMessage
+from app.widgets.fields import text
 from app.widgets.fitted_labels import ScrollPage
 from app.widgets.option_groups import ProvokingGroup
 from engine.analysis.breaks import EXAMPLES, BreakHit, BreakRule
@@ -32,7 +32,7 @@ _RULE = Qt.ItemDataRole.UserRole
 
 
 class BreaksView(QWidget):
-    """A list with a tick for each rule, and a line to write new ones, checked while typed.
+    """A list of rules with ticks, and a line to write new ones, checked while typing.
 
     Space ticks, F2 edits, Delete removes.
     """
@@ -50,9 +50,7 @@ class BreaksView(QWidget):
         )
         self.list.itemChanged.connect(self._on_changed)
         key_in(self.list, Qt.Key.Key_Delete, self.remove_current)
-        self.line = made(QLineEdit, font=fixed_font(), accessibleName="New break rule")
-        self.line.setPlaceholderText(EXAMPLES[0])
-        self.line.setAcceptDrops(False)  # a dropped model is for the window
+        self.line = text(EXAMPLES[0], font=fixed_font(), accessibleName="New break rule")
         self.line.textChanged.connect(self._check)
         self.line.returnPressed.connect(self._add_typed)
         self.add_button = made(QPushButton, "Add", toolTip="Add the rule that is written (Enter)")
@@ -83,7 +81,7 @@ class BreaksView(QWidget):
         return [(item.data(_RULE), item.checkState() is Qt.CheckState.Checked) for item in items]
 
     def set_entries(self, entries: list[tuple[str, bool]]) -> None:
-        """Replace the list; a text that does not parse is left out."""
+        """Replace the list; a text that does not parse is skipped."""
         with QSignalBlocker(self.list):
             self.list.clear()
             for text, ticked in entries:
@@ -92,9 +90,9 @@ class BreaksView(QWidget):
         self.rules_changed.emit()
 
     def add(self, rule: BreakRule) -> None:
-        """Append a rule, ticked; one that is there already is ticked and chosen."""
-        for row, (text, _) in enumerate(self.entries()):
-            if text == str(rule):
+        """Append a rule, ticked; an existing one is ticked and chosen."""
+        for row, (known, _) in enumerate(self.entries()):
+            if known == str(rule):
                 self.list.item(row).setCheckState(Qt.CheckState.Checked)
                 self.list.setCurrentRow(row)
                 return
@@ -109,7 +107,7 @@ class BreaksView(QWidget):
             self.rules_changed.emit()
 
     def show_hit(self, hit: BreakHit | None) -> None:
-        """Say what the run has paused at, or no longer."""
+        """Show what the run has paused at, or clear that."""
         self._hit = hit
         if hit is not None:
             rows = [row for row, (text, _) in enumerate(self.entries()) if text == str(hit.rule)]
@@ -117,7 +115,7 @@ class BreaksView(QWidget):
         self._check()
 
     def begin_typing(self) -> None:
-        """Put the caret where a new rule is written."""
+        """Focus the line for new rules."""
         self.line.setFocus(Qt.FocusReason.ShortcutFocusReason)
         self.line.selectAll()
 
@@ -157,7 +155,7 @@ class BreaksView(QWidget):
             self.line.clear()
 
     def _on_changed(self, item: QListWidgetItem) -> None:
-        """A tick or a text has changed; a text that does not parse goes back to what it was."""
+        """A tick or a text has changed; a text that does not parse is restored."""
         with QSignalBlocker(self.list):
             try:
                 text = str(BreakRule.parse(item.text()))
@@ -170,7 +168,7 @@ class BreaksView(QWidget):
         self.rules_changed.emit()
 
     def _check(self) -> None:
-        """Judge the line being typed; while it is empty, say what the run paused at."""
+        """Check the line being typed; while it is empty, show what the run paused at."""
         self.error = ""
         if self.line.text().strip():
             try:
@@ -194,16 +192,16 @@ _ABOUT = (
 
 
 class FaultsView(QWidget):
-    """scenarios: the action that offers them. groups: options of the next run, which the Run panel
-    reads."""
+    """scenarios: the action that offers them. groups: options of the next run, read by the Run
+    panel."""
 
     def __init__(self, scenarios: QAction, groups: Sequence[ProvokingGroup]) -> None:
         super().__init__()
         self.button = made(QPushButton, scenarios.text(), toolTip=scenarios.toolTip())
         self.button.clicked.connect(scenarios.trigger)
         column = vbox(margins=(8, 6, 8, 6))
-        for text, parts in ((_SCENARIOS, [self.button]), (_ABOUT, groups)):
-            said = made(QLabel, text, wordWrap=True, muted=True)
+        for about, parts in ((_SCENARIOS, [self.button]), (_ABOUT, groups)):
+            said = made(QLabel, about, wordWrap=True, muted=True)
             column.addWidget(said)
             for part in parts:
                 column.addWidget(part)

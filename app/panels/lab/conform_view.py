@@ -15,16 +15,15 @@ from PySide6.QtWidgets import (
     QAbstractItemView,
     QFileDialog,
     QHeaderView,
-    QLineEdit,
     QPushButton,
-    QSplitter,
     QTableWidget,
     QTableWidgetItem,
     QWidget,
 )
 
 from app.looks import Theme, figures_font
-from app.widgets.build import hbox, made, vbox, words
+from app.widgets.build import SAME, hbox, made, split, vbox, words
+from app.widgets.fields import text
 from app.widgets.fitted_labels import ElidedLabel
 from app.widgets.plot_surface import PlotSurface
 from engine.plain_text import counted
@@ -38,8 +37,6 @@ _FILTER = "Packages and adapters (*.whl *.tar.gz *.py);;All files (*)"
 _ABSENT = "–"
 _CHARACTERS = 10
 """Of a target, at least."""
-_SAME = 10_000
-"""Any size, given to both sides of the splitter."""
 _FIRST = (
     "Plays rounds of draft, verify, accept and commit on rollback kernels of other engines, and "
     "compares every output and state with the recurrence in f64. Nothing is sent anywhere."
@@ -58,7 +55,7 @@ class ConformView(QWidget):
         theme.changed.connect(self._recolour)
         self._outcomes: dict[tuple[int, int], Outcome] = {}
         self._runs = False
-        self.target = made(QLineEdit, placeholderText=_HINT)
+        self.target = text(_HINT, takes_path=True)
         self.target.setMinimumWidth(_CHARACTERS * self.fontMetrics().averageCharWidth())
         self.target.setAccessibleName("Package or adapter whose kernels are checked")
         self.target.setToolTip(f"{_HINT}; Help (Shift+F1) explains adapters")
@@ -164,12 +161,8 @@ class ConformView(QWidget):
         self._below = QWidget()
         said = hbox((self.words, 1), (self.copy, 0, top))
         vbox(said, (self.plot, 1), 0, of=self._below, margins=(0, 0, 0, 0))
-        parts = self._parts = QSplitter(Qt.Orientation.Vertical)
-        parts.addWidget(self.grid)
-        parts.addWidget(self._below)
-        parts.setChildrenCollapsible(False)
-        parts.setSizes([_SAME, _SAME])
-        vbox(self.target, line, (parts, 1), 0, of=self, margins=(8, 4, 8, 4), spacing=4)
+        self._parts = split(self.grid, self._below, down=True)
+        vbox(self.target, line, (self._parts, 1), 0, of=self, margins=(8, 4, 8, 4), spacing=4)
 
     def _press(self) -> None:
         if self._runs:
@@ -213,7 +206,7 @@ class ConformView(QWidget):
         drawn = any(f.row_errors or f.depth_errors for f in faults)
         if drawn == self.plot.isHidden():
             self.plot.setVisible(drawn)
-            self._parts.setSizes([_SAME, _SAME if drawn else 0])  # or as low as the words
+            self._parts.setSizes([SAME, SAME if drawn else 0])  # or as low as the words
         if chosen is None:
             return
         if chosen.needs:

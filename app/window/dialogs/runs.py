@@ -1,4 +1,4 @@
-"""Dialogs before a run: the server to observe, the round to go on from, the scenario."""
+"""Dialogs before a run: the server to observe, the round to fork at, the scenario."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from PySide6.QtWidgets import (
     QHeaderView,
     QLabel,
     QLineEdit,
-    QPushButton,
     QTreeWidget,
     QTreeWidgetItem,
     QWidget,
@@ -28,8 +27,7 @@ from app.saved.settings import Settings
 from app.trace_models.run_facts import other_options
 from app.trace_models.shown_text import probability_text
 from app.widgets.build import CLOSE, ModelessDialog, hbox, made, words
-from app.widgets.fields import add_row, new_form, text, typed_choice, whole
-from app.window.dialogs.files import ask_file
+from app.widgets.fields import add_row, file_path, new_form, text, typed_choice, whole
 from engine.compare.memory_script import MemoryScript
 from engine.compare.scenario import Scenario
 from engine.errors import OptionError
@@ -63,16 +61,16 @@ _LIMIT_TIP = (
     "CPU a long prompt takes minutes"
 )
 _USUAL = "http://127.0.0.1:8080"
-"""The address of a llama-server that was given none."""
+"""llama-server's default address."""
 
 Tried = tuple[str, Path | None, int, str]
 UNTRIED: Tried = ("", None, 0, "")
 
 
 class ConnectDialog(ModelessDialog):
-    """`chosen` gives address, key, log file or None, the port that other
-    programs are to use, 0 without, and the name of a model, empty without. tried: address, log,
-    port and model chosen last, where no server was there."""
+    """`chosen` gives address, key, log file or None, the port for other programs, 0 without, and
+    the name of a model, empty without. tried: address, log, port and model of the last attempt, if
+    it failed."""
 
     chosen = Signal(str, str, object, int, str)  # Path | None
 
@@ -91,11 +89,8 @@ class ConnectDialog(ModelessDialog):
         self.key.setEchoMode(QLineEdit.EchoMode.Password)
         self.model = text("the only one, or the one that is loaded")
         self.model.setText(model)
-        self.log = text("none")
+        self.log = file_path("none", "All files (*)")
         self.log.setText(str(chosen_log or ""))
-        browse = made(QPushButton, "&Browse…", toolTip="Choose the log file")
-        browse.setAutoDefault(False)  # Return is for Connect
-        browse.clicked.connect(self._browse)
         self.limit = whole(1, 999_999, settings.server_timeout)
         self.limit.setSuffix(" s")
         self.watch = QCheckBox(f"&Watch other programs at {LOOPBACK}, port")
@@ -106,17 +101,13 @@ class ConnectDialog(ModelessDialog):
         self.problem = made(QLabel, wordWrap=True, textFormat=Qt.TextFormat.PlainText)
         self.problem.setForegroundRole(QPalette.ColorRole.BrightText)
         self.problem.hide()
-        self._lay_out(browse)
+        self._lay_out()
         line.textChanged.connect(lambda _: self.problem.hide())
         line.setFocus()
 
-    def _lay_out(self, browse: QPushButton) -> None:
-        about = made(QLabel, _ABOUT, wordWrap=True)
-        log, watch = QWidget(), QWidget()
-        for box, widgets in ((log, (self.log, browse)), (watch, (self.watch, self.port))):
-            row = hbox(*widgets, of=box, margins=(0, 0, 0, 0))
-        row.addStretch(1)
-        self.log.setAccessibleName("Log file of the server")
+    def _lay_out(self) -> None:
+        about, watch = made(QLabel, _ABOUT, wordWrap=True), QWidget()
+        hbox(self.watch, self.port, of=watch, margins=(0, 0, 0, 0)).addStretch(1)
         self.port.setAccessibleName("Port for other programs")
         self.port.setToolTip(_WATCH_TIP)
         self.watch.setToolTip(_WATCH_TIP)
@@ -124,8 +115,7 @@ class ConnectDialog(ModelessDialog):
         add_row(form, "&Address", self.address, "Where the server listens")
         add_row(form, "API &key", self.key, _KEY_TIP)
         add_row(form, "&Model", self.model, _MODEL_TIP)
-        add_row(form, "&Log file", log, _LOG_TIP)
-        self.log.setToolTip(_LOG_TIP)
+        add_row(form, "&Log file", self.log, _LOG_TIP)
         add_row(form, "&Time limit", self.limit, _LIMIT_TIP)
         form.addRow("", watch)
         self.lay_out(about, form, self.problem, act="&Connect")
@@ -152,10 +142,6 @@ class ConnectDialog(ModelessDialog):
         self.key.clear()
         super().accept()
 
-    def _browse(self) -> None:
-        if path := ask_file(self, self._settings, "log", "Log file of the server", "All files (*)"):
-            self.log.setText(str(path))
-
 
 _GROUPS = "Runs and comparisons", "Operations on the memory alone"
 _HEADS = "What you see", "Scenario"
@@ -168,8 +154,8 @@ def scenario_actions(
     play: Callable[[Scenario | MemoryScript], None],
     parent: QObject,
 ) -> list[QAction]:
-    """An action for each that plays it: its title as text, what it is about as tooltip, and as data
-    the sentence to choose it by with its number among the groups."""
+    """An action per scenario that plays it: its title as text, its description as tooltip, and as
+    data the sentence to choose it by with its number among the groups."""
     actions = []
     for one in scenarios:
         action = QAction(one.title.replace("&", "&&"), parent)
@@ -252,9 +238,9 @@ _NO_TOKEN = "none"
 
 
 class ForkDialog(ModelessDialog):
-    """place: in words. options: those of Run Settings now; raises
-    OptionError. `chosen` gives whether these are meant, else the run's own, and a token that takes
-    the place of the newest one, below 0 for none."""
+    """place: in words. options: the current ones of Run Settings; raises OptionError. `chosen`
+    gives whether to use these instead of the run's own, and a token that replaces the newest one,
+    below 0 for none."""
 
     chosen = Signal(bool, int)
 
@@ -279,7 +265,7 @@ class ForkDialog(ModelessDialog):
         self.tell()
 
     def tell(self, *_: object) -> None:
-        """Say what the fork does otherwise."""
+        """Show what the fork changes."""
         token = self._token()
         problem = "" if token is not None else f"A token is an id from 0 to {_MOST}, or none."
         try:
@@ -293,7 +279,7 @@ class ForkDialog(ModelessDialog):
         self._go.setEnabled(not problem)
 
     def _token(self) -> int | None:
-        """-1 for none, None for other words."""
+        """The entered token, -1 if empty, None if invalid."""
         word = next(iter(self.token.currentText().split()), _NO_TOKEN)
         known = word.isascii() and word.isdecimal() and int(word) <= _MOST
         return int(word) if known else -1 if word == _NO_TOKEN else None
@@ -305,7 +291,7 @@ class ForkDialog(ModelessDialog):
 
 
 def _other_tokens(fork: Fork) -> list[str]:
-    """What the newest token that stays could have been, the target's likeliest first."""
+    """Alternatives to the newest kept token, most probable first."""
     step = read_step(fork.parent, fork.seq_id, fork.round - 1)
     out = [one for one in step.tokens if one["kind"] in EMITTED_KINDS] if step else []
     if step is None or not out[: fork.n_kept]:

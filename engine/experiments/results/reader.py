@@ -21,7 +21,7 @@ from typing import Annotated, Any, NotRequired, TypedDict
 
 from msgspec import Meta
 
-from engine.errors import TraceFileError
+from engine.errors import TraceFileError, check_most
 from engine.experiments.results.table import (
     APPLICATION_ID,
     DONE,
@@ -319,8 +319,7 @@ def _rows(
     """Each row's number (SQLite's rowid) and values, in file order. Raises TraceFileError naming
     the first unreadable row."""
     ((n,),) = opened.execute(f"SELECT count(*) FROM (SELECT 1 FROM {table} LIMIT {MOST_ROWS + 1})")
-    if n > MOST_ROWS:
-        raise TraceFileError(f"{path} has more than {MOST_ROWS:,} rows.", "Split the plan.")
+    check_most(str(path), n, MOST_ROWS, "rows", "Split the plan.")
     select, last = f"SELECT rowid, {', '.join(columns)} FROM {table}", _LEAST_ROWID
     try:
         for row in opened.execute(f"{select} ORDER BY rowid"):
@@ -420,10 +419,8 @@ def _check_files(path: Path) -> None:
     OSError."""
     with opened_file(path, TraceFileError) as file:
         head = file.read(100) or b""
-        if os.fstat(file.fileno()).st_size > MOST_BYTES:
-            raise TraceFileError(
-                f"{path} is larger than {MOST_BYTES >> 20} MiB.", "Split the plan."
-            )
+        n_bytes = os.fstat(file.fileno()).st_size
+        check_most(str(path), n_bytes, MOST_BYTES, "bytes", "Split the plan.")
     logs = [other for end in ("-wal", "-shm") if os.path.lexists(other := f"{path}{end}")]
     if logs or 2 in head[_VERSIONS]:
         beside = f" ({Path(logs[0]).name} lies next to it)" if logs else ""

@@ -32,7 +32,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.errors import TraceFileError
+from engine.errors import TraceFileError, check_most
 from engine.foreign import LARGEST, JsonError, is_real, parse_json
 
 RESULTS_FILE = "results.sqlite"
@@ -267,8 +267,7 @@ def results_of(
     settings = [checked_settings(path, at, row[6]) for at, row in zip(places, rows, strict=True)]
     by_name = _columns(rows)
     names = list(dict.fromkeys(name for one in settings for name in one))
-    if len(names) > _MOST_KEYS:
-        raise TraceFileError(f"{path} has more than {_MOST_KEYS} settings.", "Write it again.")
+    check_most(str(path), len(names), _MOST_KEYS, "settings", "Write it again.")
     for name in names:
         by_name.setdefault(name, _setting([one.get(name) for one in settings]))
     return ExperimentResults(

@@ -18,7 +18,7 @@ from engine.gguf.file import GgufFile
 from engine.gguf.outline import other_kind
 from engine.model.config import ModelConfig
 from engine.model.drafters.dflash_config import DFlashConfig, read_dflash
-from engine.model.families import FAMILIES
+from engine.model.families import DRAFTERS, FAMILIES
 from engine.model.families.common import heads, is_mtp_file, read_taps, rms_eps
 from engine.model.info import ModelInfo, describe
 from engine.model.limits import MAX_CONTEXT, OTHER_TARGET, REMEDY, count
@@ -285,10 +285,9 @@ DRAFT_SIMPLE = "draft-simple"
 """The drafter that uses a standalone model."""
 
 
-KINDS: dict[str, Callable[[GgufFile], DrafterConfig]] = {
-    "eagle3": read_eagle3,
-    "dflash": read_dflash,
-}
+KINDS: dict[str, Callable[[GgufFile], DrafterConfig]] = dict(
+    zip(DRAFTERS, (read_eagle3, read_dflash), strict=True)
+)
 """By architecture the function that reads its configuration, raising like
 engine.model.families.read_config."""
 

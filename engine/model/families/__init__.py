@@ -63,6 +63,8 @@ FAMILIES = {
 }
 
 
+DRAFTERS = "eagle3", "dflash"
+"""Architectures of files that hold a drafter alone."""
 _RWKV = "RWKV's time mixing"
 MISSING = {"rwkv6": _RWKV, "rwkv6qwen2": _RWKV, "rwkv7": _RWKV, "arwkv7": _RWKV}
 """Recurrent architectures of llama.cpp that do not run here, and the missing part."""
@@ -71,14 +73,17 @@ MISSING = {"rwkv6": _RWKV, "rwkv6qwen2": _RWKV, "rwkv7": _RWKV, "arwkv7": _RWKV}
 def read_config(file: GgufFile) -> ModelConfig:
     """Read and check the metadata of `file`.
 
-    Raises UnsupportedModelError for models outside FAMILIES or the forms that run here and for an
-    MTP block alone, ModelFileError for missing, mistyped or impossible values.
+    Raises UnsupportedModelError for models outside FAMILIES or the forms that run here and for
+    drafters alone, ModelFileError for missing, mistyped or impossible values.
     """
-    config = read_any_config(file)
-    if is_mtp_file(file):
+    name, is_drafter = file.path.name, file.architecture in DRAFTERS
+    config = None if is_drafter else read_any_config(file)
+    if config is None or is_mtp_file(file):
+        what, of = ("a drafter", "target") if is_drafter else ("the MTP block of a model", "trunk")
         raise UnsupportedModelError(
-            f"{file.path.name}: the file holds only the MTP block of a model, not its trunk.",
-            f"Open the trunk, and give this file with it: draftscope TRUNK -md {file.path.name}.",
+            f"{name}: the file holds only {what}, not its {of}.",
+            f"Open the {of} together with this file: drop both on the window, or draftscope "
+            f"{of.upper()} -md {name}.",
         )
     return config
 

@@ -99,6 +99,45 @@ def _by_order(found: tuple[Cause, PairDiff]) -> tuple[bool, bool, int]:
     return cause.rank > STAGES.index(CANDIDATES), not cause.explains, cause.rank
 
 
+def lines_of(found: DrafterDiff) -> Iterator[str]:
+    """A report of it, the first cause in its first line."""
+    first = found.first
+    yield (
+        f"first cause: {first.stage}{_of(first)}. {first.about}"
+        if first
+        else ("no cause: drafts, rule and counts agree as far as both are recorded")
+    )
+    for pair in found.pairs:
+        yield from _pair_lines(pair)
+
+
+def _pair_lines(pair: PairDiff) -> Iterator[str]:
+    yield (
+        f"sequences {pair.seq_a} and {pair.seq_b}: A accepted {_share(pair.counts_a)}, "
+        f"B {_share(pair.counts_b)}, by chance with probability {pair.chance:.2g}"
+    )
+    yield f"  {pair.n_equal} of {pair.n_contexts} drafts after the same text are equal"
+    for number, cause in enumerate(pair.causes, start=1):
+        yield f"  {number}. {cause.stage}{_of(cause)}: {cause.about}"
+        said = "; ".join(filter(None, (cause.place, cause.size)))
+        if said:
+            yield f"     {said}"
+        if cause.recorded is not None and cause.mended is not None:
+            yield f"     accepted {_share(cause.recorded)}; with it mended {_share(cause.mended)}"
+    for sentence in pair.missing:
+        yield f"  missing: {sentence}"
+
+
+def _of(cause: Cause) -> str:
+    return f" of {cause.side}" if cause.side else ""
+
+
+def _share(counts: Counts) -> str:
+    accepted, drafted = counts
+    rate = f" ({accepted / drafted:.3f})" if drafted else ""
+    return f"{accepted} of {drafted}{rate}"
+
+
 def drafter_diff(
     a: RunRef,
     b: RunRef,

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from app.trace_models.run_notes import describe_prompt, notes_of, prompt_text
+import pytest
+
+from app.trace_models.run_notes import describe_prompt, notes_of, prompt_text, sent
+from engine.trace import facts
 from engine.trace.run_ref import RunRef
+from engine.trace.typed_json import read_or
 from tests.support.trace_builder import sample_trace
 
 
@@ -31,3 +35,17 @@ def test_a_turn_is_said_by_what_was_said_last() -> None:
         assert notes_of(run.facts).prompt == " ".join(said[-1].split())
     run.facts["turn"] = _turn(2)
     assert prompt_text(run) == "def quicksort(arr):", "nothing was said"
+
+
+def test_of_a_thousand_requests_one_is_read_for_its_panel(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, n_read = RunRef(sample_trace(rounds=2).store, 0), list[int]()
+    run.facts["requests"] = [{"prompt": f"p {i}", "text": f"r {i}"} for i in range(1000)]
+
+    def counting(hint: Any, value: Any, default: Any) -> Any:
+        n_read.append(len(value))
+        return read_or(hint, value, default)
+
+    monkeypatch.setattr(facts, "read_or", counting)
+    assert sent(run.facts, 7) == ("p 7", "r 7")
+    assert sent(run.facts, 1000) == ("", "")
+    assert sum(n_read) == 1

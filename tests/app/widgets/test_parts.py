@@ -227,6 +227,6 @@ def test_a_status_that_is_too_long_ends_in_dots(qtbot: QtBot, theme: Theme) -> N
         room = label.contentsRect().width()
         told = label.fontMetrics().elidedText(words, Qt.TextElideMode.ElideRight, room)
         assert told.endswith("…")
-        status.set_going(told if cut else words)
+        status.say(going=told if cut else words)
         pictures.append(label.grab().toImage())
     assert pictures[0] == pictures[1]

@@ -7,12 +7,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QPushButton
 from pytestqt.qtbot import QtBot
 
 from app.engine_thread.events import OpenRequest, State
 from app.engine_thread.jobs.files import ReadTrace
-from app.engine_thread.jobs.judging import TriageRuns
+from app.engine_thread.jobs.judging import DiffDrafters, TriageRuns
 from app.window.window import MainWindow
 from engine.errors import OptionError
 from engine.observe.rescoring.rescore import Rescored, SameModelUnknownError
@@ -83,6 +84,14 @@ def test_two_captures_are_laid_over_each_other_and_over_a_run_of_a_server(
     with job_ends(qtbot, at_servers.bridge, TriageRuns) as triaged:
         at_servers.feed.set_overlay(rows[1].run)
     assert triaged.args[0].found.verdict == "same", "the server replays the capture"
+    assert not messages(at_servers)
+    with job_ends(qtbot, at_servers.bridge, DiffDrafters):
+        trigger(at_servers, "run.drafter_diff")
+    (said,) = messages(at_servers)
+    assert said.startswith("info: No cause: drafts, rule and counts agree"), said
+    assert "B is run 0 of mtp.json.gz" in said
+    at_servers.banners.banners[0].findChildren(QPushButton)[0].click()
+    assert "drafts after the same text are equal" in QGuiApplication.clipboard().text()
     at_servers.runs.run_selected.emit(rows[1].run)
     assert at_servers.bridge.trace_folder == captures / "mtp.json.gz"
     trigger(at_servers, "file.close_trace")

@@ -14,6 +14,7 @@ from pytestqt.qtbot import QtBot
 
 from app.window import gui
 from app.window.gui import Collector
+from engine.long_work import collections_wait
 
 
 class Loop:
@@ -55,6 +56,14 @@ def test_garbage_of_another_thread_dies_here(running: Collector, qtbot: QtBot) -
     assert refs[0]() is not None
     qtbot.waitUntil(lambda: refs[0]() is None)
     assert Loop.died_on == threading.main_thread().name
+
+
+def test_nothing_is_collected_while_a_file_is_read(running: Collector, qtbot: QtBot) -> None:
+    with collections_wait():
+        loop = weakref.ref(Loop())
+        qtbot.wait(50)
+        assert loop() is not None
+    qtbot.waitUntil(lambda: loop() is None)
 
 
 def test_automatic_collection_is_off_only_meanwhile(running: Collector) -> None:

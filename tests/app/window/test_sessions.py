@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PySide6.QtCore import QMimeData, QPoint, QPointF, Qt, QUrl
-from PySide6.QtGui import QDragEnterEvent, QDropEvent, QGuiApplication
-from PySide6.QtWidgets import QApplication, QLineEdit
+from PySide6.QtCore import QMimeData, Qt, QUrl
+from PySide6.QtGui import QGuiApplication
+from PySide6.QtWidgets import QLineEdit
 from pytestqt.qtbot import QtBot
 
 from app.engine_thread.bridge import Bridge
@@ -154,19 +154,11 @@ def test_by_dialog_menu_and_drop(
     with qtbot.waitSignal(window.bridge.trace_shown):
         entry.trigger()
     for dropped in (folder, folder / SESSION_FILE, folder / "rounds.csv"):
-        data = QMimeData()
-        data.setUrls([QUrl.fromLocalFile(str(dropped))])
-        buttons, keys = Qt.MouseButton.LeftButton, Qt.KeyboardModifier.NoModifier
-        action = Qt.DropAction.CopyAction
-        enter = QDragEnterEvent(QPoint(300, 300), action, data, buttons, keys)
-        enter.ignore()
-        QApplication.sendEvent(window, enter)
-        assert enter.isAccepted()
-        assert window.status.currentMessage() == "Drop to open mine"
+        said = list[str]()
+        window.status.messageChanged.connect(said.append)
         with qtbot.waitSignal(window.bridge.trace_shown):
-            QApplication.sendEvent(
-                window, QDropEvent(QPointF(300, 300), action, data, buttons, keys)
-            )
+            assert drop(window, dropped)
+        assert "Drop to open mine" in said
 
 
 def test_of_what_cannot_be_opened_its_reader_says_why(

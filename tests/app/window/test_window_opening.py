@@ -10,12 +10,14 @@ from PySide6.QtWidgets import QApplication, QFileDialog, QWidget
 from pytestqt.qtbot import QtBot
 
 from app.engine_thread.events import State
+from app.engine_thread.jobs.engine import OpenModel
+from app.widgets.fields import file_path
 from app.window.window import MainWindow
 from engine.errors import ModelFileError
 from engine.trace.export import export_csv
 from tests.support.fake_session import FakeEngine
 from tests.support.trace_builder import sample_trace
-from tests.support.window_acts import drop, enabled, messages, trigger, wait
+from tests.support.window_acts import drop, enabled, job_ends, messages, trigger, wait
 
 
 def said(window: MainWindow) -> str:
@@ -148,10 +150,34 @@ def test_the_trace_opens_and_the_message_stays_where_its_model_cannot_be_loaded(
     assert messages(window) == ["error: letter.txt: byte 0: no GGUF file. Choose another."]
 
 
-def test_prompt_box_leaves_drops_to_the_window(window: MainWindow) -> None:
-    prompt = window.run_panel.prompt
-    assert not prompt.acceptDrops()
-    assert not prompt.viewport().acceptDrops()
+def test_a_field_takes_a_dragged_text_and_leaves_files_to_the_window(
+    window: MainWindow, model_file: Path, qtbot: QtBot
+) -> None:
+    prompt, rule = window.run_panel.prompt, window.breaks.line
+    assert drop(prompt.viewport(), "def f(x):") and drop(rule, "depth >= 4")
+    assert (prompt.toPlainText(), rule.text()) == ("def f(x):", "depth >= 4")
+    for field in (rule, prompt.viewport()):
+        with job_ends(qtbot, window.bridge, OpenModel):
+            assert drop(field, model_file)
+    assert (prompt.toPlainText(), rule.text()) == ("def f(x):", "depth >= 4")
+
+
+def test_a_line_for_a_path_takes_that_of_a_dropped_file(qtbot: QtBot, tmp_path: Path) -> None:
+    qtbot.addWidget(line := file_path("a build"))
+    assert drop(line, tmp_path)
+    assert line.text() == str(tmp_path)
+
+
+def test_a_floating_panel_takes_files_too(
+    window: MainWindow, model_file: Path, qtbot: QtBot
+) -> None:
+    window.docks["run"].setFloating(True)
+    assert drop(window.run_panel, model_file)
+    wait(qtbot, window, State.READY)
+
+
+def test_an_address_is_not_taken_as_nothing_is_fetched(window: MainWindow) -> None:
+    assert drop(window, "https://huggingface.co/a/b.gguf") is False
 
 
 def test_bad_file_is_a_banner_and_the_window_stays_usable(

@@ -7,8 +7,9 @@ import time
 from pathlib import Path
 
 import pytest
+from PySide6.QtCore import Qt
 from PySide6.QtGui import QGuiApplication
-from PySide6.QtWidgets import QFileDialog, QPushButton
+from PySide6.QtWidgets import QFileDialog
 from pytestqt.qtbot import QtBot
 
 from app.engine_thread.events import State
@@ -27,7 +28,10 @@ def test_export_and_read_back(
     trigger(loaded, "file.export")
     (dialog,) = loaded.findChildren(ExportDialog)
     assert not dialog.isModal()
-    dialog.findChild(QPushButton).click()
+    dialog.activateWindow()
+    qtbot.waitUntil(dialog.isActiveWindow)
+    dialog.folder.setFocus()
+    qtbot.keyClick(dialog.folder, Qt.Key.Key_Down, Qt.KeyboardModifier.AltModifier)
     with qtbot.waitSignal(loaded.bridge.exported) as exported:
         dialog.accept()
     folder = exported.args[0].folder

@@ -18,6 +18,7 @@ from engine.model.families import read_config
 from engine.model.info import describe
 from engine.model.loader import load_model
 from engine.model.tensors import check_mtp_file
+from resources import DEMO_EAGLE3
 from tests.support.naive_memory import NaiveMemory, ubatch_of
 from tests.support.rewrite_gguf import DROP
 
@@ -254,6 +255,15 @@ def test_an_mtp_file_is_no_model(variant):
     ):
         load_model(file)
     assert "-md qwen35-c-v2x-mtp-f32-variant.gguf" in caught.value.remedy
+
+
+def test_a_drafter_is_no_model():
+    with (
+        GgufFile.open(DEMO_EAGLE3) as file,
+        pytest.raises(UnsupportedModelError, match="only a drafter, not its target") as caught,
+    ):
+        load_model(file)
+    assert "TARGET -md demo-eagle3.gguf" in caught.value.remedy
 
 
 @pytest.mark.parametrize(

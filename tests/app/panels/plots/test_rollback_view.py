@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from PySide6.QtCore import QPoint, QPointF, Qt
@@ -10,6 +12,8 @@ from PySide6.QtWidgets import QApplication, QLabel
 from pytestqt.qtbot import QtBot
 
 from app.looks import Theme
+from app.panels.plots import rollback_view
+from app.panels.plots.bar_view import PixelColumns
 from app.panels.plots.rollback_view import RollbackView
 from app.trace_models.run_rows import Position
 from engine.trace.run_ref import RunRef
@@ -358,3 +362,24 @@ def test_why_there_are_no_rounds(view: RollbackView, facts: dict[str, object], s
     view.show_run(run)
     assert view.currentWidget() is view.empty
     assert view.empty.words[1].startswith(said)
+
+
+def test_bars_of_a_thousand_sequences_are_put_together_at_once(
+    view: RollbackView, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of them alone took seconds; of a column of pixels each has its deepest."""
+    columns, n_seqs = list[PixelColumns](), 1000
+
+    def seen(*how: Any) -> PixelColumns:
+        columns.append(PixelColumns(*how))
+        return columns[-1]
+
+    monkeypatch.setattr(rollback_view, "PixelColumns", seen)
+    builder = TraceBuilder()
+    for number in range(2 * n_seqs):
+        builder.draft([], "b", ["x"] * (1 + number // n_seqs), seq_id=number % n_seqs)
+    view.show_run(builder.run)
+    assert 1 <= len(columns) <= len(view._bars)
+    x, height = view._bars["seq_rm"].getData()
+    assert len(x) == 2 * n_seqs and set(height.tolist()) == {1.0, 2.0}
+    assert len(set(view._bars["seq_rm"].opts["y0"].tolist())) == n_seqs

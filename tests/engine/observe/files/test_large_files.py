@@ -5,10 +5,11 @@ from __future__ import annotations
 import gc
 import json
 import random
+import shutil
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -341,3 +342,29 @@ def test_a_long_log_is_read_in_pieces_between_which_it_can_be_given_up(
     told.clear()
     importing.import_file(store, path, progress=tell)
     assert told[-1] == path.stat().st_size and store.runs
+
+
+def test_a_record_and_an_archive_can_be_given_up_at_any_request(tmp_path: Path) -> None:
+    data = Path(__file__).parents[3] / "data"
+    replies = (data / "replies" / "llama-reply.json").read_bytes()
+    requests = (data / "records" / "trtllm-perf-metrics.jsonl").read_bytes()
+    (folder := tmp_path / "kept").mkdir()
+    for n in range(3):
+        (folder / f"{n}.json").write_bytes(replies)
+    files = {"replies.json": replies, "requests.jsonl": requests * 3}
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    archive = Path(shutil.make_archive(str(tmp_path / "kept"), "zip", folder))
+    for path in (*map(tmp_path.joinpath, files), archive):
+        n_asked = _asked(path, 1 << 20)
+        assert n_asked > 3, path
+        for n in range(n_asked):
+            with pytest.raises(Cancelled):
+                _asked(path, n)
+
+
+def _asked(path: Path, most: int) -> int:
+    """Read a file, and give it up once that was asked for as often; how often it was."""
+    asked = count()
+    importing.import_file(TraceStore(), path, cancelled=lambda: next(asked) >= most)
+    return next(asked)
