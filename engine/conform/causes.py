@@ -102,8 +102,6 @@ class Situation:
         yield from self._folds() if self.kernel.ring else ()
         if len(commits) > 1:
             yield "state-not-committed", "state before the last pass", commits[-2]
-            last = self.reference.tokens[self.sequence][-1:] * (self.shape.recurrence != "conv")
-            yield from chain.from_iterable(Log(self.shape, commits[-2], x).twice() for x in last)
         for age in range(1, len(self.before)):
             yield from self._columns(age)
         yield from self._others()
@@ -114,6 +112,9 @@ class Situation:
         yield "state-lost", "empty state", torch.zeros_like(commits[-1])
         if self.shape.recurrence == "conv":
             yield from fits.windows(*self._inputs_before(), self.shape.d_k - 1, bool(self.before))
+        elif len(commits) > 1:
+            rows = self.reference.tokens[self.sequence][-1]
+            yield from Log(self.shape, commits[-2], rows).cursors(len(rows))
 
     def _columns(self, age: int) -> Iterator[Way]:
         """States after the rows of the last pass (age 0), of the one before it (1), and so on."""
@@ -253,13 +254,10 @@ class Situation:
                 yield cause, sentence, part(played)
         if of and few and self.shape.recurrence != "conv":
             log = Log(self.shape, state, tokens)
-            yield from log.twice()
             yield from log.decays()
             yield from log.formulas()
+            yield from log.cursors(count)
             for i in range(count) if count > 1 else ():
-                rows = self.tokens[:i] + self.tokens[i + 1 : count]
-                words = f"row {i + 1} of {count} accepted is missing"
-                yield "lost-fold", words, self._played(state, rows)[1][-1]
                 lost = log.kept(log.writes[i], i + 1)
                 yield "lost-fold", f"what row {i} wrote is lost", log.states[-1] - lost
 

@@ -24,6 +24,7 @@ _VIEWS = {
 }
 _BLOCK = 16  # rows that chunked kernels take at once
 _MOST_ROWS = 4  # of which each may be wrong alone
+_MOST_FOLDED = 24  # of which any may be missing together, or there twice
 # Whether what row j wrote (-1: the state before the rows) is meant where row i sees it
 Side = Callable[[int, int], bool]
 _SIDES: dict[str, Side] = {
@@ -64,21 +65,22 @@ def _factors(
         """The decay of rows a to b - 1."""
         return torch.exp(up[min(b, n)] - up[max(a, 0)]) if b > a else torch.ones_like(up[0])
 
-    def right(i: int, j: int) -> torch.Tensor:
-        return over(j + 1, i + 1)
+    def shifted(since: int, until: int) -> Factor:
+        return lambda i, j: over(j + 1 + since, i + 1 + until)
 
     def base(power: float) -> Factor:
         return lambda i, j: right(i, j) ** power
 
+    right = shifted(0, 0)
     ways: list[tuple[str, str, Factor]] = [
         ("gate-order", "{} without its decay", lambda i, j: 1.0),
         ("wrong-term", "nothing of {}", lambda i, j: float(j == i)),
-        ("gate-order", "{} without the last row's decay", lambda i, j: over(j + 1, i)),
+        ("gate-order", "{} without the last row's decay", shifted(0, -1)),
         ("gate-order", "{} with the last row's alone", lambda i, j: over(max(i, j + 1), i + 1)),
         ("gate-order", "{} with decays to the row before", lambda i, j: (up[i] - up[j + 1]).exp()),
-        ("gate-order", "{} with the next row's decay too", lambda i, j: over(j + 1, i + 2)),
-        ("gate-order", "{} with its own row's decay too", lambda i, j: over(j, i + 1)),
-        ("gate-order", "{} without the first decay", lambda i, j: over(j + 2, i + 1)),
+        ("gate-order", "{} with the next row's decay too", shifted(0, 1)),
+        ("gate-order", "{} with its own row's decay too", shifted(-1, 0)),
+        ("gate-order", "{} without the first decay", shifted(1, 0)),
         ("gate-order", "{} with the decay of rows before it, not after", lambda i, j: over(0, j)),
         ("gate-order", "{} with the decay of all rows", lambda i, j: over(0, i + 1)),
         ("wrong-gate", "{} with its decay twice", base(2)),
@@ -96,12 +98,10 @@ def _factors(
     # a chunk's decays are kept as those from the first row of a block on
     for a, many, more in product(parts, parts, (0, 1)):
         ways.append(_without(right, over, a + more, a + more + many + _BLOCK))
-    for shift in (-_BLOCK, _BLOCK) if n > _BLOCK else ():
-        words = f"{{}} with the decay {{}} {abs(shift)} rows {'later' if shift > 0 else 'earlier'}"
-        since: Factor = lambda i, j, s=shift: over(j + 1 + s, i + 1)  # noqa: E731
-        until: Factor = lambda i, j, s=shift: over(j + 1, i + 1 + s)  # noqa: E731
-        for end, factor in (("from", since), ("to", until)):
-            ways.append(("gate-of-other-row", words.format("{}", end), factor))
+    for s in (-_BLOCK, _BLOCK) if n > _BLOCK else ():
+        when = f"{abs(s)} rows {'later' if s > 0 else 'earlier'}"
+        ways.append(("gate-of-other-row", f"{{}} with the decay from {when}", shifted(s, 0)))
+        ways.append(("gate-of-other-row", f"{{}} with the decay to {when}", shifted(0, s)))
     if first:
         sides = sides | {f"what the first {first} rows wrote": lambda _, j: 0 <= j < first}
         ways.append(_without(right, over, 0, first))
@@ -267,22 +267,16 @@ class Log:
             return self.rows[row]["decay"] * state + self.writes[row]
         return step(self.shape, state, self.rows[row])[1]
 
-    def twice(self) -> Iterator[Way]:
-        """Cause, sentence and last state where the last rows are taken twice."""
-        n = len(self.rows)
-        for i in range(n - 1, -1, -1):
-            words = f"the last {n - i} of {n} accepted rows are taken twice"
-            yield "double-fold", words, play(self.shape, self.states[-1], self.rows[i:])[1][-1]
-
     def cursors(self, ring: int) -> Iterator[Way]:
-        """Cause, sentence and last state where other rows are folded than were accepted."""
+        """Cause, sentence and last state where other rows are taken than were accepted."""
         n = len(self.rows)
+        most = n if n <= _MOST_FOLDED else 1
         for stored in (True, False):
             for i in range(n - 1, -1, -1):
-                for j in range(i + 1, n + 1):
+                for j in range(i + 1, min(n, i + most) + 1):
                     words = f"{j - i} accepted rows missing, {n - j} before the newest"
                     yield "lost-fold", words, self.folded(i, range(j, n), stored)
-                    words = f"{j - i} rows of the log are folded twice"
+                    words = f"{j - i} accepted rows are taken twice, {n - j} before the newest"
                     yield "double-fold", words, self.folded(j, range(i, n), stored)
                 if i >= ring:
                     rows = [*range(i - ring, i), i - ring, *range(i + 1, n)]

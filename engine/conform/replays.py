@@ -259,9 +259,7 @@ def elsewhere(player: Player, fault: Fault) -> Fault:
     whole = {k: 2 ** (getattr(shape, k) - 1).bit_length() for k in ("d_k", "d_v")}
     may_be_long = not c and _LEFT not in fault.detail  # else a count is wrong in long passes too
     same: Changed = lambda p, _: p  # noqa: E731
-    one_head = ("head-mapping", "there is one head")
-    if shape.recurrence == "conv":  # whose channels have no heads, but a place in memory each
-        one_head = ("wrong-stride", "there is one channel")
+    conv = shape.recurrence == "conv"  # whose channels have no heads, but places
     counted = vague or fault.cause in _COUNTED
     of_others = n > 1 and (counted or fault.cause in _OF_OTHERS)
     alone: Changed = lambda p, _: p.only(fault.sequence)  # noqa: E731
@@ -282,7 +280,8 @@ def elsewhere(player: Player, fault: Fault) -> Fault:
          "all sequences are in its passes", lambda p, _: p.whole(n), shape),
         ((vague or some_heads) and shape.n_groups < shape.n_heads, "head-mapping",
          "no heads share a key", same, replace(shape, n_groups=shape.n_heads)),
-        (vague and shape.n_heads > 1, *one_head, same, replace(shape, n_heads=1, n_groups=1)),
+        (vague and shape.n_heads > 1, ("head-mapping", "wrong-stride")[conv],
+         f"there is one {('head', 'channel')[conv]}", same, replace(shape, n_heads=1, n_groups=1)),
         ((vague or c > 0) and replace(shape, **whole) != shape, "wrong-tile",
          "the size of a head is a power of two", same, replace(shape, **whole)),
     )  # fmt: skip
@@ -340,8 +339,8 @@ def agreed(
     names: Sequence[str], steps: Callable[[str, Collection[str]], Steps]
 ) -> Iterator[tuple[str, *Step]]:
     """The steps of each check of a kernel, and of those whose cause is unlike once more, if one
-    explains all: a mistake is tried before sizes that were solved for, then what most name; steps
-    take a check's name and the causes that are sought, of which none are all."""
+    explains all: a mistake is tried before sizes that were solved for, then what most name; steps:
+    of a check, and (some) of the causes that are sought alone."""
     of = list[Fault]()
     for name in names:
         faults = list[Fault]()
@@ -389,8 +388,8 @@ def checked(
     faults: list[Fault] = []
     plays = [(shape, rounds)]
     if name == "prompts":  # they have other code for large heads, of which a pass is enough
-        large = dict.fromkeys((sizes[1], sizes[1].without("v first")))  # each layout has its own
-        plays = [(sizes[0], rounds), *((one, 1) for one in large)]
+        both = dict.fromkeys((sizes[1], sizes[1].without("v first")))  # each layout has its own
+        plays = [(sizes[0], rounds), *((one, 1) for one in both)]
     if name == "depths" and recurrence != "conv":  # of many sequences launches may differ
         # heads share keys here without extras, which may have other code
         many = replace(sizes[0], d_k=least, d_v=least, n_tokens=2, n_sequences=_MANY)

@@ -94,8 +94,7 @@ def _remarks(outcomes: Sequence[Outcome]) -> Iterator[str]:
     named: dict[str, dict[str, list[str]]] = {}
     for outcome in outcomes:
         if outcome.needs:
-            of = _label(outcome) + f", {outcome.check}" * bool(outcome.check)
-            yield f"not checked: {of}: {outcome.needs}"
+            yield f"not checked: {f'{_label(outcome)} {outcome.check}'.strip()}: {outcome.needs}"
         for fault in outcome.faults:
             if not fault.note and fault.cause not in (*VAGUE, "crash", "hang"):
                 causes = named.setdefault(_label(outcome), {})
@@ -103,8 +102,7 @@ def _remarks(outcomes: Sequence[Outcome]) -> Iterator[str]:
     for label, causes in named.items():
         if len(causes) > 1:
             each = "; ".join(f"{cause} ({', '.join(seen)})" for cause, seen in causes.items())
-            several = ", which may all be there"
-            yield f"not certain: {label}: its checks name different causes{several}: {each}"
+            yield f"not certain: {label}: its checks name different causes, one or all true: {each}"
 
 
 def _costs(outcomes: Sequence[Outcome]) -> ReportTable | None:

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
@@ -247,11 +247,10 @@ class _Child:
         self.output = self.process.stdout
         os.set_blocking(self.output.fileno(), False)
         self._buffer, self._ended = b"", False
-        self._started = False
+        self._most_s = max(_MOST_ASLEEP * limit_s, _MOST_START_S)  # until it has started
         self._unnamed: Fault | None = None
         self._since = self._polled = time.monotonic()
-        self._computed: int | None = None
-        self._asleep_s = 0.0
+        self._asleep_s, self._computed = 0.0, _computed(self.process.pid)
 
     def read(self) -> None:
         data = self.output.read(2**20)
@@ -262,7 +261,7 @@ class _Child:
         """The checks that have ended since the last call."""
         *lines, self._buffer = self._buffer.split(b"\n")
         for line in lines:
-            self._since, self._started = time.monotonic(), True
+            self._since, self._most_s = time.monotonic(), _MOST_ASLEEP * self.limit_s
             if not line:
                 continue
             answer = json.loads(line)
@@ -278,22 +277,14 @@ class _Child:
             )  # fmt: skip
 
     def over(self) -> bool:
-        """Whether the process has ended, or for long computed nothing, or said nothing; it ends by
-        itself (`_limited`) where it computes too long."""
+        """Whether the process has ended, or has said or computed nothing for long."""
         before, self._polled = self._polled, time.monotonic()
-        computed, was = _computed(self.process.pid), self._computed
-        # where this process had to wait too, so had that one
-        waited = min(self._polled - before, 2 * _POLL_S)
-        self._computed, self._asleep_s = computed, self._asleep_s + waited
-        if computed is None or computed != was:
-            self._asleep_s = 0.0
+        was, self._computed = self._computed, _computed(self.process.pid)
+        sleeps = self._computed is not None and self._computed == was
+        # where this process had to wait for longer, so had that one
+        self._asleep_s = sleeps * (self._asleep_s + min(self._polled - before, 2 * _POLL_S))
         waits = self._polled - self._since > max(_MOST_BUSY * self.limit_s, self._most_s)
         return self._ended or waits or self._asleep_s > self._most_s
-
-    @property
-    def _most_s(self) -> float:
-        most = _MOST_ASLEEP * self.limit_s
-        return most if self._started else max(most, _MOST_START_S)
 
     def end(self) -> tuple[Outcome | None, tuple[str, ...]]:
         """The check that was lost with the process, if any, and those not started."""
@@ -338,11 +329,10 @@ class _Child:
 
 def _computed(pid: int) -> int | None:
     """The processor's time that a process has had, in the system's ticks, where it says so."""
-    try:
-        times = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
-        return sum(map(int, times)) if times else None
-    except (OSError, ValueError):
-        return None
+    with suppress(OSError, ValueError):
+        after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return sum(map(int, after_name[11:13]))
+    return None
 
 
 def _fault(fields: dict[str, Any]) -> Fault:

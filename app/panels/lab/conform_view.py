@@ -108,8 +108,8 @@ class ConformView(QWidget):
             labels.append(name)
         at = labels.index(name), CHECKS.index(outcome.check) if outcome.check in CHECKS else 0
         self._outcomes[at] = outcome
-        text = "FAIL" if not outcome.passed else "note" if outcome.faults else "ok"
-        self._put(at, "n/a" if outcome.needs else text)
+        text = "n/a" if outcome.needs else "note" if outcome.faults else "ok"
+        self._put(at, text if outcome.passed else "FAIL")
         self._colour(at)
         self.headline.setText(self._counts("so far"))
         if not outcome.passed and self._n_failed == 1:

@@ -91,7 +91,7 @@ def test_a_formula_a_decay_or_a_count_is_named_with_its_place(adapter, recurrenc
     ("adapter", "name", "cause", "words"),
     [
         (held.NotReset, "no-drafts", "stale-column", "right where the count is set to 1 by a step"),
-        (held.StepsTwice, "no-drafts", "double-fold", "the last 1 of 1 accepted rows are taken tw"),
+        (held.StepsTwice, "no-drafts", "double-fold", "1 accepted rows are taken twice, 0 before"),
         (held.Refilled, "subsets", "stale-column", "3 were accepted, though it is not in this"),
         (held.AsIfLongest, "lengths", "wrong-stride", "right where every pass has 3 rows"),
         (form.NoZeros, "subsets", "wrong-norm", "finite where k is"),

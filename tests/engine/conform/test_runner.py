@@ -139,9 +139,7 @@ def test_a_kernel_that_dies_costs_its_check(tmp_path):
     # causes that differ between checks are not certain
     drift = replace(lost, check="depths", faults=(replace(lost.faults[0], cause="drift"),))
     stale = replace(lost, faults=(replace(lost.faults[0], cause="stale-column"),))
-    words = (
-        "name different causes, which may all be there: stale-column (no-drafts); drift (depths)"
-    )
+    words = "name different causes, one or all true: stale-column (no-drafts); drift (depths)"
     assert any(words in line for line in report.lines([stale, drift], ""))
     vague = replace(lost, check="depths", faults=(replace(lost.faults[0], cause="wrong-output"),))
     # what is vague, or where it crashed, says nothing else
@@ -176,7 +174,7 @@ def test_a_check_that_a_busy_machine_does_not_end_is_not_judged(tmp_path, monkey
     assert (first.check, first.faults) == ("no-drafts", ())
     assert first.needs.startswith("machine busy, not judged: no answer for ")
     said = list(report.lines([first, last], ""))
-    assert f"not checked: adapter conv, no-drafts: {first.needs}" in said
+    assert f"not checked: adapter conv no-drafts: {first.needs}" in said
     assert (said[1].split().count("ok"), report.judged([first, last])) == (1, [last])
 
 
