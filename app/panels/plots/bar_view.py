@@ -229,27 +229,20 @@ def sample(pattern: Qt.BrushStyle) -> Callable[[QPainter, QRect, QColor], None]:
 class PixelColumns:
     """Groups of neighbours that share a column of pixels; each its own group where all fit.
 
-    x: where the values lie, ascending in each of `strips`, numbers that ascend too, int64 [n],
-    one strip where they are not given, float64 [n]; left, right: ends of what is in sight;
-    n_pixels: columns in it. starts: first value of each group, int64 [groups], groups <= n_pixels.
+    strips: of each value the strip that it is drawn in, ascending, int64 [n], or the same for all.
+    x: where the values lie, ascending in a strip, float64 [n]; left, right: ends of what is in
+    sight; n_pixels: columns in it. starts: first value of each group, int64 [groups].
     """
 
     def __init__(
-        self,
-        x: np.ndarray,
-        left: float,
-        right: float,
-        n_pixels: int,
-        strips: np.ndarray | None = None,
+        self, x: np.ndarray, left: float, right: float, n_pixels: int, strips: np.ndarray | int = 0
     ) -> None:
         self.n = len(x)
         if self.n <= n_pixels:
             self.starts = np.arange(self.n)
             return
         place = np.floor((x - left) * (n_pixels / (right - left)))
-        place = np.clip(place, 0, n_pixels - 1)
-        if strips is not None:
-            place += strips * n_pixels
+        place = np.clip(place, 0, n_pixels - 1) + strips * n_pixels
         self.starts = np.flatnonzero(np.diff(place, prepend=-1.0))
 
     @property
