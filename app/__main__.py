@@ -1,7 +1,7 @@
-"""The one entry point. No subcommand opens the window; subcommands never import Qt.
+"""The entry point. Without a subcommand it opens the window; subcommands never import Qt.
 
-Exit status: 0 done, 1 failed, 2 wrong usage; ended by a signal 128 and its number, that is 130
-for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP.
+Exit status: 0 done, 1 failed, 2 wrong usage; after a signal 128 plus its number: 130 for Ctrl-C,
+143 for SIGTERM, 129 for SIGHUP.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ try:
     from engine.long_work import collections_wait
 except KeyboardInterrupt:
     sys.exit(EXIT_INTERRUPTED)
-except ValueError as error:  # a variable of the environment, such as DRAFTSCOPE_CPU
+except ValueError as error:  # an environment variable, such as DRAFTSCOPE_CPU
     output.tell(f"error: {error}.")
     sys.exit(EXIT_USAGE)
 
@@ -40,14 +40,14 @@ _REMEDY = "Check the path, its rights and the room on the disk."
 
 
 def program() -> int:
-    """`main` as a process of its own: nothing is freed at the end of a command, which would take
-    a tenth of a second once torch is there."""
+    """`main` as a process of its own: nothing is freed at the end of a command, which would take a
+    tenth of a second with torch loaded."""
     leaving: list[int] = []
-    atexit.register(_leave, leaving)  # before any other, so that it is called after all of them
+    atexit.register(_leave, leaving)  # registered first, so that it is called last
     status = EXIT_INTERRUPTED
-    with suppress(KeyboardInterrupt):  # before `main` heeds it, or after
+    with suppress(KeyboardInterrupt):  # before `main` handles it, or after
         status = main()
-    if "PySide6" not in sys.modules:  # Qt writes settings when its objects go
+    if "PySide6" not in sys.modules:  # Qt writes settings when its objects are destroyed
         leaving.append(status)
     return status
 
@@ -55,14 +55,14 @@ def program() -> int:
 def _leave(status: list[int]) -> None:
     if status:
         for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError, AttributeError):  # closed, or there is none
+            with suppress(OSError, ValueError, AttributeError):  # closed, or missing
                 stream.flush()
         os._exit(status[0])
 
 
 @output.guarded_streams()
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the program; errors that a user can act on become one line on stderr."""
+    """Run the program; errors that a user can act on are printed as one line on stderr."""
     try:
         return _dispatch(list(sys.argv[1:] if argv is None else argv))
     except SystemExit as leaving:  # argparse: help, version, wrong usage
@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as ending:
         output.tell("interrupted")
         return ending.status if isinstance(ending, Interrupted) else EXIT_INTERRUPTED
-    except BrokenPipeError:  # the reader has gone: nothing more to say
+    except BrokenPipeError:  # the reader of a pipe has gone: nothing to report
         return EXIT_FAILED
     except MemoryError:
         output.tell(
@@ -84,8 +84,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         named = f" ({str(error.filename)[:80]})" if error.filename else ""
         output.tell(f"error: The system refuses: {error.strerror or error}{named}. {_REMEDY}")
         return EXIT_FAILED
-    except Exception as error:  # a fault of ours; its words may be a file's
-        if str(error).startswith("DRAFTSCOPE_"):  # or a variable of the environment
+    except Exception as error:  # a bug of ours; its words may come from a file
+        if str(error).startswith("DRAFTSCOPE_"):  # or an environment variable
             output.tell(f"error: {error}.")
             return EXIT_USAGE
         traceback.print_exc()
@@ -95,13 +95,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _Postponed(ModuleType):
-    """A module that is read when something in it is asked for, or one of the functions called that
-    torch has as its own, too."""
+    """A module that is imported when an attribute of it is read, or one of the functions that torch
+    binds itself is called."""
 
     def __getattr__(self, name: str) -> object:
         if name in _TAKEN and sys.modules["torch"].__spec__._initializing:  # type: ignore[union-attr]
             return lambda *args, **kwargs: getattr(self, name)(*args, **kwargs)
-        if name.startswith("__") and name != "__all__":  # who looks at all modules asks for these
+        if name.startswith("__") and name != "__all__":  # code that walks all modules reads these
             raise AttributeError(name)
         later = self.__spec__.loader if self.__spec__ else None
         assert isinstance(later, _Later)
@@ -124,20 +124,21 @@ _UNUSED = re.compile(
     r"|nn\.(intrinsic|qat|quantizable|quantized)|optim|profiler|quantization|sparse|testing"
     r"|utils\.data)|torchgen\.model|unittest(\.mock)?|yaml"
 )
-"""What torch and gguf import for others: a third of torch's modules. They are there once they are
-used."""
+"""Modules that torch and gguf import for others: a third of torch's. They are imported on first
+use."""
 
 _TAKEN = "cond", "tqdm", "vmap", "while_loop"
-"""Functions that torch takes from such modules for itself, which find them when called."""
+"""Functions that torch binds from such modules; they import them when called."""
 
 
 class _ShorterTorch(MetaPathFinder, Loader):
-    """Leaves a third of `import torch` out: the registration of what tells shapes of results to
-    torch.compile and torch.export, which nothing here uses, and the modules of _UNUSED.
+    """Skips a third of `import torch`: the registration of shape functions for torch.compile and
+    torch.export, which are not used here, and the modules of _UNUSED.
 
-    And threads that wait for each other in GNU's OpenMP, which is loaded with torch, sleep after
-    half a millisecond instead of 15: next to other work they take its time, and a start that
-    is 3.5 seconds of it took 5.9. Programs that are started later do not inherit it."""
+    It also lets threads that wait for each other in GNU's OpenMP, which torch loads, sleep after
+    half a millisecond instead of 15: next to other work they waste its time, and a start of 3.5
+    seconds took 5.9. Child processes do not inherit that.
+    """
 
     _spins = ""
 
@@ -156,7 +157,7 @@ class _ShorterTorch(MetaPathFinder, Loader):
     def exec_module(self, module: ModuleType) -> None:
         if self._spins:
             os.environ.pop("GOMP_SPINCOUNT", None)
-        # it would import torch._prims.rng_prims, of which torch.Generator needs the metaclass
+        # it would import torch._prims.rng_prims, which needs torch.Generator's metaclass
         set_metaclass = sys.modules["torch._C"]._set_generator_metaclass
         set_metaclass(import_module("torch._opaque_base").OpaqueBaseMeta)
 
@@ -165,7 +166,7 @@ _shorter_torch = _ShorterTorch()
 
 
 def shorten_torch() -> None:
-    """Make the import of torch shorter; no effect once it is there."""
+    """Shorten the import of torch; no effect once it is imported."""
     if "torch" not in sys.modules and _shorter_torch not in sys.meta_path:
         sys.meta_path.insert(0, _shorter_torch)
 
@@ -185,9 +186,9 @@ def _dispatch(argv: list[str]) -> int:
         interrupt(came[0])
     args.words = argv
     check_outputs(parser, args)
-    if not name:  # the window has its own way to end
+    if not name:  # the window ends in its own way
         return int(module.run(args))
-    # a command that has more to do than to print goes on where nothing can be printed
+    # a command that also writes files continues if nothing can be printed
     wanted = ("trace", "out", *(a.dest for a in parser._actions if a.type is output_file))
     has_files = any(isinstance(getattr(args, name, None), Path) for name in wanted)
     stdout = output.LastingStream.in_place_of("stdout") if has_files else None

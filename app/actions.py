@@ -1,5 +1,4 @@
-"""The actions of the window, registered once: what a user sees of each, their menus, and as Qt has
-them."""
+"""The window's actions, registered once: their texts, their menus, and their QActions."""
 
 from __future__ import annotations
 
@@ -14,16 +13,16 @@ from app.looks import Theme, icon
 from resources import ROOT
 
 SEPARATOR = ""
-"""Stands for a line between the entries of a menu."""
+"""A separator line in a menu."""
 
 
 @dataclass(frozen=True, slots=True)
 class ActionSpec:
-    """What a user sees of an action. `keys` is a portable key text or a standard key.
+    """What the user sees of an action. `keys` is a portable key text or a standard key.
 
-    `group`: of the checkable actions of a group exactly one is on. `needs`: what is missing
-    while it is disabled, in words that follow "needs". `not_at_servers`: why it is disabled while
-    a server is in use.
+    `group`: of its checkable actions exactly one is on. `needs`: what is missing while it is
+    disabled, in words that follow "needs". `not_at_servers`: why it is disabled while a server is
+    in use.
     """
 
     id: str
@@ -66,11 +65,11 @@ SUBMENUS = {
     "view.theme_": "Theme",
     "view.layout_": "Layout",
 }
-"""What the ids of the actions in a submenu begin with, and its title."""
+"""Id prefix of the actions in a submenu, and its title."""
 
 
 def submenu_of(action_id: str) -> str:
-    """The title of the submenu that an action is in; empty for one in a menu itself."""
+    """The title of an action's submenu; empty for one in a menu itself."""
     titles = (title for prefix, title in SUBMENUS.items() if action_id.startswith(prefix))
     return next(titles, "")
 
@@ -92,13 +91,13 @@ class Actions:
         return iter(self._actions.values())
 
     def on(self, handlers: Mapping[str, Callable[[], object]]) -> None:
-        """Have each of these actions do something."""
+        """Connect each of these actions to its handler."""
         for action_id, does in handlers.items():
             self[action_id].triggered.connect(lambda _=False, act=does: act())
 
     def explain(self, *, at_server: bool) -> None:
-        """Say which actions a server in use disables, and why, in place of their tips. Others say
-        what they need while they are disabled."""
+        """Explain in tooltips which actions a server in use disables, and why. Others say what they
+        need while they are disabled."""
         if at_server == self._at_server:
             return
         self._at_server = at_server
@@ -107,7 +106,7 @@ class Actions:
                 self._tell(spec)
 
     def reason(self, spec: ActionSpec) -> str:
-        """Why the server in use disables an action, else empty."""
+        """Why the server in use disables an action, empty if it does not."""
         return spec.not_at_servers if self._at_server else ""
 
     def draw_icons(self, theme: Theme) -> None:

@@ -1,5 +1,5 @@
-"""Colour roles from TOML, the Fusion palette made of them, icons tinted to match, the line along
-the tab in front, and the frame of the area that has the keys."""
+"""The look: colour roles from TOML, the Fusion palette made from them, tinted icons, the line of
+the front tab, and the focus frame of areas."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ _ICON_SIZES = (16, 20, 24, 32, 48, 64)
 
 
 class Theme(QObject):
-    """Named colours, those of resources/themes/<name>.toml. A role is "group.name" as there, such
-    as "accepted.line". ValueError where a value is neither colour nor base."""
+    """Named colours of resources/themes/<name>.toml. A role is "group.name" as there, such as
+    "accepted.line". ValueError if a value is neither a colour nor a base."""
 
     changed = Signal()
 
@@ -57,8 +57,8 @@ class Theme(QObject):
             self.changed.emit()
 
     def apply(self, recolour: Callable[[], None]) -> None:
-        """Call a method now and after each change, as long as its object lives. What asks for its
-        colours when it paints needs none: a change of the palette has every widget painted."""
+        """Call a method now and after each change, as long as its object lives. Code that reads its
+        colours when painting does not need it: a palette change repaints every widget."""
         self.changed.connect(recolour)
         recolour()
 
@@ -77,7 +77,7 @@ def _roles(name: str) -> Mapping[str, str]:
 
 
 def mixed(one: QColor, two: QColor, share: float) -> QColor:
-    """The colour this share of the way from one to two, 0 to 1."""
+    """The colour at this share of the way from one to two, 0 to 1."""
     return QColor.fromRgbF(
         one.redF() + (two.redF() - one.redF()) * share,
         one.greenF() + (two.greenF() - one.greenF()) * share,
@@ -86,7 +86,7 @@ def mixed(one: QColor, two: QColor, share: float) -> QColor:
 
 
 def apply_theme(app: QApplication, theme: Theme) -> None:
-    """Fusion with an explicit palette: the same on every platform, whatever the desktop says."""
+    """Fusion with an explicit palette: the same on every platform, whatever the desktop's theme."""
     if app.style().objectName().lower() != "fusion":
         app.setStyle("Fusion")
     palette = _palette(theme)
@@ -99,11 +99,11 @@ def apply_theme(app: QApplication, theme: Theme) -> None:
 
 
 OVERLAY_ROLES = ("plot.overlay", "ui.text", "lane.third")
-"""Colours of the runs that lie over the one on show, the latest first."""
+"""Colours of overlaid runs, the latest first."""
 
 
 def icon(name: str, theme: Theme, role: str = "ui.icon") -> QIcon:
-    """The drawing resources/icons/<name>.svg in the colour of a role, dimmed when disabled."""
+    """The drawing resources/icons/<name>.svg in a role's colour, dimmed when disabled."""
     return _icon(name, theme.roles[role], theme.roles["ui.disabled"])
 
 
@@ -125,12 +125,12 @@ def _icon(name: str, usual: str, disabled: str) -> QIcon:
     return made
 
 
-atexit.register(_icon.cache_clear)  # before Qt ends, whose pixmaps they are
+atexit.register(_icon.cache_clear)  # before Qt ends, which owns the pixmaps
 
 
 def fixed_font(zoom: int = 0) -> QFont:
-    """The system's monospace font at the size of the application font, and a tenth of it larger
-    (or smaller) for each step of the zoom."""
+    """The system's monospace font at the application font's size, a tenth larger (or smaller) per
+    zoom step."""
     font = QFontDatabase.systemFont(QFontDatabase.SystemFont.FixedFont)
     size = QApplication.font().pointSizeF()
     if size > 0:
@@ -139,7 +139,7 @@ def fixed_font(zoom: int = 0) -> QFont:
 
 
 def figures_font() -> QFont:
-    """The application font with figures of equal width, for columns of numbers."""
+    """The application font with tabular figures, for columns of numbers."""
     font = QFont(QApplication.font())
     font.setFeature(QFont.Tag("tnum"), 1)
     return font
@@ -186,14 +186,14 @@ _EDGED = (
     "QAbstractSpinBox",
     "NamesChoice",
 )
-"""Classes of what is filled in: without its edge a field cannot be found."""
+"""Classes of input fields: without an edge they cannot be found."""
 _DARKER = 140
-"""Per cent by which Fusion draws an edge darker than the Window of what has it."""
+"""Per cent by which Fusion darkens an edge relative to the Window colour."""
 
 
 def _edged_palette(palette: QPalette, theme: Theme) -> QPalette:
-    """An edge of Fusion's cannot be seen on a dark window, and hardly on a light one; nothing else
-    of the classes with an edge has that role. Disabled ones stand back."""
+    """A palette whose edges are visible: Fusion's are not on a dark window, and hardly on a light
+    one; nothing else in these classes uses that role. Disabled ones are weaker."""
     edged, group, edge = QPalette(palette), QPalette.ColorGroup, theme.color("ui.outline")
     faint = mixed(edge, theme.color("ui.window"), 0.5)
     for groups, colour in ((group.All, edge), (group.Disabled, faint)):
@@ -206,8 +206,8 @@ _BELOW = QTabBar.Shape.RoundedSouth, QTabBar.Shape.TriangularSouth
 
 
 def mark_front_tab(bar: QTabBar) -> None:
-    """Draw the line in a bar from now on; with none in front of it nothing changes. Whole titles
-    scroll where there are too many: of one cut by Qt there is a letter left."""
+    """Draw the line in a bar from now on; without a front tab nothing changes. Whole titles scroll
+    if there are too many: Qt would elide one to a letter."""
     bar.setElideMode(Qt.TextElideMode.ElideNone)
     bar.setUsesScrollButtons(True)
     style = _FrontTab("Fusion")
@@ -216,7 +216,7 @@ def mark_front_tab(bar: QTabBar) -> None:
 
 
 class _FrontTab(QProxyStyle):
-    """A style of tab bars alone: one in Python for all widgets would slow every painting down."""
+    """A style of tab bars alone: a Python style for all widgets would slow down all painting."""
 
     def pixelMetric(
         self,
@@ -251,12 +251,12 @@ _FRAME = 2
 
 
 class FocusFrame(QWidget):
-    """The edge of an area or field while it has the keys: Qt draws none for areas, and for others a
-    faint one."""
+    """The edge of an area or field with the focus: Qt draws none for areas, and faint ones for
+    others."""
 
     kept: ClassVar[set[FocusFrame]] = set()
-    """Of an area that Qt has made nothing else in Python knows: its frame would be collected as
-    garbage while it is painted."""
+    """Of an area that only Qt refers to: otherwise its frame would be garbage-collected while it is
+    painted."""
 
     def __init__(self, area: QWidget, theme: Theme) -> None:
         super().__init__(area)
@@ -283,11 +283,11 @@ class FocusFrame(QWidget):
 
 
 def frame_focus(now: QWidget | None, theme: Theme) -> None:
-    """Move the frame to what has the keys; a click on a button or field shows where they go by
-    itself. There is one frame, however many windows call this."""
+    """Move the frame to the focus widget; a click on a button or field needs none. There is one
+    frame, however many windows call this."""
     while FocusFrame.kept:
         frame = FocusFrame.kept.pop()
-        if isValid(frame):  # it goes with its area
+        if isValid(frame):  # it is destroyed with its area
             frame.hide()
             frame.deleteLater()
     if now is None or now.window().windowType() == Qt.WindowType.Popup:

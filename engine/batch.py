@@ -1,9 +1,9 @@
-"""Batches and how they are split into ubatches.
+"""Batches and their split into ubatches.
 
-A batch holds one run of new tokens per sequence. A ubatch is a rectangle of it,
+A batch holds new tokens of each sequence, in one run per sequence. A ubatch is a rectangle of it,
 n_seqs x n_seq_tokens, that one forward pass decodes. The rules of the equal split are those of
-llama.cpp's hybrid memory, including *keep-tail* (PR #25278): the last `keep` tokens of a
-sequence stay in one ubatch, because only that ubatch's states can be rolled back to.
+llama.cpp's hybrid memory, including *keep-tail* (PR #25278): the last `keep` tokens of a sequence
+stay in one ubatch, because only that ubatch's states can be rolled back to.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from engine.machine.device import Uploads
 class Span:
     """New tokens of one sequence, at positions pos0, pos0 + 1, …
 
-    seq: memory sequence. outputs: indices into `tokens` whose logits are wanted. n_padding: how
-    many of the last tokens are filler, there only to make spans equally long.
+    seq: memory sequence. outputs: indices into `tokens` whose logits are needed. n_padding: number
+    of filler tokens at the end, which make spans equally long.
     """
 
     seq: int
@@ -36,12 +36,12 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class UBatch:
-    """One forward pass: `n_seqs` sequences side by side with `n_seq_tokens` tokens each.
+    """One forward pass: `n_seqs` sequences with `n_seq_tokens` tokens each.
 
-    It lives on the host, where memory and drafters look at it; memory puts it where the model is.
-    tokens, positions: int64 [n_seqs, n_seq_tokens]. outputs: int64 [n_outputs], flat row indices
-    (sequence-major) whose logits are wanted. seq_ids: memory sequences, in row order. n_padding:
-    filler tokens among all.
+    It lives on the host, where memory and drafters read it; memory uploads it to the model's
+    device. tokens, positions: int64 [n_seqs, n_seq_tokens]. outputs: int64 [n_outputs], flat row
+    indices (sequence-major) whose logits are needed. seq_ids: memory sequences, in row order.
+    n_padding: number of filler tokens.
     """
 
     tokens: np.ndarray
@@ -61,12 +61,12 @@ class UBatch:
 
     @property
     def last_position(self) -> int:
-        """The highest position; they rise in each row."""
+        """The highest position; positions ascend in each row."""
         return int(max(self.positions[:, -1].tolist()))
 
     @property
     def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Those of UBatchTensors, on the host."""
+        """The arrays of UBatchTensors, on the host."""
         return self.tokens, self.positions, self.outputs
 
     def on(self, device: torch.device) -> UBatchTensors:
@@ -83,12 +83,12 @@ class UBatchTensors(NamedTuple):
 
 
 GreedyTokens = tuple[int, Collection[int]]
-"""Tokens that may be decoded in turn, each the most probable one after the one before: most of
-them, the first, which is known, included; and those of which any is the last."""
+"""Tokens that may be decoded one by one, each the most probable one after the last: the most of
+them, including the first, which is known; and the stop tokens."""
 
 
 def split_equal(spans: Sequence[Span], n_ubatch: int, *, keep: int = 0) -> list[UBatch]:
-    """Rectangles of equally many tokens per sequence, at most n_ubatch tokens each.
+    """Rectangles with equally many tokens per sequence, at most n_ubatch tokens each.
 
     keep: the last `keep` tokens of each sequence share one ubatch wherever they fit.
     """
@@ -116,9 +116,10 @@ def split_equal(spans: Sequence[Span], n_ubatch: int, *, keep: int = 0) -> list[
 
 
 def split_simple(spans: Sequence[Span], n_ubatch: int) -> list[UBatch]:
-    """Any n_ubatch tokens, each as a row of its own, so that unequal sequences share a pass.
+    """Up to n_ubatch tokens per ubatch, each in a row of its own, so that spans of unequal length
+    share a pass.
 
-    Only for memories without recurrent part, whose cells do not care which row came first.
+    Only for memories without a recurrent part: the order of rows does not matter to cells.
     """
     rows = [(i, start) for i, span in enumerate(spans) for start in range(len(span.tokens))]
     found = []
@@ -145,8 +146,8 @@ def split_seq(spans: Sequence[Span], n_ubatch: int) -> list[UBatch]:
 def make_ubatch(
     spans: Sequence[Span], chosen: Sequence[int], starts: Sequence[int], n_tokens: int, reason: str
 ) -> UBatch:
-    """The n_tokens tokens from a start in each of the chosen spans (indices). reason: why the split
-    ended there."""
+    """The ubatch of n_tokens tokens from a start in each chosen span (indices). reason: why the
+    split ended there."""
     tokens: list[list[int]] = []
     positions: list[list[int]] = []
     outputs: list[int] = []

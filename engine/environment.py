@@ -1,4 +1,4 @@
-"""The software and the machine that something was made on: for `--version`, traces and reports."""
+"""The environment of a result, software and machine: for `--version`, traces and reports."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kernels.processor import processor_name as processor_name
 
 @cache
 def version() -> str:
-    """The version that is installed; that of pyproject.toml in a checkout that is not."""
+    """The installed version; in a checkout that is not installed, that of pyproject.toml."""
     try:
         return metadata.version("draftscope")
     except metadata.PackageNotFoundError:

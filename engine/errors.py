@@ -1,4 +1,4 @@
-"""The engine's errors: each says in one sentence what is wrong and where, in one what to do."""
+"""The engine's errors: one sentence says what is wrong and where, another one the remedy."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 class DraftscopeError(Exception):
-    """Base of every error shown to a user.
+    """Base class of errors that are shown to the user.
 
     message: one sentence, what is wrong and where. remedy: one sentence, what to do about it.
     """
@@ -18,8 +18,8 @@ class DraftscopeError(Exception):
 
 
 class ModelFileError(DraftscopeError):
-    """A GGUF file that cannot be read. `place` names the key, tensor or byte offset; empty of the
-    file as a whole."""
+    """A GGUF file that cannot be read. `place` names the key, tensor or byte offset; empty for the
+    whole file."""
 
     def __init__(self, path: Path | str, place: str, what: str, remedy: str) -> None:
         super().__init__(": ".join(filter(None, (Path(path).name, place, what))) + ".", remedy)
@@ -57,7 +57,7 @@ class OptionError(DraftscopeError):
 
 
 class KernelPackageError(OptionError):
-    """A package, file or function that is to be tested for conformance cannot be used."""
+    """A package, file or function that cannot be tested for conformance."""
 
 
 class ContextFullError(DraftscopeError):
@@ -65,35 +65,43 @@ class ContextFullError(DraftscopeError):
 
 
 class RollbackRefusedError(DraftscopeError):
-    """A rollback that the memory cannot perform truthfully."""
+    """A rollback that the memory cannot perform exactly."""
 
 
 class PeerLibraryError(DraftscopeError):
-    """A llama.cpp library that cannot be used, or that ended while it was."""
+    """A llama.cpp library that cannot be used, or whose process has ended."""
 
 
 class BisectError(DraftscopeError):
-    """Two ends between which nothing can be searched for."""
+    """A bisection without a good and a bad end."""
 
 
 class StateBlobError(DraftscopeError):
-    """A saved state of llama.cpp that is in another format or of another model."""
+    """A saved state of llama.cpp in another format, or of another model."""
 
 
 class NonFiniteError(DraftscopeError):
-    """A model whose logits are not finite: no token can be chosen by them."""
+    """A model whose logits are not finite, so that no token can be chosen."""
 
 
 class OutOfMemoryError(DraftscopeError):
-    """The machine or the device cannot hold what was asked for."""
+    """The machine or the device is out of memory."""
 
 
 class DeviceLostError(DraftscopeError):
-    """A GPU that failed in a run and takes no more work from this process."""
+    """A GPU that failed in a run and takes no further work from this process."""
 
 
 class TraceFileError(DraftscopeError):
     """An exported trace or session file that cannot be read."""
+
+
+def check_most(
+    what: str, n: int, most: int, of: str, remedy: str = "Split it into several files."
+) -> None:
+    """Raises TraceFileError for a file, or part of it, that exceeds a limit of what is read."""
+    if n > most:
+        raise TraceFileError(f"{what} has more than {most:,} {of}.", remedy)
 
 
 class ServerError(DraftscopeError):
@@ -101,16 +109,16 @@ class ServerError(DraftscopeError):
 
 
 class ApiKeyError(ServerError):
-    """A server that wants an API key, or another one."""
+    """A server that needs an API key, or another one."""
 
 
 class ServerModelError(ServerError):
-    """A server of several models, or of none, where it is not said which of them is meant."""
+    """A server with several models, or none, where the model is not named."""
 
 
 class ServerTimeoutError(ServerError):
-    """A server that was reached and then let pass more time than the user allows."""
+    """A server that was reached and then exceeded the user's time limit."""
 
 
 class Cancelled(Exception):  # noqa: N818 - an outcome, not an error
-    """Raised inside long work after the user asked to cancel; never shown as a failure."""
+    """Raised within long work after the user cancelled it; never shown as an error."""

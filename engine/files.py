@@ -1,5 +1,5 @@
-"""Files that a user names: errors about them, reading one that may be anything, and writing one as
-a whole or not at all."""
+"""Files that the user names: errors about them, reading one of any kind, and writing one completely
+or not at all."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _MOST_LINKS = 40
 _LONGEST_SUFFIX = 16
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 PART = ".draftscope-"
-"""How the name begins of what is being written and takes the place of a file when it is whole."""
+"""Prefix of the temporary file that replaces a file once it is complete."""
 
 
 def unreadable(
     path: Path, error: OSError, kind: type[DraftscopeError] = OptionError
 ) -> DraftscopeError:
-    """The error, of this kind, about a file that the system does not let us read."""
+    """An error of this kind about a file that the system does not let us read."""
     return kind(
         f"{path} cannot be read: {error.strerror or error}.", "Check the path and its rights."
     )
@@ -46,8 +46,8 @@ def unreadable(
 def unwritable(
     path: Path | str, error: Exception, remedy: str, kind: type[DraftscopeError] = OptionError
 ) -> DraftscopeError:
-    """The error, of this kind, about what the system does not let us write. remedy: where room is
-    not what is missing, which no option is to blame for."""
+    """An error of this kind about what the system does not let us write. remedy: if the disk is not
+    full, for which no option is to blame."""
     reason = error.strerror or error if isinstance(error, OSError) else error
     if isinstance(error, OSError) and error.errno in _FULL:
         remedy = "Free some space, or choose another disk."
@@ -56,7 +56,7 @@ def unwritable(
 
 
 def known_kind(head: bytes, read_as: str) -> tuple[str, str] | None:
-    """What a file of another kind is, and what to do, if known. read_as: "model" or "import"."""
+    """What a file of another kind is, and the remedy, if known. read_as: "model" or "import"."""
     text = head.decode("utf-8", "surrogateescape")
     tables = tomllib.loads(_OTHERS.read_text("utf-8"))
     every = (*tables["both"], *tables[read_as])
@@ -65,11 +65,11 @@ def known_kind(head: bytes, read_as: str) -> tuple[str, str] | None:
 
 @contextmanager
 def opened_file(path: Path, kind: type[DraftscopeError] = OptionError) -> Iterator[BinaryIO]:
-    """A regular file, opened to be read.
+    """A regular file, opened for reading.
 
-    What was opened is looked at, and not its name: a pipe or a device might never end, and is not
-    waited for. Raises an error of this kind for one, for a folder, and for what cannot be opened
-    or read, in the body too.
+    The opened file is checked, not its name: a pipe or a device might never end, and is not waited
+    for. Raises an error of this kind for one, for a folder, and for what cannot be opened or read,
+    in the body, too.
     """
     try:
         with open(_regular(path, kind), "rb") as file:
@@ -79,11 +79,11 @@ def opened_file(path: Path, kind: type[DraftscopeError] = OptionError) -> Iterat
 
 
 def _regular(path: Path, kind: type[DraftscopeError]) -> int:
-    """A descriptor, opened without waiting for the other end of a pipe."""
+    """A file descriptor, opened without waiting for the other end of a pipe."""
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", getattr(os, "O_BINARY", 0))
     try:
         opened = os.open(path, flags)
-    except ValueError as error:  # a name with a null character or half of a character
+    except ValueError as error:  # a name with a NUL character or a lone surrogate
         raise OSError(str(error)) from error
     mode = os.fstat(opened).st_mode
     if stat.S_ISREG(mode):
@@ -98,13 +98,13 @@ def _regular(path: Path, kind: type[DraftscopeError]) -> int:
 
 
 def file_bytes(path: Path, most_bytes: int, kind: type[DraftscopeError] = OptionError) -> bytes:
-    """The bytes of a file that a user names; raises what `opened_file` does, and the same error
-    for one with more than `most_bytes`, before it is read."""
+    """The bytes of a file that the user names; raises as `opened_file` does, and the same error for
+    a file with more than `most_bytes`, before reading it."""
     with opened_file(path, kind) as file:
         expected, n = os.fstat(file.fileno()).st_size, 0
         if expected <= most_bytes:
             parts = []
-            # a read takes as much memory as it may fill
+            # a read allocates as much as it may return
             while part := file.read(min(max(expected, _PIECE), most_bytes + 1 - n)):
                 parts.append(part)
                 n += len(part)
@@ -114,7 +114,7 @@ def file_bytes(path: Path, most_bytes: int, kind: type[DraftscopeError] = Option
 
 
 def file_head(path: Path, n_bytes: int) -> bytes:
-    """The first bytes of a file; nothing of one that cannot be read or is not a regular file."""
+    """The first bytes of a file; empty if it cannot be read or is not a regular file."""
     try:
         with opened_file(path) as file:
             return file.read(n_bytes) or b""
@@ -125,9 +125,9 @@ def file_head(path: Path, n_bytes: int) -> bytes:
 def user_text(
     path: Path, most_bytes: int, kind: type[DraftscopeError] = OptionError, *, packed: bool = False
 ) -> str:
-    """The text of a file that a user names, without a byte order mark. packed: it may be gzipped.
+    """The text of a file that the user names, without a byte order mark. packed: it may be gzipped.
 
-    Raises what `file_bytes` does, and the same error for one that is not UTF-8.
+    Raises as `file_bytes` does, and the same error for text that is not UTF-8.
     """
     raw = file_bytes(path, most_bytes, kind)
     if packed:
@@ -136,8 +136,8 @@ def user_text(
 
 
 def decoded(raw: bytes, name: str, kind: type[DraftscopeError] = OptionError) -> str:
-    """Bytes as text without a byte order mark. Raises an error that names the line where they are
-    not UTF-8."""
+    """Bytes as text without a byte order mark. Raises an error that names the line if they are not
+    UTF-8."""
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -185,11 +185,11 @@ def unpacked(
     *,
     whole: bool = True,
 ) -> bytes:
-    """The content of bytes that may be gzipped, in several members too.
+    """The content of bytes that may be gzipped, in several members, too.
 
-    whole: False for the beginning of a file, of which as much is unpacked as there is. Raises an
-    error of this kind for what is damaged, cut short or followed by something else, for more than
-    `most_bytes`, and for what grows more than any text does.
+    whole: False for the beginning of a file, which is unpacked as far as it goes. Raises an error
+    of this kind for data that is damaged, truncated or followed by something else, for more than
+    `most_bytes`, and for a compression ratio that no text has.
     """
     if not data.startswith(_GZIP):
         return data
@@ -200,7 +200,7 @@ def unpacked(
             most = min(most_bytes, _ALWAYS + _MOST_RATIO * (at + _PIECE))
             while piece:
                 if decoder.eof and not piece.strip(b"\0"):
-                    break  # filled up to whole blocks, as on tapes
+                    break  # padded to whole blocks, as on tapes
                 if decoder.eof:
                     decoder, n_members = zlib.decompressobj(31), n_members + 1
                 found += decoder.decompress(piece, most + 1 - len(found))
@@ -218,18 +218,18 @@ def unpacked(
 
 
 def is_archive(data: bytes) -> bool:
-    """Whether unpacked bytes, or their beginning, are those of a zip or a tar file."""
+    """Whether unpacked bytes, or their beginning, are a zip or tar file."""
     return data.startswith(_ZIP) or data[257:262] == b"ustar"
 
 
 def members(
     data: bytes, name: str, most_bytes: int, kind: type[DraftscopeError] = OptionError
 ) -> Iterator[tuple[str, bytes]]:
-    """The files in a zip or a tar file: the last part of the path of each, the whole path where
-    two have the same, and its bytes.
+    """The files in a zip or tar file: the last part of each path, or the whole path where two have
+    the same, and the bytes.
 
-    Raises an error of this kind for what is damaged or encrypted, for more than `most_bytes` of all
-    together, and for what grows more than any text does.
+    Raises an error of this kind for a damaged or encrypted file, for more than `most_bytes` in
+    total, and for a compression ratio that no text has.
     """
     import lzma  # most starts need none of them
     import tarfile
@@ -255,15 +255,15 @@ def members(
             if (left := left - len(content)) < 0:
                 raise _too_large(name, most, kind)
             yield last if times[last] == 1 else path.removeprefix("./"), content
-    except (*faults, ValueError, RuntimeError) as error:  # other packing, or a password
+    except (*faults, ValueError, RuntimeError) as error:  # another compression, or a password
         remedy = "Copy or download it again, or unpack it yourself and name its files."
         raise kind(f"{name} cannot be unpacked: {error}.", remedy) from error
 
 
 def shown_files(data: bytes, name: str, kind: type[DraftscopeError]) -> Iterator[tuple[str, bytes]]:
-    """The files that `head` or `tail` has shown in a text, each with all that was shown of it.
+    """The files that `head` or `tail` printed into a text, each with its printed part.
 
-    Raises an error of this kind for more of them than anyone looks at.
+    Raises an error of this kind for more files than are read.
     """
     _, *parts = SHOWN.split(data, _MOST_PARTS)
     found: dict[bytes, list[bytes]] = {}
@@ -278,10 +278,10 @@ def shown_files(data: bytes, name: str, kind: type[DraftscopeError]) -> Iterator
 _GZIP, _ZIP = b"\x1f\x8b", b"PK\x03\x04"
 _PIECE = 1 << 16
 _ALWAYS, _MOST_RATIO = 16 << 20, 200
-"""Bytes that anything may unpack to, and how often a text repeats itself at most."""
+"""Bytes that anything may unpack to, and the largest compression ratio of a text."""
 _MOST_MEMBERS = 1 << 14
 SHOWN = re.compile(rb"(?m)^==> (.{1,200}) <==\r?\n")
-"""What `head` and `tail` put before each of several files."""
+"""The header that `head` and `tail` print before each of several files."""
 _MOST_SHOWN, _MOST_PARTS = 1 << 10, 1 << 18
 
 
@@ -300,18 +300,18 @@ def _damaged(name: str, kind: type[DraftscopeError]) -> DraftscopeError:
 
 
 def is_unicode(text: str) -> bool:
-    """Whether a text can be written at all: JSON may hold halves of characters."""
+    """Whether a text can be encoded: JSON may hold lone surrogates."""
     return not any("\ud800" <= char <= "\udfff" for char in text)
 
 
 @contextmanager
 def written_whole(path: Path, kind: type[DraftscopeError] = OptionError) -> Iterator[Path]:
-    """A path to write a regular file to, which takes the place of `path` when the body is done.
+    """A path to write a regular file to, which replaces `path` when the body has ended.
 
-    After an error in the body nothing is left of it, and an earlier file stays. The new one has
-    the permissions of the earlier one. Where `path` is a link, the file that it points to is
-    replaced. A pipe, a device or /dev/stdout gets the bytes once all are there. Raises an error of
-    this kind where the system does not let us write, DraftscopeError where there is no room.
+    After an error in the body it is removed, and an earlier file stays. The new file gets the
+    permissions of the earlier one. If `path` is a link, its target is replaced. A pipe, a device or
+    /dev/stdout gets the bytes once they are complete. Raises an error of this kind if the system
+    does not let us write, DraftscopeError if the disk is full.
     """
     try:
         stream = _stream(path)
@@ -327,19 +327,19 @@ def written_whole(path: Path, kind: type[DraftscopeError] = OptionError) -> Iter
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file of UTF-8 as a whole or not at all. Raises OptionError."""
+    """Write a UTF-8 file completely or not at all. Raises OptionError."""
     with written_whole(path) as part:
         part.write_text(text, encoding="utf-8")
 
 
 def check_writable(path: Path) -> None:
-    """Raise OSError if `written_whole` could not write a file; nothing is left of the attempt."""
+    """Raise OSError if `written_whole` could not write a file; removes what it tried."""
     if _stream(path) is not None:
         return
     target = _target(path)
     if target.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-    # the name itself, which the file system may not take, and one more file in its folder
+    # the name itself, which the file system may refuse, and another file in its folder
     for probe in (target, target.with_name(_part_name(target))):
         if not probe.exists():
             probe.touch(exist_ok=False)
@@ -347,8 +347,8 @@ def check_writable(path: Path) -> None:
 
 
 def _stream(path: Path) -> Path | int | None:
-    """What takes bytes one after another and cannot be replaced: a pipe, a device, or the number
-    of an open file, which /dev/stdout and a shell's `>(…)` lead to. None for anything else."""
+    """A target for bytes that cannot be replaced: a pipe, a device, or the number of an open file,
+    which /dev/stdout and a shell's `>(…)` refer to. None for anything else."""
     link = path
     for _ in range(_MOST_LINKS):
         if os.path.realpath(link.parent) in (f"/proc/{os.getpid()}/fd", "/dev/fd"):
@@ -361,7 +361,7 @@ def _stream(path: Path) -> Path | int | None:
 
 
 def _target(path: Path) -> Path:
-    """The file that is replaced, where links lead."""
+    """The file to replace, with links resolved."""
     target = Path(os.path.realpath(path))
     if target.is_symlink():
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
@@ -371,13 +371,13 @@ def _target(path: Path) -> Path:
 
 
 def _part_name(path: Path) -> str:
-    """A name next to any other; its suffix is the same, for what is written as that says."""
+    """A name in the same folder with the same suffix, since that decides the format."""
     return f"{PART}{uuid.uuid4().hex[:8]}{path.suffix[:_LONGEST_SUFFIX]}"
 
 
 def _copy(part: Path, target: Path | int) -> None:
     if isinstance(target, int):
-        for stream in (sys.stdout, sys.stderr):  # what was printed before comes first
+        for stream in (sys.stdout, sys.stderr):  # after what was printed before
             if stream is not None:
                 stream.flush()
     with (
@@ -402,6 +402,6 @@ def _replaced(target: Path) -> Iterator[Path]:
 
 
 def synced(path: Path) -> None:
-    """Return once a file's bytes are on the disk, so that after a power cut none is empty."""
+    """Sync a file to the disk, so that it is not empty after a power cut."""
     with path.open("rb+") as file:
         os.fsync(file.fileno())

@@ -1,9 +1,9 @@
-"""Values from anyone: JSON, what programs print instead, TOML, numbers. What they may hold is
-bounded here, so that it can be used as it is.
+"""Untrusted values: JSON, what programs print instead, TOML, numbers. Their ranges are checked
+here, so that they can be used as they are.
 
-Of JSON, whole numbers of more than 40 digits, more than identifiers have, become texts; reals are
-finite; nesting ends long before Python's own limit does. Numbers have ranges by what they mean, so
-that sums of some of them fit the columns of a trace and nothing takes memory without bounds.
+In JSON, integers with more than 40 digits, longer than identifiers, become strings; reals are
+finite; nesting ends well below Python's recursion limit. Numbers have ranges by their meaning, so
+that sums of several fit the columns of a trace and memory stays bounded.
 """
 
 from __future__ import annotations
@@ -23,24 +23,25 @@ from msgspec import Meta
 
 COUNT = 2**31 - 1
 MOST_TOKENS, MOST_PROMPT_TOKENS = 2**30 - 1, 2**29
-"""Of an answer or its drafts, and of either part of a prompt: a position, their sum, fits COUNT."""
+"""Limits of a response or its drafts, and of either part of a prompt: their sum, a position, fits
+COUNT."""
 LONGEST_DRAFT = 1024
 LARGEST = 2**53
-"""Up to here float64 has every whole number."""
+"""float64 holds every integer up to this one."""
 Count = Annotated[int, Meta(ge=0, le=COUNT)]
 Size = Annotated[int, Meta(ge=0, le=LARGEST)]
 LONGEST_MS = 1e12
 LONGEST_PART_MS = 1e11
-"""Of one time that a server or a file tells, 3 years: a sum of several fits LONGEST_MS."""
+"""Longest single time from a server or a file, 3 years: a sum of several fits LONGEST_MS."""
 _REAL = re.compile(r"\d{1,20}(?:\.\d{0,20})?", re.ASCII)
 
 
 class OutOfRangeError(ValueError):
-    """A number that cannot be; the message is a clause about it."""
+    """A number out of range; the message is a clause about it."""
 
 
 def whole(text: str, most: int = COUNT) -> int:
-    """A number of decimal digits, from 0 to `most`. Raises OutOfRangeError."""
+    """A decimal integer from 0 to `most`. Raises OutOfRangeError."""
     if not (text.isascii() and text.isdigit()):
         raise OutOfRangeError(f"{text[:40]!r} is not a whole number")
     digits = text.lstrip("0") or "0"
@@ -59,7 +60,7 @@ def real(text: str, most: float = LONGEST_PART_MS) -> float:
 
 
 def is_whole(value: Any, most: int = COUNT) -> TypeGuard[int]:
-    """Whether a value is a whole number from 0 to `most`."""
+    """Whether a value is an integer from 0 to `most`."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most
 
 
@@ -67,7 +68,7 @@ _whole_numbers = cache(lambda most: list[Annotated[int, Meta(ge=0, le=most)]])
 
 
 def are_whole(values: Sequence[Any], most: int = COUNT) -> bool:
-    """Whether all of several values are."""
+    """Whether all values are integers from 0 to `most`."""
     try:
         msgspec.convert(values, _whole_numbers(most))
     except msgspec.ValidationError:
@@ -76,7 +77,7 @@ def are_whole(values: Sequence[Any], most: int = COUNT) -> bool:
 
 
 def is_real(value: Any, most: float = LONGEST_PART_MS) -> TypeGuard[int | float]:
-    """Whether a value is a number from 0 to `most`; no NaN is."""
+    """Whether a value is a number from 0 to `most`; NaN is not."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= most
 
 
@@ -85,14 +86,13 @@ MOST_OBJECTS = 4_000_000
 _MOST_DIGITS = 40
 MOST_VALUES = 16_000_000
 _SHORT = 1 << 12
-"""Characters up to which there is no need for speed."""
+"""Characters up to which speed does not matter."""
 _DIGITS = bytes.maketrans(b"123456789", b"0" * 9)
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 class JsonError(ValueError):
-    """A text that is not JSON, or more than is read. what: a clause. line, column: where, from
-    1."""
+    """A text that is not JSON, or exceeds a limit. what: a clause. line, column: place, from 1."""
 
     def __init__(self, what: str, text: str = "", at: int = 0) -> None:
         self.what = what
@@ -104,11 +104,11 @@ class JsonError(ValueError):
 def parse_json(
     text: str, *, deepest: int = DEEPEST, unique: bool = False, whole_texts: bool = False
 ) -> Any:
-    """The value of a text. unique: an object may not have a key twice, which costs some time.
-    whole_texts: halves of characters, which cannot be written, are replaced.
+    """The value of a text. unique: refuse duplicate keys, which costs some time. whole_texts:
+    replace lone surrogates, which cannot be encoded.
 
-    Raises JsonError for what is not JSON, as NaN and Infinity are; for reals beyond float64,
-    nesting deeper than `deepest`, and more than 4 million objects and lists or 16 million values.
+    Raises JsonError for invalid JSON, including NaN and Infinity; for reals beyond float64, nesting
+    deeper than `deepest`, and more than 4 million objects and lists or 16 million values.
     """
     n_inside = text.count("{") + text.count("[")
     if n_inside > MOST_OBJECTS:
@@ -138,9 +138,10 @@ def parse_json(
 
 
 def plain_values(texts: Sequence[str], deepest: int | None = None) -> list[Any] | None:
-    """The values of texts with nothing that `parse_json` refuses or changes; None if one is
-    another, or where that takes more to see. Written again they have fewer quotes if a key was
-    there twice. deepest: None where none has more objects and lists than may lie in each other."""
+    """The values of texts in which `parse_json` refuses and changes nothing; None if one is
+    another, or if finding that out takes longer. A duplicate key shows when they are encoded again:
+    there are fewer quotes. deepest: None if no text has more objects and lists than the nesting
+    limit."""
     try:
         values = list(map(msgspec.json.decode, texts))
     except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -156,7 +157,7 @@ def plain_values(texts: Sequence[str], deepest: int | None = None) -> list[Any] 
 
 
 def quick_json(text: bytes | str, kind: Any = Any) -> Any:
-    """The value of a text, whatever it has; None of what is none of this type."""
+    """The value of a text, unchecked; None if it is invalid or not of this type."""
     try:
         return msgspec.json.decode(text, type=kind)
     except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -164,8 +165,8 @@ def quick_json(text: bytes | str, kind: Any = Any) -> Any:
 
 
 def value_end(text: str, at: int) -> tuple[int, bool]:
-    """Where the value that begins at a place of a text ends, and True; else how far it was read,
-    and False."""
+    """The end of the value that begins at an offset of a text, and True; if it is incomplete, how
+    far it was read, and False."""
     try:
         return int(_PLAIN.raw_decode(text, at)[1]), True
     except json.JSONDecodeError as error:
@@ -174,8 +175,24 @@ def value_end(text: str, at: int) -> tuple[int, bool]:
         return len(text), False
 
 
+def closed_object(text: str) -> str:
+    """A truncated object, cut after its last complete value and closed there; empty for any other
+    text."""
+    open_ones, whole, closing = list[str](), 0, ""
+    for sign in _SIGN.finditer(text if text[:1] == "{" else ""):
+        if (one := sign[0]) not in "{}[]":
+            whole = sign.start() if one == "," else whole
+            continue
+        if one in "{[" and len(open_ones) < DEEPEST:
+            open_ones.append("}" if one == "{" else "]")
+        elif len(open_ones) < 2 or open_ones.pop() != one:
+            return ""
+        whole, closing = sign.end(), "".join(reversed(open_ones))
+    return plain if quick_json(plain := text[:whole] + closing) is not None else ""
+
+
 class _RefusedError(ValueError):
-    """A part that is not read; args: why, and how it is written, empty of an object."""
+    """A refused part; args: why, and how it is written, empty for an object."""
 
 
 def _integer(text: str) -> int | str:
@@ -194,7 +211,7 @@ def _constant(text: str) -> NoReturn:
 
 
 class _UniqueKeys:
-    """Makes objects of their pairs, in the order of their ends. n: how many so far."""
+    """Makes objects from their pairs, in the order of their ends. n: how many so far."""
 
     def __init__(self) -> None:
         self.n = 0
@@ -210,12 +227,14 @@ class _UniqueKeys:
 
 _HOOKS: dict[str, Any] = {"parse_int": _integer, "parse_float": _real, "parse_constant": _constant}
 _DECODER = json.JSONDecoder(**_HOOKS)
+_SIGN = re.compile(r'"(?:\\.|[^"\\])*+(?:"|\Z)|[][{},]')
+"""Tokens of values: a string, which may be truncated, or punctuation."""
 _PLAIN = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=str)
 _END_OR_TEXT = re.compile(r'\}|"(?:[^"\\]|\\.)*+"', re.DOTALL)
 
 
 def _end_of_object(text: str, n: int) -> int:
-    """Where the n-th object to end does so."""
+    """The end of the n-th object to end."""
     ends = (found.start() for found in _END_OR_TEXT.finditer(text) if found[0] == "}")
     return next(islice(ends, n - 1, None), 0)
 
@@ -236,7 +255,7 @@ def _is_deeper(value: Any, deepest: int) -> bool:
 
 
 def _whole(value: Any) -> Any:
-    """The value with its texts free of halves of characters."""
+    """The value with lone surrogates in its strings replaced."""
     if isinstance(value, str):
         return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     if isinstance(value, list):
@@ -252,8 +271,8 @@ _LONG_KEY = re.compile(rf"(?<![\w-])(?:{_PART}\s*+\.\s*+){{{MOST_PARTS}}}", re.A
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """The table of a text. Raises ValueError or RecursionError for what is not TOML, and ValueError
-    for a text of more than MOST_PARTS words joined by points, as only a key out of range has."""
+    """The table of a TOML text. Raises ValueError or RecursionError for invalid TOML, and
+    ValueError for more than MOST_PARTS words joined by dots, which only unreasonable keys have."""
     if found := _LONG_KEY.search(text):
         line = text.count("\n", 0, found.start()) + 1
         raise ValueError(f"more than {MOST_PARTS} words joined by points (at line {line})")
@@ -265,14 +284,14 @@ _LITERAL = re.compile(
     r"(?:[A-Za-z_$][\w$]{0,60}|'[^'\n]{1,60}')\s{0,3}:"
     r"|\s{0,40}(?:Out\[\d{1,9}\]: )?[A-Z]\w{0,60}\([a-z_]{1,60}=['\"\[{\w])"
 )
-"""How an object begins that JavaScript or Python has printed, after the end of a line."""
+"""The start of an object printed by JavaScript or Python, after a line break."""
 _MEMBER = re.compile(
     r"\n[ \t]{0,40}((?:cache|draft|predicted|prompt)_\w{1,30}) {0,40}[:=] {0,9}"
     r"(?=[\d.]{1,20}\r?(?m:$))"
 )
-"""A member of timings by itself, as PowerShell shows it, or a file of YAML."""
+"""One member of timings, as printed by PowerShell or in a YAML file."""
 _HASH = re.compile(r"@\{((?:\w{1,60}=[^;{}\n]{0,400}(?:; |(?=\}))){1,100})\}")
-"""Members that PowerShell shows in one line."""
+"""Members printed by PowerShell in one line."""
 _PARTS_OF_TEXT = re.compile(r"(['\"`]) \+\n\s{0,200}\1")
 _PRINTED = re.compile(
     r'("(?:[^"\\\n]|\\.)*+")|'
@@ -281,25 +300,25 @@ _PRINTED = re.compile(
     r"|(\b(?:undefined|None|NaN)\b|\[(?:Object|Array|Circular[^\]\n]{0,9})\]|<ref[^>\n]{0,20}>)"
     r"|\.\.\. \d{1,9} more \w{1,12}|,(?=\s{0,200}[}\]])"
 )
-"""What is not JSON in such objects, and the texts in which nothing is to be changed."""
+"""What is not JSON in such objects, and strings, which stay unchanged."""
 _COMMENT = re.compile(
     r'("(?:[^"\\\n]|\\.)*+")|(?:(?m:^)|(?<=[\s,{\[}\]]))//[^\n]*|,(?=\s{0,200}[}\]])'
 )
 _MAY_BE_COMMENT = re.compile(r"//(?<![^\s,{\[}\]]//)|,(?=\s{0,200}[}\]])")
 _PREFIXED = re.compile(r"\n([^\s\"{][^\n\"{]{0,119}[|:>\])] {1,3})[{\[]\r?(?=\n)")
-"""What is before the first line of an object."""
+"""The prefix of the first line of an object."""
 _MOST_PREFIXES = 100
 _QUOTED_OBJECT = re.compile(r"\n[ \t]{0,8}> ?\{")
 _QUOTE = re.compile(r"(?m)^[ \t]{0,8}> ?(?=[\s\[\]{}\"`,]|\Z)")
-"""Before each line of a text that Markdown quotes."""
+"""The prefix of each line of a Markdown quote."""
 
 
 def as_json(text: str) -> str:
-    """Objects as JavaScript, Python or PowerShell print them, Markdown quotes them or a log has
-    them, a prefix before each line, as JSON; any other text, and what is JSON, as it is."""
+    """Objects as printed by JavaScript, Python or PowerShell, quoted in Markdown or prefixed per
+    line in a log, as JSON; any other text, and valid JSON, unchanged."""
     if quick_json(text, msgspec.Raw) is not None:
         return text
-    text = "\n" + text.replace("\xa0", " ")  # so that each line is after the end of one
+    text = "\n" + text.replace("\xa0", " ")  # so that each line follows a line break
     text = _MEMBER.sub(r'\n"\1": ', _unprefixed(text))
     if "//" in text and _MAY_BE_COMMENT.search(text) is not None:
         text = _COMMENT.sub(lambda found: found[1] or "", text)
@@ -310,8 +329,8 @@ def as_json(text: str) -> str:
 
 
 def _unprefixed(text: str) -> str:
-    """A text without what its lines have before an object that goes on over them, but for digits
-    the same in each."""
+    """A text without the prefixes of the lines of a multi-line object; they may differ in
+    digits."""
     for first in islice(_PREFIXED.finditer(text), _MOST_PREFIXES):
         prefix = re.sub(r"\d+", lambda _: r"\d{1,20}", re.escape(first[1]))
         lines = re.compile(rf"(?:{prefix}[^\n]*\n){{2}}")
@@ -339,6 +358,6 @@ def _json_part(found: re.Match[str]) -> str:
         return '"' + re.sub(r"\\x([0-9a-fA-F]{2})", r"\\u00\1", quoted) + '"'
     if key:
         return f'"{key}":'
-    if bound:  # of an object of a class
+    if bound:  # object of a class
         return "}" if bound == ")" else "{"
     return logical.lower() if logical else "null" if none else ""

@@ -1,11 +1,11 @@
-"""A fork: a run that goes on from a round of another one with other options, or another token.
+"""A fork: a run that continues another one from a round with other options, or another token.
 
-What model, drafters, samplers and grammar hold at a round is in no trace. It is rebuilt by decoding
-the rounds before it again, with the options of that run and in batches of the same shapes, so that
-states, cells and random numbers are the same bits where the arithmetic is. The tokens that come of
-it are held against the trace; the first other one ends the fork. A drafter, memory or sampler whose
-options stay goes on as it is; another one has followed the text, and a memory takes over what the
-first one held. Snapshots of the first memory are lost with it, as after a restore.
+The state of model, drafters, samplers and grammar at a round is not in a trace. It is rebuilt by
+decoding the earlier rounds again, with that run's options and the same batch shapes, so that
+states, cells and random numbers are equal bit for bit if the arithmetic is. The tokens are compared
+with the trace; the first other one ends the fork. A drafter, memory or sampler whose options stay
+is kept; a new drafter has followed the text, and a new memory takes over the contents of the first.
+The first memory's snapshots are lost with it, as after a restore.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _REMEDY = "Fork a run of this program, with the model and compute mode that it h
 
 @dataclass(frozen=True, slots=True)
 class LaterParts:
-    """What a fork goes on with."""
+    """The parts that a fork continues with."""
 
     options: RunOptions
     memory: HybridMemory
@@ -52,8 +52,8 @@ Stage = tuple["Fork | ForkOrigin", RunOptions]
 
 
 def check_model(run: RunRef, identity: Any, content: ContentHash | None) -> None:
-    """Raises OptionError where a run had another model. identity, content: of the open files, as
-    in Session; where only the tensors tell, as of a copy, they are hashed, for HASH_S at most."""
+    """Raises OptionError if a run had another model. identity, content: of the open files, as in
+    Session; if only the tensors can tell, as for a copy, they are hashed, for HASH_S at most."""
     theirs = {**(run.facts.model or {}), "draft": None}
     if same_model(theirs, {**identity, "draft": None}):
         return
@@ -67,7 +67,7 @@ def check_model(run: RunRef, identity: Any, content: ContentHash | None) -> None
 
 
 def prompts_of(run: RunRef) -> list[Prompt]:
-    """The prompts of a run, by sequence. Raises TraceFileError where a token has no id."""
+    """The prompts of a run, by sequence. Raises TraceFileError if a token has no id."""
     return [Prompt(tuple(tokens)) for tokens in _by_sequence(run, ("prompt",), None)]
 
 
@@ -88,13 +88,13 @@ def _by_sequence(run: RunRef, kinds: Sequence[str], stop: int | None) -> list[li
 
 @dataclass(frozen=True)
 class Fork:
-    """Where a run goes on from another one, parent: before its round `round`, from 1 on.
+    """The place in another run, the parent, where a run continues: before its round `round`, from 1
+    on.
 
-    n_kept: what of the round before stays of sequence seq_id, in tokens that were put out; None =
-    all of it. That round then verifies no more than it has to. token: takes the place of the newest
-    token of that sequence, None = none does. Raises OptionError for a round that the parent does
-    not have, TraceFileError for a parent that tells too little, is not of this program, or began
-    with what an earlier one had left in memory.
+    n_kept: how many emitted tokens of the previous round sequence seq_id keeps, None = all. That
+    round then verifies no more than it has to. token: replaces the newest token of that sequence,
+    None = none. Raises OptionError for a round that the parent does not have, TraceFileError for a
+    parent that lacks data, is not of this program, or began with an earlier run's memory.
     """
 
     parent: RunRef
@@ -107,8 +107,8 @@ class Fork:
     def after(
         cls, parent: RunRef, position: int, seq_id: int = 0, token: int | None = None
     ) -> Fork:
-        """After the token at a position, which stays unless another one takes its place. Raises
-        OptionError for a position at which nothing was put out, and what `Fork` does."""
+        """The fork after the token at a position, which is kept unless `token` replaces it. Raises
+        OptionError for a position without an emitted token, and as `Fork` does."""
         tokens = RunColumns(parent.store, "tokens", parent.run_id)
         is_out = tokens.is_text("kind", *EMITTED_KINDS) & (tokens["seq_id"] == seq_id)
         at = np.flatnonzero(is_out & (tokens["pos"] == position))
@@ -151,8 +151,8 @@ class Fork:
         self.begins_with()
 
     def check_model(self, identity: Any, compute: str, content: ContentHash | None = None) -> None:
-        """Raises OptionError where the parent had another model or compute mode: then its states
-        cannot be rebuilt. identity, content: as for check_model."""
+        """Raises OptionError if the parent had another model or compute mode: its states cannot be
+        rebuilt then. identity, content: as for check_model."""
         check_model(self.parent, identity, content)
         facts = self.parent.facts
         if facts.compute not in (None, compute):
@@ -163,7 +163,7 @@ class Fork:
 
     @property
     def options(self) -> RunOptions:
-        """Those of the parent."""
+        """The parent's options."""
         options = self.parent.facts.options
         assert options is not None  # checked when it was made
         return options
@@ -173,20 +173,20 @@ class Fork:
         return RunColumns(self.parent.store, "rounds", self.parent.run_id)
 
     def prompts(self) -> list[Prompt]:
-        """Those of the parent, by sequence. Raises TraceFileError where a token has no id."""
+        """The parent's prompts, by sequence. Raises TraceFileError if a token has no id."""
         return prompts_of(self.parent)
 
     def begins_with(self) -> RunOptions:
-        """Options of the first round: of the run at the root of the forks."""
+        """Options of the first round: of the root of the forks."""
         *_, root = self._line()
         assert root.facts.options is not None
         return root.facts.options
 
     def stages(self, options: RunOptions, since: RunRef | None = None) -> list[Stage]:
-        """What changes at which round, in order: the forks that the parent comes of, as far as they
-        lie before this one, and this one with its options. since: a run that it comes of, None =
-        the first one; its own fork is over then. Raises OptionError where more tokens stay than
-        the options allow."""
+        """What changes at which round, in order: the forks between the root and this one, as far as
+        they lie before it, and this one with its options. since: an ancestor to begin with, None =
+        the root; its own fork is over then. Raises OptionError if more tokens are kept than the
+        options allow."""
         for seq_id, text in enumerate(_by_sequence(self.parent, EMITTED_KINDS, self.round)):
             n = len(text)
             if seq_id == self.seq_id and self.n_kept is not None:
@@ -208,18 +208,18 @@ class Fork:
         return found[::-1]
 
     def roots(self) -> Iterator[tuple[RunRef, int]]:
-        """Runs that it comes of, and up to which round its state is that of each."""
+        """The ancestors, and up to which round each one's state is the same."""
         for run in self._line():
             first, _ = self.stages(self.options, run)[0]
             is_cut = first.token is not None or first.n_kept is not None
             yield run, first.round - is_cut
 
     def _line(self) -> Iterator[RunRef]:
-        """The parent, the run that it is a fork of, and so on to one that is none."""
+        """The parent, its parent, and so on up to a run that is not a fork."""
         run = self.parent
         yield run
         while (at := run.facts.fork) is not None:
-            known = at.parent < run.run_id and at.parent in run.store.runs  # a fork comes later
+            known = at.parent < run.run_id and at.parent in run.store.runs  # forks come later
             before = run.sibling(at.parent)
             if not known or before.facts.options is None:
                 raise TraceFileError(
@@ -237,8 +237,8 @@ class Fork:
         facts: RunFacts,
         rebuilt: str,
     ) -> None:
-        """Have the scheduler go on with the parts of each stage at its round. parts: those that it
-        begins with, and those of the stages. chain: the first one's. rebuilt: see ForkOrigin."""
+        """Let the scheduler continue with the parts of each stage at its round. parts: the first
+        ones, and those of the stages. chain: the first one's. rebuilt: see ForkOrigin."""
         facts.fork = ForkOrigin(
             parent=self.parent.run_id,
             round=self.round,
@@ -268,7 +268,7 @@ class Fork:
     def _prepare(
         self, scheduler: Scheduler, at: Fork | ForkOrigin, now: LaterParts, chain: DrafterChain
     ) -> None:
-        """Have the round before a stage end where the stage begins."""
+        """Let the round before a stage end where the stage begins."""
         if at.n_kept is not None:
             spec = replace(now.options.spec, verify_max=at.n_kept - 1)
             cut = replace(now.options, spec=spec)
@@ -277,8 +277,9 @@ class Fork:
             scheduler.force_newest(at.seq_id, at.token)
 
     def _check(self, scheduler: Scheduler, stop: int, last: Fork | ForkOrigin | None) -> None:
-        """Raises OptionError where a text is not the parent's before round `stop`. last: the stage
-        that begins there, if it is the last one, whose cut and token the parent does not have."""
+        """Raises OptionError if a text differs from the parent's before round `stop`. last: the
+        stage that begins there, if it is the last one: the parent does not have its cut and
+        token."""
         is_cut = last is not None and last.n_kept is not None
         texts = _by_sequence(self.parent, EMITTED_KINDS, stop)
         for sequence, text in zip(scheduler.sequences, texts, strict=True):
@@ -303,9 +304,9 @@ class Fork:
 
 
 def chain_of(parts: Sequence[LaterParts], before: DrafterChain) -> DrafterChain:
-    """The chain of the first of these parts, in the place of another one; drafters of the others
-    follow."""
-    from engine.draft.chain import DrafterChain  # needs torch, and who reads forks does not
+    """The drafter chain of the first of these parts, which replaces another one; drafters of the
+    others follow the text."""
+    from engine.draft.chain import DrafterChain  # needs torch, and reading forks does not
 
     spec = parts[0].options.spec
     found = DrafterChain(parts[0].drafters, followers_of(parts), adapted(spec.adapt, spec.longest))
@@ -321,7 +322,7 @@ def followers_of(parts: Sequence[LaterParts]) -> list[Drafter]:
 
 
 def fork_lines(run: RunRef) -> Iterator[str]:
-    """How a fork went on next to the rest of the run that it goes on from, in lines."""
+    """A comparison, in lines, of a fork with the rest of the run that it continues."""
     fork = run.facts.fork
     if fork is None or fork.parent not in run.store.runs:
         return
@@ -352,7 +353,7 @@ def _rest(run: RunRef, start: int) -> str:
 
 
 def _text(run: RunRef) -> dict[int, dict[int, int]]:
-    """What a run put out: per sequence its tokens by position."""
+    """The emitted tokens of a run: per sequence by position."""
     tokens = RunColumns(run.store, "tokens", run.run_id)
     return {
         seq_id: dict(
@@ -363,7 +364,7 @@ def _text(run: RunRef) -> dict[int, dict[int, int]]:
 
 
 def _parting(mine: dict[int, int], theirs: dict[int, int]) -> str:
-    """Where two texts part, in words."""
+    """Where two texts differ first, in words."""
     for pos in sorted(set(mine) & set(theirs)):
         if mine[pos] != theirs[pos]:
             return f"the texts part at position {pos}"
@@ -379,9 +380,9 @@ def later_parts(
     context: Callable[[RunOptions], int],
     make: Callable[[RunOptions, int, HybridMemory | None, dict[str, Drafter]], LaterParts],
 ) -> Iterator[LaterParts]:
-    """What each stage of a fork goes on with: of the parts before it all those that its other
-    options do not change, since these are at the right place by then. context: cells of a sequence.
-    make: what is not there, from options, cells, memory and drafters that are."""
+    """The parts of each stage of a fork: those of the previous stage that its options leave as they
+    are, since they are up to date by then, and new ones. context: cells of a sequence. make:
+    creates the missing ones from options, cells, and existing memory and drafters."""
     for _, options in stages:
         before = parts.options
         if options.parallel != before.parallel:
@@ -407,7 +408,7 @@ def _kept_of_memory(options: RunOptions, n_seqs: int, n_ctx: int) -> tuple[objec
 
 
 def _kept_of_drafter(options: RunOptions, name: str) -> tuple[object, ...]:
-    """All that Session.make_drafters makes a drafter of, but for its sizes."""
+    """All that Session.make_drafters makes a drafter from, except its sizes."""
     return (
         name in options.spec.types,
         DRAFTERS[name].options_of(options.spec),
@@ -420,6 +421,6 @@ def _kept_of_drafter(options: RunOptions, name: str) -> tuple[object, ...]:
 
 
 def kept_of_target(options: RunOptions, n_seqs: int, n_ctx: int) -> tuple[object, ...]:
-    """All that Session.make_memory depends on, but for faults."""
+    """All that Session.make_memory depends on, except faults."""
     kinds = options.rollback, options.kv, options.batch_invariant, options.state_types
     return "target", n_seqs, n_ctx, options.snapshots, *kinds

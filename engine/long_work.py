@@ -1,5 +1,4 @@
-"""Long pieces of work: how far they are, whatever listens, and garbage collection
-held back meanwhile."""
+"""Long work: its progress, its cancellation, and garbage collection postponed meanwhile."""
 
 from __future__ import annotations
 
@@ -13,14 +12,14 @@ from engine.errors import Cancelled
 _T = TypeVar("_T")
 
 ReportProgress = Callable[[int, int, str], None]
-"""Called with what is done, what there is to do (bytes or rows, in one unit), and what is being
-done, such as "dequantising blk.12"."""
+"""Called with the amount done, the total (bytes or rows, in one unit), and the current step, such
+as "dequantising blk.12"."""
 
 
 def report_part(progress: ReportProgress | None, start: int, total: int) -> ReportProgress | None:
-    """Reports of one part of the work as reports of all of it.
+    """Maps progress of one part of the work to progress of the whole.
 
-    start: what was done before this part. total: what there is to do in all parts.
+    start: amount done before this part. total: of all parts.
     """
     if progress is None:
         return None
@@ -28,7 +27,7 @@ def report_part(progress: ReportProgress | None, start: int, total: int) -> Repo
 
 
 def watched(parts: Iterable[_T], cancelled: Callable[[], bool] | None) -> Iterator[_T]:
-    """Parts of the work. Raises Cancelled in place of the next one when `cancelled` turns true."""
+    """Parts of the work. Raises Cancelled instead of the next one once `cancelled` returns True."""
     for part in parts:
         if cancelled is not None and cancelled():
             raise Cancelled
@@ -41,8 +40,8 @@ WAITING: list[None] = []
 
 @contextmanager
 def collections_wait() -> Iterator[None]:
-    """Within the context nothing looks for cycles, which among a hundred thousand objects that are
-    all in use takes a sixth of an import's time."""
+    """Disables garbage collection within the context: with a hundred thousand live objects, looking
+    for cycles takes a sixth of an import's time."""
     was_enabled = gc.isenabled()
     gc.disable()
     WAITING.append(None)
@@ -51,5 +50,5 @@ def collections_wait() -> Iterator[None]:
     finally:
         WAITING.pop()
         if was_enabled:
-            gc.freeze()  # what was made stays: the next collection would look at all of it
+            gc.freeze()  # the new objects stay: the next collection would visit all of them
             gc.enable()

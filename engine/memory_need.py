@@ -1,5 +1,5 @@
-"""What running a model will take in memory, from its files and the options alone: here, and in
-llama-server with the same flags."""
+"""The memory that running a model will need, by its files and options: here, and in llama-server
+with the same flags."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     from engine.model.info import ModelInfo
 
 LONGEST_CONTEXT = 4096
-"""Cells that RunOptions.n_ctx = 0 gives at most."""
+"""Most cells that RunOptions.n_ctx = 0 gives."""
 PROMPT_CACHE = 8192 << 20
-"""Bytes of host memory that llama-server's --cache-ram allows where it is not given."""
+"""Default of llama-server's --cache-ram, bytes of host memory."""
 _MTP_IN_TRUNK = ("bailingmoe3",)
-"""Architectures of which llama.cpp gives the trunk's cells a layer for the MTP block, which stays
+"""Architectures for which llama.cpp gives the trunk's cells a layer for the MTP block, which stays
 empty."""
 _CELLS = 256
-"""llama.cpp's contexts are whole multiples of it."""
+"""llama.cpp's contexts are multiples of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyCost:
-    """What a policy keeps to undo tokens: n_units of unit_bytes for each of n_seqs sequences."""
+    """The cost of a policy's rollback: n_units of unit_bytes for each of n_seqs sequences."""
 
     policy: str
     unit_bytes: int
@@ -45,12 +45,12 @@ class PolicyCost:
 
 @dataclass(frozen=True, slots=True)
 class MemoryEstimate:
-    """Bytes by purpose once every context is full. n_ctx: cells of a sequence, and of a
-    tree's branch. n_rs_seq: snapshots of the policy in use.
+    """Bytes by purpose once every context is full. n_ctx: cells per sequence, and per branch of a
+    tree. n_rs_seq: snapshots of the policy in use.
 
-    later: bytes at most of what conversations add in host memory as they go on. policies: the cost
-    of every policy; empty for llama-server, and where nothing is drafted, as nothing is undone
-    then. Not counted are intermediate results of a pass: tens to hundreds of MiB.
+    later: most bytes of host memory that conversations add over time. policies: the cost of every
+    policy; empty for llama-server, and without drafting, since nothing is rolled back then.
+    Activations of a pass are not counted: tens to hundreds of MiB.
     """
 
     n_seqs: int
@@ -62,7 +62,7 @@ class MemoryEstimate:
 
     @property
     def total(self) -> int:
-        """All of `sizes`."""
+        """Sum of `sizes`."""
         return sum(self.sizes.values())
 
 
@@ -74,9 +74,9 @@ def estimate(
     compute: str = "",
     cache: CacheOptions | None = None,
 ) -> MemoryEstimate:
-    """Estimate for n_seqs sequences side by side in this engine. drafts: figures of the files that
-    draft, by the drafter that uses each (they count where it is in use). compute: the mode in which
-    the weights are loaded, empty for their size in the file."""
+    """Estimate for n_seqs parallel sequences in this engine. drafts: figures of draft files by the
+    drafter that uses each (they count if it is in use). compute: the mode in which the weights are
+    loaded, empty for their size in the file."""
     n_ctx = options.n_ctx or min(info.n_ctx_train, LONGEST_CONTEXT)
     types, n_rs_seq = options.spec.types, options.snapshots
     n_held = n_seqs * options.spec.n_branches
@@ -110,8 +110,8 @@ def server_estimate(
     cell_types: tuple[str, str] = ("f16", "f16"),
     cache: CacheOptions | None = None,
 ) -> MemoryEstimate:
-    """Estimate for llama-server with these flags (llama.cpp of October 2026): -c is what all of its
-    -np slots share, a whole model's MTP block is loaded with it where draft-mtp is in use.
+    """Estimate for llama-server with these flags (llama.cpp of October 2026): -c is shared by all
+    -np slots, and a full model's MTP block is loaded with it if draft-mtp is in use.
 
     cell_types: --cache-type-k and -v, of CACHE_TYPES; those of drafters stay f16.
     """
@@ -128,7 +128,7 @@ def server_estimate(
         "weights": info.weight_bytes - (0 if drafts_itself else mtp),
         "KV": n_cells * sum(_cell_bytes(cell, cell_types) for cell in cells),
     }
-    if info.window:  # each sequence has cells of its own, whatever -kvu says
+    if info.window:  # each sequence has its own cells, with -kvu or without
         n_window = _whole(min(n_ctx, info.window + options.n_ubatch))
         of_tokens = info.cell[0] - sum(numbers for _, numbers in info.block_rows)
         rows = [(n_window, of_tokens)]
@@ -156,12 +156,12 @@ def _checkpoints(info: ModelInfo, n_seqs: int, cache: CacheOptions | None) -> in
 
 
 def _whole(n: int) -> int:
-    """Cells that llama.cpp makes of n."""
+    """The number of cells after llama.cpp's padding."""
     return -(-n // _CELLS) * _CELLS
 
 
 def _cell_bytes(cell: tuple[int, int], types: tuple[str, str]) -> int:
-    """Of one token's keys and values, given as numbers of each."""
+    """Bytes of one token's keys and values; `cell` has the number of elements of each."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
     kinds = [GGMLQuantizationType(CACHE_TYPES[name]) for name in types]
@@ -170,13 +170,13 @@ def _cell_bytes(cell: tuple[int, int], types: tuple[str, str]) -> int:
 
 
 def _drafter_cell(figures: ModelInfo | DrafterInfo) -> int:
-    """Bytes of a drafter's cell in f16; here all is float32."""
+    """Bytes of a drafter's cell in f16; in this engine it is float32."""
     whole = getattr(figures, "cell_bytes", 0) or getattr(figures, "kv_bytes_per_token", 0)
     return int(whole) // 2
 
 
 def _tap_bytes(drafts: Sequence[ModelInfo | DrafterInfo]) -> int:
-    """Bytes of a token's rows that the target hands to these, each row once."""
+    """Bytes of one token's target rows that these drafters read, each row once."""
     from engine.model.drafters.config import DrafterInfo  # the window starts without gguf
 
     rows = {
@@ -191,7 +191,7 @@ def _tap_bytes(drafts: Sequence[ModelInfo | DrafterInfo]) -> int:
 def policy_cost(
     info: ModelInfo, options: RunOptions, n_seqs: int, policy: PolicySpec
 ) -> PolicyCost:
-    """What these options would cost under a policy. Without snapshots, checkpoints are taken."""
+    """The cost of these options under a policy. Without snapshots, checkpoints are taken."""
     n_snapshots = replace(options, rollback=policy.name).snapshots
     if not n_snapshots:
         return PolicyCost(policy.name, info.state_bytes, 1, n_seqs)
@@ -199,7 +199,7 @@ def policy_cost(
 
 
 def fits_text(estimates: Mapping[str, MemoryEstimate], available: int) -> str:
-    """Whether each of these, by what it is an estimate for, fits into this many bytes."""
+    """Whether each of these estimates, by what it is for, fits into this many bytes."""
     if not available:
         return "how much memory is available is not known"
     words = []

@@ -1,7 +1,7 @@
-"""Options that describe themselves.
+"""Option fields: dataclass fields that describe themselves.
 
-A field of a dataclass carries the flag of the command line, what the option means, which values
-are allowed and how a form shows it. Argparse arguments, form rows and checks are made from that.
+A field carries its command-line flag, its help, its allowed values and its row in a form. Argparse
+arguments, form rows and checks are made from that.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _HINTS: dict[type, dict[str, Any]] = {}
 
 @dataclass(frozen=True, slots=True)
 class NumberRange:
-    """A range of numbers, and what to do about one that is not in it. is_open: `low` is outside.
-    Reals show as an interval."""
+    """A range of numbers, and the remedy for one out of range. is_open: `low` is excluded. Reals
+    show as an interval."""
 
     low: float
     high: float
@@ -35,7 +35,7 @@ class NumberRange:
         return (self.low < value if self.is_open else self.low <= value) and value <= self.high
 
     def broken(self) -> str:
-        """What to say of a number outside the range, such as "is negative"."""
+        """What to say of a number out of range, such as "is negative"."""
         if self.high == math.inf:
             return "is not positive" if self.is_open else _below(self.low)
         if isinstance(self.low, float):
@@ -45,12 +45,11 @@ class NumberRange:
 
 @dataclass(frozen=True, slots=True)
 class FormRow:
-    """How a form shows an option.
+    """An option's row in a form.
 
-    label: before the field, or next to a tick. low, high: of a field for numbers. special: shown
-    for the lowest number, which stands for None where the default is None. start: what a form
-    begins with instead of the default. text: an example, in an empty line. short: the option's name
-    among several in one row.
+    label: before the field, or next to a tick. low, high: of a number field. special: text for the
+    lowest number, which stands for None if the default is None. start: initial value if not the
+    default. text: placeholder of an empty line. short: the option's name among several in one row.
     """
 
     label: str
@@ -65,11 +64,11 @@ class FormRow:
 @dataclass(frozen=True, slots=True)
 class Option:
     """One option. Words in braces are filled in: {choices} and {either} list the choices, others
-    come from the `part` that the option is in.
+    come from the `part` that holds the option.
 
-    flags: short and long; the first one names it in errors unless `named` does. group: what it is
-    listed with, on the command line and in forms; empty: the GROUP of its dataclass. parse: reads
-    the text of one value, raises OptionError. repeats: the flag is given once per value.
+    flags: short and long; errors use the first one unless `named` is given. group: its section on
+    the command line and in forms; empty: the GROUP of its dataclass. parse: converts the text of
+    one value, raises OptionError. repeats: the flag is given once per value.
     """
 
     flags: tuple[str, ...]
@@ -96,7 +95,7 @@ class Option:
 
     @property
     def about(self) -> str:
-        """`help` with the choices, which may have become more since."""
+        """`help` with the current choices, to which some may have been added."""
         names = tuple(self.choices)
         return self.help.format(choices=", ".join(names), either=" or ".join(names))
 
@@ -124,7 +123,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class PlacedOption:
-    """An option in its place. path: names of fields from the outermost dataclass to its own.
+    """An option with its place. path: names of fields from the outermost dataclass to its own.
     kind: int, float, str, bool or tuple."""
 
     path: tuple[str, ...]
@@ -133,7 +132,7 @@ class PlacedOption:
     default: Any
 
     def value(self, options: Any) -> Any:
-        """What it is in these options, of the outermost dataclass."""
+        """Its value in these options, an instance of the outermost dataclass."""
         return reduce(getattr, self.path, options)
 
     @property
@@ -143,15 +142,15 @@ class PlacedOption:
 
     @property
     def row(self) -> FormRow:
-        """The option's row in a form; only for options that have one."""
+        """Its row in a form; only for options that have one."""
         assert self.option.row is not None
         return self.option.row
 
 
 def option(default: Any, line: str, *shown: NumberRange | FormRow, **others: Any) -> Any:
-    """A field with this default that is an option. line: its flags, a placeholder for its value and
-    its help, as the command line shows them: `-n, --number N  how many`; without a placeholder it
-    is N. shown: the range and the row, either of them. others: see Option."""
+    """A dataclass field with this default that is an option. line: flags, placeholder of the value
+    and help, as the command line shows them: `-n, --number N  how many`; without a placeholder it
+    is N. shown: the range, the row, or both. others: see Option."""
     for one in shown:
         others["within" if isinstance(one, NumberRange) else "row"] = one
     names, _, about = line.partition("  ")
@@ -162,7 +161,7 @@ def option(default: Any, line: str, *shown: NumberRange | FormRow, **others: Any
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """The value of an option that is JSON. Raises OptionError."""
+    """The value of an option that is a JSON object. Raises OptionError."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -174,7 +173,7 @@ def json_object(text: str) -> dict[str, Any]:
 
 def part(kind: type, *, without: Collection[str] = (), **words: str) -> Any:
     """A field that holds options of its own. words: for the braces in their texts. without: fields
-    that no form shows."""
+    without a row in forms."""
     return field(default_factory=kind, metadata={"words": words, "without": tuple(without)})
 
 
@@ -197,8 +196,7 @@ def check(options: Any) -> None:
 
 
 def differing(options: Any) -> Iterator[tuple[PlacedOption, Any]]:
-    """Options that differ from their defaults, with their values; what is not a value of an option
-    is left out."""
+    """Options that differ from their defaults, with their values; invalid values are skipped."""
     for one in options_in(type(options)) if options else ():
         value = one.value(options)
         if value is None or value == one.default:
@@ -211,7 +209,7 @@ def differing(options: Any) -> Iterator[tuple[PlacedOption, Any]]:
 
 
 def words_of(options: Any) -> list[str]:
-    """The options that differ from their defaults, as words of a command line."""
+    """The options that differ from their defaults, as command-line arguments."""
     words: list[str] = []
     for one, value in differing(options):
         flag = one.option.flags[0]
@@ -235,7 +233,7 @@ def build(kind: type[_T], values: Mapping[tuple[str, ...], Any]) -> _T:
 
 
 def _hints(kind: type) -> dict[str, Any]:
-    """Types of the fields, which a form asks for at every key."""
+    """Types of the fields, cached: a form asks at every keystroke."""
     if kind not in _HINTS:
         _HINTS[kind] = get_type_hints(kind)
     return _HINTS[kind]
@@ -267,7 +265,7 @@ def _within_part(inner: PlacedOption, name: str, metadata: Mapping[str, Any]) ->
 
 
 class _BraceWords(dict[str, str]):
-    """Words for the braces of a text; a brace without a word stays as it is."""
+    """Words for the braces of a text; a brace without a word stays."""
 
     def __missing__(self, key: str) -> str:
         return f"{{{key}}}"

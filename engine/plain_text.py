@@ -1,5 +1,5 @@
-"""Plain text: how numbers of bytes and of things are written, and escapes for what a terminal
-would obey or not show."""
+"""Plain text: formatting of bytes and counts, and escapes for characters that a terminal would
+interpret or not show."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ _UNITS = ("B", "KiB", "MiB", "GiB")
 
 
 def size_text(n_bytes: float) -> str:
-    """Three significant digits with a binary unit: 0 B, 512 KiB, 9.41 MiB; below 1024 of a unit
-    all its digits: 1,020 KiB."""
+    """Three significant digits with a binary unit: 0 B, 512 KiB, 9.41 MiB; all digits below 1024 of
+    a unit: 1,020 KiB."""
     value = float(n_bytes)
     for unit in _UNITS:
         if value < 1023.5:
@@ -20,25 +20,25 @@ def size_text(n_bytes: float) -> str:
 
 
 def three_digits(value: float) -> str:
-    """Three significant digits, from 1,000 on all digits of the whole number."""
+    """Three significant digits; from 1,000 on the rounded integer."""
     return f"{value:.3g}" if value < 999.5 else f"{value:,.0f}"
 
 
 def counted(n: int, what: str) -> str:
-    """A number of things, whose plural ends in s."""
+    """A count with its noun, whose plural ends in s."""
     return f"{n:,} {what}{'' if n == 1 else 's'}"
 
 
 TEXT = "\n\t\u200c\u200d"
-"""What text of several lines may hold in addition to printable characters: its lines, and the
-joiners that Persian, Indic scripts and emoji need."""
+"""Characters allowed in a text of several lines in addition to printable ones: line breaks, and the
+joiners of Persian, Indic scripts and emoji."""
 
 
 def terminal_text(text: str, keep: str = "") -> str:
-    """One line in which control, format and unassigned characters, C1 and bidi controls, line
-    separators, tags and lone surrogates among them, are escapes such as \\x1b, \\n or \\u202e.
+    r"""One line in which control, format and unassigned characters (C1 and bidi controls, line
+    separators, tags and lone surrogates, too) are escapes such as \x1b, \n or \u202e.
 
-    keep: characters left as they are. Spaces of any width are kept too.
+    keep: characters left as they are. Spaces of any width are kept, too.
     """
     if text.isprintable():
         return text

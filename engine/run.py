@@ -1,4 +1,4 @@
-"""One run of a session: stepped by the one who started it, looked at at any time."""
+"""A run of a session: stepped by its owner, readable at any time."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from engine.trace.writer import TraceWriter
 
 @dataclass(frozen=True, slots=True)
 class SequenceResult:
-    """One sequence. stop: end, limit, context, grammar (which could not go on), stopped, error, or
-    "" if it goes on. timings,
-    acceptance: its figures by engine.trace.timings."""
+    """The result of one sequence. stop: end, limit, context, grammar (which could not continue),
+    stopped, error, or "" while it runs. timings, acceptance: its figures by
+    engine.trace.timings."""
 
     seq_id: int
     prompt_tokens: list[int]
@@ -41,14 +41,14 @@ class SequenceResult:
 
 _ENDED = object()
 LOOK_BYTES = 16 << 20
-"""Bytes of logits that are kept between two looks, about."""
+"""Bytes of logits kept between two looks, about."""
 
 
 class Run:
-    """One run: `step` or `advance` until it returns False; what happened is in `trace`.
+    """A run: `step` or `advance` until it returns False; the record is `trace`.
 
-    files: of the models. cache: where `cached` goes at the end, unless the run fails. memories:
-    what it has of them goes back then, too.
+    files: of the models. cache: receives `cached` at the end, unless the run fails. memories: get
+    back what the run borrowed then, too.
     """
 
     def __init__(
@@ -71,8 +71,8 @@ class Run:
         self._cache, self._cached, self._memories = cache, cached, memories
 
     def step(self) -> bool:
-        """One scheduler round, after the last one a part of the audit. True while more work
-        remains; DraftscopeError ends the run."""
+        """One scheduler round; after the last one, a part of the audit. True while work remains;
+        DraftscopeError ends the run."""
         if self.done:
             return False
         if self._auditing is not None:
@@ -82,24 +82,27 @@ class Run:
             try:
                 more = self._scheduler.step()
             except BaseException as error:
-                self._cached = self._memories = None  # no one knows how far the round came
+                self._cached = self._memories = None  # how far the round came is unknown
                 failure = meaning_of(error, self._scheduler.device)
                 self._scheduler.note_failure(failure or error)
                 if isinstance(failure, DeviceLostError):
-                    with suppress(RuntimeError):  # nothing on it can be cleared
+                    with suppress(RuntimeError):  # the device's memory cannot be cleared
                         self.stop()
                 else:
                     self.stop()
                 if isinstance(error, NonFiniteError):
-                    self.files.check()  # weights that are no model's explain it
+                    self.files.check()  # overwritten weights explain it
                 if failure is None:
                     raise
             if failure is not None:
-                # without what led to it, whose frames hold what is to be freed
+                # drop the cause, whose frames hold what is to be freed
                 failure.__context__ = None
                 if isinstance(failure, OutOfMemoryError):
                     free_unused(self._scheduler.device)
-                raise failure
+                try:
+                    raise failure
+                finally:
+                    del failure  # else this frame would keep itself and the run alive
             if not more and self._audit is not None:
                 self._scheduler.close()
                 self._auditing = self._audit.steps(self.trace, self.run_id)
@@ -109,11 +112,11 @@ class Run:
         return not self.done
 
     def advance(self, seconds: float = LOOK_S) -> bool:
-        """Steps for so long, one at least, and until LOOK_BYTES wait. Their rows are in the trace
-        at the end, all together, which costs less than row by row."""
+        """Step for `seconds`, at least once, and until LOOK_BYTES are pending. The trace gets the
+        rows at the end, all at once, which is cheaper than row by row."""
         until, decodes = perf_counter() + seconds, self._auditing is None
         self._scheduler.settle(may_wait=not self.done)
-        # entered once for all steps; the audit makes memories that have to outlast it
+        # entered once for all steps; the audit makes memories that outlast it
         with torch.inference_mode(decodes):
             try:
                 while self.step():
@@ -126,10 +129,10 @@ class Run:
         return not self.done
 
     def cancel(self, seq_id: int) -> None:
-        """End one sequence between two steps, whatever it does; what was recorded stays.
+        """End one sequence between two steps; its recorded rows stay.
 
-        Its result says "stopped", unless it had ended before. The next step gives its slot to one
-        that waits. Raises OptionError for a sequence that the run does not have.
+        Its result says "stopped", unless it had ended before. Its slot goes to a waiting sequence
+        in the next step. Raises OptionError for a sequence that the run does not have.
         """
         n = len(self._scheduler.sequences)
         if not 0 <= seq_id < n:
@@ -137,7 +140,7 @@ class Run:
         self._scheduler.cancel(seq_id)
 
     def stop(self) -> None:
-        """End the run now; what was recorded stays."""
+        """End the run now; recorded rows stay."""
         if not self.done:
             self.done = True
             try:
@@ -149,11 +152,11 @@ class Run:
 
     @property
     def emitted(self) -> list[list[int]]:
-        """Tokens of each prompt's continuation, so far."""
+        """Emitted tokens of each prompt, so far."""
         return [list(slot.emitted) for slot in self._scheduler.sequences]
 
     def results(self) -> list[SequenceResult]:
-        """The continuation of each prompt so far."""
+        """Results of each prompt, so far."""
         return [
             SequenceResult(
                 slot.seq_id,

@@ -1,7 +1,7 @@
-"""Checkpoints of runs: all that decodes, copied between two rounds, so that a fork need not decode
-from the start. They are on the host, few of a run, and within a bound over all runs.
+"""Checkpoints of runs: the whole decoding state, copied between two rounds, so that a fork need not
+decode from the start. They are on the host, a few per run, and bounded over all runs.
 
-Weights are shared with the run. Of a run's trace nothing is in them, so it may be let go.
+Weights are shared with the run. They hold nothing of the run's trace, so it may be freed.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 
 MOST_BYTES = 256 << 20
-"""Of all checkpoints together."""
+"""Limit of all checkpoints together, bytes."""
 MOST_OF_RUN = 8
-"""Checkpoints of a run; when there would be more, every other one goes."""
+"""Most checkpoints of a run; beyond that, every other one is dropped."""
 _FIRST_EVERY = 4
 
 
@@ -44,12 +44,12 @@ class RunCheckpoint:
     n_bytes: int
 
     def is_of(self, run: RunRef) -> bool:
-        """Whether it is one of this run."""
+        """Whether it belongs to this run."""
         return self.store() is run.store and self.run_id == run.run_id
 
     @torch.inference_mode()
     def restored(self) -> Scheduler:
-        """A scheduler that goes on from here, once it has a recorder."""
+        """A scheduler that continues from here once it has a recorder."""
         return _copied(self.scheduler)[0]
 
     def go_on(
@@ -61,7 +61,7 @@ class RunCheckpoint:
         stages: Sequence[Stage],
         facts: RunFacts,
     ) -> None:
-        """Have a fork go on from here. scheduler: as restored; facts: of the new run."""
+        """Let a fork continue from here. scheduler: as restored; facts: of the new run."""
         first, memory, before = scheduler.parts
         recorder.go_on(self.progress)
         scheduler.restart(recorder)
@@ -75,7 +75,7 @@ class RunCheckpoint:
 
 
 class RunCheckpoints:
-    """Those of all runs of a session. The oldest run's go first."""
+    """The checkpoints of all runs of a session. The oldest run's are dropped first."""
 
     def __init__(self, most_bytes: int = 0) -> None:
         self._most_bytes = most_bytes or MOST_BYTES
@@ -85,8 +85,8 @@ class RunCheckpoints:
         return iter([one for one in self._kept if one.store() is not None])
 
     def keep(self, scheduler: Scheduler, recorder: Recorder, run: RunRef, start: int) -> None:
-        """Have checkpoints made of a run on the processor, from its round `start` on. The time that
-        takes is in none of its figures."""
+        """Take checkpoints of a run on the CPU, from its round `start` on. Their time is excluded
+        from the run's figures."""
         if scheduler.device.type != "cpu":
             return
         every, weak = _FIRST_EVERY, ref(run.store)
@@ -95,7 +95,7 @@ class RunCheckpoints:
             nonlocal every
             if number < max(1, start) or (number % every and number != start):
                 return
-            if scheduler.parts[1].n_bytes() > self._most_bytes:  # not even copied
+            if scheduler.parts[1].n_bytes() > self._most_bytes:  # too large even to copy
                 scheduler.before_round.remove(before)
                 return
             with clock_paused():
@@ -113,7 +113,7 @@ class RunCheckpoints:
         scheduler.before_round.append(before)
 
     def nearest(self, fork: Fork) -> RunCheckpoint | None:
-        """The latest one that a fork may go on from."""
+        """The latest checkpoint that a fork may continue from."""
         found = [
             (one.round, i)
             for i, one in enumerate(self._kept)
@@ -128,8 +128,8 @@ def _n_bytes(some: list[RunCheckpoint]) -> int:
 
 
 def _copied(scheduler: Scheduler) -> tuple[Scheduler, int]:
-    """A copy that shares weights, without recorder and observers; bytes of its tensors
-    and arrays."""
+    """A copy that shares weights, without recorder and observers; and the bytes of its tensors and
+    arrays."""
     memo: dict[Any, Any] = {id(one): None for one in scheduler.of_this_run}
     memo |= {id(one): one for one in scheduler.weights}
     with torch.inference_mode():
@@ -139,8 +139,8 @@ def _copied(scheduler: Scheduler) -> tuple[Scheduler, int]:
 
 
 def unread(parts: list[LaterParts]) -> str:
-    """Have the drafters of later parts know the text that those of the first know, as if they had
-    followed it; the name of one that cannot, "" if there is none."""
+    """Let the drafters of later parts read the text so far, as if they had followed it; returns the
+    name of one that cannot, "" if all can."""
     there = {one.name: one for one in parts[0].drafters}
     known = {id(one) for one in there.values()}
     for part in parts[1:]:

@@ -1,4 +1,4 @@
-"""The façade of the engine: open models, tokenise, run, look at what happened."""
+"""The engine's façade: open models, tokenise, run, read the results."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from engine.gguf.file import GgufFile
 from engine.gguf.part_file import ModelFiles
 from engine.gguf.tokenizer import Tokenizer
 from engine.long_work import ReportProgress
-from engine.machine.device import CPU, check_room, meaning_of, read
+from engine.machine.device import CPU, check_room, read, run_on
 from engine.machine.graphs import graphs_are_on
 from engine.machine.host_memory import give_back_memory
 from engine.memory.hybrid import HybridMemory, LentMemories, MemoryShelf
@@ -52,7 +52,7 @@ _DEFAULT_CONTEXT = 4096
 
 
 class Session:
-    """A target model, perhaps what drafts for it, and their tokenizer, ready to run.
+    """A target model, its drafters if any, and their tokenizer, ready to run.
 
     config: of the target. compute: the mode in effect. device: of the models and of every run's
     memory.
@@ -72,8 +72,8 @@ class Session:
         mtp_path: Path | None = None,
         mmap: bool | None = None,
     ) -> None:
-        """drafts: what drafts for the model, by drafter: a model for draft-simple, the model itself
-        for draft-mtp. files: all that was read. mmap: as for `open`, for models that are loaded
+        """drafts: draft models by drafter: a model for draft-simple, the model itself for
+        draft-mtp. files: all files that were read. mmap: as for `open`, for models that are loaded
         again with the MTP block of the file mtp_path, if there is one."""
         self._mtp_path = mtp_path
         self._model, self.info, self.path = model, info, path
@@ -82,7 +82,7 @@ class Session:
         self._loaded_again = WeakValueDictionary[tuple[str, bool], HybridModel]()
         self.tokenizer, self.chat, self.identity = tokenizer, chat, identity
         self.content = content
-        """Finds what `identity` does not tell yet, once it is started."""
+        """Computes what `identity` does not know yet, once it is started."""
         self._grammar_tokens: GrammarTokens | None = None
         self.drafts = dict(drafts or {})
         self._shelf = MemoryShelf()
@@ -101,14 +101,14 @@ class Session:
         cancelled: Callable[[], bool] | None = None,
         options: RunOptions | None = None,
     ) -> Session:
-        """Load a GGUF file, and files that draft for it, one for each drafter that needs one, to a
-        device (engine.machine.device.resolve_device). Files that are open are closed. mmap:
-        see engine.model.loader.reader_for.
-        drafts_by_mtp: of a whole model that drafts, its MTP block is used, if it has one.
-        options: of the runs to come; a CUDA device without room for them is refused at once.
+        """Load a GGUF file, and a draft file for each drafter that needs one, to a device
+        (engine.machine.device.resolve_device). Open files are closed. mmap: see
+        engine.model.loader.reader_for. drafts_by_mtp: of a full model given as a draft file, use
+        the MTP block, if it has one. options: of later runs; a CUDA device without room for them is
+        refused at once.
 
-        progress is called with bytes done, bytes in all, and what is being read, over all
-        files. Raises OptionError, ModelFileError, UnsupportedModelError, OutOfMemoryError,
+        progress is called with bytes done, bytes in total, and what is being read, over all files.
+        Raises OptionError, ModelFileError, UnsupportedModelError, OutOfMemoryError,
         VocabularyMismatchError, or Cancelled once `cancelled` returns True.
         """
         parts = open_models(
@@ -126,7 +126,8 @@ class Session:
 
     @property
     def drafters(self) -> tuple[str, ...]:
-        """Drafters with a model that the loaded files make possible; the others always are."""
+        """Drafters with a model that the loaded files provide; those without one are always
+        there."""
         has_head = self._model.head is not None
         return tuple(
             name
@@ -135,7 +136,7 @@ class Session:
         )
 
     def prompt(self, text: str, *, parse_special: bool = True) -> Prompt:
-        """Tokenise a text to be continued, with the leading token that the vocabulary asks for."""
+        """Tokenise a text to continue, with the BOS token if the vocabulary adds one."""
         tokens = self.tokenizer.encode(text, parse_special=parse_special)
         bos = self.tokenizer.bos_id
         if self.tokenizer.add_bos and bos is not None and tokens[:1] != [bos]:
@@ -144,8 +145,8 @@ class Session:
 
     def message_prompt(self, text: str, values: Mapping[str, Any] | None, remedy: str) -> Prompt:
         """A text as a user's message in the model's chat template with these variables; None: as
-        `prompt`. Raises OptionError with this remedy for a model without one, ChatTemplateError
-        where the template fails."""
+        `prompt`. Raises OptionError with this remedy for a model without a template,
+        ChatTemplateError if it fails."""
         if values is None:
             return self.prompt(text)
         if self.chat is None:
@@ -154,7 +155,7 @@ class Session:
 
     def logits(self, tokens: Sequence[int], *, n_ubatch: int = 512) -> np.ndarray:
         """Logits after every token: float32 [len(tokens), n_vocab]. Raises OptionError, and
-        ModelFileError where the model is mapped from a file that has been written to."""
+        ModelFileError if the model is mapped from a file that was overwritten."""
         self._check_tokens(tokens)
         memory = HybridMemory.for_model(self.config, 1, len(tokens), self.device)
         span = Span(0, 0, tokens, range(len(tokens)))
@@ -178,17 +179,17 @@ class Session:
         checkpoints: RunCheckpoints | None = None,
     ) -> Run:
         """Prepare a run; the first `step` decodes the prompts. Raises OptionError,
-        GrammarFileError, and ModelFileError where the model is mapped from a file that has been
-        written to.
+        GrammarFileError, and ModelFileError if the model is mapped from a file that was
+        overwritten.
 
-        fork: decode another run's rounds again, with its options, up to a round, and go on with
-        these; not with a cache. checkpoints: where it may go on from, and where those of this run
+        fork: decode another run's rounds again, with its options, up to a round, and continue with
+        these; not with a cache. checkpoints: where a fork may start, and where those of this run
         are kept.
 
         audit: observes the run and checks it at its end (engine.audit); observer: observes it only.
 
-        cache: what earlier runs with it left is used where a prompt begins like a text of theirs,
-        as long as models and options are the same but for n_predict and, unless drafts are drawn
+        cache: state that earlier runs left there is used for a prompt with a common prefix, as long
+        as models and options are the same except n_predict and, unless drafts are sampled
         (rejection), the sampler. There are options.parallel slots then, even for fewer prompts.
         """
         trace = TraceStore() if trace is None else trace
@@ -240,7 +241,7 @@ class Session:
         if checkpoints and not cache:
             start = fork.round if fork else 0
             checkpoints.keep(scheduler, recorder, RunRef(trace, run_id), start)
-        give_back_memory(16 << 20)  # of what opening and preparing took, where that is much
+        give_back_memory(16 << 20)  # memory of opening and preparing, if it is much
         return Run(
             run_id, trace, scheduler, self.tokenizer, self.files, cache, kept, memories, audit
         )
@@ -248,7 +249,7 @@ class Session:
     def _restored(
         self, fork: Fork, options: RunOptions, trace: TraceStore, checkpoints: RunCheckpoints
     ) -> tuple[Run | None, str]:
-        """A fork that goes on from a checkpoint; None, and why there is none, where it cannot."""
+        """A fork that continues from a checkpoint; None, and the reason, if it cannot."""
         found = checkpoints.nearest(fork)
         if found is None:
             return None, ", as no checkpoint before is kept"
@@ -272,8 +273,8 @@ class Session:
     def _later(
         self, parts: LaterParts, stages: Sequence[Stage], prompts: Sequence[Prompt], n_slots: int
     ) -> Iterator[LaterParts]:
-        """What each stage of a fork goes on with: of the parts before it all those that its other
-        options do not change, since these are at the right place by then."""
+        """The parts of each stage of a fork: those of the previous stage that its options leave as
+        they are, since they are up to date by then, and new ones."""
         for at, _ in stages:
             if at.token is not None:
                 self._check_tokens([at.token])
@@ -289,15 +290,15 @@ class Session:
         return later_parts(parts, stages, n_slots, partial(self.context, prompts), make)
 
     def _memories(self, options: RunOptions) -> LentMemories:
-        """Memories of earlier runs, where their recordings are worth it: on a GPU these take memory
-        that no one counts. A fault may leave anything after."""
+        """Memories of earlier runs, where reusing recorded passes pays: on a GPU they take device
+        memory. Not after a fault, which may leave anything."""
         lends = self.device.type == "cpu" and graphs_are_on() and uses_llvm()
         return LentMemories(self._shelf if lends and not options.faults else None)
 
     def grammar(self, options: RunOptions) -> Grammar | None:
-        """The grammar that the options name, None if they name none.
+        """The grammar of the options, None without one.
 
-        Raises GrammarFileError, and OptionError where no token can end the text.
+        Raises GrammarFileError, and OptionError if no token can end the text.
         """
         if not options.sampler.has_grammar:
             return None
@@ -312,7 +313,7 @@ class Session:
         return read_grammar(options.sampler, self._grammar_tokens)
 
     def _cache_key(self, options: RunOptions) -> tuple[object, ...]:
-        """A key that is equal for runs that may use each other's memory."""
+        """A key that is equal for runs that may share memory."""
         draws = options.spec.accept == "rejection"
         sampler = options.sampler if draws else SamplerOptions()
         models = tuple(self.drafts.values())
@@ -322,23 +323,23 @@ class Session:
     def model(self) -> HybridModel:
         """The target model, to decode with a memory of the caller's own.
 
-        Raises ModelFileError where it is mapped from a file that has been written to.
+        Raises ModelFileError if it is mapped from a file that was overwritten.
         """
         self.files.check()
         return self._model
 
     def model_in(self, compute: str) -> HybridModel:
-        """The target in a compute mode: loaded again from its file, shared while anyone holds it.
+        """The target in a compute mode: loaded again from its file, shared while it is referenced.
 
-        Raises OptionError, ModelFileError for a file that has changed, and what `open` raises.
+        Raises OptionError, ModelFileError for a changed file, and as `open` does.
         """
         if compute == self._model.compute:
             return self.model
         return self._again(compute, self.device)
 
     def model_as_llama_cpp(self) -> HybridModel:
-        """The target on the processor with llama.cpp's own arithmetic, but for the order of sums:
-        loaded and shared like `model_in`, raises the same."""
+        """The target on the CPU with llama.cpp's arithmetic, except for the order of sums; loaded
+        and shared as `model_in`, raises the same."""
         return self._again("q8", CPU, as_llama_cpp=True)
 
     def _again(
@@ -362,14 +363,14 @@ class Session:
         return model
 
     def check_unchanged(self) -> None:
-        """Raises ModelFileError where the model's file is not the one opened any more."""
+        """Raises ModelFileError if the model's file has changed since it was opened."""
         for part in self._model.files:
             if part.change():
                 raise part.has_changed()
 
     def unchanged_path(self) -> Path:
-        """The model's file, to be read again. Raises OptionError where the model came from none,
-        and ModelFileError where it is not the one opened any more."""
+        """The model's file, to read it again. Raises OptionError if the model has none, and
+        ModelFileError if it has changed since it was opened."""
         if self.path is None:
             raise OptionError(
                 "The model came from no file, which is needed again.",
@@ -379,7 +380,7 @@ class Session:
         return self.path
 
     def continuation(self, prompt: Prompt, options: RunOptions) -> Iterator[int]:
-        """Tokens of plain decoding of one prompt, decoded one by one as they are asked for."""
+        """Tokens of plain decoding of one prompt, decoded on demand."""
         run, n = self.start([prompt], options.plain), 0
         while not run.done:
             run.step()
@@ -414,31 +415,28 @@ class Session:
         n_rs_seq: int,
         device: torch.device | None = None,
     ) -> HybridMemory:
-        """Memory for the target as the options ask for it. device: None = that of the session.
+        """Memory for the target according to the options. device: None = the session's.
 
-        Raises OutOfMemoryError, with figures, where a CUDA device has no room for all of it."""
+        Raises OutOfMemoryError, with figures, if a CUDA device has no room for it.
+        """
         where = device or self.device
         sizes = memory_sizes(self.info, n_seqs, n_rs_seq, n_ctx, options.rollback)
         cells = {"KV": n_seqs * n_ctx * self.info.kv_bytes_per_token, "state": sizes["state"]}
         check_room({**cells, options.rollback: sizes["snapshots"]}, where)
-        try:
-            return HybridMemory.for_model(
-                self.config,
-                n_seqs,
-                n_ctx,
-                where,
-                policy=options.rollback,
-                n_rs_seq=n_rs_seq,
-                unified=options.kv == "unified",
-                faults=options.faults,
-                batch_invariant=options.batch_invariant,
-                types=options.state_types,
-            )
-        except RuntimeError as error:
-            meaning = meaning_of(error, where)
-            if meaning is None:
-                raise
-            raise meaning from error
+        make = partial(
+            HybridMemory.for_model,
+            self.config,
+            n_seqs,
+            n_ctx,
+            where,
+            policy=options.rollback,
+            n_rs_seq=n_rs_seq,
+            unified=options.kv == "unified",
+            faults=options.faults,
+            batch_invariant=options.batch_invariant,
+            types=options.state_types,
+        )
+        return run_on(where, make)
 
     def begin_run(
         self,
@@ -448,7 +446,7 @@ class Session:
         n_rs_seq: int,
         model: HybridModel | None = None,
     ) -> int:
-        """Register a run with what is known of it before its first row; None: the open model."""
+        """Register a run with the facts known before its first row. model: None = the target."""
         model = model or self._model
         writer = TraceWriter.begin(
             trace,
@@ -481,13 +479,14 @@ class Session:
         kept: Mapping[str, Drafter] | None = None,
         memories: LentMemories | None = None,
     ) -> list[Drafter]:
-        """The drafters that the options name, in order of priority. kept: those that are there
-        already, by name. memories: where they get memory, None = new for each.
+        """The drafters of the options, in order of priority. kept: existing ones, by name.
+        memories: where they get memory, None = a new one each.
 
-        Raises OptionError, and LookupCacheError for a file of ngram-cache.
+        Raises OptionError, LookupCacheError for a file of ngram-cache, and OutOfMemoryError.
         """
         lent = memories or LentMemories()
-        return made_drafters(options, self._model, self.drafts, n_slots, n_ctx, kept or {}, lent)
+        of_run = options, self._model, self.drafts, n_slots, n_ctx, kept or {}, lent
+        return run_on(self.device, partial(made_drafters, *of_run))
 
     def _check_tokens(self, tokens: Sequence[int], name: str = "The prompt") -> None:
         if not tokens:

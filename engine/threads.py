@@ -1,8 +1,8 @@
-"""Threads: how many a model is given on the processor, and the trial of them: passes of a small
-model timed with one thread and with more, once for each machine, shape of a model, compute mode and
-version; the fastest number is kept for the next time, unless other work disturbed its trial.
+"""CPU threads: how many a model gets, and the trial of them: passes of a small model timed with one
+thread and with more, once per machine, model shape, compute mode and version; the fastest number is
+kept for later, unless other work disturbed its trial.
 
-Only where results have the same bits with any number of threads: in `blocks` and `q8`.
+Only where results are bit-equal with any number of threads: in `blocks` and `q8`.
 """
 
 from __future__ import annotations
@@ -28,23 +28,22 @@ from kernels.kernel_files import cache_folder
 from kernels.processor import processor_name, target
 
 ALL = torch.get_num_threads()
-"""Before anything has changed it: torch counts cores, and heeds OMP_NUM_THREADS."""
+"""Before any change: torch counts cores, and obeys OMP_NUM_THREADS."""
 _times: dict[int, float] = {}
 
 
 def threads_for(info: ModelInfo) -> int:
-    """One for a small model, whose operations may end before a second thread has woken up; for any
-    other as many as torch has found to be useful on this machine."""
+    """One for a small model, whose operations may end before a second thread wakes up; for any
+    other torch's default on this machine."""
     return 1 if info.is_small else ALL
 
 
 def use_threads(
     n_threads: int | None, info: ModelInfo, times: Mapping[int, float] | None = None
 ) -> None:
-    """Have torch, and kernels with it, use this many threads from here on; None = `threads_for`.
+    """Let torch and the kernels use this many threads from here on; None = `threads_for`.
 
-    times: seconds of a pass by number of threads, if they were chosen by them
-    (engine.threads).
+    times: seconds of a pass by number of threads, if it was chosen by them.
     """
     _times.clear()
     _times.update(times or {})
@@ -52,7 +51,7 @@ def use_threads(
 
 
 def chosen_by() -> str:
-    """The number of threads in use and what it was chosen by, if that was measured; else ""."""
+    """The number of threads in use and the measurements it was chosen by; "" without any."""
     n = torch.get_num_threads()
     if n not in _times:
         return ""
@@ -62,7 +61,7 @@ def chosen_by() -> str:
 
 @contextmanager
 def temporary_threads(n_threads: int | None = None) -> Iterator[None]:
-    """Within the context this many, None: all, as loading any model can use; then as before."""
+    """Use this many threads within the context, None = all, which loading any model can use."""
     before = torch.get_num_threads()
     torch.set_num_threads(n_threads or ALL)
     try:
@@ -77,25 +76,25 @@ _ROUNDS = 12
 _FEWEST = 4
 """Passes of each number that a choice needs: the first one records."""
 _FASTER = 0.95
-"""Of the time that the rule's number takes: less than that does not justify another."""
+"""Share of the time with the rule's number: a smaller gain does not justify another number."""
 _UNDISTURBED, _CONFIRMED = 8, 1.25
-"""Of a trial to be kept: passes for each interruption, and most between its two least times."""
+"""For a trial to be kept: passes per interruption, and the largest ratio of its two least times."""
 _MOST_KEPT, _MOST_BYTES = 256, 1 << 20
 
 
 def n_interrupted() -> int:
-    """How often the processor was taken away from a thread of this process so far; 0 where the
-    system does not say."""
+    """How often a thread of this process was preempted so far; 0 if the system does not count
+    that."""
     try:
-        import resource  # not everywhere
+        import resource  # not on every system
     except ImportError:
         return 0
     return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
 
 def choose_threads(n_threads: int | None, info: ModelInfo, model: HybridModel) -> None:
-    """Have torch, and kernels with it, use this many threads from here on; None: what was fastest,
-    of a large model `threads_for`."""
+    """Let torch and the kernels use this many threads from here on; None: the fastest number, or
+    `threads_for` for a large model."""
     use_threads(n_threads, info)
     candidates = _doubled(ALL)
     fixed = model.device.type == "cpu" and model.compute in MODES
@@ -116,14 +115,14 @@ def timed(
     now: Callable[[], float],
     switches: Callable[[], int] = n_interrupted,
 ) -> tuple[dict[int, float], bool]:
-    """The least seconds of `run` with each number of threads, taken in turn, and whether they may
-    be kept; {} where the budget is used up before each had a few turns.
+    """The least seconds of `run` with each number of threads, taken in turn, and whether to keep
+    them; {} if the budget is used up before each had a few turns.
 
-    A pass that waits for a thread which the processor took away for other work says nothing of the
-    number. So those are kept that hardly any pass was interrupted in, and that a second pass of
-    each number confirms.
+    A pass that waits for a preempted thread says nothing about the number. So times are kept only
+    if hardly any pass was interrupted, and a second pass of each number confirms them.
 
-    run: one pass with a number of threads. now: a clock in seconds. switches: see n_interrupted."""
+    run: one pass with a number of threads. now: a clock in seconds. switches: see n_interrupted.
+    """
     took: dict[int, list[float]] = {n: [] for n in candidates}
     start, n_before = now(), switches()
     for n in [*candidates] * _ROUNDS:
@@ -172,19 +171,19 @@ def _passes(model: HybridModel) -> Callable[[int], None]:
 
 
 def kept_file() -> Path:
-    """Where the times are kept; without it they are taken again."""
+    """Where the times are stored; without the file they are measured again."""
     return cache_folder() / "threads.json"
 
 
 def _key(info: ModelInfo, compute: str) -> str:
     shape = {name: value for name, value in info.to_dict().items() if name != "name"}
-    # "quiet" tells them from what earlier programs kept whatever had disturbed it
+    # "quiet" distinguishes them from those of earlier versions, which kept disturbed trials
     parts = ["quiet", version(), compute, ALL, processor_name(), target(), shape]
     return hashlib.sha256(json.dumps(parts, default=str, sort_keys=True).encode()).hexdigest()
 
 
 def _read() -> dict[str, dict[int, float]]:
-    """What is kept, newest last; nothing where the file is missing or damaged."""
+    """The stored times, newest last; empty if the file is missing or damaged."""
     try:
         with kept_file().open("rb") as file:
             entries = json.loads(file.read(_MOST_BYTES))["times"]
@@ -205,6 +204,6 @@ def _keep(key: str, times: dict[int, float]) -> None:
     entries = {**_read(), key: times}
     text = json.dumps({"version": 1, "times": dict([*entries.items()][-_MOST_KEPT:])})
     path = kept_file()
-    with suppress(OSError, DraftscopeError):  # they are taken again the next time
+    with suppress(OSError, DraftscopeError):  # they are measured again the next time
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, text)

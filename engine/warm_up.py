@@ -1,9 +1,8 @@
-"""Loading of models, and forward passes ahead of the first run, so that its first rounds do not
-wait for kernels.
+"""Loading models, and warm-up passes, so that the first rounds of a run do not wait for kernels.
 
-Kernels are compiled, or read from disk, when they are first called, some for every number of rows;
-the clock of a run is meanwhile (engine.machine.clock), but its reader waits. What the passes
-compute is not wanted: on the processor no kernel is started.
+Kernels are compiled, or read from disk, on their first call, some for every number of rows; the
+clock of a run stops meanwhile (engine.machine.clock), but its user waits. The results of the passes
+are dropped: on the CPU no kernel is started.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from engine.gguf.file import GgufFile
 from engine.gguf.part_file import ModelFiles
 from engine.gguf.tokenizer import Tokenizer
 from engine.long_work import ReportProgress, report_part
-from engine.machine.device import check_room, resolve_device
+from engine.machine.device import CPU, check_room, resolve_device, run_on
 from engine.machine.host_memory import give_back_memory
 from engine.memory.hybrid import HybridMemory, LentMemories
 from engine.memory_need import estimate
@@ -52,17 +51,18 @@ from kernels.dispatch import uses_llvm
 from kernels.llvm.program import Launch, watched
 
 WIDTHS = (25, 1, 2, 3, 4)
-"""A prompt, of more rows than are multiplied without panels, and what plain decoding and drafts of
-up to three tokens take."""
+"""Widths of a prompt with more rows than are multiplied without panels, of plain decoding, and of
+drafts of up to three tokens."""
 
-# parts that do the same whatever the numbers are: not so, where experts are chosen
+# parts whose work does not depend on the numbers, unlike experts
 _STEADY = (AttentionPart, DeltaNetPart, DensePart)
 
 
 def warm_up(model: HybridModel, *, is_plain: bool = False) -> None:
     """Decode each of WIDTHS once, with the model and its MTP head, in memory of their own.
 
-    is_plain: nothing is drafted, so one token at a time is enough, without the head."""
+    is_plain: nothing is drafted, so single tokens without the head are enough.
+    """
     blocks = model.config.all_blocks
     parts = [part for block in blocks for part in (*block.mixers, block.ffn) if part is not None]
     steady = all(isinstance(part, _STEADY) for part in parts)
@@ -71,7 +71,7 @@ def warm_up(model: HybridModel, *, is_plain: bool = False) -> None:
 
 
 def _ignore(launch: Launch) -> None:
-    """The kernel is in memory; it is not started."""
+    """Only load the kernel; do not start it."""
 
 
 @torch.inference_mode()
@@ -86,7 +86,7 @@ def _decode(model: HybridModel, is_plain: bool = False) -> None:
         of_head = HybridMemory.for_layers(config.mtp_cells(), 1, n_ctx, model.device)
     start = 0
     for width in widths:
-        asked = range(max(width - WIDTHS[-1], 0), width)  # logits of a prompt would take 15 MB
+        asked = range(max(width - WIDTHS[-1], 0), width)  # a prompt's logits would take 15 MB
         (ubatch,) = memory.split([Span(0, start, [0] * width, asked)], width, "seq")
         hidden = model.forward(ubatch, memory).hidden
         if model.head and of_head:
@@ -117,7 +117,7 @@ def open_models(
     cancelled: Callable[[], bool] | None,
     options: RunOptions | None,
 ) -> tuple[Any, ...]:
-    """See Session.open: what a Session is made of, in order."""
+    """See Session.open: the parts of a Session, in order."""
     there, cancelled = resolve_device(device), cancelled or never
     paths = [draft] if isinstance(draft, str | Path) else list(draft or ())
     with ExitStack() as opened:
@@ -128,7 +128,7 @@ def open_models(
             for path in (target, *paths)
         )
         total = sum(one.n_bytes for one in (file, *others))
-        # a small model is opened in less time than a little memory takes
+        # opening a small model takes less time than returning a little memory
         give_back = partial(give_back_memory, 32 << 20 if total < 256 << 20 else 0)
         give_back()
         tokenizer = Tokenizer.from_gguf(file, cancelled)
@@ -164,7 +164,8 @@ def open_models(
             elif drafter == DRAFT_MTP:
                 drafts[drafter] = model
             else:
-                drafts[drafter] = _load_beside(other, model, info, report, cancelled, mmap)
+                beside = partial(_load_beside, other, model, info, report, cancelled, mmap)
+                drafts[drafter] = run_on(there, beside)
             start += other.n_bytes
         identities = [one.identity() for one in (file, *others)]
         for one, behind in pairwise(identities):
@@ -185,7 +186,7 @@ def _load_beside(
     cancelled: Callable[[], bool],
     mmap: bool | None,
 ) -> LoadedDrafter:
-    """See load_drafter; next to a large target it is then ready to be measured."""
+    """See load_drafter; for a large target it is then ready for measurements."""
     drafter = load_drafter(file, target, progress=progress, cancelled=cancelled, mmap=mmap)
     if not info.is_small and isinstance(drafter.model, Eagle3):
         with watched(_ignore) if uses_llvm() else nullcontext():
@@ -199,19 +200,21 @@ def load_ready(
     options: RunOptions | None = None,
     **how: Any,
 ) -> HybridModel:
-    """See load_model; a large model is then ready to be measured, in runs with the options."""
-    model = load_model(file, progress=progress, **how)
+    """See load_model; a large model is then ready for measurements, in runs with the options."""
+    device = how.get("device", CPU)
+    model = run_on(device, partial(load_model, file, progress=progress, **how))
     if sum(tensor.n_elements for tensor in file.tensors.values()) >= SMALL_MODEL:
         if progress:
             progress(file.n_bytes, file.n_bytes, "running once")
-        give_back_memory()  # of what imports and loading took on the way: the passes take more
-        warm_up(model, is_plain=options is not None and not options.spec.types)
+        give_back_memory()  # memory of imports and loading: the passes need more
+        is_plain = options is not None and not options.spec.types
+        run_on(device, partial(warm_up, model, is_plain=is_plain))
     return model
 
 
 def load_again(path: Path, identity: Any, mtp_path: Path | None, **how: Any) -> HybridModel:
-    """A model of this identity from its file once more, with the MTP block of its own file. how:
-    see load_model. Raises ModelFileError for another file."""
+    """A model of this identity, loaded from its file again, with the MTP block of its own file.
+    how: see load_model. Raises ModelFileError for another file."""
     with ExitStack() as opened:
         file = opened.enter_context(GgufFile.open(path))
         if not same_model(file.identity(), {**identity, "draft": None}):
@@ -231,9 +234,8 @@ def made_drafters(
     kept: Mapping[str, Drafter],
     memories: LentMemories,
 ) -> list[Drafter]:
-    """The drafters that the options name, in order of priority, those in `kept` as they are.
-    opened: models of drafters by name. Raises OptionError, and LookupCacheError for a file of
-    ngram-cache."""
+    """The drafters of the options, in order of priority; those in `kept` are reused. opened: models
+    by drafter name. Raises OptionError, and LookupCacheError for a file of ngram-cache."""
     draws = None
     if options.spec.accept == "rejection" and options.sampler.temp > 0:
         draws = TokenDraws(options.sampler.temp, options.sampler.seed)

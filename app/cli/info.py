@@ -173,7 +173,17 @@ def _memory(
         "draftscope": _plain_estimate(here),
         "llama_server": {**_plain_estimate(server), "cell_types": cell_types},
     }
-    return memory, _memory_lines(args, info, here, server, sizes, available)
+    shown = _memory_lines(args, info, here, server, sizes, available)
+    if info.cell[0] and not info.cell[1] and len({*cell_types}) > 1:
+        memory["llama_server"]["refused"] = _ONE_CELL
+        shown.insert(shown.index("", 1), f"  {_ONE_CELL}")
+    return memory, shown
+
+
+_ONE_CELL = (
+    f"{_SERVER} refuses two types of cells here: keys and values of latent attention are one. "
+    "Give -ctv the type of -ctk."
+)
 
 
 def _plain_estimate(one: MemoryEstimate) -> dict[str, Any]:

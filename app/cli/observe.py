@@ -409,13 +409,15 @@ class _RequestLines:
                 where = " ".join(
                     str(request.known[name]) for name in ("path", "model") if name in request.known
                 )
-                print_line(f"{seq_id} {where}: {_fared(counts, request.known)}")
+                totals = summary(self._run.trace, self._run.run_id, seq_id)
+                print_line(f"{seq_id} {where}: {_fared(counts, totals, request.known)}")
 
 
-def _fared(counts: Timings | None, request: dict[str, Any]) -> str:
-    """The server's own last report on a request: rounds may still wait for its log."""
+def _fared(counts: Timings | None, totals: dict[str, Any], request: dict[str, Any]) -> str:
+    """The server's own last report on a request: rounds may still wait for its log. totals: from
+    its reply, used without timings."""
     if counts is None:
-        line = "no figures"
+        line = "no figures" if totals["predicted_n"] is None else headline(totals)
     else:
         line = counted(counts.predicted_n, "token")
         if counts.predicted_n > 1 and counts.predicted_ms > 0:
@@ -429,9 +431,7 @@ def _fared(counts: Timings | None, request: dict[str, Any]) -> str:
 
 def _print_listening(run: ProxyRun) -> None:
     print_lines(finding_lines(run.trace))
-    totals = summary(run.trace, run.run_id)
-    print_line(headline(totals))
-    print_json(totals)
+    print_lines(figure_lines(summary(run.trace, run.run_id)))
 
 
 def _listening_report(run: ProxyRun) -> dict[str, Any]:

@@ -1,2 +1,2 @@
-"""The docks of the window, a folder each, or a file where that is all of it: the view, and the
-tables and widgets that only it uses."""
+"""The docks of the window, each a folder, or a single file: the view, and the tables and widgets
+that only it uses."""

@@ -1,4 +1,4 @@
-"""What the rules found in a run or in the lanes of a comparison."""
+"""The Findings panel: what the rules found in a run or in the lanes of a comparison."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 from PySide6.QtCore import QEvent, QItemSelectionModel, QModelIndex, QObject, Qt, Signal
-from PySide6.QtWidgets import QSplitter, QStackedWidget
+from PySide6.QtWidgets import QStackedWidget
 
 from app.looks import Theme, icon
 from app.trace_models.compared_lanes import lanes_of
 from app.trace_models.run_rows import Position
 from app.trace_models.shown_text import in_window
-from app.widgets.build import words
+from app.widgets.build import split, words
 from app.widgets.empty_state import EmptyState
 from app.widgets.plain_table import ColumnTable, TableColumn, plain_table
 from engine.analysis.findings.check import recorded, with_consequences
@@ -22,15 +22,15 @@ from engine.trace.store import TraceStore
 
 _EMPTY, _NOTHING, _TABLE = range(3)
 _IN_DETAIL = ("evidence", "suggestion")
-"""Columns that the text below the table has room for and the table has not."""
+"""Columns that only the text below the table has room for."""
 _LEAST_MESSAGE = 36
 _LEAST_LANE = 14
-"""Characters; a narrow table takes the room for the message from the lane, then scrolls."""
+"""Characters; a narrow table shrinks the lane column for the message, then scrolls."""
 _FITTED_ROWS = 200
 
 
 class FindingsView(QStackedWidget):
-    """A table over the whole text of the finding that is chosen; choosing jumps to its round."""
+    """A table above the full text of the chosen finding; choosing jumps to its round."""
 
     position_selected = Signal(object)  # Position
     run_selected = Signal(object)  # RunRef
@@ -40,7 +40,7 @@ class FindingsView(QStackedWidget):
         super().__init__()
         self._has_run = False
         self._lane_width = 0
-        """What the longest name of a lane needs."""
+        """Width of the longest lane name."""
         self.model = FindingTable(theme)
         self.table = plain_table(self.model, "Findings")
         self.table.selectionModel().selectionChanged.connect(self._on_selected)
@@ -48,10 +48,7 @@ class FindingsView(QStackedWidget):
         side = Qt.AlignmentFlag.AlignTop | Qt.AlignmentFlag.AlignLeft
         self.detail = words(selectable=True, accessibleName="The chosen finding", alignment=side)
         self.detail.setContentsMargins(8, 4, 8, 4)
-        both = QSplitter(Qt.Orientation.Vertical)
-        both.addWidget(self.table)
-        both.addWidget(self.detail)
-        both.setChildrenCollapsible(False)
+        both = split(self.table, self.detail, down=True, sizes=())
         both.setStretchFactor(0, 1)
         self.addWidget(
             EmptyState(
@@ -95,7 +92,7 @@ class FindingsView(QStackedWidget):
         if row is not None and chosen.isValid():
             one, other = self.model.rows[row], self.model.rows[chosen.row()]
             if all(one[name] == other[name] for name in ("run", "round")):
-                return  # several findings of one round: keep the one that was chosen
+                return  # several findings in one round: keep the chosen one
         blocked = self.table.selectionModel().blockSignals(True)
         index = QModelIndex() if row is None else self.model.index(row, 0)
         flags = QItemSelectionModel.SelectionFlag
@@ -105,8 +102,8 @@ class FindingsView(QStackedWidget):
         self._show_detail(index)
 
     def open_first(self, rules: Collection[str], *, keep_place: bool) -> str:
-        """Choose the first finding of one of these rules, else the first of all, and its place
-        in all views unless that is to be kept; its message, empty without any."""
+        """Choose the first finding of one of these rules, else the first of all, and go to its
+        place unless keep_place; returns its message, empty without any."""
         found = self.model.rows
         at = next((i for i, one in enumerate(found) if one["rule"] in rules), 0)
         if not found:
@@ -140,7 +137,7 @@ class FindingsView(QStackedWidget):
             self.position_selected.emit(position)
 
     def _show_detail(self, index: QModelIndex) -> None:
-        """Show the chosen finding in full, or the first one while none is chosen."""
+        """Show the chosen finding in full, or the first one if none is chosen."""
         row = index.row() if index.isValid() else 0
         if row >= len(self.model.rows):
             self.detail.clear()
@@ -158,7 +155,7 @@ class FindingsView(QStackedWidget):
         self.table.viewport().installEventFilter(self)
 
     def _fit_columns(self) -> None:
-        """Every column as wide as what is in it, and the message has the rest."""
+        """Fit columns to their contents; the message gets the rest."""
         for column in range(self.model.column_of("message")):
             if not self.table.isColumnHidden(column):
                 self.table.resizeColumnToContents(column)
@@ -166,7 +163,8 @@ class FindingsView(QStackedWidget):
         self._share_out()
 
     def _share_out(self) -> None:
-        """To measure what is in the cells takes long, and a resize does not change it."""
+        """Distribute the width without measuring cells again, which is slow and does not change on
+        a resize."""
         table, character = self.table, self.fontMetrics().averageCharWidth()
         lane, message = self.model.column_of("lane"), self.model.column_of("message")
         if not table.isColumnHidden(lane):
@@ -197,14 +195,15 @@ _COLUMNS = (
     TableColumn("suggestion", "suggestion", "What to do about it", True),
 )
 _LONG = ("lane", "message", "evidence", "suggestion")
-"""What may be cut in the table, and is whole in a tooltip."""
+"""May be elided in the table; the tooltip is complete."""
 
 
 class FindingTable(ColumnTable):
-    """Findings in the order of their recording.
+    """Findings in recorded order.
 
-    rows: what the trace says of each, None of round and seq for one about the whole run; and its
-    run, lane, and cause: the rule of the first cause that it follows from, empty for such a cause.
+    rows: the trace's row of each, round and seq None for one about the whole run; plus its run,
+    lane, and cause: the rule of the first cause that it follows from, empty for such a cause
+    itself.
     """
 
     columns = _COLUMNS
@@ -218,7 +217,7 @@ class FindingTable(ColumnTable):
         theme.apply(self._recolour)
 
     def show_runs(self, runs: tuple[RunRef, ...]) -> bool:
-        """Show the findings of these runs of one trace; whether they are not those on show."""
+        """Show the findings of these runs of one trace; returns whether they have changed."""
         if runs == self._runs:
             return False
         self._runs, self._n_read = runs, 0
@@ -227,7 +226,7 @@ class FindingTable(ColumnTable):
         return True
 
     def grow(self) -> bool:
-        """Add the findings recorded since the last call; whether there were any."""
+        """Add the findings recorded since the last call; returns whether there were any."""
         if not self._runs:
             return False
         table = self._runs[0].store.findings
@@ -272,7 +271,7 @@ class FindingTable(ColumnTable):
 
 
 def _add_causes(store: TraceStore, findings: list[dict[str, Any]]) -> None:
-    """To each the first cause that it follows from among all that are recorded."""
+    """Set each finding's first cause among all recorded ones."""
     cause_of = {
         (one.run_id, one.round, one.seq_id, one.rule): cause.rule
         for cause, following in with_consequences(recorded(store))

@@ -42,24 +42,24 @@ _SERVER_NOTE = "Greyed settings cannot be sent: the server keeps those that it w
 
 
 class RunPanel(QWidget):
-    """A form over RunOptions. The options are read when a run starts; nothing is live but
-    compute mode, device and mmap, which belong to loading.
+    """A form for RunOptions. The options are read when a run starts; only compute mode, device and
+    mmap, which belong to loading, take effect at once.
 
-    What the options contradict each other in is said below the form, and is `problem`.
+    Contradictions of the options are shown below the form, and are `problem`.
     """
 
     options_changed = Signal()
     loading_changed = Signal()
-    """The user has chosen another compute mode or device, or whether files are mapped."""
+    """The user has changed the compute mode, the device, or whether files are mapped."""
 
     def __init__(self) -> None:
         super().__init__()
         self._wished_drafters: tuple[str, ...] = ("draft-mtp",)
         self._refused: dict[tuple[str, ...], str] = {}
-        """Options that the server in use does not take, and why."""
+        """Options that the server does not take, and why."""
         self._files: OpenedFiles | None = None
         self.problem = ""
-        """Why no run can start with what is set, empty when one can."""
+        """Why no run can start with these options, empty if one can."""
         self._make_fields()
         self._lay_out()
         self._connect()
@@ -76,7 +76,7 @@ class RunPanel(QWidget):
         return self.prompts.chat()
 
     def options(self) -> RunOptions:
-        """The options as set. Raises OptionError where they contradict each other."""
+        """The current options. Raises OptionError if they contradict each other."""
         values = {one.path: value_of(one, field) for one, field in self._above}
         for group in (*self._groups.values(), *self.provoking):
             values |= group.values()
@@ -91,7 +91,8 @@ class RunPanel(QWidget):
     # -- what the window sets --------------------------------------------------------------
 
     def set_files(self, files: OpenedFiles | None) -> None:
-        """Offer the drafters that these files have; a choice that is gone becomes the best left."""
+        """Offer the drafters of these files; a choice that is gone is replaced by the best one
+        left."""
         there: set[str] = set()
         self._files = files
         if files is not None:
@@ -113,7 +114,7 @@ class RunPanel(QWidget):
 
     def set_server(self, why_not: Callable[[PlacedOption], str] | None) -> None:
         """Disable what a server does not take with a request; why_not: says why, empty for what it
-        takes; None without a server. What is disabled counts as not set."""
+        takes; None without a server. Disabled options count as unset."""
         self.note.setVisible(why_not is not None)
         self._refused = {
             one.path: reason for one, _ in self._fields if why_not and (reason := why_not(one))
@@ -125,12 +126,12 @@ class RunPanel(QWidget):
         self._judge()
 
     def use_first_prompt(self) -> None:
-        """Put the first bundled prompt in place, unless something is typed already."""
+        """Enter the first bundled prompt, unless something was typed."""
         self.prompts.use_first()
 
     def use_setting(self, types: Collection[str], n_max: int, p_min: float) -> str:
-        """Take lengths of drafts, and these drafters where all of them can be had; returns one
-        sentence about it."""
+        """Set draft lengths, and these drafters if all of them are available; returns one sentence
+        about it."""
         words = f"n_max {n_max} and p_min {p_min:g} are set for the next run"
         offered = self.drafter.actions_by_name
         if not all(name in offered and offered[name].isEnabled() for name in types):
@@ -144,13 +145,13 @@ class RunPanel(QWidget):
         return f"{words}."
 
     def entries(self) -> dict[str, Any]:
-        """The contents of the form, for the next start. Faults and synthetic acceptance are not
-        among it: no one should meet a wrong output without having asked for it."""
+        """The contents of the form, saved for the next start. Faults and synthetic acceptance are
+        excluded: wrong output must always be requested."""
         fields = {".".join(one.path): entry_of(field) for one, field in self._remembered()}
         return {"prompts": self.prompts.entries(), "options": fields}
 
     def put_entries(self, entries: Mapping[str, Any]) -> None:
-        """Put back what `entries` gave; what does not fit a field leaves it as it is."""
+        """Restore `entries`; what does not fit a field is skipped."""
         prompts, options = entries.get("prompts"), entries.get("options")
         if isinstance(prompts, dict):
             self.prompts.put_entries(prompts)
@@ -161,20 +162,20 @@ class RunPanel(QWidget):
             self._changed()
 
     def open_groups(self) -> list[str]:
-        """Names of the groups that are unfolded."""
+        """Names of the open groups."""
         return [name for name, group in self._groups.items() if group.is_open]
 
     def set_open_groups(self, names: Collection[str]) -> None:
-        """Unfold these groups and fold the others away."""
+        """Open these groups and close the others."""
         for name, group in self._groups.items():
             group.set_open(name in names)
 
     def mmap_choice(self) -> bool | None:
-        """Whether model files are to be mapped; None leaves it to the engine."""
+        """Whether model files are to be mapped; None: the engine decides."""
         return MMAP_CHOICES[self.mmap.currentText()][0]
 
     def set_devices(self, devices: Mapping[str, str]) -> None:
-        """Offer these CUDA devices, names by what --device takes, next to auto and the CPU."""
+        """Offer these CUDA devices, names by --device value, in addition to auto and the CPU."""
         for device, name in devices.items():
             if self.device.findText(device) < 0:
                 self.device.addItem(device)
@@ -188,13 +189,13 @@ class RunPanel(QWidget):
                 field.setCurrentText(shown)
 
     def set_loading_enabled(self, enabled: bool) -> None:
-        """How a model is loaded cannot change while it is in use or on its way."""
+        """Loading options are disabled while a model is in use or loading."""
         for field in (self.compute, self.device, self.mmap):
             field.setEnabled(enabled)
 
     @property
     def provoking(self) -> tuple[ProvokingGroup, ProvokingGroup]:
-        """The groups that another panel shows: what spoils a run on purpose."""
+        """The groups shown in another panel: deliberate disturbances of a run."""
         return self.faults, self.synthetic
 
     def _remembered(self) -> list[tuple[PlacedOption, QWidget]]:
@@ -264,7 +265,7 @@ class RunPanel(QWidget):
         self.mmap.currentTextChanged.connect(self.loading_changed)
 
     def _changed(self) -> None:
-        """Hide the options that the others make meaningless, then judge what is left."""
+        """Hide options that have no effect, then check the others."""
         types = self.drafter.names()
         with_model = bool(set(types) & set(model_drafters()))
         self._form.setRowVisible(self.n_max, with_model)
@@ -280,7 +281,7 @@ class RunPanel(QWidget):
         self._judge()
 
     def _judge(self) -> None:
-        """Say what is wrong with the options, or what they do to the output."""
+        """Show an error of the options, or their effect on the output."""
         notes = []
         try:
             options = self.options()
@@ -311,7 +312,7 @@ _MOST_PROMPTS = 64
 
 
 class PromptBox(QWidget):
-    """One prompt at a time in the editor; the list next to the examples leads to the others."""
+    """One prompt at a time in the editor; the list next to the examples chooses another one."""
 
     changed = Signal()
 
@@ -338,7 +339,7 @@ class PromptBox(QWidget):
 
     def chat(self) -> dict[str, Any] | None:
         """Variables of the chat template that wraps the texts, None without it. Raises OptionError
-        where they are no JSON object."""
+        if they are not a JSON object."""
         if not self.chat_box.isChecked():
             return None
         written = self.chat_kwargs.text().strip()
@@ -365,7 +366,7 @@ class PromptBox(QWidget):
         }
 
     def put_entries(self, entries: Mapping[str, Any]) -> None:
-        """Put back what `entries` gave; what is of another type stays as it is."""
+        """Restore `entries`; what has another type is skipped."""
         texts = entries.get("texts")
         if isinstance(texts, list) and texts and all(isinstance(one, str) for one in texts):
             self._texts = texts[:_MOST_PROMPTS]
@@ -378,7 +379,7 @@ class PromptBox(QWidget):
             put_entry(field, entries.get(name))
 
     def use_first(self) -> None:
-        """Put the first bundled prompt in place, unless something is typed already."""
+        """Enter the first bundled prompt, unless something was typed."""
         if not self.editor.toPlainText():
             self.editor.setPlainText(self._examples[0][1])
 
@@ -390,7 +391,7 @@ class PromptBox(QWidget):
             self.changed.emit()
 
     def remove(self) -> None:
-        """Take the prompt on show away; the last one stays."""
+        """Remove the prompt on show; the last one stays."""
         if len(self._texts) > 1:
             index = self.choice.currentIndex()
             self._removed.append((index, self._texts.pop(index)))
@@ -398,7 +399,7 @@ class PromptBox(QWidget):
             self.changed.emit()
 
     def undo(self) -> None:
-        """Bring back the prompt that was removed last."""
+        """Restore the prompt that was removed last."""
         if self._removed and len(self._texts) < _MOST_PROMPTS:
             index, words = self._removed.pop()
             self._texts.insert(min(index, len(self._texts)), words)

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from PySide6.QtCore import QEvent, QPoint, Qt, SignalInstance
-from PySide6.QtGui import QAction, QHelpEvent, QKeySequence, QPalette, QShortcut
+from PySide6.QtGui import (
+    QAction,
+    QHelpEvent,
+    QKeySequence,
+    QPainter,
+    QPaintEvent,
+    QPalette,
+    QShortcut,
+)
 from PySide6.QtWidgets import (
     QBoxLayout,
     QDialog,
@@ -18,6 +26,7 @@ from PySide6.QtWidgets import (
     QPushButton,
     QScrollArea,
     QSizePolicy,
+    QSplitter,
     QToolButton,
     QToolTip,
     QVBoxLayout,
@@ -59,6 +68,11 @@ def action_button(action: QAction, **more: Any) -> QToolButton:
     return made(QToolButton, defaultAction=action, autoRaise=True, accessibleName=name, **more)
 
 
+def flat_button(text: str, tip: str, **more: Any) -> QToolButton:
+    """A flat button. more: as for made()."""
+    return made(QToolButton, text=text, toolTip=tip, autoRaise=True, **more)
+
+
 def key_in(
     widget: QWidget, key: str | Qt.Key | QKeySequence.StandardKey, does: Callable[[], object]
 ) -> None:
@@ -77,7 +91,18 @@ def shows_tip(event: QEvent, widget: QWidget, text_at: Callable[[QPoint], str]) 
     return True
 
 
-class TipWidget(QWidget):
+class Drawing(QWidget):
+    """Painted by `draw` at each event."""
+
+    def draw(self, painter: QPainter) -> None:
+        raise NotImplementedError
+
+    def paintEvent(self, _event: QPaintEvent) -> None:
+        with QPainter(self) as painter:
+            self.draw(painter)
+
+
+class TipWidget(Drawing):
     """A drawing with tooltips by place."""
 
     def tip_at(self, at: QPoint) -> str:
@@ -146,6 +171,35 @@ def _filled(
         add: Any = layout.addLayout if isinstance(what, QLayout) else layout.addWidget
         add(what, *more)
     return layout
+
+
+UNLIMITED = 16_777_215
+"""Pixels that Qt lets a widget take at most, unless something limits it."""
+SAME = 10_000
+"""Any size, given to all parts of a splitter."""
+
+
+def split(
+    *parts: QWidget, down: bool = False, sizes: Sequence[int] = (SAME, SAME, SAME)
+) -> QSplitter:
+    """Parts next to each other, or one under the other, with borders to drag, which hide no part.
+    sizes: none, if the parts have those that they ask for."""
+    splitter = made(QSplitter, childrenCollapsible=False)
+    turn(splitter, down=down)
+    for part in parts:
+        splitter.addWidget(part)
+    if sizes:
+        splitter.setSizes(sizes)
+    return splitter
+
+
+def turn(parts: QSplitter | QBoxLayout, *, down: bool) -> None:
+    """Put parts one under the other, or next to each other."""
+    if isinstance(parts, QSplitter):
+        parts.setOrientation(Qt.Orientation.Vertical if down else Qt.Orientation.Horizontal)
+    else:
+        way = QBoxLayout.Direction
+        parts.setDirection(way.TopToBottom if down else way.LeftToRight)
 
 
 CANCEL, CLOSE = QDialogButtonBox.StandardButton.Cancel, QDialogButtonBox.StandardButton.Close

@@ -3,7 +3,7 @@ page."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from PySide6.QtCore import QEvent, QMimeData, QObject, QSize, Qt, Signal
@@ -94,6 +94,14 @@ def shown_choice(name: str) -> QComboBox:
     box = made(QComboBox, accessibleName=name, toolTip=name, focusPolicy=Qt.FocusPolicy.StrongFocus)
     box.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToContents)
     return box
+
+
+def offer(box: QComboBox, items: Iterable[tuple[str, object]], chosen: object) -> None:
+    """Offer other items, each a text and its value, and choose the one of this value."""
+    box.clear()
+    for item in items:
+        box.addItem(*item)
+    box.setCurrentIndex(box.findData(chosen))
 
 
 class _Line(QLineEdit):

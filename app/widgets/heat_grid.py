@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 from PySide6.QtCore import QEvent, QPoint, QPointF, QRectF, QSize, Qt, Signal
-from PySide6.QtGui import QKeyEvent, QMouseEvent, QPainter, QPaintEvent, QPen
+from PySide6.QtGui import QKeyEvent, QMouseEvent, QPainter, QPen
 from PySide6.QtWidgets import QSizePolicy
 
 from app.looks import Theme, figures_font
@@ -113,11 +113,10 @@ class HeatGrid(TipWidget):
         widest = max(map(self.fontMetrics().horizontalAdvance, labels), default=0)
         return widest + 2 * _PAD
 
-    def paintEvent(self, _event: QPaintEvent) -> None:
+    def draw(self, painter: QPainter) -> None:
         heat_map = self.shown
         if heat_map is None:
             return
-        painter = QPainter(self)
         painter.setFont(figures_font())
         self._paint_labels(painter, heat_map)
         shares = heat_map.shares
@@ -147,7 +146,6 @@ class HeatGrid(TipWidget):
                     text = f"{_STAR}{text}"
                 painter.drawText(box, Qt.AlignmentFlag.AlignCenter, text)
         self._paint_marks(painter, heat_map)
-        painter.end()
 
     def _paint_labels(self, painter: QPainter, heat_map: HeatMap) -> None:
         metrics, (area, width, height) = self.fontMetrics(), self._area()

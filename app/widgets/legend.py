@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from PySide6.QtCore import QPoint, QRect, QSize, Qt
-from PySide6.QtGui import QColor, QPainter, QPaintEvent
+from PySide6.QtGui import QColor, QPainter
 from PySide6.QtWidgets import QSizePolicy
 
 from app.looks import Theme, fixed_font
@@ -71,12 +71,10 @@ class FlowLegend(TipWidget):
         sizes = self.entry_sizes()
         return QSize(max((size.width() for size in sizes), default=0), 0)
 
-    def paintEvent(self, _event: QPaintEvent) -> None:
-        painter = QPainter(self)
+    def draw(self, painter: QPainter) -> None:
         for index, box in enumerate(self.boxes(self.width())):
             if box.bottom() < self.height():  # half a line cannot be read
                 self.paint_entry(painter, index, box)
-        painter.end()
 
     def tip_at(self, at: QPoint) -> str:
         found = (i for i, box in enumerate(self.boxes(self.width())) if box.contains(at))

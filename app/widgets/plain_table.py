@@ -17,7 +17,7 @@ from PySide6.QtCore import (
     Qt,
     Signal,
 )
-from PySide6.QtGui import QGuiApplication, QImage, QPainter
+from PySide6.QtGui import QFont, QGuiApplication, QImage, QPainter
 from PySide6.QtWidgets import (
     QAbstractItemView,
     QHeaderView,
@@ -123,14 +123,16 @@ _LEAST_ROWS = 3
 """Including the header; more rows scroll."""
 
 
-def plain_table(model: QAbstractItemModel, name: str) -> QTableView:
-    """A read-only table with low rows, no grid and tabular figures; its menu copies it."""
+def plain_table(model: QAbstractItemModel, name: str, *, selects: bool = True) -> QTableView:
+    """A read-only table with low rows, no grid and tabular figures; its menu copies it.
+    selects: whether rows can be selected."""
     table = QTableView()
     table.setModel(model)
     table.setAccessibleName(name)
     table.setFont(figures_font())
     table.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
-    table.setSelectionMode(QAbstractItemView.SelectionMode.SingleSelection)
+    modes = QAbstractItemView.SelectionMode
+    table.setSelectionMode(modes.SingleSelection if selects else modes.NoSelection)
     table.setEditTriggers(QAbstractItemView.EditTrigger.NoEditTriggers)
     table.setTabKeyNavigation(False)
     table.setShowGrid(False)
@@ -148,6 +150,12 @@ def plain_table(model: QAbstractItemModel, name: str) -> QTableView:
     clipboard = QGuiApplication.clipboard()
     table.addAction("Copy Table", lambda: clipboard.setText(table_text(table)))
     return table
+
+
+def bold() -> QFont:
+    """What Qt.FontRole gives for a cell in bold."""
+    (font := QFont()).setBold(True)
+    return font
 
 
 def table_text(table: QTableView) -> str:

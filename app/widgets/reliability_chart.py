@@ -7,7 +7,7 @@ from abc import abstractmethod
 
 import numpy as np
 from PySide6.QtCore import QPoint, QPointF, QRectF, QSize, Qt
-from PySide6.QtGui import QBrush, QPainter, QPaintEvent, QPen
+from PySide6.QtGui import QBrush, QPainter, QPen
 from PySide6.QtWidgets import QSizePolicy
 
 from app.looks import Theme
@@ -71,8 +71,7 @@ class RateChart(TipWidget):
         metrics = self.fontMetrics()
         return QSize(20 * metrics.averageCharWidth(), _LEAST_LINES * metrics.height())
 
-    def paintEvent(self, _event: QPaintEvent) -> None:
-        painter = QPainter(self)
+    def draw(self, painter: QPainter) -> None:
         theme, metrics, area = self.theme, self.fontMetrics(), self.area
         painter.fillRect(area, theme.color("plot.background"))
         for rate, text in _TICKS:
@@ -97,7 +96,6 @@ class RateChart(TipWidget):
         painter.setPen(plot_pen(theme.color("plot.axis")))
         painter.setRenderHint(QPainter.RenderHint.Antialiasing, False)
         painter.drawLine(area.bottomLeft(), area.bottomRight())
-        painter.end()
 
     def tip_at(self, at: QPoint) -> str:
         area = self.area

@@ -1,5 +1,5 @@
-"""How the window looks: theme, layout, ghosts, tabs, kept in the settings; and a warning of scripts
-that no font of the system can show."""
+"""The window's appearance: theme, layout, rejected tokens, tabs, saved in the settings; and a
+warning about scripts that no font of the system can show."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _KEEP_MS = 15_000
 
 
 class Appearance(QObject):
-    """Connects the actions that change it, and follows the desktop if that is chosen."""
+    """Connects the actions that change it, and follows the desktop's theme if that is chosen."""
 
     def __init__(self, panels: Panels) -> None:
         super().__init__(panels.window)
@@ -43,7 +43,7 @@ class Appearance(QObject):
         _application().focusChanged.connect(self._frame_focus)
 
     def set_layout(self, name: str) -> None:
-        """Take a named layout as it was left; the one in use is kept for the next time."""
+        """Apply a named layout as it was left; the current one is saved first."""
         if name != self._docks.layout_name:
             self._settings.set_layout(self._docks.layout_name, self._docks.save())
             self._docks.apply(name, self._settings.layout(name))
@@ -51,7 +51,7 @@ class Appearance(QObject):
         self._actions[f"view.layout_{name}"].setChecked(True)
 
     def keep(self) -> None:
-        """Write down where everything is: after a kill the layout in use comes back."""
+        """Save all places: after a kill the layout in use comes back."""
         window = self._docks.window
         if not window.isVisible():
             return  # its docks are not where they will be
@@ -65,7 +65,7 @@ class Appearance(QObject):
         self._settings.sync()
 
     def rest(self) -> None:
-        """Nothing is written down from now on."""
+        """Stop saving."""
         self._keeping.stop()
 
     def set_theme(self, choice: str) -> None:
@@ -146,8 +146,8 @@ SCRIPTS = {
 
 
 class GlyphWatch(QObject):
-    """Looks at the text of every run that comes on show or ends. Qt takes another font by itself
-    where the one in use lacks a character, if there is any."""
+    """Checks the text of every run that is shown or ends. Qt itself substitutes a font for missing
+    characters, if there is one."""
 
     def __init__(self, panels: Panels) -> None:
         super().__init__(panels.window)

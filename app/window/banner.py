@@ -1,4 +1,4 @@
-"""Messages above the text: what happened and what to do, dismissible, never modal."""
+"""Messages above the text: what happened and the remedy, dismissible, never modal."""
 
 from __future__ import annotations
 
@@ -7,41 +7,33 @@ from collections.abc import Callable, Sequence
 
 from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtGui import QColor, QHideEvent, QPainter, QPaintEvent, QResizeEvent, QShowEvent
-from PySide6.QtWidgets import (
-    QBoxLayout,
-    QFrame,
-    QHBoxLayout,
-    QLabel,
-    QPushButton,
-    QToolButton,
-    QWidget,
-)
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QPushButton, QWidget
 
 from app.engine_thread.feed import timer
 from app.looks import Theme, icon
 from app.trace_models.compared_lanes import lanes_of
-from app.widgets.build import hbox, made, vbox
+from app.widgets.build import flat_button, hbox, turn, vbox
 from app.widgets.fitted_labels import ClampedLabel
 from engine.trace.run_ref import RunRef
 
 BannerButton = tuple[str, Callable[[], object]]
-"""What a button says, and what it does."""
+"""A button's text and handler."""
 
 MOST_BANNERS = 3
 NOTICE_MS = 12_000
-"""How long a notice stays in sight."""
+"""How long a notice is shown."""
 _CHECKS = 12
 SEVERITIES = ("info", "warning", "error")
 _EDGE = 3
 _BESIDE_CHARACTERS = 60
-"""Least room for the text next to its buttons."""
+"""Least width of the text next to its buttons."""
 _LINE_CHARACTERS = 200
-"""A line at most: longer ones are hard to read on."""
+"""Longest line: longer ones are hard to read."""
 
 
 class Banner(QFrame):
-    """One message with buttons that act on it. A sticky one stays until it is dismissed; a notice,
-    an info without buttons, goes by itself, though not while the pointer is on it."""
+    """A message with buttons. A sticky one stays until it is dismissed; a notice, an info without
+    buttons, disappears by itself, though not while the pointer is on it."""
 
     dismissed = Signal()
 
@@ -65,15 +57,12 @@ class Banner(QFrame):
         self._icon = QLabel()
         self.text = ClampedLabel(f"{message} {remedy}".strip())
         self.text.setMaximumWidth(_LINE_CHARACTERS * self.fontMetrics().averageCharWidth())
-        self.details = made(QToolButton, text="Details", autoRaise=True, checkable=True)
-        self.details.setToolTip("Show the whole message")
+        self.details = flat_button("Details", "Show the whole message", checkable=True)
         self.details.toggled.connect(self.text.set_open)
         self.details.setVisible(self.text.is_cut)
         self.text.cut_changed.connect(self.details.setVisible)
-        self._close = made(
-            QToolButton, autoRaise=True, toolTip="Dismiss", accessibleName="Dismiss this message"
-        )
-        self._close.clicked.connect(self.dismissed)
+        called = "Dismiss this message"
+        self._close = flat_button("", "Dismiss", accessibleName=called, clicked=self.dismissed)
         self.offer_buttons = [QPushButton(text) for text, _ in offers]
         self._offers = QHBoxLayout()
         for button, (_, act) in zip(self.offer_buttons, offers, strict=True):
@@ -98,13 +87,11 @@ class Banner(QFrame):
         self.update()
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """Buttons go under the text where there is little room next to them."""
+        """Put the buttons below the text if there is little room next to them."""
         super().resizeEvent(event)
         least = _BESIDE_CHARACTERS * self.fontMetrics().averageCharWidth()
         offers = self._offers.sizeHint().width()
-        narrow = bool(self.offer_buttons) and self.width() - offers < least
-        direction = QBoxLayout.Direction
-        self._body.setDirection(direction.TopToBottom if narrow else direction.LeftToRight)
+        turn(self._body, down=bool(self.offer_buttons) and self.width() - offers < least)
 
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)
@@ -114,8 +101,8 @@ class Banner(QFrame):
 
 
 class BannerArea(QWidget):
-    """The newest few messages, one under the other; empty it takes no room. Notices make room
-    first, sticky messages last."""
+    """The newest few messages, stacked; takes no room while empty. Notices are removed first,
+    sticky messages last."""
 
     def __init__(self, theme: Theme) -> None:
         super().__init__()
@@ -137,7 +124,8 @@ class BannerArea(QWidget):
         *offers: BannerButton,
         sticky: bool = False,
     ) -> Banner:
-        """Show a message. The same message again replaces the first; the oldest makes room."""
+        """Show a message. An equal one replaces the earlier; the oldest is removed if there are too
+        many."""
         shown = self.banners
         for banner in shown:
             if (banner.message, banner.remedy) == (message, remedy):
@@ -153,7 +141,7 @@ class BannerArea(QWidget):
         return banner
 
     def take_down(self, banner: Banner | None) -> None:
-        """Remove a message that is no longer true, if it was ever shown and is still there."""
+        """Remove a message that is no longer true, if it is still shown."""
         if banner is not None and banner in self.banners:
             self._remove(banner)
 
@@ -164,7 +152,7 @@ class BannerArea(QWidget):
                 self._remove(banner)
 
     def _age(self) -> None:
-        """Let notices go that have been in sight for long enough."""
+        """Remove notices after their time."""
         now = time.monotonic()
         for banner in [one for one in self.banners if one.is_notice]:
             if banner.underMouse() or not self.isVisible():
@@ -192,8 +180,7 @@ class BannerArea(QWidget):
 
 
 class RunBanners:
-    """Messages about runs: each is in sight while its run, or a lane of the same comparison, is on
-    show."""
+    """Messages about runs: each is shown while its run, or a lane of the same comparison, is."""
 
     def __init__(self, area: BannerArea) -> None:
         self._area = area
@@ -209,7 +196,7 @@ class RunBanners:
         *offers: BannerButton,
         sticky: bool = False,
     ) -> Banner:
-        """As BannerArea.add, of a run."""
+        """As BannerArea.add, for a run."""
         banner = self._area.add(severity, message, remedy, *offers, sticky=sticky)
         self._runs[banner] = run
         self.show_run(self._shown)

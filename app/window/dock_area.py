@@ -1,7 +1,6 @@
-"""Docks around the text: their names, what shares one, the named layouts that place them. Those
-below keep their share of the window's height when it is resized, and thin lines part neighbours of
-one colour. Pages: views that share a dock. Tab goes over all of it in the order of reading.
-"""
+"""The area of docks around the text: names, shared docks, the named layouts, and the order of Tab.
+Docks below keep their share of the window's height when it is resized, and thin lines separate
+neighbours."""
 
 from __future__ import annotations
 
@@ -56,7 +55,7 @@ PAGES = {
         "results": "Results",
     },
 }
-"""Names and titles of the views that share a dock; every other dock holds the view of its name."""
+"""Names and titles of views that share a dock; every other dock holds the view of its name."""
 DOCK_OF = {page: dock for dock, pages in PAGES.items() for page in pages}
 PLOTS = ("speed",)
 """Docks of further plots, tabs of the last bottom one."""
@@ -64,13 +63,13 @@ PLOTS = ("speed",)
 
 @dataclass(frozen=True, slots=True)
 class DockLayout:
-    """First places of the docks, and which of them are open.
+    """Initial places of the docks, and which of them are open.
 
-    left and bottom: docks one under the other; the further plots are tabs of the last of them,
-    every other dock is a tab at the right. Of the bottom ones with the part of the window's height
-    that each takes when open; right_share: of the width. wide: the bottom docks reach from edge to
-    edge; where the window is low, many of them stand in two columns and the left docks are tabs.
-    stack: the pages of a bottom dock are one below the other.
+    left and bottom: docks from top to bottom; further plots are tabs of the last of them, every
+    other dock is a tab on the right. Bottom docks have their share of the window's height when
+    open; right_share: of the width. wide: the bottom docks span the window; if that is low, many of
+    them form two columns and the left docks are tabs. stack: the pages of a bottom dock are
+    stacked.
     """
 
     title: str
@@ -108,7 +107,7 @@ LAYOUTS = {
         stack=True,
     ),
 }
-"""The text keeps the centre in all of them; what a layout is named after gets the room."""
+"""The text is at the centre of all of them; each gives most room to what it is named after."""
 
 
 def known_layout(name: str) -> str:
@@ -120,39 +119,39 @@ _LEFT, _RIGHT = Qt.DockWidgetArea.LeftDockWidgetArea, Qt.DockWidgetArea.RightDoc
 _BOTTOM = Qt.DockWidgetArea.BottomDockWidgetArea
 _OFFSET = 24
 _FLOATING = QSize(420, 260)
-"""A floating dock is at least so large."""
+"""Least size of a floating dock."""
 
 
 class DockShares(QObject):
-    """Qt gives all new room to the centre: in a window that is maximised, plots would stay as low
-    as they were in the small one. A height that the user has dragged is the share from then on."""
+    """Keeps shares of height: Qt gives all new room to the centre, so plots would stay low in a
+    maximised window. A height dragged by the user is the new share."""
 
     def __init__(self, window: QMainWindow, docks: Mapping[str, QDockWidget]) -> None:
         super().__init__(window)
         self._window, self._docks = window, docks
         self._shares: dict[str, float] = {}
         self._given: dict[str, tuple[int, int]] = {}
-        """Heights that were asked for, and those that Qt gave."""
+        """Requested heights, and those that Qt gave."""
         self._right_share, self._right_given = 0.0, -1
         self._dragged = self._skips = False
         self._left_at: QSize | None = None
-        """Size of the window in which the docks were left, until they are laid out in this one."""
+        """Window size when the docks were saved, until they are laid out in this window."""
         window.installEventFilter(self)
 
     def placed(self, shares: Mapping[str, float]) -> None:
-        """The docks have these parts of the window's height, between 0 and 1."""
+        """Set the docks' shares of the window's height, between 0 and 1."""
         self._shares, self._given = dict(shares), {}
         self._skips = False
         self._share_out()
 
     def restored(self, size: QSize) -> None:
-        """The docks are where they were left in a window of this size. Qt itself brings their
-        heights back once more when it maximises a window that was closed so."""
+        """The docks were restored as saved in a window of this size. Qt itself restores their
+        heights again when it maximises a window that was closed maximised."""
         self._shares, self._given, self._left_at = {}, {}, size
         self._skips = self._window.isMaximized() and not self._window.isVisible()
 
     def fit_restored(self) -> None:
-        """Restored docks are laid out, as large as they were left: their shares are kept."""
+        """Keep the shares of restored docks once they are laid out with their saved sizes."""
         size, self._left_at = self._left_at, None
         if size is not None:
             self._skips = False
@@ -160,7 +159,7 @@ class DockShares(QObject):
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         if event.type() == QEvent.Type.MouseButtonRelease:
-            self._dragged = True  # a separator: nothing else of the window itself takes the mouse
+            self._dragged = True  # a separator: nothing else in the window itself takes the mouse
         elif isinstance(event, QResizeEvent):
             self._resize(event.oldSize(), event.size())
         return super().eventFilter(watched, event)
@@ -173,8 +172,8 @@ class DockShares(QObject):
             self._right_given = dock.width()
 
     def _on_widened(self, before: int, after: int) -> QDockWidget | None:
-        """Docks at the right keep their share too: in a window made small, one from the time when
-        it was large would leave no room for the text. The one that is to be laid out anew."""
+        """Docks on the right keep their share, too: in a window made small, a wide one would leave
+        no room for the text. Returns the dock to lay out again."""
         right = self._in_sight(_RIGHT)
         if before <= 0 or before == after or not right or self._skips:
             return None
@@ -190,10 +189,10 @@ class DockShares(QObject):
     def _lay_out(self) -> None:
         layout = self._window.layout()
         assert layout is not None
-        layout.activate()  # else the docks had their new sizes only after the next events
+        layout.activate()  # otherwise the docks would get their sizes only after the next events
 
     def _on_resized(self, before: int, after: int) -> None:
-        """The docks have been laid out for the new size when a filter hears of it."""
+        """Called by a filter after the docks were laid out for the new size."""
         if before == after:
             return
         if before > 0:
@@ -204,8 +203,8 @@ class DockShares(QObject):
         self._share_out()
 
     def _take_in(self, height: int, *, shrinks: bool) -> None:
-        """Shares from heights in a window so high, where they are not those given last: pixels
-        are rounded, and a dock may have been squeezed just now."""
+        """Update shares from heights in a window of this height, unless they are as last requested:
+        pixels are rounded, and a dock may have been squeezed."""
         for name, dock in self._in_sight().items():
             asked, given = self._given.get(name, (self._bar_height(dock), 0))
             found = dock.height()
@@ -225,14 +224,14 @@ class DockShares(QObject):
         self._given = {name: (asked[name], dock.height()) for name, dock in docks.items()}
 
     def _bar_height(self, dock: QDockWidget) -> int:
-        """Height of the tabs below a dock, which Qt counts as a part of it."""
+        """Height of the tabs below a dock, which Qt includes in the dock's."""
         if not self._window.tabifiedDockWidgets(dock):
             return 0
         bars = self._window.findChildren(QTabBar, options=Qt.FindChildOption.FindDirectChildrenOnly)
         return max((bar.height() for bar in bars if bar.isVisible()), default=0)
 
     def _in_sight(self, area: Qt.DockWidgetArea = _BOTTOM) -> dict[str, QDockWidget]:
-        """Docks of an area that are on top of their tabs; Qt keeps the others off the window."""
+        """Docks of an area on top of their tabs; Qt keeps the others outside the window."""
         window = self._window
         return {
             name: dock
@@ -245,7 +244,7 @@ class DockShares(QObject):
 
 
 class DockTabs(QObject):
-    """Marks the front one of the tabs of docks, which Qt makes."""
+    """Marks the front tab of docks, whose bars Qt makes."""
 
     def __init__(self, window: QMainWindow) -> None:
         super().__init__(window)
@@ -261,13 +260,13 @@ class DockTabs(QObject):
 
 
 class DockFloats(QObject):
-    """A dock that its button or key takes out of the window opens next to its place: Qt puts it
-    where it was last, or in a corner of the screen. docks: all that the window has."""
+    """Opens a floating dock next to its former place: Qt puts it where it was last, or in a corner
+    of the screen. docks: all of the window's."""
 
     def __init__(self, window: QMainWindow, docks: Collection[QDockWidget]) -> None:
         super().__init__(window)
         self.rests = False
-        """While docks are put back, each in its own place."""
+        """While docks are restored to their places."""
         self._places: dict[QDockWidget, QRect] = {}
         for dock in docks:
             dock.installEventFilter(self)
@@ -294,8 +293,8 @@ class DockFloats(QObject):
 
 
 class DockLines(QObject):
-    """Draws in the middle of the window's separators. A style sheet could do it too, but would
-    slow every widget down, and so would a style in Python. docks: all that the window has."""
+    """Draws lines in the middle of the window's separators. A style sheet would slow down every
+    widget, and so would a Python style. docks: all of the window's."""
 
     def __init__(self, window: QMainWindow, docks: Collection[QDockWidget]) -> None:
         super().__init__(window)
@@ -304,7 +303,7 @@ class DockLines(QObject):
 
     def eventFilter(self, _watched: QObject, event: QEvent) -> bool:
         if isinstance(event, QPaintEvent):
-            self._paint(event.rect())  # Qt's handles come over it
+            self._paint(event.rect())  # Qt paints its handles over it
         return False
 
     def _areas(self) -> list[QRect]:
@@ -322,7 +321,7 @@ class DockLines(QObject):
     def _paint(self, part: QRect) -> None:
         areas = self._areas()
         if any(area.contains(part) for area in areas):
-            return  # something in a panel that lets the window shine through
+            return  # a transparent part of a panel
         inside = QRect()
         for area in areas:
             inside = inside.united(area)
@@ -334,14 +333,14 @@ class DockLines(QObject):
         painter = QPainter(self._window)
         painter.setClipRect(inside)
         painter.setPen(self._window.palette().color(QPalette.ColorRole.Mid))
-        for area in areas:  # frames of neighbours share the pixel between them
+        for area in areas:  # frames of neighbours share a pixel
             painter.drawRect(area.adjusted(-before, -before, after, after))
         painter.end()
 
 
 def key_stops(part: QWidget) -> list[QWidget]:
-    """What takes Tab in a widget, itself included, in the order of reading, and what has the keys,
-    also when it has just been hidden or disabled."""
+    """The widgets in `part` that take Tab, itself included, in reading order; and the focus widget,
+    even if it was just hidden or disabled."""
     at = QApplication.focusWidget()
     if at is not None and part.isHidden() and part.isAncestorOf(at):
         return [at]
@@ -353,7 +352,8 @@ def key_stops(part: QWidget) -> list[QWidget]:
 
 
 def move_keys(window: QWidget, by: int) -> bool:
-    """Give the keys to the next stop (by 1) or to the one before (-1); whether there is any."""
+    """Move the focus to the next stop (by 1) or the previous one (-1); returns whether there is
+    any."""
     stops, at = key_stops(window), QApplication.focusWidget()
     if not stops:
         return False
@@ -379,8 +379,8 @@ def _takes_tab(widget: QWidget) -> bool:
 
 
 def _is_reached(child: QWidget, part: QWidget) -> bool:
-    """Whether a part of a widget is in sight, or scrolls into it. Qt moves what covered tabs hold,
-    and bars of tabs that are none any more, out of the window, and shows them there."""
+    """Whether a child of a widget is visible, or scrolls into view. Qt moves the contents of
+    covered tabs, and obsolete tab bars, outside the window instead of hiding them."""
     at = QApplication.focusWidget()
     if at is not None and (child is at or child.isAncestorOf(at)):
         return True
@@ -391,7 +391,8 @@ def _is_reached(child: QWidget, part: QWidget) -> bool:
 
 
 def _as_read(parts: list[QWidget]) -> list[QWidget]:
-    """Rows from top to bottom where lines across part them, else columns from left to right."""
+    """Rows from top to bottom if horizontal lines separate them, else columns from left to
+    right."""
     for start, end in ((QRect.top, QRect.bottom), (QRect.left, QRect.right)):
         groups, edge = list[list[QWidget]](), 0
         for part in sorted(parts, key=lambda part: start(part.geometry())):
@@ -410,8 +411,8 @@ _INDENT = 6
 
 
 class Pages(QWidget):
-    """Pages by name, empty until `fill` puts a view on them. titles: of the pages. `turned` when
-    another page has come into sight."""
+    """Pages by name, empty until `fill` puts a view on them. titles: of the pages. `turned`:
+    another page is in front."""
 
     turned = Signal()
 
@@ -449,17 +450,17 @@ class Pages(QWidget):
         column = self._pages[name].layout()
         assert isinstance(column, QVBoxLayout)
         column.addWidget(view, 1)
-        view.show()  # at once: Qt would show it later, and until then nothing in it takes the keys
+        view.show()  # at once: Qt would show it later, and until then nothing in it takes the focus
 
     def shows(self, name: str) -> bool:
-        """Whether a page is in sight where the panel is."""
+        """Whether a page is shown if the panel is."""
         return self._is_stack or name == self.current
 
     def turn_to(self, name: str) -> None:
         self.bar.setCurrentIndex(self._names.index(name))
 
     def set_stack(self, wanted: bool) -> None:
-        """All pages one below the other, each under its title, or one at a time."""
+        """Stack all pages, each under its title, or show one at a time."""
         if wanted is not self._is_stack:
             self._is_stack = wanted
             self._arrange()
@@ -468,6 +469,6 @@ class Pages(QWidget):
         self.bar.setVisible(not self._is_stack)
         for head in self._heads:
             head.setVisible(self._is_stack)
-        for name in sorted(self._names, key=self.shows):  # one that goes makes room first
+        for name in sorted(self._names, key=self.shows):  # hide it first, to make room
             self._pages[name].setVisible(self.shows(name))
         self.turned.emit()

@@ -49,31 +49,31 @@ from app.window.dock_area import (
 from app.window.menus import TitleNote
 
 _HIGH = ("runs", "lab", "conversation", "tuning")
-"""What they hold does not fit every place; the other panels scroll by themselves."""
+"""Docks whose contents do not fit every place; the other panels scroll."""
 
 LAYOUT_VERSION = zlib.crc32(" ".join(sorted((*TITLES, *DOCK_OF))).encode()) >> 1
-"""Other docks are another version: a layout saved with those is then ignored."""
+"""A saved layout of another version has other docks and is ignored."""
 
 _FIRST_SIZE = (1280, 800)
 _MANY, _LOW_LINES = 3, 53
-"""Docks, and the lines that a window is high in which this many fit one under the other."""
+"""Number of docks, and the window height in lines from which that many can be stacked."""
 _LEFT_CHARACTERS = 52
 _RUN_SHARE = 0.5
 _INSPECTOR_CHARACTERS = 60
 _LANES_CHARACTERS = 110
 _INSPECTOR_SHARE = 0.26
 _TEXT_CHARACTERS = 44
-"""Width of the text that panels which open at the right leave to it, if there is so much."""
+"""Width left for the text by panels that open on the right, if possible."""
 _LEAST_SHARE = 0.4
-"""Part of the text's width that they take in any case."""
+"""Their least share of the text's width."""
 
 _LEFT, _RIGHT = Qt.DockWidgetArea.LeftDockWidgetArea, Qt.DockWidgetArea.RightDockWidgetArea
 _BOTTOM = Qt.DockWidgetArea.BottomDockWidgetArea
 
 
 class _Shortcut(QObject):
-    """The shortcut of a dock: it brings the keys into one that is in sight without them, if
-    anything there takes them; else it does what the menu does."""
+    """A dock's shortcut: it moves the focus to a visible dock, if anything there takes it; else it
+    does what the menu does."""
 
     def __init__(self, docks: Docks, name: str, dock: QDockWidget) -> None:
         super().__init__(dock)
@@ -91,13 +91,13 @@ _BUTTONS = (
     ("float", "float", "Take the panel out of the window, or put it back"),
     ("close", "close", "Close the panel"),
 )
-"""In a dock's title: Qt's name, the drawing, and what it does."""
+"""Buttons in a dock's title: Qt's name, the drawing, and the tooltip."""
 _TURN_MS = 1
-"""At 0 Qt would go on in the same turn."""
+"""With 0 Qt would continue in the same turn of the event loop."""
 
 
 class Docks:
-    """All docks of a window. Their widgets are set later, with `fill`."""
+    """All docks of a window. Their widgets are set later by `fill`."""
 
     def __init__(self, window: QMainWindow) -> None:
         self.window = window
@@ -107,11 +107,11 @@ class Docks:
         self._pages: dict[str, Pages] = {}
         self._makers: dict[str, Callable[[], object]] = {}
         self._moves = False
-        """Whether docks change places."""
+        """Whether docks are being moved."""
         self._has_made = False
         self._making = timer(window, self._make_seen, _TURN_MS, once=True)
         self.is_making = self._making.isActive
-        """Whether views of docks in sight are still to be made."""
+        """Whether views of visible docks are still to be made."""
         self.layout_name = next(iter(LAYOUTS))
         for name, title in TITLES.items():
             dock = made(QDockWidget, title, window, objectName=f"dock.{name}")
@@ -123,7 +123,7 @@ class Docks:
                 dock.setWidget(LowPanel(pages) if name in _HIGH else pages)
                 pages.turned.connect(self._making.start)
         window.setDockNestingEnabled(True)
-        # in one step: whenever anything in the window is laid out anew, docks would take several
+        # in one step: with animations each new layout of the window takes several
         window.setAnimated(False)
         window.setTabPosition(_RIGHT, QTabWidget.TabPosition.North)
         self._shares = DockShares(window, self._docks)
@@ -132,8 +132,8 @@ class Docks:
         self._floats = DockFloats(window, self._docks.values())
 
     def draw_buttons(self, theme: Theme | None) -> None:
-        """Tint the buttons in the titles and say what they do. Qt draws its own, too dark for a
-        dark ground, whenever a dock leaves the window or comes back, or a layout is restored."""
+        """Tint the title buttons and set their tooltips. Qt draws its own icons, too dark for a
+        dark theme, whenever a dock floats or returns, or a layout is restored."""
         self._theme = theme
         if theme is None:
             return
@@ -144,24 +144,24 @@ class Docks:
                     button.setToolTip(tip)
 
     def __getitem__(self, name: str) -> QDockWidget:
-        """A dock by its name, or by that of a view in it."""
+        """A dock by its name, or by the name of a view in it."""
         return self._docks[DOCK_OF.get(name, name)]
 
     def _shared(self, name: str) -> Pages | None:
-        """The pages of a dock, or of that which a view shares."""
+        """The pages of a dock, or of the one that a view shares."""
         return self._pages.get(DOCK_OF.get(name, name))
 
     @property
     def pages(self) -> list[str]:
-        """Names of the views in front where several share a dock."""
+        """Names of the front views of shared docks."""
         return [pages.current for pages in self._pages.values()]
 
     def turned(self) -> list[SignalInstance]:
-        """Emitted when other pages are in front in a dock."""
+        """Signals that the front pages of docks have changed."""
         return [pages.turned for pages in self._pages.values()]
 
     def turn_to(self, names: Iterable[str]) -> None:
-        """Bring these views to the front where they share a dock; a name of no view is ignored."""
+        """Bring these views to the front of their shared docks; unknown names are ignored."""
         for name in names:
             if name in DOCK_OF:
                 self._pages[DOCK_OF[name]].turn_to(name)
@@ -176,19 +176,19 @@ class Docks:
             pages.fill(name, widget)
 
     def view(self, name: str) -> QWidget | None:
-        """What `fill` put there, None before."""
+        """The view set by `fill`, None before."""
         pages, panel = self._shared(name), self[name].widget()
         if pages is not None:
             return pages.view(name)
         return panel.view if isinstance(panel, LowPanel) else panel
 
     def front(self, name: str) -> QWidget | None:
-        """The view that is in front in a dock, or in the dock of this view."""
+        """The front view of a dock, or of the dock of this view."""
         pages = self._shared(name)
         return self.view(name if pages is None else pages.current)
 
     def fill_when_seen(self, name: str, make: Callable[[], object]) -> None:
-        """Have the view of a dock made, by a call that fills it, once the dock is in sight."""
+        """Make the view of a dock once the dock is visible, by a call that fills it."""
         if self.view(name) is not None:
             return
         self._makers[name] = make
@@ -199,24 +199,24 @@ class Docks:
             self._make(name)
 
     def _is_in_front(self, name: str) -> bool:
-        """Whether a view would be in sight if its dock was."""
+        """Whether a view would be visible if its dock was."""
         pages = self._shared(name)
         return pages is None or pages.shows(name)
 
     def _is_seen(self, name: str) -> bool:
-        """Whether a view is in sight, and not under another tab."""
+        """Whether a view is visible, and not covered by another tab."""
         dock = self[name]
         return self._is_in_front(name) and dock.isVisible() and dock.geometry().right() >= 0
 
     def _make(self, name: str) -> None:
-        """Make the view of a dock, unless docks change places: most come into sight on the way."""
+        """Make the view of a dock, unless docks are being moved: most become visible in between."""
         make = None if self._moves else self._makers.pop(name, None)
         if make is not None:
             make()
 
     def _make_seen(self) -> None:
-        """Make the views of docks that have come into sight, one in each turn of the event loop: a
-        plot takes as long as two frames."""
+        """Make the views of visible docks, one per turn of the event loop: a plot takes as long as
+        two frames."""
         name = next(filter(self._is_seen, self._makers), None)
         if name is not None:
             self._make(name)
@@ -228,32 +228,32 @@ class Docks:
                 self.fit_screen()
 
     def stop(self) -> None:
-        """Make no view that is not there yet: the window closes."""
+        """Make no further views: the window closes."""
         self._making.stop()
 
     def connect_action(self, name: str, action: QAction) -> None:
-        """Let a checkable action bring a dock into sight, with the keys, and close it. It is
-        checked while the dock is in sight; Qt's own also while another tab covers it."""
+        """Let a checkable action show a dock, with the focus, and close it. It is checked while the
+        dock is visible; Qt's own is also checked while another tab covers it."""
         dock = self._docks[name]
         action.triggered.connect(lambda wanted: self.enter(name) if wanted else dock.close())
         dock.visibilityChanged.connect(action.setChecked)
         action.installEventFilter(_Shortcut(self, name, dock))
 
     def apply(self, name: str, saved: QByteArray | None = None) -> None:
-        """Take a named layout, as it was saved or else in its first places."""
+        """Apply a named layout, as saved or with its initial places."""
         size, had_keys = self.window.size(), QApplication.focusWidget()
         restored = self._take(name, saved)
         if not self.window.isVisible():
             return
-        if QApplication.focusWidget() is not had_keys:  # else what is next would have them
+        if QApplication.focusWidget() is not had_keys:  # else the next one would get the focus
             next(iter(key_stops(self.window.centralWidget())), self.window).setFocus()
-        if restored:  # what they need is known once they are laid out
+        if restored:  # the room they need is known once they are laid out
             QTimer.singleShot(0, self.window, lambda: self._fit_restored(size))
         else:
             self._have_again(size)
 
     def _take(self, name: str, saved: QByteArray | None = None) -> bool:
-        """Take a layout; whether it is as it was saved."""
+        """Apply a layout; returns whether it is as saved."""
         self.layout_name = name
         self._moves = True
         try:
@@ -286,12 +286,13 @@ class Docks:
         return False
 
     def reset(self) -> None:
-        """Every dock of the layout in use in its first place, the first of its pages in front."""
+        """Move every dock of the current layout to its initial place, with its first page in
+        front."""
         self.turn_to([next(iter(titles)) for titles in PAGES.values()])
         self.apply(self.layout_name)
 
     def _take_down(self) -> None:
-        """Remove every dock. Qt leaves the bars of earlier tabs visible."""
+        """Remove every dock. Qt leaves the bars of former tabs visible."""
         for dock in self._docks.values():
             if dock.isFloating():
                 dock.setFloating(False)
@@ -363,8 +364,8 @@ class Docks:
         return [names[:half], names[half:]]
 
     def characters(self, n: int) -> int:
-        """Width of this many letters: the average that a font states may be that of letters which
-        are rare here, as with Noto Sans."""
+        """Width of this many letters: a font's average may be that of letters that are rare here,
+        as with Noto Sans."""
         metrics = self.window.fontMetrics()
         letters = "".join(TITLES.values())
         measured = metrics.horizontalAdvance(letters) / len(letters)
@@ -372,8 +373,8 @@ class Docks:
 
     @property
     def is_wide(self) -> bool:
-        """Whether a panel at the right has the room that tables of several lanes need, in the
-        layout in use; in layouts for that they stand below, from edge to edge."""
+        """Whether a panel on the right has room for tables of several lanes in the current layout;
+        layouts for comparisons have it below, across the window."""
         window = self.window
         if LAYOUTS[self.layout_name].wide and "divergence" in LAYOUTS[self.layout_name].bottom:
             return True
@@ -381,8 +382,8 @@ class Docks:
         return window.width() * LAYOUTS[self.layout_name].right_share >= least
 
     def reveal(self, *names: str) -> None:
-        """Bring docks or views into sight, the first of them on top; tabs at the right that were
-        all closed get half the window, and the panels at the left keep their width."""
+        """Show docks or views, the first of them on top; tabs on the right that were all closed get
+        half the window, and the panels on the left keep their width."""
         window, first, left = self.window, self[names[0]], self._docks["model"]
         size = window.size()
         self.turn_to(names)
@@ -407,11 +408,10 @@ class Docks:
             self._have_again(size)
 
     def enter(self, name: str) -> bool:
-        """Bring a dock or view into sight, and the keys to what is used most in it, if anything
-        takes them."""
+        """Show a dock or view and move the focus to its main widget, if anything takes it."""
         self.reveal(name)
         view = self.front(name)
-        if view is None:  # it comes after the first painting
+        if view is None:  # it is made after the first painting
             return False
         chosen = view.focusProxy()
         if chosen is None or not chosen.isVisibleTo(view):
@@ -422,11 +422,11 @@ class Docks:
         return chosen is not None
 
     def note(self, name: str, text: str) -> None:
-        """Say after the title of a dock what it shows."""
+        """Show after a dock's title what it is about."""
         self._notes[name].say(text)
 
     def count(self, name: str, n: int) -> None:
-        """Say in a panel's title how many entries it has."""
+        """Show the number of entries in a panel's title."""
         self._docks[name].setWindowTitle(f"{TITLES[name]} ({n:,})" if n else TITLES[name])
 
     def _stands_at_right(self, dock: QDockWidget) -> bool:
@@ -434,15 +434,15 @@ class Docks:
         return open_here and self.window.dockWidgetArea(dock) is _RIGHT
 
     def restore(self, geometry: QByteArray, name: str, layout: QByteArray) -> None:
-        """The window's place and the docks' of the last time, or the first ones."""
+        """Restore the last places of the window and its docks, or the initial ones."""
         window = self.window
         if geometry.isEmpty() or not window.restoreGeometry(geometry):
             window.resize(*_FIRST_SIZE)
         self.apply(name, layout)
 
     def fit_screen(self) -> None:
-        """Take back what of the window, frame and all, would be beyond its screen: the frame is
-        known once the window is in sight."""
+        """Move and shrink the window to its screen, including the frame, which is known once it is
+        visible."""
         window = self.window
         self._shares.fit_restored()
         if not self._fits_screen():
@@ -468,8 +468,7 @@ class Docks:
             self._have_again(size)
 
     def _have_again(self, size: QSize) -> None:
-        """Have the size that the window had: on the way it may have needed more, before views had
-        left out what has no room."""
+        """Restore the window's size: it may have grown before views had hidden what has no room."""
         self._lay_out()
         QCoreApplication.sendPostedEvents(None, QEvent.Type.LayoutRequest.value)
         self._lay_out()
@@ -477,20 +476,20 @@ class Docks:
             self.window.resize(size)
 
     def _lay_out(self) -> None:
-        """Without it the window could not be made smaller before the next events."""
+        """Lay out now; otherwise the window could not shrink before the next events."""
         layout = self.window.layout()
         assert layout is not None
         layout.activate()
 
     def _fits_screen(self) -> bool:
-        """Whether the panels where they stand have room on the screen: as they were left on a
-        larger one, they would make the window larger than this one."""
+        """Whether the panels fit on the screen: as saved on a larger one, they would enlarge the
+        window beyond this one."""
         window = self.window
         frame = window.frameGeometry().size() - window.size()
         least = window.minimumSizeHint() + frame
         return least.boundedTo(window.screen().availableGeometry().size()) == least
 
     def save(self) -> QByteArray:
-        """Where the docks are, and how large the window is; for `restore` and `apply`."""
+        """Places of the docks, and the window's size; for `restore` and `apply`."""
         size = f"{self.window.width()}x{self.window.height()} "
         return QByteArray(size.encode()) + self.window.saveState(LAYOUT_VERSION)

@@ -1,5 +1,5 @@
-"""What the engine reports, brought to the panels: states, files, runs, messages, progress; and what
-is on show, named in the titles of the panels."""
+"""Events of the engine, passed to the panels: states, files, runs, messages, progress; and the
+names of what is shown, in the panels' titles."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from resources import DEMO_TARGET
 
 
 class EngineNews(QObject):
-    """Listens to the bridge."""
+    """Handles the bridge's signals."""
 
     changed = Signal()
-    """What can be done now may be something else."""
+    """The available actions may have changed."""
     named = Signal(str)
-    """What is on show, for the window's title; empty for nothing."""
+    """The name of what is shown, for the window's title; empty for nothing."""
 
     def __init__(self, panels: Panels) -> None:
         super().__init__(panels.window)
         self._panels, self._settings = panels, panels.settings
         self._bridge, self._feed = bridge, feed = panels.bridge, panels.feed
         self._loaded: events.OpenedFiles | None = None
-        """Files of the model in use."""
+        """Files of the loaded model."""
         self._behind: Banner | None = None
         self._watching: Banner | None = None
         self._gone: Banner | None = None
@@ -144,7 +144,7 @@ class EngineNews(QObject):
 
     def _show_trace(self, folder: Path | None) -> None:
         """A trace was opened, or closed."""
-        if folder is not None:  # its lanes are those of the trace
+        if folder is not None:  # its lanes are the trace's
             self._panels.divergence.header.set_editing(False)
         self._panels.set_recorded(self._bridge.listed)
         self._show_lanes_or_run(self._bridge.run)
@@ -152,7 +152,7 @@ class EngineNews(QObject):
         self._tell_of_run_behind()
 
     def _offer_trace(self, folder: Path, store: TraceStore) -> None:
-        """Something else has come on show since the user asked for this trace."""
+        """Offer a trace after something else was shown since it was requested."""
         self._panels.banners.add(
             "info",
             f"The trace {folder.name} has been read.",
@@ -161,7 +161,7 @@ class EngineNews(QObject):
         )
 
     def _tell_of_run_behind(self, *_: object) -> None:
-        """A run goes on while another one is on show: say so, with the way back."""
+        """Say that a run continues while another one is shown, with a button to it."""
         bridge, banners = self._bridge, self._panels.banners
         banners.take_down(self._behind)
         live, shown = bridge.live, self._feed.run
@@ -210,7 +210,7 @@ class EngineNews(QObject):
     # -- runs ------------------------------------------------------------------------------
 
     def show_started(self, run: RunRef) -> None:
-        """Show a run that begins, once it has its number."""
+        """Show a starting run, once it has its number."""
         self._show_lanes_or_run(run)
         if listens_at := run.facts.listens_at:
             self._watching = self._panels.banners.add(
@@ -228,7 +228,7 @@ class EngineNews(QObject):
         self._feed.show_run(None if run is None else run_to_show(run))
 
     def select_run(self, run: RunRef) -> None:
-        """Show a run in all views; lanes of one comparison keep the cursor."""
+        """Show a run in all views; within a comparison the cursor stays."""
         shown = self._feed.run
         if shown is not None and run in lanes_of(shown):
             self._feed.select_run(run)
@@ -238,7 +238,7 @@ class EngineNews(QObject):
             self._show_names()
 
     def _bring_its_trace(self, run: RunRef) -> None:
-        """What is on show is the trace that holds a run, be it opened or the session's."""
+        """Show the trace that holds a run, an opened one or the session's."""
         bridge, folder = self._bridge, self._bridge.opened_from(run.store)
         if folder is None:
             bridge.hide_trace()
@@ -249,7 +249,7 @@ class EngineNews(QObject):
         self._panels.breaks.show_hit(hit)
         self._feed.refresh()
         words = f"A break rule held, {hit}."
-        if self._bridge.trace is not None:  # a trace on show stays on show
+        if self._bridge.trace is not None:  # a trace on show stays
             offer = "&Show it", lambda: self._go_to(hit)
             self._panels.banners.add("info", words, "", offer)
         else:
@@ -264,7 +264,7 @@ class EngineNews(QObject):
     def _show_failure(self, failed: DraftscopeError) -> None:
         log.warning("%s %s", failed.message, failed.remedy)
         message, remedy = failed.message, failed.remedy
-        if self._bridge.server is None:  # a server has flags of its own
+        if self._bridge.server is None:  # a server has its own flags
             message, remedy = in_window(message), in_window(remedy)
         self._panels.banners.add("error", message, remedy)
 
@@ -306,7 +306,7 @@ class EngineNews(QObject):
         self._panels.status.say(model=" · ".join(part for part in parts if part))
 
     def _on_show(self) -> list[str]:
-        """The run on show, with its model if that is not the one in use."""
+        """The run on show, with its model if that is not the loaded one."""
         shown = self._feed.run
         if shown is None:
             return []
@@ -317,11 +317,11 @@ class EngineNews(QObject):
 _OF_RUN = ("rollback", "memory", "inspector", "runs", "speed")
 _OF_COMPARISON = ("divergence", "findings")
 _OF_NO_RUN = "results", "conform", "faults", "breaks"
-"""Pages about a file, a package or the runs to come, whatever run is on show."""
+"""Pages about a file, a package or future runs, whatever run is shown."""
 
 
 class SubjectNames(QObject):
-    """Says in the titles of panels which run or comparison they show."""
+    """Shows in panels' titles which run or comparison they are about."""
 
     def __init__(self, panels: Panels) -> None:
         super().__init__(panels.window)
@@ -349,7 +349,7 @@ class SubjectNames(QObject):
         self._docks.note("model", self._other_model(run))
 
     def _other_model(self, run: RunRef | None) -> str:
-        """Said of the model in use where the run on show is not of it."""
+        """A note on the loaded model if the run on show is of another one."""
         listed = self._bridge.listed
         if run is None or not any(runs.in_use for runs in listed):
             return ""

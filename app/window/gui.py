@@ -1,4 +1,4 @@
-"""Start of the window: application, error hooks, main window, first model."""
+"""The start of the window: application, error hooks, main window, first model."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from engine.long_work import WAITING
 from resources import MEMORY_SCRIPTS, SCENARIOS
 
 _LATEST_MS = 500
-"""A window that is never painted, because it starts minimised, is ready by then."""
+"""A window that is never painted, because it starts minimised, counts as ready after this time."""
 
 
 class FirstPaint(QObject):
-    """Says once that a widget has been painted: what computes may begin."""
+    """Emits once after a widget was painted: heavy work may begin."""
 
     done = Signal()
 
@@ -43,7 +43,7 @@ class FirstPaint(QObject):
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         if event.type() == QEvent.Type.Paint:
             self._widget.removeEventFilter(self)
-            self._late.start(0)  # after the painting of everything in the widget
+            self._late.start(0)  # after everything in the widget was painted
         return False
 
     def _finish(self) -> None:
@@ -52,7 +52,7 @@ class FirstPaint(QObject):
 
 
 class _Relay(QObject):
-    """Brings errors of any thread to the window's thread."""
+    """Passes errors of any thread to the window's thread."""
 
     caught = Signal(str)
 
@@ -103,7 +103,7 @@ def run_window(
     finally:
         collector.stop()
         catcher.uninstall()
-    if not window.bridge.close(0):  # stuck in a round, for whose end Python would wait
+    if not window.bridge.close(0):  # its thread is within a round, and Python would wait
         os._exit(status)
     return status
 
@@ -118,16 +118,16 @@ def _bundled() -> Iterator[Scenario | MemoryScript]:
 YOUNG_MS = 1_000
 FULL_MS = 20_000
 _MANY_MODULES = 100
-"""As many new ones come with libraries for plots and decoding."""
+"""Libraries for plots and decoding import at least this many modules."""
 
 
 class Collector(QObject):
-    """Collects young objects often and all objects seldom, on the window's thread, until `stop`.
-    What is there once libraries have been imported is left out of all collections: the first one
-    would take 0.2 s, of a window in use, and a window of 600 rounds 50 ms each time.
+    """Garbage collection in the window's thread, young objects often and all objects seldom, until
+    `stop`. Objects of imported libraries are frozen: collecting them first would block the window
+    for 0.2 s, with 600 rounds for 50 ms each time.
 
-    A cyclic collection that happens to run on the engine's thread may destroy Qt objects there,
-    which Qt does not allow. So automatic collection is off and timers collect here instead.
+    Automatic collection in the engine's thread might destroy Qt objects there, which Qt forbids. So
+    it is off, and timers collect here instead.
     """
 
     def __init__(self) -> None:
@@ -138,20 +138,20 @@ class Collector(QObject):
             self._timers.append(timer(self, partial(self._collect, generation), period))
 
     def start(self) -> None:
-        """Take over from Python's own collection."""
+        """Replace Python's own collection."""
         gc.disable()
         for one in self._timers:
             one.start()
 
     def stop(self) -> None:
-        """Give it back."""
+        """Restore it."""
         for one in self._timers:
             one.stop()
         gc.unfreeze()
         gc.enable()
 
     def _collect(self, generation: int) -> None:
-        if WAITING:  # among a million objects of a file it would take a second
+        if WAITING:  # with a million objects of a file it would take a second
             return
         if len(sys.modules) >= self._n_modules + _MANY_MODULES:
             self._n_modules = len(sys.modules)

@@ -1,5 +1,5 @@
-"""Menus and toolbar, made from the lists in `app.actions`; in the title of a dock a button
-that opens a menu, and words after the title."""
+"""Menus and toolbar, made from the lists in `app.actions`; and in a dock's title a menu button and
+a note."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _PLOTS = (
 
 
 class RecentMenu(QMenu):
-    """The models and traces opened last; those that are gone are greyed."""
+    """Recently opened models and traces; missing ones are grey."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class RecentMenu(QMenu):
 
 
 class PlotsMenu(QMenu):
-    """What all plots share; their titles and a right click in them open it too."""
+    """Settings that all plots share; their titles and a right click in them open it, too."""
 
     def __init__(self, actions: Actions) -> None:
         super().__init__("Pl&ots")
@@ -121,8 +121,8 @@ def _fill(bar: QMenu | QToolBar, entries: Sequence[str], find: Callable[[str], Q
 
 
 class FlatToolBar(QToolBar):
-    """Without the lines that Fusion draws around a tool bar, and with a sign of more buttons in the
-    colour of text: Fusion's can hardly be seen on a dark ground."""
+    """A tool bar without Fusion's border lines, and with an extension button in the text colour:
+    Fusion's is hardly visible on a dark theme."""
 
     def __init__(self, title: str) -> None:
         super().__init__(title)
@@ -150,14 +150,14 @@ def make_toolbar(actions: Actions) -> QToolBar:
 
 
 def make_head(bar: QMenuBar, *below: QWidget) -> QWidget:
-    """What goes from edge to edge of the window above its docks: the menu bar, and widgets below
-    it that may wrap their text, as those in Qt's own tool bar area may not."""
+    """The full-width part above the docks: the menu bar, and widgets below it that may wrap their
+    text, which those in Qt's tool bar area cannot."""
     vbox(bar, *below, of=(head := QWidget()), margins=(0, 0, 0, 0), spacing=0)
     return head
 
 
 def _layout_tabs(layouts: Sequence[QAction]) -> QTabBar:
-    """A tab for each layout; the one in use is in front."""
+    """A tab for each layout; the current one is in front."""
     tabs = made(QTabBar, objectName="toolbar.layouts", accessibleName="Layouts")
     mark_front_tab(tabs)
     tabs.setDrawBase(False)
@@ -180,9 +180,10 @@ _WITHOUT = Qt.ToolButtonStyle.ToolButtonIconOnly
 
 
 class TitleButton(QToolButton):
-    """A button left of the buttons that Qt draws in a dock's title.
+    """A button to the left of Qt's buttons in a dock's title.
 
-    Before the menu opens, what `target` gives gets the focus: the menu's actions are about that.
+    Before the menu opens, the widget that `target` gives gets the focus: the menu's actions apply
+    to it.
     """
 
     def __init__(
@@ -201,7 +202,7 @@ class TitleButton(QToolButton):
         self._whole = self.sizeHint().width()
         dock.installEventFilter(self)
         self._place()
-        self.show()  # Qt keeps what is made in a dock that is in sight already hidden
+        self.show()  # Qt keeps a new child of a visible dock hidden
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         if event.type() in (QEvent.Type.Resize, QEvent.Type.LayoutRequest, QEvent.Type.Show):
@@ -225,7 +226,7 @@ class TitleButton(QToolButton):
         right = min((button.x() for button in drawn), default=self._dock.width())
         name = self.fontMetrics().horizontalAdvance(self._dock.windowTitle())
         fits = name + self._whole + 3 * _GAP <= right
-        # only a change: each setting asks the dock for a layout, which comes back here
+        # only on a change: setting it asks the dock for a layout, which calls this
         if fits != (self.toolButtonStyle() is _WITH_TEXT):
             self.setToolButtonStyle(_WITH_TEXT if fits else _WITHOUT)
         height = min(self.sizeHint().height(), title) if title > _GAP else self.sizeHint().height()
@@ -250,7 +251,7 @@ _PLACES = (
 
 
 class TitleNote(ElidedLabel):
-    """Greyed words between a dock's title and its buttons; left out where there is no room."""
+    """Grey words between a dock's title and its buttons; hidden if there is no room."""
 
     def __init__(self, dock: QDockWidget) -> None:
         super().__init__("", dock)
@@ -261,7 +262,7 @@ class TitleNote(ElidedLabel):
         self.hide()
 
     def say(self, text: str) -> None:
-        """Show other words, or none."""
+        """Set the words, or none."""
         if text != self.text():
             self.setText(text)
             self._place()

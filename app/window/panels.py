@@ -1,4 +1,4 @@
-"""All that the window shows of the trace, the model and the options, made and put in its place."""
+"""The panels: every view of the trace, the model and the options, made and placed."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ NOT_READY = {
     State.INSPECTED: "The model is not loaded: Load weights in the Model panel (Ctrl+1) does that.",
     State.LOADING: "The model is being loaded.",
 }
-"""Why nothing can run."""
+"""Why no run can start."""
 
 
 class Panels:
-    """The views by name, with what feeds them and where they are. `text_views`: those of the trace
-    that are made at once. `complete` adds those that draw, some of them only once they are looked
-    at."""
+    """The views by name, their data sources and their docks. `text_views`: views of the trace that
+    are made at once. `complete` adds those with drawings, some of them only when they are first
+    shown."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Panels:
         self.status = StatusLine()
         self.text_views = (self.tokens, self.findings, self.inspector, self.why_not)
         self._waiting: list[EmptyState] = []
-        """The content of panels until there is a run."""
+        """Placeholders of panels until there is a run."""
         self._offer_run((*self.text_views, self.runs))
         self._centre = QStackedWidget()
         self._centre.addWidget(
@@ -104,12 +104,12 @@ class Panels:
         report: Callable[[str, str, str], object],
         made: Callable[[LateView], None],
     ) -> None:
-        """Make what draws with pyqtgraph and put it into its docks. To import it and to build the
-        plots takes half as long as everything else, so it may come after the first painting, and
-        most plots are made once their docks come into sight.
+        """Make the views that draw with pyqtgraph and put them into their docks. Importing it and
+        building the plots takes half as long as everything else, so it may happen after the first
+        painting, and most plots are made once their docks are visible.
 
-        report: takes severity, message and remedy of what a user should know.
-        made: takes each view once it is in its dock, to connect it.
+        report: takes severity, message and remedy for the user. made: takes each view once it is in
+        its dock, to connect it.
         """
         from app.panels.divergence.divergence_view import DivergenceView
         from app.panels.plots.round_view import RoundView
@@ -143,14 +143,14 @@ class Panels:
 
     @cached_property
     def results(self) -> ResultsView:
-        """The view of result files, made when first asked for."""
+        """The view of result files, made on first use."""
         from app.panels.tune.results_view import ResultsView
 
         return self._fill("results", ResultsView(self.theme, self.actions))
 
     @cached_property
     def conform(self) -> ConformView:
-        """The view of kernel checks, made when first asked for."""
+        """The view of kernel checks, made on first use."""
         from app.panels.lab.conform_view import ConformView
 
         return self._fill("conform", ConformView(self.theme))
@@ -166,7 +166,7 @@ class Panels:
         return self._is_complete and self.divergence.has_divergences
 
     def show_triage(self, verdict: str, reason: str) -> None:
-        """What came of comparing the texts of two runs; empty: nothing yet."""
+        """Show the comparison of two runs' texts; empty: none yet."""
         self.runs.pair.say(f"Verdict: {verdict}. {reason}" if verdict else "")
         if self._is_complete:
             self.divergence.show_triage(verdict, reason)
@@ -189,14 +189,14 @@ class Panels:
             self.docks.fill(name, view)
 
     def centre(self) -> QWidget:
-        """The widget between the docks: the text, and why it is not as asked."""
+        """The widget between the docks: the text, and why it is not as requested."""
         middle = QWidget()
         vbox((self._centre, 1), self.why_not, of=middle, margins=(0, 0, 0, 0), spacing=0)
         return middle
 
     def show_tokens(self, shown: bool) -> None:
-        """The text in the centre, or what there is to open. Panels without a run do not say what
-        to do where the centre says it."""
+        """Show the text in the centre, or what can be opened. While the centre explains that,
+        panels without a run do not."""
         self._is_open = shown
         self._centre.setCurrentIndex(_TOKENS if shown else _FIRST)
         for empty in self._waiting:
@@ -207,7 +207,7 @@ class Panels:
         self.tell_kept()
 
     def tell_kept(self) -> None:
-        """Say in the empty centre what can be run or chosen."""
+        """Show in the empty centre what can be run or chosen."""
         why_not = NOT_READY.get(self.bridge.state, "")
         self.tokens.tell_kept(self.runs.model.n_known, why_not)
 
@@ -216,7 +216,7 @@ class Panels:
         for view in views:
             for empty in view.findChildren(EmptyState):
                 if empty.waits_for_run and view is self.tokens:
-                    empty.offer([run])  # something is open, else the text were not in sight
+                    empty.offer([run])  # something is open, otherwise the text would be hidden
                 elif empty.waits_for_run:
                     empty.offer([run, demo])
                     empty.set_brief(self._is_open)

@@ -1,5 +1,5 @@
-"""Plots of a run, made when they are first looked at, one under the other on one x-axis, and what
-their menu does: they are written as tables and as pictures, these in the light colours."""
+"""Plots of a run, made when first shown, stacked on one x-axis; and their export as tables and
+pictures, in the light colours."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ OVER_ROUNDS: dict[str, Callable[[Theme], RoundView]] = {
     "verify": VerifyWidthView,
     "kv": KvCellsView,
 }
-"""Plots with one x-axis, by the names of their docks."""
+"""Plots with a common x-axis, by the names of their docks."""
 _WHOLE: dict[str, Callable[[Theme], WholeRunView]] = {
     "what_if": WhatIfView,
     "drafter": DrafterView,
@@ -63,12 +63,11 @@ _FILTERS = ("PNG picture (*.png)", "SVG drawing (*.svg)", "CSV of what is in sig
 
 
 class PlotGroup:
-    """Makes the plots: plots[name], by the name of its dock, is made when first asked for.
-    `views` and `whole`, about the run as a whole, are those made so far.
+    """Makes the plots: plots[name], by the name of its dock, is made on first use. `views` and
+    `whole`, about the run as a whole, are those made so far.
 
-    menu: what a right click in a plot opens.
-    report: takes severity, message and remedy of what a user should know.
-    made: takes each new view with the name of its dock, and shows it the run.
+    menu: context menu of plots. report: takes severity, message and remedy for the user. made:
+    takes each new view with the name of its dock, and shows it the run.
     """
 
     def __init__(
@@ -88,7 +87,7 @@ class PlotGroup:
         self._overlay: RunOverlay | None = None
         self._range: RunRange | None = None
         self.rollback = self._make_over_rounds("rollback")
-        """The one that all are linked to."""
+        """The plot that all others are linked to."""
         plot = self.rollback.plot
         actions.on({f"plot.x_{unit}": partial(plot.set_unit, unit) for unit in UNITS})
         actions.on({"plot.show_all": plot.show_all, "plot.reset": plot.reset_zoom})
@@ -97,7 +96,7 @@ class PlotGroup:
         actions["plot.x_round"].setChecked(True)
 
     def __getitem__(self, name: str) -> PlotView:
-        """The view of a dock. Raises KeyError if no plot is called so."""
+        """The view of a dock. Raises KeyError for a name that is not a plot's."""
         if name in OVER_ROUNDS:
             return self.views[name] if name in self.views else self._make_over_rounds(name)
         if name not in self.whole:
@@ -110,7 +109,7 @@ class PlotGroup:
         view.plot.menu = self.menu
         self._tell_made(name, view)
         if name != "rollback":
-            view.link_x(self.rollback)  # it has the run by now: to show one moves the axis
+            view.link_x(self.rollback)  # after it has the run, since showing that moves the axis
         view.set_range(self._range)
         self._lay_over(view)
         return view
@@ -131,8 +130,8 @@ class PlotGroup:
             view.set_overlay(self._overlay)
 
     def set_overlay(self, overlay: RunOverlay | None) -> None:
-        """Draw a second run over the one on show, or none. Slots and estimates stay those of the
-        run on show."""
+        """Draw a second run over the one on show, or none. Slots and estimates are only those of
+        the run on show."""
         self._overlay = overlay
         for view in self.views.values():
             self._lay_over(view)
@@ -142,7 +141,7 @@ class PlotGroup:
 
     @staticmethod
     def target(view: QWidget | None) -> QWidget | None:
-        """The widget of a plot that takes the keyboard focus; the plot menu acts on its view."""
+        """The focusable widget of a plot; the plot menu acts on its view."""
         if isinstance(view, DrafterView):
             return view.quality.reliability
         if isinstance(view, TuneView | GateView):
@@ -150,7 +149,7 @@ class PlotGroup:
         return view.plot if isinstance(view, RoundView | WhatIfView) else None
 
     def chosen(self) -> PlotView | None:
-        """The plot that has the focus, else the first in sight that shows anything."""
+        """The focused plot, else the first visible one with data."""
         every: list[PlotView] = [*self.views.values(), *self.whole.values()]
         views = [view for view in every if view.has_rounds]
         focus = QApplication.focusWidget()
@@ -183,7 +182,7 @@ class PlotGroup:
             self._report("info", f"Plot written to {path}.", "")
 
     def image(self) -> QImage | None:
-        """A picture of the plot in use, None without one."""
+        """A picture of the current plot, None without one."""
         view = self._chosen_or_told()
         return None if view is None else picture(view, self._theme)
 
@@ -200,8 +199,8 @@ _MOVES = (QEvent.Type.Resize, QEvent.Type.Move, QEvent.Type.Show, QEvent.Type.Hi
 
 
 class PlotStack(QObject):
-    """Watches where docks with plots over the same axis are. waits: whether more are on their way,
-    which would move those that are there."""
+    """Tracks the places of docks with plots over the same axis. waits: whether more are to come,
+    which would move the present ones."""
 
     def __init__(self, parent: QObject, waits: Callable[[], bool] = lambda: False) -> None:
         super().__init__(parent)
@@ -210,7 +209,7 @@ class PlotStack(QObject):
         self._asked = False
 
     def add(self, dock: QDockWidget, view: RoundView) -> None:
-        """Watch one more dock, which holds this view."""
+        """Track one more dock, which holds this view."""
         self._views.append(view)
         for watched in (dock, view):
             watched.installEventFilter(self)
@@ -229,7 +228,7 @@ class PlotStack(QObject):
             QTimer.singleShot(0, self, self.arrange)  # after the other docks' moves
 
     def arrange(self) -> None:
-        """Tell every plot in sight what is below it, and how wide the others' legends are."""
+        """Tell every visible plot what is below it, and the legends' common width."""
         if self._waits():
             QTimer.singleShot(_WAIT_MS, self, self.arrange)
             return
@@ -243,10 +242,10 @@ class PlotStack(QObject):
                 bare = below is not None and view.is_plot_alone and below.is_plot_alone
                 view.take_place(wide, has_axis=not bare)
             for view in stack:
-                view.catch_up()  # drawn while it is painted, it would be painted twice
+                view.catch_up()  # otherwise painted twice
 
     def _stacks(self) -> list[list[RoundView]]:
-        """Views in sight that have the same edges at the left and right, from top to bottom."""
+        """Visible views with the same left and right edges, from top to bottom."""
         stacks: dict[tuple[object, int, int], list[tuple[int, RoundView]]] = {}
         for view in self._views:
             if view.in_sight:
@@ -257,7 +256,7 @@ class PlotStack(QObject):
 
 
 def picture(view: PlotView, theme: Theme) -> QImage:
-    """The page of a view under its caption, at twice its size in pixels, in light colours."""
+    """The page of a view below its caption, at twice its size, in light colours."""
     caption = PlotCaption(view.page, view.run)
     with _in_light(view, theme):
         size = view.page.size() + QSize(0, caption.height)
@@ -268,7 +267,7 @@ def picture(view: PlotView, theme: Theme) -> QImage:
 
 
 def write_plot(view: PlotView, path: Path, theme: Theme) -> None:
-    """Write a view as the suffix says: .png and .svg as it looks, .csv the numbers in sight.
+    """Write a view by the suffix: .png and .svg as it looks, .csv the numbers in sight.
 
     An existing file is replaced once the new one is complete. Raises TraceFileError.
     """
@@ -276,7 +275,7 @@ def write_plot(view: PlotView, path: Path, theme: Theme) -> None:
         if path.suffix == ".csv":
             _write_csv(view, part)
             return
-        buffer = QBuffer()  # Qt does not report what a disk refuses
+        buffer = QBuffer()  # Qt does not report disk errors
         buffer.open(QBuffer.OpenModeFlag.WriteOnly)
         if path.suffix == ".svg":
             _draw_svg(view, buffer, theme)
@@ -301,7 +300,7 @@ def _draw_svg(view: PlotView, buffer: QBuffer, theme: Theme) -> None:
     caption = PlotCaption(view.page, view.run)
     generator = QSvgGenerator()
     generator.setOutputDevice(buffer)
-    generator.setResolution(view.page.logicalDpiX())  # else the axes come out too small
+    generator.setResolution(view.page.logicalDpiX())  # otherwise the axes are too small
     generator.setTitle(caption.title)
     generator.setDescription("\n".join(caption.lines))
     with _in_light(view, theme):
@@ -321,8 +320,8 @@ def _render(view: PlotView, painter: QPainter, caption: PlotCaption, theme: Them
 
 @contextmanager
 def _in_light(view: PlotView, theme: Theme) -> Iterator[None]:
-    """The view in the light colours, with its axis, without the frame of what has the keys and the
-    button over it, and no smaller than can be read, for as long as it takes to draw it."""
+    """The view in light colours, with its axis, without focus frame and button, and at a readable
+    size, within the context."""
     shown, size = theme.name, view.page.size()
     view.page.resize(size.expandedTo(_LEAST))
     theme.become("light")
@@ -341,7 +340,7 @@ def _in_light(view: PlotView, theme: Theme) -> Iterator[None]:
     plot = view.plot if isinstance(view, RoundView) else None
     had_axis = plot is None or plot.has_axis
     if plot is not None:
-        plot.show_axis(True)  # in a stack that is the last one's
+        plot.show_axis(True)  # in a stack only the last one has it
     floating = [*view.page.findChildren(FocusFrame), *view.page.findChildren(Chip)]
     floating = [one for one in floating if one.isVisible()]
     for widget in floating:
@@ -359,13 +358,13 @@ def _in_light(view: PlotView, theme: Theme) -> Iterator[None]:
 
 
 _LEAST = QSize(640, 200)
-"""A page's, in pixels; that of a narrow dock may be smaller."""
+"""Least size of a page, in pixels; a narrow dock's may be smaller."""
 _LEFT, _TOP = 14, 8
 
 
 class PlotCaption:
-    """A title and lines below it, each cut at the width of the page. page: named after what it
-    shows, or inside a widget that is."""
+    """A title and lines below it, each elided at the width of the page. page: the view, or a widget
+    in it."""
 
     def __init__(self, page: QWidget, run: RunRef | None) -> None:
         parent = page.parentWidget()
@@ -376,11 +375,11 @@ class PlotCaption:
 
     @property
     def height(self) -> int:
-        """Room above the page, in its pixels."""
+        """Height above the page, in its pixels."""
         return _TOP + (1 + len(self.lines)) * self._step
 
     def paint(self, painter: QPainter, theme: Theme) -> None:
-        """Write it from (0, 0) on."""
+        """Draw it from (0, 0) on."""
         painter.save()
         font = QFont(self._page.font())
         width = self._page.width() - 2 * _LEFT

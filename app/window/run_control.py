@@ -1,4 +1,4 @@
-"""What a user asks of the engine: a model, a run, a comparison, a rule to pause at."""
+"""Requests of the user to the engine: a model, a run, a comparison, a rule to pause at."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _TOLD_MS = 8000
 
 
 class RunControl:
-    """Takes the contents of the panels to the bridge."""
+    """Sends the contents of the panels to the bridge."""
 
     def __init__(self, panels: Panels) -> None:
         self._panels, self._bridge, self._feed = panels, panels.bridge, panels.feed
@@ -51,12 +51,13 @@ class RunControl:
         self.guide = ScenarioGuide(panels)
         self._tried = UNTRIED
         self._watch_at: tuple[str, int] | None = None
-        """Server that is being connected to, and the port to watch it at."""
+        """Server being connected to, and the port to watch it at."""
         self._waiting: tuple[Callable[[], None], OpenRequest | None] | None = None
-        """Begins a run or comparison that was asked for while its model loads; what is in use."""
+        """Starts the run or comparison that was requested while its model loads; and the model in
+        use."""
 
     def handlers(self) -> dict[str, Callable[[], object]]:
-        """What the actions of the Run menu do."""
+        """Handlers of the Run menu's actions."""
         return {
             "run.start": lambda: self.run(None),
             "run.pause": self._bridge.pause,
@@ -72,7 +73,7 @@ class RunControl:
         }
 
     def allowed(self, shown: RunRef | None) -> dict[str, bool]:
-        """Which of them make sense now, with this run on show."""
+        """Which of them are possible now, with this run on show."""
         bridge, state = self._bridge, self._bridge.state
         served, can_start = bridge.server is not None, bridge.can_start
         will_start = can_start or (self._is_loading and self._waiting is None)
@@ -103,7 +104,7 @@ class RunControl:
     def open_model(
         self, target: Path, *drafts: Path, then: Callable[[OpenModel], object] | None = None
     ) -> None:
-        """Inspect and load a model; the session in use stays until the new one is complete."""
+        """Inspect and load a model; the current session stays until the new one is complete."""
         self._panels.banners.clear()
         panel = self._panels.run_panel
         how = panel.compute.currentText(), panel.mmap_choice(), panel.device.currentText()
@@ -111,7 +112,7 @@ class RunControl:
         self._bridge.ask(OpenModel(target, drafts, *how, options), then)
 
     def open_demo(self, then: Callable[[OpenModel], object]) -> None:
-        """The bundled models, with a prompt ready."""
+        """Load the bundled models, with a prompt ready."""
         self._panels.run_panel.use_first_prompt()
         self.open_model(DEMO_TARGET, DEMO_DRAFT, DEMO_EAGLE3, then=then)
 
@@ -122,14 +123,14 @@ class RunControl:
             self.open_model(path)
 
     def ask_draft(self) -> None:
-        """Let the user choose one more file that drafts for the model in use."""
+        """Let the user choose a further draft file for the model in use."""
         path = ask_model(self._window, self._settings, "Open draft model")
         files = self._bridge.files
         if path is not None and files is not None:
             self.open_model(files.target, *(draft for draft, *_ in files.drafts), path)
 
     def ask_server(self) -> None:
-        """Let the user name a server, without blocking the window."""
+        """Let the user enter a server, without blocking the window."""
         server = self._bridge.server
         found = server is not None and server.facts.address == self._tried[0]
         dialog = ConnectDialog(self._settings, self._window, UNTRIED if found else self._tried)
@@ -139,7 +140,7 @@ class RunControl:
     def connect_server(
         self, address: str, key: str = "", log: Path | None = None, port: int = 0, model: str = ""
     ) -> None:
-        """Use a server; with a port, other programs are watched there as soon as it answers."""
+        """Use a server; with a port, watch other programs there once it answers."""
         self._panels.banners.clear()
         self._tried = address, log, port, model
         self._watch_at = (address, port) if port else None
@@ -147,7 +148,7 @@ class RunControl:
         self._bridge.ask(ConnectServer(address, key, log, timeout, model))
 
     def begin_watching(self, state: State) -> None:
-        """Watch, if that was asked for together with the connection, once that has come about."""
+        """Start watching once connected, if requested together with the connection."""
         if state is State.LOADING or self._watch_at is None:
             return
         (address, port), self._watch_at = self._watch_at, None
@@ -156,7 +157,7 @@ class RunControl:
             self._bridge.ask(WatchClients(f"{LOOPBACK}:{port}"))
 
     def watch(self) -> None:
-        """Record what other programs ask of the server, through the port used last."""
+        """Record other programs' requests to the server, at the port used last."""
         self._panels.banners.clear()
         self._bridge.ask(WatchClients(f"{LOOPBACK}:{self._settings.watch_port}"))
 
@@ -174,8 +175,7 @@ class RunControl:
         self._bridge.ask(Rescore(run, target, assume_same=assume_same), self._show_rescored)
 
     def _show_rescored(self, job: Rescore) -> None:
-        """What came of it; where it is not known whether the model is that of the run, let the
-        user say."""
+        """Show the result; if it is unknown whether the model is the run's, ask the user."""
         banners = self._panels.banners
         if job.unsure:
             again = partial(self._rescore, job.ref, job.target, assume_same=True)
@@ -186,7 +186,7 @@ class RunControl:
             self._feed.show_run(self._feed.run)  # cells that views have read are filled now
 
     def reload(self) -> None:
-        """Load the files in use again, as chosen in the Run panel."""
+        """Load the current files again, with the Run panel's loading options."""
         files = self._bridge.files
         if files is not None:
             self.open_model(files.target, *(draft for draft, *_ in files.drafts))
@@ -194,14 +194,14 @@ class RunControl:
     # -- runs ------------------------------------------------------------------------------
 
     def _wait(self, name: str, begin: Callable[[], None]) -> None:
-        """Begin something when the model that loads is in use."""
+        """Start something once the loading model is in use."""
         self._waiting = begin, self._bridge.loaded_as
         words = f"{name} begins when the model is loaded; Stop (Shift+F5) takes it back"
         self._panels.status.say(waiting=words)
         self._enable()
 
     def begin_waiting(self, state: State) -> None:
-        """Begin what waits for a model, if that one has come into use."""
+        """Start what waits for a model, if it is now in use."""
         if state is State.LOADING or self._waiting is None:
             return
         begin, before = self._waiting
@@ -225,7 +225,7 @@ class RunControl:
             self._bridge.stop()
 
     def run(self, rounds: int | None) -> None:
-        """Start a run, or go on with the paused one, for this many rounds or to its end."""
+        """Start a run, or continue the paused one, for this many rounds or to its end."""
         self._panels.banners.clear()
         if self._bridge.state is State.PAUSED:
             self._bridge.resume(rounds)
@@ -237,7 +237,7 @@ class RunControl:
             self._bridge.ask(StartRun(panel.texts(), panel.options(), rounds, panel.chat()))
 
     def ask_fork(self) -> None:
-        """Let the user say how a run is to go on from the place under the cursor."""
+        """Let the user choose how a run is forked at the cursor."""
         self._panels.banners.clear()
         place = self._feed.cursor
         if place is None:
@@ -270,8 +270,9 @@ class RunControl:
         self._bridge.ask(StartRun((), options, fork=fork))
 
     def say(self, conversation: int | None, parent: int | None, text: str, is_chat: bool) -> None:
-        """Begin a turn of a conversation with the options of the Run panel. One of another trace,
-        an earlier session's or another model's, goes on as a new one with all that was said."""
+        """Start a turn of a conversation with the options of the Run panel. A conversation of
+        another trace, of an earlier session or another model, continues as a new one with all its
+        messages."""
         self._panels.banners.clear()
         if not self._options_are_sound():
             return
@@ -291,15 +292,15 @@ class RunControl:
         self._bridge.ask(StartTurn(turn))
 
     def use_setting(self, run: RunRef, n_max: int, p_min: float) -> None:
-        """Put the longest draft and the least confidence into the Run panel, with the drafters of
-        the run that they were estimated from."""
+        """Set n_max and p_min in the Run panel, with the drafters of the run that they were
+        estimated from."""
         types = run.facts.options.spec.types if run.facts.options else ()
         self._docks.reveal("run")
         message = self._panels.run_panel.use_setting(types, n_max, p_min)
         self._panels.status.showMessage(message, _TOLD_MS)
 
     def compare_chosen(self) -> None:
-        """Compare the lanes that are written in the divergence view."""
+        """Compare the lanes of the divergence view."""
         lanes = self._panels.divergence.chosen_lanes()
         if lanes is None:
             self._docks.reveal("divergence", "findings")
@@ -315,8 +316,8 @@ class RunControl:
             self.compare(StartComparison(request))
 
     def compare(self, lanes: StartComparison | PlayScript) -> None:
-        """Run lanes side by side, and bring them into sight: where a panel at the right would be
-        narrow, in the layout that is made for them."""
+        """Run lanes side by side and show them: in the layout for comparisons if a panel on the
+        right would be narrow."""
         if not self._docks.is_wide:
             self._take_layout("divergence")
         self._docks.reveal("divergence", "findings")
@@ -332,11 +333,11 @@ class RunControl:
             self._panels.status.showMessage(f"{key} goes back to the layout {back}", _TOLD_MS)
 
     def open_scenario(self, scenario: Scenario | MemoryScript) -> None:
-        """Compare what a scenario asks for on the model in use, or just run it without lanes; at
-        its end the guide shows what came of it.
+        """Play a scenario's lanes on the model in use, or only run it without lanes; at its end the
+        guide shows the result.
 
-        A script of memory operations is played under the policy of the Run panel, or the first
-        that it is for.
+        A script of memory operations is played under the policy of the Run panel, or the first that
+        it is for.
         """
         self.guide.begin(scenario)
         self._take_layout("divergence")
@@ -360,23 +361,23 @@ class RunControl:
         self.compare(StartComparison(request))
 
     def check_rollback(self, gates: tuple[GateOptions, ...]) -> None:
-        """Check the build of llama.cpp that its lanes use, with the model in use."""
+        """Check the llama.cpp build of its lanes with the model in use."""
         self._panels.banners.clear()
         self._bridge.ask(CheckRollback(self._settings.llama_library, gates))
 
     def show_lane(self, run: RunRef) -> None:
-        """Show a lane that was checked, where it differs from the plain one."""
+        """Show a checked lane, at its difference from the plain one."""
         self._feed.select_run(run)
         self._docks.reveal("divergence")
 
     def ask_llama_library(self) -> None:
-        """Let the user name the build of llama.cpp that its lanes use."""
+        """Let the user choose the llama.cpp build of lanes."""
         dialog = LibraryDialog(str(self._settings.llama_library or ""), self._window)
         dialog.accepted.connect(lambda: self.use_llama_library(dialog.path.text()))
         dialog.open()
 
     def use_llama_library(self, name: str) -> None:
-        """Lanes of llama.cpp use this build from now on, or with an empty name their own."""
+        """Use this build for llama.cpp lanes from now on; empty: the default."""
         try:
             path = Path(name.strip()).expanduser() if name.strip() else None
             if path is not None:
@@ -418,13 +419,13 @@ class RunControl:
         self._panels.breaks.begin_typing()
 
     def use_break_rules(self) -> None:
-        """Pass the ticked break rules to the engine, and save the list in the settings."""
+        """Send the ticked break rules to the engine, and save the list in the settings."""
         breaks = self._panels.breaks
         self._settings.break_rules = breaks.entries()
         self._bridge.set_break_rules(breaks.rules())
 
     def _options_are_sound(self) -> bool:
-        """If they are not, what is wrong is shown in the Run panel, which comes into sight."""
+        """Whether the options are valid; if not, show the error in the Run panel."""
         problem = self._panels.run_panel.problem
         if problem:
             self._docks.reveal("run")
@@ -433,17 +434,17 @@ class RunControl:
 
 
 def _fork_at(place: Position) -> Fork:
-    """After the token of a place if it was put out, else before its round."""
+    """After the token at a place if it was emitted, else before its round."""
     if place.pos is not None:
         try:
             return Fork.after(place.run, place.pos, place.seq_id)
         except OptionError:
-            pass  # of the prompt, or drafted and not accepted
+            pass  # a prompt token, or a draft that was not accepted
     return Fork(place.run, place.round, seq_id=place.seq_id)
 
 
 class ScenarioGuide(QObject):
-    """Belongs to one window. Another run, of whatever kind, ends what it has to tell."""
+    """Belongs to one window. Any other run ends it."""
 
     def __init__(self, panels: Panels) -> None:
         super().__init__(panels.window)
@@ -456,7 +457,7 @@ class ScenarioGuide(QObject):
         bridge.state_changed.connect(self._end_run)
 
     def begin(self, scenario: Scenario | MemoryScript) -> None:
-        """The next run is that of this scenario."""
+        """The next run is this scenario's."""
         self._panels.banners.take_down(self._banner)
         self._scenario = scenario
         self._has_begun = self._is_told = False

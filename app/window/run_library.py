@@ -1,5 +1,5 @@
-"""The list of all runs: what the user does with them, which of them stay in memory, two that lie
-over each other, and what is copied of the one on show."""
+"""The list of all runs: commands on them, which of them stay in memory, overlaid runs, and what is
+copied of the one on show."""
 
 from __future__ import annotations
 
@@ -47,25 +47,25 @@ if TYPE_CHECKING:
 
 
 MOST_BYTES = 512 << 20
-"""Memory that traces may take before the rows of those not in use are left on disk alone."""
+"""Memory limit of traces, beyond which unused ones are left on disk alone, bytes."""
 
 
 class RunLibrary(QObject):
-    """Connects the Runs panel. `autosave`: what writes traces, None where nothing is saved: then
-    all of them stay in memory."""
+    """Connects the Runs panel. `autosave`: writes traces, None if nothing is saved: then all stay
+    in memory."""
 
     def __init__(self, panels: Panels, news: EngineNews, autosave: Autosave | None) -> None:
         super().__init__(panels.window)
         self._panels, self._news, self._autosave = panels, news, autosave
         self._bridge, self._feed = bridge, feed = panels.bridge, panels.feed
         self._used: WeakKeyDictionary[TraceStore, int] = WeakKeyDictionary()
-        """When a trace was on show last, by a count of such times."""
+        """A counter of when each trace was last shown."""
         self._as_read: WeakKeyDictionary[TraceStore, TraceMark] = WeakKeyDictionary()
-        """How much opened traces held when they had been read. Neither keeps closed ones alive."""
+        """The size of opened traces as read. Neither keeps closed ones alive."""
         self._deleted: list[tuple[list[RunRef], RunRef | None]] = []
-        """What can be brought back, the latest last, each with the run of it that was on show."""
+        """What can be restored, latest last, each with its run that was on show."""
         self._wanted: tuple[TraceStore, Callable[[], object]] | None = None
-        """A trace that is being read again, and what is to be done then."""
+        """A trace that is being read again, and what to do then."""
         runs = panels.runs
         runs.run_selected.connect(self.select)
         runs.overlay_asked.connect(self.overlay)
@@ -90,24 +90,23 @@ class RunLibrary(QObject):
     # -- what the user asks for ------------------------------------------------------------
 
     def select(self, run: RunRef) -> None:
-        """Show a run in all views, as soon as its rows are in memory."""
+        """Show a run in all views, once its rows are in memory."""
         self.with_rows(run.store, lambda: self._news.select_run(run))
 
     def overlay(self, run: RunRef | None) -> None:
-        """Lay one more run over the one on show, as soon as its rows are in memory; None takes all
-        off."""
+        """Overlay one more run, once its rows are in memory; None removes all."""
         if run is None:
             self._feed.set_overlay(None)
         else:
             self.with_rows(run.store, lambda: self._feed.add_overlay(run))
 
     def can_repeat(self, run: RunRef | None) -> bool:
-        """Whether a run or comparison could begin again now."""
+        """Whether a run or comparison could be repeated now."""
         return run is not None and self._bridge.can_start and self._repeat(run) is not None
 
     def again(self, run: RunRef) -> None:
-        """Begin a run or comparison anew, with its prompts and options, whatever Run Settings say.
-        One of another session needs the model that it had."""
+        """Repeat a run or comparison with its prompts and options, whatever Run Settings say. One
+        of another session needs its model."""
         job = self._repeat(run)
         if job is not None:
             self._panels.banners.clear()
@@ -123,7 +122,7 @@ class RunLibrary(QObject):
         return StartRun((), facts.options, of=run)
 
     def delete(self, runs: Sequence[RunRef]) -> None:
-        """Take runs off the list, lanes with their whole comparison; one that goes on stays."""
+        """Remove runs from the list, lanes with their whole comparison; a running one stays."""
         live = self._bridge.live if self._bridge.has_run else None
         going = (lanes_of(live) or (live,)) if live else ()
         whole = dict.fromkeys(lane for run in runs for lane in lanes_of(run) or (run,))
@@ -147,7 +146,7 @@ class RunLibrary(QObject):
             self._feed.show_run(None)
 
     def undo(self) -> None:
-        """Bring back what was deleted last, on show if it was."""
+        """Restore what was deleted last, and show it if it was on show."""
         if self._deleted:
             runs, shown = self._deleted.pop()
             self._note(runs, deleted=False)
@@ -156,7 +155,8 @@ class RunLibrary(QObject):
                 self.select(shown)
 
     def _neighbour(self, gone: list[RunRef]) -> RunRef | None:
-        """The run to show when the one on show goes: the listed one before it, else the next."""
+        """The run to show after the one on show is deleted: the previous one in the list, else the
+        next."""
         listed = [row.run for row in self._panels.runs.model.rows]
         at = min((listed.index(run) for run in gone if run in listed), default=0)
         left = [*reversed(listed[:at]), *listed[at:]]
@@ -183,7 +183,7 @@ class RunLibrary(QObject):
     # -- rows on disk ----------------------------------------------------------------------
 
     def with_rows(self, store: TraceStore, then: Callable[[], object]) -> None:
-        """Do something as soon as the rows of a trace are in memory."""
+        """Do something once the rows of a trace are in memory."""
         if store.rows_in is None:
             then()
         elif self._bridge.ask(ReadRows(store, store.rows_in)):
@@ -202,8 +202,8 @@ class RunLibrary(QObject):
         self.make_room()
 
     def make_room(self, *_: object) -> None:
-        """Leave the rows of the traces that were shown least lately on disk, as long as all
-        together take more than MOST_BYTES."""
+        """Leave the rows of the least recently shown traces on disk while all together exceed
+        MOST_BYTES."""
         bridge, feed = self._bridge, self._feed
         if bridge.is_opening or bridge.reading or bridge.exporting:
             return
@@ -220,7 +220,7 @@ class RunLibrary(QObject):
                 bridge.let_go_of_rows(store, folder)
 
     def _folder_of(self, store: TraceStore) -> Path | None:
-        """Where all of a trace is, None if that is nowhere but in memory."""
+        """The folder with all of a trace, None if it is only in memory."""
         folder = self._bridge.opened_from(store)
         if folder is not None:
             return folder if self._as_read.get(store) == mark_of(store) else None
@@ -248,7 +248,7 @@ class RunLibrary(QObject):
         self._news.show_started(run)
 
     def _number(self, run: RunRef) -> None:
-        """Number a new run after those of all sessions; lanes of a comparison have one number."""
+        """Number a new run after those of all sessions; lanes of a comparison share one number."""
         started = map(run.sibling, range(run.run_id, len(run.store.runs)))
         new = [one for one in started if notes_of(one.facts).number is None]
         kept = (*self._bridge.earlier, *self._bridge.recorded)
@@ -262,7 +262,7 @@ class RunLibrary(QObject):
             self._list()
 
     def _note_prompt(self, *_: object) -> None:
-        """Of a run that goes on, so that its trace has it if the program ends before the run."""
+        """Save a running run's prompt, in case the program ends before the run."""
         live = self._bridge.live
         for run in (lanes_of(live) or (live,)) if live and self._bridge.has_run else ():
             if not notes_of(run.facts).prompt and (prompt := prompt_text(run)):
@@ -271,15 +271,15 @@ class RunLibrary(QObject):
     def _end_run(self, run: RunRef) -> None:
         for one in lanes_of(run) or (run,):
             describe_prompt(one)
-        self._number(run)  # checks of a library begin one comparison after the other
+        self._number(run)  # checks of a library start one comparison after the other
         self.make_room()
 
 
 class RunPairs(QObject):
-    """Has the texts of both compared as soon as both have ended, and tells the panels."""
+    """Compares the texts of two runs once both have ended, and informs the panels."""
 
     changed = Signal()
-    """There is a place to go to, or none any more."""
+    """A place to go to has appeared or disappeared."""
 
     def __init__(self, panels: Panels) -> None:
         super().__init__(panels.window)
@@ -292,11 +292,11 @@ class RunPairs(QObject):
 
     @property
     def part(self) -> bool:
-        """Whether there is a token at which the two differ."""
+        """Whether the two differ at any token."""
         return self._parting is not None
 
     def go_first(self) -> None:
-        """Move the cursor to the first token that differs."""
+        """Move the cursor to the first differing token."""
         pair = self._parting
         if self._overlay is not None and pair is not None and pair.a is not None:
             run, round_ = self._overlay.over, pair.a.round
@@ -305,12 +305,12 @@ class RunPairs(QObject):
 
     @property
     def have_ended(self) -> bool:
-        """Whether there are two that have ended."""
+        """Whether there are two, and both have ended."""
         overlay = self._overlay
         return overlay is not None and overlay.run.ended and overlay.over.ended
 
     def diff_drafters(self) -> None:
-        """Say why drafts or acceptance of the two differ."""
+        """Explain why drafts or acceptance of the two differ."""
         if self._overlay is not None:
             self._panels.banners.clear()
             self._bridge.ask(DiffDrafters(self._overlay.over, self._overlay.run), self._show_diff)
@@ -357,7 +357,7 @@ _MESSAGE_MS = 3000
 
 
 class Copies:
-    """What is put on the clipboard. `log_lines` gives the end of the log for reports."""
+    """The clipboard's contents. `log_lines` gives the end of the log for reports."""
 
     def __init__(self, panels: Panels, log_lines: Callable[[], list[str]]) -> None:
         self._bridge, self._panels, self._feed = panels.bridge, panels, panels.feed
@@ -379,7 +379,7 @@ class Copies:
         return {name: partial(self._put, source) for name, source in sources.items()}
 
     def _text(self) -> str:
-        """The table that has the keys, else the selected or generated text."""
+        """The focused table, else the selected or generated text."""
         at = QApplication.focusWidget()
         return table_text(at) if isinstance(at, QTableView) else self._panels.tokens.copy_text()
 

@@ -1,4 +1,4 @@
-"""The status of the run on show: how far it is, how it ended, its speed relative to plain."""
+"""The status of the run on show: its progress, how it ended, its speed-up over plain decoding."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class RunEnds(QObject):
         return bridge.can_start and bridge.request_of(run) is not None
 
     def measure_plain(self) -> None:
-        """Run what the run on show was asked for with its drafters and without, in alternation."""
+        """Repeat the run on show with its drafters and without, in alternation."""
         run = self._feed.run
         request = None if run is None else self._bridge.request_of(run)
         if run is None or request is None:
@@ -58,7 +58,7 @@ class RunEnds(QObject):
         self._bridge.ask(MeasurePlain(run, request), self._show_pairs)
 
     def _show_pairs(self, job: MeasurePlain) -> None:
-        """It may have another card by now."""
+        """Show the result, unless there is another card by now."""
         if job.error:
             words = "Plain decoding was not measured."
             self._panels.run_banners.add(job.ref, "warning", words, job.error)
@@ -105,8 +105,9 @@ class RunEnds(QObject):
         status.say(going=words)
 
     def _look_at_compiler(self) -> None:
-        """A kernel is compiled inside a round, in which no row is written."""
-        from engine.machine.clock import is_compiling  # it is loaded: something runs
+        """Show compilation of a kernel: it happens within a round, which writes no rows
+        meanwhile."""
+        from engine.machine.clock import is_compiling  # it is imported if anything runs
 
         if is_compiling() != self._is_compiling:
             self._is_compiling = not self._is_compiling
@@ -125,7 +126,7 @@ class RunEnds(QObject):
 
 
 def _rebuilt(run: RunRef) -> str:
-    """How the state that a fork goes on from was rebuilt; empty for other runs."""
+    """How the state of a fork was rebuilt; empty for other runs."""
     fork = run.facts.fork
     return f"{_fork(run)}, {fork.rebuilt}" if fork is not None else ""
 
@@ -137,16 +138,16 @@ def _fork(run: RunRef) -> str:
 
 
 _LEAST_S, _LEAST_TOKENS = 2.0, 16
-"""Seconds of generation and tokens before which nothing can be said of the end of a run."""
+"""Seconds of generation and tokens before which the remaining time is not estimated."""
 _LOOK_MS = 200
 
 
 def progress_text(run: RunRef, numbers: LiveNumbers) -> str:
-    """ "1,238 / 2,000 tokens · round 339 · 44 s · about 27 s left"; what is not known is left out.
+    """ "1,238 / 2,000 tokens · round 339 · 44 s · about 27 s left"; unknown parts are left out.
     Before the first token: "reading the prompt: 512 tokens done".
 
-    numbers: figures of the run. The time is that of its rounds, without pauses; what is left is
-    what the tokens still to come take at the speed so far. A text may end before its limit.
+    numbers: figures of the run. The time is that of its rounds, without pauses; the remaining time
+    is that of the remaining tokens at the speed so far. A text may end before its limit.
     """
     if numbers.tokens is None:
         return ""
@@ -181,7 +182,7 @@ def progress_text(run: RunRef, numbers: LiveNumbers) -> str:
 
 
 def tokens_asked(run: RunRef) -> int | None:
-    """Tokens that all sequences of a run may generate, None without a limit or where not known."""
+    """Most tokens of all sequences of a run, None without a limit or if unknown."""
     limit = run.facts.options.n_predict if run.facts.options else 0
     if limit <= 0:
         return None

@@ -1,5 +1,5 @@
-"""Traces and results in and out of the window: export, opening, dropping, autosave, what is left to
-the next window."""
+"""Traces and results in and out of the window: export, opening, dropping, autosave, and runs kept
+for the next start."""
 
 from __future__ import annotations
 
@@ -64,16 +64,16 @@ _JOIN_TIMEOUT = 5.0
 
 
 class Sessions(QObject):
-    """Belongs to one window. `data`: the user's data folder; without one nothing is autosaved, and
-    nothing is asked at the end.
+    """Belongs to one window. `data`: the user's data folder; without it nothing is autosaved, and
+    the end asks no question.
 
-    quit_choice: what becomes of unexported runs at the end; None asks the user.
+    quit_choice: what to do with unexported runs at the end; None asks the user.
     """
 
     message = Signal(str, int)
-    """What is worth a line for some milliseconds."""
+    """A sentence for the status line, with its milliseconds."""
     runs_asked = Signal()
-    """The user wants to see the list of all runs."""
+    """The user wants the list of all runs."""
     library_read = Signal()
     """The runs of earlier sessions are listed."""
     _posted = Signal(object)
@@ -91,7 +91,7 @@ class Sessions(QObject):
         self._is_closed = False
         self.autosave: Autosave | None = None
         self._unkept: Banner | None = None
-        """Says that runs cannot be saved."""
+        """The message that runs cannot be saved."""
         self._posted.connect(self._receive)
         if data is not None:
             self.autosave = Autosave(
@@ -106,13 +106,13 @@ class Sessions(QObject):
         bridge.trace_shown.connect(self._remember)
 
     def open(self, *paths: Path) -> None:
-        """Read traces, each a folder, a file in it, or what another engine wrote, and show one
-        after the other, of several with the list of all runs; no model is needed."""
+        """Read traces, each a folder, a file in it, or another engine's file, and show one after
+        the other; for several also the list of all runs. Needs no model."""
         self._banners.clear()
         self.read(paths)
 
     def read(self, paths: Sequence[Path]) -> None:
-        """`open`, but messages stay."""
+        """As `open`, but messages stay."""
         if len(paths) > 1:
             self.runs_asked.emit()
         self._read_first(paths)
@@ -126,7 +126,7 @@ class Sessions(QObject):
             )
 
     def open_text(self, text: str) -> None:
-        """Show what another engine wrote, copied or dropped as a text."""
+        """Show another engine's output that was copied or dropped as text."""
         self._banners.clear()
         self._bridge.ask(ReadText(text))
 
@@ -136,7 +136,7 @@ class Sessions(QObject):
             self.open(*paths)
 
     def export(self, store: TraceStore, *runs: RunRef) -> None:
-        """Ask where to, without blocking the window, then write a trace, or some runs of it."""
+        """Ask for a folder, without blocking the window, then write a trace, or some runs of it."""
         dialog = ExportDialog(store, self._settings, self._window, runs)
         dialog.chosen.connect(
             lambda folder, excel: self._write(
@@ -146,12 +146,12 @@ class Sessions(QObject):
         dialog.show()
 
     def _write(self, job: AnyJob, then: Callable[[AnyJob], object] | None = None) -> None:
-        """Have a file or folder written; what is said of earlier ones goes."""
+        """Write a file or folder; messages about earlier ones are removed."""
         self._banners.clear()
         self._bridge.ask(job, then)
 
     def perfetto(self, run: RunRef) -> None:
-        """Ask for a file and write a run, or its comparison, as a trace of Perfetto."""
+        """Ask for a file and write a run, or its comparison, as a Perfetto trace."""
         from engine.trace.perfetto import new_builder, write_perfetto
 
         try:
@@ -178,24 +178,24 @@ class Sessions(QObject):
         self._banners.add("info", f"{export.what} exported to {export.folder}.", "", button)
 
     def _folder_button(self, folder: Path) -> BannerButton:
-        """A button that shows a folder in the desktop's file manager."""
+        """A button that shows a folder in the file manager."""
         remedy = "Open the folder in a file manager."
         return "Open &Folder", lambda: self._open(folder, remedy)
 
     def report(self, run: RunRef) -> None:
-        """Ask for a file and write the report on the run on show and the one laid over it, if any,
-        or on the comparison it is a lane of."""
+        """Ask for a file and write the report on the run on show and the overlaid one, if any, or
+        on its comparison."""
         path = ask_new(self._window, self._settings, "report")
         if path is None:
             return
         lanes, overlay = lanes_of(run), self._feed.overlay
-        # a comparison tells of both
+        # a comparison covers both
         overlaid = None if overlay is None or overlay.run in lanes else overlay.run
         write = partial(write_report_on, lanes or (run,), overlaid, environment())
         self._write(WriteFile("Report", path, write), self._show_page)
 
     def share(self, run: RunRef) -> None:
-        """Write the runs of the trace as a page that begins with this one, and say where it is."""
+        """Write the trace's runs as a page that begins with this one, and show where it is."""
         path = place_page(self._window, self._settings, "session")
         if path is not None:
             write = partial(write_page_on, run, lanes_of(run))
@@ -213,7 +213,7 @@ class Sessions(QObject):
             self._banners.add("warning", f"Nothing on this desktop opens {path}.", remedy)
 
     def open_library(self) -> None:
-        """List the runs that earlier windows left, and say so if this one can leave nothing."""
+        """List the runs of earlier windows, and say if this one cannot save any."""
         if self._data is None:
             return
         problem = unwritable(self._data)
@@ -228,8 +228,8 @@ class Sessions(QObject):
         self._library.start(self._posted.emit)
 
     def may_end(self) -> bool:
-        """Keep the runs that were not exported for the next start; where that is not possible, ask
-        what becomes of them. False: the window is to stay open. A run that goes on is ended."""
+        """Save unexported runs for the next start; if that is not possible, ask the user. False:
+        the window stays open. A running run is ended."""
         autosave = self.autosave
         if autosave is None or self._is_closed:
             return True
@@ -246,8 +246,8 @@ class Sessions(QObject):
         return kept or not unexported or quit_choice is QuitChoice.DISCARD
 
     def interrupt(self) -> None:
-        """Close the window without a question, at Ctrl-C in its terminal. Runs that cannot be kept
-        hold it open the first time."""
+        """Close the window without a question, at Ctrl-C in its terminal. Runs that cannot be saved
+        keep it open the first time."""
         before, self.quit_choice = self.quit_choice, QuitChoice.KEEP
         ended = self._window.close()
         self.quit_choice = before
@@ -274,11 +274,11 @@ class Sessions(QObject):
             how(self.autosave)
 
     def _own_traces(self) -> list[TraceStore]:
-        """Those that this program keeps, and not the user in folders of her own."""
+        """Traces kept by this program, not in the user's own folders."""
         return [runs.store for runs in (*self._bridge.earlier, *self._bridge.recorded)]
 
     def _keep(self, autosave: Autosave, but: Collection[TraceStore]) -> bool:
-        """Whether everything else is on disk."""
+        """Save the others; returns whether everything is on disk."""
         QGuiApplication.setOverrideCursor(Qt.CursorShape.WaitCursor)
         try:
             if self._bridge.has_run and self._bridge.session_store not in but:
@@ -333,9 +333,9 @@ class Sessions(QObject):
     def _tell_unsaved(self, failed: DraftscopeError) -> None:
         message = f"The runs are not saved. {failed.message}"
         remedy = "Export them to another folder (Ctrl+E)."
-        self._banners.take_down(self._unkept)  # the same thing said before there was a run
+        self._banners.take_down(self._unkept)  # the message of before there was a run
         self._unkept = banner = self._banners.add("error", message, remedy, sticky=True)
-        if self.autosave is not None:  # said once, so it stays until it is no longer true
+        if self.autosave is not None:  # shown once, so it stays until it is no longer true
             self.autosave.saved.connect(lambda: self._banners.take_down(banner))
 
     def _discard(self, folder: Path, banner: Banner) -> None:
@@ -360,7 +360,7 @@ class OpenedResults:
         self._sessions, self._settings, self._window = sessions, panels.settings, panels.window
 
     def connect(self, view: ResultsView) -> None:
-        """Listen to the panel."""
+        """Connect the panel's signals."""
         view.trace_asked.connect(self._open_trace)
         view.again_asked.connect(lambda results: self.open(results.path))
 
@@ -406,10 +406,10 @@ _PART = re.compile(r"-\d{5}(?=-of-\d{5}\.gguf$)")
 
 
 def what_is(data: QMimeData) -> tuple[list[Path], ...] | str | None:
-    """What a drop brings, None for nothing and for addresses, as nothing is fetched: a text, or
-    models, the largest (the target) first and one in parts by its first part; results of a sweep;
-    and traces, each by its folder. All else is taken for what another engine wrote: its reader says
-    if it is none."""
+    """What a drop contains, None for nothing and for URLs, which are not fetched: a text, or
+    models, the largest (the target) first and a split one by its first part; results of a sweep;
+    and traces by folder. Anything else is passed to the reader of other engines' files, which
+    reports errors."""
     paths = [Path(url.toLocalFile()) for url in data.urls() if url.isLocalFile()]
     if not paths and data.hasUrls():
         return None
@@ -437,10 +437,10 @@ def _in_words(found: tuple[list[Path], ...] | str) -> str:
 
 
 class DropTarget(QObject):
-    """Takes what is dropped on a widget, and says while it hovers what would be opened."""
+    """Takes drops on a widget, and says while hovering what would be opened."""
 
     hovers = Signal(str)
-    """In words; empty when it is gone."""
+    """A description; empty when the drag has left."""
     dropped = Signal(QMimeData)
 
     def __init__(self, widget: QWidget) -> None:

@@ -1,16 +1,16 @@
-"""The status bar: what is loaded, what is going on, and the figures of the run."""
+"""The status bar: the loaded model, current work, and the run's figures."""
 
 from __future__ import annotations
 
 from PySide6.QtCore import QSize, Qt, Signal
-from PySide6.QtGui import QPainter, QPaintEvent, QPalette
-from PySide6.QtWidgets import QLabel, QProgressBar, QPushButton, QSizePolicy, QStatusBar, QWidget
+from PySide6.QtGui import QPainter, QPalette
+from PySide6.QtWidgets import QLabel, QProgressBar, QPushButton, QSizePolicy, QStatusBar
 
 from app.trace_models.run_facts import LiveNumbers
 from app.trace_models.run_notes import run_name
 from app.trace_models.run_rows import RunOverlay
 from app.trace_models.shown_text import NOT_OBSERVED, plain_tip, significant
-from app.widgets.build import made
+from app.widgets.build import Drawing, made
 from engine.analysis.run_cost import PlainRatio
 from engine.plain_text import size_text
 
@@ -35,21 +35,21 @@ _CHIPS = {
 }
 _STEPS = 1000
 _LEAST_BYTES = 1 << 16
-"""Progress over less is counted in other things than bytes, which its phase names."""
+"""Progress over less is not in bytes, but in units that its phase names."""
 _EDGE = 6
 """Pixels between the last chip and the window's edge."""
 
 
 class StatusLine(QStatusBar):
-    """`cancel_asked` comes from the button next to the progress bar."""
+    """`cancel_asked` is emitted by the button next to the progress bar."""
 
     cancel_asked = Signal()
 
     def __init__(self) -> None:
         super().__init__()
         self.texts = {"waiting": "", "going": "", "model": ""}
-        """What is waited for; how far the run is, or which lane is on show; the model with the
-        engine's state."""
+        """What is awaited; the run's progress, or the lane on show; the model with the engine's
+        state."""
         self._model = _ElidedLine()
         self.phase = made(QLabel, textFormat=Qt.TextFormat.PlainText)
         self._bar = QProgressBar()
@@ -80,26 +80,26 @@ class StatusLine(QStatusBar):
         self.hide_progress()
 
     def say(self, **texts: str) -> None:
-        """Show other `texts`; one that is empty takes no room."""
+        """Set some of `texts`; an empty one takes no room."""
         self.texts |= texts
         self._model.say(" · ".join(filter(None, self.texts.values())))
 
     def set_vs_plain(self, ratio: PlainRatio | None) -> None:
-        """How many times as fast as plain decoding; None where that was not measured takes no
-        room."""
+        """Set the speed-up over plain decoding; hidden if it was not measured."""
         chip = self.chips["vs_plain"]
         chip.set_text(NOT_OBSERVED if ratio is None else ratio.range_text)
         chip.setVisible(ratio is not None and not self.progress_shown)
 
     def set_numbers(self, numbers: LiveNumbers) -> None:
-        """The figures of the run."""
+        """Set the run's figures."""
         self.chips["acceptance"].set_figure(numbers.acceptance)
         self.chips["tokens_per_step"].set_figure(numbers.tokens_per_step)
         self.chips["tokens_per_second"].set_figure(numbers.tokens_per_second)
         self.chips["path"].set_text(numbers.path or NOT_OBSERVED)
 
     def set_overlay(self, overlay: RunOverlay | None) -> None:
-        """Name the second run; the figures stay those of the run on show. None removes the name."""
+        """Name the overlaid run; the figures are still those of the run on show. None removes the
+        name."""
         self.overlay.setVisible(overlay is not None)
         if overlay is not None:
             names = [one.name for one in overlay.every]
@@ -109,13 +109,13 @@ class StatusLine(QStatusBar):
             self.overlay.set_text(overlay.name + more, tip + run_name(overlay.over))
 
     def set_server_gone(self, why: str) -> None:
-        """The server in use does not answer any more; empty: it does, or none is in use."""
+        """The server in use does not answer; empty: it does, or none is in use."""
         self.gone.setVisible(bool(why))
         if why:
             self.gone.set_text("gone", why)
 
     def show_progress(self, done: int, total: int, phase: str) -> None:
-        """Work in hand; it can be cancelled until `hide_progress`."""
+        """Show progress of work, which can be cancelled until `hide_progress`."""
         share = done / total if total else 0.0
         self._bar.setValue(round(share * _STEPS))
         self._bar.setRange(0, _STEPS if total else 0)  # without a total it only moves
@@ -140,9 +140,9 @@ class StatusLine(QStatusBar):
             chip.setVisible(not shown and is_told)
 
 
-class _ElidedLine(QWidget):
-    """One line of text that takes the room that is left. A QLabel would have all of the line
-    arranged and painted anew for every text."""
+class _ElidedLine(Drawing):
+    """One line of text in the remaining room. A QLabel would lay out and repaint the whole bar for
+    every text."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -159,17 +159,15 @@ class _ElidedLine(QWidget):
     def sizeHint(self) -> QSize:
         return QSize(0, self.fontMetrics().height())
 
-    def paintEvent(self, event: QPaintEvent) -> None:
-        painter = QPainter(self)
+    def draw(self, painter: QPainter) -> None:
         painter.setPen(self.palette().color(QPalette.ColorRole.WindowText))
         room, text = self.contentsRect(), self.accessibleName()
         text = self.fontMetrics().elidedText(text, Qt.TextElideMode.ElideRight, room.width())
         painter.drawText(room, Qt.AlignmentFlag.AlignVCenter, text)
-        painter.end()
 
 
-class FigureChip(QWidget):
-    """A name and its figure in a rounded box, wide enough that figures do not shift it."""
+class FigureChip(Drawing):
+    """A name and its figure in a rounded box, wide enough that changing figures do not move it."""
 
     def __init__(self, name: str, widest: str, tip: str) -> None:
         super().__init__()
@@ -180,12 +178,12 @@ class FigureChip(QWidget):
         self.set_text(NOT_OBSERVED)
 
     def set_alarming(self) -> None:
-        """Paint it in the colour of errors."""
+        """Paint it in the error colour."""
         self._alarming = True
         self.update()
 
     def set_figure(self, value: float | None) -> None:
-        """A number, short on the chip and whole in the tooltip."""
+        """A number, short on the chip and complete in the tooltip."""
         self.set_text(significant(value), "" if value is None else f": {value:.9g}")
 
     def set_text(self, text: str, more: str = "") -> None:
@@ -196,19 +194,18 @@ class FigureChip(QWidget):
         self.text = text
         self.setToolTip(tip)
         self.setAccessibleName(f"{self._name} {text}")
-        if self.sizeHint() != size:  # all docks of the window would be arranged anew
+        if self.sizeHint() != size:  # otherwise all docks would be laid out again
             self.updateGeometry()
         self.update()
 
     def sizeHint(self) -> QSize:
-        """It never becomes narrower: the next figure may be as wide again."""
+        """The width never shrinks: the next figure may be as wide again."""
         metrics = self.fontMetrics()
         self._widest = max(self._widest, self.text, key=metrics.horizontalAdvance)
         figure = metrics.horizontalAdvance(self._widest)
         return QSize(metrics.horizontalAdvance(self._name) + figure + 26, metrics.height() + 6)
 
-    def paintEvent(self, event: QPaintEvent) -> None:
-        painter = QPainter(self)
+    def draw(self, painter: QPainter) -> None:
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         palette = self.palette()
         alarm = palette.color(QPalette.ColorRole.BrightText)
@@ -224,4 +221,3 @@ class FigureChip(QWidget):
         painter.drawText(
             inner, Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignRight, self.text
         )
-        painter.end()

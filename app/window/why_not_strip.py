@@ -1,4 +1,4 @@
-"""One quiet line that says why a run does not speculate, or not as asked."""
+"""One line that says why a run does not speculate, or not as requested."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtGui import QPainter, QPaintEvent
-from PySide6.QtWidgets import QFrame, QLabel, QToolButton
+from PySide6.QtWidgets import QFrame, QLabel
 
 from app.engine_thread.feed import Pacer
 from app.looks import Theme, icon
 from app.trace_models.run_rows import Position
 from app.trace_models.shown_text import plain_tip
-from app.widgets.build import hbox, made
+from app.widgets.build import flat_button, hbox
 from app.widgets.fitted_labels import ClampedLabel
 from engine.draft.registry import DRAFTERS, meaning
 from engine.options import RunOptions
@@ -28,10 +28,10 @@ _ICON, _MOST_LINES = 14, 2
 
 
 class WhyNotStrip(QFrame):
-    """The reason on show, a button that goes to its round, and one for the next reason.
+    """The current reason, a button that goes to its round, and one for the next reason.
 
-    Without a reason it takes no room, and neither does it after it is dismissed, until there is
-    a reason that was not among those dismissed, or another run is on show.
+    It takes no room without a reason, or after it is dismissed, until there is a new reason or
+    another run is shown.
     """
 
     position_selected = Signal(object)  # Position
@@ -50,18 +50,13 @@ class WhyNotStrip(QFrame):
         self.text = ClampedLabel("")
         self.text.clamp(_MOST_LINES)
         where = "Go to the round where it happened first"
-        self.show_button = made(QToolButton, text="Show", toolTip=where, clicked=self._go)
-        self.next_button = made(
-            QToolButton, toolTip="Show the next reason", accessibleName="Next reason"
-        )
+        self.show_button = flat_button("Show", where, clicked=self._go)
+        self.next_button = flat_button("", "Show the next reason", accessibleName="Next reason")
         self.next_button.clicked.connect(lambda: self._show(self._at + 1))
         until, called = "Hide this line until there is another reason", "Dismiss the reasons"
-        self.close_button = made(
-            QToolButton, toolTip=until, accessibleName=called, clicked=self._dismiss
-        )
+        self.close_button = flat_button("", until, accessibleName=called, clicked=self._dismiss)
         row = hbox(self._icon, (self.text, 1), of=self, margins=(10, 1, 4, 1), spacing=6)
         for button in (self.show_button, self.next_button, self.close_button):
-            button.setAutoRaise(True)
             button.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
             row.addWidget(button)
         self.hide()
@@ -76,12 +71,12 @@ class WhyNotStrip(QFrame):
         self._read()
 
     def refresh(self) -> None:
-        """Work the reasons out again, a little later, if the trace has grown since."""
+        """Update the reasons soon, if the trace has grown."""
         if self._run is not None and self._sizes_now(self._run) != self._sizes:
             self._pacer.ask()
 
     def set_cursor(self, _position: Position | None) -> None:
-        """The reasons are about the run, wherever the cursor is."""
+        """Reasons are about the run, wherever the cursor is."""
 
     def _recolour(self) -> None:
         self._show(self._at)
@@ -139,14 +134,13 @@ class WhyNotStrip(QFrame):
 _ORDINARY = ("limit", "n_max")
 """Reasons for an empty draft that every run has at its end."""
 _MOSTLY_EMPTY = 0.5
-"""A drafter that looks tokens up finds nothing often; above this share it is worth a word."""
+"""Lookup drafters often find nothing; a larger share of empty drafts is mentioned."""
 
 
 @dataclass(frozen=True, slots=True)
 class WhyNotReason:
-    """One sentence. topic: what it is about, the same while its figures grow.
-    place: (sequence, round) where it happened first, None for the whole run.
-    """
+    """One sentence. topic: what it is about, the same while its figures change. place: (sequence,
+    round) of its first occurrence, None for the whole run."""
 
     topic: str
     severity: str
@@ -155,7 +149,7 @@ class WhyNotReason:
 
 
 def why_not(store: TraceStore, run_id: int) -> list[WhyNotReason]:
-    """All there is to say about a run so far, errors first, then warnings, then the rest."""
+    """The reasons so far, errors first, then warnings, then the others."""
     run = store.runs.get(run_id, RunFacts())
     options = run.options
     found = _invalid(run) + _rollbacks(store, run_id) + _drafts(store, run_id, options)
@@ -163,7 +157,7 @@ def why_not(store: TraceStore, run_id: int) -> list[WhyNotReason]:
         sentence = "Speculation is off: the server was started without a drafter."
         found.append(WhyNotReason("off", "info", sentence))
     lane = (run.lane or "").partition(",")[0]
-    drafted = RunColumns(store, "rounds", run_id)["num_draft_tokens"]  # also without an option
+    drafted = RunColumns(store, "rounds", run_id)["num_draft_tokens"]  # even without an option
     drafts = run.draft_accept or run.synthetic or (drafted > 0).any()
     if options and not options.spec.types and lane not in (REFERENCE, NOISE) and not drafts:
         found.append(WhyNotReason("off", "info", "Speculation is off: this run has no drafter."))
@@ -215,7 +209,7 @@ def _rollbacks(store: TraceStore, run_id: int) -> list[WhyNotReason]:
 
 
 def _bound(row: dict[str, Any]) -> str:
-    """The bound that the depth of a rollback broke."""
+    """The limit that a rollback's depth exceeded."""
     depth, padded = row["rollback_depth"], ""
     if row["memory_rollback"] is not None and row["memory_rollback"] != depth:
         depth, padded = row["memory_rollback"], " with padding"

@@ -1,4 +1,4 @@
-"""The main window: made of its parts, and every action connected to the one that does it."""
+"""The main window: its parts, and each action connected to the part that handles it."""
 
 from __future__ import annotations
 
@@ -45,12 +45,11 @@ _COMMANDS = {"gate": "check-rollback", "conform": "conform", "tune": "tune"}
 
 
 class MainWindow(QMainWindow):
-    """Everything on screen. The bridge is given, so that a test can connect a fake engine.
+    """Everything on screen. The bridge is passed in, so that a test can use a fake engine.
 
-    `log_lines` gives the end of the log for reports. `scenarios` are listed under that name,
-    and are read when the window is complete.
-    `data`: folder for autosaved traces; without one nothing is saved by itself. `whole`: with
-    all views; otherwise `complete` must be called before anything is opened.
+    `log_lines` gives the end of the log for reports. `scenarios` are listed under that name, and
+    are read when the window is complete. `data`: folder of autosaved traces; without it nothing is
+    saved by itself. `whole`: with all views; otherwise call `complete` before anything is opened.
     """
 
     def __init__(
@@ -105,12 +104,12 @@ class MainWindow(QMainWindow):
         if settings.note:
             self.banners.add("warning", settings.note)
         self.news.show_state(bridge.state)
-        self.setFocus()  # Tab comes to the first panel from here, and the keys of actions are free
+        self.setFocus()  # Tab leads from here to the first panel, and the keys of actions are free
 
-    # -- what the start of the program and tests ask for -----------------------------------
+    # -- for the start of the program and tests --------------------------------------------
 
     def complete(self) -> None:
-        """Make what the first painting does not wait for: everything with a plot in it."""
+        """Make what the first painting does not need: everything with a plot."""
         panels = self.panels
         panels.complete(self.plots_menu, self.banners.add, self._connect_drawn)
         self.plots, self.divergence = panels.plots, panels.divergence
@@ -130,8 +129,8 @@ class MainWindow(QMainWindow):
         self._enable_actions()
 
     def open_model(self, target: Path, *drafts: Path, traces: Sequence[Path] = ()) -> None:
-        """Inspect and load a model; the session in use stays until the new one is complete. Then
-        traces are shown, also if it cannot be loaded."""
+        """Inspect and load a model; the current session stays until the new one is complete. Then
+        show traces, even if it cannot be loaded."""
         self.control.open_model(target, *drafts, then=lambda _: self.sessions.read(traces))
 
     def open_demo(self, traces: Sequence[Path] = ()) -> None:
@@ -299,7 +298,7 @@ class MainWindow(QMainWindow):
         feed.add([view])
 
     def _choose_range(self, chosen: RunRange | None) -> None:
-        """A range was chosen in a plot: its figures come into sight."""
+        """A range was chosen in a plot: show its figures."""
         self.feed.set_range(chosen)
         if chosen is not None:
             self.docks.reveal("inspector")
@@ -325,7 +324,7 @@ class MainWindow(QMainWindow):
         )
 
     def _commands(self) -> list[Command]:
-        """What the palette offers: every action but the palette itself, scenarios, and views that
+        """The palette's commands: every action but the palette itself, scenarios, and views that
         share a panel."""
         actions = self.actions_by_id
         registered = [
@@ -344,7 +343,7 @@ class MainWindow(QMainWindow):
         )
 
     def _enable_actions(self) -> None:
-        """Enable what the bridge and the run on show allow, disable the rest."""
+        """Enable the actions that the bridge and the run on show allow."""
         actions, bridge, shown = self.actions_by_id, self.bridge, self.feed.run
         diverges, served = self.panels.has_divergences, bridge.server is not None
         actions.explain(at_server=served)
@@ -373,7 +372,7 @@ class MainWindow(QMainWindow):
         actions["run.start"].setText("&Resume" if bridge.state is State.PAUSED else "&Run")
 
     def _page_action(self, page: str) -> QAction:
-        """Brings a view that shares its panel into sight, with the keys."""
+        """An action that shows a page of a shared dock, with the focus."""
         dock = next(name for name, pages in PAGES.items() if page in pages)
         action = QAction(PAGES[dock][page], self)
         command = f"; draftscope {_COMMANDS[page]} does the same" if page in _COMMANDS else ""
@@ -387,7 +386,7 @@ class MainWindow(QMainWindow):
         )
 
     def _shown(self, act: Callable[[RunRef], object]) -> Callable[[], object]:
-        """Does something with the run on show, if there is one."""
+        """A handler that acts on the run on show, if there is one."""
         return lambda: None if self.feed.run is None else act(self.feed.run)
 
     def _open_data(self, data: QMimeData) -> None:
@@ -416,7 +415,7 @@ class MainWindow(QMainWindow):
         return move_keys(self, 1 if forward else -1)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        """The key of an action that is disabled says what that needs."""
+        """A disabled action's key says what the action needs."""
         keys = QKeySequence(event.keyCombination())
         for action in self.actions_by_id:
             if action.shortcut() == keys and not action.isEnabled():
@@ -427,7 +426,7 @@ class MainWindow(QMainWindow):
         super().keyPressEvent(event)
 
     def createPopupMenu(self) -> QMenu:
-        """Of titles and separators; Qt's own would also offer to hide the toolbar."""
+        """The context menu of titles and separators; Qt's would also offer to hide the toolbar."""
         menu = QMenu(self)
         menu.addActions([self.actions_by_id[spec.id] for spec in PANELS])
         return menu

@@ -1,1 +1,1 @@
-"""The audit of a run: what it did is computed again, by other ways, and compared."""
+"""The audit of a run: its results are computed again in other ways, and compared."""

@@ -1,4 +1,4 @@
-"""Deviations: what may be wrong with the state that a drafter makes its drafts from."""
+"""Deviations: hypotheses about a wrong drafter state."""
 
 from __future__ import annotations
 
@@ -7,41 +7,40 @@ from dataclasses import dataclass, replace
 
 AHEAD, BEHIND, KEPT, SHIFTED = "ahead", "behind", "rejected-kept", "shifted"
 LAYERS, OTHER, DIFFERS = "wrong-layers", "other-text", "differs"
-"""What may be wrong with a drafter's state; DIFFERS: no hypothesis gives the recorded drafts."""
+"""Kinds of a wrong drafter state; DIFFERS: no hypothesis reproduces the recorded drafts."""
 
 JUDGED, NOT_JUDGED = "judged", "not-judged"
-"""Nothing is wrong, or it cannot be known."""
+"""Nothing is wrong, or that cannot be decided."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deviation:
-    """A hypothesis about what a drafter's memory has instead of the text's entries, those that a
-    draft needs in order, the newest one last.
+    """A hypothesis about the entries in a drafter's memory, as compared with the right ones: those
+    of the text in order, the newest one last.
 
-    n_kept: drafted entries that stay after each round, None = all; counts: they are taken for the
-    text's. token_shift, row_shift: entries have the token, the row of this many positions on;
-    round_shift: the same of tokens decoded in rounds. batch: which row of its batch every token
+    n_kept: drafted entries left after each round, None = all; counts: as if they were the text's.
+    token_shift, row_shift: entries have the token, the row at this distance in positions;
+    round_shift: the same for tokens decoded in rounds. batch: which row of its batch every token
     has, or "rolled" or "late". skips: the first entry of each round is missing; closes: the others
-    take its place. loses: the last but one is missing. again: the one before the first is written
-    again. undecoded: the last token of a draft that is accepted whole is missing. place, step: the
-    newest and the drafted entries, or only these, are this many positions on; stride: positions
-    from one of these to the next. off: drafted entries are too far by as many positions as "rounds"
-    came before, or as these had "drafted tokens" or "rejected tokens". newest: its token is that of
-    this many positions on, token: this one, guessed: the "rejected" or the "last" one of the draft
-    before, if that was rejected; takes_back: it is noticed then. steady: all drafted tokens are
-    paired with one row. drift: positions that entries are moved by in each round; restarts: those
-    of each begin at 0. lacks: entries of these positions are missing; window: those further back
-    than this, 0 = none; overcuts: after a rejection the last cell of the text is removed, too.
-    own: entries of accepted tokens stay as drafting wrote them.
-    forgets: memory is emptied before every draft; frozen: nothing is written after the prompt.
-    drops: the first token of every draft is left out, -1: the newest one put before it. best: a
-    step goes on from the best token of the one before, whatever was drafted. late: what a round
-    decoded is written one round later. early: the first token is taken from the row before the
-    newest one, where a pass has several. only: of a memory with states, the kept drafted entries
-    stay in its "attention" or its "states" alone, or that alone is emptied. spares: the newest
-    entry has its own token and row. places: it happens only where the newest token has one of these
-    positions, None = always. other: another text is "instead" of the beginning, "before" this one,
-    "next to" it in the same positions, leaves a "gap", or "rows".
+    move up. loses: the last but one is missing. again: the one before the first is written again.
+    undecoded: the last token of a fully accepted draft is missing. place, step: the newest and the
+    drafted entries, or only these, are moved by this many positions; stride: distance of drafted
+    positions. off: drafted entries are moved by the number of previous "rounds", or of their
+    "drafted tokens" or "rejected tokens". newest: distance of its token, token: its id, guessed:
+    the "rejected" or the "last" one of the previous draft, if that was rejected; takes_back: its
+    entry is replaced later. steady: all drafted tokens are paired with one row. drift: positions by
+    which entries move in each round; restarts: positions of each round begin at 0. lacks: positions
+    of missing entries; window: entries further back are missing, 0 = none; overcuts: a rollback
+    removes the last cell of the text, too. own: entries of accepted tokens stay as drafting wrote
+    them. forgets: memory is cleared before every draft; frozen: nothing is written after the
+    prompt. drops: the first token of every draft is left out, -1: the newest one is put before it.
+    best: a step continues from the best token of the previous one, whatever was drafted. late: the
+    tokens of a round are written one round later. early: the first token comes from the row before
+    the newest, if a pass has several. only: for a memory with states, kept entries stay in its
+    "attention" or its "states" alone, or only that is cleared. spares: the newest entry has its own
+    token and row. places: positions of the newest token where it applies, None = all. other:
+    another text is "instead" of the beginning, "before" this one, "next to" it at the same
+    positions, leaves a "gap", or "rows".
     """
 
     what: str
@@ -85,12 +84,12 @@ class Deviation:
 
     @property
     def is_of_rows(self) -> bool:
-        """Whether it means nothing for a drafter that reads no rows."""
+        """Whether it changes nothing for a drafter without target rows."""
         is_other = self.other == "rows" or self.own
         return bool(self.row_shift or self.batch or self.steady or is_other)
 
     def acts(self, pos0: int) -> bool:
-        """Whether it happens where the newest token has this position."""
+        """Whether it applies when the newest token has this position."""
         return self.places is None or pos0 in self.places
 
 
@@ -174,4 +173,4 @@ OF_ENGINES = (
     Deviation(BEHIND, "positions of what a pass writes begin at 0 again", restarts=True),
     Deviation(BEHIND, "it has not seen what was decoded after the prompt", frozen=True),
 )
-"""Those, and what other engines may do."""
+"""The deviations above, and those possible in other engines."""

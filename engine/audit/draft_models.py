@@ -1,9 +1,8 @@
-"""Draft models without the bookkeeping of engine.draft: given what is to be in memory, what do they
-say?
+"""Draft models without the bookkeeping of engine.draft: what would they draft after given entries?
 
-An *entry* is what a drafter keeps of one position: a token of the text and, but for draft-simple, a
-row of the target. Entries are written to one sequence of a memory of their own, and drafts are made
-in a copy of it, so nothing is ever undone here.
+An *entry* is what a drafter stores for one position: a token of the text and, except for
+draft-simple, a row of the target. Entries are written to one sequence of a memory of their own, and
+drafts are made in a copy of it, so rollback is never needed here.
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ from engine.model.drafters.dflash import DFlash
 from engine.model.drafters.eagle3 import Eagle3
 from engine.model.hybrid import HybridModel
 from engine.model.layers import TargetRows
+from engine.model.memory import AttentionMemory
 from engine.model.mtp import MtpHead
 from engine.options import RunOptions
 from engine.session import Session
@@ -37,7 +37,7 @@ _N_CANDIDATES = 256
 _MOST_PERMUTED = 4
 
 Candidates = dict[int, float]
-"""Logits of the best tokens of one row, by the target's ids, the best first."""
+"""Logits of the best tokens of one row, by target ids, best first."""
 
 
 class Entries(NamedTuple):
@@ -48,51 +48,56 @@ class Entries(NamedTuple):
     rows: Tensor | None = None
 
     def part(self, start: int, stop: int) -> Entries:
-        """Some of them."""
+        """A slice of the entries."""
         which = slice(start, stop)
         rows = None if self.rows is None else self.rows[which]
         return Entries(self.positions[which], self.tokens[which], rows)
 
     def moved(self, n: int) -> Entries:
-        """The same, n positions on."""
+        """The same entries, n positions on."""
         return self._replace(positions=[p + n for p in self.positions]) if n else self
 
 
 class DraftModel(ABC):
-    """ahead: the entry at position p has the token of the text at p + ahead. left: the entries that
-    the latest draft wrote, beyond the one that it went on from. core: what computes."""
+    """ahead: the entry at position p has the text's token at p + ahead. left: the entries that the
+    latest draft wrote, after the newest one. core: the model that computes."""
 
     core: Any
     ahead = 0
     reads_rows = True
     has_newest = True
-    """Whether the newest token is an entry, too."""
+    """Whether the newest token has an entry, too."""
 
     def __init__(self, memory: HybridMemory, n_ubatch: int) -> None:
-        # recordings of passes would take longer than they save here
+        # recording passes would take longer than it saves here
         self._memory = HybridMemory(memory.attention, memory.recurrent)
         self._n_ubatch = n_ubatch
         self.left, self._steady, self._stride = Entries((), ()), False, 1
-        self._written = self._kept = 0  # the latest token in memory, and when that was kept
+        self._written = self._kept = 0  # the last token in memory, and that of the kept state
         self.orders: list[tuple[int, ...]] = []
-        """Other orders of the layers that it reads."""
+        """Wrong orders of the target layers that it reads."""
 
     @property
     def drafted_ids(self) -> Tensor | None:
-        """The target's id of each row of the drafter's head, int64; None where they are equal."""
+        """Target ids of the rows of the drafter's head, int64; None if they are the same."""
         return None
 
     @property
+    def cells(self) -> AttentionMemory:
+        """The memory of keys and values."""
+        return self._memory.attention
+
+    @property
     def can_cut(self) -> bool:
-        """Whether entries can be removed: whether there are cells alone."""
+        """Whether entries can be removed: only with cells alone."""
         return self._memory.recurrent is None
 
     def cut(self, start: int) -> None:
-        """Remove the entries from a position on."""
+        """Remove entries from a position on."""
         self._memory.seq_rm(_CONTEXT, start)
 
     def lose(self, stop: int, start: int = 0) -> None:
-        """Remove the cells up to a position; states are as after all of the text."""
+        """Remove cells below a position; states keep the whole text."""
         self._memory.attention.seq_rm(_CONTEXT, max(0, start), stop)
 
     def table(self, rows: TargetRows | None, layers: Sequence[int] | None = None) -> Tensor | None:
@@ -101,7 +106,7 @@ class DraftModel(ABC):
         return None
 
     def write(self, entries: Entries) -> None:
-        """Put entries into memory, whatever is there."""
+        """Write entries, whatever memory holds."""
         for at in range(0, len(entries.tokens), self._n_ubatch):
             part = slice(at, at + self._n_ubatch)
             rows = None if entries.rows is None else entries.rows[part].unsqueeze(0)
@@ -109,11 +114,11 @@ class DraftModel(ABC):
             self._written = entries.tokens[part][-1]
 
     def write_left(self, entries: Entries) -> None:
-        """The same of entries that a draft has written."""
+        """Write entries that a draft has left."""
         self.write(entries)
 
     def write_part(self, entries: Entries, only: str) -> None:
-        """The same in its "attention" or its "states" alone."""
+        """Write entries to its "attention" or its "states" alone."""
         recurrent = self._memory.recurrent
         if recurrent is None or not entries.tokens:
             return
@@ -125,16 +130,16 @@ class DraftModel(ABC):
             self._memory.attention.seq_rm(_CONTEXT, entries.positions[0])
 
     def clear(self) -> None:
-        """Forget the text."""
+        """Clear the memory."""
         self._memory.clear(_CONTEXT)
 
     def keep(self) -> None:
-        """Keep what is in memory now, for `go_back`."""
+        """Keep the current state for `go_back`."""
         self._memory.seq_cp(_CONTEXT, _KEPT)
         self._kept = self._written
 
     def go_back(self) -> None:
-        """Have in memory what was kept, and nothing else."""
+        """Restore the kept state."""
         self._memory.seq_cp(_KEPT, _CONTEXT)
         self._written = self._kept
 
@@ -149,12 +154,12 @@ class DraftModel(ABC):
         steady: bool = False,
         stride: int = 1,
     ) -> list[Candidates]:
-        """What each of n tokens was chosen from after what is in memory.
+        """The candidates of each of n drafted tokens, given the entries in memory.
 
-        newest: the entry that a draft goes on from. first: position of the first drafted one.
-        tokens: the drafted ones, None for the most probable ones. in_place: leave what drafting
-        writes in memory. steady: pair all drafted tokens with one row. stride: positions between
-        them.
+        newest: the entry that a draft continues from. first: position of the first drafted one.
+        tokens: the drafted ones, None for the most probable ones. in_place: leave the drafted
+        entries in memory. steady: pair all drafted tokens with one row. stride: distance of their
+        positions.
         """
         seq = _CONTEXT if in_place else _DRAFT
         if not in_place:
@@ -172,7 +177,7 @@ class DraftModel(ABC):
         """Entries of the text that a draft leaves in a run's memory."""
 
     def newest_row(self, pos0: int) -> int:
-        """Position of the newest entry with a row, where the target has decoded pos0 tokens."""
+        """Position of the newest entry with a row once the target has decoded pos0 tokens."""
         return pos0 - 1
 
     @abstractmethod
@@ -182,15 +187,15 @@ class DraftModel(ABC):
 
 
 class StepwiseModel(DraftModel):
-    """One token after the other."""
+    """A model that drafts one token per step."""
 
     ids: Tensor | None = None
     hands: Callable[[list[Entries], list[Entries]], Entries] | None = None
-    """What a step reads, of what it and those before should read and of what these did; None for
-    the right one."""
+    """What a step reads, from what all steps so far should read and what they did read; None if
+    right."""
     lost: str = ""
-    """What branches of a tree lack in memory that begin with another than the best token: "all",
-    or the "drafted" tokens before."""
+    """Entries missing in memory for branches of a tree that do not begin with the best token:
+    "all", or those of the "drafted" tokens."""
 
     @property
     def drafted_ids(self) -> Tensor | None:
@@ -206,7 +211,7 @@ class StepwiseModel(DraftModel):
     def at_step(
         self, given: list[Entries], handed: list[Entries], seq: int, n_outputs: int
     ) -> tuple[Tensor, Tensor | None]:
-        """See `_step`; `handed` takes what is read. n_outputs: 0 = no logits."""
+        """See `_step`; `handed` collects what is read. n_outputs: 0 = no logits."""
         handed.append(given[-1] if self.hands is None else self.hands(given, handed))
         positions, tokens, rows = handed[-1]
         rows = None if rows is None else rows.unsqueeze(0)
@@ -227,8 +232,8 @@ class StepwiseModel(DraftModel):
         *,
         at_once: bool = False,
     ) -> list[Candidates]:
-        """See `draft`, with a pass for each token. at_once: of known tokens; the head, most of
-        a pass, reads the rows of all of them in the end."""
+        """See `draft`, with one pass per token. at_once: for known tokens; the head, most of a
+        pass, reads the rows of all of them at the end."""
         found: list[Candidates] = []
         given, handed, made = [newest], list[Entries](), list[Tensor]()
         for i in range(n):
@@ -252,7 +257,7 @@ class StepwiseModel(DraftModel):
 
 
 class SimpleModel(StepwiseModel):
-    """draft-simple's model."""
+    """The model of draft-simple."""
 
     reads_rows = False
 
@@ -288,7 +293,7 @@ class SimpleModel(StepwiseModel):
 
 
 class _RowModel(StepwiseModel):
-    """A model that reads a row of the target with each token."""
+    """A model that reads a target row with each token."""
 
     core: Any
 
@@ -341,12 +346,11 @@ class Eagle3Model(_RowModel):
 class BlockModel(DraftModel):
     """A drafter of the DFlash family. n_max: tokens that a run drafts.
 
-    mask: token of the rows that are to be filled, -1 for the newest token; masks: what rows have in
-    place of it, -2 for the token before the newest. n_block: rows of a block. first: the row that
-    the first drafted token is taken from. apart: positions from one row to the next; moved: of some
-    rows, how many positions on they are. walks: a selector goes on from the token that was chosen,
-    not from its row's best candidate. sure: what a confidence head says of the latest block's
-    tokens.
+    mask: token of the rows to fill, -1 for the newest token; masks: replacements of it by row, -2
+    for the token before the newest. n_block: rows of a block. first: row of the first drafted
+    token. apart: distance of positions; moved: shifts of the positions of some rows. walks: a
+    selector continues from the chosen token, not from its row's best candidate. sure: the
+    confidence head's output for the latest block.
     """
 
     has_newest = False
@@ -402,7 +406,7 @@ class BlockModel(DraftModel):
             rows = candidates(out.logits[0, self.first :], model.ids)
             if not model.config.markov or tokens is None:
                 return rows[:n]
-            # each row goes on from the best token of the one before
+            # each row continues from the best token of the one before
             n_same = 0
             for row, token in zip(rows, tokens, strict=False):
                 if next(iter(row)) != token:
@@ -429,7 +433,7 @@ class BlockModel(DraftModel):
 
 
 def draft_model(session: Session, options: RunOptions, drafter: str, n_ctx: int) -> DraftModel:
-    """The model of a drafter that has one, with a memory for n_ctx tokens."""
+    """The model of a drafter that has one, with memory for n_ctx tokens."""
     target, sizes = session.model, (3, n_ctx, session.model.device)
     n_ubatch = min(options.n_ubatch, options.n_batch)
     if drafter == "draft-mtp":
@@ -449,7 +453,7 @@ def draft_model(session: Session, options: RunOptions, drafter: str, n_ctx: int)
 
 
 def taps_of(session: Session, options: RunOptions) -> tuple[int, ...]:
-    """Layers whose rows the drafters of these options read, by their files, ascending."""
+    """Target layers whose rows the drafters of these options read, ascending."""
     names = [name for name in options.spec.types if name in session.drafts]
     configs = (getattr(session.drafts[name], "config", None) for name in names)
     return tuple(sorted({tap for config in configs for tap in getattr(config, "taps", ())}))
@@ -467,14 +471,14 @@ def _orders(layers: Sequence[int]) -> list[tuple[int, ...]]:
 def _ubatch(
     positions: Sequence[int], tokens: Sequence[int], seq: int, *, n_outputs: int = 0
 ) -> UBatch:
-    """Tokens of one sequence; logits are wanted of the last n_outputs."""
+    """A ubatch of one sequence, with logits of the last n_outputs tokens."""
     n = len(tokens)
     outputs = np.arange(n - n_outputs, n)
     return UBatch(np.array([tokens]), np.array([positions]), (seq,), outputs)
 
 
 def candidates(logits: Tensor, ids: Tensor | None = None) -> list[Candidates]:
-    """The best of rows [n, n_drafted]. ids: the target's, by the drafter's."""
+    """The best candidates of rows [n, n_drafted]. ids: target ids by the drafter's."""
     values, best = top_k(logits, min(_N_CANDIDATES, logits.shape[-1]))
     found = read(values, best if ids is None else ids[best])
     pairs = zip(found[1].tolist(), found[0].tolist(), strict=True)

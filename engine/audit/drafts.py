@@ -1,8 +1,8 @@
-"""The audit of drafts: sampled ones are made again from the text alone, and compared.
+"""The audit of drafts: a sample of them is made again from the text alone, and compared.
 
-A drafter with a wrong state costs acceptance and leaves the text right, so nothing else shows it.
-Drafts that differ are made again under one hypothesis after the other (`Deviation`), until one of
-them gives what was recorded.
+A drafter with a wrong state lowers acceptance and leaves the text right, so nothing else shows it.
+Differing drafts are made again under one hypothesis after the other (`Deviation`), until one of
+them reproduces the recorded ones.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from engine.trace.store import TraceStore
 
 _EXACT = ("f32", "blocks")
 _TOLERANCE, _ROUNDED = 1e-3, 0.02
-"""Shares by which a draft may differ in exact compute modes, where rounding makes up to 4e-6, and
-in the others, up to 0.01."""
+"""Probability by which a draft may differ in exact compute modes, where rounding makes up to 4e-6,
+and in the others, up to 0.01."""
 _TARGET_TOLERANCE, _TARGET_ROUNDED = 1e-2, 0.5
-"""The same of logarithms of the target's probabilities, whose rows drafts are made from."""
+"""The same for log-probabilities of the target, whose rows drafts are made from."""
 _FEW, _FEW_PER, _MOST, _MOST_PER = 4, 8, 32, 48
 FEW_DRAFTS = 2
-"""Drafts of a sequence that are made again where there is little time."""
+"""Drafts per sequence that are made again if time is short."""
 _N_REPLAYED = 16
 _N_LOOKED, _LEAST_P = 64, 1e-12
 _MOST_COUNTED = 8
@@ -78,15 +78,14 @@ def audit_drafts(
     target_rows: Callable[[int], TargetRows],
     has_time: Callable[[float, int], bool] | None = None,
 ) -> Iterator[DraftAudit]:
-    """What is wrong with the states of the drafters of a run that has ended; one entry per
-    sequence and drafter.
+    """What is wrong with the drafter states of a finished run; one entry per sequence and drafter.
 
-    texts: prompt and emitted tokens of each sequence, or their beginnings. target_rows: the
-    target's rows of such a text, all but perhaps the last, as a pass over it gives them: hidden and
-    the taps that `engine.audit.draft_models.taps_of` names. It is asked only for drafters that read
-    rows. has_time: whether there is time for this many seconds of drafting, as in the run, and for
-    the entries of this many tokens; then FEW_DRAFTS are made again at most, and nothing is looked
-    up. Raises what the models' passes raise.
+    texts: prompt and emitted tokens of each sequence, or a prefix. target_rows: computes the
+    target's rows of such a text, except perhaps the last: hidden and the taps that
+    `engine.audit.draft_models.taps_of` names. Called only for drafters that read rows. has_time:
+    whether there is time for this many seconds of drafting, as in the run, and for the entries of
+    this many tokens; then at most FEW_DRAFTS are made again, and lookups are skipped. Raises what
+    the models' passes raise.
     """
     recorded = RecordedDrafts(trace, run_id)
     for drafter in model_drafters():
@@ -125,14 +124,14 @@ class _DrafterAudit:
                 self._drafted[seq] = reached
 
     def all(self) -> Iterator[DraftAudit]:
-        """What is to be said of each sequence that it drafted for."""
+        """The results of all sequences that it drafted for."""
         n = self._recorded.n_rounds
         n_samples = max(2, min(_FEW, n // _FEW_PER), min(_MOST, n // _MOST_PER))
         for seq in self._drafted:
             yield self._judge(self._text(seq), -(-n_samples // len(self._drafted)))
 
     def few(self, has_time: Callable[[float, int], bool]) -> Iterator[DraftAudit]:
-        """The same of as many sequences as there is time for, FEW_DRAFTS of each."""
+        """The results of as many sequences as there is time for, FEW_DRAFTS of each."""
         for seq, drafts in self._drafted.items():
             for n in range(FEW_DRAFTS, 0, -1):
                 sampled = _sampled(drafts, n)
@@ -157,7 +156,7 @@ class _DrafterAudit:
         if wrong and (why := self._not_judged(text, wrong[0])):
             return DraftAudit(text.seq_id, None, self._drafter, NOT_JUDGED, f"{why}; {about}")
         if wrong:
-            # once more, in the widths of the run
+            # again, with the run's batch widths
             at = text.drafts.index(wrong[0]) + 1
             window = text.drafts[max(0, at - _N_REPLAYED) : at + _N_REPLAYED // 2]
             clean = Redrafts(self._model, text, CLEAN).of(window)
@@ -169,8 +168,8 @@ class _DrafterAudit:
         return DraftAudit(text.seq_id, None, self._drafter, JUDGED, about)
 
     def _is_tipped(self, differ: Sequence[RecordedDraft], window: Sequence[RecordedDraft]) -> bool:
-        """Whether rounding may have tipped a choice inside the models, of experts or of integers:
-        it does so in some drafts, and a wrong state stays."""
+        """Whether rounding may have flipped a choice inside the models, of experts or of integers:
+        that happens in some drafts, but a wrong state persists."""
         since = len(window) - window.index(differ[0])
         return self._tolerance == _ROUNDED and _PERSISTS * len(differ) < max(since, _PERSISTS + 1)
 
@@ -184,7 +183,7 @@ class _DrafterAudit:
         clean: Mapping[int, float],
     ) -> DraftAudit:
         deviation = self._cause(text, window, sum(clean.values()))
-        if deviation.what == DIFFERS:  # as a whole; perhaps it is plain where it begins
+        if deviation.what == DIFFERS:  # the whole text; its beginning may be clear
             start = window[: window.index(first) + 1]
             deviation = self._cause(text, start, self._tolerance)
         amount = f"{clean[first.round]:.2g} of the shares of the best tokens"
@@ -197,7 +196,7 @@ class _DrafterAudit:
     def _from_the_text(
         self, text: DraftedText, sampled: Sequence[RecordedDraft]
     ) -> dict[int, float]:
-        """Distances of drafts by their rounds; the context is written once for all of them."""
+        """Distances of drafts by round; the context is written once for all of them."""
         self._model.clear()
         n, found = 0, {}
         for draft in sampled:
@@ -206,8 +205,8 @@ class _DrafterAudit:
         return found
 
     def _cause(self, text: DraftedText, window: Sequence[RecordedDraft], clean: float) -> Deviation:
-        """The hypothesis that gives the recorded drafts of a window, those that are right
-        included. clean: sum of their distances from the right ones."""
+        """The hypothesis that reproduces the recorded drafts of a window, including right ones.
+        clean: sum of their distances from the right drafts."""
         best, cause = _EXPLAINS * clean, Deviation(DIFFERS, "")
         for guess, its_text, other in self._guesses(text, window[0]):
             replay = Redrafts(self._model, its_text, guess, other)
@@ -237,12 +236,12 @@ class _DrafterAudit:
                         yield deviation, text, other
 
     def _not_judged(self, text: DraftedText, draft: RecordedDraft) -> str:
-        """Why a draft cannot be judged: it was made from other rows than a pass over the text
-        gives, because the target had a wrong state."""
+        """Why a draft cannot be judged: the target had a wrong state, so its rows were not those of
+        the text."""
         if not self._model.reads_rows:
             return ""
         known = self._recorded.target_tops(text.seq_id)
-        # those after it, too: what a replay gave drafters is not what the trace has
+        # later ones, too: a replay's rows for drafters are not in the trace
         first, last = max(1, draft.pos0 - _N_LOOKED), draft.pos0 + 1 + len(draft.tokens)
         places = [place for place in range(first, last + 1) if place in known]
         if not places:
@@ -259,7 +258,7 @@ class _DrafterAudit:
         return ""
 
     def _cost(self, text: DraftedText, wrong: Sequence[RecordedDraft]) -> str:
-        """Accepted tokens of wrong drafts, and of right ones in their places."""
+        """Accepted tokens of the wrong drafts, and of the right ones in their places."""
         n_right = 0
         for draft in wrong:
             self._model.clear()
@@ -272,7 +271,7 @@ class _DrafterAudit:
 
 def _sampled(drafts: Sequence[RecordedDraft], n: int) -> list[RecordedDraft]:
     """n drafts in order: the first after a rollback of each depth, the last, the first of all, and
-    others in equal distances."""
+    evenly spaced ones."""
     by_depth: dict[int, int] = {}
     for i, draft in enumerate(drafts):
         by_depth.setdefault(draft.depth, i)

@@ -1,8 +1,8 @@
-"""The audit of drafts that are looked up: new drafters are shown the text as the run was, round by
-round, and must draft the same.
+"""The audit of lookup drafts: new drafters see the text as in the run, round by round, and must
+draft the same.
 
-What they share with the run's own drafters is the code that looks up. So each draft is also looked
-for in the texts: what it drafts must have followed there.
+They share the lookup code with the run's own drafters. So each draft is also searched for in the
+texts: its tokens must have followed there.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MOST_ROUNDS = 512
 _NO_ROWS = TargetRows(torch.empty(0))
 _COPIES = ("ngram-simple", "ngram-map-k", "ngram-map-k4v")
 SHARED = ("ngram-mod", "suffix")
-"""Drafters that look into what all sequences of a run put out."""
+"""Drafters that search the output of all sequences of a run."""
 
 
 class _RoundPart(NamedTuple):
@@ -47,17 +47,16 @@ class _RoundPart(NamedTuple):
 
 
 _Asked = tuple[int, str, str, int]
-"""A drafter asked in a round: sequence, its name, the reason of its draft, and match_pos."""
+"""A draft request of a round: sequence, drafter name, reason of the draft, and match_pos."""
 
 
 @dataclass(frozen=True, slots=True)
 class Showing:
-    """How drafters are shown a text. rejected: with the drafted tokens in place of the accepted
-    ones; n_lost: without this many of the newest; forgets: they forget when a sequence ends;
-    no_prompt: they do not see the prompt; late: they see every round one later; learned: what they
-    learn of accepted tokens, of these and of drafted ones, None = nothing; left: what is left of
-    the tokens that they draft. rounds: positions of newest tokens of the rounds in which it is so,
-    with what comes before their drafts, None = all."""
+    """How drafters see a text. rejected: with the drafted tokens in place of the accepted ones;
+    n_lost: without this many of the newest; forgets: they are reset when a sequence ends;
+    no_prompt: without the prompt; late: every round one round later; learned: what they learn from
+    accepted tokens, from these and drafted ones, None = nothing; left: what is left of their draft.
+    rounds: positions of the newest tokens of the rounds in which it applies, None = all."""
 
     what: str = ""
     about: str = ""
@@ -72,7 +71,7 @@ class Showing:
     rounds: Collection[int] | None = None
 
     def acts(self, pos0: int) -> bool:
-        """Whether it is so in the round with this newest token."""
+        """Whether it applies in the round with this newest token."""
         return self.rounds is None or pos0 in self.rounds
 
 
@@ -91,16 +90,16 @@ def audit_lookups(
     trace: TraceStore,
     texts: Mapping[int, Sequence[int]],
 ) -> list[DraftAudit]:
-    """What is wrong with drafters of a run that look tokens up; see audit_drafts.
+    """What is wrong with the lookup drafters of a run; see audit_drafts.
 
-    Raises LookupCacheError where a file of ngram-cache has gone since.
+    Raises LookupCacheError if the file of ngram-cache is gone.
     """
     names = [name for name in DRAFTERS if name in options.spec.types and not DRAFTERS[name].needs]
     if not names or trace.runs[run_id].lane:
-        return []  # lanes are asked in one run and verify in others
+        return []  # lanes draft in one run and verify in others
     rounds = _Rounds(trace, run_id)
     if rounds.last.keys() - texts.keys():
-        return []  # slots are used again after each other's texts, and one of these is wrong
+        return []  # slots are reused after each other's texts, and one of these is wrong
     spec = replace(options.spec, types=tuple(names))
     its_options = replace(options, spec=spec, faults=())
 
@@ -152,7 +151,7 @@ class _Rounds:
         self._in_order(RunColumns(trace, "ubatches", run_id))
 
     def _in_order(self, ubatches: RunColumns) -> None:
-        """Sequences of a round in the order in which they were verified."""
+        """Sequences of a round in the order of verification."""
         mine = np.flatnonzero(ubatches.is_text("purpose", "verify"))
         order: dict[int, list[str]] = {}
         texts = ubatches.texts("seq_ids", mine)
@@ -164,7 +163,7 @@ class _Rounds:
 
 
 class _Play:
-    """New drafters, shown what the run's were shown."""
+    """New drafters that see what the run's saw."""
 
     def __init__(
         self,
@@ -204,7 +203,7 @@ class _Play:
         return self._wrong
 
     def _n_played(self) -> int:
-        """Rounds that are played. To look a suffix up is a part of a run's time."""
+        """Rounds that are replayed. Suffix lookup takes a share of a run's time."""
         n_part = len(self._rounds.parts) // 4
         is_dear = any(drafter.name == "suffix" for drafter in self._drafters)
         return max(24, min(_MOST_ROUNDS, n_part)) if is_dear else _MOST_ROUNDS
@@ -220,7 +219,7 @@ class _Play:
             recorded = part.tokens if part.drafter == drafter.name else []
             draft.cut(request.n_max, "limit")
             is_same = draft.tokens == recorded
-            if draft.parents:  # the judged branch is recorded so
+            if draft.parents:  # the judged branch is recorded in this way
                 paths = branches(draft.parents)
                 is_same = recorded in [[draft.tokens[i] for i in path] for path in paths]
             # it may have been dropped whole, unverified
@@ -260,7 +259,7 @@ class _Play:
 def _foreign(
     rounds: _Rounds, options: RunOptions, texts: Mapping[int, Sequence[int]]
 ) -> dict[tuple[str, int], tuple[int, str, str]]:
-    """Drafted tokens that have not followed in the text, by drafter and sequence: the first round,
+    """Drafted tokens that did not follow in the text, by drafter and sequence: the first round,
     what is wrong, and the tokens."""
     known = {seq: History(text) for seq, text in texts.items()}
     rejected: dict[tuple[str, int], History] = {}
@@ -298,8 +297,8 @@ def _foreign(
 
 
 def _looked_up(options: RunOptions, drafter: str) -> int:
-    """Tokens before a drafted one that have occurred before it in a text; 0 where a draft may be
-    of something else than texts."""
+    """Tokens before a drafted one that must occur before it in a text; 0 if a draft may come from
+    elsewhere."""
     spec = options.spec
     if drafter in _COPIES:
         sizes: NgramSizes = getattr(spec, drafter.replace("-", "_"))

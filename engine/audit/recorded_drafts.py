@@ -1,4 +1,4 @@
-"""Drafts of a run, as recorded and made again."""
+"""Recorded drafts of a run, and how they are made again."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from engine.trace.store import TraceStore
 
 @dataclass(frozen=True, slots=True)
 class DraftAudit:
-    """What the audit says of one drafter's drafts for one sequence. round: the first wrong one,
-    None where nothing is wrong. what: one of engine.audit.deviations. evidence: numbers."""
+    """The audit's result for one drafter and sequence. round: the first wrong one, None if none is.
+    what: one of engine.audit.deviations. evidence: numbers."""
 
     seq_id: int
     round: int | None
@@ -32,10 +32,10 @@ class DraftAudit:
 
 class RecordedDraft(NamedTuple):
     """One recorded draft. pos0: tokens that the target had decoded. tops: per token the best
-    candidates and their shares. depth: tokens undone in the round before. seconds: what all
-    drafting of its round took. n_drafted: tokens that were verified; of another engine's drafts
+    candidates and their probabilities. depth: rollback depth of the previous round. seconds:
+    drafting time of its round. n_drafted: tokens that were verified; of another engine's drafts
     `tokens` may lack the last of them. is_replayed: it was verified again after a restore, which
-    gives a token more."""
+    adds a token."""
 
     round: int
     pos0: int
@@ -49,13 +49,13 @@ class RecordedDraft(NamedTuple):
 
     @property
     def n_decoded(self) -> int:
-        """Tokens of the text that its round decoded: the newest one, accepted ones, and what the
-        target chose before it verified them again."""
+        """Tokens of the text that its round decoded: the newest one, accepted ones, and the
+        target's choice before a replay."""
         return 1 + self.n_accepted + self.is_replayed
 
 
 Counts = tuple[int, int]
-"""Drafted tokens that were accepted, and all of them."""
+"""Numbers of accepted and of drafted tokens."""
 
 
 def added(counts: Iterable[Counts]) -> Counts:
@@ -64,12 +64,12 @@ def added(counts: Iterable[Counts]) -> Counts:
 
 
 def sums(drafts: Iterable[RecordedDraft]) -> Counts:
-    """Of some rounds."""
+    """Sum over some rounds."""
     return added((draft.n_accepted, draft.n_drafted) for draft in drafts)
 
 
 def drafted_rows(tokens: RunColumns) -> dict[tuple[int, int], list[int]]:
-    """Rows of drafted tokens by round and sequence, without those of a replay."""
+    """Rows of drafted tokens by round and sequence, without a replay's."""
     mine = (tokens["draft_index"] != MISSING) & ~tokens.is_text("kind", "replayed")
     found: dict[tuple[int, int], list[int]] = {}
     rows = np.flatnonzero(mine)
@@ -80,7 +80,7 @@ def drafted_rows(tokens: RunColumns) -> dict[tuple[int, int], list[int]]:
 
 
 class RecordedDrafts:
-    """What a trace says of the drafts of one run."""
+    """The drafts of one run in a trace."""
 
     def __init__(self, trace: TraceStore, run_id: int) -> None:
         self._rounds = RunColumns(trace, "rounds", run_id)
@@ -88,7 +88,7 @@ class RecordedDrafts:
         self._asked = RunColumns(trace, "drafts", run_id)
         self._by_round = drafted_rows(self._tokens)
         keys = zip(self._rounds["round"].tolist(), self._rounds["seq_id"].tolist(), strict=True)
-        known = [key in self._by_round for key in keys]  # some count none where none is accepted
+        known = [key in self._by_round for key in keys]  # some record 0 where none is accepted
         self._has_draft = (self._rounds["num_draft_tokens"] > 0) | np.array(known, bool)
 
     @property
@@ -97,12 +97,12 @@ class RecordedDrafts:
 
     @property
     def n_drafted(self) -> int:
-        """Rounds with a draft, and those of which it is not known."""
+        """Rounds with a draft, and rounds where that is unknown."""
         return int((self._rounds["num_draft_tokens"][~self._rounds.is_prompt] != 0).sum())
 
     def of(self, drafter: str | None) -> dict[int, list[RecordedDraft]]:
-        """The drafts of a drafter that were verified, by sequence. None: of every drafter, those of
-        rounds that are known by themselves."""
+        """The verified drafts of a drafter, by sequence. None: of every drafter, in rounds known to
+        be complete."""
         rounds = self._rounds
         if drafter is None:
             is_own = self._has_draft & (rounds["n_merged"] == MISSING)
@@ -122,13 +122,13 @@ class RecordedDrafts:
         return found
 
     def drafters(self) -> list[str]:
-        """Names of the drafters whose drafts were verified."""
+        """Names of the drafters with verified drafts."""
         rows = np.flatnonzero(self._rounds["num_draft_tokens"] > 0)
         return sorted(set(self._rounds.texts("drafter", rows)) - {""})
 
     def starts(self, seq: int, *, plain: bool = False) -> list[int]:
-        """Positions that the batches of a sequence's rounds begin at. plain: of those that are
-        known to have no draft."""
+        """First positions of the batches of a sequence's rounds. plain: only rounds known to be
+        without a draft."""
         mine = (self._rounds["seq_id"] == seq) & ~self._rounds.is_prompt
         if plain:
             is_alone = self._rounds["n_merged"] == MISSING
@@ -171,7 +171,7 @@ class RecordedDrafts:
 
 
 def _tops(ids: np.ndarray, shares: np.ndarray) -> list[dict[int, float]]:
-    """Rows [n, N_TOP] of columns as shares by token; what was not observed is left out."""
+    """Rows [n, N_TOP] of columns as probabilities by token, without missing values."""
     return [
         {i: p for i, p in zip(*pair, strict=True) if i != MISSING and math.isfinite(p)}
         for pair in zip(ids.tolist(), shares.tolist(), strict=True)
@@ -184,24 +184,24 @@ OUTCOMES = {
     "full": "a draft that was accepted whole",
     "rejected": "a rejection",
 }
-"""How a draft may end."""
+"""Outcomes of a draft."""
 
 
 def outcomes(draft: RecordedDraft) -> tuple[str, ...]:
-    """Those of a draft."""
+    """The outcomes of this draft."""
     if draft.n_accepted >= draft.n_drafted:
         return ("full",)
     return ("rejected", "partial" if draft.n_accepted else "none")
 
 
 Distance = Callable[[RecordedDraft, Sequence[Candidates]], float]
-"""How far a recorded draft is from what its rows would have given, from 0."""
+"""Distance between a recorded draft and what its rows would have given, from 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftedText:
-    """One sequence and the drafts of one drafter for it. starts: positions that batches of rounds
-    begin at. table: see DraftModel.table."""
+    """One sequence and a drafter's drafts for it. starts: first positions of the batches of rounds.
+    table: see DraftModel.table."""
 
     seq_id: int
     tokens: Sequence[int]
@@ -212,7 +212,7 @@ class DraftedText:
     def entries(
         self, model: DraftModel, places: Sequence[int], deviation: Deviation, pos0: int
     ) -> Entries:
-        """Entries of these positions, where the target has decoded pos0 tokens."""
+        """Entries of these positions once the target has decoded pos0 tokens."""
         tokens = []
         for place in places:
             at = place + model.ahead + deviation.token_shift
@@ -232,8 +232,8 @@ class DraftedText:
         tokens: Sequence[int] | None,
         n: int | None = None,
     ) -> tuple[list[Candidates], int]:
-        """What a right state says in the place of a draft, and positions below which entries are in
-        memory then; n_written: the same before. tokens, n: see DraftModel.draft."""
+        """The candidates that a right state gives for a draft, and the position below which entries
+        are in memory then; n_written: the same before. tokens, n: see DraftModel.draft."""
         end = draft.pos0 - model.ahead
         model.write(self.entries(model, range(n_written, end), CLEAN, draft.pos0))
         newest = self.entries(model, [end], CLEAN, draft.pos0)
@@ -241,12 +241,13 @@ class DraftedText:
         return model.draft(newest, end + 1, tokens, n), max(n_written, end)
 
     def n_confirmed(self, rows: Sequence[Candidates], pos0: int) -> int:
-        """Leading rows whose best tokens the text has after pos0 tokens and the next one."""
+        """Number of leading rows whose best tokens match the text after pos0 tokens and the next
+        one."""
         both = [*zip(rows, self.tokens[pos0 + 1 :], strict=False)]
         return next((i for i, (row, t) in enumerate(both) if next(iter(row)) != t), len(both))
 
     def alone(self, model: DraftModel) -> set[int]:
-        """Positions of entries that passes of one row write."""
+        """Positions of entries written by passes of one row."""
         found = set[int]()
         for last, draft in pairwise(self.drafts):
             n, end = model.n_true(last.n_accepted, len(last.tokens)), last.pos0 - model.ahead
@@ -263,8 +264,8 @@ class DraftedText:
         return replace(self, table=self.table[[*range(before), *(p + before for p in places)]])
 
     def others_of_batch(self, n: int, which: str, *, with_prompt: bool = True) -> list[int]:
-        """By each of n positions another one of its batch. which: see Deviation.batch. with_prompt:
-        also in the first one."""
+        """For each of n positions, another one of its batch. which: see Deviation.batch.
+        with_prompt: in the first batch, too."""
         of_batch = {
             "rolled": lambda start, stop: [stop - 1, *range(start, stop - 1)],
             "reversed": lambda start, stop: [*range(start, stop)][::-1],
@@ -277,7 +278,7 @@ class DraftedText:
 
 
 class Redrafts:
-    """Drafts one after the other, each after what the ones before left in memory."""
+    """Makes drafts again in order, each after the entries that the earlier ones left in memory."""
 
     def __init__(
         self,
@@ -288,7 +289,7 @@ class Redrafts:
         distance: Distance | None = None,
         left: Mapping[int, Entries] | None = None,
     ) -> None:
-        """distance: None = shares_apart. left: entries that are in memory with a draft, too, by its
+        """distance: None = shares_apart. left: further entries in memory for a draft, by its
         round."""
         self._model, self._text, self._deviation = model, text, deviation
         self._other, self._offset = other, 0
@@ -298,8 +299,8 @@ class Redrafts:
     def of(
         self, drafts: Sequence[RecordedDraft], most: float = math.inf, n_kept: int = 0
     ) -> dict[int, float]:
-        """Distances by round, until their sum is more than `most`. n_kept: positions below which
-        entries are those that the model keeps (DraftModel.keep), 0 = none is kept."""
+        """Distances by round, until their sum exceeds `most`. n_kept: positions below which entries
+        are those that the model keeps (DraftModel.keep), 0 = none."""
         (self._model.go_back if n_kept else self._model.clear)()
         rounds = [draft.round for draft in self._text.drafts] if self._deviation.late else []
         at = rounds.index(drafts[0].round) if rounds else 0  # which may have lost its last tokens
@@ -312,7 +313,7 @@ class Redrafts:
         return found
 
     def _draft(self, draft: RecordedDraft, n_written: int) -> tuple[float, int]:
-        """Distance of one draft, and positions below which entries count as written then."""
+        """Distance of one draft, and the position below which entries count as written then."""
         model, deviation = self._model, self._deviation
         both = draft.pos0, draft.pos0 + draft.n_decoded
         how, then = (deviation if deviation.acts(at) else CLEAN for at in both)
@@ -382,7 +383,7 @@ class Redrafts:
         if how.own or (how.drops and n_true):
             n_true = 1 + how.own * min(draft.n_accepted, n_drafted - 1)
         if not model.reads_rows and (how.round_shift or how.takes_back):
-            n_true = 0  # what was drafted is taken for wrong
+            n_true = 0  # the drafted tokens are assumed to be wrong
         n = end + n_true
         if not in_place and n_true:
             model.write(newest)
@@ -406,7 +407,7 @@ class Redrafts:
         return len(before) if of == "rounds" else sum(one.n_drafted for one in before) - n_kept
 
     def _goes_on_from(self, draft: RecordedDraft, how: Deviation) -> int | None:
-        """The token in the place of the newest one; None for that itself."""
+        """The token in place of the newest one; None for the newest one."""
         last = self._before.get(draft.round)
         if how.guessed and last is not None and last.n_accepted < len(last.tokens):
             at = last.n_accepted if how.guessed == "rejected" else -1
@@ -414,8 +415,8 @@ class Redrafts:
         return self._text.tokens[draft.pos0 + how.newest] if how.newest else how.token
 
     def _other_text(self) -> int:
-        """Write what memory has of another text; positions below which it is in the place of this
-        one's."""
+        """Write another text's entries; returns the position below which they replace this
+        text's."""
         other, how, model = self._other, self._deviation.other, self._model
         if other is None:
             return 0
@@ -435,8 +436,8 @@ class Redrafts:
 
 
 def shares_apart(draft: RecordedDraft, rows: Sequence[Candidates]) -> float:
-    """Half the sum of differences between recorded shares of the best tokens and those that the
-    rows give the same tokens, of the row where it is largest; from 0 to 1."""
+    """Half the sum of differences between recorded probabilities of the best tokens and those of
+    the rows for the same tokens; the largest of all rows, from 0 to 1."""
     found = 0.0
     for top, row in zip(draft.tops, rows, strict=False):
         floor = min(row.values())

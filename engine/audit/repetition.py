@@ -1,6 +1,7 @@
-"""A run repeated next to a memory that decodes its text one by one: the second look of an audit.
+"""A run repeated next to a memory that decodes its text token by token: the second step of an
+audit.
 
-It says in which round a state or logits are wrong for the first time, and what explains the state.
+It finds the first round with a wrong state or logits, and what explains the state.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ from engine.model.recurrence import StateKey
 from engine.trace.store import TraceStore
 
 _ROUNDS = 32
-"""Rounds after the first suspect one that are looked at."""
+"""Rounds checked after the first suspect one."""
 _ROOM = 128
-"""Cells beyond the text, for drafted tokens."""
+"""Cells in addition to the text, for drafted tokens."""
 _TIE = 0.5
-"""Relative error of a state that no tipped tie comes to."""
+"""Relative error of a state that no flipped tie reaches."""
 
 
 class Repetition(RoundObserver):
-    """Repeats the run of an audit as far as its suspects go; an observer of that second run."""
+    """Repeats the audited run up to its last suspect round; an observer of that second run."""
 
     def __init__(
         self,
@@ -47,9 +48,8 @@ class Repetition(RoundObserver):
         samples: Mapping[int, StateSample | None] | None,
         wide: Mapping[int, TextCheck],
     ) -> None:
-        """suspects: by sequence the rounds in which something is suspect. samples: of a run that
-        cannot be repeated, the first suspect states of each of them. wide: what wide passes
-        found."""
+        """suspects: suspect rounds by sequence. samples: for a run that cannot be repeated, the
+        first suspect states of each sequence. wide: results of the wide passes."""
         self._audited, self._options, self._rows = texts, texts.options, rows
         self._suspects, self._samples, self._wide = suspects, samples, wide
         self._plain = {i: texts.passed(i) for i in sorted(suspects)}
@@ -62,7 +62,7 @@ class Repetition(RoundObserver):
         self.not_judged: list[str] = []
 
     def parts(self) -> Iterator[None]:
-        """The second look, in small parts."""
+        """The second step, in small parts."""
         last = max(min(found[-1], found[0] + _ROUNDS) for found in self._suspects.values())
         if self._samples is None:
             trace, audited = TraceStore(), self._audited
@@ -85,7 +85,7 @@ class Repetition(RoundObserver):
                 self._take_sampled(seq_id, self._samples[seq_id])
 
     def _take_sampled(self, seq_id: int, sample: StateSample | None) -> None:
-        """Without a repetition, the states copied in the first run say which are wrong."""
+        """Without a repetition, the states copied in the first run show which are wrong."""
         if sample is None:
             return
         plain = self._audited.passed(seq_id)
@@ -143,7 +143,7 @@ class Repetition(RoundObserver):
         beside: Sequence[int],
         others: Mapping[int, SequenceText],
     ) -> None:
-        """Note the states of a sequence if any is wrong, with what explains it. memory: has them as
+        """Note a sequence's states if any is wrong, and what explains it. memory: holds them as
         sequence `seq`, as a pass with the sequences `beside` reads it."""
         errors = state_errors(clean, states)
         wrong = [key for key, error in errors.items() if not error <= self._audited.state_limit]
@@ -175,7 +175,7 @@ class Repetition(RoundObserver):
     def _compare_cells(
         self, number: int, one: DecodingSequence, memory: HybridMemory, plain: PlainPass
     ) -> None:
-        """Note the first round after which attention cells are others, or hold other keys."""
+        """Note the first round after which attention has other cells, or other keys."""
         if one.seq_id in self._cells:
             return
         mine, theirs = memory.attention.state(one.index), plain.memory.attention.state(0)
@@ -197,8 +197,8 @@ class Repetition(RoundObserver):
     # -- what comes of it ------------------------------------------------------------------
 
     def _advance(self, seq_id: int, stop: int) -> None:
-        """Decode a prompt in the usual ubatches, then token by token, and compare what was
-        recorded."""
+        """Decode a prompt in the usual ubatches, then token by token, and compare with the
+        records."""
         plain, n_prompt = self._plain[seq_id], len(self._audited.prompts[seq_id].tokens)
         n = min(self._options.n_ubatch, max(1, n_prompt - plain.n_tokens), stop - plain.n_tokens)
         part = plain.decode(n, n_prompt - 1)
@@ -207,8 +207,8 @@ class Repetition(RoundObserver):
         self._redraw[seq_id].compare(check, part)
 
     def wrong(self, seq_id: int) -> dict[str, Any]:
-        """What is wrong with a sequence for sure: round and what of the earliest, and everything
-        that was found; {} if nothing is."""
+        """What is certainly wrong with a sequence: round and kind of the earliest, and all
+        findings; {} without any."""
         check, at = self._checks[seq_id], {row.pos: row.round for row in self._rows.get(seq_id, [])}
         found: dict[str, Any] = {}
         noise = self._audited.noise(check, self._wide[seq_id])
@@ -234,7 +234,7 @@ class Repetition(RoundObserver):
             found["token"] = {"round": at[pos], "pos": pos, "expected_id": token}
         if not found:
             return {}
-        # of one round: cells too many, a state, what later layers then put into cells, logits
+        # in one round: cells too many, a state, cells of later layers that follow from it, logits
         two = ("cells", "state") if cells and cells["n_cells"] else ("state", "cells")
         order = (*two, "logits", "token")
         what = min(found, key=lambda name: (found[name]["round"], order.index(name)))

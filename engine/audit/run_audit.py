@@ -1,11 +1,11 @@
-"""The audit of a run: its text is decoded once more, plainly, and compared with what was recorded.
+"""The audit of a run: its text is decoded again, plainly, and compared with the recorded data.
 
-While the run goes on, the sampler and the acceptance of every round are checked on the run's own
-logits, and recurrent states are copied at a few rounds. At the end each text is decoded in a fresh
-memory in wide passes. What the trace recorded of the target at every emitted token, the token
-itself and the copied states are compared with what these passes give. Wide passes round otherwise
-than narrow ones, so what differs is only a suspect: the run is repeated up to there, next to a
-memory that decodes its text token by token (engine.audit.repetition), and that decides.
+During the run, the sampler and the acceptance of every round are checked on the run's own logits,
+and recurrent states are copied at a few rounds. At the end each text is decoded in a fresh memory
+in wide passes. The recorded target probabilities of every emitted token, the token itself and the
+copied states are compared with these passes. Wide passes round differently from narrow ones, so a
+difference is only a suspicion: the run is repeated up to there, next to a memory that decodes its
+text token by token (engine.audit.repetition), and that decides.
 """
 
 from __future__ import annotations
@@ -45,26 +45,25 @@ from engine.trace.run_ref import RunColumns
 from engine.trace.store import TraceStore
 
 SHORT_RUN = 2048
-"""Tokens of all texts of a run together, prompts included, up to which it is short."""
+"""Most tokens of all texts of a short run, including prompts."""
 SHARE_OF_RUN = 0.03
-"""Of a run's time, what decoding its text again may take where the audit was not asked for."""
+"""Share of a run's time for decoding its text again if the audit was not requested."""
 SHARE_IN_BACKGROUND = 1.0
-"""The same where a user looks at the result meanwhile and a new run ends the audit."""
+"""The same if the user reads the result meanwhile and a new run ends the audit."""
 _SHARE_OF_TEXT = 0.6
-"""Of that time, where drafts are made again in the rest."""
+"""The text's share of that time if drafts are made again in the rest."""
 _LEAST_PART = 8
-"""Tokens after the prompt that the first pass decodes again, and those of a further pass at
-least."""
+"""Tokens after the prompt in the first pass, and the least number in a later one."""
 _SAMPLES, _FEW_SAMPLES = 12, 4
-"""Rounds whose states are copied, in a whole audit and within that time."""
+"""Rounds whose states are copied, in a full audit and within that time."""
 _SAMPLED_BYTES, _FEW_BYTES = 128 << 20, 24 << 20
-"""What the copies may take where the whole text may be read again, and where it will not be."""
+"""Limit of the copies if the whole text may be decoded again, and if not, bytes."""
 _LOGITS_BYTES = 16 << 20
 
 
 def why_not_by_default(prompts: Sequence[Prompt], options: RunOptions) -> str:
-    """Why a run is audited only where that is asked for; empty for one of SHORT_RUN tokens at most,
-    no more of them to be read than to be written, since reading is all that an audit does."""
+    """Why a run is audited only on request; empty for one of at most SHORT_RUN tokens, of which the
+    prompts are at most half, since an audit only reads."""
     n_read = sum(len(prompt.tokens) for prompt in prompts)
     n_written = options.n_predict * len(prompts)
     if options.n_predict < 0:
@@ -75,7 +74,7 @@ def why_not_by_default(prompts: Sequence[Prompt], options: RunOptions) -> str:
 
 
 def note_why_not(facts: dict[str, Any], prompts: Sequence[Prompt], options: RunOptions) -> None:
-    """Note in the facts of a run in progress why it is not audited by default, if it is not."""
+    """Record in the facts of a run in progress why it is not audited by default, if it is not."""
     if why := why_not_by_default(prompts, options):
         facts.update(audit={"verdict": NOT_AUDITED, "not_judged": [why]})
 
@@ -90,7 +89,7 @@ def audit_of(
     in_background: bool = False,
 ) -> RunAudit | None:
     """The audit of a run that is about to start. asked: None = only of a short run, and within a
-    part of its time, SHARE_IN_BACKGROUND or SHARE_OF_RUN. can_repeat: the run begins with an empty
+    share of its time, SHARE_IN_BACKGROUND or SHARE_OF_RUN. can_repeat: the run begins with an empty
     memory."""
     if asked is False or (asked is None and why_not_by_default(prompts, options)):
         return None
@@ -101,8 +100,7 @@ def audit_of(
 class RunAudit(RoundObserver):
     """Observes one run, round by round, and judges it at its end by `steps`; `result` is the fact.
 
-    Observing is cheap: a draw more for each token, and copies of states that are bounded in number
-    and bytes.
+    Observing is cheap: one more sample per token, and copies of states bounded in number and bytes.
     """
 
     def __init__(
@@ -114,9 +112,9 @@ class RunAudit(RoundObserver):
         can_repeat: bool = True,
         share: float = math.inf,
     ) -> None:
-        """can_repeat: the run began with an empty memory, so that it can be repeated. share: of
-        the run's time, in which as much of the text is decoded again, and as many of a few drafts
-        are made again, as it allows; without a limit all of it."""
+        """can_repeat: the run began with an empty memory, so it can be repeated. share: of the
+        run's time, which limits the text decoded again and the few drafts made again; without a
+        limit all of it."""
         self._session, self._prompts, self._options = session, list(prompts), options
         self._can_repeat, self._share, self._is_whole = can_repeat, share, share == math.inf
         self._limit_s, self._spent_s, self._n_passed = math.inf, 0.0, 0
@@ -128,7 +126,7 @@ class RunAudit(RoundObserver):
         self._texts = AuditedTexts.of(session, prompts, options)
         self._rows: dict[int, list[TargetRows]] = {}
         self._taps = taps_of(session, options)
-        # drafts depend on states as a run rounds them, which no plain pass repeats
+        # drafts depend on states as the run rounds them, which a plain pass does not reproduce
         self._judges_drafts = bool(options.spec.types) and options.state_types == StateTypes()
         self._reads_rows = self._judges_drafts and options.spec.has_model
 
@@ -178,7 +176,7 @@ class RunAudit(RoundObserver):
     # -- at its end ------------------------------------------------------------------------
 
     def steps(self, trace: TraceStore, run_id: int) -> Generator[None]:
-        """The audit in small parts; at the end, also an early one, the result is in the facts."""
+        """The audit in small parts; at the end, even an early one, the result is in the facts."""
         trace.runs[run_id].update(audit={"verdict": GOING_ON})
         steps = self._steps(trace, run_id)
         next(steps)  # from here on, closing it leaves a result
@@ -219,7 +217,7 @@ class RunAudit(RoundObserver):
             differs = found or self._check.notes
             if differs or not self._not_judged:
                 result["verdict"] = "differs" if differs else "agrees"
-        except Exception as error:  # an engine that is wrong may fail here, too
+        except Exception as error:  # a faulty engine may fail here, too
             self._not_judged.append(f"The audit failed: {type(error).__name__}: {error}"[:500])
         finally:
             if result["verdict"] == "not judged" and not self._not_judged:
@@ -285,7 +283,7 @@ class RunAudit(RoundObserver):
             yield
 
     def _room(self, n: int, first: int) -> int:
-        """How many of the next n tokens may be decoded again. first: that many may in any case."""
+        """How many of the next n tokens may be decoded again. first: this many always may."""
         if self._limit_s == math.inf:
             return n
         if not self._n_passed:
@@ -322,7 +320,7 @@ class RunAudit(RoundObserver):
     def _drafts(
         self, trace: TraceStore, run_id: int, rows: Mapping[int, Sequence[EmittedRow]]
     ) -> Iterator[DraftAudit]:
-        """What the audit of drafts finds for these sequences (engine.audit.drafts)."""
+        """The audit of drafts for these sequences (engine.audit.drafts)."""
         texts = {
             i: [*self._prompts[i].tokens, *(row.token_id for row in found)]
             for i, found in rows.items()
@@ -343,8 +341,8 @@ class RunAudit(RoundObserver):
         )
 
     def _has_time(self, drafting_s: float, n_tokens: int) -> bool:
-        """Whether drafts may be made again that took so long, over a text of n_tokens: entries take
-        no longer than the text did. The time counts as spent."""
+        """Whether there is time to make drafts again that took this long, over a text of n_tokens:
+        entries take no longer than the text did. Counts the time as spent."""
         seconds = drafting_s + n_tokens * self._spent_s / self._n_passed
         has_time = self._spent_s + seconds <= self._limit_s
         self._spent_s += seconds * has_time
@@ -359,7 +357,7 @@ class RunAudit(RoundObserver):
         return sorted([*found, *([at[check.token[0]]] if check.token else [])])
 
     def _wrong_sample(self, seq_id: int) -> StateSample | None:
-        """The first copied states of a sequence that are suspect."""
+        """The first suspect states copied of a sequence."""
         assert self._samples is not None
         errors = self._checks[seq_id].states
         samples = self._samples.of(seq_id)

@@ -1,10 +1,10 @@
-"""The sampler and the acceptance of a run, checked round by round.
+"""The check of a run's sampler and acceptance, round by round.
 
-Every sampler of the run has a plain one at its side: it draws from the same logits by the rules of
-engine.decode.plain_acceptance and accepts only tokens that the text has. Both use the same
-arithmetic on the same numbers, so they have to agree exactly. The plain one is never copied, and
-where a row depends on the tokens before it, it looks at one row at a time, as plain decoding does.
-Several rounds are checked together, which takes a third of the time of one by one.
+Every sampler of the run has a plain counterpart: it samples from the same logits by the rules of
+engine.decode.plain_acceptance and accepts only the text's tokens. Both do the same arithmetic on
+the same numbers, so they must agree exactly. The plain one is never copied, and where a row depends
+on the tokens before it, it reads one row at a time, as plain decoding does. Several rounds are
+checked together, which takes a third of the time.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from engine.trace.prompt_reuse import n_common
 
 _SAME_P = 1e-6
 _MOST_ROUNDS, _MOST_BYTES = 16, 4 << 20
-"""Rounds, and bytes of their logits, that wait to be checked."""
+"""Most rounds, and bytes of their logits, that wait to be checked."""
 
 
 class SamplerCheck:
-    """Checks every sequence until the first thing that differs, which is noted in `notes`.
+    """Checks every sequence until its first difference, which is recorded in `notes`.
 
-    A note has round, seq_id, what and, of a token: pos, token_id, expected_id and about, which says
-    what would give the token that was chosen ("" = nothing that was tried). what: token,
-    probability (what the rule saw of a token), length (of a synthetic draft), or what of the
-    sampler's state is not that of the text (Sampler.differs_from).
+    A note has round, seq_id, what and, for a token: pos, token_id, expected_id and about, which
+    says what would give the chosen token ("" = nothing that was tried). what: token, probability
+    (that the rule used), length (of a synthetic draft), or the part of the sampler's state that
+    does not follow from the text (Sampler.differs_from).
     """
 
     def __init__(
@@ -53,25 +53,26 @@ class SamplerCheck:
         self._rates = options.spec.synthetic
         self._luck: dict[int, np.random.Generator] = {}
         self.n_tokens = 0
-        """Tokens that were drawn again."""
+        """Tokens that were sampled again."""
         self.notes: list[dict[str, Any]] = []
         self._waiting: list[tuple[Round, Tensor, SamplerState]] = []
         self._n_bytes = 0
 
     def judged(self, sequence: DecodingSequence, round_: Round) -> None:
-        """A round has chosen its accepted tokens from its logits; the sampler is as it goes on."""
+        """A round has chosen its accepted tokens from its logits; the sampler is in its state after
+        it."""
         if sequence.seq_id not in self._plain:
             return
         state, logits = sequence.sampler.state(), round_.logits
         assert logits is not None  # tokens were chosen from them
         self._waiting.append((round_, logits, state))
         self._n_bytes += logits.nbytes
-        # a grammar goes on
+        # a grammar advances
         if state.grammar or len(self._waiting) == _MOST_ROUNDS or self._n_bytes > _MOST_BYTES:
             self.settle()
 
     def settle(self) -> None:
-        """Check the rounds that wait."""
+        """Check the waiting rounds."""
         waiting, self._waiting, self._n_bytes = self._waiting, [], 0
         all_rows: RowDistribution | None = None
         if waiting and not any(plain.depends_on_text for plain in self._plain.values()):
@@ -98,7 +99,7 @@ class SamplerCheck:
         logits: Tensor,
         rows: RowDistribution | None,
     ) -> dict[str, Any]:
-        """rows: of the logits, None where they depend on the text."""
+        """rows: of the logits, None if they depend on the text."""
         draft, tokens = round_.draft or Draft(), round_.accepted
         known = len(plain.accepted), plain.n_draws
         seen: list[Distribution] = []
@@ -117,7 +118,7 @@ class SamplerCheck:
                 plain.accept(token)
             expected.append(plain.draw(row(len(expected))))
         elif self._options.spec.accept == "match" or round_.is_prompt:
-            # a replay may have chosen one token more than were drafted
+            # a replay may have chosen one token more than drafted
             expected = PLAIN_RULES["match"](Draft(tokens[:-1]), row, plain, ())
         else:
             expected = PLAIN_RULES["rejection"](draft, row, plain, self._end_tokens)
@@ -147,7 +148,7 @@ class SamplerCheck:
         return sampler
 
     def _n_by_luck(self, seq_id: int, draft: Draft) -> int:
-        """Tokens of a draft that one random number of the sequence keeps."""
+        """Draft tokens that one random number of the sequence would keep."""
         seed = (self._options.sampler.seed, 1)
         luck = self._luck.setdefault(seq_id, np.random.default_rng(seed)).random()
         n = 0
@@ -160,7 +161,7 @@ class SamplerCheck:
     def _about(
         self, before: Sampler, draft: Draft, logits: Tensor, tokens: Sequence[int], at: int
     ) -> str:
-        """What gives the token `at` of the accepted list that should not have been chosen."""
+        """What explains the wrong accepted token at index `at`."""
         if at >= len(tokens):
             return ""
         token, drafted = tokens[at], list(draft.tokens)
@@ -169,7 +170,7 @@ class SamplerCheck:
             return self._about_rejection(before, draft, logits, tokens, at)
 
         def drawn(seen: Sequence[int], i: int, n_used: int) -> int:
-            """What row i gives after these tokens and n_used random numbers."""
+            """The token of row i after these tokens and n_used random numbers."""
             sampler = before.clone()
             for one in seen:
                 sampler.accept(one)
@@ -220,7 +221,7 @@ def _nth(rows: RowDistribution, first: int, i: int) -> Distribution:
 
 
 def _wrong_p(round_: Round, seen: Sequence[Distribution]) -> dict[str, Any]:
-    """The first recorded probability that the rule cannot have seen."""
+    """The first recorded probability that the rule cannot have used."""
     for token, i, p in zip(*round_.examined, round_.rule_p, strict=True):
         if i < len(seen) and abs(seen[i].of(token) - p) > _SAME_P:
             expected = seen[i].of(token)

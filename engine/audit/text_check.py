@@ -1,4 +1,4 @@
-"""Text of a run decoded plainly once more: its rows, and states on the way."""
+"""A run's text decoded plainly once more: logits and intermediate states."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from engine.trace.store import TraceStore
 
 @dataclass(frozen=True, slots=True)
 class PassedPart:
-    """What a pass over some tokens gave. logits: [n, n_vocab] after the last n of its tokens."""
+    """The result of a pass over some tokens. logits: [n, n_vocab] after its last n tokens."""
 
     pos0: int
     n_tokens: int
@@ -44,7 +44,7 @@ class PassedPart:
 
 
 class PlainPass:
-    """Decodes a text from its beginning on, part by part. n_tokens: decoded so far."""
+    """Decodes a text from its beginning, part by part. n_tokens: decoded so far."""
 
     def __init__(
         self, session: Session, options: RunOptions, text: Sequence[int], taps: Sequence[int] = ()
@@ -57,7 +57,7 @@ class PlainPass:
 
     @torch.inference_mode()
     def decode(self, n: int, first_output: int) -> PassedPart:
-        """Decode n more tokens in one pass, with the logits after those from first_output on."""
+        """Decode n more tokens in one pass, with logits from first_output on."""
         pos0, tokens = self.n_tokens, list(self._text[self.n_tokens : self.n_tokens + n])
         outputs = range(max(0, first_output - pos0), n)
         (ubatch,) = self.memory.split([Span(0, pos0, tokens, outputs)], n, "equal")
@@ -69,7 +69,7 @@ class PlainPass:
 @dataclass(frozen=True, slots=True)
 class StateSample:
     """The states of one sequence after a round, with n_tokens tokens in memory, as a pass with all
-    sequences that run would start from them."""
+    running sequences would read them."""
 
     round: int
     seq_id: int
@@ -78,15 +78,15 @@ class StateSample:
 
 
 class _Thinned:
-    """Rounds spread over a run of unknown length: every n-th, n doubled whenever there are too
-    many. rounds: those kept."""
+    """Evenly spaced rounds of a run of unknown length: every n-th, with n doubled whenever there
+    are too many. rounds: those kept."""
 
     def __init__(self) -> None:
         self.rounds: list[int] = []
         self._stride, self._seen = 1, 0
 
     def takes(self, number: int, most: int) -> bool:
-        """Whether the next round, which has this number, is one of them."""
+        """Whether the next round, with this number, is one of them."""
         is_taken = self._seen % self._stride == 0
         self._seen += 1
         if is_taken:
@@ -100,14 +100,14 @@ class _Thinned:
 
     @property
     def n_passed(self) -> int:
-        """How many rounds from the next one on are surely not taken."""
+        """How many of the next rounds are certainly skipped."""
         return -self._seen % self._stride
 
 
 class StateSamples:
-    """Copies of states after up to n rounds, fewer where they would take more than n_bytes: half of
-    them, one at least, after a rollback, the others anywhere; with_last: as well, after the last
-    round of every sequence, and at least one anywhere."""
+    """Copies of states after up to n rounds, fewer if they would exceed n_bytes: half of them, at
+    least one, after a rollback, the others anywhere; with_last: also after the last round of every
+    sequence, and at least one anywhere."""
 
     def __init__(self, memory: HybridMemory, n: int, n_bytes: int, *, with_last: bool) -> None:
         recurrent = memory.recurrent
@@ -129,7 +129,7 @@ class StateSamples:
         undone: bool,
     ) -> None:
         """Round `number` is over. running: memory sequence and tokens in memory, by seq_id; ended:
-        those of them that go no further. undone: whether any of them was rolled back."""
+        those of them that have stopped. undone: whether any of them was rolled back."""
         if not self._most_undone or not running:
             return
         takes = self._most > 0 and self._any.takes(number, self._most)
@@ -137,14 +137,14 @@ class StateSamples:
         wanted = [*running] if takes else [*ended] if self._with_last else []
         if not wanted:
             return
-        # those that are thinned out make room for the new ones
+        # dropped rounds make room for new ones
         rounds = {*self._any.rounds, *self._undone.rounds}
         for key in [key for key in self._kept if key[0] not in rounds and key not in self._ended]:
             del self._kept[key]
         found = memory.inputs([seq for seq, _ in running.values()])
         for (seq_id, (_, n_tokens)), states in zip(running.items(), found, strict=True):
             if seq_id in wanted:
-                # one by one, as it may be a copy already
+                # one by one, since it may be a copy already
                 copies = {key: states.pop(key).clone() for key in list(states)}
                 self._kept[number, seq_id] = StateSample(number, seq_id, n_tokens, copies)
         if self._with_last:
@@ -152,7 +152,7 @@ class StateSamples:
 
     @property
     def n_unseen(self) -> int:
-        """Of how many rounds from the next one on it takes nothing, if nothing is undone."""
+        """How many of the next rounds it skips unless there is a rollback."""
         return self._any.n_passed if self._most else sys.maxsize
 
     def of(self, seq_id: int) -> list[StateSample]:
@@ -168,8 +168,8 @@ _LEAST_P = 1e-30
 
 @dataclass(frozen=True, slots=True)
 class EmittedRow:
-    """What the trace has of an emitted token: its round, position, id, and the target's most
-    probable tokens there with their probabilities."""
+    """A recorded emitted token: its round, position, id, and the target's most probable tokens
+    there with their probabilities."""
 
     round: int
     pos: int
@@ -180,11 +180,11 @@ class EmittedRow:
 
 @dataclass(slots=True)
 class TextCheck:
-    """What a pass over the text of one sequence found. errors: by position of an emitted token the
-    error of what was recorded of the logits, as an NMSE; states: by round the largest relative
-    error and where; token: position of the first token that plain drawing does not give, with the
-    one that it gives. log_p: by position what the error was taken from, what this pass gives the
-    recorded tokens, in units of the root mean square of its logits."""
+    """The result of a pass over the text of one sequence. errors: NMSE of the recorded logits by
+    position of an emitted token; states: by round the largest relative error and its place; token:
+    position of the first token that plain sampling does not give, with the one that it gives.
+    log_p: by position the values that the error was computed from, this pass's for the recorded
+    tokens, in units of the root mean square of its logits."""
 
     errors: dict[int, float] = field(default_factory=dict)
     log_p: dict[int, np.ndarray] = field(default_factory=dict)
@@ -194,12 +194,12 @@ class TextCheck:
 
 @dataclass(frozen=True, slots=True)
 class AuditedTexts:
-    """The texts of a run of these prompts, and what rounding may do to them in its compute mode.
+    """The texts of a run of these prompts, and the rounding error that its compute mode allows.
 
     tokens: by sequence, prompt and accepted ones; those after a stop were not emitted. batches: by
-    round and sequence the batch that was judged, its position and tokens. logits_limit: NMSE;
-    state_limit: relative error of a state. has_ties: whether rounding can tip a choice inside the
-    model, so that a row may be off by much.
+    round and sequence the verified batch, its position and tokens. logits_limit: NMSE; state_limit:
+    relative error of a state. has_ties: whether rounding may flip a choice inside the model, so
+    that a row may be far off.
     """
 
     session: Session
@@ -213,8 +213,8 @@ class AuditedTexts:
 
     @classmethod
     def of(cls, session: Session, prompts: Sequence[Prompt], options: RunOptions) -> AuditedTexts:
-        """The prompts alone, to be added to."""
-        # states of shorter types round as activations do in that mode
+        """The prompts alone, to be extended."""
+        # states of shorter types are rounded as activations are in that mode
         mode = session.compute if options.state_types == StateTypes() else "bf16"
         return cls(
             session,
@@ -228,17 +228,17 @@ class AuditedTexts:
         )
 
     def passed(self, seq_id: int, taps: Sequence[int] = ()) -> PlainPass:
-        """A pass over the text of a sequence, from its beginning on."""
+        """A pass over a sequence's text, from its beginning."""
         return PlainPass(self.session, self.options, self.tokens[seq_id], taps)
 
     def sampler(self, grammar: Grammar | None, seq_id: int) -> Sampler:
-        """The sampler of a sequence as it is before the first token."""
+        """A sequence's sampler before the first token."""
         eog_ids = self.session.tokenizer.eog_ids
         return sampler_for(self.prompts[seq_id], self.options, eog_ids, grammar)
 
     def compare(self, check: TextCheck, part: PassedPart, rows: Sequence[EmittedRow]) -> None:
         """Compare the rows whose logits a pass has given."""
-        first = part.first_output + 1  # of the token that the first logits choose
+        first = part.first_output + 1  # position that the first logits choose
         here = [row for row in rows if first <= row.pos < first + len(part.logits)]
         if here:
             at = [row.pos - first for row in here]
@@ -247,24 +247,26 @@ class AuditedTexts:
             check.log_p |= dict(zip((row.pos for row in here), log_p, strict=True))
 
     def is_wrong(self, errors: Mapping[int, float]) -> int | None:
-        """The first position of which what was recorded cannot be rounding. errors: by position.
+        """The first position whose recorded values cannot be explained by rounding. errors: by
+        position.
 
-        Where ties inside the model can be tipped, a row may be off by much; then it takes a few
-        rows, and more than a part of all."""
+        If ties inside the model may flip, a row may be far off; then it takes several rows, and
+        more than a share of all.
+        """
         wrong = sorted(pos for pos, error in errors.items() if not error <= self.logits_limit)
         few = max(_FEW_ROWS, TIPPED * len(errors)) if self.has_ties else 0
         return wrong[0] if len(wrong) > few else None
 
     def noise(self, one: TextCheck, other: TextCheck) -> float:
-        """The largest NMSE by which two plain passes over a text differ in what was recorded."""
+        """The largest NMSE between two plain passes over a text."""
         both = one.log_p.keys() & other.log_p.keys()
         apart = (np.mean(np.square(one.log_p[pos] - other.log_p[pos])) for pos in both)
         return max((float(x) for x in apart), default=0.0)
 
 
 class Redraw:
-    """Draws the tokens of a text again from clean logits, as plain decoding does: with the seed, a
-    random number per token, and penalties and grammar that know the text alone."""
+    """Samples the tokens of a text again from clean logits, as plain decoding does: with the seed,
+    one random number per token, and penalties and grammar that see the text alone."""
 
     def __init__(self, texts: AuditedTexts, seq_id: int, rows: Sequence[EmittedRow]) -> None:
         options = texts.options
@@ -272,12 +274,12 @@ class Redraw:
         self._rows = {row.pos: row for row in rows}
         self._next = len(texts.prompts[seq_id].tokens)
         self._margin = 4 * float(np.sqrt(texts.logits_limit))
-        # other passes' logits say nothing of a draw where they may be off by much
+        # other passes' logits prove nothing about a sample if they may be far off
         self._draws = options.spec.accept == "match" and not options.spec.synthetic
         self._draws &= not texts.has_ties
 
     def compare(self, check: TextCheck, part: PassedPart) -> None:
-        """Draw the tokens that a pass gives logits for; the first other one is noted."""
+        """Sample the tokens that a pass gives logits for; records the first other one."""
         if not self._draws or check.token is not None:
             return
         for i in range(len(part.logits)):
@@ -295,7 +297,7 @@ class Redraw:
             self._next += 1
 
     def _is_near(self, p: Any, number: float, row: EmittedRow, logits: Tensor, token: int) -> bool:
-        """Whether rounding may have chosen the token of the text."""
+        """Whether rounding may have chosen the text's token."""
         if len(p.ids) == 1:
             gap = float((logits[token] - logits[row.token_id]).abs())
             return gap <= self._margin * float(logits.square().mean().sqrt())
@@ -304,7 +306,7 @@ class Redraw:
 
 
 def emitted_rows(trace: TraceStore, run_id: int) -> dict[int, list[EmittedRow]]:
-    """What a trace has of the emitted tokens of a run, by sequence, in order of their positions."""
+    """The emitted tokens of a run in a trace, by sequence, in order of their positions."""
     tokens = RunColumns(trace, "tokens", run_id)
     chosen = np.flatnonzero(tokens.is_text("kind", *EMITTED_KINDS))
     names = ("seq_id", "round", "pos", "token_id", "target_top_id", "target_top_p")
@@ -320,11 +322,10 @@ def emitted_rows(trace: TraceStore, run_id: int) -> dict[int, list[EmittedRow]]:
 def recorded_error(
     logits: Sequence[Tensor], rows: Sequence[EmittedRow]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Per row the mean squared difference of what was recorded, the logarithms of the most
-    probable tokens' probabilities, from that of n logits [n_vocab], over the mean square of the
-    logits: float64 [n]; and these logarithms by the logits, over its root: [n, N_TOP]. Logits that
-    are not finite are right.
-    """
+    """Per row the mean squared difference between the recorded log-probabilities of the most
+    probable tokens and those of n logits [n_vocab], over the mean square of the logits: float64
+    [n]; and the latter log-probabilities over its root: [n, N_TOP]. Logits that are not finite
+    count as right."""
     ids = torch.from_numpy(np.stack([np.maximum(row.top_ids, 0) for row in rows]).astype(np.int64))
     p = np.stack([row.top_p for row in rows]).astype(np.float64)
     log_p, squares = [], []
@@ -345,12 +346,12 @@ def recorded_error(
 def state_errors(
     clean: Mapping[StateKey, Tensor], found: Mapping[StateKey, Tensor]
 ) -> dict[StateKey, float]:
-    """Relative error of every state; infinite where one is not finite."""
+    """Relative error of every state; infinite if one is not finite."""
     like = next(iter(clean.values()))
     room = like.new_empty(max(x.numel() for x in clean.values()), dtype=torch.float64)
     norms = room.new_empty(2, len(clean))
     for i, (key, state) in enumerate(clean.items()):
-        # in one place: what comes and goes leaves holes that memory hardly fills again
+        # one reused buffer: temporary ones would fragment memory
         x = room[: state.numel()].view(state.shape)
         norms[1, i] = torch.linalg.vector_norm(x.copy_(state))
         norms[0, i] = torch.linalg.vector_norm(x.sub_(found[key]))

@@ -284,7 +284,7 @@ class SessionEngine(MemoryEngine):
         )
         try:
             memory = self.session.make_memory(options, spec.n_seqs, spec.n_ctx, spec.n_rs_seq)
-        except torch.OutOfMemoryError as error:
+        except OutOfMemoryError as error:
             raise OutOfMemoryError(
                 f"The device has no room for context {spec.name}.",
                 "Lower its n_seqs, n_rs_seq or n_ctx.",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from functools import partial
 from itertools import chain, tee
@@ -12,7 +12,7 @@ import torch
 
 from engine.conform import fits, mistakes
 from engine.conform.decays import Log, Played, decays
-from engine.conform.fits import closest, fewest, joined, place, same, spans, wrong_heads
+from engine.conform.fits import fewest, joined, place, same, spans, wrong_heads
 from engine.conform.mistakes import formulas, heads_of, in_parts, layouts, strides
 from engine.conform.reference import ROW_INPUTS, Reference, Row, Way, linear, play, step, terms
 from engine.conform.shares import Kept, Quantities, channels, kept_at, shares
@@ -27,6 +27,7 @@ class Situation:
     `tokens` are the rows of the pass, none where the sequence is not in it; `before` the
     reference's states after each row of the passes before it, of the last of which `accepted` were
     kept. `batch` are the rows of all sequences of the pass; those of each begin at its place.
+    `sought`: the causes that are meant, none: all.
     """
 
     def __init__(
@@ -38,13 +39,15 @@ class Situation:
         parents: Sequence[int] = (),
         batch: Sequence[Row] = (),
         places: Mapping[int, int] = MappingProxyType({}),
+        sought: Collection[str] = (),
     ) -> None:
         self.kernel, self.reference, self.sequence = kernel, reference, sequence
         self.folds, self.shape = kernel.ring > 0 or kernel.log, reference.shape
         passes, commits = reference.passes[sequence], reference.tokens[sequence]
         self.tokens, self.before = list(tokens), passes[:-1] if tokens else passes
         self.accepted = len(commits[-1]) if commits else 0
-        self.parents, self.places = tuple(parents), places
+        self.parents, self.places, self.sought = tuple(parents), places, sought
+        self._closest = partial(fits.closest, sought=sought)
         self.batch, self.first = batch or self.tokens, places.get(sequence, 0)
         self.begin, self.own = self.first, len(self.tokens)
         self.start = reference.state(sequence)
@@ -99,6 +102,8 @@ class Situation:
         yield from self._folds() if self.kernel.ring else ()
         if len(commits) > 1:
             yield "state-not-committed", "state before the last pass", commits[-2]
+            last = self.reference.tokens[self.sequence][-1:] * (self.shape.recurrence != "conv")
+            yield from chain.from_iterable(Log(self.shape, commits[-2], x).twice() for x in last)
         for age in range(1, len(self.before)):
             yield from self._columns(age)
         yield from self._others()
@@ -248,6 +253,7 @@ class Situation:
                 yield cause, sentence, part(played)
         if of and few and self.shape.recurrence != "conv":
             log = Log(self.shape, state, tokens)
+            yield from log.twice()
             yield from log.decays()
             yield from log.formulas()
             for i in range(count) if count > 1 else ():
@@ -275,7 +281,7 @@ class Situation:
                 if log:
                     yield cause, f"{words}, as what rows wrote is kept", partial(log.stored, others)
 
-        return closest(seen, fits.numbered(each, seen, right, rows), bound, right, last)
+        return self._closest(seen, fits.numbered(each, seen, right, rows), bound, right, last)
 
     def _views_of_logs(self, count: int) -> Iterator[tuple[str, str, Played]]:
         """Cause, sentence and outputs where the pass sees the state before a log, or what rows of
@@ -320,7 +326,7 @@ class Situation:
             if cause in ("wrong-output", "wrong-gate") and row >= chunk:
                 return "wrong-chunk", joined(f"from row {row} on, chunks have {chunk} rows", words)
             return cause, words
-        if found := closest(seen, self._begun(seen, wanted, bound), bound, wanted):
+        if found := self._closest(seen, self._begun(seen, wanted, bound), bound, wanted):
             return found
         share = self._shares(seen[row], row, bound, last=False)
         if share and chunk and "times what" not in share[1]:
@@ -328,7 +334,7 @@ class Situation:
         # rows before one that is hardly wrong may be wrong too, by less than the bound
         begin = row if len(seen) > _MOST_ROWS and not self.parents and row == end else 0
         ways = self._ways(self.start, len(seen), 0, bound, begin)
-        if found := closest(seen, ways, bound, wanted):
+        if found := self._closest(seen, ways, bound, wanted):
             return found[0], found[1] + f", seen from row {begin} on" * (begin > 0)
         few = len(seen) <= _MOST_ROWS
         if few and (found := self._fitted(self.tokens, seen, wanted, bound, False)):
@@ -408,7 +414,7 @@ class Situation:
                     return "other-sequence-written", f"the state is {sentence}"
                 return cause, f"{sentence}, without the rows of this pass"
         ways, again = tee(self._ways(self.start, count, 1, bound))
-        found = closest(seen, ways, bound, right, last=True)
+        found = self._closest(seen, ways, bound, right, True)
         if not found and self.shape.recurrence != "conv":
             gives: dict[tuple[str, str], torch.Tensor] = {}
             for c, w, made in again:  # several ways may have one sentence
@@ -448,10 +454,11 @@ class Situation:
         kept = kept_at(row, log, kept, self.first, row > most)
         known = Quantities(self.shape, self.batch, self.begin, self.own, self.first + row)
         given = self.shape, log.states[-1], self.tokens[row], seen, bound, known
-        if last and self.shape.recurrence == "kda" and (found := channels(*given)):
+        if last and self.shape.recurrence == "kda" and (found := channels(*given, self.sought)):
             return found
         for parts in ([("the state before", log.states[-1], self.first + row, False)], kept):
-            if found := shares(self.shape, parts, self.tokens[row], seen, bound, last, known):
+            solved = self.shape, parts, self.tokens[row], seen, bound, last, known, self.sought
+            if found := shares(*solved):
                 return found
         return None
 

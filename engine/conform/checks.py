@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -104,6 +104,7 @@ class Player:
     device: str
     blank: bool = False  # memory is zeros, not NaN
     named: bool = True  # causes are sought
+    sought: Collection[str] = ()  # which; none: all
     replaced: dict[str, float] | None = None  # of cases.Source
     copies: bool = False  # the same
     large: bool = True  # the same, where a check has large inputs
@@ -188,7 +189,7 @@ class Player:
         of_rows: dict[str, torch.Tensor] = {}
         for i, (sequence, part) in enumerate(parts.items()):
             tree = one.parents[i] if one.parents else ()
-            given = self.kernel, reference, sequence, batch[part], tree, batch, places
+            given = self.kernel, reference, sequence, batch[part], tree, batch, places, self.sought
             situations[sequence] = Situation(*given)
             error, row = _worst(seen[part], wanted[part])
             size = float(wanted[part].abs().max()) if self.own_size else 1.0
@@ -410,11 +411,11 @@ def errors_of(seen: torch.Tensor, wanted: torch.Tensor) -> tuple[float, ...]:
 
 def check(
     kernel: Kernel, package: Package, shape: Shape, name: str, seed: int, device: str, rounds: int,
-    named: bool = True, large: bool = True,
+    named: bool = True, large: bool = True, sought: Collection[str] = (),
 ) -> list[Fault]:  # fmt: skip
     """Faults that one check of one kernel finds at this shape, named or not; errors of the call
     are faults."""
-    player = Player(kernel, package, shape, seed, device, named=named, large=large)
+    player = Player(kernel, package, shape, seed, device, named=named, sought=sought, large=large)
     try:
         if name == "repeat":
             return player.repeat()

@@ -96,6 +96,12 @@ def _factors(
     # a chunk's decays are kept as those from the first row of a block on
     for a, many, more in product(parts, parts, (0, 1)):
         ways.append(_without(right, over, a + more, a + more + many + _BLOCK))
+    for shift in (-_BLOCK, _BLOCK) if n > _BLOCK else ():
+        words = f"{{}} with the decay {{}} {abs(shift)} rows {'later' if shift > 0 else 'earlier'}"
+        since: Factor = lambda i, j, s=shift: over(j + 1 + s, i + 1)  # noqa: E731
+        until: Factor = lambda i, j, s=shift: over(j + 1, i + 1 + s)  # noqa: E731
+        for end, factor in (("from", since), ("to", until)):
+            ways.append(("gate-of-other-row", words.format("{}", end), factor))
     if first:
         sides = sides | {f"what the first {first} rows wrote": lambda _, j: 0 <= j < first}
         ways.append(_without(right, over, 0, first))
@@ -261,6 +267,13 @@ class Log:
             return self.rows[row]["decay"] * state + self.writes[row]
         return step(self.shape, state, self.rows[row])[1]
 
+    def twice(self) -> Iterator[Way]:
+        """Cause, sentence and last state where the last rows are taken twice."""
+        n = len(self.rows)
+        for i in range(n - 1, -1, -1):
+            words = f"the last {n - i} of {n} accepted rows are taken twice"
+            yield "double-fold", words, play(self.shape, self.states[-1], self.rows[i:])[1][-1]
+
     def cursors(self, ring: int) -> Iterator[Way]:
         """Cause, sentence and last state where other rows are folded than were accepted."""
         n = len(self.rows)
@@ -317,8 +330,11 @@ class Log:
                             f"places of the log from {place} on, not {(first + done) % ring}, "
                             f"{twice} of them folded already"
                         )
-                        again = place == (first + done) % ring or twice == len(read)
-                        yield "double-fold" if twice and again else "wrong-wrap", words, state
+                        moved = place != (first + done) % ring
+                        again = twice and (not moved or twice == len(read))
+                        if again and moved:
+                            words += "; wrong-wrap looks the same"
+                        yield "double-fold" if again else "wrong-wrap", words, state
 
     def places(self, ring: int, first: int, rejected: Sequence[Row]) -> Iterator[Way]:
         """The same where one thing that a row left in the log is read at another place than the

@@ -4,7 +4,7 @@ and errors of the size of rounding."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import pairwise, product
 
 import torch
@@ -15,11 +15,6 @@ from engine.conform.reference import Row, Way, terms
 
 _LEAST = 12  # values that tell a mistake from chance
 _MOST_FITTED = 4  # mistakes whose number is searched closely
-SOUGHT = set[str]()  # causes of the ways that are compared; none: all
-
-
-def sought(cause: str) -> bool:
-    return not SOUGHT or cause in SOUGHT
 
 
 def taken(shape: Shape, row: Row, state: torch.Tensor) -> torch.Tensor:
@@ -302,16 +297,18 @@ def tile(seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> bool:
 
 
 def closest(
-    seen: torch.Tensor, ways: Iterable[Way], bound: float, right: torch.Tensor, last: bool = False
-) -> tuple[str, str] | None:
+    seen: torch.Tensor, ways: Iterable[Way], bound: float, right: torch.Tensor, last: bool = False,
+    sought: Collection[str] = (),
+) -> tuple[str, str] | None:  # fmt: skip
     """Cause and sentence of the way that gives what is nearest, where it is near enough; if none
-    gives all, of the one that gives all wrong columns of heads or (last: of a state) values."""
+    gives all, of the one that gives all wrong columns of heads or (last: of a state) values;
+    sought: the causes that are meant, none: all."""
     parts = _apart(right, last)
     limit = min(bound, max(4 * bound, off(seen, right)) / 16)  # of nearly all of the error
     there = (_apart(seen, last) - parts).abs().amax(1) > bound
     some = not there.all() and there.sum() * parts.shape[1] > _LEAST
     best, least, part, nearest = None, limit, None, limit
-    for cause, sentence, made in (way for way in ways if sought(way[0])):
+    for cause, sentence, made in (way for way in ways if not sought or way[0] in sought):
         error = off(seen, made)
         if error <= (least / 2 if best else least):  # a later way must be clearly nearer
             best, least = (cause, sentence), error
@@ -325,12 +322,14 @@ def closest(
     return best or part
 
 
-def nearest(ways: Iterable[tuple[float, tuple[str, str]]], limit: float) -> tuple[str, str] | None:
+def nearest(
+    ways: Iterable[tuple[float, tuple[str, str]]], limit: float, sought: Collection[str] = ()
+) -> tuple[str, str] | None:
     """Cause and sentence of the way of the least error, where it is below the limit; a later one
-    must be clearly nearer, and one as near as rounding is enough."""
+    must be clearly nearer, and one as near as rounding is enough; sought: as above."""
     best, enough = None, limit / 64
     for error, way in ways:
-        if error <= limit and sought(way[0]):
+        if error <= limit and (not sought or way[0] in sought):
             best, limit = way, error / 2
         if best and error <= enough:
             break

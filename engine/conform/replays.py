@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import islice, product
@@ -15,7 +15,7 @@ import torch
 from engine.conform.cases import Recurrence, Shape
 from engine.conform.causes import Situation
 from engine.conform.checks import CHECKS, VAGUE, Fault, Player, check, copied, errors_of, limited
-from engine.conform.fits import SOUGHT, joined, place, sought
+from engine.conform.fits import joined, place
 from engine.conform.packages import Package, interpreted
 from engine.conform.passes import SCRIPTS, Pass, shapes, with_extras
 from engine.conform.reference import ROW_INPUTS, terms, token
@@ -195,7 +195,7 @@ def _seen(player: Player, fault: Fault) -> Fault:
             off = (states - torch.stack(reference.depths(0))).abs().flatten(1).amax(1)
             if off.max() > 4 * bound:
                 row, tree = int((off > 4 * bound).nonzero()[0]), parents[0] if parents else ()
-                here = Situation(player.kernel, reference, 0, tokens, tree)
+                here = Situation(player.kernel, reference, 0, tokens, tree, sought=player.sought)
                 cause, words = here.explain_state(states[row], row + 1, 4 * player.bound)
                 if cause in ("wrong-state", "drift"):
                     return fault
@@ -253,12 +253,15 @@ def elsewhere(player: Player, fault: Fault) -> Fault:
     shape, n, t = player.shape, player.shape.n_sequences, player.shape.n_tokens
     c, vague = player.kernel.chunk, fault.cause in VAGUE[:3]
     stale = fault.cause in ("stale-column", "window-not-rolled-back", "state-not-committed")
-    of_length, unwritten = (*_WRITTEN, "other-sequence"), ("other-sequence", "wrong-stride")
+    by_length, unwritten = (*_WRITTEN, "other-sequence"), ("other-sequence", "wrong-stride")
     log = player.kernel.ring or player.kernel.log
     some_heads = "heads " in fault.detail and fault.cause != "head-mapping"
     whole = {k: 2 ** (getattr(shape, k) - 1).bit_length() for k in ("d_k", "d_v")}
     may_be_long = not c and _LEFT not in fault.detail  # else a count is wrong in long passes too
     same: Changed = lambda p, _: p  # noqa: E731
+    one_head = ("head-mapping", "there is one head")
+    if shape.recurrence == "conv":  # whose channels have no heads, but a place in memory each
+        one_head = ("wrong-stride", "there is one channel")
     counted = vague or fault.cause in _COUNTED
     of_others = n > 1 and (counted or fault.cause in _OF_OTHERS)
     alone: Changed = lambda p, _: p.only(fault.sequence)  # noqa: E731
@@ -270,7 +273,7 @@ def elsewhere(player: Player, fault: Fault) -> Fault:
         (c > 0 and (vague or fault.cause in _OF_CHUNKS), "wrong-chunk",
          "all prompts have whole chunks", lambda p, _: p.chunked(c), shape),
         (n > 1 and (vague or fault.cause == "other-sequence"), "other-sequence", *apart),
-        (may_be_long and (stale or vague or fault.cause in of_length), "wrong-stride",
+        (may_be_long and (stale or vague or fault.cause in by_length), "wrong-stride",
          f"every pass has {t} rows", lambda p, _: p.full(t), shape),
         (stale or vague, "lost-fold" if log else "stale-column",
          "the count is set to 1 by a step without drafts", lambda p, _: p.counted(), shape),
@@ -279,8 +282,7 @@ def elsewhere(player: Player, fault: Fault) -> Fault:
          "all sequences are in its passes", lambda p, _: p.whole(n), shape),
         ((vague or some_heads) and shape.n_groups < shape.n_heads, "head-mapping",
          "no heads share a key", same, replace(shape, n_groups=shape.n_heads)),
-        (vague and shape.n_heads > 1, "head-mapping",
-         "there is one head", same, replace(shape, n_heads=1, n_groups=1)),
+        (vague and shape.n_heads > 1, *one_head, same, replace(shape, n_heads=1, n_groups=1)),
         ((vague or c > 0) and replace(shape, **whole) != shape, "wrong-tile",
          "the size of a head is a power of two", same, replace(shape, **whole)),
     )  # fmt: skip
@@ -289,12 +291,13 @@ def elsewhere(player: Player, fault: Fault) -> Fault:
         return replace(fault, cause="wrong-wrap", detail=words)
     for may_be, cause, words, changed, other in ways:
         few = changed is alone or shape.n_heads > other.n_heads
-        may_be = may_be and sought(cause)
+        may_be = may_be and (not player.sought or cause in player.sought)
         if may_be and not _wrong(player, fault, changed, other, seeds=8 if few else 2):
             short: Changed = lambda p, _: replace(p, drafts=True)  # noqa: E731
-            if cause == "wrong-stride" and not _wrong(player, fault, short, other):
+            of_length = cause == "wrong-stride" and other == shape
+            if of_length and not _wrong(player, fault, short, other):
                 continue  # where steps without drafts are passes of one row it is right too
-            if cause == "wrong-stride" and stale and fault.row_errors:
+            if of_length and stale and fault.row_errors:
                 # the passes that stored the state have all rows, the one that reads it has not
                 stored: Changed = lambda p, i: p.full(t) if i < fault.round else p  # noqa: E731
                 if _wrong(player, fault, stored, other, 1):
@@ -303,6 +306,8 @@ def elsewhere(player: Player, fault: Fault) -> Fault:
             kept = kept and cause == "other-sequence" and "all" not in words
             if kept or (NO_OUTPUT in fault.detail and cause in unwritten):
                 cause = fault.cause
+            if (cause, fault.cause) == ("stale-column", "state-not-committed"):
+                words += f", where {fault.cause} looks the same"  # no pass tells them apart
             return replace(fault, cause=cause, detail=joined(fault.detail, f"right where {words}"))
     if fault.cause == "other-sequence" and n > 1:  # it is wrong alone too: named by chance
         found = next(iter(_wrong(player, fault, alone, shape, named=True)), fault)
@@ -331,13 +336,16 @@ def _wrong(
     return []
 
 
-def agreed(names: Sequence[str], steps: Callable[[str], Steps]) -> Iterator[tuple[str, *Step]]:
+def agreed(
+    names: Sequence[str], steps: Callable[[str, Collection[str]], Steps]
+) -> Iterator[tuple[str, *Step]]:
     """The steps of each check of a kernel, and of those whose cause is unlike once more, if one
-    explains all: a mistake is tried before sizes that were solved for, then what most name."""
+    explains all: a mistake is tried before sizes that were solved for, then what most name; steps
+    take a check's name and the causes that are sought, of which none are all."""
     of = list[Fault]()
     for name in names:
         faults = list[Fault]()
-        for is_named, faults in steps(name):
+        for is_named, faults in steps(name, ()):
             yield name, is_named, faults
         sure = name in SCRIPTS and not {f.cause for f in faults[:1]} & {*VAGUE, "crash"}
         of += [f for f in faults[:1] if sure and not f.note]
@@ -345,9 +353,7 @@ def agreed(names: Sequence[str], steps: Callable[[str], Steps]) -> Iterator[tupl
     causes = Counter(f.cause for f in of).most_common()
     for cause, _ in sorted(causes, key=lambda one: one[0] not in exact) if causes[1:] else ():
         others = [f.check for f in of if f.cause != cause]
-        SOUGHT.add(cause)
-        ends = [(name, True, [*steps(name)][-1][1]) for name in others]
-        SOUGHT.clear()
+        ends = [(name, True, [*steps(name, {cause})][-1][1]) for name in others]
         if all(f.cause == cause for *_, faults in ends for f in faults[:1]):
             yield from ends
             return
@@ -358,8 +364,9 @@ def rounds_of(check: str, device: str) -> int:
 
 
 def checked(
-    kernel: Kernel, package: Package, recurrence: Recurrence, name: str, seed: int, device: str
-) -> Steps:
+    kernel: Kernel, package: Package, recurrence: Recurrence, name: str, seed: int, device: str,
+    sought: Collection[str] = (),
+) -> Steps:  # fmt: skip
     """Whether they are named by their cause, and the faults: if there are some, first as they were
     found, as naming them takes many more passes of a kernel that is wrong."""
     sizes = shapes(kernel, recurrence, device)
@@ -382,7 +389,8 @@ def checked(
     faults: list[Fault] = []
     plays = [(shape, rounds)]
     if name == "prompts":  # they have other code for large heads, of which a pass is enough
-        plays = [(sizes[0], rounds), (sizes[1], 1)]
+        large = dict.fromkeys((sizes[1], sizes[1].without("v first")))  # each layout has its own
+        plays = [(sizes[0], rounds), *((one, 1) for one in large)]
     if name == "depths" and recurrence != "conv":  # of many sequences launches may differ
         # heads share keys here without extras, which may have other code
         many = replace(sizes[0], d_k=least, d_v=least, n_tokens=2, n_sequences=_MANY)
@@ -390,14 +398,14 @@ def checked(
     if name == "trees" and recurrence == "conv":  # each number of taps has code of its own
         plays.append((replace(shape, d_k=4), rounds))
     for one, times in plays:
-        faults = faults or check(kernel, package, one, name, seed, device, times)
+        faults = faults or check(kernel, package, one, name, seed, device, times, sought=sought)
         tried.add(one)
     if faults:
         yield False, faults
     needed = []
     for extra in faults[0].shape.extras if faults else ():  # those without which it is right
         plain = faults[0].shape.without(extra)
-        if more := check(kernel, package, plain, name, seed, device, rounds):
+        if more := check(kernel, package, plain, name, seed, device, rounds, sought=sought):
             faults = more
         else:
             needed.append(extra)
@@ -425,12 +433,14 @@ def checked(
         large = name not in ("subsets", "prompts")
         more = faults
         if other != fault.shape or not large:
-            more = check(kernel, package, other, name, seed, device, min(rounds, 20), large=large)
+            at = kernel, package, other, name, seed, device, min(rounds, 20)
+            more = check(*at, large=large, sought=sought)
             vague = *VAGUE, "crash", "padding-written"
             fault = next((f for f in more if f.cause not in vague), fault)
         fault = replace(small, cause=fault.cause, detail=fault.detail)
         # with none, it needs the large inputs that a check has where no states are given
-        fault = placed(Player(kernel, package, fault.shape, seed, device, late=not more), fault)
+        again_ = kernel, package, fault.shape, seed, device
+        fault = placed(Player(*again_, sought=sought, late=not more), fault)
         for extra in needed:
             unsure = fault.cause in VAGUE and NO_OUTPUT not in fault.detail
             sure = unsure or extra in _WORDS_OF_EXTRAS

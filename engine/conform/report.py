@@ -85,8 +85,8 @@ def error_plots(fault: Fault) -> list[Plot]:
 
 
 def judged(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """The checks, without what only measures and kernels that were not played."""
-    return [outcome for outcome in outcomes if outcome.check in CHECKS]
+    """The checks, without what only measures and what was not played to its end."""
+    return [outcome for outcome in outcomes if outcome.check in CHECKS and not outcome.needs]
 
 
 def _remarks(outcomes: Sequence[Outcome]) -> Iterator[str]:
@@ -94,7 +94,8 @@ def _remarks(outcomes: Sequence[Outcome]) -> Iterator[str]:
     named: dict[str, dict[str, list[str]]] = {}
     for outcome in outcomes:
         if outcome.needs:
-            yield f"not checked: {_label(outcome)}: {outcome.needs}"
+            of = _label(outcome) + f", {outcome.check}" * bool(outcome.check)
+            yield f"not checked: {of}: {outcome.needs}"
         for fault in outcome.faults:
             if not fault.note and fault.cause not in (*VAGUE, "crash", "hang"):
                 causes = named.setdefault(_label(outcome), {})
@@ -102,7 +103,8 @@ def _remarks(outcomes: Sequence[Outcome]) -> Iterator[str]:
     for label, causes in named.items():
         if len(causes) > 1:
             each = "; ".join(f"{cause} ({', '.join(seen)})" for cause, seen in causes.items())
-            yield f"not certain: {label}: its checks name different causes: {each}"
+            several = ", which may all be there"
+            yield f"not certain: {label}: its checks name different causes{several}: {each}"
 
 
 def _costs(outcomes: Sequence[Outcome]) -> ReportTable | None:
@@ -198,7 +200,7 @@ def _label(outcome: Outcome) -> str:
 
 def _table(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, list[bool | None]]]:
     labels = dict.fromkeys(_label(outcome) for outcome in outcomes)
-    passed = {(_label(o), o.check): o.passed for o in outcomes}
+    passed = {(_label(o), o.check): o.passed for o in judged(outcomes)}
     for label in labels:
         yield label, [passed.get((label, name)) for name in CHECKS]
 

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -33,7 +33,9 @@ from engine.errors import KernelPackageError
 COST = "cost"
 _RECURRENCES: tuple[Recurrence, ...] = ("gdn", "kda", "mamba2", "conv")
 _MOST_START_S, _MOST_END_S = 300.0, 10.0
-_MOST_ASLEEP = 5  # times a check's limit that it may take where others use the processor
+_MOST_ASLEEP = 5  # times a check's limit in which it may compute nothing
+_MOST_BUSY = 30  # times a check's limit that it may take where others use the processor
+_POLL_S = 0.5
 _Job = tuple[str, Recurrence, tuple[str, ...], str]  # kernel, checks, and device
 _TOO_LONG = getattr(signal, "SIGPROF", 0)  # ends a process that computes too long; 0: cannot
 
@@ -42,7 +44,7 @@ _TOO_LONG = getattr(signal, "SIGPROF", 0)  # ends a process that computes too lo
 class Outcome:
     """One check of one kernel: its faults, and the seconds that it took. Of COST, which cannot
     fail, `figures` (engine.conform.cost). With `needs`, what the kernel needs and is not there,
-    nothing was played, and there is no check."""
+    nothing was played, and there is no check; or why this check could not be judged."""
 
     kernel: str
     recurrence: str
@@ -186,7 +188,7 @@ def run(
                 child = _Child(name, place, waiting.pop(0), seed, limit_s)
                 running.append(child)
                 selector.register(child.output, selectors.EVENT_READ, child)
-            for key, _ in selector.select(timeout=0.5):
+            for key, _ in selector.select(timeout=_POLL_S):
                 key.data.read()
             for child in list(running):
                 yield from child.outcomes()
@@ -245,9 +247,11 @@ class _Child:
         self.output = self.process.stdout
         os.set_blocking(self.output.fileno(), False)
         self._buffer, self._ended = b"", False
-        self._most_s = max(_MOST_ASLEEP * limit_s, _MOST_START_S)  # until it has started
+        self._started = False
         self._unnamed: Fault | None = None
-        self._since = time.monotonic()
+        self._since = self._polled = time.monotonic()
+        self._computed: int | None = None
+        self._asleep_s = 0.0
 
     def read(self) -> None:
         data = self.output.read(2**20)
@@ -258,7 +262,7 @@ class _Child:
         """The checks that have ended since the last call."""
         *lines, self._buffer = self._buffer.split(b"\n")
         for line in lines:
-            self._since, self._most_s = time.monotonic(), _MOST_ASLEEP * self.limit_s
+            self._since, self._started = time.monotonic(), True
             if not line:
                 continue
             answer = json.loads(line)
@@ -274,13 +278,27 @@ class _Child:
             )  # fmt: skip
 
     def over(self) -> bool:
-        """Whether the process has ended, or for long said nothing; it ends by itself (`_limited`)
-        where it computes too long."""
-        return self._ended or time.monotonic() - self._since > self._most_s
+        """Whether the process has ended, or for long computed nothing, or said nothing; it ends by
+        itself (`_limited`) where it computes too long."""
+        before, self._polled = self._polled, time.monotonic()
+        computed, was = _computed(self.process.pid), self._computed
+        # where this process had to wait too, so had that one
+        waited = min(self._polled - before, 2 * _POLL_S)
+        self._computed, self._asleep_s = computed, self._asleep_s + waited
+        if computed is None or computed != was:
+            self._asleep_s = 0.0
+        waits = self._polled - self._since > max(_MOST_BUSY * self.limit_s, self._most_s)
+        return self._ended or waits or self._asleep_s > self._most_s
+
+    @property
+    def _most_s(self) -> float:
+        most = _MOST_ASLEEP * self.limit_s
+        return most if self._started else max(most, _MOST_START_S)
 
     def end(self) -> tuple[Outcome | None, tuple[str, ...]]:
         """The check that was lost with the process, if any, and those not started."""
-        late = not self._ended
+        late, seconds = not self._ended, time.monotonic() - self._since
+        asleep = late and self._asleep_s > self._most_s
         if late:
             self.process.kill()
         try:
@@ -297,21 +315,34 @@ class _Child:
         if code < 0:
             ended = f"the process ended with signal {signal.Signals(-code).name}"
         detail = (words[-1:] or [ended])[0][:300]
-        if late:
-            detail = f"no answer for {self._most_s:g} s"
+        if asleep:
+            detail = f"it computed nothing for {self._most_s:g} s"
+        elif late:
+            detail = f"machine busy, not judged: no answer for {seconds:.0f} s"
         elif code == -_TOO_LONG:
-            late, detail = True, f"more than {self.limit_s:g} s of the processor's time"
+            detail = f"more than {self.limit_s:g} s of the processor's time"
         if self._unnamed is not None:  # only its cause was lost
             unsought = f"its cause was not found: {detail}"
             fault = replace(self._unnamed, detail=joined(self._unnamed.detail, unsought))
+        elif late and not asleep:
+            unjudged = Outcome(self.kernel, self.recurrence, lost, (), seconds, needs=detail)
+            return unjudged, tuple(rest)
         else:
             shape = Shape(self.recurrence, 1, 1, 16, 16, 1, 1)
             fault = Fault(
-                self.kernel, lost, "hang" if late else "crash", detail, shape, self.seed, 0, 0, -1,
-                float("inf"),
+                self.kernel, lost, "hang" if asleep or code == -_TOO_LONG else "crash", detail,
+                shape, self.seed, 0, 0, -1, float("inf"),
             )  # fmt: skip
-        seconds = time.monotonic() - self._since
         return Outcome(self.kernel, self.recurrence, lost, (fault,), seconds), tuple(rest)
+
+
+def _computed(pid: int) -> int | None:
+    """The processor's time that a process has had, in the system's ticks, where it says so."""
+    try:
+        times = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+        return sum(map(int, times)) if times else None
+    except (OSError, ValueError):
+        return None
 
 
 def _fault(fields: dict[str, Any]) -> Fault:
@@ -341,10 +372,10 @@ def _in_child(*request: Any) -> None:
         answers.flush()
         _limited(float(limit_s))
 
-        def steps(one: str) -> Steps:
+        def steps(one: str, sought: Collection[str]) -> Steps:
             if one == COST:
                 return iter([(True, [])])
-            return checked(found, package, recurrence, one, int(seed), device)
+            return checked(found, package, recurrence, one, int(seed), device, sought)
 
         began = time.monotonic()
         for one, is_named, faults in agreed(checks.split(","), steps):

@@ -4,13 +4,13 @@ these shares are: what else a kernel may have taken for a decay, beta, norm or s
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import torch
 
 from engine.conform.cases import Shape
 from engine.conform.decays import Log
-from engine.conform.fits import nearest, sought, spans
+from engine.conform.fits import nearest, spans
 from engine.conform.mistakes import channels_of, heads_of
 from engine.conform.reference import Row, Way, correction, terms
 
@@ -105,14 +105,14 @@ def kept_at(row: int, log: Log, before: Sequence[Kept], first: int, is_joint: bo
 
 def shares(
     shape: Shape, kept: Sequence[Kept], row: Row, seen: torch.Tensor, bound: float, last: bool,
-    known: Quantities,
+    known: Quantities, sought: Collection[str] = (),
 ) -> tuple[str, str] | None:  # fmt: skip
     """Cause and sentence where what a row gave has the right parts in other shares.
 
     kept: what of the state before the row is there, [heads, d_k, d_v], in parts: words, the part,
     the first row of the pass whose decay it has, and whether one row wrote it; seen: the row's
     output, or (last) the state after it. Shares are those of a head, or of a head's channel where
-    decays are.
+    decays are. sought: as in fits.closest.
     """
     if shape.recurrence == "conv":
         return None
@@ -162,12 +162,12 @@ def shares(
         none = error(0 * factor, powers, [i for i in columns if powers[i]]) <= limit
         alone = since > known.at and not last  # else its state would lack it too
         lost = "gate-order" if alone else "state-lost" if since <= known.begin else "lost-fold"
-        if none and sought(lost):
+        if none and (not sought or lost in sought):
             return lost, f"{what}{', as outputs see it,' * alone} is lost"
-        if found := nearest(ways(pattern, columns), limit):
+        if found := nearest(ways(pattern, columns), limit, sought):
             return found
         even = len(factor) > 1 and float(factor.max() - factor.min()) < 1e-3  # lengths are not
-        if even and cause == "wrong-norm" and sought("wrong-scale"):
+        if even and cause == "wrong-norm" and (not sought or "wrong-scale" in sought):
             cause = "wrong-scale"
         at = int((factor - 1).abs().argmax())
         place = f"head {at // shape.d_k}, channel {at % shape.d_k}" if channels else f"head {at}"
@@ -184,7 +184,7 @@ def shares(
 
 def channels(
     shape: Shape, before: torch.Tensor, row: Row, seen: torch.Tensor, bound: float,
-    known: Quantities,
+    known: Quantities, sought: Collection[str] = (),
 ) -> tuple[str, str] | None:  # fmt: skip
     """Cause and sentence where the state after a row, [heads, d_k, d_v], keeps each key channel of
     the state before it with a factor of its own, and adds anything along the row's key: both are
@@ -220,7 +220,7 @@ def channels(
                 yield error(one), (cause or "wrong-gate", f"{what} is taken {words}{alone}")
         yield error(0 * factor), ("state-lost", f"{what} is lost{alone}")
 
-    if found := nearest(ways(), limit):
+    if found := nearest(ways(), limit, sought):
         return found
     at = int(((factor - 1).abs() * weight).argmax())
     times = float(factor.flatten()[at])

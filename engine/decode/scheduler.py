@@ -24,7 +24,7 @@ from engine.decode.verify_loop import VerifyLoop, valid_depth
 from engine.draft.chain import DrafterChain
 from engine.draft.drafter import Draft, awaited
 from engine.machine.clock import clock_paused
-from engine.machine.device import inference_mode
+from engine.machine.device import inference_mode, make_current
 from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
 from engine.model.layers import TargetRows
@@ -170,6 +170,7 @@ class Scheduler:
     @inference_mode
     def step(self) -> bool:
         """Do one round. Returns False when every sequence has stopped."""
+        make_current(self.device)
         if not self.may_wait:
             self._recorder.resume()
         for call in [*self.before_round]:

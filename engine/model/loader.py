@@ -14,7 +14,7 @@ from engine.errors import OptionError, OutOfMemoryError
 from engine.gguf.file import GgufFile
 from engine.gguf.reader import TensorReader
 from engine.long_work import ReportProgress, report_part
-from engine.machine.device import CPU
+from engine.machine.device import CPU, make_current
 from engine.machine.host_memory import fits_in_memory, use_huge_pages_soon
 from engine.model.compute_modes import COMPUTE_MODES
 from engine.model.config import ModelConfig
@@ -97,6 +97,7 @@ def load_model(
     (engine.model.weights.Weights). Raises UnsupportedModelError, ModelFileError, OptionError,
     OutOfMemoryError, and Cancelled between tensors.
     """
+    make_current(device)
     config = read_config(file)
     check_tensors(file, config)
     tensors = file.tensors.values()

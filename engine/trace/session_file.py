@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from engine.errors import TraceFileError
+from engine.errors import TraceFileError, check_most
 from engine.files import decoded, file_bytes, written_whole
 from engine.foreign import Count, JsonError, OutOfRangeError, parse_json, whole
 from engine.trace.csv_fields import EXCEL, PLAIN, REMEDY
@@ -111,11 +111,8 @@ def _runs(path: Path, runs: dict[str, dict[str, Any]]) -> dict[int, RunFacts]:
     found, n_lanes = {int(run_id): RunFacts(facts) for run_id, facts in runs.items()}, 0
     for run_id, facts in found.items():
         n_lanes = n_lanes + 1 if facts.lane not in (None, REFERENCE) else 0
-        if n_lanes > _MOST_LANES:
-            raise TraceFileError(
-                f"{path}: runs.{run_id} is one of more than {_MOST_LANES} lanes of a comparison.",
-                REMEDY,
-            )
+        what = f"{path}: the comparison of runs.{run_id}"
+        check_most(what, n_lanes, _MOST_LANES, "lanes", REMEDY)
     return found
 
 

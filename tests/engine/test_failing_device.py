@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from contextlib import suppress
+
 import pytest
 import torch
 
+from engine import warm_up
 from engine.decode.scheduler import Scheduler
 from engine.errors import DeviceLostError, OutOfMemoryError
 from engine.machine.device import meaning_of
-from engine.memory.hybrid import HybridMemory
+from engine.memory.hybrid import HybridMemory, LentMemories
 from engine.model.hybrid import HybridModel
+from engine.session import Session
+from tests.support.golden_files import golden_file
 from tests.support.golden_runs import MTP_MODELS, decode, options_of, prompt_of, session
 
 NAME = MTP_MODELS[0]
 NO_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+FULL = [
+    torch.AcceleratorError("CUDA error: out of memory\nCompile with"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    RuntimeError("Triton Error [CUDA]: out of memory"),
+]
 LOST = [
     torch.AcceleratorError("CUDA error: an illegal memory access was encountered\nCompile with"),
     RuntimeError("Triton Error [CUDA]: device-side assert triggered"),
@@ -27,7 +39,7 @@ def failing(monkeypatch, error: Exception, n: int = 2):
     def fail(*args, **kwargs):
         left[0] -= 1
         if not left[0]:
-            raise error
+            raise type(error)(*error.args)  # one that no frame of this test holds
         return forward(*args, **kwargs)
 
     monkeypatch.setattr(HybridModel, "forward", fail)
@@ -47,6 +59,32 @@ def test_memory_that_is_not_there(monkeypatch):
     monkeypatch.undo()
     again = decode(session(NAME), [prompt_of(NAME)], options_of(20, "draft-mtp"))
     assert len(again.emitted[0]) == 20
+
+
+def test_what_a_failed_run_held_is_free_at_once(monkeypatch):
+    """Its memory and drafters', without a search for garbage: the next run may need the room."""
+    made = []
+    for name in ("for_model", "for_layers"):
+        make = getattr(HybridMemory, name)
+
+        def noted(*args, make=make, **kwargs):
+            made.append(make(*args, **kwargs))
+            return made[-1]
+
+        monkeypatch.setattr(HybridMemory, name, noted)
+    monkeypatch.setattr(Session, "_memories", lambda *_: LentMemories())  # as on a GPU
+    run = failing(monkeypatch, NO_MEMORY)
+    made[:] = map(weakref.ref, made)
+    gc.collect()
+    gc.disable()
+    try:
+        assert run.step()
+        with suppress(OutOfMemoryError):
+            run.step()
+        del run
+        assert made and not any(memory() for memory in made)
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("error", LOST, ids=["torch", "triton"])
@@ -74,6 +112,31 @@ def test_a_memory_that_does_not_fit(monkeypatch):
     with pytest.raises(OutOfMemoryError, match="needs more memory"):
         # a size that no other test has left on the shelf
         opened.start([prompt_of(NAME)], options_of(20, n_ctx=77, rollback="planes"))
+
+
+@pytest.mark.parametrize("error", FULL, ids=["context", "library", "kernel"])
+def test_a_full_device_has_not_failed(error):
+    """Libraries and kernels take memory next to torch's, and say in their own words that there is
+    none left."""
+    assert isinstance(meaning_of(error, torch.device("cpu")), OutOfMemoryError)
+
+
+def test_what_opening_and_drafting_need_may_not_fit(monkeypatch, tmp_path):
+    """The passes of a large model that is opened, and the memory of drafters."""
+
+    def refuse(*args, **kwargs):
+        raise NO_MEMORY
+
+    monkeypatch.setattr(warm_up, "SMALL_MODEL", 1)
+    monkeypatch.setattr(warm_up, "warm_up", refuse)
+    with pytest.raises(OutOfMemoryError, match="needs more memory") as raised:
+        Session.open(golden_file(f"{NAME}.gguf"))
+    assert raised.value.__context__ is None
+    monkeypatch.undo()
+    opened = session(NAME)
+    monkeypatch.setattr(HybridMemory, "for_layers", refuse)
+    with pytest.raises(OutOfMemoryError, match="needs more memory"):
+        opened.start([prompt_of(NAME)], options_of(20, "draft-mtp", n_ctx=79))
 
 
 def test_how_much_is_free_is_said(monkeypatch):

@@ -166,6 +166,17 @@ def test_a_model_without_room_is_refused_before_it_is_loaded(fake):
         model.start([prompt_of(NAME)], options)
 
 
+def test_the_device_of_a_model_is_current_when_it_is_opened_and_in_every_round(fake):
+    """Kernels, streams and pinned memory are those of a thread's current device: a round may be in
+    another thread, and after one on another device."""
+    run = opened("f32").start([prompt_of(NAME)], RunOptions(n_predict=4))
+    for _ in range(2):
+        assert fake.current == DEVICE
+        fake.current = None
+        assert run.step()
+    assert fake.current == DEVICE
+
+
 def test_the_run_says_where_it_was(fake):
     run = opened("f32").start([prompt_of(NAME)], RunOptions(n_predict=4))
     assert run.trace.runs[run.run_id]["device"] == "cuda:0"

@@ -45,7 +45,8 @@ class Seen:
     """reads: calls of transfer.read on the device. uploads, downloads: operations that moved
     values. waits: synchronisations for the clock. strays: operations with an argument on each.
     recordings, replays: passes that were recorded, and run again by that. computed: operations of
-    torch on the device that are no views. free: bytes that the device says it has."""
+    torch on the device that are no views. free: bytes that the device says it has. current: the
+    device that was made current."""
 
     reads: int = 0
     waits: int = 0
@@ -56,6 +57,7 @@ class Seen:
     uploads: list[str] = field(default_factory=list)
     downloads: list[str] = field(default_factory=list)
     strays: list[str] = field(default_factory=list)
+    current: torch.device | None = None
 
     def clear(self) -> None:
         self.__init__()
@@ -188,6 +190,7 @@ def fake_cuda(
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 0)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
     monkeypatch.setattr(torch.cuda, "synchronize", wait)
+    monkeypatch.setattr(torch.cuda, "set_device", functools.partial(setattr, seen, "current"))
     monkeypatch.setattr("engine.draft.chain.mark", lambda device: None)
     with _guarded(), FakeTensorMode(allow_non_fake_inputs=True), _Watch(seen):
         yield seen

@@ -1,4 +1,5 @@
-"""Conversations: turns continued, edited and branched, and what each took from memory."""
+"""The Conversation panel: turns continued, edited and branched, and what each reused from
+memory."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from app.panels.conversation.turn_card import (
 from app.trace_models.run_rows import Position
 from app.widgets.build import hbox, key_in, made, scrolling, vbox, words
 from app.widgets.empty_state import EmptyState
-from app.widgets.fields import text_box
+from app.widgets.fields import offer, text_box
 from app.widgets.fitted_labels import ElidedLabel
 from app.widgets.option_groups import OptionGroup
 from engine.conversation.turns import (
@@ -40,9 +41,9 @@ from resources import DEMO_TARGET
 
 _MOST_CARDS = 60
 _PROMPT_LINES, _LEAST_LINES = 4, 2
-"""Of what is said next; the fewest where the window is low, of the turns too."""
+"""Height of the input box in lines; the least in a low window, of the turns, too."""
 _MEMORY_FROM = 20
-"""Lines from which on there is room for the context checkpoints."""
+"""Lines of height from which the context checkpoints are shown."""
 _FRAME, _SPACING = 12, 4
 _NEW = -1
 _CHOICE_CHARACTERS = 14
@@ -50,8 +51,8 @@ _PERIOD_MS = 200
 
 
 class ConversationView(QWidget):
-    """The turns of a branch from top to bottom, a strip of the context checkpoints, and a box for
-    what is said next."""
+    """The turns of a branch from top to bottom, a strip of the context checkpoints, and an input
+    box."""
 
     say_asked = Signal(object, object, str, bool)
     """Number of the conversation (None: a new one), of the turn to continue (None: at its
@@ -70,12 +71,12 @@ class ConversationView(QWidget):
         self._parent_of_edit: int | None = None
         self._edits: int | None = None
         self._left: int | None = None
-        """The turn that was on show last before a branch started at an earlier one."""
+        """The last turn on show before a branch was started at an earlier one."""
         self._place_words = ""
-        """Where the next turn goes, if not after the last one."""
+        """The place of the next turn, if not after the last one."""
         self._has_template = False
         self._to_end = True
-        """Whether the newest turn stays in sight while it grows."""
+        """Whether the view follows the newest turn as it grows."""
         self._pacer = Pacer(self._refresh, _PERIOD_MS, self)
         self._make()
         self._lay_out()
@@ -131,8 +132,7 @@ class ConversationView(QWidget):
         self._refresh()
 
     def refresh(self) -> None:
-        """Take in what has joined the trace, now or a little later; out of sight, when it comes
-        into sight."""
+        """Read new rows of the trace, now or soon; if hidden, when it is shown."""
         if self.isVisible():
             self._pacer.ask()
 
@@ -145,16 +145,16 @@ class ConversationView(QWidget):
         self._show()
 
     def set_cursor(self, position: Position | None) -> None:
-        """Does nothing: positions of several runs stand side by side here."""
+        """Does nothing: positions of several runs are shown side by side here."""
 
     # -- what goes along with the next turn -------------------------------------------------
 
     def said_up_to(self, number: int | None) -> list[Message]:
-        """All that was said in the conversation on show up to the answer of a turn."""
+        """All messages of the conversation on show up to the answer of a turn."""
         return self._tree.messages(number)
 
     def kept_of_edit(self) -> list[Message]:
-        """What else was said in the turn that is edited: the box has the last of its messages."""
+        """The other messages of the edited turn: the box has the last one."""
         return [] if self._edits is None else list(self._tree.turns[self._edits].messages[:-1])
 
     # -- what the user does ----------------------------------------------------------------
@@ -164,11 +164,11 @@ class ConversationView(QWidget):
         if self._why_not or not text:
             return
         parent = self._parent_of_edit if self._edits is not None else self._leaf
-        self.box.setFocus()  # a button that is disabled now would lose the keyboard focus
+        self.box.setFocus()  # disabling the focused button now would lose the keyboard focus
         self.say_asked.emit(self._number, parent, text, self.chat.isChecked())
 
     def edit_turn(self, number: int) -> None:
-        """Put a turn's text into the box, to be said in its place."""
+        """Put a turn's text into the box; the new turn replaces it."""
         turn = self._tree.turns[number]
         self._edits, self._parent_of_edit = number, turn.parent
         self.box.setPlainText(content_of(turn.messages[-1]) if turn.messages else "")
@@ -179,7 +179,7 @@ class ConversationView(QWidget):
         self.box.setFocus()
 
     def branch_behind(self, number: int) -> None:
-        """Continue at a turn that others follow."""
+        """Continue at an earlier turn."""
         left = self._leaf if self._left is None else self._left
         self._drop_change()
         self._leaf, self._left = number, left
@@ -253,7 +253,7 @@ class ConversationView(QWidget):
         column.addLayout(below)
 
     def minimumSizeHint(self) -> QSize:
-        """Without the context checkpoints, which go where the view is low."""
+        """Without the context checkpoints, which are hidden in a low view."""
         least = super().minimumSizeHint()
         if not self._memory.isHidden():
             least -= QSize(0, self._memory.minimumSizeHint().height() + _SPACING)
@@ -287,18 +287,18 @@ class ConversationView(QWidget):
         self._to_end = False
 
     def _begun(self) -> None:
-        """The turn that was asked for goes on: its text has left the box."""
+        """The requested turn has started: clear the box."""
         self.box.clear()
         self._drop_change()
 
     def _cancel(self) -> None:
-        """The next turn follows the last one again, which comes back into view."""
+        """Let the next turn follow the last one again, and show that."""
         self._leaf = self._leaf if self._left is None else self._left
         self._drop_change()
         self._refresh()
 
     def _drop_change(self) -> None:
-        """No turn is edited, and no branch started."""
+        """Drop the edit or the branch."""
         if self._edits is not None:
             self.box.clear()
         self._edits = self._parent_of_edit = self._left = None
@@ -306,19 +306,14 @@ class ConversationView(QWidget):
         self._say_how()
 
     def _place(self, number: int) -> int:
-        """Which turn of its branch it is, counted from 1."""
+        """The number of a turn in its branch, from 1."""
         return len(self._tree.path(number))
 
     def _list(self) -> None:
         known = [] if self.store is None else conversations(self.store.runs)
-        self.choice.clear()
-        for number in known:
-            self.choice.addItem(f"Conversation {number + 1}", number)
-        if self._number is None:
-            self.choice.addItem("New conversation", _NEW)
-        self.choice.setCurrentIndex(
-            self.choice.findData(_NEW if self._number is None else self._number)
-        )
+        items = [(f"Conversation {number + 1}", number) for number in known]
+        new = [("New conversation", _NEW)] if self._number is None else []
+        offer(self.choice, [*items, *new], _NEW if self._number is None else self._number)
 
     def _choose(self, index: int) -> None:
         number = self.choice.itemData(index)
@@ -403,7 +398,7 @@ class ConversationView(QWidget):
 
 
 def summary_words(history: CheckpointHistory) -> str:
-    """The context checkpoints that are held, and what came of looking for them."""
+    """The context checkpoints in memory, and the results of looking for them."""
     n_bytes = sum(mark.n_bytes for mark in history.held)
     words = [f"{counted(len(history.held), 'context checkpoint')} ({size_text(n_bytes)})"]
     misses = "1 miss" if len(history.misses) == 1 else f"{len(history.misses)} misses"

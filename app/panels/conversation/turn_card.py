@@ -1,14 +1,14 @@
-"""Turns of a conversation: a card for each (what was said, what was answered, what it took from
-memory), and the context checkpoints over its text as a strip."""
+"""Turns of a conversation: a card for each (message, answer, what it reused from memory), and a
+strip of the context checkpoints over its prompt."""
 
 from __future__ import annotations
 
 from PySide6.QtCore import QPoint, QPointF, QRectF, QSize, Qt, Signal
-from PySide6.QtGui import QPainter, QPaintEvent, QPalette, QPen, QPolygonF
+from PySide6.QtGui import QPainter, QPalette, QPen, QPolygonF
 from PySide6.QtWidgets import QFrame, QSizePolicy, QToolButton
 
 from app.looks import Theme, fixed_font
-from app.widgets.build import TipWidget, hbox, made, vbox, words
+from app.widgets.build import TipWidget, flat_button, hbox, vbox, words
 from engine.conversation.turns import CheckpointHistory, CheckpointMark, Turn, TurnTree, content_of
 from engine.plain_text import counted, size_text
 from engine.trace.prompt_reuse import PromptReuseRecord, processed_lines, reused_text
@@ -16,7 +16,7 @@ from engine.trace.records import EMITTED_KINDS
 from engine.trace.store import TraceStore
 
 _GAP = 4
-"""Pixels between the answer and the facts about it."""
+"""Pixels between the answer and its facts."""
 
 
 class TurnCard(QFrame):
@@ -26,26 +26,29 @@ class TurnCard(QFrame):
     branch_asked = Signal()
     run_asked = Signal()
     sibling_asked = Signal(int)
-    """The turn before (-1) or after (+1) this one among those that follow the same turn."""
+    """Asks for the previous (-1) or next (+1) turn with the same parent."""
 
     def __init__(self, theme: Theme) -> None:
         super().__init__()
         self.title = words(wraps=False, bold=True)
-        self.earlier = _button("‹", "The earlier version of this turn")
-        self.later = _button("›", "The later version of this turn")
+        step = self.sibling_asked.emit
+        self.earlier = _button("‹", "The earlier version of this turn", lambda: step(-1))
+        self.later = _button("›", "The later version of this turn", lambda: step(+1))
         self.place = words(wraps=False)
-        self.edit = _button("Edit", "Say something else in place of this turn, as a branch")
-        self.branch = _button("Branch", "Continue from this turn with another one")
-        self.run = _button("Show run", "Show this turn's run in all panels")
+        instead = "Say something else in place of this turn, as a branch"
+        self.edit = _button("Edit", instead, self.edit_asked)
+        self.branch = _button(
+            "Branch", "Continue from this turn with another one", self.branch_asked
+        )
+        self.run = _button("Show run", "Show this turn's run in all panels", self.run_asked)
         self.said, self.answer = (words(selectable=True, font=fixed_font()) for _ in range(2))
         self.facts = words(selectable=True, muted=True)
         self._lay_out()
-        self._connect()
         self._theme = theme
         theme.apply(self._recolour)
 
     def show_turn(self, title: str, said: str, facts: list[str], place: str) -> None:
-        """title: which turn; place: which of several versions, empty for a single one."""
+        """title: which turn; place: which of several versions, empty if there is one."""
         self.title.setText(title)
         self.said.setText(said)
         self.facts.setText("\n".join(facts))
@@ -68,23 +71,16 @@ class TurnCard(QFrame):
         self.said.setStyleSheet(f"background: {tint}; padding: 4px; border-radius: 3px;")
 
     def _lay_out(self) -> None:
-        # as narrow as its panel: what is long wraps
+        # as narrow as its panel: long words wrap
         self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
         which = self.title, self.earlier, self.place, self.later
         top = hbox(*which, 1, self.edit, self.branch, self.run, spacing=4)
         vbox(top, self.said, self.answer, self.facts, of=self, margins=(8, 6, 8, 6), spacing=4)
         self.facts.setContentsMargins(0, _GAP, 0, 0)
 
-    def _connect(self) -> None:
-        self.edit.clicked.connect(self.edit_asked)
-        self.branch.clicked.connect(self.branch_asked)
-        self.run.clicked.connect(self.run_asked)
-        self.earlier.clicked.connect(lambda: self.sibling_asked.emit(-1))
-        self.later.clicked.connect(lambda: self.sibling_asked.emit(+1))
 
-
-def _button(text: str, tip: str) -> QToolButton:
-    return made(QToolButton, text=text, toolTip=tip, accessibleName=tip, autoRaise=True)
+def _button(text: str, tip: str, does: object) -> QToolButton:
+    return flat_button(text, tip, accessibleName=tip, clicked=does)
 
 
 _LONGEST_TEXT = 6000
@@ -109,7 +105,7 @@ def answer_text(store: TraceStore, turn: Turn) -> str:
 
 
 def said_text(turn: Turn) -> str:
-    """What the messages say; with roles where there is another than the user's."""
+    """The text of the messages, with roles if there are others than the user's."""
     if all(message.get("role") == "user" for message in turn.messages):
         return shown_text(turn.text)
     return shown_text(
@@ -118,14 +114,14 @@ def said_text(turn: Turn) -> str:
 
 
 def shown_text(text: str) -> str:
-    """A text as long as a card can hold."""
+    """A text, cut to what a card can hold."""
     if len(text) <= _LONGEST_TEXT:
         return text
     return f"{text[:_LONGEST_TEXT]}… ({len(text):,} characters)"
 
 
 def fact_lines(turn: Turn) -> list[str]:
-    """What a turn took from memory, what it processed and why."""
+    """What a turn reused from memory, what it processed and why."""
     record = turn.record
     if record is None:
         return ["not measured what was reused"]
@@ -139,7 +135,7 @@ def fact_lines(turn: Turn) -> list[str]:
 
 
 def leaf_of(tree: TurnTree, chosen: int | None) -> int | None:
-    """The turn to show up to: the chosen one, else the newest, None without any."""
+    """The last turn to show: the chosen one, else the newest, None without any."""
     if chosen in tree.turns:
         return chosen
     return max(tree.turns, default=None)
@@ -148,12 +144,12 @@ def leaf_of(tree: TurnTree, chosen: int | None) -> int | None:
 _BAR = 10
 _MARK = 5
 _NEAR = 5
-"""Pixels from a mark within which the pointer means it."""
+"""Distance from a mark within which the pointer hits it, pixels."""
 
 
 class CheckpointStrip(TipWidget):
-    """The prompt of one turn from left to right: reused, processed again (hatched), new; over it a
-    mark for each checkpoint kept, filled where it has served; below it a cross for each miss."""
+    """The prompt of one turn from left to right: reused, processed again (hatched), new; above it a
+    mark for each checkpoint kept, filled if it was used; below it a cross for each miss."""
 
     def __init__(self, theme: Theme) -> None:
         super().__init__()
@@ -192,11 +188,10 @@ class CheckpointStrip(TipWidget):
             return f"0 to {self._record.n_reused:,} reused"
         return ""
 
-    def paintEvent(self, _event: QPaintEvent) -> None:
+    def draw(self, painter: QPainter) -> None:
         record = self._record
         if record is None:
             return
-        painter = QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         theme, line = self._theme, self.fontMetrics().height()
         top = line + 2 * _MARK
@@ -230,7 +225,6 @@ class CheckpointStrip(TipWidget):
         below = QRectF(0, top + _BAR + _MARK, self.width(), line)
         painter.drawText(below, Qt.AlignmentFlag.AlignLeft, "0")
         painter.drawText(below, Qt.AlignmentFlag.AlignRight, f"{record.n_prompt:,} tokens")
-        painter.end()
 
     def _fill(
         self, painter: QPainter, top: int, start: int, stop: int, role: str, style: Qt.BrushStyle

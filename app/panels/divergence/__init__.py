@@ -1,1 +1,1 @@
-"""The dock of the lanes of a comparison."""
+"""The dock of a comparison's lanes."""

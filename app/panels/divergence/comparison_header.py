@@ -1,6 +1,5 @@
-"""The header of a comparison: its lanes, the cost of one and the verdict on it, the table of costs,
-the choice of a sequence, and the editor of the next lanes (one a line, checked while it is typed).
-"""
+"""The header of a comparison: its lanes, the chosen lane's cost and verdict, the table of costs,
+the choice of a sequence, and the editor of the next lanes (one per line, checked while typing)."""
 
 from __future__ import annotations
 
@@ -9,15 +8,7 @@ from typing import Any
 
 from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtGui import QTextCursor
-from PySide6.QtWidgets import (
-    QAbstractItemView,
-    QHeaderView,
-    QMenu,
-    QProgressBar,
-    QPushButton,
-    QToolButton,
-    QWidget,
-)
+from PySide6.QtWidgets import QHeaderView, QMenu, QProgressBar, QPushButton, QToolButton, QWidget
 
 from app.actions import Actions
 from app.looks import Theme, fixed_font
@@ -26,7 +17,7 @@ from app.trace_models.compared_lanes import ComparedLanes
 from app.trace_models.shown_text import plain_tip
 from app.widgets.build import action_button, hbox, made, vbox, words
 from app.widgets.empty_state import StatusMessage
-from app.widgets.fields import shown_choice, text_box
+from app.widgets.fields import offer, shown_choice, text_box
 from app.widgets.plain_table import ColumnTable, TableColumn, fit_height, plain_table
 from engine.analysis.run_cost import COST_HEADS, RunCost, cost_cells, cost_sentence
 from engine.compare.lane_spec import DEFAULT_LANES, LLAMA, NOISE_LANE, LaneSpec
@@ -40,8 +31,8 @@ _BAR_CHARACTERS = 16
 
 
 class ComparisonHeader(QWidget):
-    """Cards, a sentence on the cost of a lane, one on its verdict with the progress next to it, the
-    costs of all lanes as a table, and the editor, which folds away."""
+    """Cards, a sentence on a lane's cost, one on its verdict with the progress, the costs of all
+    lanes as a table, and the editor, which can be folded."""
 
     lane_chosen = Signal(int)  # run_id
 
@@ -56,9 +47,8 @@ class ComparisonHeader(QWidget):
             words(shrinks=True, selectable=True, bold=bold) for bold in (True, False)
         )
         self.cost_model = CostTable()
-        self.costs = plain_table(self.cost_model, "Cost of the lanes")
+        self.costs = plain_table(self.cost_model, "Cost of the lanes", selects=False)
         self.costs.horizontalHeader().setSectionResizeMode(QHeaderView.ResizeMode.ResizeToContents)
-        self.costs.setSelectionMode(QAbstractItemView.SelectionMode.NoSelection)
         self.costs.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.costs.horizontalScrollBar().rangeChanged.connect(lambda *_: self._fit_costs())
         self.progress = made(QProgressBar, textVisible=False)
@@ -77,7 +67,7 @@ class ComparisonHeader(QWidget):
             part.hide()  # there is no comparison yet
 
     def chosen_lanes(self) -> tuple[LaneSpec, ...] | None:
-        """The lanes of the next comparison; None, and the text in sight, if one is wrong."""
+        """The lanes of the next comparison; None if one is invalid, and then the text is shown."""
         lanes = self.editor.lanes()
         self.set_editing(lanes is None)
         if lanes is None:
@@ -89,18 +79,18 @@ class ComparisonHeader(QWidget):
         self.edit_button.setChecked(editing)
 
     def set_low(self, low: bool) -> None:
-        """Get by with less height, or not: the costs are then those on the cards."""
+        """Switch to the layout for little height, where costs are on the cards, or back."""
         self._low = low
         self._fit()
 
     def _fit(self) -> None:
-        """The editor takes the room of the table of costs, and some of the cards'."""
+        """The editor takes the place of the table of costs, and part of the cards'."""
         low = self._low or self.edit_button.isChecked()
         self.cards.set_low(low)
         self.costs.setVisible(not low and bool(self.cost_model.n_rows()))
 
     def set_lanes(self, lanes: ComparedLanes | None) -> None:
-        """Show the lanes of another comparison, or none; the editor is open where there is none."""
+        """Show the lanes of another comparison, or none; without one the editor is open."""
         self.cards.set_lanes(lanes)
         self._costs_shown = None
         self.cost_model.show_costs([])
@@ -136,14 +126,14 @@ class ComparisonHeader(QWidget):
             self.cost_model.show_costs([cost for cost in costs.values() if cost.round_ms])
             self._fit_costs()
         self._fit()
-        every = list(costs.values())  # of a lane that is not timed there is nothing to say
+        every = list(costs.values())  # an untimed lane has no sentence
         sentences = (cost_sentence(every, one) for one in (run_id, *costs))
         text = next(filter(None, sentences), "")
         self.cost.setText(text)
         self.cost.setVisible(bool(text))
 
     def _fit_costs(self) -> None:
-        """All rows are in sight, over the bar that columns without room bring."""
+        """Show all rows, above the horizontal scroll bar."""
         fit_height(self.costs)
         bar = self.costs.horizontalScrollBar()
         if bar.maximum():
@@ -198,7 +188,7 @@ _STEPS = ("go.first_divergence", "go.previous_divergence", "go.next_divergence")
 
 
 class PositionBar(QWidget):
-    """The choice of the sequence, gone while there is one only, and a button for each step."""
+    """The choice of the sequence, hidden if there is only one, and buttons for steps."""
 
     seq_chosen = Signal(int)
 
@@ -216,9 +206,7 @@ class PositionBar(QWidget):
         seq_ids = [] if lanes is None else list(lanes.seq_ids)
         self.seq.setVisible(len(seq_ids) > 1)
         if self.seq.count() != len(seq_ids):
-            self.seq.clear()
-            for seq_id in seq_ids:
-                self.seq.addItem(f"sequence {seq_id}", seq_id)
+            offer(self.seq, ((f"sequence {seq_id}", seq_id) for seq_id in seq_ids), None)
         if lanes is not None:
             self.seq.setCurrentIndex(self.seq.findData(lanes.seq_id))
 
@@ -237,7 +225,7 @@ _HINT = (
 
 
 def parse_lanes(text: str) -> tuple[LaneSpec, ...]:
-    """The noise lane and one for each line; empty lines are skipped. Raises OptionError."""
+    """The noise lane and one lane per line; empty lines are skipped. Raises OptionError."""
     lanes = [NOISE_LANE]
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip():
@@ -259,7 +247,7 @@ def parse_lanes(text: str) -> tuple[LaneSpec, ...]:
 
 
 class LaneEditor(QWidget):
-    """A text field for lanes, one a line, and a message about errors and idle faults in it."""
+    """A text field for lanes, one per line, and a message about errors and ineffective faults."""
 
     lanes_changed = Signal()
 
@@ -287,19 +275,19 @@ class LaneEditor(QWidget):
         self.set_defaults()
 
     def set_defaults(self) -> None:
-        """The lanes that are compared by default."""
+        """Enter the default lanes."""
         names = [lane.name for lane in DEFAULT_LANES if lane.name != NOISE]
         self.text.setPlainText("\n".join(names))
 
     def lanes(self) -> tuple[LaneSpec, ...] | None:
-        """The lanes as written, the noise lane first, or None while something is wrong."""
+        """The lanes as written, the noise lane first; None while there is an error."""
         try:
             return parse_lanes(self.text.toPlainText())
         except OptionError:
             return None
 
     def set_options(self, options: RunOptions) -> None:
-        """The options common to all lanes; whether a lane's fault can act depends on them."""
+        """The options common to all lanes; whether a lane's fault has an effect depends on them."""
         if options != self._options:
             self._options = options
             self._check()
@@ -318,7 +306,7 @@ class LaneEditor(QWidget):
         self.lanes_changed.emit()
 
     def _idle_faults(self, lanes: Sequence[LaneSpec]) -> str:
-        """A note on every fault that cannot act with the options of the next comparison."""
+        """A note on every fault without effect under the options of the next comparison."""
         n_draft = None if self._options.spec.types else self._options.spec.n_max
         return " ".join(
             f"{lane.name}: {note}"

@@ -1,14 +1,13 @@
-"""The lanes of a comparison side by side: how far each differs from the reference lane, from which
-position on, and why.
-"""
+"""The Divergence panel: the lanes of a comparison side by side: how far each differs from the
+reference lane, from which position on, and why."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from PySide6.QtCore import QCoreApplication, QEvent, Qt, Signal
+from PySide6.QtCore import QCoreApplication, QEvent, Signal
 from PySide6.QtGui import QResizeEvent, QShowEvent
-from PySide6.QtWidgets import QSizePolicy, QSplitter, QStackedWidget, QWidget
+from PySide6.QtWidgets import QSizePolicy, QStackedWidget, QWidget
 
 from app.actions import Actions
 from app.engine_thread.feed import timer
@@ -19,7 +18,7 @@ from app.panels.divergence.lane_tables import LaneTables
 from app.trace_models.compared_lanes import ComparedLanes, lanes_of, run_to_show
 from app.trace_models.run_notes import run_name
 from app.trace_models.run_rows import Position, RunRange
-from app.widgets.build import vbox
+from app.widgets.build import split, vbox
 from app.widgets.empty_state import EmptyState
 from app.widgets.fields import WheelGuard
 from app.widgets.fitted_labels import ScrollPage
@@ -33,18 +32,18 @@ _ABOUT = (
     "and states come apart."
 )
 _LOW_HEAD_LINES, _LOW_LINES = 46, 36
-"""Lines that the view is high below which the header, and then plots and tables, make do with
-less, so that the logits of the lanes are in sight and as little as may be scrolls."""
+"""Heights in lines below which the header, and then plots and tables, use less room, so that the
+lanes' logits are visible with little scrolling."""
 FindPosition = Callable[[int, list[int]], int | None]
-"""(position of the cursor or -1, positions beyond the bound) -> the one to go to."""
+"""(cursor position or -1, positions beyond the bound) -> the position to go to."""
 
 
 class DivergenceView(QWidget):
-    """The lanes over plots and tables. actions: compare, first, previous, next.
+    """The lanes above plots and tables. actions: compare, first, previous, next.
 
-    Everything on show comes from the trace; only the lanes of the next comparison are kept here.
-    The comparison on show is that of the run that the window shows. `plots`, `tables` and `bar` are
-    made once the view is in sight, at the latest with the first one.
+    Everything shown comes from the trace; only the lanes of the next comparison are kept here. The
+    comparison is that of the window's run. `plots`, `tables` and `bar` are made once the view is
+    visible, at the latest with the first comparison.
     """
 
     plots: LanePlots
@@ -66,7 +65,7 @@ class DivergenceView(QWidget):
         self._is_stale = False
         self._theme, self._actions = theme, actions
         self._parts: tuple[LanePlots, LaneTables] | tuple[()] = ()
-        # not in one go with the first comparison, which holds the window long enough
+        # not together with the first comparison, which blocks the window long enough
         self._making = timer(self, self._make_lanes, once=True)
         self.header = ComparisonHeader(theme)
         self._stack = QStackedWidget()
@@ -79,19 +78,19 @@ class DivergenceView(QWidget):
     # -- what the window reads -------------------------------------------------------------
 
     def chosen_lanes(self) -> tuple[LaneSpec, ...] | None:
-        """The lanes of the next comparison; None, and the text in sight, if one is wrong."""
+        """The lanes of the next comparison; None if one is invalid, and then the text is shown."""
         return self.header.chosen_lanes()
 
     @property
     def outcome(self) -> str:
-        """What is said of the chosen lane, with its name; empty without one."""
+        """The sentence about the chosen lane, with its name; empty without one."""
         lanes = self._lanes
         if lanes is None or self._run_id not in lanes.verdicts:
             return ""
         return f"Lane {lanes.sentence(self._run_id)}"
 
     def show_triage(self, verdict: str, reason: str) -> None:
-        """Say where two runs that lie over each other part, where no lanes do; empty: none do."""
+        """Show where two overlaid runs differ first, if no lanes do; empty: they do not."""
         self._empty.say(f"Two runs: {verdict}" if verdict else "", reason)
 
     # -- the trace -------------------------------------------------------------------------
@@ -118,7 +117,7 @@ class DivergenceView(QWidget):
             self._choose(-1)
 
     def refresh(self) -> None:
-        """Draw what has joined the trace since the last call."""
+        """Draw new rows of the trace."""
         if not self.isVisible():
             self._is_stale = True
         elif self._lanes is not None:
@@ -162,7 +161,7 @@ class DivergenceView(QWidget):
     # -- positions -------------------------------------------------------------------------
 
     def select(self, pos: int) -> None:
-        """Move the shared cursor to a position of the chosen lane, if it has it."""
+        """Move the shared cursor to a position of the chosen lane, if it exists."""
         lanes = self._lanes
         round_ = None if lanes is None else lanes.round_at(self._run_id, pos)
         if lanes is not None and round_ is not None:
@@ -191,12 +190,8 @@ class DivergenceView(QWidget):
         self._parts = self.plots, self.tables = LanePlots(self._theme), LaneTables(self._theme)
         self.bar = PositionBar(self._actions)
         self.plots.head.addWidget(self.bar)
-        both = self._both = QSplitter(Qt.Orientation.Vertical)
-        for part in self._parts:
-            both.addWidget(part)
-        both.setChildrenCollapsible(False)
-        both.setSizes([580, 420])
-        WheelGuard(both)  # the window has given this view its own before these fields were made
+        both = self._both = split(*self._parts, down=True, sizes=(580, 420))
+        WheelGuard(both)  # the window guarded this view before these fields existed
         self._stack.addWidget(both)
         self._show_page(self._stack.currentIndex())
         self._set_low()
@@ -213,14 +208,14 @@ class DivergenceView(QWidget):
         vbox(self._page, of=self, margins=(0, 0, 0, 0))
 
     def _show_page(self, page: int) -> None:
-        """Without lanes no room is kept for them: the page would scroll with nothing on it."""
+        """Without lanes the page takes no room: it would scroll while empty."""
         kept = QSizePolicy.Policy.Ignored if page == _EMPTY else QSizePolicy.Policy.Expanding
         if self._parts:
             self._both.setSizePolicy(kept, kept)
         self._stack.setCurrentIndex(page)
 
     def _choose(self, run_id: int) -> None:
-        """Choose a lane in the cards, the plots and the tables."""
+        """Choose a lane in cards, plots and tables."""
         self._run_id = run_id
         self.header.cards.choose(run_id)
         if self._lanes is not None:
@@ -238,7 +233,7 @@ class DivergenceView(QWidget):
             self._choose(self._run_id)
 
     def _choose_where_compared(self, run_id: int) -> None:
-        """Choose a lane, and a sequence in which it was compared."""
+        """Choose a lane, and a sequence that it compares."""
         lanes = self._lanes
         if lanes is not None:
             lanes.poll()
@@ -313,7 +308,7 @@ class DivergenceView(QWidget):
         super().resizeEvent(event)
         self._set_low()
         request, call = QEvent.Type.LayoutRequest.value, QEvent.Type.MetaCall.value
-        # else all is painted at a height between, and again once a scroll bar has come or gone
+        # otherwise painted at an intermediate height, and again when a scroll bar changes
         for receiver, kind in ((None, request), (self._page, call), (None, request)):
             QCoreApplication.sendPostedEvents(receiver, kind)
         for plot in (self.plots.delta, self.plots.states) if self._parts else ():

@@ -1,4 +1,4 @@
-"""The lanes of a comparison as cards: line, settings, verdict and cost; one of them is chosen."""
+"""The lanes of a comparison as cards: name, settings, verdict and cost; one of them is chosen."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _PAD = 7
 _ICON = 14
 _BAR_HIGH = 5
 _BOUND = " bound"
-"""Of a verdict; left out where the lane's name needs the room."""
+"""The bound in a verdict; left out where the lane's name needs the room."""
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 _UNTIMED = "not timed"
 _FIGURE_SIZE = 1.3
-"""Of the milliseconds of a round, next to other text."""
+"""Font size of the milliseconds of a round, relative to other text."""
 
 
 def verdict_text(verdict: LaneVerdict) -> tuple[str, str, str]:
@@ -70,8 +70,8 @@ def _why_untimed(facts: RunFacts) -> str:
 
 
 class LaneCard(QAbstractButton):
-    """One lane: what it is, its verdict, the time of a round by phase, what was moved and done; in
-    a low view without what it is and what was done. The reference cannot be chosen."""
+    """One lane: its settings, verdict, time of a round by phase, bytes moved and work done; in a
+    low view without settings and work. The reference cannot be chosen."""
 
     def __init__(self, theme: Theme, lanes: ComparedLanes, run_id: int) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class LaneCard(QAbstractButton):
         self._longest_ms = 0.0
         self._low = False
         self._n_lines = 1
-        """Of what was done."""
+        """Lines for the work done."""
         self._drawing: QIcon | None = None
         policy, _, settings = lanes.names[run_id].partition(",")
         of_lane = lanes.store.runs[run_id].lane_about
@@ -95,7 +95,7 @@ class LaneCard(QAbstractButton):
 
     @property
     def time_text(self) -> str:
-        """Milliseconds of a round, a dash where they mean nothing."""
+        """Milliseconds of a round, a dash if they are not meaningful."""
         return significant(None if self.cost is None else self.cost.per_round())
 
     @property
@@ -122,7 +122,7 @@ class LaneCard(QAbstractButton):
         return " · ".join(words)
 
     def set_cost(self, cost: RunCost, longest_ms: float) -> None:
-        """Show a cost. longest_ms: of a round of the slowest lane, whose bar fills the card."""
+        """Show a cost. longest_ms: a round of the slowest lane, whose bar fills the card."""
         self.cost, self._longest_ms = cost, longest_ms
         self._describe()
 
@@ -174,18 +174,19 @@ class LaneCard(QAbstractButton):
         return self.sizeHint()
 
     def set_height(self, *, low: bool, n_lines: int) -> None:
-        """Get by with less height, or not. n_lines: of what was done, where that is shown."""
+        """Switch to the low layout, or back. n_lines: lines for the work done, where that is
+        shown."""
         if (low, n_lines) != (self._low, self._n_lines):
             self._low, self._n_lines = low, n_lines
             self.updateGeometry()
             self.update()
 
     def fits(self, width: int) -> bool:
-        """Whether what was done is one line of a card of this width."""
+        """Whether the work done fits one line of a card of this width."""
         return self.fontMetrics().horizontalAdvance(self.work_text) <= width - 2 * _PAD
 
     def verdict_in(self, width: int) -> str:
-        """The verdict, in a card of this width: the name of the lane goes first."""
+        """The verdict for a card of this width, without the lane's name if that is too long."""
         text = "" if self.verdict is None else verdict_text(self.verdict)[0]
         font = self.font()
         font.setBold(True)
@@ -248,7 +249,7 @@ class LaneCard(QAbstractButton):
         painter.end()
 
     def _paint_cost(self, painter: QPainter, above: QRect) -> None:
-        """The time of a round and the bytes moved, the bar of phases, and what was done."""
+        """The time of a round, the bytes moved, the bar of phases, and the work done."""
         theme, metrics = self._theme, self.fontMetrics()
         right = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignBottom
         left = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignBottom
@@ -366,7 +367,7 @@ class LaneCards(QWidget):
         self._arrange()
 
     def set_low(self, low: bool) -> None:
-        """Get by with less height, or not."""
+        """Switch to the low layout, or back."""
         self._low = low
         self._arrange()
 

@@ -1,5 +1,5 @@
-"""The two plots of a comparison, one over the other on one x-axis, with their legends: the error of
-every lane over the positions, with noise and rollbacks, and the states."""
+"""The two plots of a comparison on one x-axis, with their legends: the error of every lane by
+position, with noise and rollbacks, and the states."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from engine.analysis.findings.run_rows import lane_kind
 from engine.trace.records import POLICY
 
 _LINES, _LOW_LINES = (8, 6), (5, 5)
-"""Least heights of the plots in lines of text, the x-axis included, and those in a low view."""
+"""Least heights of the plots in lines of text, including the x-axis, and those in a low view."""
 _SPANS = (16, 128, 512)
-"""Positions in sight at first: at least, where their number is not known, at most while they
-come."""
+"""Positions shown at first: at least, while the total is unknown, and at most, while more
+arrive."""
 _MEASURE, _PART = "Measure that is drawn", "Part of the state that is compared"
 _NO_STATES = "No states are recorded for this lane: choose one that rolls back."
 _NO_PART = "The layers of this model have no such part: choose the other one."
 
 
 class LanePlots(QSplitter):
-    """Error over positions, and state error by layer; both share positions and cursor."""
+    """Error by position, and state error by layer; both share x-axis and cursor."""
 
     pos_clicked = Signal(int)
     pos_stepped = Signal(int)  # -1 or +1
@@ -65,7 +65,7 @@ class LanePlots(QSplitter):
         self.legend = SwatchLegend("Error over positions: signs", SWATCHES, theme)
         self.scale = LogScale(theme)
         self.head = QHBoxLayout()
-        """The row over the first plot, for what else belongs there."""
+        """The row above the first plot, for further widgets."""
         self._lane_name = words(wraps=False, muted=True)
         middle = Qt.AlignmentFlag.AlignCenter
         self._note = words(_NO_STATES, muted=True, alignment=middle, minimumWidth=1)
@@ -75,7 +75,7 @@ class LanePlots(QSplitter):
             self.scale.sizeHint().width(),
         )
         for widget in (self.legend, self.scale):
-            widget.setFixedWidth(side)  # the same, so that equal positions stand in line
+            widget.setFixedWidth(side)  # equal widths, so that positions are aligned
         self.head.addWidget(self.measure)
         self.head.addStretch(1)
         below = hbox(self.part, (self._lane_name, 1))
@@ -91,13 +91,13 @@ class LanePlots(QSplitter):
             plot.range_left.connect(self.range_left)
 
     def set_low(self, low: bool) -> None:
-        """Get by with less height, or not."""
+        """Switch to the low layout, or back."""
         least = _LOW_LINES if low else _LINES
         for plot, lines in zip((self.delta, self.states), least, strict=True):
             plot.setMinimumHeight(lines * self.fontMetrics().height())
 
     def set_lane(self, lanes: ComparedLanes | None, run_id: int) -> None:
-        """Show these lanes, one of them as the chosen one."""
+        """Show these lanes, with one of them chosen."""
         if lanes is not self._lanes:
             self._span = 0
             self.delta.set_follow(True)
@@ -108,14 +108,14 @@ class LanePlots(QSplitter):
         self._show_extent()
 
     def draw(self) -> None:
-        """Draw what the lanes hold now."""
+        """Draw the current data of the lanes."""
         self.delta.draw()
         self.states.draw()
         self._show_extent()
 
     def fit(self) -> None:
-        """End the axis at the last position once the lanes have ended: that comes after the last of
-        them."""
+        """End the axis at the last position once the lanes have ended, which is after the last
+        rows."""
         before = self._span
         if self._lanes is not None:
             self._set_span(self._lanes)
@@ -149,10 +149,10 @@ class LanePlots(QSplitter):
         self.states.setHidden(empty)
         self.scale.setHidden(empty)
         self._note.setVisible(empty)
-        self.delta.getPlotItem().showAxis("bottom", empty)  # the plot below has the same
+        self.delta.getPlotItem().showAxis("bottom", empty)  # the plot below shows the same
 
     def _set_span(self, lanes: ComparedLanes) -> None:
-        """Room for the positions that are expected, and in the end for all that came."""
+        """Set the range to the expected positions, at the end to those recorded."""
         least, unknown, most = _SPANS
         wanted = min(lanes.n_predict, most) if lanes.n_predict > 0 else unknown
         if lanes.is_over:
@@ -183,7 +183,7 @@ SWATCHES = (
     Swatch("restore", "plot.text", "A checkpoint restored, in the lane's colour", draw_diamond),
 )
 _REFUSED = Swatch("refused", "plot.text", "A rollback refused, in the lane's colour", draw_cross)
-"""Shown where there is one."""
+"""Shown if there is one."""
 _SIGN_OF_PATH = {"seq_rm": "t", "restore": "d", "restore_depth": "d", "refused": "x"}
 _SIGN_PIXELS = 8
 
@@ -195,13 +195,13 @@ METRICS = {
     "state_error": "state error, worst layer",
     "conv_error": "window error, worst layer",
 }
-"""Measures that can be drawn, with their titles; verdicts are given on the first one."""
+"""Measures that can be drawn, with titles; verdicts use the first one."""
 _SPARSE = ("state_error", "conv_error")
-"""Known after the last token of each round only; the line goes from one to the next."""
+"""Known only after the last token of each round; the line connects these."""
 
 
 class DeltaPlot(RoundPlot):
-    """One line per lane. Equal logits lie on the line "exact", under the lowest decade."""
+    """One line per lane. Equal logits are on the line "exact", below the lowest decade."""
 
     def __init__(self, theme: Theme) -> None:
         self._metric = next(iter(METRICS))
@@ -216,7 +216,7 @@ class DeltaPlot(RoundPlot):
         for edge in self._band.lines:
             edge.setPen(pg.mkPen(None))
         self._signs: dict[int, pg.ScatterPlotItem] = {}
-        """Signs of the rollbacks of each lane that rolls back, a row below the other."""
+        """Rollback marks of each lane that rolls back, one row per lane."""
         plot = self.getPlotItem()
         plot.setDownsampling(auto=True, mode="peak")
         plot.setClipToView(True)
@@ -230,7 +230,7 @@ class DeltaPlot(RoundPlot):
 
     @property
     def has_refusals(self) -> bool:
-        """Whether memory refused a rollback of any lane."""
+        """Whether memory refused a rollback in any lane."""
         return any("x" in signs.data["symbol"] for signs in self._signs.values())
 
     def set_metric(self, metric: str) -> None:
@@ -239,7 +239,7 @@ class DeltaPlot(RoundPlot):
         self.draw()
 
     def set_lanes(self, lanes: ComparedLanes | None, run_id: int) -> None:
-        """Draw these lanes, one of them as the chosen one."""
+        """Draw these lanes, with one of them chosen."""
         if lanes is not self._lanes:
             for item in (*self._curves.values(), *self._signs.values()):
                 self.getPlotItem().removeItem(item)
@@ -256,7 +256,7 @@ class DeltaPlot(RoundPlot):
         self.draw()
 
     def _label_axis(self) -> None:
-        """Label the y-axis with as many decades as its height has room for."""
+        """Label as many decades of the y-axis as fit."""
         bottom, top = self.axis.y_range
         gap = (top - bottom) * self.fontMetrics().height() / max(1.0, self.box.height())
         self.set_ticks("left", self.axis.ticks(self._everything, gap))
@@ -267,7 +267,7 @@ class DeltaPlot(RoundPlot):
             self._label_axis()
 
     def draw(self) -> None:
-        """Draw what the lanes hold now."""
+        """Draw the current data of the lanes."""
         lanes = self._lanes
         if lanes is None:
             return
@@ -285,7 +285,7 @@ class DeltaPlot(RoundPlot):
         everything = np.concatenate([*values.values(), limits])
         self.axis = LogAxis.over(everything, len(self._signs))
         for run_id, curve in self._curves.items():
-            alone = "o" if len(places[run_id]) == 1 else None  # no line goes through one point
+            alone = "o" if len(places[run_id]) == 1 else None  # a single point needs a mark
             x, y = places[run_id].astype(float), self.axis.y(values[run_id])
             curve.setData(x, y, symbol=alone, symbolPen=None)
         self.box.setYRange(*self.axis.y_range, padding=0)
@@ -305,7 +305,7 @@ class DeltaPlot(RoundPlot):
             for run_id, curve in self._curves.items():
                 chosen = run_id == self._run_id
                 pen = lane_pen(theme, lanes, run_id, 2.0 if chosen else 1.0)
-                if chosen:  # wide dashes would take most of the time of a painting
+                if chosen:  # wide dashes would take most of the painting time
                     pen.setStyle(Qt.PenStyle.SolidLine)
                 curve.setPen(pen)
                 curve.setSymbolBrush(pen.color())
@@ -317,7 +317,7 @@ class DeltaPlot(RoundPlot):
         self._band.setBrush(theme.color("plot.band"))
 
     def _draw_signs(self, lanes: ComparedLanes) -> None:
-        """Signs of the rollbacks of every lane, under the last position of their rounds."""
+        """Rollback marks of every lane, at the last position of each round."""
         for row, (run_id, signs) in enumerate(self._signs.items()):
             last = lanes.rounds(run_id, "pos0") + lanes.rounds(run_id, "num_emitted")
             paths = lanes.paths(run_id)

@@ -1,4 +1,4 @@
-"""The figures of a comparison: all lanes at one position, and one lane at all positions."""
+"""Tables of a comparison: all lanes at one position, and one lane at all positions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from PySide6.QtCore import QModelIndex, Qt, Signal
 from PySide6.QtGui import QColor, QFont, QResizeEvent
-from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QSplitter, QTabWidget, QWidget
+from PySide6.QtWidgets import QHeaderView, QSplitter, QTabWidget, QWidget
 
 from app.looks import Theme, mark_front_tab
 from app.trace_models.compared_lanes import ComparedLanes
@@ -28,7 +28,7 @@ from app.widgets.plain_table import (
 from engine.trace.records import MISSING
 
 _SIDE_BY_SIDE = 150
-"""From this many characters on the two tables are side by side."""
+"""Width in characters from which the tables are side by side."""
 _TOKEN_CHARACTERS = 14
 _LEAST_ROWS, _LOW_ROWS = 6, 4
 _SAMPLES = {
@@ -42,7 +42,7 @@ _SAMPLES = {
 }
 _ERROR = "1.5e-12"
 _LEAST_CELL = "checkpoint"
-"""As wide as any figure, too."""
+"""Also wide enough for any number."""
 
 
 class LaneTables(QSplitter):
@@ -59,13 +59,12 @@ class LaneTables(QSplitter):
         self._known: object = None
         self.detail_model = PositionDetail()
         self.position_model = PositionTable()
-        self.detail = plain_table(self.detail_model, "Lanes at one position")
-        self.detail.setSelectionMode(QAbstractItemView.SelectionMode.NoSelection)
+        self.detail = plain_table(self.detail_model, "Lanes at one position", selects=False)
         self._delegate = ProbabilityDelegate(self)
         self.detail.setItemDelegate(self._delegate)
         self.detail.horizontalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Stretch)
         least = self.detail.fontMetrics().horizontalAdvance(_LEAST_CELL) + CELL_PAD
-        self.detail.horizontalHeader().setMinimumSectionSize(least)  # and there is a scroll bar
+        self.detail.horizontalHeader().setMinimumSectionSize(least)  # and the scroll bar
         self.detail.horizontalHeader().setDefaultAlignment(
             Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
         )
@@ -91,7 +90,7 @@ class LaneTables(QSplitter):
         theme.apply(self._recolour)
 
     def set_low(self, low: bool) -> None:
-        """Get by with less height, or not."""
+        """Switch to the low layout, or back."""
         n_rows = _LOW_ROWS if low else _LEAST_ROWS
         rows = n_rows * self.detail.verticalHeader().defaultSectionSize()
         heads = self._left.tabBar().sizeHint().height() + 2 * self.fontMetrics().height()
@@ -108,12 +107,12 @@ class LaneTables(QSplitter):
         self.show_position(self.shown, self.shown)
 
     def draw(self) -> None:
-        """Read the lanes' new rows and bring both tables up to date."""
+        """Read the lanes' new rows and update both tables."""
         self.position_model.grow()
         self._show_detail()
 
     def show_position(self, pos: int | None, cursor: int | None) -> None:
-        """Show the lanes at a position; the cursor's row of the other table is selected."""
+        """Show the lanes at a position; selects the cursor's row of the other table."""
         self.shown = pos
         self._show_detail()
         title = "Position" if pos is None else f"Position {pos:,}"
@@ -150,7 +149,7 @@ class LaneTables(QSplitter):
             self.setSizes([self.width() // 2] * 2)
 
     def _show_detail(self) -> None:
-        """The lanes at the position, if anything about it has changed."""
+        """Show the lanes at the position, if anything changed."""
         lanes, pos = self._lanes, self.shown
         known = None
         if lanes is not None and pos is not None:
@@ -183,7 +182,7 @@ class PositionDetail(ColumnTable):
         self.differs_colour = QColor()
         self.muted_colour = QColor()
         self.lane_colours: list[QColor] = []
-        """Of the bars of each lane, in the order of the columns."""
+        """Colours of the lanes' bars, in the order of the columns."""
         self.rows: list[DetailRow] = []
 
     def show_position(self, lanes: ComparedLanes | None, pos: int | None) -> None:
@@ -193,7 +192,7 @@ class PositionDetail(ColumnTable):
         if rows != self.rows or names != known:
             titles = enumerate(name.replace(",", "\n", 1) for name in names)
             self.show_rows(rows, [TableColumn(str(i), title, names[i]) for i, title in titles])
-            if names != known and rows:  # a header keeps its height over a reset
+            if names != known and rows:  # keeps the header's height over a reset
                 self.headerDataChanged.emit(Qt.Orientation.Horizontal, 0, len(names) - 1)
 
     def headerData(
@@ -256,7 +255,7 @@ _DISPLAY, _FOREGROUND = Qt.ItemDataRole.DisplayRole, Qt.ItemDataRole.ForegroundR
 
 
 class PositionTable(ColumnTable):
-    """Rows are positions. Those beyond the bound say so and have the colour `beyond`."""
+    """Rows are positions. Those beyond the bound are marked and have the colour `beyond`."""
 
     columns = _COLUMNS
 
@@ -278,7 +277,7 @@ class PositionTable(ColumnTable):
         self.endResetModel()
 
     def grow(self) -> None:
-        """Add the positions that are new; verdicts follow a bound that has risen."""
+        """Add new positions; update verdicts if the bound has risen."""
         self._take_values()
         n = len(self._values.get("pos", ()))
         if n > self._n:
@@ -287,7 +286,7 @@ class PositionTable(ColumnTable):
             self.endInsertRows()
 
     def row_of(self, pos: int) -> int | None:
-        """The row of a position, None where the lane has none."""
+        """The row of a position, None if the lane does not have it."""
         positions = self._values.get("pos", np.zeros(0))
         row = bisect_left(positions, pos)
         return row if row < self._n and positions[row] == pos else None

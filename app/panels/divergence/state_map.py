@@ -1,5 +1,5 @@
-"""A lane's states against the reference's: layers over positions, the error as colour on a log
-scale, and the bar that explains the colours."""
+"""A lane's states compared with the reference's: a heat map of layers by position on a log scale,
+and its colour bar."""
 
 from __future__ import annotations
 
@@ -9,26 +9,27 @@ from dataclasses import dataclass
 import numpy as np
 import pyqtgraph as pg
 from PySide6.QtCore import QRect, QRectF, QSize, Qt
-from PySide6.QtGui import QColor, QPainter, QPaintEvent
-from PySide6.QtWidgets import QSizePolicy, QWidget
+from PySide6.QtGui import QColor, QPainter
+from PySide6.QtWidgets import QSizePolicy
 
 from app.looks import Theme, mixed
 from app.trace_models.compared_lanes import ComparedLanes
 from app.trace_models.shown_text import EXACT, NOT_FINITE, error_text
+from app.widgets.build import Drawing
 from app.widgets.round_plot import RoundPlot
 
 PARTS = {"state_error": "state", "conv_error": "window"}
 _NONE, _EXACT, _NOT_FINITE, _FIRST = range(4)
-"""Values of the image that are no step of the gradient, and the first that is one."""
+"""Image values outside the gradient, and the first of the gradient."""
 _N_STEPS = 256 - _FIRST
 _WEIGHTS = np.arange(256)
 _WEIGHTS[_NOT_FINITE] = 256
-"""Values of the image in the order of what they say: nothing finite is worse than what is not."""
+"""Image values by weight: not finite outweighs everything."""
 
 
 def shades(errors: np.ndarray) -> np.ndarray:
-    """Relative errors as values of the image, uint8 of the same shape: log scale, clipped. NaN is
-    none at all, of a layer without such a part."""
+    """Relative errors as image values, uint8 of the same shape: log scale, clipped. NaN: the layer
+    has no such part."""
     finite = np.isfinite(errors)
     shade = np.full(errors.shape, _NOT_FINITE, np.uint8)
     shade[np.isnan(errors)] = _NONE
@@ -41,9 +42,9 @@ def shades(errors: np.ndarray) -> np.ndarray:
 
 class StateMap(RoundPlot):
     """Rows are recurrent layers, the first on top. States are measured after the last token of a
-    round: only positions that end one have a colour.
+    round, so only these positions have a colour.
 
-    x is the position of the token that the states choose, as in the tables.
+    x is the position of the token that the states predict, as in the tables.
     """
 
     def __init__(self, theme: Theme) -> None:
@@ -65,12 +66,12 @@ class StateMap(RoundPlot):
 
     @property
     def is_empty(self) -> bool:
-        """Whether the lane has nothing to show: no states, or none with the part."""
+        """Whether there is nothing to show: no states, or none with this part."""
         return bool(np.isnan(self._errors).all())
 
     @property
     def lacks_part(self) -> bool:
-        """Whether its layers have no such part."""
+        """Whether the layers do not have this part."""
         return bool(self._layers) and self.is_empty
 
     def set_part(self, part: str) -> None:
@@ -84,7 +85,7 @@ class StateMap(RoundPlot):
         self.draw()
 
     def draw(self) -> None:
-        """Draw what the lane holds now."""
+        """Draw the current data of the lane."""
         self._read()
         if self.is_empty:
             self._image.clear()
@@ -108,7 +109,7 @@ class StateMap(RoundPlot):
         self._image.setLookupTable(lut)
 
     def error_at(self, layer: int, pos: int) -> float | None:
-        """The error of a layer, by its index in the model, None where none was recorded."""
+        """The error of a layer, by its index in the model, None if none was recorded."""
         at = int(np.searchsorted(self._ends, pos))
         if layer not in self._layers or at == len(self._ends) or pos != self._ends[at]:
             return None
@@ -118,7 +119,8 @@ class StateMap(RoundPlot):
         return None if math.isnan(error) else error
 
     def _clear(self) -> None:
-        """Errors, float64 [n], each with its layer and its end as indices into those."""
+        """Errors, float64 [n], each with its layer and its round's end as indices into those
+        lists."""
         self._layers: list[int] = []
         self._ends = np.zeros(0, np.int64)
         """Last positions of rounds, ascending."""
@@ -132,14 +134,14 @@ class StateMap(RoundPlot):
             return
         layers, self._at_layer = np.unique(lanes.states(run_id, "layer"), return_inverse=True)
         self._layers = layers.tolist()
-        # the trace has the last position that they hold
+        # the trace has the last position in the state
         chosen = lanes.states(run_id, "pos") + 1
         self._ends, self._at_end = np.unique(chosen, return_inverse=True)
         self._errors = lanes.states(run_id, self._part)
 
     def _paint(self) -> None:
-        """An image with a column for each position in sight or, where those are fewer, for each
-        column of pixels, with the worst of what falls into it. Nothing is between measurements."""
+        """An image with one column per position in sight or, if those are fewer, per pixel column,
+        with the worst error in it. Nothing is drawn between measurements."""
         if self.is_empty:
             return
         left, right = self.x_range
@@ -175,7 +177,7 @@ class StateMap(RoundPlot):
 
 
 LOW, HIGH = -8, 0
-"""Decades at the ends: rounding of float32, and an error as large as the state itself."""
+"""Decades at the ends: float32 rounding, and an error as large as the state itself."""
 _LABELLED = (0, -2, -4, -6, -8)
 _BAR = 10
 
@@ -190,8 +192,8 @@ def gradient(theme: Theme, n: int) -> list[QColor]:
     return colours
 
 
-class LogScale(QWidget):
-    """A column of colour with its decades, and a box for no error at all under it."""
+class LogScale(Drawing):
+    """A colour bar with its decades, and a box for exact equality below it."""
 
     def __init__(self, theme: Theme) -> None:
         super().__init__()
@@ -212,8 +214,7 @@ class LogScale(QWidget):
     def minimumSizeHint(self) -> QSize:
         return QSize(self.sizeHint().width(), 3 * self.fontMetrics().height())
 
-    def paintEvent(self, _event: QPaintEvent) -> None:
-        painter = QPainter(self)
+    def draw(self, painter: QPainter) -> None:
         line = self.fontMetrics().height()
         half = line // 2
         box = QRect(0, half, _BAR, self.height() - half - line - 6)
@@ -231,7 +232,6 @@ class LogScale(QWidget):
         painter.fillRect(square, self._theme.color("heat.exact"))
         place = QRect(_BAR + 5, self.height() - line, self.width(), line)
         painter.drawText(place, left, EXACT)
-        painter.end()
 
 
 _LEAST, _MOST = -30, 30
@@ -239,14 +239,14 @@ _MOST_LABELS = 6
 
 
 _SIGN_ROW = 0.9
-"""Height of a row of signs, where the distance from the lowest decade to the line "exact" is 1."""
+"""Height of a row of marks in units of the distance from the lowest decade to the line "exact"."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogAxis:
-    """Decades low..high as y-values, with lines of their own for what has no logarithm.
+    """A y-axis of decades low..high, with separate lines for values without a logarithm.
 
-    exact: y of a value of 0, under the lowest decade. marks: y of a row of signs under it, the
+    exact: y of a value of 0, below the lowest decade. marks: y of a row of marks below it, the
     first of n_rows. not_finite: y of NaN and infinity, above the highest decade.
     """
 
@@ -259,7 +259,7 @@ class LogAxis:
 
     @classmethod
     def over(cls, values: np.ndarray, n_rows: int = 1) -> LogAxis:
-        """An axis of at least two decades that shows all values [n], over rows of signs."""
+        """An axis of at least two decades that shows all values [n], above rows of marks."""
         shown = values[np.isfinite(values) & (values > 0)]
         low, high = -9, -7
         if len(shown):
@@ -270,17 +270,17 @@ class LogAxis:
         return cls(low, high, low - unit, low - 2 * unit, high + unit, n_rows)
 
     def marks_of(self, row: int) -> float:
-        """y of a row of signs, from the top."""
+        """y of a row of marks, from the top."""
         return self.marks - row * _SIGN_ROW * (self.low - self.exact)
 
     @property
     def y_range(self) -> tuple[float, float]:
-        """Lowest and highest y of the plot: the whole axis, with a margin at both ends."""
+        """Lowest and highest y of the plot: the whole axis with margins."""
         unit = self.low - self.exact
         return self.marks_of(max(self.n_rows, 1) - 1) - 0.7 * unit, self.not_finite + 0.3 * unit
 
     def y(self, values: np.ndarray) -> np.ndarray:
-        """Where errors >= 0 are drawn, float64 of the same shape."""
+        """The y of errors >= 0, float64 of the same shape."""
         finite = np.isfinite(values)
         y = np.full(values.shape, self.not_finite)
         y[finite & (values == 0)] = self.exact
@@ -289,9 +289,9 @@ class LogAxis:
         return y
 
     def ticks(self, values: np.ndarray, gap: float = 0.0) -> list[tuple[float, str]]:
-        """Labels for some decades, for 0, and for what is not finite if there is any.
+        """Labels of some decades, of 0, and of not finite values if there are any.
 
-        gap: decades that a label needs for itself; decades make way for the other two.
+        gap: decades that a label needs; decades give way to the other two.
         """
         step = max(1, math.ceil((self.high - self.low) / (_MOST_LABELS - 1)), math.ceil(gap))
         ends = [(self.exact, EXACT)]
@@ -304,5 +304,5 @@ class LogAxis:
 
 
 def decade(exponent: int) -> str:
-    """A power of ten as it is written on an axis."""
+    """A power of ten as an axis label."""
     return {-1: "0.1", 0: "1", 1: "10", 2: "100"}.get(exponent, f"1e{exponent}")

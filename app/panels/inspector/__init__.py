@@ -1,1 +1,1 @@
-"""The dock of one round in full."""
+"""The dock of one round's details."""

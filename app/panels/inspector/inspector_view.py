@@ -1,5 +1,5 @@
-"""The round under the cursor: its judged tokens, what both models thought, and all its facts; or
-the chosen range of rounds."""
+"""The Inspector panel: the round at the cursor with its judged tokens, both models' candidates and
+all facts; or the chosen range of rounds."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ from typing import Any
 from PySide6.QtCore import QModelIndex, Qt, Signal
 from PySide6.QtGui import QGuiApplication, QShowEvent
 from PySide6.QtWidgets import (
-    QAbstractItemView,
     QFrame,
     QHeaderView,
     QLabel,
     QScrollArea,
     QSizePolicy,
     QStackedWidget,
-    QToolButton,
     QWidget,
 )
 
@@ -36,7 +34,7 @@ from app.panels.inspector.step_facts import (
 from app.panels.inspector.step_table import COLUMNS, StepTable, TopTable, cell_text, figure
 from app.trace_models.run_rows import Position, RunRange, range_figures
 from app.trace_models.shown_text import NOT_OBSERVED, plain_tip
-from app.widgets.build import action_button, hbox, made, scrolling, vbox, words
+from app.widgets.build import action_button, flat_button, hbox, made, scrolling, vbox, words
 from app.widgets.empty_state import EmptyState
 from app.widgets.fitted_labels import ScrollPage
 from app.widgets.plain_table import (
@@ -62,13 +60,13 @@ _SAMPLES = {
 }
 _FIGURE = "9.9e-9"
 _FACT_CHARACTERS = 56
-"""Most width of the facts: a value stays near its label however wide the panel is."""
+"""Greatest width of the facts: values stay near their labels in a wide panel."""
 _TOOLS = ("go.previous_round", "go.next_round", "file.copy_step")
 
 
 class InspectorView(QStackedWidget):
-    """One round as tables. Without a cursor it is the newest round, as long as rounds come. While
-    there is a range, its figures."""
+    """One round as tables. Without a cursor it follows the newest round. With a range, its
+    figures."""
 
     position_selected = Signal(object)  # Position
 
@@ -84,8 +82,10 @@ class InspectorView(QStackedWidget):
         self.tops_model = TopTable(theme)
         self.facts_model = FactTable()
         self.tokens = plain_table(self.tokens_model, "Judged tokens of the round")
-        self.tops = plain_table(self.tops_model, "Most probable tokens at the chosen position")
-        self.facts = plain_table(self.facts_model, "Facts about the round")
+        self.tops = plain_table(
+            self.tops_model, "Most probable tokens at the chosen position", selects=False
+        )
+        self.facts = plain_table(self.facts_model, "Facts about the round", selects=False)
         self._delegate = ProbabilityDelegate(self)
         self.title, self._tops_title = (
             words(wraps=False, shrinks=True, bold=True) for _ in range(2)
@@ -93,7 +93,7 @@ class InspectorView(QStackedWidget):
         self.sentence = words(shrinks=True, selectable=True)
         self.range = RangeView()
         self.rest = words(shrinks=True, selectable=True)
-        """What the table has no room for, of the chosen row."""
+        """The columns that do not fit into the table, for the chosen row."""
         self._build(actions)
         self.tokens.selectionModel().selectionChanged.connect(self._on_selected)
         self._theme = theme
@@ -110,7 +110,7 @@ class InspectorView(QStackedWidget):
         self.refresh()
 
     def refresh(self) -> None:
-        """Show a round that has joined the trace, unless the cursor holds another one."""
+        """Show a new round of the trace, unless the cursor is on another one."""
         run = self._run
         if run is None or len(run.store.rounds) == self._n_seen:
             return
@@ -118,7 +118,7 @@ class InspectorView(QStackedWidget):
             self._ask()
 
     def set_cursor(self, position: Position | None) -> None:
-        """Show the round of the position that all views share; None: the newest again."""
+        """Show the round of the shared position; None: follow the newest."""
         if position is not None and position.run != self._run:
             position = None
         self._cursor = position
@@ -133,7 +133,7 @@ class InspectorView(QStackedWidget):
         self._ask()
 
     def set_range(self, chosen: RunRange | None) -> None:
-        """Show the figures of a range of rounds; None: the round under the cursor again."""
+        """Show the figures of a range of rounds; None: the round at the cursor again."""
         self.range.show_range(chosen)
         if chosen is not None:
             self.setCurrentIndex(_RANGE)
@@ -167,9 +167,7 @@ class InspectorView(QStackedWidget):
         for action_id in _TOOLS:
             head.addWidget(action_button(actions[action_id]))
         self.tops.setItemDelegate(self._delegate)
-        self.tops.setSelectionMode(QAbstractItemView.SelectionMode.NoSelection)
         self.tops.horizontalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Stretch)
-        self.facts.setSelectionMode(QAbstractItemView.SelectionMode.NoSelection)
         self.facts.setAlternatingRowColors(False)
         self.facts.viewport().setAutoFillBackground(False)
         self.facts.horizontalHeader().hide()
@@ -302,15 +300,15 @@ _WORDS = {
     "target_best": "argmax p",
     "target_entropy": "entropy",
 }
-"""Where the title of the column does not stand by itself."""
+"""Words for columns whose title is not clear by itself."""
 _UNITS = {"target_entropy": "nats"}
 _QUOTED = ("token", "target")
 
 
 def step_line(step: Step, token: TraceRow, names: Sequence[str]) -> str:
-    """These columns of `StepTable` in one line, those without a figure for the token left out.
+    """These columns of `StepTable` in one line, without those that the token has no value for.
 
-    A figure stays with its word where the line breaks; the argmax and its p are one part.
+    A figure stays with its word at a line break; the argmax and its p are one unit.
     """
     parts: list[str] = []
     for name, title, _ in _told(step, token, names):
@@ -325,7 +323,8 @@ def step_line(step: Step, token: TraceRow, names: Sequence[str]) -> str:
 
 
 def step_line_tip(step: Step, token: TraceRow, names: Sequence[str]) -> str:
-    """What the parts of `step_line` mean, a line each, with all digits of the probabilities."""
+    """The meaning of the parts of `step_line`, one per line, with full precision of
+    probabilities."""
     lines = []
     for name, title, tip in _told(step, token, names):
         value = figure(token, name)
@@ -380,7 +379,7 @@ _HINT = (
 
 
 class RangeTable(ColumnTable):
-    """Lines are figures, columns are ranges. Figures that nothing has are left out."""
+    """Rows are figures, columns are ranges. Figures without any value are left out."""
 
     def show_ranges(self, ranges: list[RunRange]) -> None:
         figures = [range_figures(one) for one in ranges]
@@ -399,8 +398,8 @@ class RangeTable(ColumnTable):
 
 
 class RangeView(QWidget):
-    """The figures of a range. closed: back to the round under the cursor. zoom_asked: bring the
-    range into sight in the plots."""
+    """The figures of a range. closed: back to the round at the cursor. zoom_asked: zoom the plots
+    to the range."""
 
     closed = Signal()
     zoom_asked = Signal(object)  # RunRange
@@ -411,27 +410,29 @@ class RangeView(QWidget):
         self._kept: RunRange | None = None
         self.title = made(QLabel, bold=True)
         self.model = RangeTable()
-        self.table = plain_table(self.model, "Figures of the range and of the whole run")
-        self.table.setSelectionMode(QAbstractItemView.SelectionMode.NoSelection)
+        self.table = plain_table(
+            self.model, "Figures of the range and of the whole run", selects=False
+        )
         header = self.table.horizontalHeader()
         header.setSectionResizeMode(QHeaderView.ResizeMode.ResizeToContents)
         header.setStretchLastSection(True)
-        self.keep = _button("&Keep", "Keep this range, to compare the next one with it")
-        self.keep.setCheckable(True)
-        self.zoom = _button("&Zoom", "Bring the range into sight in the plots (F)")
-        self.copy = _button("Co&py", "Copy the table as Markdown")
-        self.close_button = _button("✕", "Back to the round under the cursor (Esc)")
-        self.close_button.setAccessibleName("Close the range")
+        again, back = "Keep this range, to compare the next one with it", "Close the range"
+        self.keep = flat_button("&Keep", again, checkable=True, toggled=self._keep)
+        self.zoom = flat_button("&Zoom", "Bring the range into sight in the plots (F)")
+        self.zoom.clicked.connect(lambda: self.zoom_asked.emit(self.shown))
+        self.copy = flat_button("Co&py", "Copy the table as Markdown", clicked=self._copy)
+        self.close_button = flat_button(
+            "✕",
+            "Back to the round under the cursor (Esc)",
+            accessibleName=back,
+            clicked=self.closed,
+        )
         hint = made(QLabel, _HINT, wordWrap=True, muted=True)
         head = hbox((self.title, 1), self.keep, self.zoom, self.copy, self.close_button)
         vbox(head, self.table, hint, 1, of=self, margins=(8, 4, 8, 8), spacing=6)
-        self.keep.toggled.connect(self._keep)
-        self.zoom.clicked.connect(lambda: self.zoom_asked.emit(self.shown))
-        self.copy.clicked.connect(self._copy)
-        self.close_button.clicked.connect(self.closed)
 
     def show_range(self, chosen: RunRange | None) -> None:
-        """Show a range next to the one that is kept, if any, and the whole run."""
+        """Show a range next to the kept one, if any, and the whole run."""
         self.shown = chosen
         if chosen is None:
             self._kept = None
@@ -447,9 +448,3 @@ class RangeView(QWidget):
 
     def _copy(self) -> None:
         QGuiApplication.clipboard().setText(self.model.markdown())
-
-
-def _button(text: str, tip: str) -> QToolButton:
-    return made(
-        QToolButton, text=text, toolTip=tip, autoRaise=True, focusPolicy=Qt.FocusPolicy.TabFocus
-    )

@@ -1,5 +1,5 @@
-"""A round of one sequence: every row of the trace that belongs to it, its facts but for the tokens
-(drafters, rollback, batch, bytes, times) in words, and the table that lists them."""
+"""A round of one sequence: all its rows of the trace, its facts other than tokens (drafters,
+rollback, batch, bytes, times) in words, and the table that lists them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from PySide6.QtCore import QModelIndex, QPersistentModelIndex, Qt
-from PySide6.QtGui import QColor, QFont
+from PySide6.QtGui import QColor
 
 from app.trace_models.run_rows import Position
 from app.trace_models.shown_text import (
@@ -19,7 +19,7 @@ from app.trace_models.shown_text import (
     size_or_none,
     whole_text,
 )
-from app.widgets.plain_table import ColumnTable, TableColumn
+from app.widgets.plain_table import ColumnTable, TableColumn, bold
 from engine.draft.registry import meaning
 from engine.plain_text import counted
 from engine.trace.records import PHASES
@@ -56,7 +56,7 @@ FactLine = tuple[str, str, str]
 
 
 def step_facts(step: Step) -> list[FactLine]:
-    """All lines about a round, sections in the order in which a round goes."""
+    """All lines about a round, with sections in the order of a round's phases."""
     sections = (
         ("Draft", _draft(step)),
         ("Verification", _verification(step)),
@@ -121,7 +121,8 @@ def _draft(step: Step) -> list[FactLine]:
 
 
 def _block(step: Step, n: int) -> FactLine:
-    """The rows of a block: the newest token at its place, and a mask for each one after it."""
+    """The rows of a block: the newest token at its position, and a mask token for each later
+    one."""
     first = step.row["pos0"]
     where = "" if first is None else f" at {first:,}–{first + n - 1:,}"
     return (
@@ -210,7 +211,7 @@ def _ms(value: float | None) -> str:
 
 
 class FactTable(ColumnTable):
-    """FactLines: labels at the left, values at the right."""
+    """A table of FactLines: labels on the left, values on the right."""
 
     columns = TableColumn("label", "", "", True), TableColumn("value", "", "")
 
@@ -226,9 +227,7 @@ class FactTable(ColumnTable):
         if role == Qt.ItemDataRole.ToolTipRole:
             return f"{value}\n{tip}".strip() or None
         if role == Qt.ItemDataRole.FontRole and not value:
-            font = QFont()
-            font.setBold(True)
-            return font
+            return bold()
         if role == Qt.ItemDataRole.ForegroundRole and not is_value and value:
             return self.muted_colour
         return None
@@ -242,16 +241,16 @@ class FactTable(ColumnTable):
 
 
 TraceRow = dict[str, Any]
-"""A row by column name; None is not observed."""
+"""A row by column name; None: not observed."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """The rows of one round: of `rounds`, and those of the other tables that go with it.
+    """The rows of one round: that of `rounds`, and the related ones of other tables.
 
-    tokens: what was drafted in order, then the target's own, with their rows of the table; replayed
-    rows repeat a token and prompt tokens are not judged, so both are only counted.
-    drafts: one for each drafter asked. ubatches: those whose passes decoded this sequence.
+    tokens: draft tokens in order, then the target's own, with their rows of the table; replayed
+    rows repeat a token and prompt tokens are not judged, so both are only counted. drafts: one per
+    drafter asked. ubatches: those whose passes decoded this sequence.
     """
 
     store: TraceStore
@@ -273,30 +272,30 @@ class Step:
 
     @cached_property
     def title(self) -> str:
-        """Which round of which sequence this is."""
+        """The sequence and round."""
         return f"Round {self.round:,} · sequence {self.seq_id}"
 
     def is_derived(self, column: str) -> bool:
-        """Whether a value of `row` was derived from what the engine reported."""
+        """Whether a value of `row` was derived rather than reported by the engine."""
         columns = self.store.runs[self.row["run_id"]].columns
         states = columns.get("rounds") if isinstance(columns, dict) else None
         return isinstance(states, dict) and states.get(column) == "derived"
 
     def is_at(self, position: Position) -> bool:
-        """Whether a position lies in this round."""
+        """Whether a position is in this round."""
         return (self.seq_id, self.round) == (position.seq_id, position.round)
 
     def text(self, token_id: int) -> str:
-        """A token as a reader sees it, in one line; spaces alone have a mark each."""
+        """A token as one readable line; in white space each character has a mark."""
         return line_text(self.store.pieces.get(token_id, b""), token_id)
 
     def text_of(self, token: TraceRow) -> str:
-        """The same for one of `tokens`, whose id may not be known."""
+        """The same for an entry of `tokens`, whose id may be unknown."""
         return row_text(self.store, token)
 
 
 def read_step(run: RunRef, seq_id: int, round_: int) -> Step | None:
-    """Read a round of one sequence; None where the run has no such round."""
+    """Read a round of one sequence; None if the run does not have it."""
     store, run_id = run.store, run.run_id
     rows = _rows(store.rounds, run_id, round_, seq_id)
     if not len(rows):
@@ -332,7 +331,7 @@ def newest_round(run: RunRef) -> tuple[int, int] | None:
 
 
 def neighbour(run: RunRef, seq_id: int, round_: int, step: int) -> int | None:
-    """The next (+1) or previous (-1) round that a sequence took part in, None beyond its ends."""
+    """The next (+1) or previous (-1) round of a sequence, None beyond the ends."""
     table, n = run.store.rounds, len(run.store.rounds)
     mine = table.column("run_id", 0, n) == run.run_id
     mine &= table.column("seq_id", 0, n) == seq_id

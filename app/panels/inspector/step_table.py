@@ -1,18 +1,17 @@
-"""Tables of a round: the judged tokens (what the draft said, what the target had), and the most
-probable tokens of both models at one position."""
+"""Tables of a round: the judged tokens (draft and target probabilities), and the most probable
+tokens of both models at one position."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from PySide6.QtCore import Qt
-from PySide6.QtGui import QFont
 
 from app.looks import Theme
 from app.panels.inspector.step_facts import Step, TraceRow
 from app.trace_models.run_rows import Position
 from app.trace_models.shown_text import NOT_OBSERVED, probability_text
-from app.widgets.plain_table import BAR_COLOUR_ROLE, BAR_ROLE, ColumnTable, TableColumn
+from app.widgets.plain_table import BAR_COLOUR_ROLE, BAR_ROLE, ColumnTable, TableColumn, bold
 from engine.trace.token_text import MEANING
 
 COLUMNS = (
@@ -32,7 +31,7 @@ COLUMNS = (
     TableColumn("rule_q", "rule q", "Drafter's probability as rejection used it; match uses none"),
 )
 SELDOM = ("draft_conf",)
-"""Columns of few drafters: not shown where no token of a round has the figure."""
+"""Columns of few drafters: hidden if no token of a round has a value."""
 SIGNS = {
     "accepted": "✓",
     "rejected": "✗",
@@ -44,11 +43,11 @@ SIGNS = {
     "unknown": "?",
 }
 FORBIDDEN = "⊘"
-"""Before a token that the grammar does not allow at its place."""
+"""Prefix of a token that the grammar does not allow there."""
 
 
 def cell_text(step: Step, token: TraceRow, name: str) -> str:
-    """One cell as text; empty where a figure has no meaning for the token."""
+    """One cell as text; empty if the figure is not meaningful for the token."""
     if name == "token":
         return step.text_of(token)
     if name == "decision":
@@ -70,12 +69,12 @@ def cell_text(step: Step, token: TraceRow, name: str) -> str:
 
 
 def figure(token: TraceRow, name: str) -> Any:
-    """The unrounded value of a cell; None if not observed, or if the cell holds no number."""
+    """The unrounded value of a cell; None if not observed, or not a number."""
     return token["target_top_p"][0] if name == "target_best" else token.get(name)
 
 
 def default_row(step: Step) -> int:
-    """The row worth a look first: the rejection, else the last token; -1 without any row."""
+    """The row of interest: the rejection, else the last token; -1 without any row."""
     kinds = [token["kind"] for token in step.tokens]
     return kinds.index("rejected") if "rejected" in kinds else len(kinds) - 1
 
@@ -103,7 +102,7 @@ class StepTable(ColumnTable):
         return next(there, default_row(self.step))
 
     def stands_at(self, row: int, position: Position | None) -> bool:
-        """Whether a row is that of a position, or of the token that it names."""
+        """Whether a row is at a position, or the token that it names."""
         if self.step is None or position is None or not 0 <= row < len(self.step.tokens):
             return False
         if position.row is not None:
@@ -111,7 +110,7 @@ class StepTable(ColumnTable):
         return bool(self.step.tokens[row]["pos"] == position.pos)
 
     def empty_columns(self) -> list[int]:
-        """Columns of SELDOM in which there is nothing."""
+        """Columns of SELDOM without values."""
         tokens = self.step.tokens if self.step else ()
         return [
             i
@@ -157,13 +156,13 @@ _COLUMNS = (
 
 
 Alternative = tuple[int, float | None, float | None, bool]
-"""A token, the drafter's q and the target's p of it, None where it is not among the most probable
-ones, and whether the grammar forbids it here."""
+"""A token, the drafter's q and the target's p of it, None if not among the most probable ones, and
+whether the grammar forbids it here."""
 
 
 def alternatives(token: TraceRow) -> list[Alternative]:
-    """The union of both sides: the target's tokens by p, then the drafter's others by q. The token
-    itself has the p that it was judged by, also where others were recorded as more probable."""
+    """The union of both lists: the target's tokens by p, then the drafter's others by q. The token
+    itself has the p that it was judged by, even if others were recorded as more probable."""
     p = _tops(token, "target")
     q = _tops(token, "draft")
     if token["target_p"] is not None:
@@ -186,8 +185,8 @@ def _forbidden(token: TraceRow, side: str) -> set[int]:
 
 
 class TopTable(ColumnTable):
-    """`alternatives` of one token; the token of the row chosen is bold, what the grammar forbids
-    has a mark and is muted."""
+    """`alternatives` of one token; the chosen row's token is bold, forbidden ones are marked and
+    muted."""
 
     columns = _COLUMNS
     _step: Step | None = None
@@ -234,7 +233,5 @@ class TopTable(ColumnTable):
         if role == Qt.ItemDataRole.ForegroundRole and is_forbidden:
             return self._theme.color("ui.muted")
         if role == Qt.ItemDataRole.FontRole and token_id == self._token_id:
-            font = QFont()
-            font.setBold(True)
-            return font
+            return bold()
         return None

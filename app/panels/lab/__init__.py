@@ -1,2 +1,1 @@
-"""The Lab panel: what makes runs fail on purpose, where they pause, and checks of builds
-and kernels."""
+"""The Lab panel: deliberate faults, break rules, and checks of builds and kernels."""

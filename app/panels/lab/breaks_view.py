@@ -1,5 +1,5 @@
-"""Break rules: conditions at which the run pauses, to add, edit, switch off, remove; and what makes
-runs fail on purpose: scenarios, faults and synthetic acceptance."""
+"""Break rules: conditions at which the run pauses, to add, edit, disable, remove; and deliberate
+disturbances: scenarios, faults and synthetic acceptance."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _RULE = Qt.ItemDataRole.UserRole
 
 
 class BreaksView(QWidget):
-    """A list with a tick for each rule, and a line to write new ones, checked while typed.
+    """A list of rules with ticks, and a line to write new ones, checked while typing.
 
     Space ticks, F2 edits, Delete removes.
     """
@@ -81,7 +81,7 @@ class BreaksView(QWidget):
         return [(item.data(_RULE), item.checkState() is Qt.CheckState.Checked) for item in items]
 
     def set_entries(self, entries: list[tuple[str, bool]]) -> None:
-        """Replace the list; a text that does not parse is left out."""
+        """Replace the list; a text that does not parse is skipped."""
         with QSignalBlocker(self.list):
             self.list.clear()
             for text, ticked in entries:
@@ -90,7 +90,7 @@ class BreaksView(QWidget):
         self.rules_changed.emit()
 
     def add(self, rule: BreakRule) -> None:
-        """Append a rule, ticked; one that is there already is ticked and chosen."""
+        """Append a rule, ticked; an existing one is ticked and chosen."""
         for row, (known, _) in enumerate(self.entries()):
             if known == str(rule):
                 self.list.item(row).setCheckState(Qt.CheckState.Checked)
@@ -107,7 +107,7 @@ class BreaksView(QWidget):
             self.rules_changed.emit()
 
     def show_hit(self, hit: BreakHit | None) -> None:
-        """Say what the run has paused at, or no longer."""
+        """Show what the run has paused at, or clear that."""
         self._hit = hit
         if hit is not None:
             rows = [row for row, (text, _) in enumerate(self.entries()) if text == str(hit.rule)]
@@ -115,7 +115,7 @@ class BreaksView(QWidget):
         self._check()
 
     def begin_typing(self) -> None:
-        """Put the caret where a new rule is written."""
+        """Focus the line for new rules."""
         self.line.setFocus(Qt.FocusReason.ShortcutFocusReason)
         self.line.selectAll()
 
@@ -155,7 +155,7 @@ class BreaksView(QWidget):
             self.line.clear()
 
     def _on_changed(self, item: QListWidgetItem) -> None:
-        """A tick or a text has changed; a text that does not parse goes back to what it was."""
+        """A tick or a text has changed; a text that does not parse is restored."""
         with QSignalBlocker(self.list):
             try:
                 text = str(BreakRule.parse(item.text()))
@@ -168,7 +168,7 @@ class BreaksView(QWidget):
         self.rules_changed.emit()
 
     def _check(self) -> None:
-        """Judge the line being typed; while it is empty, say what the run paused at."""
+        """Check the line being typed; while it is empty, show what the run paused at."""
         self.error = ""
         if self.line.text().strip():
             try:
@@ -192,8 +192,8 @@ _ABOUT = (
 
 
 class FaultsView(QWidget):
-    """scenarios: the action that offers them. groups: options of the next run, which the Run panel
-    reads."""
+    """scenarios: the action that offers them. groups: options of the next run, read by the Run
+    panel."""
 
     def __init__(self, scenarios: QAction, groups: Sequence[ProvokingGroup]) -> None:
         super().__init__()

@@ -16,14 +16,13 @@ from PySide6.QtWidgets import (
     QFileDialog,
     QHeaderView,
     QPushButton,
-    QSplitter,
     QTableWidget,
     QTableWidgetItem,
     QWidget,
 )
 
 from app.looks import Theme, figures_font
-from app.widgets.build import hbox, made, vbox, words
+from app.widgets.build import SAME, hbox, made, split, vbox, words
 from app.widgets.fields import text
 from app.widgets.fitted_labels import ElidedLabel
 from app.widgets.plot_surface import PlotSurface
@@ -38,8 +37,6 @@ _FILTER = "Packages and adapters (*.whl *.tar.gz *.py);;All files (*)"
 _ABSENT = "–"
 _CHARACTERS = 10
 """Of a target, at least."""
-_SAME = 10_000
-"""Any size, given to both sides of the splitter."""
 _FIRST = (
     "Plays rounds of draft, verify, accept and commit on rollback kernels of other engines, and "
     "compares every output and state with the recurrence in f64. Nothing is sent anywhere."
@@ -109,7 +106,7 @@ class ConformView(QWidget):
             self.grid.insertRow(len(labels))
             self.grid.setVerticalHeaderItem(len(labels), QTableWidgetItem(name))
             labels.append(name)
-        at = labels.index(name), 0 if outcome.needs else CHECKS.index(outcome.check)
+        at = labels.index(name), CHECKS.index(outcome.check) if outcome.check in CHECKS else 0
         self._outcomes[at] = outcome
         text = "FAIL" if not outcome.passed else "note" if outcome.faults else "ok"
         self._put(at, "n/a" if outcome.needs else text)
@@ -164,12 +161,8 @@ class ConformView(QWidget):
         self._below = QWidget()
         said = hbox((self.words, 1), (self.copy, 0, top))
         vbox(said, (self.plot, 1), 0, of=self._below, margins=(0, 0, 0, 0))
-        parts = self._parts = QSplitter(Qt.Orientation.Vertical)
-        parts.addWidget(self.grid)
-        parts.addWidget(self._below)
-        parts.setChildrenCollapsible(False)
-        parts.setSizes([_SAME, _SAME])
-        vbox(self.target, line, (parts, 1), 0, of=self, margins=(8, 4, 8, 4), spacing=4)
+        self._parts = split(self.grid, self._below, down=True)
+        vbox(self.target, line, (self._parts, 1), 0, of=self, margins=(8, 4, 8, 4), spacing=4)
 
     def _press(self) -> None:
         if self._runs:
@@ -213,7 +206,7 @@ class ConformView(QWidget):
         drawn = any(f.row_errors or f.depth_errors for f in faults)
         if drawn == self.plot.isHidden():
             self.plot.setVisible(drawn)
-            self._parts.setSizes([_SAME, _SAME if drawn else 0])  # or as low as the words
+            self._parts.setSizes([SAME, SAME if drawn else 0])  # or as low as the words
         if chosen is None:
             return
         if chosen.needs:

@@ -1,5 +1,5 @@
-"""The Gate view: the settings of a check, its verdicts on a llama.cpp build as a grid, and how far
-a bisect is."""
+"""The Gate view: the settings of a check, its verdicts on a llama.cpp build as a grid, and the
+progress of a bisect."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ from engine.trace.run_ref import RunRef
 
 _PER_ROW = 2
 _MOST = 6
-"""Settings in one go."""
+"""Most settings per check."""
 _CHARACTERS = 7
 
 
 class GateForm(QWidget):
-    """`asked` gives the settings to check: those that were kept, then those in the fields."""
+    """`asked` has the settings to check: the kept ones, then those in the fields."""
 
     asked = Signal(object)  # tuple[GateOptions, ...]
 
@@ -102,27 +102,27 @@ class GateForm(QWidget):
         self._tell()
 
     def follow(self, action: QAction) -> None:
-        """Check only while this action can be chosen."""
+        """Enabled only while this action is."""
         self.check.setEnabled(action.isEnabled())
         action.enabledChanged.connect(self.check.setEnabled)
 
     def options(self) -> GateOptions:
-        """What the fields are set to. Raises OptionError."""
+        """The settings in the fields. Raises OptionError."""
         values = {one.path: value_of(one, field) for one, field in self.fields.values()}
         return build(GateOptions, values)
 
     def set_open(self, wanted: bool) -> None:
-        """Show the fields, or what they are set to alone."""
+        """Show the fields, or only a summary."""
         self.unfold.setArrowType(Qt.ArrowType.DownArrow if wanted else Qt.ArrowType.RightArrow)
         self.body.setVisible(wanted)
 
     def ask(self) -> None:
-        """Ask for the checks, unless a field cannot be read."""
+        """Request the checks, unless a field is invalid."""
         try:
             wanted = dict.fromkeys((*self._kept, self.options()))
         except OptionError:
             self.set_open(True)
-            return  # the error is on show
+            return  # show the error
         self.set_open(False)
         self.asked.emit(tuple(wanted))
 
@@ -161,7 +161,7 @@ def _text(options: GateOptions) -> str:
 
 _LOOK_MS = 2000
 _LONGEST = 4000
-"""Bytes of what is said of a bisect."""
+"""Longest message about a bisect, bytes."""
 _MOST_LINES, _MOST_COLUMNS = 24, 160
 _GROUNDS = {
     RIGHT: "accepted.tint",
@@ -174,13 +174,13 @@ _WORST = (FAILED, WRONG, KNOWN, UNREAD, ABSENT, REFUSED, RIGHT)
 _HINT = "click: the lane in Divergence"
 
 Check = tuple[RunRef, GateFacts]
-"""A check with the run that is its lane; of a script, with the first of all."""
+"""A check with the run of its lane; for a script, the first run."""
 
 
 class GateView(WholeRunView):
-    """Rows are scenarios by the length of their drafts, columns the ways of rolling back, or where
-    a build was checked at several settings, those, each with its worst way. All of it is facts of
-    the runs, so that an opened trace of `check-rollback --trace` shows it too."""
+    """Rows are scenarios by draft length; columns the rollback methods or, if a build was checked
+    at several settings, the settings, each with its worst method. All of it is in the runs' facts,
+    so an opened trace of `check-rollback --trace` shows it, too."""
 
     name = "Gate"
     empty_title = "No build checked yet"
@@ -197,7 +197,7 @@ class GateView(WholeRunView):
         super().__init__()
         self.empty.waits_for_run = False  # a run checks nothing
         self._cells: dict[tuple[int, int], list[Check]] = {}
-        """Checks of a cell, the worst first."""
+        """Checks of a cell, worst first."""
         self._found: list[Check] = []
         self.form = GateForm()
         self.headline = words(wraps=False, bold=True)
@@ -213,7 +213,7 @@ class GateView(WholeRunView):
         self.removeWidget(self.empty)
         self.insertWidget(0, first)
         above = vbox(self.form, (self.empty, 1), of=first, margins=(8, 4, 8, 4))
-        self.empty.show()  # a stack hides what it gives away
+        self.empty.show()  # a stack hides widgets that leave it
         self.setCurrentIndex(0)
         parts = self.headline, (self.grid, 1), self.readout, self.bisect, 0
         column = vbox(*parts, of=self.page, margins=(8, 4, 8, 4), spacing=4)
@@ -224,7 +224,7 @@ class GateView(WholeRunView):
         return names, [[getattr(facts, name) for name in names] for _, facts in self._found]
 
     def look(self) -> None:
-        """See how far the latest `draftscope bisect` is."""
+        """Read the progress of the latest `draftscope bisect`."""
         said = file_head(progress_file(), _LONGEST).decode("utf-8", "replace")
         lines = said.splitlines()[:_MOST_LINES]
         text = "\n".join(visible(line[:_MOST_COLUMNS]) for line in lines)
@@ -271,7 +271,7 @@ class GateView(WholeRunView):
         rows = list(dict.fromkeys(_row(facts) for _, facts in self._found))[::-1]
         columns = list(dict.fromkeys(column_of(facts) for _, facts in self._found))
         lanes: dict[tuple[int, int], dict[str, Check]] = {}
-        for run, facts in self._found:  # of several checks of a build, the last one
+        for run, facts in self._found:  # the last of several checks of a build
             cell = rows.index(_row(facts)), columns.index(column_of(facts))
             lanes.setdefault(cell, {})[facts.policy] = run, facts
         self._cells = {

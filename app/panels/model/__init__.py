@@ -1,1 +1,1 @@
-"""The dock of the model on show: layers, memory, or the server."""
+"""The dock of the model: layers, memory, or the server."""

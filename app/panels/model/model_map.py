@@ -1,4 +1,4 @@
-"""The Model panel: what the files hold and what running them costs, before they are loaded."""
+"""The Model panel: contents of the files and the memory that running them needs, before loading."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QRect, QSize, Qt, Signal
-from PySide6.QtGui import QAction, QPainter, QPaintEvent, QPalette
+from PySide6.QtGui import QAction, QPainter, QPalette
 from PySide6.QtWidgets import (
     QGridLayout,
     QLabel,
@@ -21,7 +21,7 @@ from app.engine_thread.events import OpenedFiles, ServerConnected
 from app.looks import Theme, figures_font
 from app.panels.model.server_page import ServerPage
 from app.trace_models.shown_text import plain_tip
-from app.widgets.build import made, scrolling, vbox, words
+from app.widgets.build import Drawing, made, scrolling, vbox, words
 from app.widgets.empty_state import EmptyState
 from app.widgets.fields import new_form
 from app.widgets.legend import FlowLegend
@@ -52,7 +52,7 @@ _FACTS = (
 
 
 class ModelMapView(QStackedWidget):
-    """Facts, layer map and memory estimate of the inspected files, or how to get some."""
+    """Facts, layer map and memory estimate of the inspected files, or how to choose some."""
 
     load_asked = Signal()
 
@@ -122,12 +122,12 @@ class ModelMapView(QStackedWidget):
         self._show_memory()
 
     def set_compute(self, mode: str) -> None:
-        """Estimate for weights loaded in this mode instead of as the files hold them."""
+        """Estimate for weights in this mode instead of as in the files."""
         self._compute = mode
         self._show_memory()
 
     def set_memory(self, memory: DeviceMemory | None) -> None:
-        """Show what the device of the model in use has held and free; None without one."""
+        """Show held and free memory of the model's device; None without one."""
         self._memory = memory
         text = "" if memory is None else f"{memory.name} · {size_text(memory.free)} free"
         if memory is not None and memory.held is not None:
@@ -142,7 +142,7 @@ class ModelMapView(QStackedWidget):
         self._show_memory()
 
     def set_loadable(self, loadable: bool) -> None:
-        """Offer to load what has only been inspected."""
+        """Offer to load the inspected files."""
         self._load.setVisible(loadable)
 
     def _show_memory(self) -> None:
@@ -184,7 +184,7 @@ class ModelMapView(QStackedWidget):
 
 
 def _count(n: int) -> str:
-    """Parameters as people say them: 9.28 M, 650 M, 35.1 B."""
+    """Parameter count in short form: 9.28 M, 650 M, 35.1 B."""
     return f"{n / 1e6:.3g} M" if n < 999.5e6 else f"{n / 1e9:.3g} B"
 
 
@@ -197,7 +197,7 @@ def _describe_draft(files: OpenedFiles) -> str:
 
 
 def _legend(info: ModelInfo) -> str:
-    """The kinds of layers that the model has, as its map tells them apart."""
+    """The kinds of layers in the model, as marked in its map."""
     kinds = dict.fromkeys(layer.kind for layer in info.layers)
     return " · ".join(f"{LAYER_KINDS[kind][0]} {LAYER_KINDS[kind][2]}" for kind in kinds)
 
@@ -209,14 +209,14 @@ def _count_layers(info: ModelInfo) -> str:
 
 
 def _describe_mix(mix: dict[str, int]) -> str:
-    """Types by their share of the bytes, those of at least one per cent."""
+    """Types by their share of the bytes, from one per cent on."""
     total = sum(mix.values()) or 1
     shares = {name: 100 * n / total for name, n in mix.items()}
     return ", ".join(f"{name} {share:.0f} %" for name, share in shares.items() if share >= 1)
 
 
 def _estimate_tip(server: MemoryEstimate) -> str:
-    """What llama-server would take with the same flags."""
+    """What llama-server would need with the same flags."""
     lines = [f"{name}: {size_text(n)}" for name, n in server.sizes.items()]
     lines += [f"{name}, at most: {size_text(n)}" for name, n in server.later.items()]
     return plain_tip(
@@ -229,7 +229,7 @@ _NAME, _PRODUCT, _TOTAL = range(3)
 
 
 class PolicyCosts(QWidget):
-    """Bytes of a snapshot × snapshots × sequences, and what that comes to."""
+    """Bytes of a snapshot × snapshots × sequences, and the total."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -279,7 +279,7 @@ _BAR_HEIGHT = 6
 _ROW_GAP = 4
 
 
-class SizeBars(QWidget):
+class SizeBars(Drawing):
     """One row per entry: name, bar, size. The bars share the scale of the largest entry."""
 
     def __init__(self, theme: Theme) -> None:
@@ -303,8 +303,7 @@ class SizeBars(QWidget):
     def minimumSizeHint(self) -> QSize:
         return self.sizeHint()
 
-    def paintEvent(self, event: QPaintEvent) -> None:
-        painter = QPainter(self)
+    def draw(self, painter: QPainter) -> None:
         metrics = self.fontMetrics()
         label = max((metrics.horizontalAdvance(f"{n}  ") for n in self._sizes), default=0)
         figure = metrics.horizontalAdvance("8,888 MiB ")
@@ -322,7 +321,6 @@ class SizeBars(QWidget):
             width = max(2, round(room * n / most)) if n and most else 0
             top = row.center().y() - _BAR_HEIGHT // 2
             painter.fillRect(label, top, width, _BAR_HEIGHT, self._theme.color("ui.accent"))
-        painter.end()
 
     def _row(self) -> int:
         return self.fontMetrics().height() + _ROW_GAP
@@ -332,7 +330,7 @@ _GAP = 2
 
 
 class LayerStrip(FlowLegend):
-    """One cell per layer, wrapped to the width; the tooltip of a cell tells its quantisation."""
+    """One cell per layer, wrapped to the width; a cell's tooltip shows its quantisation."""
 
     gap = _GAP
 
@@ -373,7 +371,7 @@ class LayerStrip(FlowLegend):
         return QSize(4 * (self._size().width() + _GAP), self._size().height())
 
     def _size(self) -> QSize:
-        """Of a cell, with the gap below it."""
+        """Size of a cell, including the gap below it."""
         metrics = self.fontMetrics()
         return QSize(metrics.horizontalAdvance("M") + 12, metrics.height() + 8 + _GAP)
 
@@ -396,5 +394,5 @@ LAYER_KINDS = {
     "mtp": ("M", "mtp", "MTP head"),
     "unused mtp": ("U", "mtp", "MTP block that is not used"),
 }
-"""The letter in the map of layers, the role of its colour in a theme, without `layer.`, and what it
-is called, by the name that engine.model.parts gives a block, or engine.model.info an MTP block."""
+"""The letter in the layer map, its colour role without `layer.`, and its name, by the block's name
+in engine.model.parts, or for an MTP block in engine.model.info."""

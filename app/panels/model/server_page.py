@@ -1,4 +1,4 @@
-"""What a server says of itself: its facts, its slots, and what it has counted meanwhile."""
+"""The Server page: facts of a server, its slots, and its counters."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _COUNTS = {
 
 
 class ServerPage(QScrollArea):
-    """What the server reports; what it does not is "not observed"."""
+    """What the server reports; anything else is "not observed"."""
 
     def __init__(self) -> None:
         super().__init__()
         self._server: ServerConnected | None = None
         self._status = ServerSeen()
         self._first_run = 0
-        """The first of the store's runs since the connection."""
+        """The store's first run since the connection."""
         self._labels = {name: words(selectable=True) for name in _FACTS}
         self._slots, self._counters = words(selectable=True), words(selectable=True)
         form = new_form()
@@ -50,7 +50,7 @@ class ServerPage(QScrollArea):
         return shown | {"slot lines": self._slots.text(), "counters": self._counters.text()}
 
     def set_server(self, server: ServerConnected) -> None:
-        """Show what is known of a server from its first replies."""
+        """Show a server's facts from its first responses."""
         self._server, self._first_run = server, len(server.store.runs)
         self.set_status(ServerSeen())
 
@@ -59,7 +59,7 @@ class ServerPage(QScrollArea):
         self.refresh()
 
     def refresh(self) -> None:
-        """Show it again, when more has been recorded since."""
+        """Update after more was recorded."""
         status = self._status
         if self._server is None:
             return

@@ -1,4 +1,4 @@
-"""How drafts fare: over the run, by index in the draft, and by length of the draft."""
+"""Acceptance plots: over the run, by index in the draft, and by draft length."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from engine.trace.run_ref import RunRef
 from engine.trace.timings import StepSums, per_position
 
 _RATES_FROM, _BOTH_FROM = 103, 137
-"""Characters across from which the rates by index are next to the lines, and the table as well."""
+"""Widths in characters from which the rates by index are next to the lines, and the table, too."""
 _SIDE_LINES, _SIDE_CHARACTERS = 6, 34
 _PLOT_CHARACTERS = 24
-"""Least width of the lines: where a long legend would leave them less, their neighbours go."""
+"""Least width of the lines: a long legend hides their neighbours."""
 _WINDOWED, _LIFETIME = range(2)
 _MOST_GROUPED = 50_000
-"""Steps that are grouped while the pointer rests: a tenth of a second or so."""
+"""Most steps grouped while the pointer rests: about a tenth of a second."""
 
 
 class AcceptanceView(OverlaidView):
@@ -57,7 +57,7 @@ class AcceptanceView(OverlaidView):
         sides: tuple[QWidget, ...] = (self.rates, self.histogram)
         for place, widget in enumerate(sides, start=1):
             widget.setFixedWidth(_SIDE_CHARACTERS * self.fontMetrics().averageCharWidth())
-            widget.setMinimumHeight(1)  # they go where there is little room
+            widget.setMinimumHeight(1)  # hidden if there is little room
             self._row.insertWidget(place, widget)
         put, dashes = self.plot.put, Qt.PenStyle.DashLine
         self._lifetime = put(pg.PlotCurveItem(), "plot.text", style=dashes)
@@ -80,7 +80,7 @@ class AcceptanceView(OverlaidView):
     def _read(self, run: RunRef) -> int | None:
         start, stop = self._rows.read()
         if start == stop:
-            # only sums are known: they show at the side
+            # with sums alone, they are shown at the side
             return 0 if not stop and self._told(run) else None
         self.curves.add(self._rows, start, stop)
         return int(self._rows.rounds.values[-1]) + 1
@@ -119,7 +119,7 @@ class AcceptanceView(OverlaidView):
     def _draw_curves(
         self, curves: StepCurves, axis: RunAxis, lines: Sequence[pg.PlotCurveItem]
     ) -> None:
-        """Draw the rate of the last steps, and with two lines that so far."""
+        """Draw the windowed rate and, with two lines, the rate so far."""
         start, stop = curves.between(*axis.between(*self.plot.x_range))
         start, stop = max(0, start - 1), min(len(curves), stop + 1)
         rounds = curves.rounds[start:stop]
@@ -129,13 +129,13 @@ class AcceptanceView(OverlaidView):
             line.setData(*envelope(x, y, *self.plot.x_range, self.plot.n_pixels))
 
     def _by_words(self, _x: float, _y: float) -> str:
-        """Acceptance by more than the index, with what is clear of two runs."""
+        """Acceptance grouped by more than the index, and the clear differences of two runs."""
         if self.run is None or not 0 < len(self.curves) <= _MOST_GROUPED:
             return ""
         return by_words(breakdown(self.run, self.overlay.run if self.overlay else None))
 
     def _read_over(self, overlay: RunOverlay) -> StepCurves:
-        """The rates of an overlaid run by now."""
+        """The current rates of an overlaid run."""
         rows = overlay.rows()
         curves, n = self._curves_over.get(overlay.run) or (StepCurves(), 0)
         if len(rows) > n:
@@ -199,7 +199,7 @@ class AcceptanceView(OverlaidView):
         return self.rates.isHidden()
 
     def set_stacked(self, stacked: bool) -> None:
-        """In a stack the plot alone is shown, as wide as the others."""
+        """In a stack only the plot is shown, as wide as the others."""
         self._stacked = stacked
         self._show_sides()
 
@@ -209,7 +209,7 @@ class AcceptanceView(OverlaidView):
 
     def set_overlay(self, overlay: RunOverlay | None) -> None:
         super().set_overlay(overlay)
-        self._show_sides()  # the legend has become wider, or narrower
+        self._show_sides()  # the legend's width has changed
 
     def _show_sides(self) -> None:
         metrics = self.fontMetrics()
@@ -233,7 +233,7 @@ class AcceptanceView(OverlaidView):
 
 
 def _rates_words(curves: StepCurves, round_: int) -> str:
-    """Both rates after a round, empty where it has no step."""
+    """Both rates after a round, empty if it has no step."""
     start, stop = curves.between(round_, round_ + 1)
     if start == stop:
         return ""
@@ -244,11 +244,11 @@ def _rates_words(curves: StepCurves, round_: int) -> str:
 
 
 WINDOW = 16
-"""Steps that the windowed rate looks at."""
+"""Window of the rate, in steps."""
 
 
 class StepCurves:
-    """Grows with the rows of a run; `sums` has the counts that the other figures come from.
+    """Grows with the rows of a run; `sums` has the counts for the other figures.
 
     rounds: of each step, int64 [n]. windowed, lifetime: accepted / drafted, float64 [n].
     """

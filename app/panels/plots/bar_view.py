@@ -1,5 +1,5 @@
-"""Plots of bars over rounds, stacked by kind and reduced to columns of pixels, with the lines,
-legend and readout of a second run over them."""
+"""Bar plots over rounds, stacked by kind and reduced to pixel columns, with the lines, legend and
+readout of an overlaid run."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from app.widgets.plot_surface import PlotSurface
 
 
 class OverlaidView(RoundView):
-    """A RoundView with an overlay, or without one. The second run is read when it is drawn: out of
-    sight nothing of it is computed."""
+    """A RoundView that can have an overlay. The overlaid run is read when it is drawn: while
+    hidden, nothing is computed."""
 
     overlay: RunOverlay | None = None
     """The second run, drawn over the one on show; None without one."""
     _n_drawn = 0
-    """Rows that the overlaid run had when it was drawn last."""
+    """Rows of the overlaid run when it was last drawn."""
 
     def set_overlay(self, overlay: RunOverlay | None) -> None:
         self.overlay, self._n_drawn = overlay, 0
@@ -64,11 +64,11 @@ class OverlaidView(RoundView):
 
     @abstractmethod
     def _clear_overlay(self) -> None:
-        """Forget everything read of a second run."""
+        """Drop all data of the overlaid run."""
 
     @abstractmethod
     def _overlay_words(self, overlay: RunOverlay, round_: int) -> str:
-        """The second run's values in a round, empty for a round that it does not have."""
+        """The overlaid run's values in a round, empty if it does not have the round."""
 
     def _words(self) -> str:
         own = super()._words()
@@ -86,10 +86,10 @@ def _n_rows(overlay: RunOverlay) -> int:
 
 
 class BarView(OverlaidView):
-    """The line has one step for each round of the second run, its sequences together.
+    """The line has one step per round of the overlaid run, its sequences combined.
 
-    overlay_tip: what the line is, in words. sequences: what makes one value of those of the
-    sequences. means: whether rounds in one column of pixels are averaged; else the largest counts.
+    overlay_tip: meaning of the line. sequences: the ufunc that combines the sequences' values.
+    means: whether rounds in one pixel column are averaged; else the largest counts.
     """
 
     overlay_tip: ClassVar[str]
@@ -102,7 +102,7 @@ class BarView(OverlaidView):
 
     @abstractmethod
     def _heights(self, rows: RunRows, start: int, stop: int) -> np.ndarray:
-        """The height that each of rows start .. stop adds to the bar of its round, [n]."""
+        """The height that each of rows start .. stop adds to its round's bar, [n]."""
 
     @abstractmethod
     def _height_words(self, height: float) -> str:
@@ -113,20 +113,20 @@ class BarView(OverlaidView):
         return np.zeros(stop - start, bool)
 
     def _rows_of(self, overlay: RunOverlay) -> RunRows:
-        """The rows of a second run that the line is made of."""
+        """The overlaid run's rows for its line."""
         return overlay.rows()
 
     def _columns(
         self, axis: RunAxis, rounds: np.ndarray
     ) -> tuple[PixelColumns, np.ndarray, np.ndarray]:
-        """The columns of pixels that rounds, int64 [n], fall into; the left and the right end of
-        the bar in each, in units of x, float64 [bars]."""
+        """The pixel columns of rounds, int64 [n]; left and right end of the bar in each, in units
+        of x, float64 [bars]."""
         starts, ends = axis.starts(rounds), axis.ends(rounds)
         columns = PixelColumns(starts, *self.plot.x_range, self.plot.n_pixels)
         return columns, columns.first(starts), columns.last(ends)
 
     def _draw_overlay(self) -> float:
-        """Draw the steps in sight; the height that they need, 0 without a second run."""
+        """Draw the steps in sight; returns the height that they need, 0 without an overlay."""
         every = self.overlay.every if self.overlay is not None else ()
         lines = zip(self._lines, every, strict=False)
         return max((self._draw_line(line, one) for line, one in lines), default=0.0)
@@ -167,21 +167,20 @@ _CASING, _ABOVE_BARS = 3.0, 10
 def overlay_line(
     plot: PlotSurface, role: str, dashes: Sequence[float], *, cased: bool = True
 ) -> pg.PlotCurveItem:
-    """A line of another run, above bars and below the cursor. cased: whether it is parted from bars
-    below; lines below would be lost under a casing."""
+    """A line of another run, above bars and below the cursor. cased: with an outline against the
+    bars below it, which would hide other lines."""
     line = plot.put(pg.PlotCurveItem(), role, dashes=dashes, casing=_CASING * cased)
     line.setZValue(_ABOVE_BARS)
     return line
 
 
 _GAPS_FROM_PIXELS = 5.0
-"""Bars at least as wide are parted by a gap."""
+"""Bars from this width on have a gap between them."""
 _GAP = 0.14
 
 
 class StackedBars:
-    """At most one bar for each column of pixels. roles, patterns: of the parts, the first at the
-    bottom."""
+    """At most one bar per pixel column. roles, patterns: of the parts, from the bottom."""
 
     def __init__(
         self, plot: PlotSurface, roles: Sequence[str], patterns: Sequence[Qt.BrushStyle]
@@ -196,8 +195,8 @@ class StackedBars:
         self.n_bars = 0
 
     def set(self, x0: np.ndarray, x1: np.ndarray, heights: np.ndarray, pixel: float) -> None:
-        """Draw bars x0..x1, [n], of parts [n_parts, n], the first at the bottom. pixel: the width
-        of one pixel in units of x."""
+        """Draw bars x0..x1, [n], of parts [n_parts, n], from the bottom. pixel: the width of one
+        pixel in units of x."""
         self.n_bars = len(x0)
         if self.n_bars and float(np.median(x1 - x0)) >= _GAPS_FROM_PIXELS * pixel:
             gap = (x1 - x0) * (_GAP / 2)
@@ -227,11 +226,11 @@ def sample(pattern: Qt.BrushStyle) -> Callable[[QPainter, QRect, QColor], None]:
 
 
 class PixelColumns:
-    """Groups of neighbours that share a column of pixels; each its own group where all fit.
+    """Groups of neighbours that share a pixel column; each value its own group if all fit.
 
-    strips: of each value the strip that it is drawn in, ascending, int64 [n], or the same for all.
-    x: where the values lie, ascending in a strip, float64 [n]; left, right: ends of what is in
-    sight; n_pixels: columns in it. starts: first value of each group, int64 [groups].
+    x: positions of the values, ascending in each of `strips`, float64 [n]; strips: ascending
+    numbers, int64 [n], or one for all; left, right: ends of the visible range; n_pixels: columns in
+    it. starts: first value of each group, int64 [groups].
     """
 
     def __init__(
@@ -281,7 +280,7 @@ class PixelColumns:
 def envelope(
     x: np.ndarray, y: np.ndarray, left: float, right: float, n_pixels: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """A line of at most n_pixels points with the same peaks: least and most of each column."""
+    """A line of at most n_pixels points with the same peaks: minimum and maximum of each column."""
     if len(x) <= n_pixels:
         return x, y
     columns = PixelColumns(x, left, right, max(1, n_pixels // 2))
@@ -292,8 +291,8 @@ def envelope(
 def per_round(
     rounds: np.ndarray, values: np.ndarray, how: np.ufunc
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Rounds of rows, int64 [n] ascending, and values, [..., n]: every round once, [rounds], and
-    what `how` makes of the values of its rows, [..., rounds]."""
+    """Rounds of rows, int64 [n] ascending, and values, [..., n]: each round once, [rounds], and its
+    rows' values reduced by `how`, [..., rounds]."""
     numbers, firsts = np.unique(rounds, return_index=True)
     if not len(numbers):
         return numbers, values

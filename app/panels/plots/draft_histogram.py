@@ -1,5 +1,5 @@
-"""Charts of acceptance: drafts by length and how many of their tokens were accepted, and three
-rates by index in the draft that are easily taken for each other."""
+"""Acceptance charts: drafts by length and accepted tokens, and three rates by index in the draft
+that are easily confused."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyqtgraph as pg
 from PySide6.QtCore import QPoint, QRectF, QSize, Qt
-from PySide6.QtGui import QPainter, QPaintEvent, QPen
+from PySide6.QtGui import QPainter, QPen
 
 from app.looks import Theme
 from app.trace_models.shown_text import significant
@@ -21,14 +21,14 @@ _X_NAME, _Y_NAME = "drafted", "accepted"
 _LEAST_TEXT_SHARE = 1.15
 _LEAST_CELL_PIXELS = 2
 _MOST_TOLD = 64
-"""Lengths of drafts that are described in words."""
+"""Draft lengths described in words."""
 
 
 class DraftHistogram(TipWidget):
-    """A table of cells: a column for each draft length, a row for each number of accepted tokens.
+    """A table of cells: a column per draft length, a row per number of accepted tokens.
 
-    The fuller a cell is painted from its bottom, the larger its share of the drafts of that
-    length; the share in per cent is written in it where it fits.
+    A cell's filled height is its share of the drafts of that length; the percentage is written in
+    it if it fits.
     """
 
     def __init__(self, theme: Theme) -> None:
@@ -56,7 +56,7 @@ class DraftHistogram(TipWidget):
 
     @property
     def x_name(self) -> str:
-        """The name below: it names both axes where there is no room for a name at the side."""
+        """The name below: it names both axes if there is no room at the side."""
         room = self._area().height()
         fits = self.fontMetrics().horizontalAdvance(_Y_NAME) <= room
         return _X_NAME if fits else f"{_Y_NAME} by {_X_NAME}"
@@ -67,8 +67,7 @@ class DraftHistogram(TipWidget):
     def minimumSizeHint(self) -> QSize:
         return QSize(0, 0)
 
-    def paintEvent(self, _event: QPaintEvent) -> None:
-        painter = QPainter(self)
+    def draw(self, painter: QPainter) -> None:
         theme, metrics = self._theme, self.fontMetrics()
         painter.fillRect(self.rect(), theme.color("plot.background"))
         area, n = self._area(), len(self._counts) - 1
@@ -84,7 +83,6 @@ class DraftHistogram(TipWidget):
             painter.drawText(beside, Qt.AlignmentFlag.AlignCenter, _Y_NAME)
             painter.restore()
         if n < 1:
-            painter.end()
             return
         step_x = max(1, int(np.ceil(metrics.horizontalAdvance("00 ") / (area.width() / n))))
         step_y = max(1, int(np.ceil(metrics.height() / (area.height() / (n + 1)))))
@@ -101,11 +99,9 @@ class DraftHistogram(TipWidget):
             )
         for d, a in self._cells_to_paint(area):
             self._paint_cell(painter, d, a)
-        painter.end()
 
     def _cells_to_paint(self, area: QRectF) -> list[tuple[int, int]]:
-        """All cells; those with steps alone, and one for each pixel, where they are too small to
-        be distinguished."""
+        """All cells; if they are too small, only those with steps, one per pixel."""
         n = len(self._counts) - 1
         width, height = area.width() / n, area.height() / (n + 1)
         if min(width, height) >= _LEAST_CELL_PIXELS:
@@ -184,7 +180,7 @@ SWATCHES = (
 
 
 class PositionRatesPlot(PlotSurface):
-    """Three lines over the index in the draft; an index never reached has no point."""
+    """Three lines over the index in the draft; an index that was never reached has no point."""
 
     def __init__(self, theme: Theme) -> None:
         super().__init__(theme, "0.5 0 ")
@@ -210,7 +206,8 @@ class PositionRatesPlot(PlotSurface):
         self.setAccessibleDescription(_words(rates))
 
     def set_overlay(self, rates: dict[str, list[float | None]] | None) -> None:
-        """Show the rates of a second run with hollow marks and thin dashes; None removes them."""
+        """Show the rates of an overlaid run with hollow marks and thin dashes; None removes
+        them."""
         self._n_over = _show(self.curves_over, rates or {name: [] for name in RATES})
         self._label_indices()
 
@@ -227,7 +224,7 @@ def _curve(symbol: str, size: int) -> pg.PlotDataItem:
 
 
 def _show(curves: dict[str, pg.PlotDataItem], rates: dict[str, list[float | None]]) -> int:
-    """Draw three lists, and give their length."""
+    """Draw three lists; returns their length."""
     for name, curve in curves.items():
         values = np.array([np.nan if v is None else v for v in rates[name]], float)
         known = np.isfinite(values)

@@ -1,5 +1,5 @@
-"""Plots of memory after each round: what every snapshot slot of every sequence held; how many
-attention cells were in use, and how many positions were held twice."""
+"""Memory plots: the contents of every snapshot slot of every sequence after each round; attention
+cells in use, and duplicate positions."""
 
 from __future__ import annotations
 
@@ -21,27 +21,28 @@ from engine.trace.records import MISSING, SLOT_STATES
 from engine.trace.run_ref import RunRef
 
 _CODE = {state: code for code, state in enumerate(SLOT_STATES, start=1)}
-"""Values of the image; 0 is a slot that was not observed."""
+"""Image values; 0: the slot was not observed."""
 _SPENT = "spent"
-"""Recorded as stale, by a policy that refuses to read it: nothing is wrong."""
+"""Recorded as stale by a policy that refuses to read it: not an error."""
 _CODE[_SPENT] = len(_CODE) + 1
 _NAMES = tuple(_CODE)
 _BY_WEIGHT = np.array(
     [0, *(_CODE[s] for s in ("free", _SPENT, "carried", "fresh", "live", "pending", "stale"))],
     np.uint8,
 )
-"""Codes; where rounds share a column of pixels the last is shown, so no stale slot is lost."""
+"""Codes by weight: of rounds in one pixel column the weightiest is shown, so no stale slot is
+lost."""
 _WEIGHT_OF = np.argsort(_BY_WEIGHT).astype(np.uint8)
 _MARKED = {"pending": "o", "stale": "x"}
-"""States with a sign in the cell, not its colour alone. The live state has slot 0 for a sign."""
+"""States with a mark in the cell, in addition to colour. The live state is always slot 0."""
 _MARK_PIXELS = 6
 _LEAST_MARK_PIXELS = 3
-"""In cells that are smaller than a mark it shrinks to this, then only the colour is left."""
+"""Marks shrink to this in small cells; in smaller ones only colour is left."""
 _MOST_MARKS = 2000
 _MOST_ROWS = 1024
-"""Slots of all sequences together that are drawn; more would be narrower than a pixel."""
+"""Most slots of all sequences that are drawn; more would be narrower than a pixel."""
 _SLOT_BITS = 16
-"""A slot's key is its sequence's number, then this many bits for the slot."""
+"""A slot's key: its sequence's number, followed by this many bits for the slot."""
 _TIPS = {
     "free": "Never written, or given up",
     "live": "The state that the next batch continues from",
@@ -94,10 +95,10 @@ class RingView(RoundView):
 
     def _reset(self) -> None:
         self._slots: RunRows | None = None
-        """What was recorded of slots; `_entries` has the key and the state of each row."""
+        """The recorded slots; `_entries` has the key and state of each row."""
         self._entries = {"key": GrowingArray(np.int64), "state": GrowingArray(np.uint8)}
         self._keys = np.zeros(0, np.int64)
-        """Of the slots that are drawn, ascending; `_row_of` has the row of each."""
+        """Keys of the drawn slots, ascending; `_row_of` has the row of each."""
         self._row_of = np.zeros(0, np.int64)
         self._n_stale = 0
         self._has_spent = False
@@ -139,7 +140,7 @@ class RingView(RoundView):
         return int(self._row_of[-1]) + 1 if len(self._row_of) else 0
 
     def _between(self, first: int, stop: int) -> dict[str, np.ndarray]:
-        """The entries of these rounds that are drawn, with their rows."""
+        """The drawn entries of these rounds, with their rows."""
         assert self._slots is not None
         start, end = self._slots.between(first, stop)
         found = {name: values.values[start:end] for name, values in self._entries.items()}
@@ -156,7 +157,7 @@ class RingView(RoundView):
             self._draw_nothing()
             return
         if self._has_spent or (self.run is not None and self.run.ended):
-            # until then that of the run before stays: a legend that changes moves the plot
+            # until then the previous run's legend stays: a changed legend moves the plot
             self._show_behind([_swatch(_SPENT)] if self._has_spent else [])
         axis, n_pixels = self.plot.run_axis, self.plot.n_pixels
         left, right = axis.start(first), axis.start(stop)
@@ -178,7 +179,7 @@ class RingView(RoundView):
         draw_nothing(*self._marks.values())
 
     def _by_pixel(self, entries: dict[str, np.ndarray], edges: np.ndarray) -> np.ndarray:
-        """The weightiest state of every column of pixels, uint8 [rows, len(edges) - 1]."""
+        """The weightiest state of every pixel column, uint8 [rows, len(edges) - 1]."""
         axis, n_pixels = self.plot.run_axis, len(edges) - 1
         firsts = np.searchsorted(edges, axis.starts(entries["round"]), side="right") - 1
         lasts = np.searchsorted(edges, axis.ends(entries["round"]), side="left") - 1
@@ -192,7 +193,7 @@ class RingView(RoundView):
         return _BY_WEIGHT[weights]
 
     def _draw_marks(self, entries: dict[str, np.ndarray]) -> None:
-        """Signs in the middle of the cells in sight."""
+        """Draw marks in the cells in sight."""
         axis = self.plot.run_axis
         left, right = self.plot.x_range
         width, height = self.plot.box.width(), self.plot.box.height()
@@ -202,11 +203,11 @@ class RingView(RoundView):
             here = entries["state"] == _CODE[state]
             y, rounds = entries["row"][here], entries["round"][here]
             x = (axis.starts(rounds) + axis.ends(rounds)) / 2
-            if state == "stale" and room < _MARK_PIXELS:  # touching, they look like a gap
+            if state == "stale" and room < _MARK_PIXELS:  # neighbouring marks look like a gap
                 place = (x - left) * width / (right - left) // (2 * _MARK_PIXELS)
                 _, apart = np.unique(np.stack((y, place)), axis=1, return_index=True)
                 x, y = x[apart], y[apart]
-            # the rare and alarming ones are marked even where the cells are small
+            # rare and alarming ones are marked even in small cells
             fits = room >= _LEAST_MARK_PIXELS or state == "stale"
             if not len(y) or len(y) > _MOST_MARKS or not fits:
                 draw_nothing(marks)
@@ -228,8 +229,8 @@ class RingView(RoundView):
         return ["round", "seq_id", "slot", "state", "age"], rows
 
     def _label_rows(self) -> None:
-        """Slot numbers where they fit; the first slot of a band also names its sequence. Where they
-        do not, a band of several has the name in its middle."""
+        """Slot numbers if they fit; the first slot of a band also names its sequence. Otherwise
+        each of several bands is named at its middle."""
         seq_ids, starts = np.unique(self._keys >> _SLOT_BITS, return_index=True)
         several, rows = len(seq_ids) > 1, self._row_of.tolist()
         if several and self.plot.box.height() < self.plot.line_height * self._n_rows:
@@ -300,8 +301,8 @@ _SIGN_PIXELS = 8
 
 
 class KvCellsView(BarView):
-    """Bars of cells in use after each round, all its sequences together, duplicates on top; a
-    triangle wherever there are any, however few."""
+    """Bars of cells in use after each round, all sequences together, duplicates on top; a triangle
+    if there are any, however few."""
 
     name, y_label = "KV cells", "cells"
     about = "Shows how many attention cells the sequences use. Press Run (F5)."

@@ -1,4 +1,4 @@
-"""How deep each round rolled back, by which path, against what n_rs_seq allows; a strip for each
+"""Rollback depth of each round, with the path taken and the limit n_rs_seq; one strip per
 sequence."""
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from engine.trace.run_ref import RunRef
 _GROUPS = ("seq_rm", "restore", "refused", "untold")
 _GROUP_OF_PATH = {"seq_rm": 0, "restore": 1, "restore_depth": 1, "refused": 2}
 _UNTOLD = 3
-"""A draft was judged, and the engine did not report what became of memory after it."""
+"""A draft was judged, but the engine did not report the rollback."""
 _NO_GROUP = -1
 _BAR_WIDTH = 0.8
 _MOST_LIMITS = 64
-"""Strips that have a dashed line."""
+"""Most strips with a dashed line."""
 _STUB = 0.15
-"""Height of a bar for a restore or refusal that undid nothing, or where nothing is reported."""
+"""Bar height of a restore or refusal with depth 0, or an unreported one."""
 
 
 _SWATCHES = (
@@ -51,8 +51,8 @@ _UNTOLD_SWATCH = Swatch(
 
 
 class RollbackView(BarView):
-    """Bars of rollback depth and the dashed n_rs_seq line; of several sequences each has a strip of
-    its own, the first one on top, and a second run the one below them."""
+    """Bars of rollback depth and the dashed n_rs_seq line; with several sequences each has a strip,
+    the first one on top, and an overlaid run the strip below."""
 
     name, y_label = "Rollback depth", "depth"
     about = "Shows how deep each round rolled back and by which path. Press Run (F5)."
@@ -71,7 +71,7 @@ class RollbackView(BarView):
         crosses = pg.ScatterPlotItem(symbol="x", size=9)
         self._crosses = put(crosses, "path.refused", "path.refused", width=2.0)
         self._limits: list[pg.InfiniteLine] = []
-        """One for each strip."""
+        """One per strip."""
         self._reset()
 
     def _reset(self) -> None:
@@ -160,8 +160,8 @@ class RollbackView(BarView):
         return names, self._rows.listed(names, *self.plot.rounds_in_sight)
 
     def _draw_limits(self, top: int, strip: float) -> None:
-        """The dashed lines, and a y-axis with room for the strips. top: what a strip is high
-        enough for."""
+        """The dashed lines, and a y-axis with room for the strips. top: the depth that a strip has
+        room for."""
         limit, n = self._n_rs_seq, self._n_strips
         while len(self._limits) < min(n, _MOST_LIMITS):
             line = pg.InfiniteLine(angle=0, movable=False)

@@ -1,6 +1,5 @@
-"""What views with a plot over rounds have in common: empty state, legend, cursor, links, and
-reading the trace together.
-"""
+"""The base of plots over rounds: empty state, legend, cursor, links, and reading the trace
+together."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from app.engine_thread.feed import Pacer
 from app.looks import Theme
 from app.trace_models.run_facts import LiveNumbers, has_no_client, is_ours, untold_by
 from app.trace_models.run_rows import Position, RunRange, RunRows
-from app.widgets.build import hbox
+from app.widgets.build import UNLIMITED, hbox, turn
 from app.widgets.empty_state import EmptyState
 from app.widgets.legend import Swatch, SwatchLegend
 from app.widgets.round_plot import RoundPlot
@@ -24,12 +23,12 @@ from engine.report.run import why_it_ended
 from engine.trace.run_ref import RunRef
 
 PERIOD_MS = 500
-"""Plots move at most this often: no one reads them faster, and the engine needs the time."""
+"""Interval of plot updates: often enough for the eye, and it leaves time for the engine."""
 
 
 class RoundGroup:
-    """Reads for all its views before any of them is drawn: the trace grows meanwhile, and every
-    view that knew of more rounds than the one before would move the axis of all of them."""
+    """Reads the trace for all linked views before any of them is drawn: it grows meanwhile, and
+    each view that knew more rounds than the previous one would move the shared axis."""
 
     def __init__(self, first: RoundView, parent: QObject) -> None:
         self._views = [first]
@@ -37,7 +36,7 @@ class RoundGroup:
         self.ask, self.now, self.stop = self._pacer.ask, self._pacer.now, self._pacer.stop
 
     def add(self, view: RoundView) -> None:
-        """Another view over the same axis."""
+        """Add a view over the same axis."""
         self._views.append(view)
 
     def _refresh(self) -> None:
@@ -48,32 +47,32 @@ class RoundGroup:
 _EMPTY, _PLOT = range(2)
 _LEGEND_BESIDE = 400
 _LEGEND_SHARE = 0.45
-"""Part of the width that a legend next to the plot may take."""
+"""Most of the width for a legend next to the plot."""
 _LEAST_WIDTH = 160
 _MARGIN = 4
 
 
 class RoundView(QStackedWidget):
-    """A RoundPlot with its legend, fed from one table of the trace. Once it has anything to show,
-    it neither reads nor draws while it is out of sight."""
+    """A RoundPlot with its legend, fed from one table of the trace. Once it has data, it neither
+    reads nor draws while it is hidden."""
 
     position_selected = Signal(object)  # Position
     range_selected = Signal(object)  # RunRange or None
     name: ClassVar[str]
     y_label: ClassVar[str]
     about: ClassVar[str]
-    """What it shows, said while there is no run."""
+    """Its description, shown while there is no run."""
     widest_label: ClassVar[str] = "n_rs_seq = 64"
-    """What the legend is given room for."""
+    """The label that the legend has room for."""
     untold: ClassVar[str] = ""
-    """What a run lacks that leaves nothing to draw, in words that follow "does not report"."""
+    """What a run lacks if there is nothing to draw, in words that follow "does not report"."""
 
     def __init__(self, theme: Theme, swatches: Sequence[Swatch]) -> None:
         super().__init__()
         self._theme = theme
         self.run: RunRef | None = None
         self._rows: RunRows
-        """Its rounds as far as `_read` has read them; there while a run is on show."""
+        """The rounds that `_read` has read; exists while a run is shown."""
         self._cursor: Position | None = None
         self._stale = self._is_behind = self._has_ended = False
         self.has_rounds = False
@@ -91,7 +90,7 @@ class RoundView(QStackedWidget):
         self.plot.box.sigResized.connect(self._on_resized)
         self.legend = SwatchLegend(f"{self.name}: colours", swatches, theme)
         self.page = QWidget()
-        """The plot and what is next to it, as pictures show it."""
+        """The plot and its neighbours, as in exported pictures."""
         margins = 6, _MARGIN, 8, _MARGIN
         self._row = hbox((self.plot, 1), self.legend, of=self.page, margins=margins, spacing=8)
         self.empty = EmptyState("No run yet", self.about, waits_for_run=True)
@@ -110,18 +109,17 @@ class RoundView(QStackedWidget):
         self._stale = self.has_rounds = self._has_ended = False
         if self.take_in():
             self.show_new()
-        elif run is None or run.ended:  # else rounds are on their way: pages cost layouts
+        elif run is None or run.ended:  # else rounds follow: switching pages costs layouts
             self.setCurrentIndex(_EMPTY)
             if run is None:
                 self.empty.say()
 
     def refresh(self) -> None:
-        """Draw what has joined the trace since the last call, now or a little later, together
-        with the views linked to this one."""
+        """Draw new rows of the trace, now or soon, together with the linked views."""
         self._group.ask()
 
     def take_in(self) -> bool:
-        """Read what has joined the trace, unless that is for later; whether there is anything to
+        """Read new rows of the trace, unless postponed; returns whether there is anything to
         draw."""
         if self.run is None:
             return False
@@ -131,7 +129,7 @@ class RoundView(QStackedWidget):
         self.plot.run_axis.read(self.run)
         n_rounds = self._read(self.run)
         if self.run.ended and not self._has_ended:
-            self._has_ended = self._stale = True  # it fills the width from now on
+            self._has_ended = self._stale = True  # fills the width from now on
         if n_rounds is not None:
             self._stale = True
             self.plot.n_rounds = n_rounds
@@ -140,31 +138,31 @@ class RoundView(QStackedWidget):
         return n_rounds is not None or (self._stale and self.has_rounds)
 
     def show_new(self) -> None:
-        """Draw what has been read, if it is in sight."""
+        """Draw the rows read, if visible."""
         self.has_rounds = True
         self.setCurrentIndex(_PLOT)
-        if self.hasFocus():  # from an empty view's button
+        if self.hasFocus():  # the focus was on an empty view's button
             self.plot.setFocus()
         self.plot.setAccessibleDescription(self._words())
         if not self.in_sight:
             return
         self.plot.show_rounds(self.plot.n_rounds)
-        if self._stale:  # the same rounds are in sight, so nothing has drawn them
+        if self._stale:  # the same range is in sight, so no signal has drawn it
             self._redraw()
 
     def readout(self, x: float, y: float) -> str:
-        """The text about the round at (x, y) of the plot, empty where there is none."""
+        """The text about the round at (x, y) of the plot, empty without one."""
         return "" if self.run is None else self._tip(x, y)
 
     def set_cursor(self, position: Position | None) -> None:
-        """Put the cursor line on the position that all views share."""
+        """Move the cursor line to the shared position."""
         if position is not None and position.run != self.run:
             position = None
         self._cursor = position
         self.plot.set_cursor(None if position is None else position.round)
 
     def set_range(self, chosen: RunRange | None) -> None:
-        """Shade the range of rounds that all views share."""
+        """Shade the shared range of rounds."""
         mine = chosen is not None and chosen.run == self.run and chosen.last is not None
         self.plot.set_range((chosen.first, chosen.last) if mine else None)  # type: ignore[union-attr,arg-type]
 
@@ -175,10 +173,10 @@ class RoundView(QStackedWidget):
         self._group.add(self)
 
     def set_stacked(self, stacked: bool) -> None:
-        """Be one of many plots that stand one under the other, or not."""
+        """Switch to the layout of stacked plots, or back."""
 
     def take_place(self, legend_width: int, *, has_axis: bool) -> None:
-        """Have a legend that is at least so wide, and the figures of the x-axis or not."""
+        """Set the least width of the legend, and whether the x-axis has labels."""
         if legend_width != self._legend_least:
             self._legend_least = legend_width
             self._fit_legend()
@@ -186,46 +184,46 @@ class RoundView(QStackedWidget):
 
     @property
     def legend_width(self) -> int:
-        """Width that the legend needs next to a plot of this height; 0 where it is below."""
+        """The legend's width next to a plot of this height; 0 if it is below."""
         if self._row.direction() is not QBoxLayout.Direction.LeftToRight:
             return 0
         return self.legend.width_in(self.height() - 2 * _MARGIN, self.widest_label)
 
     @property
     def is_plot_alone(self) -> bool:
-        """Whether nothing but the legend is next to the plot."""
+        """Whether only the legend is next to the plot."""
         return True
 
     @property
     def in_sight(self) -> bool:
-        """Whether any of it is neither hidden nor in a tab that is not shown."""
+        """Whether any of it is visible, and not in a hidden tab."""
         return not self.visibleRegion().isEmpty()
 
     @abstractmethod
     def table(self) -> tuple[list[str], list[list[object]]]:
-        """The rounds in sight as numbers: column names as in the trace, and rows; None is not
+        """The rounds in sight as numbers: column names as in the trace, and rows; None: not
         observed."""
 
     @abstractmethod
     def _reset(self) -> None:
-        """Forget everything read, and draw nothing."""
+        """Drop all data, and clear the plot."""
 
     @abstractmethod
     def _read(self, run: RunRef) -> int | None:
-        """Take in new rows; the number of rounds known now, None when nothing is new."""
+        """Read new rows; returns the number of known rounds, None if nothing is new."""
 
     @abstractmethod
     def _draw(self) -> None:
         """Draw the rounds in sight."""
 
     def _tip(self, x: float, _y: float) -> str:
-        """The run's values at (x, y) of the plot as text, empty where there are none."""
+        """The run's values at (x, y) of the plot as text, empty without any."""
         round_ = self.plot.run_axis.round_at(x)
         lines = self._lines_of(round_)
         return "\n".join([self.plot.run_axis.text(round_), *lines]) if lines else ""
 
     def _lines_of(self, _round: int) -> list[str]:
-        """The run's values in a round, for views whose tips do not ask for the y."""
+        """The run's values in a round, for views whose tooltips do not depend on y."""
         return []
 
     @abstractmethod
@@ -233,17 +231,17 @@ class RoundView(QStackedWidget):
         """The plot in words."""
 
     def _seq_at(self, x: float, _y: float) -> int | None:
-        """The sequence that a click at (x, y) means: the first one of the round there."""
+        """The sequence of a click at (x, y): the first one of the round there."""
         rows = self.plot.run_axis.rows
         return None if rows is None else rows.seq_in(self.plot.run_axis.round_at(x))
 
     def _first_seq(self) -> int | None:
-        """The sequence that the keyboard begins with."""
+        """The sequence that the keyboard starts with."""
         rows = self.plot.run_axis.rows
         return None if rows is None else rows.seq_in(None)
 
     def _say_what_is_untold(self, run: RunRef) -> None:
-        """A run may have rounds, and nothing of what this view draws, or only sums."""
+        """Say what is missing: a run may have rounds without data for this view, or only sums."""
         axis = self.plot.run_axis.rows
         has_rounds = axis is not None and len(axis)
         if has_rounds or run.ended:
@@ -272,11 +270,11 @@ class RoundView(QStackedWidget):
         self._stale = not self.in_sight
         if not self._stale:
             self._draw()
-            self.plot.place_items()  # while painting they would ask for a second painting
+            self.plot.place_items()  # drawing while painting would request another painting
 
     def _on_resized(self) -> None:
-        """Drawn when it is painted: a window that is resized, or laid out anew, resizes its plots
-        several times before."""
+        """Drawn when painted: resizing or laying out the window resizes its plots several times
+        before."""
         if self.has_rounds or self.plot.overlay:
             self._stale = True
             self.update()
@@ -302,28 +300,27 @@ class RoundView(QStackedWidget):
         self.position_selected.emit(position)
 
     def minimumSizeHint(self) -> QSize:
-        """Narrower than with the legend at the side: it then goes below."""
+        """Narrower than with the legend at the side: it moves below then."""
         return QSize(_LEAST_WIDTH, super().minimumSizeHint().height())
 
     def paintEvent(self, event: QPaintEvent) -> None:
         super().paintEvent(event)
-        self.catch_up()  # it has come into sight
+        self.catch_up()  # it has become visible
 
     def catch_up(self) -> None:
-        """Draw what has not been drawn since the last change of the trace or of the size."""
+        """Draw what is outstanding since the last change of the trace or of the size."""
         if (self._is_behind or self._stale) and self.has_rounds:
             self._group.now()
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         beside = event.size().width() >= _LEGEND_BESIDE
-        direction = QBoxLayout.Direction
-        self._row.setDirection(direction.LeftToRight if beside else direction.TopToBottom)
+        turn(self._row, down=not beside)
         self._fit_legend()
-        self._row.activate()  # else the plot would be painted twice, at two widths
+        self._row.activate()  # otherwise painted twice, at two widths
 
     def _show_behind(self, swatches: Sequence[Swatch]) -> None:
-        """Legend entries after those of every run, for what only some runs show."""
+        """Append legend entries that only some runs need."""
         if [swatch.label for swatch in swatches] != self.legend.trailing_labels:
             self.legend.set_trailing(swatches)
             self._fit_legend()
@@ -337,10 +334,10 @@ class RoundView(QStackedWidget):
             self.legend.setFixedWidth(min(max(wanted, self._legend_least), most))
         else:
             self.legend.setMinimumWidth(0)
-            self.legend.setMaximumWidth(16_777_215)
+            self.legend.setMaximumWidth(UNLIMITED)
         below = 0 if wanted else self.legend.heightForWidth(self.width() - 2 * _MARGIN)
         shown = 2 * (below + _MARGIN) <= self.height()
         if shown is self.legend.isHidden():
             self.legend.setVisible(shown)
             self.updateGeometry()  # Qt does not notify of a page that is under another
-        self._row.activate()  # else the plot would be painted at its old width, then at its new one
+        self._row.activate()  # otherwise painted at its old width first

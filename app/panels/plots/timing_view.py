@@ -1,4 +1,4 @@
-"""Where the time of each round went, and how much faster the run was than plain decoding."""
+"""Time of each round by phase, and the speed-up over plain decoding."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _TIPS = {
     "replay": "Decoding accepted tokens again",
 }
 _PARTS = (*PHASES, "total")
-"""Phases, and rounds of which only the whole time is known."""
+"""Phases, and rounds with only a total time."""
 _ROLES = [*(f"phase.{phase}" for phase in PHASES), "phase.total"]
 _PATTERN_OF = [
     *(_PATTERNS.get(phase, Qt.BrushStyle.SolidPattern) for phase in PHASES),
@@ -55,7 +55,7 @@ _BASELINE_TIP = (
 
 
 class TimingView(BarView):
-    """Stacked bars of the phases of each round, all its sequences together, in milliseconds."""
+    """Stacked bars of each round's phases, all sequences together, in milliseconds."""
 
     name, y_label = "Time per round", "ms"
     about = "Shows what the time of every round was spent on. Press Run (F5)."
@@ -111,7 +111,7 @@ class TimingView(BarView):
             self._plain.setValue(1e3 / ratio.plain_speed)
 
     def _matrix(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The rounds in sight [n], their time by part [parts, n], which decode prompts [n]."""
+        """The rounds in sight [n], their time by part [parts, n], and which decode prompts [n]."""
         start, stop = self._rows.between(*self.plot.rounds_in_sight)
         of_row = self._rows.rounds.values[start:stop]
         rounds, ms = per_round(of_row, _part_ms(self._rows, start, stop), np.add)
@@ -136,7 +136,7 @@ class TimingView(BarView):
         total = ms.sum(axis=0)
         if columns.is_exact:
             self._longest.setData([], [])
-        else:  # the bars are means now
+        else:  # bars are averages now
             self._longest.setData((x0 + x1) / 2, columns.most(total))
         shown = total[~prompt] if not prompt.all() else total
         top = max(float(shown.max(initial=0.0)), self._draw_overlay()) or 1.0
@@ -167,8 +167,8 @@ class TimingView(BarView):
 
 
 def _part_ms(rows: RunRows, start: int, stop: int) -> np.ndarray:
-    """Milliseconds by part, 0 where not observed, float64 [parts, n]; the whole time of a round
-    counts only where none of its phases is known."""
+    """Milliseconds by part, 0 if not observed, float64 [parts, n]; a round's total counts only if
+    none of its phases is known."""
     ms = np.stack([rows.column(f"{part}_ms", start, stop) for part in _PARTS])
     ms[-1, np.isfinite(ms[:-1]).any(axis=0)] = 0.0
     return np.nan_to_num(ms)

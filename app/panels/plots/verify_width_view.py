@@ -1,4 +1,4 @@
-"""How many tokens the target decoded at once, and what the ubatches were made of."""
+"""How many tokens the target decoded at once, and in which ubatches."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ _BORDERS_FROM_PIXELS = 5.0
 
 
 class VerifyWidthView(BarView):
-    """Bars of tokens per round, padding included, cut where one ubatch ends and another begins; a
-    line at the widest verification that adaptive depth allowed."""
+    """Bars of tokens per round, including padding, divided by ubatch; a line at the widest
+    verification that adaptive depth allowed."""
 
     name, y_label = "Verify width", "tokens"
     about = "Shows the tokens of every forward pass and how they were split. Press Run (F5)."
@@ -160,8 +160,8 @@ class VerifyWidthView(BarView):
     def _draw_longest(
         self, columns: PixelColumns, rounds: np.ndarray, x0: np.ndarray, x1: np.ndarray
     ) -> float:
-        """The longest draft of each round, of several sequences the longest; where it is highest,
-        0 without adaptive depth. columns: of the rounds, from x0 to x1."""
+        """The longest draft of each round, the maximum over sequences; returns its height, 0
+        without adaptive depth. columns: of the rounds, from x0 to x1."""
         rows = self._rows
         if not len(rounds):
             return 0.0
@@ -181,8 +181,8 @@ class VerifyWidthView(BarView):
     def _draw_borders(
         self, start: int, stop: int, firsts: np.ndarray, rounds: np.ndarray, lane: np.ndarray
     ) -> None:
-        """A line across the bar where an ubatch ends below another. firsts: the first of rows
-        start..stop in each of rounds, int64 [rounds]; lane: each row's index into rounds."""
+        """A line across the bar between two ubatches. firsts: the first of rows start..stop in each
+        of rounds, int64 [rounds]; lane: each row's index into rounds."""
         assert self._passes is not None
         axis = self.plot.run_axis
         tops = np.cumsum(self._heights(self._passes, start, stop))
@@ -238,7 +238,7 @@ class VerifyWidthView(BarView):
 
 
 def _read_rows(known: RunRows | None, run: RunRef) -> tuple[RunRows, int, int]:
-    """Rows of ubatches, or of rounds where a server reports none; the new ones' start, stop."""
+    """Rows of ubatches, or of rounds if a server reports none; start and stop of the new ones."""
     rows = RunRows(run, "ubatches") if known is None else known
     start, stop = rows.read()
     if not len(rows) and not is_ours(run.facts):
@@ -248,7 +248,7 @@ def _read_rows(known: RunRows | None, run: RunRef) -> tuple[RunRows, int, int]:
 
 
 def _are_ubatches(rows: RunRows) -> bool:
-    """Rows are those of `ubatches`, or, where a source tells no more, of `rounds`."""
+    """Whether rows are those of `ubatches` or, if a source reports no more, of `rounds`."""
     return rows.table is rows.run.store.ubatches
 
 

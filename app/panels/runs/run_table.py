@@ -1,5 +1,5 @@
-"""Runs as tables: those of all models of a session and of earlier ones, whose lines fold; and the
-figures of two."""
+"""Tables of runs: those of all models of a session and of earlier ones, with folding lines; and the
+figures of two runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from datetime import datetime
 from typing import Any
 
 from PySide6.QtCore import QModelIndex, QPersistentModelIndex, Qt, Signal
-from PySide6.QtGui import QFont
 
 from app.looks import OVERLAY_ROLES, Theme, icon
 from app.trace_models.compared_lanes import lanes_of
@@ -17,7 +16,7 @@ from app.trace_models.run_comparison import FigurePair
 from app.trace_models.run_facts import ModelRuns, RunRow, run_row
 from app.trace_models.run_notes import count_runs, notes_of, number_of
 from app.trace_models.shown_text import NOT_OBSERVED, significant
-from app.widgets.plain_table import ColumnTable, TableColumn
+from app.widgets.plain_table import ColumnTable, TableColumn, bold
 from engine.analysis.findings.run_rows import lane_kind
 from engine.trace.records import PEER, POLICY, REFERENCE
 from engine.trace.run_ref import RunRef
@@ -27,9 +26,9 @@ OPEN, FOLDED = "▾", "▸"
 
 @dataclass(frozen=True, slots=True)
 class RunLine:
-    """key: what it is known by. title: of a folder, or what a run is called here. row: figures of
-    a run, of a comparison those of the lane that it shows; None for a folder. is_open: whether the
-    lines below it are listed, None where there are none."""
+    """key: its identity. title: of a folder, or the name of a run. row: figures of a run, for a
+    comparison those of its shown lane; None for a folder. is_open: whether the lines below it are
+    listed, None if there are none."""
 
     key: Hashable
     depth: int
@@ -39,7 +38,7 @@ class RunLine:
 
 
 class RunTree:
-    """Which lines are folded: comparisons are until they are opened, all else is open."""
+    """Which lines are folded: comparisons are until they are opened, all others are open."""
 
     def __init__(self) -> None:
         self._toggled: set[Hashable] = set()
@@ -50,8 +49,8 @@ class RunTree:
     def lines(
         self, rows: Sequence[RunRow], found: Collection[RunRef], *, with_models: bool, whole: bool
     ) -> list[RunLine]:
-        """Lines of the rows that were found. rows: in order of starting, those of a model after one
-        another. with_models: models are folders. whole: nothing is folded."""
+        """Lines of the rows found. rows: in order of starting, grouped by model. with_models:
+        models are folders. whole: nothing is folded."""
         tree = _Tree(self._toggled, found, whole)
         by_model: dict[str, list[RunRow]] = {}
         for row in rows:
@@ -76,7 +75,7 @@ class _Tree:
     def folder(
         self, key: Hashable, depth: int, title: str, below: list[RunLine]
     ) -> Iterator[RunLine]:
-        """A folder and what is in it; nothing where nothing is."""
+        """A folder and its lines; nothing if it is empty."""
         if below:
             is_open = self._is_open(key, True)
             yield RunLine(key, depth, title, is_open=is_open)
@@ -84,7 +83,7 @@ class _Tree:
                 yield from below
 
     def of_model(self, rows: Sequence[RunRow], depth: int) -> Iterator[RunLine]:
-        """Runs and comparisons in order; those of a scenario where its first one is."""
+        """Runs and comparisons in order; those of a scenario at its first one."""
         groups, forks = _grouped(rows)
         by_scenario: dict[RunRef | str, list[list[RunRow]]] = {}
         for group in groups:
@@ -135,13 +134,13 @@ class _Tree:
 
 
 def called(row: RunRow) -> str:
-    """What the user calls a run, else its number."""
+    """A run's name, else its number."""
     return row.name or str(row.number)
 
 
 def _grouped(rows: Sequence[RunRow]) -> tuple[list[list[RunRow]], dict[RunRef, list[RunRow]]]:
-    """Runs that are listed by themselves, lanes of one comparison together; forks by the run that
-    they go on from, where that one is there."""
+    """Top-level runs, with the lanes of a comparison together; forks by the run that they continue,
+    if that is listed."""
     known = {row.run for row in rows}
     groups: list[list[RunRow]] = []
     forks: dict[RunRef, list[RunRow]] = {}
@@ -186,9 +185,9 @@ _Index = QModelIndex | QPersistentModelIndex
 
 
 class RunTable(ColumnTable):
-    """Lines of a RunTree, runs in the order of starting. With runs of several models, or of earlier
-    sessions, each model is a folder. Deleted runs are left out, and so are those that a search does
-    not find."""
+    """Lines of a RunTree, runs in order of starting. With runs of several models, or of earlier
+    sessions, each model is a folder. Deleted runs and those that do not match a search are left
+    out."""
 
     renamed = Signal(object, str)  # RunRef and what it is to be called
 
@@ -197,9 +196,9 @@ class RunTable(ColumnTable):
     def __init__(self, theme: Theme) -> None:
         super().__init__()
         self.lines: list[RunLine] = []
-        """What the table shows, from above."""
+        """The lines of the table, from the top."""
         self.rows: list[RunRow] = []
-        """Every run that was found, also under a folded line."""
+        """Every matching run, also in folded lines."""
         self._tree = RunTree()
         self.n_known = 0
         """Runs and comparisons that are not deleted."""
@@ -214,20 +213,20 @@ class RunTable(ColumnTable):
 
     @property
     def overlaid(self) -> RunRef | None:
-        """The run that is compared with the one on show, None without one."""
+        """The run compared with the one on show, None without one."""
         return next(iter(self._overlaid), None)
 
     def set_overlaid(self, runs: Sequence[RunRef]) -> None:
-        """Mark the runs that lie over the one on show."""
+        """Mark the overlaid runs."""
         self._overlaid = tuple(runs)
         self.refresh()
 
     def can_overlay(self, run: RunRef) -> bool:
-        """Whether a run may be laid over the one on show: any other one."""
+        """Whether a run may be overlaid: any other than the one on show."""
         return self.shown is not None and run != self.shown
 
     def other(self, chosen: RunRef | None) -> RunRef | None:
-        """A run to lay over the one on show: the chosen one, else the newest other; a lane over a
+        """The run to overlay by default: the chosen one, else the newest other; for a lane another
         lane."""
         others = [row.run for row in self.rows if self.can_overlay(row.run)]
         if chosen in others:
@@ -238,7 +237,7 @@ class RunTable(ColumnTable):
         return next(reversed(alike or own or others), None)
 
     def set_recorded(self, recorded: Sequence[ModelRuns]) -> None:
-        """List the runs of these models, unless the run on show is of no such trace."""
+        """List the runs of these models, unless the run on show belongs to another trace."""
         self._recorded = recorded
         self.refresh()
 
@@ -247,19 +246,19 @@ class RunTable(ColumnTable):
         self.refresh()
 
     def search(self, words: str, *, starred_only: bool) -> None:
-        """List the runs alone in which all of these words occur."""
+        """List only the runs that contain all of these words."""
         self._query, self._starred_only = tuple(words.casefold().split()), starred_only
         self.refresh()
 
     def _traces(self) -> Sequence[ModelRuns]:
-        """The traces to list: those at hand, or one that is on show and not among them."""
+        """The traces to list: those of the session, or another one that is on show."""
         shown = self.shown
         if shown is None or any(runs.store is shown.store for runs in self._recorded):
             return self._recorded
         return (ModelRuns("", shown.store),)
 
     def refresh(self) -> None:
-        """Take in new runs, and whatever of a run may have changed."""
+        """Add new runs, and update the others."""
         known, self._known = self._known, {}
         for runs in self._traces():
             on_disk = runs.store.rows_in is not None
@@ -285,7 +284,7 @@ class RunTable(ColumnTable):
             self._lay_out()
 
     def parent_of(self, line: int) -> int | None:
-        """The line that a line is below, None for one at the top."""
+        """The parent of a line, None at the top level."""
         depth = self.lines[line].depth
         return next((i for i in range(line - 1, -1, -1) if self.lines[i].depth < depth), None)
 
@@ -297,7 +296,7 @@ class RunTable(ColumnTable):
             row for model in by_model for row in known if row.model == model and self._is_found(row)
         ]
         found = {row.run for row in self.rows}
-        whole = bool(self._query) or self._starred_only  # some may not be listed: nothing is folded
+        whole = bool(self._query) or self._starred_only  # some may be hidden: nothing is folded
         lines = self._tree.lines(known, found, with_models=with_models, whole=whole)
         outline = [(line.key, line.is_open) for line in lines]
         if outline != [(line.key, line.is_open) for line in self.lines]:
@@ -319,12 +318,13 @@ class RunTable(ColumnTable):
         return all(word in said for word in self._query)
 
     def run_at(self, line: int) -> RunRef | None:
-        """The run of a line, of a comparison the lane to show; None for a folder."""
+        """The run of a line, for a comparison its shown lane; None for a folder."""
         row = self.lines[line].row
         return None if row is None else row.run
 
     def line_of(self, run: RunRef | None) -> int | None:
-        """The line of a run, else that of its comparison; None where it is folded or not found."""
+        """The line of a run, else that of its comparison; None if it is folded or does not
+        match."""
         lines = enumerate(self.lines)
         found = [i for i, line in lines if line.row is not None and line.row.run == run]
         if not found and run is not None and (lanes := lanes_of(run)):
@@ -374,7 +374,7 @@ class RunTable(ColumnTable):
             icons = dict(zip(self._overlaid, self._overlaid_icons, strict=False))
             return icons.get(line.row.run)
         if role == Qt.ItemDataRole.FontRole and line.row.run == self.shown:
-            return _bold()
+            return bold()
         if role == Qt.ItemDataRole.ForegroundRole:
             if line.row.marks:
                 return self._theme.color("status.error")
@@ -384,18 +384,12 @@ class RunTable(ColumnTable):
     def _heading(self, line: RunLine, name: str, role: int) -> Any:
         if name == "run" and role == Qt.ItemDataRole.ToolTipRole:
             return line.title
-        return _bold() if role == Qt.ItemDataRole.FontRole else None
+        return bold() if role == Qt.ItemDataRole.FontRole else None
 
 
 def _title(line: RunLine) -> str:
     fold = {None: "", True: f"{OPEN} ", False: f"{FOLDED} "}[line.is_open]
     return f"{_INDENT * line.depth}{fold}{line.title}"
-
-
-def _bold() -> QFont:
-    font = QFont()
-    font.setBold(True)
-    return font
 
 
 def _text(row: RunRow, name: str) -> str:
@@ -434,17 +428,17 @@ def _when(started: datetime) -> str:
 
 
 _SHORT = 24
-"""Characters of both names that a heading has room for."""
+"""Most characters of both names in a heading."""
 
 
 class RunPairTable(ColumnTable):
-    """Lines are figures."""
+    """Rows are figures."""
 
     columns = (TableColumn("", "", ""),) * 4
     _runs = ("", "")
 
     def show_pairs(self, runs: tuple[str, str], pairs: list[FigurePair]) -> None:
-        """Show these figures of two runs, which go by these names."""
+        """Show these figures of two runs with these names."""
         same_lines = [p.label for p in pairs] == [p.label for p in self.rows]
         if same_lines and runs == self._runs:
             self.rows = pairs

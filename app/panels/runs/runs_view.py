@@ -59,21 +59,21 @@ _CHARACTERS = {
 _SAMPLES = {"policy": "checkpoint", "started": "Mmm 00", "seconds": "00.0 s", "speed": "0,000"}
 _PAD = 12
 _GROWS = {"prompt": (0.6, 50), "drafter": (0.4, 36)}
-"""Columns with texts that may be longer: their share of the room that is left in a wide view, and
-the most characters that they take."""
+"""Columns with possibly long texts: their share of the remaining width, and their most
+characters."""
 _MARKS_CHARACTERS = 24
 _NAME_PAD, _MOST_NAME = 6, 36
-"""Characters of the name of a run: around it, and with them at most."""
+"""Characters of the name column: padding, and the maximum including it."""
 _HINT_FROM, _DETAIL_FROM = 12, 18
-"""Lines from which on there is room below the table."""
+"""Lines of height from which there is room below the table."""
 _FOLDS = (Qt.Key.Key_Left, Qt.Key.Key_Right)
 _ENTERS = (Qt.Key.Key_Return, Qt.Key.Key_Enter)
 
 
 class RunsView(QStackedWidget):
-    """Enter or a click shows a run in all views, F2 names it, Delete takes it away, which can be
-    undone. Left and Right, or a click on the triangle of a line, fold what is below it. A second
-    run, by Ctrl and a click, can be laid over it, here and in the plots."""
+    """Enter or a click shows a run in all views, F2 renames it, Delete removes it, which can be
+    undone. Left and Right, or a click on a line's triangle, fold and open. Ctrl and a click
+    overlays a second run, here and in the plots."""
 
     run_selected = Signal(object)  # RunRef
     overlay_asked = Signal(object)  # RunRef, or None
@@ -89,7 +89,7 @@ class RunsView(QStackedWidget):
         self.model = RunTable(theme)
         self.model.renamed.connect(self.rename_asked)
         self.can_repeat: Callable[[RunRef], bool] = lambda _: False
-        """Whether a run could begin again now."""
+        """Whether a run could be repeated now."""
         self.table = plain_table(self.model, "Runs")
         self.table.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
         self.table.customContextMenuRequested.connect(self._ask)
@@ -98,7 +98,7 @@ class RunsView(QStackedWidget):
         for watched in (self.table, self.table.viewport()):
             watched.installEventFilter(self)
         self._kept: Hashable = None
-        """The line that was current before the lines became others."""
+        """The current line before the lines changed."""
         self.model.modelAboutToBeReset.connect(self._keep_current)
         self.model.modelReset.connect(self._show_lines)
         for key, does in (
@@ -141,14 +141,14 @@ class RunsView(QStackedWidget):
         self._show_what_is_offered()
 
     def show_run(self, run: RunRef | None) -> None:
-        """Mark the run on show; the runs of a trace opened from disk are listed by themselves."""
+        """Mark the run on show; the runs of an opened trace are listed alone."""
         self.model.show_run(run)
         self._mark_current()
         self.detail.setText("" if run is None else effective(run.facts, run))
         self._show_what_is_offered()
 
     def offer_undo(self, what: str) -> None:
-        """Offer to bring back what was deleted last; empty: there is nothing."""
+        """Offer to undo the last deletion; empty: nothing to undo."""
         self.undo.setText(f"Deleted {short_text(what, _MOST_NAME)}. Undo" if what else "Undo")
         self.undo.setVisible(bool(what))
         self._show_what_is_offered()
@@ -160,7 +160,7 @@ class RunsView(QStackedWidget):
         self._show_what_is_offered()
 
     def refresh_numbers(self) -> None:
-        """Bring figures and new runs up to date, if the panel is visible."""
+        """Update figures and new runs, if the panel is visible."""
         if self.isVisible():
             self.model.refresh()
             self.pair.refresh()
@@ -171,8 +171,8 @@ class RunsView(QStackedWidget):
         self.model.refresh()
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        """Where no line is chosen, an arrow key chooses the first run: Qt would try the first
-        line. Left and Right, and a click on a triangle, fold and open."""
+        """If no line is chosen, an arrow key chooses the first run: Qt would try the first line.
+        Left and Right, and a click on a triangle, fold and open."""
         if watched is self.table and isinstance(event, QKeyEvent):
             return event.type() is QEvent.Type.KeyPress and self._take_key(event.key())
         if isinstance(event, QMouseEvent) and watched is self.table.viewport():
@@ -282,7 +282,7 @@ class RunsView(QStackedWidget):
         self._lay_off.setEnabled(self.model.overlaid is not None)
 
     def _fit_words(self) -> None:
-        """Show below the table what there is room for."""
+        """Show the words below the table that there is room for."""
         lines = self.height() / self.fontMetrics().height()
         self.detail.setVisible(bool(self.detail.text()) and lines >= _DETAIL_FROM)
         can_add = self.model.other(None) is not None and self.model.overlaid is None
@@ -342,7 +342,7 @@ class RunsView(QStackedWidget):
         self._given = {name: self._widths[name] for name in ("run", *_GROWS)}
 
     def _widen_columns(self) -> None:
-        """Give names the room they need and long texts what the marks do not; a width of the user's
+        """Fit the name column, and give long texts the rest of the width; a width set by the user
         stays."""
         character = self.fontMetrics().averageCharWidth()
         longest = max((len(row.name) for row in self.model.rows), default=0) + _NAME_PAD
@@ -361,7 +361,7 @@ class RunsView(QStackedWidget):
 
 
 class RunSearch(QWidget):
-    """`changed`: something else is looked for."""
+    """`changed`: another query."""
 
     changed = Signal()
 
@@ -390,7 +390,7 @@ class RunSearch(QWidget):
         return self.stars.isChecked()
 
     def show_count(self, n_found: int, n_known: int) -> None:
-        """Say how many runs and comparisons are listed, of how many."""
+        """Show how many runs and comparisons of how many are listed."""
         of = f"{n_found:,} of " if n_found != n_known else ""
         self._count.setText(f"{of}{counted(n_known, 'run')}")
 
@@ -398,7 +398,7 @@ class RunSearch(QWidget):
 class RunPair(QWidget):
     """The table that compares the run on show with a second run.
 
-    Hidden without a second run; figures are computed only while the table is in sight.
+    Hidden without one; figures are computed only while the table is visible.
     """
 
     def __init__(self) -> None:
@@ -410,7 +410,7 @@ class RunPair(QWidget):
         self.table = plain_table(self.model, "Run on show and overlaid run")
         header = self.table.horizontalHeader()
         header.setSectionResizeMode(QHeaderView.ResizeMode.Stretch)
-        # cut, the names of figures begin alike
+        # names of figures begin alike, so they are not elided
         header.setSectionResizeMode(0, QHeaderView.ResizeMode.ResizeToContents)
         header.setTextElideMode(Qt.TextElideMode.ElideRight)
         self.text = ElidedLabel(wordWrap=True)
@@ -425,18 +425,18 @@ class RunPair(QWidget):
         self.refresh()
 
     def say(self, sentence: str) -> None:
-        """What came of comparing the texts of both, once they have ended."""
+        """The result of comparing both texts, once they have ended."""
         self._verdict = sentence
         if sentence and self._overlay is not None:
             self._say(self._overlay.over, self._overlay.run)
 
     def refresh(self) -> None:
-        """Bring the figures up to date, if somebody looks and there is something new."""
+        """Update the figures, if visible and something is new."""
         overlay = self._overlay
         if overlay is None or not self.isVisible():
             return
         runs = overlay.over, overlay.run
-        ended = overlay.over.ended and overlay.run.ended  # before the figures: those are then final
+        ended = overlay.over.ended and overlay.run.ended  # before the figures, which are final then
         size = -1 if ended else sum(run.store.size() for run in runs)
         if size == self._size_shown:
             return
@@ -451,7 +451,7 @@ class RunPair(QWidget):
         self._fit()
 
     def _fit(self) -> None:
-        """No taller than its lines, so that the room left over goes to the list."""
+        """No taller than its rows, so that the list gets the remaining room."""
         rows = self.table.verticalHeader().length() + self.table.horizontalHeader().height()
         height = rows + 2 * self.table.frameWidth()
         self.table.setMaximumHeight(height)

@@ -1,4 +1,4 @@
-"""The card below a text that has ended: why it did, how it went, and the next step worth taking."""
+"""The card below a finished text: why it ended, its figures, and the most useful next step."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtGui import QPalette, QResizeEvent
-from PySide6.QtWidgets import QFrame, QPushButton, QToolButton
+from PySide6.QtWidgets import QFrame, QPushButton
 
 from app.trace_models.run_facts import LiveNumbers, is_ours
 from app.trace_models.shown_text import plain_tip, significant
-from app.widgets.build import hbox, made, vbox, words
+from app.widgets.build import flat_button, hbox, made, vbox, words
 from engine.analysis.findings.audit import audit_sentence
 from engine.analysis.run_cost import LEAST_PAIRS, MOST_PAIRS, PlainRatio
 from engine.plain_text import counted
@@ -36,9 +36,9 @@ class NextStep:
 
 @dataclass(frozen=True, slots=True)
 class RunEnd:
-    """reason: a sentence. figures: in a few words each. audit: the result of its audit, ""
-    without one. vs_plain: how many times as fast as plain decoding, None where that was not
-    measured. is_plain: nothing drafted, so that there is nothing to measure."""
+    """reason: a sentence. figures: each in a few words. audit: the result of its audit, "" without
+    one. vs_plain: speed-up over plain decoding, None if not measured. is_plain: nothing is drafted,
+    so there is nothing to measure."""
 
     reason: str
     figures: tuple[str, ...]
@@ -49,8 +49,8 @@ class RunEnd:
 
 
 def run_end(run: RunRef) -> RunEnd | None:
-    """What is said of a run whose rows are in memory; None while it goes on, and of a lane, which
-    the comparison speaks for."""
+    """The card of a run whose rows are in memory; None while it runs, and for a lane: the
+    comparison has a verdict on it."""
     facts = run.facts
     if not run.ended or facts.lane:
         return None
@@ -99,7 +99,7 @@ def _next_step(
 
 
 def gravest_finding(run: RunRef) -> NextStep | None:
-    """The first error among the findings of the run, else the first warning."""
+    """The first error among the run's findings, else the first warning."""
     table = run.store.findings
     n = len(table)
     rows = np.flatnonzero(table.column("run_id", 0, n) == run.run_id).tolist()
@@ -118,20 +118,20 @@ _STEPS = {
     COMPARE: ("Compare", "Decode the prompt in several lanes and show where they come apart"),
 }
 _WHY_CHARACTERS, _BOTH_CHARACTERS = 44, 60
-"""Across from which there is room for the sentence, and for both buttons on a single line."""
+"""Widths from which there is room for the sentence, and for both buttons in a single line."""
 _WHY_LINES = 3
-"""Most that the sentence may take."""
+"""Most lines of the sentence."""
 _MARGINS = 60
-"""Around the parts of a single line."""
+"""Margins of the parts of a single line."""
 _MOST_CHARACTERS = 100
-"""Of a text in a wide window, whose button would stand far from what it is about."""
+"""Most characters of a text in a wide window, so that its button is near."""
 
 
 class EndCard(QFrame):
-    """Hidden while nothing has ended, and once the user has closed it."""
+    """Hidden until a run has ended, and after the user has closed it."""
 
     plain_asked = Signal()
-    """Plain decoding of the same request is to be measured."""
+    """Asks to measure plain decoding of the same request."""
     step_asked = Signal(object)  # NextStep
 
     def __init__(self) -> None:
@@ -152,10 +152,7 @@ class EndCard(QFrame):
         self.plain = made(QPushButton, "Measure plain", toolTip=about, clicked=self.plain_asked)
         self.step = made(QPushButton, _STEPS[COMPARE][0], clicked=self._take_step)
         called, top = "Close this card", Qt.AlignmentFlag.AlignTop
-        self._close = made(
-            QToolButton, text="✕", autoRaise=True, toolTip="Close", accessibleName=called
-        )
-        self._close.clicked.connect(self.hide)
+        self._close = flat_button("✕", "Close", accessibleName=called, clicked=self.hide)
         self._head = hbox((self.reason, 1), 0, (self._close, 0, top), spacing=8)
         self._measured = hbox((self.figures, 1), self.plain, 0, spacing=8)
         self._next = hbox((self.why, 1), self.step, 0, spacing=8)
@@ -167,13 +164,13 @@ class EndCard(QFrame):
         self.hide()
 
     def show_end(self, end: RunEnd | None, *, can_measure: bool, can_compare: bool) -> None:
-        """Show how a run ended, or nothing. can_measure: plain decoding can be measured now.
+        """Show the end of a run, or nothing. can_measure: plain decoding can be measured now.
         can_compare: lanes can be compared now."""
         if end is not None and end.next_step is not None:
             self.step.setEnabled(can_compare or end.next_step.kind != COMPARE)
         if end is not None and end == self.end:
             self._show_figures(end, can_measure)
-            return  # and stay closed, if the user has closed it
+            return  # but stay closed if the user has closed it
         self.end = end
         self.setVisible(end is not None)
         if end is None:
@@ -194,7 +191,7 @@ class EndCard(QFrame):
         )
 
     def set_low(self, low: bool) -> None:
-        """Take a single line, with the figures in the tooltip, or all that there is to say."""
+        """Use a single line, with the figures in the tooltip, or show everything."""
         if low == self._low:
             return
         self._low = low
@@ -208,7 +205,7 @@ class EndCard(QFrame):
 
     @property
     def spare(self) -> int:
-        """Height that it would give up for a single line, pixels."""
+        """Height that a single line would save, pixels."""
         if self.isHidden() or self._low:
             return 0
         kept = max(self._head.minimumSize().height(), self.plain.minimumSizeHint().height())
@@ -216,7 +213,7 @@ class EndCard(QFrame):
         return sum(row.minimumSize().height() for row in rows) - kept
 
     def minimumSizeHint(self) -> QSize:
-        """On a single line there is room for one of the buttons."""
+        """A single line has room for one of the buttons."""
         least = super().minimumSizeHint()
         if self._low and not self.plain.isHidden() and not self.step.isHidden():
             least -= QSize(self.plain.minimumSizeHint().width() + self._head.spacing(), 0)
@@ -227,8 +224,8 @@ class EndCard(QFrame):
         self._fit()
 
     def _fit(self) -> None:
-        """In a narrow window the sentence of the next step is in the tooltip of its button. On a
-        single line the audit's result follows the reason, if there is room for it."""
+        """In a narrow window the sentence of the next step is in its button's tooltip. In a single
+        line the audit's result follows the reason, if there is room."""
         metrics = self.fontMetrics()
         room = self.width() - self.step.sizeHint().width() - _MARGINS
         is_short = self.why.heightForWidth(room) <= _WHY_LINES * metrics.lineSpacing()
@@ -237,7 +234,7 @@ class EndCard(QFrame):
         self.why.setVisible(wide and has_step and not self._low)
         is_needed = self.figures.text() or self._offers_plain  # the button is in their line
         self.figures.setHidden(self._low or not is_needed)
-        # one above the other they are as wide
+        # equal widths if stacked
         self.step.setMinimumWidth(0 if self._low else self.plain.sizeHint().width())
         self.audit.setHidden(self._low or not self.audit.text())
         one = self._low and self.width() < _BOTH_CHARACTERS * metrics.averageCharWidth()
@@ -251,7 +248,7 @@ class EndCard(QFrame):
         self.reason.setText(both if self._low and both and fits else self.end.reason)
 
     def _show_figures(self, end: RunEnd, can_measure: bool) -> None:
-        """The figures, and the speed relative to plain decoding or the button that measures it."""
+        """Show the figures, and the speed-up over plain decoding or the button that measures it."""
         figures = list(end.figures)
         if end.vs_plain is not None:
             figures.append(end.vs_plain.words)

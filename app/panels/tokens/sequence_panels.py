@@ -1,4 +1,4 @@
-"""The panel of a sequence, and where several go: as tiles, or one over the other as tabs."""
+"""The panels of sequences: one each, arranged as tiles or as tabs."""
 
 from __future__ import annotations
 
@@ -6,31 +6,30 @@ from collections.abc import Mapping
 from functools import partial
 
 import numpy as np
-from PySide6.QtCore import Qt
 from PySide6.QtGui import QPalette, QResizeEvent
-from PySide6.QtWidgets import QApplication, QSplitter, QStackedWidget, QTabWidget, QWidget
+from PySide6.QtWidgets import QApplication, QStackedWidget, QTabWidget, QWidget
 
 from app.looks import Theme, mark_front_tab
 from app.panels.tokens.token_area import TokenArea
 from app.trace_models.run_notes import run_name, sent
 from app.trace_models.token_stream import KIND, TokenStream
-from app.widgets.build import made, vbox
+from app.widgets.build import SAME, made, split, turn, vbox
 from app.widgets.fitted_labels import ElidedLabel, LowPanel
 from engine.plain_text import counted
 
 _PER_ROW = 3
 NARROW = 60
-"""Characters below which sentences take several lines, and two texts are one below the other."""
+"""Width in characters below which sentences wrap, and two texts are stacked."""
 
 
 class SequencePanels(QStackedWidget):
-    """Panels by sequence, at most three side by side. One sequence never has a tab."""
+    """Panels by sequence, at most three per row. A single sequence has no tab."""
 
     def __init__(self) -> None:
         super().__init__()
         self._panels: dict[int, QWidget] = {}
         self._as_tabs = False
-        self._rows = made(QSplitter, Qt.Orientation.Vertical, childrenCollapsible=False)
+        self._rows = split(down=True)
         self._tabs = made(QTabWidget, documentMode=True)
         mark_front_tab(self._tabs.tabBar())
         for part in (self._tabs, self._tabs.tabBar()):
@@ -41,12 +40,12 @@ class SequencePanels(QStackedWidget):
 
     @property
     def n_rows(self) -> int:
-        """How many sequences are one below the other."""
+        """Number of rows of panels."""
         return 1 if self.as_tabs else self._rows.count()
 
     @property
     def as_tabs(self) -> bool:
-        """Whether only one sequence is in sight."""
+        """Whether only one sequence is visible."""
         return self.currentWidget() is self._tabs
 
     def add(self, panels: Mapping[int, QWidget]) -> None:
@@ -67,7 +66,7 @@ class SequencePanels(QStackedWidget):
             self._place()
 
     def reveal(self, seq_id: int) -> None:
-        """Bring a sequence into sight."""
+        """Show a sequence's panel."""
         panel = self._panels.get(seq_id)
         if panel is not None and self.as_tabs:
             self._tabs.setCurrentWidget(panel)
@@ -86,12 +85,10 @@ class SequencePanels(QStackedWidget):
         else:
             per_row = -(-len(ordered) // -(-len(ordered) // _PER_ROW)) if ordered else 1
             for start in range(0, len(ordered), per_row):
-                row = made(QSplitter, Qt.Orientation.Horizontal, childrenCollapsible=False)
-                for _, panel in ordered[start : start + per_row]:
-                    row.addWidget(panel)
+                panels = [panel for _, panel in ordered[start : start + per_row]]
+                self._rows.addWidget(split(*panels))
+                for panel in panels:
                     panel.show()
-                self._rows.addWidget(row)
-                row.setSizes([1_000] * row.count())
         for old in old_rows:
             old.hide()
             old.setParent(None)
@@ -102,9 +99,9 @@ class SequencePanels(QStackedWidget):
 
 
 class SequencePanel(QWidget):
-    """One sequence over its area: its title, shown when there are several, the prompt that another
-    engine was sent, and its reply where tokens do not say it; of a fork the text of its parent next
-    to it, or below it where it is narrow, with the round of the fork level."""
+    """One sequence: its title, shown if there are several, the prompt sent to another engine, its
+    reply if tokens do not show it, and its tokens; for a fork the parent's text next to it, or
+    below it if it is narrow, with the fork's round aligned."""
 
     def __init__(self, theme: Theme) -> None:
         super().__init__()
@@ -112,7 +109,7 @@ class SequencePanel(QWidget):
         self._titles = ElidedLabel(), ElidedLabel()
         self._sent: dict[str, str] = {}
         self._shows_title = self._moves = False
-        self._sides = made(QSplitter, childrenCollapsible=False)
+        self._sides = split()
         for title, area in zip(self._titles, (self.area, self.before), strict=True):
             title.setContentsMargins(10, 4, 10, 4)
             title.setForegroundRole(QPalette.ColorRole.PlaceholderText)
@@ -120,7 +117,7 @@ class SequencePanel(QWidget):
             side = QWidget()
             vbox(title, (area, 1), of=side, margins=(0, 0, 0, 0), spacing=0)
             self._sides.addWidget(side)
-            self._side_of_before = side  # the second one's
+            self._side_of_before = side  # the parent's
             area.laid_out.connect(partial(self._line_up, self.area))
         self.area.verticalScrollBar().valueChanged.connect(lambda: self._line_up(self.area))
         self.before.scrolled.connect(partial(self._line_up, self.before))
@@ -128,7 +125,7 @@ class SequencePanel(QWidget):
         vbox(self._sides, of=self, margins=(0, 0, 0, 0))
 
     def show_stream(self, stream: TokenStream | None) -> None:
-        """Show another stream, or nothing; of a fork, its parent's follows."""
+        """Show another stream, or nothing; a fork's parent follows."""
         self._side_of_before.hide()
         self.before.set_stream(None)
         self.area.set_stream(stream)
@@ -140,12 +137,12 @@ class SequencePanel(QWidget):
         self._count()
 
     def show_before(self, stream: TokenStream | None) -> None:
-        """Show the parent's text, or what has joined it; the first token of the fork's round is
+        """Show the parent's text, or new tokens of it; the first token of the fork's round is
         marked."""
         if stream is not None and self.before.stream is not stream:
             self.before.set_stream(stream)
             self.before.set_follow(False)
-            self._sides.setSizes([1_000] * 2)
+            self._sides.setSizes([SAME] * 2)
             self._side_of_before.show()
         self.before.grow()
         if stream is not None:
@@ -157,14 +154,14 @@ class SequencePanel(QWidget):
         self._count()
 
     def grow(self) -> None:
-        """Show new tokens of the stream and count them."""
+        """Show and count new tokens of the stream."""
         self._count()
         self.area.grow()
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         narrow = event.size().width() < NARROW * self.fontMetrics().averageCharWidth()
-        self._sides.setOrientation(Qt.Orientation.Vertical if narrow else Qt.Orientation.Horizontal)
+        turn(self._sides, down=narrow)
 
     def _fork_in(self, stream: TokenStream) -> int:
         assert self.area.stream is not None
@@ -172,8 +169,8 @@ class SequencePanel(QWidget):
         return 0 if fork is None else stream.round_span(fork.round - (fork.n_kept is not None))[0]
 
     def _line_up(self, moved: TokenArea) -> None:
-        """Scroll the other text as far, so that the round of the fork is level in both. The fork's
-        own leads unless the reader moves the other."""
+        """Scroll the other text along, so that the fork's round is aligned. The fork's own text
+        leads unless the reader scrolls the other."""
         stream, before = self.area.stream, self.before.stream
         if self._moves or stream is None or before is None:
             return

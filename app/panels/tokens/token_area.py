@@ -1,4 +1,4 @@
-"""One sequence as flowing text with a style for every token; paints only the rows in sight."""
+"""One sequence as flowing text with a style per token; paints only the rows in sight."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class TokenArea(TokenScroll):
     position_selected = Signal(object)  # Position | None
     range_selected = Signal(object)  # RunRange
     inspect_asked = Signal()
-    """Enter or a double click: show all about the round of the outlined token."""
+    """Enter or a double click: inspect the round of the outlined token."""
 
     def __init__(self, theme: Theme) -> None:
         super().__init__(theme)
@@ -61,7 +61,7 @@ class TokenArea(TokenScroll):
         """Index of the outlined token, -1 without one."""
         self._round: int | None = None
         self.selection = (0, 0)
-        """First and one-past-last token of the dragged selection; equal when there is none."""
+        """First and one-past-last token of the dragged selection; equal without one."""
         self._hits = np.zeros(0, np.int64)
         self._pressed_at = NOWHERE
         self._zoom = 0
@@ -82,7 +82,7 @@ class TokenArea(TokenScroll):
         self._start_layout()
 
     def set_cursor(self, position: Position | None) -> None:
-        """Outline the token at a position; in another sequence mark only its round."""
+        """Outline the token at a position; of another sequence mark only its round."""
         stream = self.stream
         if stream is None or position is None or position.run != stream.run:
             self._round, self.current = None, NOWHERE
@@ -109,14 +109,15 @@ class TokenArea(TokenScroll):
             self.viewport().update()
 
     def set_hits(self, hits: np.ndarray) -> None:
-        """Mark the tokens that a search has found: indices, int64 [n] ascending."""
+        """Mark the tokens found: indices, int64 [n] ascending."""
         changed, self._hits = np.setxor1d(hits, self._hits), hits
         bottom = self.verticalScrollBar().value() + self.viewport().height()
         if len(changed) and self.top_of(int(changed[0])) < bottom:
             self.viewport().update()
 
     def copy_text(self) -> str:
-        """The selected text, or all emitted text; ghosts only if nothing else is selected."""
+        """The selected text, or all emitted text; rejected tokens only if nothing else is
+        selected."""
         if self.stream is None:
             return ""
         start, stop = self.selection
@@ -127,11 +128,11 @@ class TokenArea(TokenScroll):
     # -- walking ---------------------------------------------------------------------------
 
     def go_to(self, token: int) -> None:
-        """Select a token, or the next one in sight if it is hidden."""
+        """Select a token, or the next visible one if it is hidden."""
         self._walk(next_shown, token, +1)
 
     def set_zoom(self, zoom: int) -> None:
-        """Write in letters larger by this many tenths (smaller below 0), keeping the place."""
+        """Change the font size by this many tenths (smaller below 0), keeping the place."""
         if zoom != self._zoom:
             self._zoom = zoom
             self._take_font()
@@ -140,8 +141,8 @@ class TokenArea(TokenScroll):
         self._walk(next_shown, self.current + step, step)
 
     def step_rejection(self, step: int) -> bool:
-        """Select the next (+1) or previous (-1) rejected token, or what replaced it, if there is
-        one; returns whether there is."""
+        """Select the next (+1) or previous (-1) rejected token, or its replacement; returns whether
+        there is one."""
         return self._walk(next_rejection, self.current, step)
 
     def step_row(self, step: int) -> None:
@@ -187,7 +188,7 @@ class TokenArea(TokenScroll):
         painter.fillRect(event.rect(), self._theme.color("ui.panel"))
         stream = self.stream
         if stream is not None:
-            height = self._metrics.row_height  # marks reach into the rows around them
+            height = self._metrics.row_height  # marks extend into adjacent rows
             part = event.rect().adjusted(0, -height, 0, height)
             theme, placed = self._theme, list(self._spans_in_sight(part))
             is_marked = self._round is not None or len(self._hits) > 0 or any(self.selection)
@@ -211,7 +212,7 @@ class TokenArea(TokenScroll):
         painter.end()
 
     def _written_in(self, stream: TokenStream, round_: int, tokens: set[int]) -> set[int]:
-        """The tokens among `tokens` that a round wrote; no round writes the prompt."""
+        """The tokens among `tokens` written by a round; prompt tokens are not."""
         first, stop = stream.round_span(round_)
         prompt = KIND["prompt"]
         return {t for t in tokens if first <= t < stop and stream.kinds[t] != prompt}
@@ -224,7 +225,7 @@ class TokenArea(TokenScroll):
             self.selection = (0, 0)
             self.viewport().update()
         elif event.button() == Qt.MouseButton.RightButton:
-            self._select(self.token_at(event.position()))  # what the menu is about
+            self._select(self.token_at(event.position()))  # the menu's token
 
     def mouseMoveEvent(self, event: QMouseEvent) -> None:
         if self._pressed_at == NOWHERE:
@@ -277,7 +278,7 @@ class TokenArea(TokenScroll):
 
     def wheelEvent(self, event: QWheelEvent) -> None:
         if event.modifiers() & Qt.KeyboardModifier.ControlModifier:
-            event.ignore()  # the view makes all texts larger
+            event.ignore()  # the view zooms all texts
         else:
             super().wheelEvent(event)
 
@@ -307,7 +308,7 @@ class TokenArea(TokenScroll):
         return super().viewportEvent(event)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """The outlined token of a run that has ended stays in sight if it was."""
+        """Keep the outlined token of a finished run in sight."""
         stays = (
             self.stream is not None
             and self.stream.run.ended

@@ -25,7 +25,7 @@ from PySide6.QtWidgets import QLabel, QLineEdit, QToolButton, QWidget
 
 from app.looks import Theme, icon
 from app.trace_models.token_stream import GHOSTS, KIND, TokenStream
-from app.widgets.build import hbox, made, vbox, words
+from app.widgets.build import flat_button, hbox, made, vbox, words
 from engine.plain_text import counted
 from engine.trace.records import MISSING, ROLLBACK_PATHS, TOKEN_KINDS
 from engine.trace.token_text import pieces_at
@@ -47,9 +47,9 @@ FIELDS = {
     "rule_p": ("tokens", "rule_p"),
     "rule_q": ("tokens", "rule_q"),
 }
-"""What can be compared with a number: name -> table and column."""
+"""Fields compared with a number: name -> table and column."""
 CHOICES = {"path": "rollback_path", "drafter": "drafter", "rule": "accept_rule"}
-"""What else than `kind:` and the fields can be chosen with a colon: name -> column of rounds."""
+"""Other choices with a colon than `kind:` and the fields: name -> column of rounds."""
 _PART = re.compile(r'"([^"]*)("?)|(\S+)')
 _COMPARISON = re.compile(r"(\w+)(<=|>=|!=|<|>|=)(\S+)")
 _CHOICE = re.compile(r"(\w+):(\S+)")
@@ -57,13 +57,13 @@ _IN_QUOTES = "Put text with such signs in double quotes."
 
 
 class FilterError(ValueError):
-    """A query that means nothing; the message is one sentence and a remedy."""
+    """An invalid query; the message is one sentence and a remedy."""
 
 
 class Term(NamedTuple):
-    """What a token has to satisfy. name: "kind", of FIELDS or of CHOICES; empty for text that the
-    bytes of the tokens contain. sign: of a comparison, = but for numbers. value: a kind, a number,
-    the values that a column of the round may have, or the text."""
+    """A condition on tokens. name: "kind", of FIELDS or of CHOICES; empty for text contained in the
+    tokens. sign: comparison, = except for numbers. value: a kind, a number, the allowed values of a
+    column of the round, or the text."""
 
     name: str
     value: Any
@@ -71,7 +71,7 @@ class Term(NamedTuple):
 
 
 def is_of_round(term: Term) -> bool:
-    """Whether a term is about the round, so that either all or none of its tokens satisfy it."""
+    """Whether a term is about the round, so that all or none of its tokens match."""
     return term.name in CHOICES or FIELDS.get(term.name, ("",))[0] == "rounds"
 
 
@@ -108,7 +108,7 @@ def parse_filter(query: str) -> tuple[Term, ...]:
 
 
 def _term(word: str) -> Term | None:
-    """The term that a word means; None if it is text to search for."""
+    """The term of a word; None if it is text to search for."""
     if word in TOKEN_KINDS:
         return Term("kind", word)
     if found := _COMPARISON.fullmatch(word):
@@ -166,10 +166,10 @@ _IS_GHOST = np.array([code in GHOSTS for code in range(len(TOKEN_KINDS))])
 
 
 def find_hits(terms: Sequence[Term], stream: TokenStream) -> np.ndarray:
-    """Indices of the tokens that satisfy all terms, int64 [n] ascending; none without terms.
+    """Indices of the tokens that match all terms, int64 [n] ascending; none without terms.
 
     A text counts where it begins. If all terms are about rounds, only the first token of a round
-    counts, so that the hits are rounds.
+    counts, so that hits are rounds.
     """
     n = len(stream)
     if not terms or not n:
@@ -187,10 +187,10 @@ def find_hits(terms: Sequence[Term], stream: TokenStream) -> np.ndarray:
 def neighbour_hit(
     hits: Mapping[int, np.ndarray], here: tuple[int, int] | None, step: int
 ) -> tuple[int, int] | None:
-    """The hit after (+1) or before (-1) a place, over all sequences and round their ends.
+    """The hit after (+1) or before (-1) a place, over all sequences, wrapping around.
 
-    hits: indices of each sequence's hits, int64 [n] ascending. A place is a sequence and the index
-    of a token; without one it is the first hit or the last. None without hits.
+    hits: indices of each sequence's hits, int64 [n] ascending. A place is a sequence and a token
+    index; without one it is the first or the last hit. None without hits.
     """
     seq_ids = sorted(seq_id for seq_id in hits if len(hits[seq_id]))
     if not seq_ids:
@@ -209,7 +209,7 @@ def neighbour_hit(
 
 
 class _Columns:
-    """The columns of one stream as arrays [n], made when a term asks for them."""
+    """The columns of one stream as arrays [n], read on demand."""
 
     def __init__(self, stream: TokenStream, n: int) -> None:
         self._stream, self._n = stream, n
@@ -220,7 +220,7 @@ class _Columns:
         self._of_round: np.ndarray | None = None
 
     def satisfy(self, term: Term) -> np.ndarray:
-        """Whether each token satisfies a term, bool [n]."""
+        """Whether each token matches a term, bool [n]."""
         if term.name == "kind":
             found = self._kinds == KIND[term.value]
             if term.value == "replayed":
@@ -251,12 +251,12 @@ class _Columns:
             return np.full(self._n, MISSING)
         at = self._round_rows()
         known = (at >= 0) & (at < len(column))
-        nothing = 0 if column.dtype == np.int32 else MISSING  # text codes have a zero
+        nothing = 0 if column.dtype == np.int32 else MISSING  # text codes include zero
         values: np.ndarray = np.where(known, column[np.where(known, at, 0)], nothing)
         return values
 
     def _round_rows(self) -> np.ndarray:
-        """Row of the rounds table for each token, -1 while it is not written."""
+        """Row of the rounds table for each token, -1 until it is written."""
         if self._of_round is None:
             table, n = self._store.rounds, len(self._store.rounds)
             mine = table.column("run_id", 0, n) == self._stream.run.run_id
@@ -270,7 +270,7 @@ class _Columns:
         return self._of_round
 
     def _text(self, text: str) -> np.ndarray:
-        """Tokens in which the text begins, in either case if it has no capital; a ghost has to
+        """Tokens where the text begins, ignoring case if it has no capital; a rejected token must
         contain all of it."""
         found = np.zeros(self._n, bool)
         wanted = text.encode()
@@ -308,7 +308,7 @@ _HELP = (
 
 
 class FindBar(QWidget):
-    """A query, the number of hits, and what is wrong with the query if it means nothing."""
+    """The query, the number of hits, and the error of an invalid query."""
 
     query_changed = Signal(object)  # tuple[Term, ...]
     step_asked = Signal(int)
@@ -323,21 +323,19 @@ class FindBar(QWidget):
         self.count = made(QLabel, accessibleName="Hits")
         self.error = words(accessibleName="What is wrong with the query")
         self.error.hide()
-        self.previous_button, self.next_button = QToolButton(), QToolButton()
-        self.close_button = QToolButton()
-        row = hbox((self.line, 1), self.count, spacing=4)
-        for button, tip in (
-            (self.previous_button, "Previous hit (Shift+Enter)"),
-            (self.next_button, "Next hit (Enter)"),
-            (self.close_button, "Close (Esc)"),
+        self._buttons: dict[str, QToolButton] = {}
+        for drawing, tip in (
+            ("go-previous", "Previous hit (Shift+Enter)"),
+            ("go-next", "Next hit (Enter)"),
+            ("close", "Close (Esc)"),
         ):
-            button.setAutoRaise(True)
-            button.setToolTip(tip)
-            button.setAccessibleName(tip.partition(" (")[0])
-            row.addWidget(button)
+            name = tip.partition(" (")[0]
+            self._buttons[drawing] = flat_button("", tip, accessibleName=name)
+        self.previous_button, self.next_button, self.close_button = self._buttons.values()
         self.previous_button.clicked.connect(lambda: self.step_asked.emit(-1))
         self.next_button.clicked.connect(lambda: self.step_asked.emit(+1))
         self.close_button.clicked.connect(self.closed)
+        row = hbox((self.line, 1), self.count, *self._buttons.values(), spacing=4)
         vbox(row, self.error, of=self, margins=(8, 4, 4, 2), spacing=2)
         self.show_count(0, None)
         self._theme = theme
@@ -356,7 +354,7 @@ class FindBar(QWidget):
         self.line.selectAll()
 
     def show_count(self, n: int, at: int | None) -> None:
-        """Say how many hits there are, and which of them (from 0) the cursor is at."""
+        """Show the number of hits, and which one (from 0) the cursor is at."""
         if not self.terms:
             text = ""
         elif not n:
@@ -369,12 +367,8 @@ class FindBar(QWidget):
 
     def _recolour(self) -> None:
         theme = self._theme
-        for button, name in (
-            (self.previous_button, "go-previous"),
-            (self.next_button, "go-next"),
-            (self.close_button, "close"),
-        ):
-            button.setIcon(icon(name, theme))
+        for drawing, button in self._buttons.items():
+            button.setIcon(icon(drawing, theme))
         palette = self.error.palette()
         palette.setColor(QPalette.ColorRole.WindowText, theme.color("status.error"))
         self.error.setPalette(palette)

@@ -1,4 +1,4 @@
-"""Wrapping tokens into rows, a slice of work at a time. Knows widths, not fonts."""
+"""Wrapping of tokens into rows, in time slices. Uses widths, not fonts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WIDE_SCRIPTS = 0x2E80
 
 
 class TokenFragment(NamedTuple):
-    """The part of a token that lies in one row; x and width in pixels."""
+    """The part of a token in one row; x and width in pixels."""
 
     token: int
     text: str
@@ -27,9 +27,9 @@ class TokenFragment(NamedTuple):
 class TokenLayout:
     """Rows of tokens, wrapped at a width.
 
-    Tokens only ever join the end, so earlier rows stay as they are and appending costs the same
-    at any length. Rows break between words where they can, between tokens where a word is
-    wider than the row, and inside a token that is wider than the row by itself.
+    Tokens are only appended, so earlier rows stay and appending costs the same at any length. Rows
+    break between words if possible, between tokens if a word is wider than the row, and inside a
+    token that is wider than a row.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class TokenLayout:
         self._row_tokens = array("q", [start])
         self._row_offsets = array("q", [0])
         self.placed = start
-        """Every token before this index has its place."""
+        """Every token before this index is laid out."""
         self._x = 0.0
         self._break = -1
         self._break_x = 0.0
@@ -61,11 +61,11 @@ class TokenLayout:
 
     @property
     def complete(self) -> bool:
-        """Whether every token of the source has its place."""
+        """Whether every token of the source is laid out."""
         return self.placed >= len(self._source.texts)
 
     def advance(self, seconds: float) -> bool:
-        """Lay out new tokens for about this long; True when none is left."""
+        """Lay out new tokens for about this long; True when done."""
         deadline = time.perf_counter() + seconds
         while not self.complete:
             self.advance_to(self.placed + _TOKENS_PER_CHECK)
@@ -135,7 +135,7 @@ class TokenLayout:
         self._break = -1
 
     def _wrap(self, token: int) -> None:
-        """Begin a new row at the last place for a break, else at this token."""
+        """Start a new row at the last break opportunity, else at this token."""
         moved_from, kept = self._break, self._x - self._break_x
         if moved_from >= 0:
             self._new_row(moved_from)
@@ -167,7 +167,7 @@ class TokenLayout:
                 at_end = offset == len(text)
                 self._new_row(token + 1 if at_end else token, 0 if at_end else offset)
             if line:
-                # the mark of a line feed may hang into the margin
+                # the line feed's mark may extend into the margin
                 width = self._measure(line)
                 hang = self._limit if i == len(lines) - 1 else self.width
                 if self._x + width > hang:

@@ -1,5 +1,5 @@
-"""One sequence of tokens in rows that scroll: laid out in slices, following the newest; neighbours,
-rounds, rejections and positions found in it."""
+"""One sequence of tokens in scrolling rows: laid out in slices, following the newest; and searches
+for neighbours, rounds, rejections and positions in it."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _LEAST_ROWS = 2
 
 
 class TokenScroll(QAbstractScrollArea):
-    """Knows where every token of a stream is; paints nothing.
+    """Knows the place of every token of a stream; paints nothing.
 
-    Laying out happens in slices of 8 ms. Until a new layout (other width, ghosts shown or
-    hidden) has come as far as the place on show, a preview of just that place is shown.
+    Layout happens in slices of 8 ms. Until a new layout (other width, rejected tokens shown or
+    hidden) has reached the visible place, a preview of that place is shown.
     """
 
     follow_changed = Signal(bool)
     laid_out = Signal()
-    """All of the stream has a place."""
+    """The whole stream is laid out."""
     scrolled = Signal()
     """By the reader, not by the layout."""
 
@@ -60,14 +60,14 @@ class TokenScroll(QAbstractScrollArea):
         self._lay_out()
 
     def set_ghosts(self, shown: bool) -> None:
-        """Show or hide the rejected and ignored tokens, keeping the place in the text."""
+        """Show or hide rejected and ignored tokens, keeping the place in the text."""
         hidden = frozenset() if shown else GHOSTS
         if hidden != self._hidden:
             self._hidden = hidden
             self._start_layout()
 
     def set_follow(self, follow: bool) -> None:
-        """Keep the newest token in sight, or stay where the reader is."""
+        """Follow the newest token, or keep the reader's place."""
         if follow != self.follow:
             top = None if follow else self._top_token()
             self.follow = follow
@@ -97,28 +97,27 @@ class TokenScroll(QAbstractScrollArea):
         return found
 
     def top_of(self, token: int) -> int:
-        """Where the row of a token begins, in pixels from the first row; 0 where it is not known
-        yet."""
+        """The y of a token's row from the first row, pixels; 0 if not known yet."""
         layout = None if self._rows is None else self._rows.layout
         known = layout is not None and token < layout.placed
         return layout.row_of(token) * self._metrics.row_height if layout and known else 0
 
     def minimumSizeHint(self) -> QSize:
-        """Two rows: in a low window the plots need the room as much."""
+        """Two rows: in a low window the plots need room, too."""
         rows = _LEAST_ROWS * self._metrics.row_height + MARGIN
         return QSize(super().minimumSizeHint().width(), rows)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         if event.size().width() != event.oldSize().width():
-            self._widened.start(0)  # docks that change places resize it several times
+            self._widened.start(0)  # moving docks resize it several times
         else:
             self._lay_out()
 
     # -- layout and scrolling --------------------------------------------------------------
 
     def _start_layout(self) -> None:
-        """Lay out everything anew, keeping the place: the end while following, else the top."""
+        """Start a new layout, keeping the place: the end while following, else the top."""
         self._work.stop()
         self._drawn = None
         anchor = None if self.follow else self._top_token()
@@ -133,7 +132,7 @@ class TokenScroll(QAbstractScrollArea):
         self._lay_out()
 
     def _top_token(self) -> int | None:
-        """The token that the first row in sight begins with."""
+        """The first token of the top visible row."""
         view = self._in_sight()
         if view is None:
             return None
@@ -160,7 +159,7 @@ class TokenScroll(QAbstractScrollArea):
             self._work.start(0)
 
     def _paint_new(self, rows: TokenRows) -> None:
-        """Paint what has changed since the last call: the last row of then and those after it."""
+        """Repaint what has changed since the last call: the former last row and later ones."""
         assert self.stream is not None
         layout, n_marked = rows.layout, self.stream.n_marked
         before, self._drawn = self._drawn, None
@@ -183,7 +182,7 @@ class TokenScroll(QAbstractScrollArea):
             self.viewport().update()
 
     def _in_sight(self) -> tuple[TokenLayout, int, int] | None:
-        """The layout on show, its first visible row, and that row's y."""
+        """The layout shown, its first visible row, and that row's y."""
         if self._rows is None:
             return None
         top, height = MARGIN // 2, self._metrics.row_height
@@ -219,7 +218,7 @@ class TokenScroll(QAbstractScrollArea):
             self.scrolled.emit()
 
     def _shows(self, token: int, height: int) -> bool:
-        """Whether a token is in sight in a viewport so high, pixels."""
+        """Whether a token is visible in a viewport of this height, pixels."""
         if self._rows is None or not 0 <= token < self._rows.layout.placed:
             return False
         top = self._rows.layout.row_of(token) * self._metrics.row_height
@@ -259,8 +258,8 @@ class TokenScroll(QAbstractScrollArea):
         )
 
     def _spans_in_sight(self, part: QRect | None = None) -> Iterator[tuple[TokenFragment, int]]:
-        """Spans of the visible rows, or those in a part of the viewport, each with the y of its
-        row."""
+        """Fragments of the visible rows, or those in a part of the viewport, each with its row's
+        y."""
         view = self._in_sight()
         if view is None:
             return
@@ -279,14 +278,14 @@ class TokenScroll(QAbstractScrollArea):
 
 
 SLICE_SECONDS = 0.008
-"""How long one call may lay out, so that a window keeps its 30 frames per second."""
+"""Longest layout slice, so that a window keeps 30 frames per second."""
 _TAIL_TOKENS = 3000
 
 
 class TokenRows:
     """A layout that grows in slices, and a preview of the wanted place until it gets there.
 
-    The wanted place is a token to have at the top, or the end of the stream.
+    The wanted place is a token at the top, or the end of the stream.
     """
 
     def __init__(
@@ -303,15 +302,15 @@ class TokenRows:
         self.layout = self._new_layout(0)
         self.preview: TokenLayout | None = None
         self.anchor: int | None = None
-        """The token to have at the top, until it has been scrolled to."""
+        """The token wanted at the top, until it has been scrolled to."""
 
     def look_at(self, token: int | None) -> None:
-        """Want a token at the top, or with None no place but the one that is scrolled to."""
+        """Set the token wanted at the top; None: the current scroll position."""
         self.anchor = token
         self.preview = None
 
     def advance(self, rows: int, *, follow: bool) -> bool:
-        """Lay out for one slice; `rows` fit into sight. True when nothing is left to lay out."""
+        """Lay out for one slice; `rows` fit into the viewport. True when done."""
         complete = self.layout.advance(SLICE_SECONDS)
         if complete or self._arrived(rows, follow):
             self.preview = None
@@ -319,7 +318,7 @@ class TokenRows:
             end = len(self._stream)
             if self.preview is None or self.preview.placed < end - _TAIL_TOKENS:
                 self.preview = self._new_layout(max(0, end - _TAIL_TOKENS))
-            self.preview.advance_to(end)  # whole, or a busy machine would show older tokens
+            self.preview.advance_to(end)  # complete, else a busy machine would show older tokens
         elif self.anchor is not None:
             if self.preview is None:
                 self.preview = self._new_layout(self.anchor)
@@ -340,14 +339,14 @@ class TokenRows:
 
 
 NOWHERE = -1
-"""The index that means no token."""
+"""The index for no token."""
 
 FindToken = Callable[[TokenStream, int, int, frozenset[int]], int]
 """(stream, token to start from, +1 or -1, hidden kinds) -> index of a token or NOWHERE."""
 
 
 def next_shown(stream: TokenStream, token: int, step: int, hidden: frozenset[int]) -> int:
-    """The first token from `token` on, itself included, that is not hidden."""
+    """The first token from `token` on, including it, that is not hidden."""
     token = min(token, len(stream) - 1) if step < 0 else max(token, 0)
     while 0 <= token < len(stream):
         if stream.kinds[token] not in hidden:
@@ -357,8 +356,8 @@ def next_shown(stream: TokenStream, token: int, step: int, hidden: frozenset[int
 
 
 def next_rejection(stream: TokenStream, token: int, step: int, hidden: frozenset[int]) -> int:
-    """The rejected token after or before `token`, or what replaced it if those are hidden, or if
-    the engine reports none."""
+    """The rejected token after or before `token`, or its replacement if those are hidden or not
+    reported."""
     is_told = KIND["rejected"] in stream.kinds
     rejected = bytes((KIND["rejected" if is_told else "replacement"],))
     if step > 0:
@@ -366,15 +365,14 @@ def next_rejection(stream: TokenStream, token: int, step: int, hidden: frozenset
     else:
         end = len(stream) if token == NOWHERE else token
         if token != NOWHERE and is_told and KIND["rejected"] in hidden:
-            # the rejection that this token replaced lies before it, in the same round
+            # the rejection that this token replaced is before it in the same round
             end = stream.round_span(stream.rounds[token])[0]
         found = stream.kinds.rfind(rejected, 0, end)
     return NOWHERE if found < 0 else next_shown(stream, found, +1, hidden)
 
 
 def place_of(stream: TokenStream, position: Position, hidden: frozenset[int]) -> int:
-    """The token at a position, of several the one that was emitted; else the first one of its
-    round."""
+    """The token at a position, preferably the emitted one; else the first of its round."""
     start, stop = stream.round_span(position.round)
     anywhere = replace(position, row=None)  # the token itself may be hidden
     emitted = hidden if position.pos is None else hidden | GHOSTS
@@ -387,7 +385,7 @@ def place_of(stream: TokenStream, position: Position, hidden: frozenset[int]) ->
 
 
 def stands_at(stream: TokenStream, token: int, position: Position) -> bool:
-    """Whether a token lies in the round of a position and, if it names one, at its place."""
+    """Whether a token is in a position's round and, if that names one, at its place."""
     if token == NOWHERE or stream.rounds[token] != position.round:
         return False
     if position.row is not None:

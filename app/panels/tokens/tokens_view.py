@@ -1,4 +1,4 @@
-"""The token streams of a run, as tiles or tabs, one for each sequence."""
+"""The Tokens panel: the token streams of a run, as tiles or tabs, one per sequence."""
 
 from __future__ import annotations
 
@@ -29,50 +29,50 @@ _EMPTY, _WAITING, _STREAMS, _TEXTS = range(4)
 _FIND_PERIOD_MS = 500
 _NOTHING = "No run yet", "Press Run (F5) to watch tokens arrive."
 _WAIT_MS = 250
-"""How long a run may be without a token before the view says what it waits for."""
+"""How long a run may be without tokens before the view says what it waits for."""
 _CARD_FROM, _NARROW_CARD_FROM = 16, 26
-"""Lines from which on there is room for all of the card, for that of a NARROW view too, where its
-sentences take several lines."""
+"""Lines of height from which there is room for the whole card, and in a NARROW view, where its
+sentences wrap."""
 _ROW_LINES = 5
-"""More of them for each further row of sequences."""
+"""Additional lines for each further row of sequences."""
 _WHEEL_STEP = 120
-"""In the eighths of a degree that Qt counts in."""
+"""One step of the wheel, in Qt's eighths of a degree."""
 _MOST_PANELS = 128
-"""Sequences that have a panel; a run of more shows the first of them."""
+"""Most sequences with a panel; of more, the first ones are shown."""
 
 
 class TokensView(QStackedWidget):
-    """Streams of all sequences of a run over a legend, or what would be shown here."""
+    """Streams of all sequences of a run above a legend, or a description while there is none."""
 
     position_selected = Signal(object)  # Position | None
     range_selected = Signal(object)  # RunRange
     follow_changed = Signal(bool)
     inspect_asked = Signal()
     cancel_asked = Signal(object, int)  # RunRef, sequence
-    """The sequence that is to end."""
+    """Asks to cancel a sequence."""
     zoom_asked = Signal(int)
-    """Steps, larger above zero: the wheel was turned with Ctrl."""
+    """Zoom steps, larger above zero: Ctrl and the wheel."""
 
     def __init__(self, theme: Theme) -> None:
         super().__init__()
         self._theme = theme
         self.menu_actions: list[QAction] = []
-        """What a right click offers at a token."""
+        """The context menu of a token."""
         self._run: RunStreams | None = None
         self._parent: RunStreams | None = None
-        """Of a fork, the run that it goes on from."""
+        """The run that a fork continues."""
         self._without = _WAITING
         """The page of a run without tokens."""
         self._panels: dict[int, SequencePanel] = {}
         self._spare: dict[int, SequencePanel] = {}
-        """Those of the run before, emptied: a run of the same sequences takes them over."""
+        """The previous run's panels, emptied: a run with the same sequences reuses them."""
         self._ghosts = True
         self.follow = True
-        """Whether every sequence is kept at its newest token."""
+        """Whether every sequence follows its newest token."""
         self._zoom = self._turned = 0
         self._cursor: Position | None = None
         self.cancellable: RunRef | None = None
-        """While this run is on show, its sequences can be ended one by one."""
+        """While this run is shown, its sequences can be cancelled one by one."""
         self._hits: dict[int, np.ndarray] = {}
         self._hit: tuple[int, int] | None = None
         self._stepping = False
@@ -109,7 +109,7 @@ class TokensView(QStackedWidget):
         self.setAccessibleName("Token streams")
 
     def wheelEvent(self, event: QWheelEvent) -> None:
-        """What the texts leave to the view. Touchpads turn the wheel by parts of a step."""
+        """Wheel events that the texts do not use. Touchpads send fractions of a step."""
         if not event.modifiers() & Qt.KeyboardModifier.ControlModifier:
             event.ignore()
             return
@@ -119,8 +119,8 @@ class TokensView(QStackedWidget):
             self.zoom_asked.emit(steps)
 
     def tell_kept(self, n_runs: int, why_not: str) -> None:
-        """Say in an empty view that this many runs can be chosen. why_not: why nothing can run,
-        empty if something can."""
+        """Say in an empty view that this many runs can be chosen. why_not: why no run can start,
+        empty if one can."""
         title, text = _NOTHING
         text = why_not or text
         if n_runs:
@@ -138,11 +138,11 @@ class TokensView(QStackedWidget):
         self._make_room()
 
     def minimumSizeHint(self) -> QSize:
-        """As with the card on a single line, which it takes where there is no room for more."""
+        """With the card as a single line, which it becomes if there is no room for more."""
         return super().minimumSizeHint() - QSize(0, self.end_card.spare)
 
     def _make_room(self) -> None:
-        """The legend and the card give way to the text where they would take much of its room."""
+        """Shrink the legend and the card where they would take much of the text's room."""
         size = self.size()
         self._legend.setVisible(self._legend.heightForWidth(size.width()) * 5 <= size.height())
         metrics = self.fontMetrics()
@@ -177,12 +177,12 @@ class TokensView(QStackedWidget):
             self._drop_spare()
             self.setCurrentIndex(_EMPTY)
         elif not self._panels and self._spare and not run.ended:
-            self._late.start(_WAIT_MS)  # a page that goes and comes costs layouts
+            self._late.start(_WAIT_MS)  # switching pages costs layouts
         elif not self._panels:
             self._say_what_it_waits_for()
 
     def refresh(self) -> None:
-        """Show rows that have joined the trace; the rest of a long one follows by itself."""
+        """Show new rows of the trace; the rest of a long one follows in slices."""
         run = self._run
         if run is None:
             return
@@ -198,7 +198,7 @@ class TokensView(QStackedWidget):
                 self._panels[seq_id].show_before(parent.by_seq.get(seq_id))
         if self._panels:
             self.setCurrentIndex(_STREAMS)
-            if self.hasFocus():  # from an empty view's button
+            if self.hasFocus():  # the focus was on an empty view's button
                 next(iter(self.areas.values())).setFocus()
         if grown and self.find_bar.terms and not self.find_bar.isHidden():
             self._search.ask()
@@ -208,7 +208,7 @@ class TokensView(QStackedWidget):
             self._tell_why_empty(run.run)
 
     def set_cursor(self, position: Position | None) -> None:
-        """Outline the token at the position that all views share."""
+        """Outline the token at the shared position."""
         self._cursor = position
         for area in self.areas.values():
             area.set_cursor(position)
@@ -224,14 +224,14 @@ class TokensView(QStackedWidget):
             area.set_ghosts(shown)
 
     def set_zoom(self, zoom: int) -> None:
-        """Write all tokens in letters larger by this many tenths, smaller below 0."""
+        """Change the font size of all tokens by this many tenths, smaller below 0."""
         self._zoom = zoom
         for area in self._every_area():
             area.set_zoom(zoom)
 
     def step_rejection(self, step: int) -> None:
-        """Select the next (+1) or previous (-1) rejected token, after the last one of a sequence
-        the first one of the sequence after it."""
+        """Select the next (+1) or previous (-1) rejected token; after a sequence's last one, the
+        next sequence's first."""
         seq_ids = sorted(self.areas)[::step]
         place = self._place()
         if place is not None:
@@ -243,7 +243,7 @@ class TokensView(QStackedWidget):
             self._places.reveal(found)
 
     def set_follow(self, follow: bool) -> None:
-        """Keep the newest tokens of every sequence in sight, or leave them where they are."""
+        """Follow the newest tokens of every sequence, or keep their places."""
         if follow != self.follow:
             for area in self.areas.values():
                 area.set_follow(follow)
@@ -263,7 +263,7 @@ class TokensView(QStackedWidget):
         self._find()
 
     def step_hit(self, step: int) -> None:
-        """Select the next (+1) or previous (-1) hit, after the last one the first again."""
+        """Select the next (+1) or previous (-1) hit, wrapping around."""
         if self.find_bar.isHidden():
             self.open_find()
         found = neighbour_hit(self._hits, self._hit or self._place(), step)
@@ -278,7 +278,7 @@ class TokensView(QStackedWidget):
         self._show_count()
 
     def copy_text(self) -> str:
-        """The selection, or the emitted text of the sequence in use, else of the first one."""
+        """The selection, or the emitted text of the current sequence, else of the first one."""
         if self.currentIndex() == _TEXTS:
             return self._texts.textCursor().selection().toPlainText() or self._texts.toPlainText()
         areas = list(self.areas.values())
@@ -320,7 +320,7 @@ class TokensView(QStackedWidget):
             self._waiting.say()
 
     def _show_texts(self, why: str, texts: dict[int, str]) -> None:
-        """The replies as they came, each under its number where there are several."""
+        """The replies as received, each under its number if there are several."""
         head = "Reply {}\n" if len(texts) > 1 else ""
         every = (head.format(seq_id) + text for seq_id, text in texts.items())
         self._about_texts.setText(f"{why} What it replied, as it came:")
@@ -358,7 +358,7 @@ class TokensView(QStackedWidget):
         self._more.setText(f"{n_more:,} more sequences are not shown here.")
 
     def _begin(self, panel: SequencePanel, stream: TokenStream) -> None:
-        """Show a stream in a panel, as all of them are shown by now."""
+        """Show a stream in a panel with the current settings."""
         area = panel.area
         for one in (area, panel.before):
             one.set_zoom(self._zoom)
@@ -399,7 +399,7 @@ class TokensView(QStackedWidget):
             area.setFocus()
 
     def _find(self) -> None:
-        """Mark what the query asks for, nothing while the find bar is closed."""
+        """Mark the hits of the query; none while the find bar is closed."""
         terms = () if self.find_bar.isHidden() else self.find_bar.terms
         self._hits = {}
         for seq_id, area in sorted(self.areas.items()):

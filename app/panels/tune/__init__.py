@@ -1,1 +1,1 @@
-"""The Tune panel: which settings and drafters would have been fastest, and results of sweeps."""
+"""The Tune panel: the fastest settings and drafters by estimate, and results of sweeps."""

@@ -1,6 +1,5 @@
-"""The Drafter panel: how good the drafters of the run on show are: whether confidence can be
-trusted, how far drafts come, what was ranked next where one was wrong, and what trees would have
-gained."""
+"""The Drafter panel: the quality of the drafters of the run on show: calibration of their
+confidence, survival by index, the target's rank of rejected drafts, and the gain of draft trees."""
 
 from __future__ import annotations
 
@@ -8,13 +7,13 @@ from collections.abc import Sequence
 
 import numpy as np
 from PySide6.QtCore import QPoint, QPointF, QRectF, QSize, Qt
-from PySide6.QtGui import QBrush, QPainter, QPaintEvent, QPalette, QResizeEvent
+from PySide6.QtGui import QBrush, QPainter, QPalette, QResizeEvent
 from PySide6.QtWidgets import QGridLayout, QLabel, QSizePolicy, QWidget
 
 from app.looks import Theme, figures_font
 from app.trace_models.run_rows import RunRows
 from app.trace_models.shown_text import NOT_OBSERVED, significant
-from app.widgets.build import TipWidget, hbox, made, vbox, words
+from app.widgets.build import UNLIMITED, TipWidget, hbox, made, vbox, words
 from app.widgets.fields import shown_choice
 from app.widgets.fitted_labels import ElidedLabel, ScrollPage
 from app.widgets.line_styles import plot_pen
@@ -42,9 +41,8 @@ _TREE_HEADS = {
     "speed": "Tokens per second against the chain, where a pass as wide was timed",
 }
 _CHART_STRETCH = 1000
-_UNLIMITED = 16_777_215
 _TWO_FROM, _THREE_FROM = 72, 110
-"""Columns of the page by its width in characters."""
+"""Page widths in characters from which it has two and three columns."""
 
 
 class DrafterQuality(QWidget):
@@ -66,7 +64,7 @@ class DrafterQuality(QWidget):
         self._n_columns = 0
         self._page = ScrollPage(self._grid)
         self._page.setAccessibleName("Quality of the drafter: charts")
-        self._page.setFocusPolicy(Qt.FocusPolicy.StrongFocus)  # nothing on it has keys
+        self._page.setFocusPolicy(Qt.FocusPolicy.StrongFocus)  # it takes no keys
         vbox(self._page, of=self, margins=(0, 0, 0, 0))
         self._arrange(2)
 
@@ -87,7 +85,7 @@ class DrafterQuality(QWidget):
         self.trees.set_estimates(facts.trees(quality))
 
     def minimumSizeHint(self) -> QSize:
-        """That of one column, whatever is shown now."""
+        """The size of one column, whatever the current layout."""
         parts = (self.reliability_part, self.survival_part, self.rank_part)
         margins = self._grid.contentsMargins()
         wide = max(part.minimumSizeHint().width() for part in parts)
@@ -110,15 +108,15 @@ class DrafterQuality(QWidget):
         for row in range(3):
             grid.setRowStretch(row, 0)
             grid.setColumnStretch(row, 1 if row < n_columns else 0)
-        # a row is as high as may be only if all of it is
+        # a row's height is limited only if all of it is
         limited = n_columns == len(parts)
-        self.rank_part.setMaximumHeight(parts[0].maximumHeight() if limited else _UNLIMITED)
+        self.rank_part.setMaximumHeight(parts[0].maximumHeight() if limited else UNLIMITED)
         for at, part in enumerate(parts):
             row, column = divmod(at, n_columns)
             wide = n_columns == 2 and part is self.rank_part
             grid.addWidget(part, row, column, 1, 2 if wide else 1)
             grid.setRowStretch(row, 0 if part is self.rank_part and row else _CHART_STRETCH)
-        grid.setRowStretch(len(parts), 1)  # what is left when the charts are as high as may be
+        grid.setRowStretch(len(parts), 1)  # the room left when the charts have their full height
         self.updateGeometry()
 
 
@@ -140,7 +138,7 @@ class _Topic(QWidget):
 
 
 class _TreeTable(QWidget):
-    """A line for each tree; the tooltip has what is assumed."""
+    """A row per tree; the tooltip has the assumptions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -167,7 +165,7 @@ class _TreeTable(QWidget):
         self.setToolTip(f"Assumed: {'; '.join(ASSUMPTIONS)}.")
 
     def set_estimates(self, trees: Sequence[TreeEstimate]) -> None:
-        """Show these, as many as LEAVES, or nothing."""
+        """Show these estimates, as many as LEAVES, or nothing."""
         self.setVisible(bool(trees))
         for cells, (tree, cost, speed) in zip(self._cells[1:], trees, strict=False):
             texts = (
@@ -180,12 +178,12 @@ class _TreeTable(QWidget):
         self.setAccessibleDescription("; ".join(", ".join(row) for row in self.rows()))
 
     def rows(self) -> list[list[str]]:
-        """The table as text, without its head."""
+        """The table as text, without its header."""
         return [[cell.text() for cell in cells] for cells in self._cells[1:]]
 
 
 def _cost_texts(cost: tuple[float, bool] | None, speed: float | None) -> tuple[str, str]:
-    """The cost of a tree's pass and its speed, where a pass as wide was timed."""
+    """The cost of a tree's pass and its speed, if a pass of that width was timed."""
     if cost is None or speed is None or not cost[1]:
         return NOT_OBSERVED, NOT_OBSERVED
     return f"{cost[0]:.2f}×", f"{100 * (speed - 1):+.1f} %"
@@ -206,7 +204,7 @@ _MOST_TICKS = 8
 
 
 class SurvivalChart(RateChart):
-    """A dot for each index that drafts were judged at, its rate next to it where there is room."""
+    """A dot for each judged index, its rate next to it if there is room."""
 
     def __init__(self, theme: Theme) -> None:
         super().__init__(theme, "Survival by index in the draft", "index in draft")
@@ -253,8 +251,8 @@ class SurvivalChart(RateChart):
             painter.drawText(self._label_box(point), Qt.AlignmentFlag.AlignCenter, f"{rate:.2f}")
 
     def _label_box(self, point: QPointF) -> QRectF:
-        """Where a rate is written. The line never rises: right of a point there is room above it,
-        left of it below."""
+        """The box of a rate's label. The line never rises: to the right of a point there is room
+        above it, to the left below it."""
         metrics = self.fontMetrics()
         box = QRectF(0, 0, metrics.horizontalAdvance("0.00"), metrics.height())
         if point.y() - box.height() - _DOT < self.area.top():
@@ -264,12 +262,12 @@ class SurvivalChart(RateChart):
         return box
 
     def _rates(self) -> list[tuple[int, float]]:
-        """The indices at which drafts were judged, and how many drafts came there."""
+        """The judged indices, and how many drafts reached each."""
         rates = self._shown.rate
         return list(enumerate(rates[np.isfinite(rates)].tolist()))
 
     def _x(self, index: int) -> float:
-        """Where an index lies, as a fraction of the width."""
+        """The x of an index, as a fraction of the width."""
         return (index + 0.5) / max(1, len(self._rates()))
 
 
@@ -278,7 +276,7 @@ _ORDINALS = {1: "1st", 2: "2nd", 3: "3rd"}
 
 
 class RankBars(TipWidget):
-    """A bar for each rank, the share of the rejections next to it; the last bar: beyond them."""
+    """A bar for each rank, with its share of the rejections; the last bar: beyond all ranks."""
 
     def __init__(self, theme: Theme) -> None:
         super().__init__()
@@ -290,7 +288,7 @@ class RankBars(TipWidget):
 
     def set_counts(self, by_rank: np.ndarray) -> None:
         """Rejections by rank from 1, the last one: not among the candidates, int64 [n + 1]. The
-        first rank is left out where nothing has it: the first candidate is what is drafted."""
+        first rank is left out if it has none: the first candidate is what is drafted."""
         counts: Sequence[int] = by_rank.tolist()
         n = len(counts) - 1
         rows = [(_ORDINALS.get(r, f"{r}th"), counts[r - 1]) for r in range(1, n + 1)]
@@ -306,8 +304,7 @@ class RankBars(TipWidget):
     def minimumSizeHint(self) -> QSize:
         return QSize(self.sizeHint().width() // 2, self.sizeHint().height())
 
-    def paintEvent(self, _event: QPaintEvent) -> None:
-        painter = QPainter(self)
+    def draw(self, painter: QPainter) -> None:
         theme, metrics = self._theme, self.fontMetrics()
         left = max(metrics.horizontalAdvance(f"{name}  ") for name, _ in self._rows)
         room = max(0, self.width() - left - metrics.horizontalAdvance("100 %  "))
@@ -327,7 +324,6 @@ class RankBars(TipWidget):
                 painter.setPen(theme.color("ui.text"))
                 after = QRectF(left + width + _GAP, top, self.width() - left - width, height)
                 painter.drawText(after, centre, f"{100 * n / total:.0f} %")
-        painter.end()
 
     def tip_at(self, at: QPoint) -> str:
         total = sum(n for _, n in self._rows)
@@ -340,16 +336,16 @@ class RankBars(TipWidget):
 
 
 UNNAMED = "unnamed"
-"""A drafter that another engine did not tell the name of."""
+"""A drafter that another engine did not name."""
 
 
 TreeEstimate = tuple[TreeGain, tuple[float, bool] | None, float | None]
-"""A tree against the recorded chain, the cost of its verify pass (width_cost) and its tokens per
-second over those of the chain; both None where the passes of the run do not tell."""
+"""A tree compared with the recorded chain: the cost of its verify pass (width_cost) and its tokens
+per second over the chain's; both None if the run's passes do not show them."""
 
 
 class DrafterFacts:
-    """Grows with a run. `by_name`: the drafters by name, in the order they first drafted."""
+    """Grows with a run. `by_name`: drafters by name, in the order of their first drafts."""
 
     def __init__(self, run: RunRef) -> None:
         self._pool = run.store.text_pool
@@ -359,7 +355,7 @@ class DrafterFacts:
         self.by_name: dict[str, DraftQuality] = {}
 
     def read(self) -> bool:
-        """Take in what has joined the trace; whether it has any draft."""
+        """Read new rows of the trace; returns whether there is any draft."""
         start, stop = self._rounds.read()
         if start < stop:
             self._rounds.add_to(self._sums, start, stop)
@@ -370,13 +366,13 @@ class DrafterFacts:
         return bool(self.by_name)
 
     def quality(self, name: str = "") -> DraftQuality:
-        """Of one drafter, or without a name of all together."""
+        """The quality of one drafter, or without a name of all together."""
         if name:
             return self.by_name.get(name, DraftQuality())
         return sum(self.by_name.values(), DraftQuality())
 
     def trees(self, quality: DraftQuality) -> list[TreeEstimate]:
-        """What trees would have gained; empty where no candidates are recorded."""
+        """The gain of trees; empty without recorded candidates."""
         now = quality.n_ranked and 1 + quality.n_ranked_accepted / quality.n_ranked
         sums, estimates = self._sums, list[TreeEstimate]()
         step_ms = sum(sums.step_ms.values())
@@ -398,7 +394,7 @@ _ALL = "all drafters"
 
 
 class DrafterView(WholeRunView):
-    """One drafter, or with a chain of them the chosen one or all together."""
+    """One drafter, or of a chain the chosen one or all together."""
 
     name = "Drafter"
     empty_title = "No draft yet"

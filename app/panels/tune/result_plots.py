@@ -1,4 +1,4 @@
-"""Results as a heat map over two settings, and as points of which none beats those of the front."""
+"""Plots of results: a heat map over two settings, and points with their Pareto front."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from app.widgets.plot_surface import PlotSurface
 from engine.experiments.results.reader import ESTIMATED
 
 MOST_CELLS = 40
-"""Values of an axis; of more, numbers are put together in ranges and words beyond are left out."""
+"""Most values of an axis; more numbers are grouped into ranges, further words are left out."""
 _DRAFT_AXES = ("spec-draft-n-max", "spec-draft-p-min")
 
 
@@ -25,8 +25,8 @@ ResultMap = tuple[HeatMap, dict[tuple[int, int], np.ndarray]]
 
 
 def map_axes(results: Results) -> tuple[str, ...]:
-    """The settings that a heat map is first drawn over, across and up: n_max and p_min where both
-    vary, else the two with most values, in the plan's order; less where fewer vary."""
+    """The default axes of a heat map, across and up: n_max and p_min if both vary, else the two
+    settings with most values, in the plan's order; fewer if fewer vary."""
     if set(_DRAFT_AXES) <= set(results.axes):
         return _DRAFT_AXES
     counts = {name: _n_values(results.column(name)) for name in results.axes}
@@ -37,8 +37,8 @@ def map_axes(results: Results) -> tuple[str, ...]:
 def result_map(
     results: Results, x: ResultColumn, y: ResultColumn | None, figure: ResultColumn
 ) -> ResultMap:
-    """The mean of a figure over the rows of each pair of values, of those that were measured where
-    others are estimates; the best cell is marked. y: None for a single row of cells."""
+    """The mean of a figure over the rows of each pair of values, over measured ones if others are
+    estimates; the best cell is marked. y: None for a single row of cells."""
     across, column = _axis(x)
     up, row = (("",), np.zeros(results.n, np.int64)) if y is None else _axis(y)
     known = np.isfinite(figure.values) & (column >= 0) & (row >= 0)
@@ -68,7 +68,7 @@ def result_map(
 
 
 def front(x: ResultColumn, y: ResultColumn) -> np.ndarray:
-    """Rows that no other beats in both figures, by x: int64 [m]."""
+    """Rows on the Pareto front of both figures, by x: int64 [m]."""
     rows = np.flatnonzero(np.isfinite(x.values) & np.isfinite(y.values))
     cost = x.values[rows] * (1 if x.is_better_low else -1)
     loss = y.values[rows] * (1 if y.is_better_low else -1)
@@ -80,7 +80,7 @@ def front(x: ResultColumn, y: ResultColumn) -> np.ndarray:
 
 
 def _n_values(column: ResultColumn | None) -> int:
-    """Different values, not counting rows without one."""
+    """Number of different values."""
     if column is None:
         return 0
     values = column.values
@@ -89,7 +89,7 @@ def _n_values(column: ResultColumn | None) -> int:
 
 
 def _axis(column: ResultColumn) -> tuple[tuple[str, ...], np.ndarray]:
-    """The labels of an axis, and where each row lies, int64 [n], -1 for nowhere."""
+    """The labels of an axis, and the index of each row, int64 [n], -1 for none."""
     if column.is_text:
         counts = Counter(column.values.tolist())
         names = sorted(name for name, _ in counts.most_common(MOST_CELLS))
@@ -105,7 +105,7 @@ def _axis(column: ResultColumn) -> tuple[tuple[str, ...], np.ndarray]:
         edges = np.linspace(found[0], found[-1], MOST_CELLS + 1)
         at = np.searchsorted(edges[:-1], column.values[known], "right") - 1
         labels = [f"≥ {significant(edge)}" for edge in edges[:-1].tolist()]
-    if not known.all():  # as drafts of no length are those of plain decoding
+    if not known.all():  # drafts of length 0 are plain decoding's
         labels, at = ["–", *labels], at + 1
     place = np.zeros(len(column.values), np.int64)
     place[known] = at
@@ -122,7 +122,7 @@ _NEAR_PIXELS = 12.0
 
 
 class ParetoPlot(PlotSurface):
-    """Grey dots, and a line with squares through the front; a ring around the chosen rows."""
+    """Grey dots, and a line with squares along the front; rings around the chosen rows."""
 
     row_chosen = Signal(int)  # of the results
 
@@ -134,7 +134,7 @@ class ParetoPlot(PlotSurface):
         self._y: ResultColumn | None = None
         self._rows = np.zeros(0, np.int64)
         self.front: np.ndarray = np.zeros(0, np.int64)
-        """Rows that no other beats in both figures, by x."""
+        """Rows on the Pareto front, by x."""
         self._dots = self.put(pg.ScatterPlotItem(symbol="o", size=5), "", "plot.axis")
         line, good = pg.PlotDataItem(symbol="s", symbolSize=7), "status.ok"
         self._line = self.put(line, good, good, width=1.5)
@@ -154,7 +154,7 @@ class ParetoPlot(PlotSurface):
         self._rows = np.flatnonzero(np.isfinite(x.values) & np.isfinite(y.values))
         self.front = front(x, y)
         if len(self._rows):
-            # sizes in bytes are larger than some of pyqtgraph's own figures can be
+            # pyqtgraph's own arithmetic overflows for sizes in bytes
             drawn = _thinned(x.values[self._rows], y.values[self._rows])
             self._dots.setData(x.values[self._rows][drawn], y.values[self._rows][drawn])
             self._line.setData(x.values[self.front], y.values[self.front])
@@ -166,7 +166,7 @@ class ParetoPlot(PlotSurface):
         )
 
     def choose(self, rows: np.ndarray) -> None:
-        """Put a ring around these rows of the results."""
+        """Put rings around these rows of the results."""
         if self._x is None or self._y is None:
             self._ring.setData([], [])
             return
@@ -188,7 +188,7 @@ class ParetoPlot(PlotSurface):
             )
 
     def nearest(self, x: float, y: float) -> int | None:
-        """The row nearest to a place, None where none is near."""
+        """The row nearest to a place, None if none is near."""
         if self._x is None or self._y is None or not len(self._rows):
             return None
         wide, high = self.box.viewPixelSize()
@@ -212,7 +212,7 @@ class ParetoPlot(PlotSurface):
 
 
 def _thinned(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Indices of the points to draw: of too many, one for each small square."""
+    """Indices of the points to draw: if too many, one per small square."""
     if len(x) <= _MOST_DRAWN:
         return np.arange(len(x))
 
@@ -226,14 +226,14 @@ def _thinned(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def _unit(column: ResultColumn, most: float) -> float:
-    """The unit of an axis: bytes in the largest unit below the most."""
+    """The unit of an axis: for bytes the largest below the maximum."""
     if not column.name.endswith("_bytes") or most < 1024:
         return 1.0
     return 1024.0 ** np.floor(np.log(most) / np.log(1024.0))
 
 
 def _round_ticks(low: float, high: float, of: float = 1.0) -> list[float]:
-    """Two to five round numbers of a unit between two others; 0 is never -0."""
+    """Two to five round ticks of a unit in a range; 0 is never -0."""
     low, high = low / of, high / of
     unit = 10.0 ** np.floor(np.log10((high - low) / 2))
     step = next(s for s in (5, 2, 1) if (high - low) / (s * unit) >= 2) * unit

@@ -1,4 +1,4 @@
-"""The Results panel: what came of a sweep or of `draftscope tune`."""
+"""The Results panel: results of a sweep or of `draftscope tune`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from PySide6.QtWidgets import (
     QLabel,
     QPushButton,
     QSizePolicy,
-    QSplitter,
     QStackedWidget,
     QWidget,
 )
@@ -23,8 +22,9 @@ from app.looks import Theme
 from app.panels.tune.result_plots import ParetoPlot, ResultMap, map_axes, result_map
 from app.trace_models.results import MEMORY, SPEED, ResultColumn, Results
 from app.trace_models.shown_text import plain_tip
-from app.widgets.build import hbox, made, vbox
+from app.widgets.build import hbox, made, split, turn, vbox
 from app.widgets.empty_state import EmptyState
+from app.widgets.fields import offer
 from app.widgets.fitted_labels import ElidedLabel
 from app.widgets.heat_grid import HeatGrid
 from app.widgets.plain_table import ColumnTable, TableColumn, plain_table
@@ -32,22 +32,20 @@ from app.widgets.plain_table import ColumnTable, TableColumn, plain_table
 _SAMPLE_ROWS = 40
 _MOST_CHARACTERS = 36
 _LEAST_CHARACTERS, _CHOICE_CHARACTERS = 8, 22
-"""Of a choice of what is plotted."""
+"""Widths of a choice of what is plotted."""
 _PAD = 18
 _MARGIN, _SPACING = 8, 4
 _MOST_SELECTED = 2000
 _NO_AXIS = "nothing"
 _BESIDE_FROM = 64
-"""Characters across from which the two plots stand side by side; in less, one under the other."""
+"""Width in characters from which the plots are side by side; below, they are stacked."""
 _PLOTS_FROM, _BOTH_FROM = 16, 26
-"""Lines from which on there is room for a plot below the table, and for one more below that."""
-_SAME = 10_000
-"""Any size, given to both sides of a splitter."""
+"""Heights in lines from which there is room for one plot below the table, and for two."""
 
 
 class ResultsView(QStackedWidget):
-    """A table that sorts by any column, a heat map over two settings, points over two figures.
-    What is chosen in one is marked in the others; a double click opens the trace of a row."""
+    """A table that sorts by any column, a heat map over two settings, points over two figures. A
+    choice in one is marked in the others; a double click opens a row's trace."""
 
     trace_asked = Signal(int)  # row of the results
     again_asked = Signal(object)  # Results
@@ -56,7 +54,7 @@ class ResultsView(QStackedWidget):
         super().__init__()
         self.setAccessibleName("Results")
         self.results: Results | None = None
-        """What is on show."""
+        """The results on show."""
         self._map: ResultMap | None = None
         self._axes_chosen = False
         self.model = ResultTable()
@@ -102,21 +100,14 @@ class ResultsView(QStackedWidget):
         choices = (self.map_figure, "by", self.map_x, "and", self.map_y)
         self._map_part = _plot_part(self.grid, choices)
         self._pareto_part = _plot_part(self.pareto, (self.pareto_y, "over", self.pareto_x))
-        plots = self._plots = QSplitter(Qt.Orientation.Horizontal)
-        plots.addWidget(self._map_part)
-        plots.addWidget(self._pareto_part)
-        parts = QSplitter(Qt.Orientation.Vertical)
-        parts.addWidget(self.table)
-        parts.addWidget(plots)
-        for splitter in (plots, parts):
-            splitter.setChildrenCollapsible(False)
-            splitter.setSizes([_SAME, _SAME])
+        self._plots = split(self._map_part, self._pareto_part)
+        parts = split(self.table, self._plots, down=True)
         margins = _MARGIN, _SPACING, _MARGIN, _SPACING
         vbox(self._head, (parts, 1), of=(page := QWidget()), margins=margins, spacing=_SPACING)
         return page
 
     def minimumSizeHint(self) -> QSize:
-        """With one plot across and none below the table: the others go where the view is small."""
+        """With one plot across and none below the table: the others are hidden in a small view."""
         parts = self._map_part, self._pareto_part, self.empty
         wide = max(part.minimumSizeHint().width() for part in parts)
         high = self._head.minimumSize().height() + self.table.minimumHeight() + 3 * _SPACING
@@ -127,13 +118,12 @@ class ResultsView(QStackedWidget):
         metrics = self.fontMetrics()
         lines = event.size().height() / metrics.height()
         beside = event.size().width() >= _BESIDE_FROM * metrics.averageCharWidth()
-        across, down = Qt.Orientation.Horizontal, Qt.Orientation.Vertical
-        self._plots.setOrientation(across if beside else down)
+        turn(self._plots, down=not beside)
         self._plots.setVisible(lines >= _PLOTS_FROM)
         self._pareto_part.setVisible(beside or lines >= _BOTH_FROM)
 
     def show_results(self, results: Results) -> None:
-        """Show a result file; axes and figures stay chosen where it has them too."""
+        """Show a result file; chosen axes and figures stay if it has them."""
         self.results = results
         self.headline.setText(results.title)
         self.headline.setToolTip(plain_tip(str(results.path)))
@@ -154,19 +144,14 @@ class ResultsView(QStackedWidget):
         self._draw_points()
 
     def _offer_axes(self, results: Results) -> None:
-        """A pair that was chosen stays where these results have it, any other is found anew."""
+        """Keep a chosen pair if these results have it, otherwise choose anew."""
         chosen = [box.currentData() for box in (self.map_x, self.map_y)]
         if not (self._axes_chosen and set(chosen) - {None} <= set(results.axes)):
             self._axes_chosen = False
             chosen = [*map_axes(results), None, None][:2]
-        columns = [column for name in results.axes if (column := results.column(name))]
-        for box, name in zip((self.map_x, self.map_y), chosen, strict=True):
-            box.clear()
-            for column in columns:
-                box.addItem(column.title, column.name)
-            if box is self.map_y:
-                box.addItem(_NO_AXIS)
-            box.setCurrentIndex(box.findData(name))
+        items = [(one.title, one.name) for name in results.axes if (one := results.column(name))]
+        offer(self.map_x, items, chosen[0])
+        offer(self.map_y, [*items, (_NO_AXIS, None)], chosen[1])
 
     def _choose_axes(self) -> None:
         self._axes_chosen = True
@@ -205,7 +190,7 @@ class ResultsView(QStackedWidget):
             self._select(self._map[1].get((row, column), np.zeros(0, np.int64)))
 
     def _select(self, rows: np.ndarray) -> None:
-        """Select rows of the results in the table and bring the first of them into sight."""
+        """Select rows of the results in the table and scroll to the first."""
         places = sorted(self.model.place_of(row) for row in rows[:_MOST_SELECTED].tolist())
         chosen, last = QItemSelection(), self.model.columnCount() - 1
         for place in places:
@@ -238,7 +223,7 @@ class ResultsView(QStackedWidget):
 
 
 def _plot_part(plot: QWidget, words: tuple[QComboBox | str, ...]) -> QWidget:
-    """A plot below the choices of what it shows."""
+    """A plot with the choices of what it shows above it."""
     parts = (QLabel(word) if isinstance(word, str) else (word, 1) for word in words)
     row = hbox(*parts, 0, spacing=4)
     vbox(row, (plot, 1), 0, of=(part := QWidget()), margins=(0, 2, 0, 0), spacing=2)
@@ -255,22 +240,15 @@ def _choice(name: str) -> QComboBox:
 
 
 def _fill(box: QComboBox, columns: list[ResultColumn], first: int | str) -> None:
-    """Offer columns, with the one chosen before or else the first choice (a name or an index)."""
-    before = box.currentData()
-    box.clear()
-    for column in columns:
-        box.addItem(column.title, column.name)
+    """Offer columns, with the previous choice or else the first one (a name or an index)."""
     names = [column.name for column in columns]
-    if before in names:
-        box.setCurrentIndex(names.index(before))
-    elif isinstance(first, str):
-        box.setCurrentIndex(names.index(first) if first in names else 0)
-    else:
-        box.setCurrentIndex(min(first, len(names) - 1))
+    usual = names[first : first + 1] if isinstance(first, int) else [first]
+    wanted = [name for name in (box.currentData(), *usual) if name in names]
+    offer(box, ((one.title, one.name) for one in columns), next(iter(wanted or names), None))
 
 
 class ResultTable(ColumnTable):
-    """Rows are numbered as in the results; `order` is how they are shown."""
+    """Rows are numbered as in the results; `order` is the order of display."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -288,7 +266,7 @@ class ResultTable(ColumnTable):
         self.endResetModel()
 
     def place_of(self, row: int) -> int:
-        """The place of a row of the results in the table."""
+        """The table's row of a row of the results."""
         return int(np.flatnonzero(self.order == row)[0])
 
     def n_rows(self) -> int:
@@ -306,7 +284,8 @@ class ResultTable(ColumnTable):
         return None
 
     def sort(self, column: int, order: Qt.SortOrder = Qt.SortOrder.AscendingOrder) -> None:
-        """By one column; rows without a value stand last either way. A column below 0: as read."""
+        """Sort by one column; rows without a value are last either way. A column below 0: as
+        read."""
         results = self.results
         if results is None:
             return

@@ -1,10 +1,10 @@
-"""The Tune view: what the run on show would have reached under other settings, and its drafter."""
+"""The Tune view: the estimated speed of the run on show under other settings, and its drafter."""
 
 from __future__ import annotations
 
 from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtGui import QResizeEvent
-from PySide6.QtWidgets import QBoxLayout, QHBoxLayout, QLabel, QSizePolicy
+from PySide6.QtWidgets import QHBoxLayout, QLabel, QSizePolicy
 
 from app.looks import Theme
 from app.panels.tune.drafter_view import DrafterFacts, DrafterQuality
@@ -18,7 +18,7 @@ from app.trace_models.tune_surface import (
     readout,
     rows,
 )
-from app.widgets.build import hbox, made, vbox, words
+from app.widgets.build import UNLIMITED, hbox, made, turn, vbox, words
 from app.widgets.fields import shown_choice
 from app.widgets.fitted_labels import ElidedLabel
 from app.widgets.heat_grid import HeatGrid
@@ -27,25 +27,24 @@ from engine.analysis.what_if.rules import FIXED, RULES
 from engine.trace.run_ref import RunRef
 
 _BESIDE_FROM = 120
-"""Characters across from which the drafter's quality is next to the heat map."""
+"""Width in characters from which the drafter's quality is next to the heat map."""
 _ONE_LINE_FROM = 56
-"""Characters across from which the choices are in one line."""
+"""Width in characters from which the choices are in one line."""
 _READOUT_FROM, _NOTE_FROM = 14, 16
-"""Lines from which on there is room below the map for what is pointed at, and for the note."""
+"""Heights in lines from which there is room below the map for the readout, and for the note."""
 _MAP_CHARACTERS = 110
 """Width of the map's side, unless its cells take more: the drafter next to it has the rest."""
 _WRAPPED_FROM = 26
-"""Lines from which on there is room for all of the note."""
-_UNLIMITED = 16_777_215
+"""Height in lines from which there is room for the whole note."""
 _SPACING = 3
-"""Of a choice, where there is no room for all of it."""
+"""Spacing of a choice that is elided."""
 _STAR = "★ frame: highest estimate · "
 _HINT = "dashed: setting of this run · point at a cell for its figures"
 _CLICK = " · click: put it into Run settings"
 
 
 class TuneView(WholeRunView):
-    """Speeds are estimated elsewhere: `asked` wants them, `show_surface` brings them."""
+    """Speeds are estimated elsewhere: `asked` requests them, `show_surface` receives them."""
 
     name = "Tune"
     empty_title = "No draft yet"
@@ -83,15 +82,14 @@ class TuneView(WholeRunView):
         self.grid.chosen.connect(self._choose)
         self.readout, self.note = ElidedLabel(), made(ElidedLabel, muted=True)
         self.quality = DrafterQuality(theme)
-        self.quality.hide()  # until there is room for it, for which it does not ask
+        self.quality.hide()  # until there is room for it, it does not request data
         self.quality.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
         self._lay_out()
 
     def _lay_out(self) -> None:
         self._named: list[QHBoxLayout] = []
         self._labels: dict[str, QLabel] = {}
-        fields = self._fields = QBoxLayout(QBoxLayout.Direction.LeftToRight)
-        fields.setSpacing(6)
+        fields = self._fields = hbox(spacing=6)
         for name, field in (("rule", self.rule), ("drafter", self.drafter)):
             label = self._labels[name] = QLabel(name)
             label.setBuddy(field)
@@ -108,7 +106,7 @@ class TuneView(WholeRunView):
         return ([], []) if self.shown is None else rows(self.shown)
 
     def show_surface(self, request: SurfaceRequest, found: TuneSurface | None) -> None:
-        """What came of a request; None: the run has no draft."""
+        """Show the result of a request; None: the run has no draft."""
         if request is not self._waits:
             return
         self._waits = None
@@ -141,7 +139,7 @@ class TuneView(WholeRunView):
         self._ask()
 
     def _ask(self) -> None:
-        """One request at a time: what is asked meanwhile is asked when it is answered."""
+        """One request at a time: the next one is sent when it is answered."""
         self._is_stale = self._waits is not None
         if self.run is not None and not self._is_stale:
             self._waits = (self.run, self.rule.currentText())
@@ -195,7 +193,7 @@ class TuneView(WholeRunView):
             self.setting_chosen.emit(found.request[0], *found.setting(column, row))
 
     def minimumSizeHint(self) -> QSize:
-        """With one choice below the other and no text below the map, however it is now."""
+        """With the choices stacked and no text below the map, whatever the current layout."""
         least = super().minimumSizeHint()
         for label in (self.readout, self.note):
             if not label.isHidden():
@@ -210,15 +208,13 @@ class TuneView(WholeRunView):
         super().resizeEvent(event)
         characters = event.size().width() / self.fontMetrics().averageCharWidth()
         wide = characters >= _BESIDE_FROM
-        direction = QBoxLayout.Direction
-        self._head.setDirection(direction.LeftToRight if wide else direction.TopToBottom)
+        turn(self._head, down=not wide)
         lines = event.size().height() / self.fontMetrics().height()
         self.readout.setVisible(lines >= _READOUT_FROM)
         self.readout.setWordWrap(not wide or lines >= _WRAPPED_FROM)
         self.note.setVisible(lines >= _NOTE_FROM)
         self.note.setWordWrap(lines >= _WRAPPED_FROM)
-        one_line = characters >= _ONE_LINE_FROM
-        self._fields.setDirection(direction.LeftToRight if one_line else direction.TopToBottom)
+        turn(self._fields, down=characters < _ONE_LINE_FROM)
         if wide is self.quality.isHidden():
             self.quality.setVisible(wide)
             if wide and self._facts is not None and self.has_rounds:
@@ -227,7 +223,7 @@ class TuneView(WholeRunView):
 
     def _fit_sides(self) -> None:
         """Give the drafter's quality the width that the map does not fill."""
-        most = _UNLIMITED
+        most = UNLIMITED
         if not self.quality.isHidden():
             least = _MAP_CHARACTERS * self.fontMetrics().averageCharWidth()
             most = max(self.grid.most_wide, least)
@@ -236,6 +232,6 @@ class TuneView(WholeRunView):
 
 
 def drafter_name(run: RunRef) -> str:
-    """The drafters of a run, empty for a lane of a comparison and for none."""
+    """The drafters of a run, empty for a comparison's lane and without any."""
     options = run.facts.options
     return "" if run.facts.lane or options is None else ", ".join(options.spec.types)

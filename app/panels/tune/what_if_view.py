@@ -1,4 +1,5 @@
-"""Estimates of the run's speed with a smaller n_max: a table, a small plot, the best one marked."""
+"""The What-if view: estimated speed of the run with a smaller n_max: a table, a small plot, the
+best one marked."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from PySide6.QtWidgets import QBoxLayout, QHeaderView
 from app.looks import Theme
 from app.trace_models.run_rows import RunRows
 from app.trace_models.shown_text import plain_tip, significant
-from app.widgets.build import hbox, made, vbox
+from app.widgets.build import UNLIMITED, hbox, made, turn, vbox
 from app.widgets.fitted_labels import ElidedLabel
 from app.widgets.plain_table import ColumnTable, TableColumn, plain_table
 from app.widgets.plot_surface import PlotSurface
@@ -34,19 +35,18 @@ _HEADS = {
     "tokens_per_second": ("tok/s", "Of the whole run, rounds without a draft included"),
 }
 _PARTS = ("draft_ms", "verify_ms", "rest_ms")
-"""Of the time of a round: left out where there is no room for all columns."""
+"""Parts of a round's time: left out if there is no room for all columns."""
 _TABLE_SHARE, _PLOT_SHARE = 5, 2
-"""Of the width, where all columns are next to the plot; where that is too little, some are left
-out and the plot is below."""
+"""Shares of the width if all columns are next to the plot; in less, some are left out and the plot
+is below."""
 _NOTE_FROM, _PLOT_FROM, _WRAPPED_FROM = 9, 16, 26
-"""Lines from which on there is room for the note, for the plot below the table, and for all of the
-note."""
+"""Heights in lines from which there is room for the note, for the plot below the table, and for the
+whole note."""
 _SPACING, _MARGIN = 3, 8
-_UNLIMITED = 16_777_215
 _LEAST_ROWS = 2
-"""With the head; there is more to scroll to."""
+"""Least rows including the header; the others scroll."""
 _MOST_ROUNDS = 10_000
-"""That estimates are made from, the newest ones: enough for three digits, quick to look at."""
+"""Most rounds that estimates use, the newest ones: enough for three digits, and quick."""
 
 
 class WhatIfView(WholeRunView):
@@ -81,7 +81,7 @@ class WhatIfView(WholeRunView):
         vbox(*parts, of=self.page, margins=(_MARGIN, 4, _MARGIN, 4), spacing=_SPACING)
 
     def table(self) -> tuple[list[str], list[list[object]]]:
-        """The estimates as numbers; None is not observed."""
+        """The estimates as numbers; None: not observed."""
         self._read()
         result = self._estimate()
         estimates = () if result is None else result.estimates
@@ -117,7 +117,7 @@ class WhatIfView(WholeRunView):
         self._fit_plot()
 
     def minimumSizeHint(self) -> QSize:
-        """Without the note, and a plot below the table, which go where the view is low."""
+        """Without the note and the plot below the table, which are hidden in a low view."""
         least = super().minimumSizeHint()
         if not self.note.isHidden():
             least -= QSize(0, self.note.minimumSizeHint().height() + _SPACING)
@@ -127,7 +127,7 @@ class WhatIfView(WholeRunView):
         return least
 
     def _fit_plot(self) -> None:
-        """Show the plot where there is room for it and it has something to show."""
+        """Show the plot if there is room for it and something to show."""
         lines = self.height() / self.fontMetrics().height()
         is_beside = self._parts.direction() is QBoxLayout.Direction.LeftToRight
         self.plot.setVisible(self.plot.has_speeds and (is_beside or lines >= _PLOT_FROM))
@@ -135,7 +135,7 @@ class WhatIfView(WholeRunView):
         row = table.verticalHeader().defaultSectionSize()
         high = table.horizontalHeader().sizeHint().height() + self._estimates.n_rows() * row
         limited = self.plot.isVisibleTo(self) and not is_beside
-        table.setMaximumHeight(high + 2 * table.frameWidth() if limited else _UNLIMITED)
+        table.setMaximumHeight(high + 2 * table.frameWidth() if limited else UNLIMITED)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
@@ -147,8 +147,7 @@ class WhatIfView(WholeRunView):
         bar = table.verticalScrollBar().sizeHint().width() + 2 * table.frameWidth()
         beside = across * _TABLE_SHARE // (_TABLE_SHARE + _PLOT_SHARE) - bar
         wide = beside >= len(_HEADS) * widest
-        direction = QBoxLayout.Direction
-        self._parts.setDirection(direction.LeftToRight if wide else direction.TopToBottom)
+        turn(self._parts, down=not wide)
         self._fit_plot()
         self.note.setVisible(lines >= _NOTE_FROM)
         self.note.setWordWrap(lines >= _WRAPPED_FROM)
@@ -237,7 +236,7 @@ class SpeedPlot(PlotSurface):
         self._best = self.put(pg.ScatterPlotItem(symbol="star", size=14), "", "plot.limit")
 
     def set_estimates(self, result: WhatIf | None) -> None:
-        """Show the estimates; nothing where the run was not timed."""
+        """Show the estimates; nothing if the run was not timed."""
         best = None if result is None else result.best
         self.has_speeds = best is not None
         if result is None or best is None:

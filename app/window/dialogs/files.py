@@ -1,5 +1,5 @@
-"""Dialogs about files: which model or trace to open, where a trace is exported to, and what becomes
-of runs that were not exported."""
+"""File dialogs: which model or trace to open, where to export a trace, and what to do with
+unexported runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _EXCEL_TIP = (
 
 
 class ExportDialog(ModelessDialog):
-    """runs: no others are written. `chosen` gives the new folder and
+    """Asks for an export folder. runs: only these are written. `chosen` gives the new folder and
     whether it is for Excel."""
 
     chosen = Signal(object, bool)  # Path
@@ -58,21 +58,21 @@ class ExportDialog(ModelessDialog):
     def accept(self) -> None:
         parent = Path(self.folder.text()).absolute()
         self._settings.set_folder("export", parent)
-        self._settings.set_folder("trace", parent)  # where it will be looked for
+        self._settings.set_folder("trace", parent)  # the next dialog starts there
         self._settings.excel_safe = self.excel.isChecked()
         self.chosen.emit(new_folder(parent, time.localtime()), self.excel.isChecked())
         super().accept()
 
 
 def _can_hold(folder: str) -> bool:
-    """Whether it is a folder, or may be made in one."""
+    """Whether it is a folder, or can be created in one."""
     above = os.path.dirname(os.path.abspath(folder))
     is_new = bool(folder.strip()) and not os.path.exists(folder) and os.path.isdir(above)
     return is_new or os.path.isdir(folder)
 
 
 def new_folder(parent: Path, now: time.struct_time) -> Path:
-    """A name that is free inside `parent`, made of the date and time."""
+    """A free name inside `parent`, from date and time."""
     base = time.strftime("draftscope-trace-%Y%m%d-%H%M%S", now)
     folder, number = parent / base, 2
     while folder.exists():
@@ -81,7 +81,7 @@ def new_folder(parent: Path, now: time.struct_time) -> Path:
 
 
 class LibraryDialog(ModelessDialog):
-    """Asks for the build of llama.cpp that lanes use."""
+    """Asks for the llama.cpp build of lanes."""
 
     def __init__(self, path: str, parent: QWidget) -> None:
         super().__init__("llama.cpp library", parent)
@@ -105,7 +105,7 @@ RESULTS_FILTER = "Results (*.sqlite *.json);;All files (*)"
 
 
 def ask_model(parent: QWidget, settings: Settings, title: str) -> Path | None:
-    """A GGUF file chosen by the user, None when there was no choice."""
+    """A GGUF file chosen by the user, None if cancelled."""
     return ask_file(parent, settings, "model", title, MODEL_FILTER)
 
 
@@ -117,7 +117,7 @@ class TraceDialog(QFileDialog):
         self.setFileMode(QFileDialog.FileMode.ExistingFiles)
 
     def accept(self) -> None:
-        """Qt goes into a folder that is chosen; one of a trace is what was asked for."""
+        """Qt enters a chosen folder; a trace's folder is the choice itself."""
         chosen = [Path(name) for name in self.selectedFiles()]
         if chosen and all(path.is_dir() and find_trace(path) for path in chosen):
             self.done(QFileDialog.DialogCode.Accepted)
@@ -126,7 +126,7 @@ class TraceDialog(QFileDialog):
 
 
 def ask_traces(parent: QWidget, settings: Settings) -> list[Path]:
-    """The traces chosen by the user; none without a choice."""
+    """The traces chosen by the user; none if cancelled."""
     dialog = TraceDialog(parent, settings.folder("trace"))
     if not dialog.exec():
         return []
@@ -139,8 +139,8 @@ _PAGE = ".html", ".htm"
 
 
 def place_page(parent: QWidget, settings: Settings, kind: str) -> Path | None:
-    """A new HTML file in the folder of the last page, at first the home folder; where that takes no
-    files, the user's choice."""
+    """A new HTML file in the last page's folder, at first the home folder; if that is not writable,
+    the user's choice."""
     if unwritable(settings.folder("report")):
         return ask_new(parent, settings, kind)
     return _new_path(settings, kind, _PAGE)
@@ -153,7 +153,7 @@ def ask_new(
     accepted: str = REPORT_FILTER,
     suffixes: Sequence[str] = _PAGE,
 ) -> Path | None:
-    """The file that something of this kind is written to; None without a choice."""
+    """The output file for this kind; None if cancelled."""
     offered = str(_new_path(settings, kind, suffixes))
     name, _ = QFileDialog.getSaveFileName(parent, f"Write {kind}", offered, accepted)
     if not name:
@@ -171,8 +171,8 @@ def _new_path(settings: Settings, kind: str, suffixes: Sequence[str]) -> Path:
 def ask_file(
     parent: QWidget, settings: Settings, purpose: str, title: str, accepted: str
 ) -> Path | None:
-    """A file chosen by the user, at first in the folder of the last one of this purpose; None
-    without a choice."""
+    """A file chosen by the user, starting in the last folder for this purpose; None if
+    cancelled."""
     folder = str(settings.folder(purpose))
     name, _ = QFileDialog.getOpenFileName(parent, title, folder, accepted)
     if not name:
@@ -183,7 +183,7 @@ def ask_file(
 
 
 class QuitChoice(enum.Enum):
-    """What becomes of runs that were not exported when the window is closed."""
+    """What to do with unexported runs when the window is closed."""
 
     KEEP = "kept for the next start"
     DISCARD = "discarded"
@@ -191,17 +191,17 @@ class QuitChoice(enum.Enum):
 
 
 def ask_before_quitting(parent: QWidget, recorded: Sequence[ModelRuns], problem: str) -> QuitChoice:
-    """What the user chooses for the runs of these models, which cannot be kept: DISCARD, or STAY,
-    the default.
+    """The user's choice for the runs of these models, which cannot be saved: DISCARD, or STAY, the
+    default.
 
-    problem: why they cannot be kept.
+    problem: why they cannot be saved.
     """
     box = made(QMessageBox, parent, icon=QMessageBox.Icon.Warning, windowTitle="Quit")
     box.setText("There are runs that were not exported and cannot be kept.")
     lines = [f"{runs.model}: {_counted(runs)}" for runs in recorded]
     lines += ["", f"{problem} Cancel to export them (Ctrl+E)."]
     box.setInformativeText("\n".join(lines))
-    for label in box.findChildren(QLabel):  # names of models are a file's
+    for label in box.findChildren(QLabel):  # model names come from a file
         label.setTextFormat(Qt.TextFormat.PlainText)
     discard = box.addButton("&Discard", QMessageBox.ButtonRole.DestructiveRole)
     cancel = box.addButton(QMessageBox.StandardButton.Cancel)

@@ -1,5 +1,5 @@
-"""Dialogs of the help menu: its pages, rendered, linked and searched over all of them; versions and
-the report for bug reports; all shortcuts."""
+"""Dialogs of the help menu: its pages, rendered, linked and searchable; versions and the bug
+report; all shortcuts."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ from engine.plain_text import counted
 from resources import help_page, help_topics
 
 _CONTEXT = 30
-"""Characters of a hit's line on either side of it."""
+"""Characters of context on either side of a hit."""
 _FEWEST = 2
-"""Letters that are searched for; fewer are everywhere."""
+"""Fewest letters of a search."""
 _PLACE = Qt.ItemDataRole.UserRole
 
 
 def open_help(parent: QWidget) -> None:
-    """Show the pages, in the dialog that is open already if there is one."""
+    """Show the pages, in the open dialog if there is one."""
     dialog = parent.findChild(HelpPages) or HelpPages(parent)
     dialog.show()
     dialog.raise_()
@@ -92,7 +92,7 @@ class HelpBrowser(QTextBrowser):
         return help_page(topic) if topic in help_topics() else None
 
     def changeEvent(self, event: QEvent) -> None:
-        """Colours are part of the document: with others it is made anew."""
+        """Colours are part of the document: rebuild it."""
         super().changeEvent(event)
         if event.type() == QEvent.Type.PaletteChange and self.topic:
             place = self.verticalScrollBar().value()
@@ -100,7 +100,7 @@ class HelpBrowser(QTextBrowser):
             self.verticalScrollBar().setValue(place)
 
     def _dress(self, source: QUrl) -> None:
-        """Give tables and code their looks, and go to the heading that a link names."""
+        """Style tables and code, and go to the heading of a link."""
         palette = self.palette()
         raised, edge = (palette.color(role) for role in _RAISED_AND_EDGE)
         for frame in self.document().rootFrame().childFrames():
@@ -116,7 +116,7 @@ class HelpBrowser(QTextBrowser):
             self.go_to(heading_position(self.document(), source.fragment()))
 
     def go_to(self, position: int, length: int = 0) -> None:
-        """Bring a place into sight, at the top as far as that goes, and select what is there."""
+        """Scroll a place to the top, if possible, and select it."""
         cursor = QTextCursor(self.document())
         cursor.setPosition(position)
         self.setTextCursor(cursor)
@@ -148,12 +148,12 @@ def _dress_table(table: QTextTable, raised: QColor, edge: QColor) -> None:
 
 
 def topic_of(source: QUrl) -> str:
-    """The page that an address names, with or without a heading."""
+    """The page of an address, with or without a heading."""
     return source.fileName().removesuffix(".md")
 
 
 def blocks(document: QTextDocument) -> Iterator[QTextBlock]:
-    """All blocks of a document, those in tables too."""
+    """All blocks of a document, including those in tables."""
     block = document.begin()
     while block.isValid():
         yield block
@@ -166,7 +166,7 @@ def slug(heading: str) -> str:
 
 
 def heading_position(document: QTextDocument, fragment: str) -> int:
-    """Where a heading begins, 0 for none of that name."""
+    """The position of a heading, 0 if there is none of that name."""
     found = (
         block.position()
         for block in blocks(document)
@@ -176,7 +176,7 @@ def heading_position(document: QTextDocument, fragment: str) -> int:
 
 
 class HelpPages(ModelessDialog):
-    """The list of pages, or of hits while something is searched for, and the page chosen."""
+    """The list of pages, or the hits of a search, and the chosen page."""
 
     def __init__(self, parent: QWidget) -> None:
         super().__init__("Draftscope help", parent)
@@ -225,7 +225,7 @@ class HelpPages(ModelessDialog):
         self.resize(150 * width, 680)
 
     def hits(self, words: str) -> Iterator[tuple[str, int, str]]:
-        """Topic, position and line of each place where the words are, whatever their case."""
+        """Topic, position and line of each occurrence of the words, ignoring case."""
         for topic in self._topics:
             document = self._document(topic)
             found = document.find(words)
@@ -281,7 +281,7 @@ class HelpPages(ModelessDialog):
             self.browser.go_to(position, len(self.field.text().strip()))
 
     def _follow(self, source: QUrl) -> None:
-        """Mark the page in the list that a link has led to."""
+        """Select the page in the list that a link has led to."""
         self._mark()
         for row in range(self.list.count()):
             topic, position = self.list.item(row).data(_PLACE)
@@ -290,7 +290,7 @@ class HelpPages(ModelessDialog):
                     self.list.setCurrentRow(row)
 
     def _mark(self) -> None:
-        """Colour all hits on the page on show."""
+        """Highlight all hits on the page on show."""
         marks = []
         words = self.field.text().strip()
         document = self.browser.document()

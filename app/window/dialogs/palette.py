@@ -32,18 +32,18 @@ from app.widgets.build import made, vbox
 
 _CHARACTERS = 132
 _NAME_SHARE = 0.45
-"""Part of the width that names take at most: what a command does comes after its name."""
+"""Share of the width for names: what a command does follows."""
 _ROWS = 14
 _ROW_PADDING = 8
 _OPENS = {"Panels": ("open",), "Layout": ("open",)}
-"""Words that are typed for the actions of a submenu, and that none of them has."""
+"""Search words for the actions of a submenu that none of them contains."""
 _LIST_KEYS = (Qt.Key.Key_Up, Qt.Key.Key_Down, Qt.Key.Key_PageUp, Qt.Key.Key_PageDown)
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One line of the palette. needs: what is missing while the action is disabled. reason: why it
-    is, where that is not it. group: the submenu that the action is in, found by its name too."""
+    """A line of the palette. needs: what is missing while the action is disabled. reason: why it
+    is, if nothing is missing. group: the action's submenu, which is searched, too."""
 
     action: QAction
     tip: str
@@ -57,14 +57,14 @@ class Command:
 
     @property
     def line(self) -> str:
-        """The name with its group before it."""
+        """The name with its group as prefix."""
         return f"{self.group}: {self.text}" if self.group else self.text
 
     def fits(self, query: str) -> tuple[int, int] | None:
-        """How well what was typed fits, the larger the better; None: not at all.
+        """How well it matches the typed text, larger is better; None: not at all.
 
-        Whole words of the name come first, then beginnings of its words, then words of the name
-        and of what the command does, then letters anywhere in the name, alone or after its group.
+        Whole words of the name come first, then prefixes of its words, then words of the name and
+        the description, then letters anywhere in the name, alone or after its group.
         """
         found = [score(query, text) for text in {self.text, self.line}]
         letters = max((points for points in found if points is not None), default=None)
@@ -79,10 +79,10 @@ class Command:
 
 
 class CommandPalette(QFrame):
-    """A box over the window. `commands()` is asked when it opens and when an action changes.
+    """A box over the window. `commands()` is called when it opens and when an action changes.
 
-    Return triggers the line that is chosen, Escape closes; what is disabled is greyed, says what
-    it needs, and cannot be triggered.
+    Return triggers the chosen line, Escape closes; disabled lines are grey, say what they need, and
+    cannot be triggered.
     """
 
     def __init__(self, commands: Callable[[], Sequence[Command]], window: QWidget) -> None:
@@ -128,13 +128,13 @@ class CommandPalette(QFrame):
         self.field.setFocus()
 
     def close_palette(self) -> None:
-        """Go away and give the focus back."""
+        """Close and return the focus."""
         self.hide()
         self._back.setFocus()
         self._back = self.window()
 
     def trigger(self) -> None:
-        """Do what the chosen line says, if it can be done now."""
+        """Trigger the chosen line, if it is enabled."""
         action = self._chosen()
         if action is not None and action.isEnabled():
             self.close_palette()
@@ -152,7 +152,7 @@ class CommandPalette(QFrame):
             action.enabledChanged.connect(self._refresh)
 
     def _refresh(self) -> None:
-        """What can be done has changed: show the same lines as they are now."""
+        """An action has changed: update the lines."""
         chosen = self._chosen()
         self._filter(self.field.text())
         if chosen is not None:
@@ -209,7 +209,7 @@ class CommandPalette(QFrame):
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         if event.type() is QEvent.Type.FocusOut and self.isVisible():
-            self.hide()  # the focus has gone elsewhere and stays there
+            self.hide()  # the focus has moved elsewhere and stays there
             return False
         if event.type() is QEvent.Type.KeyPress and isinstance(event, QKeyEvent):
             key = event.key()
@@ -230,7 +230,7 @@ def _words(text: str) -> list[str]:
 
 
 def _begin(typed: Sequence[str], words: Sequence[str]) -> bool:
-    """Whether each typed word is the beginning of one of the words."""
+    """Whether each typed word is a prefix of one of the words."""
     return all(any(word.startswith(part) for word in words) for part in typed)
 
 
@@ -257,14 +257,14 @@ _GAP = 1
 
 
 def score(query: str, text: str) -> int | None:
-    """How well the letters of the query, in order, fit into the text; None if they do not.
+    """How well the letters of the query, in order, match the text; None if they do not.
 
-    Spaces and case do not count. Letters at the beginning of a word and letters side by side
-    are worth more; so is a text with little else in it. The best of all placements is taken.
+    Spaces and case are ignored. Letters at the start of a word and adjacent letters score more, and
+    so does a text with little else in it. The best of all placements counts.
     """
     letters = query.replace(" ", "").lower()
     body = text.lower()
-    # best[j]: the best score with the letters so far, the last of them at j
+    # best[j]: the best score so far with the last letter at j
     best: dict[int, int] = {}
     for i, letter in enumerate(letters):
         following: dict[int, int] = {}

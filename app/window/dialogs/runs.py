@@ -1,4 +1,4 @@
-"""Dialogs before a run: the server to observe, the round to go on from, the scenario."""
+"""Dialogs before a run: the server to observe, the round to fork at, the scenario."""
 
 from __future__ import annotations
 
@@ -61,16 +61,16 @@ _LIMIT_TIP = (
     "CPU a long prompt takes minutes"
 )
 _USUAL = "http://127.0.0.1:8080"
-"""The address of a llama-server that was given none."""
+"""llama-server's default address."""
 
 Tried = tuple[str, Path | None, int, str]
 UNTRIED: Tried = ("", None, 0, "")
 
 
 class ConnectDialog(ModelessDialog):
-    """`chosen` gives address, key, log file or None, the port that other
-    programs are to use, 0 without, and the name of a model, empty without. tried: address, log,
-    port and model chosen last, where no server was there."""
+    """`chosen` gives address, key, log file or None, the port for other programs, 0 without, and
+    the name of a model, empty without. tried: address, log, port and model of the last attempt, if
+    it failed."""
 
     chosen = Signal(str, str, object, int, str)  # Path | None
 
@@ -152,8 +152,8 @@ def scenario_actions(
     play: Callable[[Scenario | MemoryScript], None],
     parent: QObject,
 ) -> list[QAction]:
-    """An action for each that plays it: its title as text, what it is about as tooltip, and as data
-    the sentence to choose it by with its number among the groups."""
+    """An action per scenario that plays it: its title as text, its description as tooltip, and as
+    data the sentence to choose it by with its number among the groups."""
     actions = []
     for one in scenarios:
         action = QAction(one.title.replace("&", "&&"), parent)
@@ -236,9 +236,9 @@ _NO_TOKEN = "none"
 
 
 class ForkDialog(ModelessDialog):
-    """place: in words. options: those of Run Settings now; raises
-    OptionError. `chosen` gives whether these are meant, else the run's own, and a token that takes
-    the place of the newest one, below 0 for none."""
+    """place: in words. options: the current ones of Run Settings; raises OptionError. `chosen`
+    gives whether to use these instead of the run's own, and a token that replaces the newest one,
+    below 0 for none."""
 
     chosen = Signal(bool, int)
 
@@ -263,7 +263,7 @@ class ForkDialog(ModelessDialog):
         self.tell()
 
     def tell(self, *_: object) -> None:
-        """Say what the fork does otherwise."""
+        """Show what the fork changes."""
         token = self._token()
         problem = "" if token is not None else f"A token is an id from 0 to {_MOST}, or none."
         try:
@@ -277,7 +277,7 @@ class ForkDialog(ModelessDialog):
         self._go.setEnabled(not problem)
 
     def _token(self) -> int | None:
-        """-1 for none, None for other words."""
+        """The entered token, -1 if empty, None if invalid."""
         word = next(iter(self.token.currentText().split()), _NO_TOKEN)
         known = word.isascii() and word.isdecimal() and int(word) <= _MOST
         return int(word) if known else -1 if word == _NO_TOKEN else None
@@ -289,7 +289,7 @@ class ForkDialog(ModelessDialog):
 
 
 def _other_tokens(fork: Fork) -> list[str]:
-    """What the newest token that stays could have been, the target's likeliest first."""
+    """Alternatives to the newest kept token, most probable first."""
     step = read_step(fork.parent, fork.seq_id, fork.round - 1)
     out = [one for one in step.tokens if one["kind"] in EMITTED_KINDS] if step else []
     if step is None or not out[: fork.n_kept]:

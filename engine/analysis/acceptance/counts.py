@@ -271,8 +271,11 @@ def _of_sums(
         per_pos = _list(told, "num_accepted_tokens_per_pos")
         steps = _count(told, "num_spec_steps")
         has_first &= bool(steps and per_pos)
+        rates = (told.get("acceptance_per_position") or {}).get("unconditional") or [None]
+        longest = longest if rates[0] is None else len(rates)
         n = min(steps or -(-drafted // longest), drafted)
-        first = min(per_pos[0] if per_pos else accepted, n)
+        of_all = accepted if rates[0] is None else round(rates[0] * n)
+        first = min(per_pos[0] if per_pos else of_all, n)
         pos = (_count(told, "prompt_n") or 0) + (_count(told, "cache_n") or 0) or MISSING
         seq = number if seq is None else seq
         slot = slots.get(seq, seq if unit == "request" else 0)

@@ -320,7 +320,8 @@ def _mask(rows: np.ndarray, n: int) -> np.ndarray:
 
 def _with_depth(counts: DraftCounts) -> Iterator[Finding]:
     """Steady decline with position: a slope that explains more than a few steps would, as easy and
-    hard text produce them."""
+    hard text produce them. It must be in at least half of the long sequences: replies that turn
+    from code to prose change suddenly, and one of many looks steady by chance."""
     has_pos = bool((counts.pos != MISSING).all())
     if not has_pos:
         if not counts.is_by_round:
@@ -337,7 +338,8 @@ def _with_depth(counts: DraftCounts) -> Iterator[Finding]:
         for seq, gain, over_steps, begin, end in falls
         if gain > 12 and over_steps > -2 and begin >= 0.3 and end <= 0.5 * begin
     ]
-    if not clear or sum(end < begin for *_, begin, end in falls) < 0.9 * len(falls):
+    n_down = sum(end < begin for *_, begin, end in falls)
+    if not clear or 2 * len(clear) < len(falls) or n_down < 0.9 * len(falls):
         return
     _, steepest = max(clear, key=lambda one: one[0])
     mine = next(one for one in sequences if one.seq[0] == steepest)

@@ -160,10 +160,16 @@ def _slower_rows(run: ExaminedRun) -> Iterator[Finding]:
 
 
 def _speed(facts: RunFacts) -> float | None:
-    """Tokens per second reported by another engine; None without a report of sufficient length."""
-    told = facts.told or {}
+    """Tokens per second reported by another engine, over several requests if all were in one slot
+    in sequence; None without a report of sufficient length."""
+    told, requests = facts.told or {}, facts.requests or []
     per_second, n = told.get("predicted_per_second"), told.get("predicted_n")
-    return per_second if per_second and n and n >= 2 * _LEAST_TOKENS else None
+    if not n or n < 2 * _LEAST_TOKENS:
+        return None
+    times = [one.told.get("predicted_ms") for one in requests]
+    if not per_second and all(times) and len({one.slot for one in requests} - {None}) == 1:
+        per_second = 1e3 * n / sum(times)
+    return per_second or None
 
 
 def _requests(facts: RunFacts) -> list[object]:

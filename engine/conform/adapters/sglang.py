@@ -24,20 +24,31 @@ from engine.conform.adapters.sglang_snapshots import (
     Snapshots,
     requests,
 )
-from engine.conform.cases import Recurrence, Rows
-from engine.conform.subject import Kernel, Prompts
+from engine.conform.cases import Recurrence, Rows, Shape
+from engine.conform.packages import Package
+from engine.conform.subject import Kernel, Memory, Prompts
 
 
 class _Conv(Snapshots):
-    """causal_conv1d_update with a buffer of windows; sequences of one length."""
+    """causal_conv1d_update with a buffer of windows, which overlap where there are no trees, as
+    those of SGLang; sequences of one length."""
 
     scatter = "fused_conv_window_scatter_with_mask"
+
+    def __init__(self, shape: Shape, memory: Memory, package: Package) -> None:
+        super().__init__(shape, memory, package)
+        layers, slots, rows, channels, held = self.buffers.shape
+        shared = memory.empty(layers, slots, channels, rows + held - 1, dtype=shape.dtype)
+        memory.keep("null-slot-written", "slot 0 of the drafts", shared[-1, :1])
+        self.windows = self.buffers, shared.unfold(3, held, 1).movedim(3, 2)
 
     def stored(self, state: torch.Tensor) -> torch.Tensor:
         return state
 
     def run(self, rows: Rows, keep: bool) -> torch.Tensor:
         module = self.package.module(f"{OPS}.mamba.causal_conv1d_triton")
+        self.buffers = self.windows[not rows.parents]
+        self.buffer = self.buffers[-1]
         n, t = len(rows.sequences), rows.lengths[0]
         places = requests(self.memory, rows.sequences, self.shape)
         tree = _linked(rows.parents) if rows.parents else None

@@ -70,7 +70,18 @@ _SURE = 0.01
 often than a probability says."""
 _MARGIN = 1.2
 """Of the time of a pair, what has to be left for one more."""
+_CHANGED = (
+    "--spec-draft-n-max",
+    "--spec-draft-p-min",
+    "--spec-synth-rates",
+    "--spec-synth-len",
+    "--speculative-config",
+    "--speculative-num-steps",
+)
+"""What settings change, though not each of them has it."""
 _FAMILIES = ("vllm", "sglang")
+_HEAD = '{"kind": "draftscope tune --server"'
+"""Begins a file of measurements."""
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 
 
@@ -369,11 +380,12 @@ class _Tuner:
                 "Begin the command with a program on $PATH, or with its path.",
             )
         flags = self._words(name)
-        both = {*flags} & {*self.plan.command.split()}
-        if given := [word for word in flags if word in both and word.startswith("-")]:
+        changed = [*(word for word in flags if word.startswith("-")), *_CHANGED]
+        if given := [word for word in changed if word in self.plan.command.split()]:
             raise OptionError(
                 f"The command of --server has {given[0]} itself, which settings change.",
-                "Leave it out there.",
+                "Leave it out there; what acceptance is set to is given next to --server, "
+                "with --spec-synth-rates.",
             )
         if not any("{flags}" in word for word in words):
             words.append("{flags}")
@@ -422,6 +434,9 @@ class _SavedMeasurements:
         of = json.dumps([plan.command, dict(plan.running), list(plan.prompts), plan.n_predict])
         key = hashlib.sha256(f"{of} {plan.rates} {plan.ignore_eos}".encode()).hexdigest()[:16]
         lines = plan.kept.read_text(encoding="utf-8").splitlines() if plan.kept.exists() else []
+        if [line[: len(_HEAD)] for line in lines] == [_HEAD]:  # of a command that did not start
+            plan.kept.write_text("")
+            lines = []
         if not lines:
             self.add({"kind": "draftscope tune --server", "of": key})
             return

@@ -35,7 +35,8 @@ def of_map(ids: Sequence[int], n_vocab: int) -> Iterator[tuple[str, Change]]:
         "has ids one too high": [token + 1 for token in ids],
         "has ids one too low": [max(0, token - 1) for token in ids],
     }
-    for by, how in ((1, "one row on"), (-1, "one row before"), (2, "two rows on")):
+    for by in (y for x in (1, 2, 3, 4) for y in (x, -x)):
+        how = f"{abs(by)} row{'s' * (abs(by) > 1)} {'on' if by > 0 else 'before'}"
         wrong[f"is read {how}"] = [ids[min(max(row + by, 0), len(ids) - 1)] for row in rows]
     for kind in ("bfloat16", "float16"):  # as where all of a file is read as one type
         near = [torch.tensor(x).to(getattr(torch, kind)).long().tolist() for x in (ids, offsets)]
@@ -60,6 +61,10 @@ def of_choice() -> Iterator[tuple[str, Change]]:
     for lead in _LEADS:
         about = f"the second candidate is drafted where the best leads by less than about {lead:g}"
         yield about, partial(_unless_clear, lead)
+    for step in (0.125, 0.25, 0.5, 1.0, 2.0):
+        about = f"logits are rounded to steps of {step:g}, and of equal ones the {{}} id is drafted"
+        for which, sign in (("lowest", 1), ("highest", -1)):
+            yield about.format(which), partial(_rounded, step, sign)
     yield "no token is drafted twice in a row", lambda row, text: _without({*text[-1:]}, row, text)
     weaker: dict[str, Callable[..., float]] = {}
     for x in _PENALTIES:
@@ -142,6 +147,27 @@ def _unless_clear(lead: float, row: Candidates, text: Sequence[int]) -> Candidat
     values = [*row.values()]
     is_clear = len(values) < 2 or values[0] - values[1] >= lead
     return row if is_clear else _from_rank(1, row, text)
+
+
+def _rounded(step: float, sign: int, row: Candidates, _: Sequence[int]) -> Candidates:
+    steps = {token: round(value / step) for token, value in row.items()}
+    order = sorted(row, key=lambda t: (-steps[t], sign * t))
+    return {token: -float(i) for i, token in enumerate(order)}  # clear of each other
+
+
+def of_shards(n_vocab: int) -> Iterator[tuple[str, Change]]:
+    """Parts of an output head that are put together in another order."""
+    for n in (n for n in (2, 4, 8) if n_vocab % n == 0):
+        size, orders = n_vocab // n, {"reverse": [*range(n)][::-1]}
+        for by in (1, -1) if n > 2 else ():
+            orders["moved round" if by > 0 else "moved back"] = [(i + by) % n for i in range(n)]
+        for how, order in orders.items():
+            about = f"{n} parts of the output head are in another order ({how}): ids are others"
+            yield about, partial(_of_parts, order, size)
+
+
+def _of_parts(order: Sequence[int], size: int, row: Candidates, _: Sequence[int]) -> Candidates:
+    return {order[t // size] * size + t % size: value for t, value in row.items()}
 
 
 def _without(tokens: Collection[int], row: Candidates, _: Sequence[int]) -> Candidates:

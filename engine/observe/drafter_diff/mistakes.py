@@ -3,7 +3,7 @@ working is changed, at some of the text's places or rounds, and all else is righ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain, pairwise, product
@@ -20,21 +20,23 @@ from engine.observe.drafter_diff.candidate_mistakes import (
     observed,
     of_choice,
     of_map,
+    of_shards,
 )
 from engine.observe.drafter_diff.guesses import CHANCE, GOES_ON, Guess, n_by_chance
-from engine.observe.drafter_diff.operations import PHASES, in_place, part_changes
+from engine.observe.drafter_diff.operations import PHASES, in_place, of_cells, part_changes
 from engine.observe.drafter_diff.records import BLOCK, CANDIDATES, POSITIONS, ROWS, STATE, Drafts
 from engine.observe.drafter_diff.sides import LONGEST_TEXT, DraftSide
 from engine.observe.drafter_diff.target_rows import CHANGES, MOVED, TextRows, mapped
-from engine.observe.drafter_diff.tensor_changes import other_windows
-from engine.observe.drafter_diff.wrong_drafts import POWERS, places_of
+from engine.observe.drafter_diff.tensor_changes import ROUNDED, other_windows
+from engine.observe.drafter_diff.wrong_drafts import POWERS, in_passes, places_of
 from engine.session import Session
 
 _Gives = Callable[[RecordedDraft, Entries, int], bool]
 _MOST_MASKS, _LONGEST_WINDOW, _MOST_OTHERS, _TAIL = 1024, 128, 4, 4
 _FARTHEST, _SHOWN_BY, _MOST_FITTING = 64, 3, 6
-_COUNTED_BY, _MOST_COUNTED = 8, 64
+_COUNTED_BY, _MOST_COUNTED, _MOST_IDS = 8, 64, 48
 """Drafts and values by which it is counted how many values give a draft by chance."""
+_Places = Mapping[str, Collection[int]]
 _Which = Callable[[list[Entries], list[Entries]], Entries]
 _READ: dict[str, _Which] = {
     "that of the step before": lambda given, _: given[max(0, len(given) - 2)],
@@ -127,18 +129,27 @@ class Mistakes:
     def _of_beginnings(self, sizes: Sequence[int]) -> Iterator[Guess]:
         """First tokens of a text that the drafter's memory lacks, or has as other ones, or the last
         ones of its prompt."""
-        text, n = self._text, self._text.starts[0]
+        n = self._text.starts[0]
         end = n - self._model.ahead
         for size in sizes:
             which = "the prompt" if size == n else f"the first {size} tokens"
-            lacks = {which: range(size), f"the prompt's last {size} tokens": range(end - size, end)}
-            for what, places in lacks.items():
-                about = f"the drafter has not seen {what}"
-                yield self._guess(STATE, about, deviation=Deviation("", about, lacks=places))
-            for token in self._special[:2]:
-                other = replace(text, tokens=[token] * size + [*text.tokens[size:]])
-                about = f"the drafter reads {which} as token {token}"
-                yield self._guess(STATE, about, text=other)
+            last = {f"the prompt's last {size} tokens": range(end - size, end)}
+            yield from self._of_places({which: range(size)}, last)
+
+    def _of_places(self, read: _Places, lacked: _Places) -> Iterator[Guess]:
+        """Places of the prompt that the drafter's memory lacks, or has as other tokens. lacked:
+        further ones that it may lack."""
+        text = self._text
+        for what, places in (read | lacked).items():
+            about = f"the drafter has not seen {what}"
+            yield self._guess(STATE, about, deviation=Deviation("", about, lacks=places))
+        named = {f"token {token}": token for token in self._special[:2]}
+        named["the prompt's last token"] = text.tokens[text.starts[0] - 1]
+        named["the newest token after the prompt"] = text.tokens[text.starts[0]]
+        for (which, places), (what, token) in product(read.items(), named.items()):
+            about = f"the drafter reads {which} as {what}"
+            tokens = [token if i in places else own for i, own in enumerate(text.tokens)]
+            yield self._guess(STATE, about, text=replace(text, tokens=tokens))
 
     def _guess(self, stage: str, about: str, **parts: Any) -> Guess:
         about = f"{about[0].upper()}{about[1:].rstrip('.')}."
@@ -175,7 +186,8 @@ class Mistakes:
                 yield self._of_table(f"rows before {about} the last of these", table[last])
         own, taps = self._target.rows, self._target.taps
         changes: dict[str, torch.Tensor | None] = {k: f(table) for k, f in MOVED.items()}
-        changes["zeros"] = model.table(mapped(own, torch.zeros_like))
+        for what, change in {"zeros": torch.zeros_like, **ROUNDED}.items():
+            changes[what] = model.table(mapped(own, change))
         for tap in taps if len(taps) > 1 else ():
             changes[f"zeros in layer {tap}"] = model.table(mapped(own, torch.zeros_like, tap))
         both = product(places_of(self._text).items(), changes.items())
@@ -197,7 +209,11 @@ class Mistakes:
 
         near = {d.pos0 + i for d in wrong[:1] for i in (-1, 0, 1, 2)} | {*self._text.starts[:1]}
         far = (size for size in POWERS if 8 < size < len(self._text.tokens))
-        found = part_changes(self._model.core, look, sorted({*near, *far}))
+        ids = sorted({*self._text.tokens})
+        ids = ids[:: 1 + len(ids) // _MOST_IDS]
+        places, target = sorted({*near, *far}), self._session.model
+        found = part_changes(self._model.core, look, places, ids, target)
+        found = chain(found, of_cells(self._model.cells))
         parts = [one for one in found if only in ("", one.stage)]
         # a number of a kernel is a simpler mistake than a table, and else few come first
         parts.sort(key=lambda x: (not x.is_number, x.stage != POSITIONS, x.stage != CANDIDATES))
@@ -218,6 +234,7 @@ class Mistakes:
                         yield part
         sizes = [n for n in range(1, self._text.starts[0]) if n not in POWERS and not only]
         yield from self._of_beginnings(sizes)
+        yield from self._of_places({} if only else in_passes(self._text, self._model.ahead), {})
 
     def _of_steps(self) -> Iterator[Guess]:
         """What one step of a draft hands on to the next one: each part of it is another one."""
@@ -310,49 +327,13 @@ class Mistakes:
                 yield self._of_table(about + where, rows)
 
     def _of_rejected(self, window: Drafts) -> Iterator[Guess]:
-        table = self._text.table
-        if table is None:
+        if self._text.table is None:
             return
-        model, first = self._model, self._text.drafts.index(window[0])
-        drafts = self._text.drafts[max(0, first - 1) : first + len(window)]
-        pairs = [
-            (last, later)
-            for last, later in pairwise(drafts)
-            if later.pos0 == last.pos0 + last.n_accepted + 1
-        ]
-        partial = [pair for pair in pairs if pair[0].n_accepted < pair[0].n_drafted]
-        made = self._target.of_rejected([last for last, _ in partial])
-        rejected = {number: model.table(rows) for number, rows in made.items()}
-        before = model.newest_row(0) + 1
-        choices: dict[str, Callable[[int], int]] = {
-            "that of the last token of the verify batch": lambda n: -1,
-            "that of the rejected token": lambda n: before + n + 1,
-            "the first of the verify batch": lambda n: before,
-        }
-        for what, index in choices.items():
-            stale = table.clone()
-            for last, later in partial:
-                if (own := rejected.get(last.round)) is not None:
-                    stale[model.newest_row(later.pos0)] = own[index(last.n_accepted)]
-            yield self._of_table(f"after a rejection the newest row is {what}", stale)
-        whole = [pair for pair in pairs if pair not in partial]
-        for end, some in ("a rejection", partial), ("a draft that was accepted whole", whole):
-            stale = table.clone()
-            for last, later in some:
-                stale[model.newest_row(later.pos0)] = stale[model.newest_row(last.pos0)]
-            yield self._of_table(f"after {end} the row of the round before stays", stale)
-        left = {}
-        for last, later in partial:
-            if (own := rejected.get(last.round)) is not None:
-                known = [self._text.tokens[last.pos0], *last.tokens]
-                places = range(last.n_accepted + 1 - model.ahead, len(known) - model.ahead)
-                left[later.round] = Entries(
-                    [last.pos0 + i for i in places],
-                    [known[i + model.ahead] for i in places],
-                    own[places.start : places.stop],
-                )
-        about = "rows of rejected tokens stay in its memory for the next draft"
-        yield replace(self._guess(STATE, about), left=left)
+        for about, table in self._target.after_rounds(self._model, self._text, window):
+            if isinstance(table, torch.Tensor):
+                yield self._of_table(about, table)
+            else:
+                yield replace(self._guess(STATE, about), left=table)
 
     def _of_blocks(self, wrong: Drafts) -> Iterator[Guess]:
         model = self._model
@@ -473,7 +454,7 @@ class Mistakes:
 
     def _of_candidates(self) -> Iterator[Guess]:
         ids, n_vocab = self._model.drafted_ids, self._session.config.n_vocab
-        maps = of_map(ids.tolist(), n_vocab) if ids is not None else ()
+        maps = of_map(ids.tolist(), n_vocab) if ids is not None else of_shards(n_vocab)
         yield from (self._guess(CANDIDATES, x, change=y) for x, y in chain(maps, of_choice()))
 
     def _chosen_alone(self) -> Iterator[Guess]:

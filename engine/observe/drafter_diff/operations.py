@@ -8,31 +8,30 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from inspect import signature
-from itertools import combinations, product
+from itertools import combinations, pairwise, product
 from types import CodeType
 from typing import Any, NamedTuple
 
 import torch
 
-from engine.model.drafters.dflash import MarkovHead, Selector
-from engine.model.layers import RopeTables
+from engine.model.layers import OutputHead, RopeTables
 from engine.model.weights import Embedding, Projection
-from engine.observe.drafter_diff.records import BLOCK, CANDIDATES, POSITIONS, ROWS
+from engine.observe.drafter_diff.records import BLOCK, CANDIDATES, POSITIONS, STATE
 from engine.observe.drafter_diff.tensor_changes import (
+    CHANGED,
+    CHOOSE,
     FACTORS,
+    OF_MATRICES,
     Given,
+    Operation,
+    TensorChange,
     Way,
-    as_given,
     called_with,
-    flipped,
     is_floats,
     other_ropes,
     other_values,
-    scaled_by,
+    ways,
     with_changed,
-    with_exchanged,
-    within_heads,
 )
 
 Changes = tuple[tuple[Any, str, Any], ...]
@@ -45,8 +44,7 @@ PHASES = {
     "joined": ", in passes of several rows",
 }
 """When a change is in force, by the method of a DraftModel or by the rows of a pass, in words."""
-_MOST_HEADS, _MOST_ALONE, _NONE = 8, 4, object()
-OF_ROWS = ("fuse", "context", "feature", "hnorm")
+_MOST_ALONE, _MOST_TABLES, _NONE = 4, 64, object()
 
 
 @contextmanager
@@ -111,14 +109,50 @@ def is_part(x: Any) -> bool:
 
 
 def part_changes(
-    core: Any, look: Callable[[], object], places: Sequence[int] = ()
+    core: Any,
+    look: Callable[[], object],
+    places: Sequence[int] = (),
+    ids: Sequence[int] = (),
+    target: Any = None,
 ) -> Iterator[PartChange]:
     """Changes of a module's parts, the likely ones first. look: has the module compute what it
-    does in a draft. places: positions from which on a part may be wrong."""
+    does in a draft. places: positions from which on a part may be wrong; ids: tokens from which on
+    embeddings may be. target: whose tables may be in the place of its own."""
     found = list(sites(core))
     yield from _ropes(found, places)
-    yield from _operations(found, look)
+    yield from _operations(found, look, ids, target)
     yield from _layers(found)
+
+
+def of_cells(cells: Any) -> Iterator[PartChange]:
+    """What its memory of attention is given, otherwise."""
+    factors = {f"{x:.3g} times what they should be": partial(torch.mul, other=x) for x in FACTORS}
+    of_rows: dict[str, TensorChange] = {
+        f"those of the token {which} in its pass": partial(torch.roll, shifts=by, dims=1)
+        for which, by in (("before", 1), ("after", -1))
+    }
+    changes = CHANGED | of_rows | factors
+    changes["those of the next head"] = partial(torch.roll, shifts=1, dims=2)
+    for (what, which), (about, change) in product(_CELLS.items(), changes.items()):
+        made = partial(_written, cells.update, which, change)
+        said = f"the {what} that its memory gets are {about}"
+        yield PartChange(STATE, said, ((cells, "update", made),), [*_OF_CELLS])
+
+
+_CELLS = {"keys": (1, 0), "values": (0, 1), "keys and values": (1, 1)}
+_OF_CELLS = "", "write", "draft"
+
+
+def _written(
+    own: Callable[..., Any],
+    which: tuple[int, int],
+    change: TensorChange,
+    layer: Any,
+    *kv: torch.Tensor | None,
+) -> Any:
+    """AttentionMemory.update, with keys or values changed."""
+    both = zip(kv, which, strict=False)
+    return own(layer, *(change(x) if x is not None and yes else x for x, yes in both))
 
 
 def _ropes(found: Sequence[Site], places: Sequence[int]) -> Iterator[PartChange]:
@@ -136,13 +170,22 @@ def _ropes(found: Sequence[Site], places: Sequence[int]) -> Iterator[PartChange]
 def _layers(found: Sequence[Site]) -> Iterator[PartChange]:
     for site in found:
         value = getattr(site.owners[0], site.name)
-        if isinstance(value, float) and type(site.owners[0]).__name__ in _CHOOSE:
+        if isinstance(value, float) and type(site.owners[0]).__name__ in CHOOSE:
             for about, change in other_values(value, False):
                 made = ((site.owners[0], site.name, float(change(value))),)
                 yield PartChange(CANDIDATES, f"its {site.words} is taken {about}", made, ["draft"])
         for n in {1, 2, 4, value // 2, 2 * value} - {value} if site.name == "_top_k" else ():
             made = ((site.owners[0], site.name, n),)
             yield PartChange(CANDIDATES, f"its {site.words} is {n}, not {value}", made, ["draft"])
+        is_part_of = is_part(value) or isinstance(
+            value, Projection | Embedding | torch.Tensor | list
+        )
+        pairs = pairwise(site.owners) if is_part_of and len(site.owners) <= _MOST_ALONE else ()
+        for i, (one, two) in enumerate(pairs):
+            for own, other, where in ((two, one, (i + 1, i)), (one, two, (i, i + 1))):
+                about = "its {} in layer {} is that of layer {}".format(site.words, *where)
+                made = ((own, site.name, getattr(other, site.name)),)
+                yield PartChange(BLOCK, about, made, ["", "draft"])
         is_list = isinstance(value, list) and len(value) > 1 and all(map(is_part, value))
         if len(site.owners) > 1 or not is_list:
             continue
@@ -157,61 +200,14 @@ def _layers(found: Sequence[Site]) -> Iterator[PartChange]:
 # -- operations --------------------------------------------------------------------------------
 
 
-class _Operation(NamedTuple):
-    """A call of a kernel at one place of a module. module, name: where its name is. code, at:
-    the caller and the instruction; owner: whose method that is, part: how it is called in what it
-    is a part of, layer: in which of several. given, result: of one call. weights: by position or
-    name of an argument, how the weights are called."""
-
-    module: Any
-    name: str
-    code: CodeType
-    at: int
-    owner: Any
-    part: str
-    layer: str
-    given: Given
-    result: Any
-    weights: dict[int | str, str]
-
-    @property
-    def words(self) -> str:
-        """For sentences."""
-        whose = " and ".join(f"`{name}`" for name in self.weights.values())
-        by = f" by {whose}" if whose else ""
-        part = f" ({self.part})" if self.part else ""
-        return f"its `{self.name}`{by} in {self.code.co_qualname}{part}"
-
-    @property
-    def weight(self) -> Any:
-        """The one weight that it reads, None where there is not one."""
-        return self.given[next(iter(self.weights))] if len(self.weights) == 1 else None
-
-    @property
-    def rows(self) -> Given:
-        """Its arguments that are rows of numbers."""
-        known = self.given.items()
-        return {key: x for key, x in known if is_floats(x) and key not in self.weights}
-
-    @property
-    def stage(self) -> str:
-        """What is wrong where it is."""
-        names = (*self.weights.values(), self.code.co_name, self.part)
-        if "rope" in vars(self.module)[self.name].__module__ + self.code.co_qualname.lower():
-            return POSITIONS
-        if any(part in name for name in names for part in OF_ROWS):
-            return ROWS
-        is_of_choice = self.code.co_qualname.startswith(_CHOOSE) or self.part.endswith(_CHOOSE)
-        return CANDIDATES if is_of_choice else BLOCK
-
-
-_CHOOSE = (MarkovHead.__name__, Selector.__name__)
-
-
-def _operations(found: Sequence[Site], look: Callable[[], object]) -> Iterator[PartChange]:
+def _operations(
+    found: Sequence[Site], look: Callable[[], object], ids: Sequence[int], target: Any
+) -> Iterator[PartChange]:
     """Each call of a kernel in another way: in all layers, and in one of a few alone; in a loop it
-    reads what an earlier round read. Calls of one kernel exchange weights, which is tried first."""
-    places: dict[Any, list[_Operation]] = {}
+    reads what an earlier round read. Calls of one kernel exchange weights, which is tried first;
+    weights are the target's of that shape."""
+    tables = _tables(target) if target is not None else []
+    places: dict[Any, list[Operation]] = {}
     loops = set[tuple[CodeType, int]]()
     for one in _seen(found, look, loops):
         places.setdefault((one.code, one.at, one.part), []).append(one)
@@ -231,11 +227,22 @@ def _operations(found: Sequence[Site], look: Callable[[], object]) -> Iterator[P
         one, is_few = alike[0], 1 < len(alike) <= _MOST_ALONE
         alone = [([each], each.layer) for each in alike if is_few]
         numbers = [f"argument {key} " for key, x in one.given.items() if isinstance(x, float)]
-        for (whose, where), (about, change) in product([(alike, ""), *alone], _ways(one)):
+        for (whose, where), (about, change) in product([(alike, ""), *alone], ways(one)):
             changes, words = _elsewhere([(whose, change)]), f"{one.words}{where} {about}"
-            phases = [*PHASES] if any(one in about for one in _AT_TIMES) else [""]
+            phases = [*PHASES] if any(part in about for part in _AT_TIMES) else [""]
             is_number = any(name in about for name in numbers)
             yield PartChange(one.stage, words, changes, phases, is_number)
+        for key in one.weights:
+            shape = getattr(one.given[key], "shape", None)
+            for words, table in tables:
+                if table.shape == shape and table is not one.given[key]:
+                    change = with_changed({key: lambda _, table=table: table})
+                    about = f"{one.words} reads the target's {words}, not its own"
+                    yield PartChange(one.stage, about, _elsewhere([(alike, change)]))
+        for at in ids if isinstance(one.owner, Embedding) and 1 in one.given else ():
+            change = with_changed({1: lambda x, at=at: x - (x >= at).to(x.dtype)})
+            about = f"{one.words} reads ids from about {at} on one too low"
+            yield PartChange(BLOCK, about, _elsewhere([(alike, change)]))
         rows = [key for key, x in one.given.items() if is_floats(x)]
         for key, first in product(rows, (True, False)) if (one.code, one.at) in loops else ():
             change = partial(_of_round, key, first, [])
@@ -246,28 +253,55 @@ def _operations(found: Sequence[Site], look: Callable[[], object]) -> Iterator[P
     yield from _of_others([*places.values()])
 
 
-def _everywhere(places: Sequence[list[_Operation]]) -> Iterator[PartChange]:
-    """Each kernel in one other way at all places that call it."""
-    kernels: dict[Any, list[list[_Operation]]] = {}
+def _tables(target: Any) -> list[tuple[str, torch.Tensor]]:
+    """Vectors of a model, with what they are."""
+    found = []
+    for site in sites(target):
+        for i, owner in enumerate(site.owners):
+            where = f" in layer {i}" if len(site.owners) > 1 else ""
+            value = getattr(owner, site.name)
+            some = filter(is_floats, value if isinstance(value, list) else [value])
+            found += [(f"{site.words}{where}", x) for x in some if x.dim() == 1]
+    return found[-_MOST_TABLES:]
+
+
+def _everywhere(places: Sequence[list[Operation]]) -> Iterator[PartChange]:
+    """Each kernel in one other way at all places that call it, and all matrices in one."""
+    kernels: dict[Any, list[list[Operation]]] = {}
     for alike in places:
         kernels.setdefault((alike[0].module, alike[0].name), []).append(alike)
-    for own in (some for some in kernels.values() if len(some) > 1):
-        ways: dict[str, list[tuple[list[_Operation], Way]]] = {}
+    of_matrices: dict[str, _Elsewhere] = {}
+    for own in kernels.values():
+        found: dict[str, list[tuple[list[Operation], Way]]] = {}
         for alike in own:
-            for about, change in _ways(one := alike[0]):
+            for about, change in ways(one := alike[0]):
                 for key, name in one.weights.items():
                     about = about.replace(f"`{name}`", f"argument {key}")
-                ways.setdefault(about, []).append((alike, change))
-        for about, each in ways.items():
-            if len(each) == len(own):
-                first = own[0][0]
-                about = f"its `{first.name}`, wherever it is called, {about}"
-                yield PartChange(first.stage, about, _elsewhere(each))
+                found.setdefault(about, []).append((alike, change))
+        first = own[0][0]
+        for about, each in found.items():
+            if len(own) == len(each) > 1:
+                said = f"its `{first.name}`, wherever it is called, {about}"
+                yield PartChange(first.stage, said, _elsewhere(each))
+            if about.removeprefix(_READS) in OF_MATRICES:
+                of_matrices[about] = [*of_matrices.get(about, ()), *each]
+    for about, both in of_matrices.items():
+        places = [(alike[0], (alike, change)) for alike, change in both]
+        parts = {f" of {one.part.split()[-1]}" for one, _ in places if one.part}
+        groups = {part: [one for it, one in places if it.part.endswith(part)] for part in parts}
+        groups[""] = [one for _, one in places]
+        groups[" but those of OutputHead"] = [
+            one for it, one in places if not it.part.endswith(OutputHead.__name__)
+        ]
+        for which, some in groups.items():
+            if len(some) > 1:
+                said = f"everything that multiplies by a matrix{which} {about}"
+                yield PartChange(BLOCK, said, _elsewhere(some))
 
 
-def _of_others(places: Sequence[list[_Operation]]) -> Iterator[PartChange]:
+def _of_others(places: Sequence[list[Operation]]) -> Iterator[PartChange]:
     """Each call reads, in place of an argument, what one before it gives, or reads itself."""
-    values = dict[int, tuple[list[_Operation], int | str | None, Any]]()
+    values = dict[int, tuple[list[Operation], int | str | None, Any]]()
     for alike in places:
         one = alike[0]
         for key, x in one.rows.items():
@@ -279,10 +313,7 @@ def _of_others(places: Sequence[list[_Operation]]) -> Iterator[PartChange]:
                 latest: list[Any] = []
                 reads = alike, with_changed({key: partial(_in_place_of, latest)})
                 notes = source, partial(_note, its_key, latest)
-                is_same = (source[0].module, source[0].name) == (one.module, one.name)
-                changes = _elsewhere([notes, reads] if is_same else [reads])
-                changes += () if is_same else _elsewhere([notes])
-                yield PartChange(one.stage, about, changes)
+                yield PartChange(one.stage, about, _elsewhere([notes, reads]))
         for its_key, x in [*one.rows.items(), (None, one.result)]:
             if is_floats(x):
                 values.setdefault(x.data_ptr(), (alike, its_key, x))
@@ -302,19 +333,24 @@ def _in_place_of(latest: Sequence[torch.Tensor], x: torch.Tensor) -> torch.Tenso
     return rows.reshape(x.shape) if rows.numel() == x.numel() else x
 
 
+_READS = "reads its matrix "
 _AT_TIMES = "is left out", "gives 0 times", "zeros in its head", "counted from", "one too low"
 
 
-_Elsewhere = Sequence[tuple[Sequence[_Operation], Way]]
+_Elsewhere = Sequence[tuple[Sequence[Operation], Way]]
 """Calls at one place by some of its owners, and what is called there."""
 
 
 def _elsewhere(ways: _Elsewhere) -> Changes:
-    """A kernel that is called in other ways at some places."""
-    one = ways[0][0][0]
+    """Kernels that are called in other ways at some places."""
+    kernels: dict[tuple[Any, str], list[tuple[Sequence[Operation], Way]]] = {}
+    for calls, change in ways:
+        kernels.setdefault((calls[0].module, calls[0].name), []).append((calls, change))
     # by a partial, as where it was found: a function's own call would have another f_lasti
-    called = partial(_called, vars(one.module)[one.name], ways, [None, 0], None)
-    return ((one.module, one.name, called),)
+    return tuple(
+        (module, name, partial(_called, vars(module)[name], some, [None, 0], None))
+        for (module, name), some in kernels.items()
+    )
 
 
 def in_rows(changes: Changes, steps: Collection[int], n: int, first: int) -> Changes:
@@ -356,7 +392,7 @@ def _called(
 
 def _seen(
     found: Sequence[Site], look: Callable[[], object], loops: set[tuple[CodeType, int]]
-) -> list[_Operation]:
+) -> list[Operation]:
     """The calls of kernels in the modules of all parts, in their order. loops: takes those that are
     called more than once by one call of their function."""
     names, parts = dict[int, str](), dict[int, tuple[str, str]]()
@@ -371,7 +407,7 @@ def _seen(
                     names.setdefault(table.data_ptr(), site.name.strip("_"))
                 if type(x).__module__.startswith("engine.model."):
                     parts.setdefault(id(x), (site.words, layer))
-    known = dict[tuple[CodeType, int, int], _Operation]()
+    known = dict[tuple[CodeType, int, int], Operation]()
     latest = dict[tuple[CodeType, int], Any]()
 
     def note(module: Any, name: str, own: Callable[..., Any], *args: Any, **options: Any) -> Any:
@@ -385,7 +421,7 @@ def _seen(
             }
             owner = frame.f_locals.get("self")
             place, its = (frame.f_code, frame.f_lasti), parts.get(id(owner), ("", ""))
-            one = _Operation(module, name, *place, owner, *its, given, result, weights)
+            one = Operation(module, name, *place, owner, *its, given, result, weights)
             known.setdefault((*place, id(owner)), one)
             if latest.get(place) is frame:
                 loops.add(place)
@@ -404,72 +440,6 @@ def _seen(
     with in_place(changes):
         look()
     return [*known.values()]
-
-
-_PLAIN = {"cos": torch.ones_like, "sin": torch.zeros_like}
-_TAPS = {"base": 0, "own": 2}
-"""Names of arguments: what is in place of angles that turn nothing, the axis of taps."""
-
-
-def _ways(one: _Operation) -> Iterator[tuple[str, Way]]:
-    """What a kernel may do otherwise: a sentence's end, and what is called in its place."""
-    given, rows = one.given, one.rows
-    if is_floats(one.result):
-        for key, x in rows.items():
-            if x.shape == one.result.shape:
-                which = "" if len(rows) == 1 or key == 0 else f", and gives its argument {key}"
-                yield f"is left out{which}", as_given(key)
-                if key == 0:
-                    yield "is applied twice", lambda own, its: own(its | {0: own(its)})
-        of_width = [one.result.shape[-1] ** by for by in (0.5, -0.5)] if one.weights else []
-        for factor in dict.fromkeys((*of_width, *FACTORS)):
-            yield f"gives {factor:.3g} times what it should", scaled_by(factor)
-        if one.weights:  # of a gate, that it is left out
-            yield "gives ones", lambda own, its: torch.ones_like(own(its))
-        in_heads = {"gives zeros": scaled_by(0.0)}
-        names = [*signature(vars(one.module)[one.name]).parameters]
-        of_name = {name: i for i, name in enumerate(names) if i in given}
-        if names[:3] == ["q", "k", "v"]:
-            shared = given[0].shape[2] // given[1].shape[1]
-            by_turns: Any = dict.fromkeys((1, 2), lambda x: x.repeat(1, shared, 1, 1))
-            yield "gives heads of queries those of keys by turns", with_changed(by_turns)
-        if plain := {of_name[name]: x for name, x in _PLAIN.items() if name in of_name}:
-            in_heads["turns nothing"] = with_changed(plain)
-            yield "turns nothing", in_heads["turns nothing"]
-        n = _n_heads(one)
-        heads = {f"head {i}": slice(i, i + 1) for i in range(n)}
-        for i in range(2, n):  # as queries are, or keys
-            heads |= {f"first {i} heads": slice(i), f"last {n - i + 1} heads": slice(i - 1, n)}
-        for (which, part), (about, change) in product(heads.items(), in_heads.items()):
-            yield f"{about} in its {which}", within_heads(n, part, change)
-        if "base" in of_name:  # of a convolution
-            taps = {of_name[name]: axis for name, axis in _TAPS.items() if name in of_name}
-            yield "has its taps in reverse order", flipped(taps)
-            turned = flipped({key: 1 for key, x in rows.items() if x.dim() > 2})
-            yield "reads rows after its own, not before", lambda own, its: turned(own, its).flip(1)
-    elif torch.is_tensor(one.result):
-        for key, x in given.items():
-            if torch.is_tensor(x) and (x.shape, x.dtype) == (one.result.shape, one.result.dtype):
-                yield "is left out", as_given(key)
-    for key, x in given.items():
-        what = f"`{one.weights[key]}`" if key in one.weights else f"argument {key}"
-        if key in one.weights and isinstance(key, str):
-            yield f"reads none for {what}", with_changed({key: lambda _: None})
-        for about, change in other_values(x, key in one.weights):
-            yield f"reads {what} {about}", with_changed({key: change})
-    for a, b in combinations(rows, 2):
-        if rows[a].shape == rows[b].shape:
-            yield f"has its arguments {a} and {b} exchanged", with_exchanged(a, b)
-
-
-def _n_heads(one: _Operation) -> int:
-    """Heads of what a kernel gives, 0 where it has none or many."""
-    (*_, n) = one.result.shape
-    known = (
-        x.shape for x in (one.result, *one.given.values()) if torch.is_tensor(x) and x.dim() == 4
-    )
-    heads = next((shape[2] for shape in known if n in (shape[3], shape[2] * shape[3])), 0)
-    return heads if 1 < heads <= _MOST_HEADS else 0
 
 
 def _of_round(

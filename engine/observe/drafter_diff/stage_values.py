@@ -40,7 +40,7 @@ from engine.observe.drafter_diff.records import (
     Cause,
 )
 from engine.observe.drafter_diff.sides import DraftSide
-from engine.observe.drafter_diff.tensor_changes import MOVED, TensorChange
+from engine.observe.drafter_diff.tensor_changes import CHANGED, MOVED, TensorChange
 from engine.options import Prompt, SpecOptions
 from engine.session import Session
 from engine.trace.store import TraceStore
@@ -422,11 +422,7 @@ def _is_like(x: np.ndarray, y: np.ndarray) -> bool:
     return bool(np.linalg.norm(x - y) < 1e-3 * np.linalg.norm(y))
 
 
-_WAYS: dict[str, TensorChange] = {
-    **MOVED,
-    "rounded to bf16": lambda x: x.to(torch.bfloat16).double(),
-    "normed": lambda x: x * (x.square().mean(-1, keepdim=True) + 1e-30).rsqrt(),
-}
+_WAYS: dict[str, TensorChange] = {**MOVED, **CHANGED}
 
 
 def values_cause(session: Session, side: DraftSide, values: StageValues) -> Cause | None:

@@ -5,48 +5,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 import torch
 
+from engine.audit.draft_models import DraftModel, Entries
+from engine.audit.recorded_drafts import DraftedText
 from engine.batch import Span
 from engine.gguf.binary import check_cancelled
 from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
 from engine.model.layers import TargetRows, join_rows
 from engine.observe.drafter_diff.records import Drafts
-from engine.observe.drafter_diff.tensor_changes import TensorChange, halves, with_part
+from engine.observe.drafter_diff.tensor_changes import CHANGED, TensorChange
 from kernels.norm import rms_norm
 
 _LAYERS_OFF = {1: "one on (outputs)", -1: "one before (inputs)", 2: "two on", -2: "two before"}
 
 
-def _without_half(which: int, x: torch.Tensor) -> torch.Tensor:
-    return torch.cat([*with_part(which, torch.zeros_like, x.chunk(2, -1))], -1)
-
-
-def rounded(most: int, x: torch.Tensor) -> torch.Tensor:
-    """Rows as integers up to `most`, of their largest number."""
-    step = x.abs().amax(-1, keepdim=True).clamp(min=1e-30) / most
-    return (x / step).round() * step
-
-
 _FACTORS = (0.5, 2.0, 0.7, 1.4, 0.25, 4.0, 0.125, 8.0, 0.06, 0.03, 0.01, 0.003, 20.0, -1.0)
 CHANGES: dict[str, TensorChange] = {
-    "normed": lambda x: x * x.square().mean(-1, keepdim=True).rsqrt(),
     "zeros": torch.zeros_like,
     **{f"about {factor:g} times as large": partial(torch.mul, other=factor) for factor in _FACTORS},
-    **{
-        f"rounded to about {n_bits} bits": partial(rounded, 2 ** (n_bits - 1) - 1)
-        for n_bits in (2, 3, 4)
-    },
-    "in another order: halves are exchanged": halves,
-    "in another order, from the last number to the first": partial(torch.flip, dims=[-1]),
-    "without what is below 0": partial(torch.clamp, min=0.0),
-    "without their signs": torch.abs,
-    "less their mean": lambda x: x - x.mean(-1, keepdim=True),
-    "zeros in the first half": partial(_without_half, 0),
-    "zeros in the second half": partial(_without_half, 1),
+    **CHANGED,
 }
 MOVED: dict[str, TensorChange] = {
     "those of the position before": lambda x: torch.cat((x[:1], x[:-1])),
@@ -101,6 +83,52 @@ class TextRows:
             found[draft.round] = self._forward(memory, n, [text[n], *known])
             memory.restore(0, save)
         return found
+
+    def after_rounds(
+        self, model: DraftModel, text: DraftedText, window: Drafts
+    ) -> Iterator[tuple[str, torch.Tensor | dict[int, Entries]]]:
+        """What rows may be after a rejection or a whole acceptance, with the table of all; and
+        those of rejected tokens that may stay in memory, by round. text: with a table."""
+        assert text.table is not None
+        table, first = text.table, text.drafts.index(window[0])
+        drafts = text.drafts[max(0, first - 1) : first + len(window)]
+        pairs = [
+            (last, later)
+            for last, later in pairwise(drafts)
+            if later.pos0 == last.pos0 + last.n_accepted + 1
+        ]
+        cut = [pair for pair in pairs if pair[0].n_accepted < pair[0].n_drafted]
+        made = self.of_rejected([last for last, _ in cut])
+        rejected = {number: model.table(rows) for number, rows in made.items()}
+        before = model.newest_row(0) + 1
+        choices: dict[str, Callable[[int], int]] = {
+            "that of the last token of the verify batch": lambda n: -1,
+            "that of the rejected token": lambda n: before + n + 1,
+            "the first of the verify batch": lambda n: before,
+        }
+        for what, index in choices.items():
+            stale = table.clone()
+            for last, later in cut:
+                if (own := rejected.get(last.round)) is not None:
+                    stale[model.newest_row(later.pos0)] = own[index(last.n_accepted)]
+            yield f"after a rejection the newest row is {what}", stale
+        whole = [pair for pair in pairs if pair not in cut]
+        for end, some in ("a rejection", cut), ("a draft that was accepted whole", whole):
+            stale = table.clone()
+            for last, later in some:
+                stale[model.newest_row(later.pos0)] = stale[model.newest_row(last.pos0)]
+            yield f"after {end} the row of the round before stays", stale
+        left = {}
+        for last, later in cut:
+            if (own := rejected.get(last.round)) is not None:
+                known = [text.tokens[last.pos0], *last.tokens]
+                places = range(last.n_accepted + 1 - model.ahead, len(known) - model.ahead)
+                left[later.round] = Entries(
+                    [last.pos0 + i for i in places],
+                    [known[i + model.ahead] for i in places],
+                    own[places.start : places.stop],
+                )
+        yield "rows of rejected tokens stay in its memory for the next draft", left
 
     def wrong(
         self, orders: Sequence[Sequence[int]]

@@ -1,21 +1,27 @@
-"""What a kernel may read in place of a tensor or a number, or give, and what layers have in place
-of windows and ropes: a sentence's part, and how it is made of the right one."""
+"""What a kernel that is called at a place may read in place of a tensor or a number, or give, and
+what layers have in place of windows and ropes: a sentence's part, and how it is made of the right
+one."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from inspect import signature
-from itertools import product
-from types import FunctionType
-from typing import Any
+from itertools import combinations, product
+from types import CodeType, FunctionType
+from typing import Any, NamedTuple
 
 import torch
 
+from engine.model.drafters.dflash import MarkovHead, Selector
 from engine.model.layers import RopeTables
 from engine.model.rope import RopeConfig
+from engine.observe.drafter_diff.records import BLOCK, CANDIDATES, POSITIONS, ROWS
+from kernels.linear.blocks import pack_plain
+from kernels.linear.dequant import dequantise
+from kernels.linear.packed import BlockData, PackedWeight
 from kernels.pointwise import geglu, swiglu
 
 FACTORS = (0.0, 0.5, 2.0, -1.0, 0.25, 4.0, math.sqrt(0.5), math.sqrt(2.0))
@@ -25,15 +31,104 @@ TensorChange = Callable[[torch.Tensor], torch.Tensor]
 MOVED: dict[str, TensorChange] = {
     "that of the row before": lambda x: rows_on(x, 1),
     "that of the row after": lambda x: rows_on(x, -1),
-    "with its halves exchanged": lambda x: halves(x),
-    "with its numbers in reverse order": lambda x: x.flip(-1),
 }
-"""Rows in place of others, and numbers of each in other places."""
+"""Rows in place of others."""
+
+
+def _of_half(is_first: bool, x: torch.Tensor) -> torch.Tensor:
+    inside = torch.arange(x.shape[-1], device=x.device) < x.shape[-1] // 2
+    return torch.where(inside == is_first, x, 0.0)
+
+
+def _reordered(sizes: tuple[int, int], x: torch.Tensor) -> torch.Tensor:
+    return x if x.shape[-1] % 2 else x.unflatten(-1, sizes).transpose(-1, -2).flatten(-2)
 
 
 def halves(x: torch.Tensor) -> torch.Tensor:
     """[..., n] with its halves exchanged."""
-    return x.roll(x.shape[-1] // 2, -1) if x.is_floating_point() else x
+    return x.roll(x.shape[-1] // 2, -1)
+
+
+def rounded(n_bits: int, x: torch.Tensor) -> torch.Tensor:
+    """Rows as integers of so many bits, of their largest number."""
+    step = x.abs().amax(-1, keepdim=True).clamp(min=1e-30) / (2 ** (n_bits - 1) - 1)
+    return (x / step).round() * step
+
+
+def _as_e4m3(x: torch.Tensor) -> torch.Tensor:
+    return x.clamp(-_LARGEST_E4M3, _LARGEST_E4M3).to(torch.float8_e4m3fn).to(x.dtype)
+
+
+def _rotated(x: torch.Tensor) -> torch.Tensor:
+    """Rows times a Hadamard matrix of the largest power of two that divides their width, as caches
+    of few bits have them."""
+    n, size = x.shape[-1], 1
+    while n % (2 * size) == 0:
+        a, b = x.unflatten(-1, (-1, 2, size)).unbind(-2)
+        x, size = torch.stack((a + b, a - b), -2).flatten(-3), 2 * size
+    return x / size**0.5
+
+
+_LARGEST_E4M3 = 448.0
+ROUNDED: dict[str, TensorChange] = {
+    **{f"rounded to about {n} bits": partial(rounded, n) for n in (2, 3, 4)},
+    "rounded to e4m3": _as_e4m3,
+    "rounded to bf16": lambda x: x.bfloat16().to(x.dtype),
+}
+CHANGED: dict[str, TensorChange] = {
+    "normed": lambda x: x * (x.square().mean(-1, keepdim=True) + _TINY).rsqrt(),
+    **ROUNDED,
+    "in another order: halves are exchanged": halves,
+    "in another order, from the last number to the first": partial(torch.flip, dims=[-1]),
+    "in another order: neighbours for what is half of them apart": partial(_reordered, (2, -1)),
+    "in another order: every second number for halves": partial(_reordered, (-1, 2)),
+    "without what is below 0": partial(torch.clamp, min=0.0),
+    "without their signs": torch.abs,
+    "less their mean": lambda x: x - x.mean(-1, keepdim=True),
+    "zeros in the first half": partial(_of_half, False),
+    "zeros in the second half": partial(_of_half, True),
+    "rotated by a Hadamard matrix": _rotated,
+}
+"""What the numbers of each row may be in place of the right ones, wherever rows are handed on."""
+_TINY = 1e-30
+_MOST_ROUNDED, _BLOCK = 1 << 22, 32
+"""Numbers of a matrix that is tried rounded, and those that share a scale."""
+
+
+def _numbers_of(matrix: PackedWeight) -> torch.Tensor | None:
+    """f32 [out, in], None where it is large or lies otherwise."""
+    data, n = matrix.data, math.prod(matrix.shape)
+    if n > _MOST_ROUNDED or matrix.factors is not None:
+        return None
+    if isinstance(data, BlockData):
+        flat = data.bytes.contiguous().view(-1)
+        return dequantise(flat, data.type, n).view(matrix.shape)
+    is_plain = is_floats(data) and data.layout is torch.strided and not data.is_mkldnn
+    return data.float() if is_plain and data.shape == matrix.shape else None
+
+
+def _of_blocks(change: TensorChange, x: torch.Tensor) -> torch.Tensor:
+    return change(x.unflatten(-1, (-1, _BLOCK))).flatten(-2)
+
+
+OF_MATRICES: dict[str, TensorChange] = {
+    **ROUNDED,
+    **{f"{about} in blocks of {_BLOCK}": partial(_of_blocks, x) for about, x in ROUNDED.items()},
+    "with halves of its results exchanged": lambda x: x.roll(len(x) // 2, 0),
+    "with every second result for halves": lambda x: _reordered((-1, 2), x.T).T,
+    "with neighbouring results for halves": lambda x: _reordered((2, -1), x.T).T,
+    "transposed": lambda x: x.T,
+}
+
+
+@lru_cache(16)
+def _other_matrix(about: str, matrix: PackedWeight) -> PackedWeight:
+    """A matrix with numbers changed; itself where they cannot be."""
+    numbers, n_in = _numbers_of(matrix), matrix.shape[1]
+    if numbers is None or ("blocks" in about and n_in % _BLOCK):
+        return matrix
+    other = OF_MATRICES[about](numbers)
+    return pack_plain(other) if other.shape == numbers.shape else matrix
 
 
 def rows_on(x: torch.Tensor, by: int) -> torch.Tensor:
@@ -51,6 +146,8 @@ def other_values(x: Any, is_weight: bool) -> Iterator[tuple[str, Callable[..., A
             yield f"as {value:.3g}, not {x:.3g}", lambda _, value=value: value
         yield "as about the square root of it", math.sqrt
         yield "as about its square", lambda x: x * x
+    elif isinstance(x, PackedWeight):
+        yield from ((about, partial(_other_matrix, about)) for about in OF_MATRICES)
     elif isinstance(x, FunctionType) and {"gate", "up"} <= {*signature(x).parameters}:
         for about, other in _other_gates(x):
             yield f"as {about}, not {x.__name__}", lambda _, other=other: other
@@ -60,24 +157,21 @@ def other_values(x: Any, is_weight: bool) -> Iterator[tuple[str, Callable[..., A
             before = partial(rows_on, by=1)
             yield f"with its part {i} of zeros", partial(with_part, i, torch.zeros_like)
             yield f"with its part {i} of the row before", partial(with_part, i, before)
-    elif is_floats(x) and is_weight:
+    elif is_floats(x):
+        yield from ((f"as if it were {about}", change) for about, change in CHANGED.items())
+    if is_floats(x) and is_weight:
         root = x.shape[-1] ** 0.5 if x.dim() > 1 else 1.0
         yield "as ones", partial(torch.full_like, fill_value=root)
         yield "with one added", partial(torch.add, other=root)
         yield "less one", partial(torch.sub, other=root)
-        yield "in another order: its halves are exchanged", halves
-        yield "in reverse order", partial(torch.flip, dims=[-1])
         yield "of the next of its rows", partial(torch.roll, shifts=1, dims=0)
     elif is_floats(x):
         of_heads = [x.shape[-1] ** by for by in (0.5, -0.5)] if x.dim() > 3 else []  # of scores
         for factor in dict.fromkeys((*FACTORS[1:], *of_heads)):
             yield f"{factor:.3g} times what it should be", partial(torch.mul, other=factor)
         yield from ((f"as {about}", change) for about, change in MOVED.items())
-        yield "less its mean", lambda x: x - x.mean(-1, keepdim=True)
-        yield "with neighbours for what is half of it apart", partial(_reordered, (2, -1))
-        yield "with every second number for halves", partial(_reordered, (-1, 2))
     elif torch.is_tensor(x) and x.dtype is torch.int64 and x.dim() > 1:
-        yield from ((f"as {about}", change) for about, change in [*MOVED.items()][:2])
+        yield from ((f"as {about}", change) for about, change in MOVED.items())
         yield "counted from the first of its pass", lambda x: (x - x[..., :1]).clamp(min=0)
         yield "one too low", lambda x: (x - 1).clamp(min=0)
     elif torch.is_tensor(x) and x.dtype is torch.bool and x.dim() == 3:
@@ -101,10 +195,6 @@ def is_floats(x: Any) -> bool:
 
 def with_part(i: int, change: TensorChange, x: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
     return [*x[:i], change(x[i]), *x[i + 1 :]]
-
-
-def _reordered(sizes: tuple[int, int], x: torch.Tensor) -> torch.Tensor:
-    return x if x.shape[-1] % 2 else x.unflatten(-1, sizes).transpose(-1, -2).flatten(-2)
 
 
 _SEEN: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
@@ -172,6 +262,7 @@ def other_ropes(
         about = f"turns positions from {at} on as"
         moved[f"{about} {at}"] = partial(torch.clamp, max=at)
         moved[f"{about} those from 0 on"] = lambda x, at=at: x - at * (x >= at)
+        moved[f"turns positions as in a ring of {at}"] = partial(torch.remainder, other=at)
     for by, where in ((1, "after"), (-1, "before")):
         moved[f"turns a position as the one {where} it"] = lambda x, by=by: (x + by).clamp(min=0)
     yield from ((about, RopeTables(own, device, place=place)) for about, place in moved.items())
@@ -263,3 +354,125 @@ def within_heads(n: int, part: slice, change: Way) -> Way:
         return both[0]
 
     return within
+
+
+# -- calls at their places ----------------------------------------------------------------------
+
+CHOOSE = (MarkovHead.__name__, Selector.__name__)
+_OF_ROWS = ("fuse", "context", "feature", "hnorm")
+_MOST_HEADS = 8
+
+
+class Operation(NamedTuple):
+    """A call of a kernel at one place of a module. module, name: where its name is. code, at:
+    the caller and the instruction; owner: whose method that is, part: how it is called in what it
+    is a part of, layer: in which of several. given, result: of one call. weights: by position or
+    name of an argument, how the weights are called."""
+
+    module: Any
+    name: str
+    code: CodeType
+    at: int
+    owner: Any
+    part: str
+    layer: str
+    given: Given
+    result: Any
+    weights: dict[int | str, str]
+
+    @property
+    def words(self) -> str:
+        """For sentences."""
+        whose = " and ".join(f"`{name}`" for name in self.weights.values())
+        by = f" by {whose}" if whose else ""
+        part = f" ({self.part})" if self.part else ""
+        return f"its `{self.name}`{by} in {self.code.co_qualname}{part}"
+
+    @property
+    def weight(self) -> Any:
+        """The one weight that it reads, None where there is not one."""
+        return self.given[next(iter(self.weights))] if len(self.weights) == 1 else None
+
+    @property
+    def rows(self) -> Given:
+        """Its arguments that are rows of numbers."""
+        known = self.given.items()
+        return {key: x for key, x in known if is_floats(x) and key not in self.weights}
+
+    @property
+    def stage(self) -> str:
+        """What is wrong where it is."""
+        names = (*self.weights.values(), self.code.co_name, self.part)
+        if "rope" in vars(self.module)[self.name].__module__ + self.code.co_qualname.lower():
+            return POSITIONS
+        if any(part in name for name in names for part in _OF_ROWS):
+            return ROWS
+        is_of_choice = self.code.co_qualname.startswith(CHOOSE) or self.part.endswith(CHOOSE)
+        return CANDIDATES if is_of_choice else BLOCK
+
+
+_PLAIN = {"cos": torch.ones_like, "sin": torch.zeros_like}
+_TAPS = {"base": 0, "own": 2}
+"""Names of arguments: what is in place of angles that turn nothing, the axis of taps."""
+
+
+def ways(one: Operation) -> Iterator[tuple[str, Way]]:
+    """What a kernel may do otherwise: a sentence's end, and what is called in its place."""
+    given, rows = one.given, one.rows
+    if is_floats(one.result):
+        for key, x in rows.items():
+            if x.shape == one.result.shape:
+                which = "" if len(rows) == 1 or key == 0 else f", and gives its argument {key}"
+                yield f"is left out{which}", as_given(key)
+                if key == 0:
+                    yield "is applied twice", lambda own, its: own(its | {0: own(its)})
+        of_width = [one.result.shape[-1] ** by for by in (0.5, -0.5)] if one.weights else []
+        for factor in dict.fromkeys((*of_width, *FACTORS)):
+            yield f"gives {factor:.3g} times what it should", scaled_by(factor)
+        if one.weights:  # of a gate, that it is left out
+            yield "gives ones", lambda own, its: torch.ones_like(own(its))
+        in_heads = {"gives zeros": scaled_by(0.0)}
+        names = [*signature(vars(one.module)[one.name]).parameters]
+        of_name = {name: i for i, name in enumerate(names) if i in given}
+        if names[:3] == ["q", "k", "v"]:
+            shared = given[0].shape[2] // given[1].shape[1]
+            by_turns: Any = dict.fromkeys((1, 2), lambda x: x.repeat(1, shared, 1, 1))
+            yield "gives heads of queries those of keys by turns", with_changed(by_turns)
+        if plain := {of_name[name]: x for name, x in _PLAIN.items() if name in of_name}:
+            in_heads["turns nothing"] = with_changed(plain)
+            yield "turns nothing", in_heads["turns nothing"]
+        n = _n_heads(one)
+        heads = {f"head {i}": slice(i, i + 1) for i in range(n)}
+        for i in range(2, n):  # as queries are, or keys
+            heads |= {f"first {i} heads": slice(i), f"last {n - i + 1} heads": slice(i - 1, n)}
+        for (which, part), (about, change) in product(heads.items(), in_heads.items()):
+            yield f"{about} in its {which}", within_heads(n, part, change)
+        if "base" in of_name:  # of a convolution
+            taps = {of_name[name]: axis for name, axis in _TAPS.items() if name in of_name}
+            yield "has its taps in reverse order", flipped(taps)
+            turned = flipped({key: 1 for key, x in rows.items() if x.dim() > 2})
+            yield "reads rows after its own, not before", lambda own, its: turned(own, its).flip(1)
+    elif torch.is_tensor(one.result):
+        for key, x in given.items():
+            if torch.is_tensor(x) and (x.shape, x.dtype) == (one.result.shape, one.result.dtype):
+                yield "is left out", as_given(key)
+    for key, x in given.items():
+        what = f"`{one.weights[key]}`" if key in one.weights else f"argument {key}"
+        what = "its matrix" if isinstance(x, PackedWeight) else what
+        if key in one.weights and isinstance(key, str):
+            yield f"reads none for {what}", with_changed({key: lambda _: None})
+        for about, change in other_values(x, key in one.weights):
+            yield f"reads {what} {about}", with_changed({key: change})
+    for a, b in combinations(rows, 2):
+        if rows[a].shape == rows[b].shape:
+            yield f"has its arguments {a} and {b} exchanged", with_exchanged(a, b)
+
+
+def _n_heads(one: Operation) -> int:
+    """Heads of what a kernel gives, 0 where it has none or many."""
+    (*_, n) = one.result.shape
+    known = (
+        x.shape for x in (one.result, *one.given.values()) if torch.is_tensor(x) and x.dim() == 4
+    )
+    heads = next((shape[2] for shape in known if n in (shape[3], shape[2] * shape[3])), 0)
+    return heads if 1 < heads <= _MOST_HEADS else 0

@@ -114,7 +114,7 @@ def as_drawn(picks: Sequence[tuple[Candidates, int]]) -> str:
 
 
 POWERS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-_NO_END, _NEWEST = 1 << 30, ", the newest one alone"
+_LONGEST_PASS, _NO_END, _NEWEST = 16, 1 << 30, ", the newest one alone"
 _MOSTLY = 0.6
 _EVERY = {2: "second", 3: "third", 4: "fourth", 5: "fifth", 8: "eighth"}
 
@@ -301,6 +301,18 @@ def places_of(text: DraftedText) -> dict[str, Collection[int]]:
             found[f"the prompt but its last {size} tokens"] = range(n - size)
             found[f"the first {size} tokens"] = range(size)
     return {where: places for where, places in found.items() if places}
+
+
+def in_passes(text: DraftedText, ahead: int) -> dict[str, Collection[int]]:
+    """The first and the last entries of passes of some size of a text's prompt, by what they are.
+    ahead: see DraftModel."""
+    n = text.starts[0]
+    return {
+        f"the {which} token of each {size} of the prompt": range(at + ahead, n, size)
+        for size in sorted({*range(2, _LONGEST_PASS + 1), *POWERS} - {1})
+        for which, at in (("first", 0), ("last", size - 1))
+        if 2 * size <= n
+    }
 
 
 def stage_of(

@@ -1,1 +1,1 @@
-"""Captures and files of other engines, recognised by their content."""
+"""Captures and files of other engines, recognised by their contents."""

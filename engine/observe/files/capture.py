@@ -1,7 +1,7 @@
-"""Captures: what was sent to a server and what came back, kept in a file.
+"""Captures: requests to a server and its replies, kept in a file.
 
-The format is one JSON object, gzipped or not; it holds all that rounds are read from, so that
-better rules can read old captures.
+The format is one JSON object, optionally gzipped; it holds everything that rounds are derived from,
+so that improved rules can read old captures.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from engine.gguf.tokenizer import Tokenizer
 
 MOST_BYTES = 128 << 20
-"""Longest capture that is read, unpacked: twice what is kept of a run."""
+"""Largest capture that is read, unpacked: twice what is kept of a run."""
 _FORMATS = ("draftscope-capture", "draftscope-proxy-record")
 _FACTS = {"about": "about", "args": "server_args", "engine": "captured_from"}
-"""What a capture says of itself, and the facts of a run that it becomes."""
+"""Keys of a capture and the corresponding facts of a run."""
 _MARKS = re.compile(rb'"format"\s*:\s*"(%s)"|"log"\s*:\s*\[' % "|".join(_FORMATS).encode())
 _EVENT_END = re.compile(rb"\r?\n\r?\n")
 _REMEDY = "Choose a capture that Draftscope wrote."
@@ -47,7 +47,7 @@ _REMEDY = "Choose a capture that Draftscope wrote."
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """All that was kept of an attachment. log: text of the server's log, empty without one."""
+    """Everything kept of an attachment. log: text of the server's log, empty without one."""
 
     name: str = ""
     props: Mapping[str, Any] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class Capture:
 
 
 def is_capture(data: bytes) -> bool:
-    """Whether a file's first bytes may be those of a capture."""
+    """Whether a file's first bytes may be a capture's."""
     head = unpacked(data, "", 1 << 12, whole=False).lstrip()[: 1 << 12]
     return head.startswith(b"{") and _MARKS.search(head) is not None
 
@@ -104,9 +104,8 @@ def replay(
 ) -> int:
     """Write a capture as a run of a trace; returns its id.
 
-    log: text of the server's log, where the capture has none. file: name of the capture's file.
-    vocabulary: of the server's model, for ids that are not given. Raises TraceFileError for a log
-    that cannot be read.
+    log: text of the server's log, if the capture has none. file: name of the capture's file.
+    vocabulary: of the server's model, for missing ids. Raises TraceFileError for an unreadable log.
     """
     how: Any = attachment, log or capture.log, file, vocabulary
     run = _replayed(capture, store, None, *how)
@@ -114,7 +113,7 @@ def replay(
         del store.runs[run.run_id]  # none of its rows is written yet
         run = _replayed(capture, store, run, *how)
     if capture.metrics is not None:
-        with suppress(ValueError):  # a text that is none says nothing
+        with suppress(ValueError):  # invalid text is ignored
             run.counters(*capture.metrics)
     run.end()
     return run.run_id
@@ -123,8 +122,8 @@ def replay(
 def _replayed(
     capture: Capture, store: TraceStore, known: ObservedRun | None, *how: Any
 ) -> ObservedRun:
-    """The run of a capture, not ended. known: a run of it in which its server was learned. how:
-    attachment, log, file and vocabulary of `replay`."""
+    """The run of a capture, not ended. known: an earlier run of it from which its server is known.
+    how: attachment, log, file and vocabulary of `replay`."""
     attachment, log, file, vocabulary = how
     said = dict(capture.facts).get("captured_from")
     engine = said if isinstance(said, str) and said in OTHER_ENGINES else LLAMA_SERVER
@@ -158,7 +157,7 @@ def _replayed(
         observed = open_requests[number]
         if what == "data":
             held.setdefault(number, []).append(value)
-            # only the first counters say when they came
+            # only the first counters give the time of arrival
             if not log and (number in is_counted or b'"predicted_n"' not in value):
                 continue
         if pieces := held.pop(number, None):
@@ -178,7 +177,7 @@ def _replayed(
 
 
 def _events(capture: Capture) -> Iterator[tuple[float, int, int, str, bytes]]:
-    """Everything that happened: time, order at equal times, request, what, bytes."""
+    """All events in order: time, order at equal times, request, kind, bytes."""
     order = 0
     for number, one in enumerate(capture.requests):
         at = one.sent_ms
@@ -193,7 +192,7 @@ def _events(capture: Capture) -> Iterator[tuple[float, int, int, str, bytes]]:
 
 
 def capture_of(run: ObservedRun, name: str = "") -> Capture:
-    """What a run has kept of all that was sent and received."""
+    """Everything kept of a run's requests and replies."""
     raw = run.raw if run.raw is not None else RawStore()
     cut = "No room was left to keep the rest of the reply."
     requests = tuple(
@@ -212,7 +211,7 @@ def capture_of(run: ObservedRun, name: str = "") -> Capture:
 
 
 def write_capture(path: Path, capture: Capture) -> None:
-    """Write a capture as a whole, gzipped where the name ends with .gz. Raises TraceFileError."""
+    """Write a capture atomically, gzipped if the name ends with .gz. Raises TraceFileError."""
     known = capture.facts
     said: dict[str, Any] = {
         "format": _FORMATS[0],
@@ -258,10 +257,10 @@ def _written(one: RawRequest) -> dict[str, Any]:
 
 
 def _cut_events(pieces: Iterable[tuple[float, bytes]]) -> Iterator[tuple[float, str]]:
-    """Events with the time at which they were complete; what is left is one by itself."""
+    """Events with the time of their completion; the rest is one by itself."""
     rest, at = bytearray(), 0.0
     for at, piece in pieces:
-        looked_at = max(len(rest) - 3, 0)  # the end of an event may be cut
+        looked_at = max(len(rest) - 3, 0)  # an event's end may be split
         rest += piece
         while (end := _EVENT_END.search(rest, looked_at)) is not None:
             yield at, _event_text(rest[: end.start()])
@@ -276,8 +275,8 @@ def _event_text(event: bytearray) -> str:
 
 
 def _request(one: Any, place: str, first_unix: float) -> RawRequest:
-    """A request of a capture, or of a proxy's record, whose reply lies flat in it and whose times
-    count from its own beginning."""
+    """A request of a capture, or of a proxy's record, in which the reply is flat and times count
+    from its own start."""
     if not isinstance(one, dict):
         raise TraceFileError(f"{place} is not an object.", _REMEDY)
     reply = one.get("reply", one)
@@ -305,7 +304,7 @@ def _request(one: Any, place: str, first_unix: float) -> RawRequest:
         if isinstance(text, str):
             pieces.append((head, text.encode("utf-8", "replace")))
     kind = kinds.get("content-type", "text/event-stream" if isinstance(events, list) else "")
-    if reply is one:  # the headers of a proxy's record are those of the request
+    if reply is one:  # in a proxy's record the headers are the request's
         kind = "text/event-stream" if isinstance(events, list) else "application/json"
     status = reply.get("status", 200)
     broke = one.get("broke")

@@ -1,4 +1,4 @@
-"""Files of other engines as runs of a trace, recognised by their content."""
+"""Import of other engines' files as runs of a trace, recognised by their contents."""
 
 from __future__ import annotations
 
@@ -52,35 +52,35 @@ if TYPE_CHECKING:
 
 CAPTURE, LOG, ARCHIVE = "capture", "log", "archive"
 NAMES = (CAPTURE, LOG, *records.NAMES)
-"""What a file may be said to be, where its content leaves that open."""
+"""Names for formats, to choose from where the contents are ambiguous."""
 _NOT_IN_NAMES, _LONGEST_NAME = re.compile(r"[^\w.+() -]|^\.{1,2}$"), 240
-"""What no file may be called everywhere, and of how many bytes a name may be."""
+"""Characters not allowed in file names on some systems, and the longest name, bytes."""
 _HEAD = 1 << 18
 _MOST_BYTES = 512 << 20
-"""Of a file that is read as a whole; captures and records have limits of their own."""
+"""Largest file read as a whole; captures and records have their own limits."""
 _MOST_LOG_BYTES = 1 << 36
 _PIECE = 1 << 22
 _MOST_WRAPPED = 200
 _LONGEST_WRAPPED = 1 << 18
 _LONGEST = 4 * _LONGEST_WRAPPED
-"""Bytes of a text with as many characters."""
+"""Bytes of a text with this many characters."""
 _NARROWEST = 40
-"""Columns at which lines are wrapped."""
+"""Smallest column at which lines may be wrapped."""
 _GAP = 6
-"""Blanks before a number that is written to the right of its place."""
+"""Blanks before a right-aligned number."""
 _WHOLE, _ENTRY = (re.compile("|".join(READ[name])) for name in ("whole", "begins"))
 _BEGINS = [
     re.compile(rf"(?:^|(?<=[^|\s])(?<!prompt)\s{{1,20}})(?={one})") for one in READ["parted"]
 ]
-"""Where entries begin, of which several lie in one line."""
+"""Start of entries that may be joined in one line."""
 _LIKE = re.compile(r"(?i)\baccept.{0,40}?\d|\d.{0,40}?\baccept")
 _LIST = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:\[\s*[\[{\"]|\{\s*\n)")
-"""What a list of JSON begins with, or an object of several lines."""
+"""Start of a JSON list, or of a multi-line object."""
 _IS_TIME = re.compile(r"(?i).{0,20}time.{0,20}|.?ts|_?date").fullmatch
 _BASE64 = re.compile(rb"(?:[A-Za-z0-9+/]{4}){8,}+(?:[A-Za-z0-9+/]{2}(?:==|[A-Za-z0-9+/]=))?")
 _QUOTED = re.compile(rb'"([\[{](?:\\.|""|[^"\\\n])*+)"')
 _SHORTEST = 40
-"""Characters of a reply."""
+"""Shortest reply, characters."""
 _PRINTABLE = re.compile(rb"(?im)^Content-Transfer-Encoding:\s{0,9}quoted-printable")
 _BROKEN = re.compile(rb"[^=]=\r?\n")
 _NOT_PRINTABLE = re.compile(rb"=(?![\dA-F]{2}|[\dA-F]?\Z|[ \t]{0,9}\r?(?:\n|\Z))")
@@ -96,23 +96,23 @@ _GLUED = re.compile(
     r"(?<=\d)(?=(?:ms|tokens|accepted|generated)\b)|(?<=accepted)(?=/)|(?<=accepted/)(?=\d)"
     r"|(?<=rate|time)(?==)|(?<=rate=|time=)(?=\d)"
 )
-"""Where a picture of a log that was made text again has lost blanks."""
+"""Blanks lost by text recognition in an image of a log."""
 _ROW = re.compile(r"(?m)^[ \t>]{0,20}\|.{0,2000}\|[ \t]{0,20}$")
 _COMMA = re.compile(r"(?<![\d,.])(\d{1,20}),(?=(?:\d\d|\d{5})(?![\d,]))")
-"""Of numbers that a system has written with a comma for the point."""
+"""Numbers with a decimal comma."""
 _TYPED = {
     **dict.fromkeys(map(ord, "“”„‟″"), '"'),
     **dict.fromkeys(map(ord, "‘’‚"), "'"),
     **dict.fromkeys(map(ord, "\u200b\u200c\u2060\ufeff\u00ad")),
 }
-"""Quotes as programs for chats and letters set them, and what has no width."""
+"""Typographic quotes of chat and mail programs, and zero-width characters."""
 _COLOURS = re.compile(rb"\x1b\[[0-9;?]{0,20}[A-Za-z]")
 _QUOTE, _NOT_QUOTED = re.compile(rb"(?m)^[ \t]{0,8}> ?"), re.compile(rb"(?m)^[ \t]{0,8}[^>\s]")
 _QUOTES = re.compile(r"(?m)^(?:[ \t]{0,8}>){1,9} ?")
 
 
 def recognise(data: bytes) -> str | None:
-    """The name of what a file holds, from its bytes or their beginning; None if it is unknown."""
+    """The format's name, from a file's bytes or their beginning; None if unknown."""
     if is_capture(data):
         return CAPTURE
     head = unpacked(data, "", _HEAD, whole=False)[:_HEAD]
@@ -120,9 +120,9 @@ def recognise(data: bytes) -> str | None:
 
 
 def as_written(data: bytes) -> bytes:
-    """A text without what a mail (quoted-printable), a page (tags and entities of HTML), a chat
-    (other quotes) or a language (commas in numbers) puts into it, if more of it can be read then;
-    the same otherwise: an answer may have such words."""
+    """Undo changes by mail (quoted-printable), web pages (tags and entities), chats (typographic
+    quotes) or locale (decimal commas), if more of the text can be read afterwards; else return it
+    unchanged, because an answer may contain such text."""
     has_signs = b"=3D" in data and data.lstrip()[:1] not in b"[{"
     is_mail = _PRINTABLE.search(data) is not None or _NOT_PRINTABLE.search(data) is None
     if is_mail and (has_signs or _BROKEN.search(data) is not None):
@@ -142,7 +142,7 @@ def as_written(data: bytes) -> bytes:
 
 
 def _n_whole(text: str) -> int:
-    """How much of a text can be read: what is whole in lines, and lines that have any."""
+    """How much of a text can be read: complete lines, and lines with any content."""
     found = [len(_WHOLE.findall(line)) for line in text.split("\n")]
     return sum(found) + len(found) - found.count(0)
 
@@ -174,9 +174,8 @@ def _has_sums(text: str) -> bool:
 
 
 def rejoined(text: str) -> str:
-    """A text whose lines a terminal or a mail program has wrapped, with each of them whole again
-    and blank ones for its rest, or one whose lines a page has joined, with each by itself; any
-    other text as it is."""
+    """A text with lines rejoined that a terminal or a mail program has wrapped, followed by blank
+    lines for their rest, or with lines split that a page has joined; others unchanged."""
     if len(text) > _LONGEST_WRAPPED:
         return text
     parted = "\n".join(map(_parted, text.split("\n")))
@@ -192,7 +191,7 @@ def rejoined(text: str) -> str:
 
 
 def _parted(line: str) -> str:
-    """A line that several entries were joined to, each of which has figures, as these."""
+    """A line that several entries were joined to, each with figures, split into these."""
     begins = next((one for one in _BEGINS if one.match(line) is not None), None)
     places = [one.end() for one in begins.finditer(line)] if begins is not None else []
     parts = [line[a:b] for a, b in pairwise([*places, len(line)])] if len(places) > 1 else []
@@ -201,7 +200,7 @@ def _parted(line: str) -> str:
 
 
 def _joined(lines: list[str], width: int, by: str) -> str:
-    """Lines that were wrapped at a width, by words or ("") anywhere."""
+    """Lines that were wrapped at a width, between words or ("") anywhere."""
     found: list[str] = []
     rest, n = "", 0
     for line, after in pairwise([*(one.rstrip("\r") for one in lines), ""]):
@@ -216,15 +215,15 @@ def _joined(lines: list[str], width: int, by: str) -> str:
 
 
 def _of_wrapped(text: str) -> str:
-    """The lines that lines of JSON hold."""
+    """The log lines in JSON lines."""
     lines = (line.strip() for line in text.split("\n", _MOST_WRAPPED)[:_MOST_WRAPPED])
     found = (unwrapped(line) for line in lines if line[:1] == "{" and line[-1:] == "}")
     return "\n".join(one[0] for one in found if one is not None)
 
 
 def _of_list(data: bytes) -> str | bytes:
-    """The lines that a value of JSON holds, as collectors of logs give them back: those texts that
-    have the same place in it as the first one with an engine's line. The same if it is none."""
+    """The log lines in a JSON value, as log collectors return them: all texts at the same path as
+    the first one with an engine's line. Unchanged if there are none."""
     if _LIST.match(data) is None and not data.lstrip().startswith(b"{"):
         return data
     found = _texts_in(data)
@@ -241,9 +240,9 @@ def _of_list(data: bytes) -> str | bytes:
 
 
 def _of_texts(data: bytes, share: float = 0.0) -> bytes:
-    """The replies that are in texts of a value of JSON, or in quotes of another text, as browsers,
-    tables and logs keep them, one after another; empty if there are none, or objects are not this
-    share of it."""
+    """The replies in texts of a JSON value, or in quotes within another text, as browsers, tables
+    and logs keep them, in sequence; empty if there are none, or if objects make up less than this
+    share."""
     found = _texts_in(data)
     texts = [text.encode("utf-8", "replace") for _, text in found if len(text) > _SHORTEST]
     texts = texts or [_unquoted(one[1]) for one in _QUOTED.finditer(data)]
@@ -255,28 +254,27 @@ def _of_texts(data: bytes, share: float = 0.0) -> bytes:
         form = tuple(value) if isinstance(value, dict) else ()
         if (form and form in forms) or records.recognise(text):
             forms.add(form)
-            # each in a line, so that streams may be among them
+            # each on a line, so that streams may be among them
             parts.append(text if value is None else msgspec.json.encode(value))
     return b"\n\n".join([*parts, b""]) if parts else b""
 
 
 def _unquoted(text: bytes) -> bytes:
-    """What quotes hold: that of a table has each of its own twice, that of a program a sign before
-    it."""
+    """Contents of quotes, doubled (CSV) or escaped (programs)."""
     if b'""' in text:
         return text.replace(b'""', b'"')
     return re.sub(rb'\\(["\\])', rb"\1", text)
 
 
 def _texts_in(data: bytes) -> list[tuple[tuple[str, ...], str]]:
-    """The texts of values of JSON, empty for bytes that are none."""
+    """The texts in JSON values, empty for other bytes."""
     with suppress(TraceFileError):
         return [*_texts([value for _, value in read_documents(data, "")[0]], ())]
     return []
 
 
 def _texts(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Every text in an object or a list in its order, with the keys that lead to it."""
+    """Every text in an object or a list in order, with its path of keys."""
     is_object, listed = isinstance(value, dict), (*path, "[]")
     if not is_object and set(map(type, value)) == {str}:
         yield from zip(repeat(listed), value, strict=False)
@@ -292,8 +290,8 @@ def _texts(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...],
 
 
 def before_and_after(paths: Sequence[Path]) -> Iterator[tuple[Path, Path | None]]:
-    """Files, each with the next one if both are counters of a server: scrapes taken before and
-    after something."""
+    """Files, each with the next one if both are counters of a server: scrapes before and after
+    something."""
     at = 0
     while at < len(paths):
         both = paths[at : at + 2]
@@ -303,7 +301,7 @@ def before_and_after(paths: Sequence[Path]) -> Iterator[tuple[Path, Path | None]
 
 
 def recognise_file(path: Path) -> str | None:
-    """The same of a file, by its beginning; None also where it cannot be read."""
+    """The format of a file, from its beginning; None also if it cannot be read."""
     return recognise(file_head(path, _HEAD))
 
 
@@ -318,12 +316,12 @@ def import_file(
     progress: ReportProgress | None = None,
     cancelled: Callable[[], bool] | None = None,
 ) -> list[int]:
-    """Write a file as runs of a trace, with the findings about them; returns their ids.
+    """Write a file as runs of a trace, with findings; returns their ids.
 
-    name: one of NAMES, else the content decides. log: the server's log, for a capture that has
-    none. later: of counters, those taken afterwards. vocabulary: of a capture's model, for ids that
-    are not given. Raises TraceFileError for a file that cannot be read or is unknown, and Cancelled
-    when `cancelled` turns true.
+    name: one of NAMES, by default from the contents. log: the server's log, for a capture without
+    one. later: for counters, a later scrape. vocabulary: of a capture's model, for missing ids.
+    Raises TraceFileError for a file that cannot be read or is unknown, and Cancelled when
+    `cancelled` turns true.
     """
     kind = name or recognise_file(path)
     file = _shown(path)
@@ -337,7 +335,7 @@ def import_file(
         text = oldest_first(rejoined("".join(texts_of(_pieces(path)))))
         runs = fill_log(store, text, file)
         lines = (one for one in text.split("\n") if _LIKE.search(one) and "=" not in one)
-        # what a person has written next to it, as far as no program is known to write so
+        # a person's remarks, unless a known program writes such lines
         lines = (one for one in lines if not (_has_lines(one) or time_of(one[:LONGEST_TIME])))
         others = "\n".join([*_ROW.findall(text), *(one for one in lines if not _ROW.match(one))])
         if rows := read_printed(others):
@@ -348,11 +346,11 @@ def import_file(
     data = _content(path) if is_plain else as_written(_content(path))
     may_have = kind is None and (b'"{' in data or b'"data:' in data)
     is_json = may_have and quick_json(data, msgspec.Raw) is not None
-    if is_json and (inner := _of_texts(data, 0.5)):  # as what a browser keeps
+    if is_json and (inner := _of_texts(data, 0.5)):  # as a browser's recording
         data, kind = inner, records.recognise(inner[:_HEAD])
     other = known_kind(data[:_HEAD], "import") if kind is None else None
     if other is None or b"accept" in data or b"draft" in data:
-        # what a file is known by may stand at its end
+        # identifying contents may be at the end
         kind = kind or records.recognise(data[:MOST_BYTES])
         if kind is None and is_log("".join(texts_of([data]))):
             kind = LOG
@@ -397,7 +395,7 @@ def import_file(
     text = rejoined("".join(texts_of([data])))
     of_log: list[int] = []
     is_program = "n_drafted" in text and "draft acceptance" not in text
-    # lines of a server around the sums, and no program's own statistics of the same
+    # a server's lines around the sums, instead of a program's own statistics
     if name is None and not is_program and _has_sums(text):
         with suppress(TraceFileError):
             of_log = fill_log(store, text, file)
@@ -407,8 +405,8 @@ def import_file(
 def _import_members(
     store: TraceStore, path: Path, name: str | None, cancelled: Callable[[], bool] | None
 ) -> list[int]:
-    """The files of an archive that can be read, as `import_file` does each; what is said of others
-    is a finding. Raises what it says of the first where there is none."""
+    """Import the readable files of an archive, each like `import_file`; errors of others become
+    findings. Raises the first error if none can be read."""
     found, refused = list[int](), list[TraceFileError]()
     packed = _content(path)
     is_packed, how = is_archive(packed), (packed, path.name)
@@ -440,15 +438,14 @@ def _import_members(
 
 
 def _note(store: TraceStore, runs: Sequence[int], message: str) -> None:
-    """Say with the last of these runs that something was not read."""
+    """Add a finding on unread data to the last of these runs."""
     found = {"rule": "log-unread", "message": message, "evidence": ""}
     store.runs[runs[-1]].add_to("observed_findings", found)
     record_findings(store, runs[-1:])
 
 
 def _content(path: Path) -> bytes:
-    """A file's bytes, unpacked. Raises TraceFileError for one that cannot be read or is too
-    large."""
+    """A file's bytes, unpacked. Raises TraceFileError if it cannot be read or is too large."""
     if (path / SESSION_FILE).is_file():
         remedy = "Open it: `draftscope FOLDER`; `acceptance`, `triage` and `export` read it, too."
         raise TraceFileError(f"{_shown(path)} is an exported trace already.", remedy)
@@ -458,8 +455,8 @@ def _content(path: Path) -> bytes:
 
 
 def _bare(data: bytes) -> bytes:
-    """A text without what it came in: UTF-16 of PowerShell, a mark of its encoding, colours of a
-    terminal, a quote's marks before all of its lines."""
+    """A text without its wrapping: UTF-16 of PowerShell, byte order mark, terminal colours, quote
+    marks before all lines."""
     is_wide = data[:2] in (b"\xff\xfe", b"\xfe\xff") or data[1:2] == data[3:4] == b"\0"
     data = b"".join(utf8_of([data])) if is_wide or data[:3] == b"\xef\xbb\xbf" else data
     data = _COLOURS.sub(b"", data) if b"\x1b" in data else data
@@ -467,7 +464,7 @@ def _bare(data: bytes) -> bytes:
 
 
 def _pieces(path: Path, progress: ReportProgress | None = None) -> Iterator[bytes]:
-    """A file in pieces, unpacked. Raises what `_content` does; a log may be far larger."""
+    """A file in pieces, unpacked. Raises like `_content`; logs may be far larger."""
     with opened_file(path, TraceFileError) as file:
         begin = file.read(_PIECE) or b""
         if begin[:2] != b"\x1f\x8b":
@@ -484,5 +481,5 @@ def _pieces(path: Path, progress: ReportProgress | None = None) -> Iterator[byte
 
 
 def _shown(path: Path) -> str:
-    """A file's name, of which no bytes are left that are no text."""
+    """A file's name with invalid bytes replaced."""
     return os.fsencode(path.name).decode("utf-8", "replace")

@@ -1,5 +1,5 @@
-"""Intervals in which other engines tell sums, line by line or of a block of lines by columns: a run
-keeps a number of them, then neighbours are taken together."""
+"""Intervals with sums of other engines, line by line or in columns of a block; a run keeps a
+limited number, then merges neighbours."""
 
 from __future__ import annotations
 
@@ -19,27 +19,26 @@ from engine.observe.files.records.request import RecordedRequest, merged
 from engine.observe.rounds.log_lines import OfShape, time_of
 
 MOST_INTERVALS = 8192
-"""Of a run; neighbours of more are taken together, so that a log of months is a run too."""
+"""Intervals per run; neighbours are merged above this, so that a log of months is one run."""
 _FEW = 8
-"""Lines that are not worth columns, or too few to compare."""
+"""Fewer lines are not read by column, or not compared."""
 _SLOWER, _HALF = 0.9, 0.5
 
 _Part: TypeAlias = tuple[Any, ...]
-"""Enough of lines of an engine that are taken together: what comes before the text of the first,
-how many they are, and vLLM's drafts, tokens accepted and drafted, and accepted by position, or by
-name SGLang's averages."""
+"""Merged lines of an engine: text before the first line, number of lines, and vLLM's drafts,
+accepted and drafted tokens, and accepted by position, or SGLang's averages by name."""
 _Waiting: TypeAlias = tuple[str, _Part | None, Callable[[], RecordedRequest]]
-"""A line that becomes an interval only if the log is short: its engine, its part (None where it is
-more than that), and what makes the interval."""
+"""A line that becomes an interval only in a short log: its engine, its part (None if it has more
+than that), and what makes the interval."""
 
 
 @dataclass(slots=True)
 class LineRun:
-    """Requests, or intervals, that become a run. last: of counts that go on, the ones before.
-    speeds: of the engine's last line about them, with the requests if no drafts are known. per:
-    lines that become one interval; waiting: those of the next one, by engine. on_NAME: takes what a
-    line says, as `line_words` names it; raises OutOfRangeError before it changes anything, and
-    returns whether it was taken."""
+    """Requests, or intervals, that become a run. last: previous values of cumulative counts.
+    speeds: from the engine's latest speed line, with the requests if no drafts are known. per:
+    lines per interval; waiting: those of the next one, by engine. on_NAME: applies a line by its
+    name in `line_words`; raises OutOfRangeError before it changes anything, and returns whether the
+    line was accepted."""
 
     shape: str
     name: str
@@ -50,29 +49,28 @@ class LineRun:
     waiting: dict[str, list[RecordedRequest | _Part]] = field(default_factory=dict)
     speeds: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     plain: dict[float, list[float]] = field(default_factory=dict)
-    """Tokens per second of decode batches, or intervals, without drafts, by the requests that each
-    had."""
+    """Tokens per second of decode batches, or intervals, without drafts, by number of requests."""
     engine: str = ""
     open: RecordedRequest | None = None
-    """A request that the next lines may say more of."""
+    """A request that following lines may add to."""
     n_unread: int = 0
     first_unread: str = ""
 
     def opens(self, request: RecordedRequest | None) -> None:
-        """The next such request begins, if there is one."""
+        """Start the next such request, if any."""
         if self.open is not None:
             self.add("", None, partial(made, self.open))
         self.open = request
 
     def add(self, label: str, part: _Part | None, make: Callable[[], RecordedRequest]) -> None:
-        """Another line of an engine, see _Waiting."""
+        """Add a line of an engine, see _Waiting."""
         if self.per == 1:
             self._keep((label, part, make))
         else:
             self._wait(label, make() if part is None else part)
 
     def _wait(self, label: str, one: RecordedRequest | _Part) -> None:
-        """Lines of an engine that are at most what its next interval has room for."""
+        """Add lines of an engine that fit its next interval."""
         waiting = self.waiting.setdefault(label, [])
         if waiting and isinstance(one, tuple) and isinstance(waiting[-1], tuple):
             waiting[-1] = _plus(waiting[-1], one)
@@ -82,7 +80,7 @@ class LineRun:
             self.close(label)
 
     def _room(self, label: str) -> int:
-        """Lines that the next interval of an engine lacks."""
+        """Lines missing from an engine's next interval."""
         waiting = self.waiting.get(label, ())
         return self.per - sum(one[1] if isinstance(one, tuple) else 1 for one in waiting)
 
@@ -93,7 +91,7 @@ class LineRun:
             self.per *= 2
 
     def has_unread(self, number: int, why: str) -> None:
-        """A line cannot be read."""
+        """Count an unreadable line."""
         self.n_unread += 1
         self.first_unread = self.first_unread or f"line {number}: {why}"
 
@@ -104,8 +102,8 @@ class LineRun:
             self._keep(merged(found, f"{found[0].place} and after") if more else found[0])
 
     def on_speed(self, _kind: str, _prefix: str, engine: str | None, *speeds: Any) -> bool:
-        """What an engine's other line of the same seconds says, before the one about drafts if
-        there were any."""
+        """An engine's speed line, which precedes the line about drafts of the same seconds, if
+        any."""
         self.engine = engine or self.engine
         _, speed, running = self.speeds.get(self.engine, (0.0, 0.0, None))
         self._is_plain(running, speed or None)
@@ -113,7 +111,7 @@ class LineRun:
         return True
 
     def _is_plain(self, running: float | None, speed: float | None) -> None:
-        """Take the speed of this number of requests without drafts, if both are given."""
+        """Note the speed of this number of requests without drafts, if both are known."""
         if running is not None and speed is not None and len(self.plain) < MOST_INTERVALS:
             self.plain.setdefault(running, []).append(speed)
             del self.plain[running][MOST_INTERVALS:]
@@ -133,7 +131,7 @@ class LineRun:
         drafted_speed: float | None,
         *rates: float,
     ) -> bool:
-        """Sums of an interval. kind: "%" of a rate in percent, "since" of counts since the
+        """Sums of an interval. kind: "%" for a rate in percent, "since" for counts since the
         engine's start."""
         if drafted is None or accepted is None:
             return False
@@ -150,7 +148,7 @@ class LineRun:
                 accepted, drafted = accepted - before[0], drafted - before[1]
                 emitted = None if emitted is None else emitted - before[2]
         speeds = self.speeds.pop(self.engine, None)
-        self.speeds = {of: (*one[:2], None) for of, one in self.speeds.items()}  # maybe theirs
+        self.speeds = {of: (*one[:2], None) for of, one in self.speeds.items()}  # possibly theirs
         counts = None
         if emitted is None and rates and drafted:
             counts = _exact_counts(accepted, drafted, mean, ratio, rates)
@@ -190,7 +188,7 @@ class LineRun:
         speed: float | None,
         running: float | None,
     ) -> bool:
-        """Averages of a decode batch of SGLang."""
+        """Averages of an SGLang decode batch."""
         if mean is None and rate is None:
             self._is_plain(running, speed)
             return kind == "plain"
@@ -213,8 +211,8 @@ class LineRun:
         return True
 
     def slower(self) -> Iterator[dict[str, Any]]:
-        """Where batches, or intervals, with drafts, of which half or more were accepted, gave fewer
-        tokens per second than those of as many requests without."""
+        """A finding if batches, or intervals, with drafts of which at least half were accepted had
+        fewer tokens per second than those without, for as many requests."""
         rate_of, speed_of = "draft_acceptance_rate", "predicted_per_second"
         requests = map(made, self.requests if self.plain else ())
         drafted = [one.record | one.figures() for one in requests]
@@ -237,12 +235,12 @@ class LineRun:
     # -- the lines of a block ------------------------------------------------------------------
 
     def says(self, name: str, kind: str, *values: Any) -> bool:
-        """Whether a line was taken. Raises OutOfRangeError."""
+        """Whether a line was accepted. Raises OutOfRangeError."""
         is_said: bool = getattr(self, f"on_{name}")(kind, *values)
         return is_said
 
     def take(self, parts: Sequence[OfShape]) -> list[int]:
-        """Take lines in their order; returns those that cannot be taken."""
+        """Apply lines in order; returns those that are not accepted."""
         speeds = [one for one in parts if one[0] == "speed"]
         sums = [one for one in parts if one[0] != "speed"]
         n = len(sums[0][2]) if sums else 0
@@ -258,14 +256,14 @@ class LineRun:
         return [n for n, (name, kind, *_), row in lines if not self._takes(name, kind, row)]
 
     def _takes(self, name: str, kind: str, values: tuple[Any, ...]) -> bool:
-        """Whether a line is taken."""
+        """Whether a line is accepted."""
         try:
             return self.says(name, kind, *values)
         except OutOfRangeError:
             return False
 
     def _take(self, part: OfShape, speeds: OfShape | None = None) -> list[int]:
-        """Lines of a shape, with those about speeds between them."""
+        """Apply lines of a shape, with speed lines between them."""
         name, kind, lines, columns = part
         prefixes, engines = columns[0], _listed(columns[1])
         speed_lines, said = (
@@ -329,8 +327,8 @@ class LineRun:
         of: np.ndarray,
         part: Callable[[np.ndarray], _Part],
     ) -> int:
-        """Add lines from one to another, up to where more of them become one interval; returns
-        where that is. of: whose each is."""
+        """Add a range of lines, up to where they fill an interval; returns that place. of: each
+        line's engine."""
         whole, rest = [], []
         for number, label in enumerate(labels):
             mine = begin + np.flatnonzero(of[begin:end] == number)
@@ -354,7 +352,7 @@ class LineRun:
 def _plain_lines(
     name: str, kind: str, columns: Sequence[Any], n: int
 ) -> tuple[np.ndarray, Callable[[np.ndarray], tuple[Any, ...]]]:
-    """Which lines of a shape say no more than sums, or averages, and what these are of some."""
+    """Lines of a shape with plain sums, or averages, and a function that returns these."""
     if name == "batch":
         _, _, mean, rate, *_ = columns
         known = {"mean_acceptance_length": mean, "draft_acceptance_rate": rate}
@@ -383,7 +381,7 @@ def _plain_lines(
 
 
 def _label(name: str, engine: str | None) -> str:
-    """How a place names an engine, or a rank of SGLang."""
+    """An engine's, or SGLang rank's, part of a place."""
     return f"{'rank' if name == 'batch' else 'engine'} {engine}" if engine else ""
 
 
@@ -399,7 +397,7 @@ def _listed(column: Any) -> list[str] | None:
 
 
 def _plus(one: _Part, more: _Part) -> _Part:
-    """Two parts as one; the first may be changed."""
+    """The union of two parts; the first may be modified."""
     prefix, n, *sums = one
     if len(sums) == 1:
         for name, values in more[2].items():
@@ -410,7 +408,7 @@ def _plus(one: _Part, more: _Part) -> _Part:
 
 
 def _interval(label: str, part: RecordedRequest | _Part) -> RecordedRequest:
-    """Lines of an engine that follow each other, as one."""
+    """Consecutive lines of an engine as one interval."""
     if isinstance(part, RecordedRequest):
         return part
     prefix, n, *sums = part
@@ -425,7 +423,7 @@ def _interval(label: str, part: RecordedRequest | _Part) -> RecordedRequest:
 
 
 def _started(engine: str, label: str, prefix: str, n: int = 1) -> RecordedRequest:
-    """An interval, or n neighbours as one, without what it has of drafts."""
+    """An interval, or n neighbours as one, without draft figures."""
     time = time_of(prefix)
     place = ", ".join(filter(None, (label, time))) + " and after" * (n > 1)
     record = {"time": time} if time else {}
@@ -433,15 +431,15 @@ def _started(engine: str, label: str, prefix: str, n: int = 1) -> RecordedReques
 
 
 def _engine_of(prefix: str) -> str:
-    """LMDeploy has vLLM's line after its own about throughput."""
+    """LMDeploy prints vLLM's line after its own about throughput."""
     return "lmdeploy" if "Avg thr (in/out)" in prefix else "vllm"
 
 
 def _exact_counts(
     accepted: int, drafted: int, mean: str | None, ratio: float | None, rates: Sequence[float]
 ) -> list[int] | None:
-    """How many drafts had each position accepted, where all are as long as there are positions and
-    everything that a line says agrees with that."""
+    """Number of drafts accepted at each position, if all drafts have as many tokens as positions
+    and everything in a line is consistent."""
     steps, rest = divmod(drafted, len(rates))
     counts = [round(rate * steps) for rate in rates]
     holds = not rest and sum(counts) == accepted and all(map(ge, [steps, *counts], counts))
@@ -451,13 +449,13 @@ def _exact_counts(
 
 
 def _is_mean(value: float, mean: str) -> bool:
-    """Whether a mean length is written as it would be."""
+    """Whether a mean length would be printed this way."""
     number, half = mean_of(mean)
     return abs(value - number) <= half
 
 
 def _thinned(requests: list[RecordedRequest | _Waiting]) -> list[RecordedRequest | _Waiting]:
-    """Half as many, of two neighbours of the same engine each."""
+    """Half as many, by merging pairs of neighbours of one engine."""
     by_engine: dict[str, list[RecordedRequest | _Waiting]] = {}
     for one in requests:
         label = one[0] if isinstance(one, tuple) else one.place.partition(", ")[0]
@@ -472,7 +470,7 @@ def _thinned(requests: list[RecordedRequest | _Waiting]) -> list[RecordedRequest
 
 
 def _together(label: str, pair: Sequence[RecordedRequest | _Waiting]) -> RecordedRequest:
-    """Two neighbours, or one that has none, as one."""
+    """Two neighbours, or a single one, as one."""
     parts = [one[1] for one in pair if isinstance(one, tuple) and one[1] is not None]
     if len(parts) == 2 and (len(parts[0]) > 3 or parts[0][2].keys() == parts[1][2].keys()):
         return _interval(label, _plus(*parts))
@@ -481,13 +479,13 @@ def _together(label: str, pair: Sequence[RecordedRequest | _Waiting]) -> Recorde
 
 
 def made(one: RecordedRequest | _Waiting) -> RecordedRequest:
-    """A line that waits as an interval."""
+    """A waiting line as an interval."""
     return one[2]() if isinstance(one, tuple) else one
 
 
 def _steps(found: RecordedRequest, mean: str, drafted: int, accepted: int) -> int | None:
-    """Drafts: all as long as there are positions, if that gives the mean length; else the number
-    that gives it, if there is one."""
+    """Number of drafts: all with as many tokens as positions, if that gives the mean length; else
+    the number that does, if any."""
     n = found.num_spec_tokens
     if n and drafted and drafted % n == 0:
         steps = drafted // n
@@ -495,5 +493,5 @@ def _steps(found: RecordedRequest, mean: str, drafted: int, accepted: int) -> in
             return steps
     if not mean:
         return None
-    found.given["mean_acceptance_length"] = mean_of(mean)[0]  # if the counts do not make it
+    found.given["mean_acceptance_length"] = mean_of(mean)[0]  # if the counts contradict it
     return found.steps_of(*mean_of(mean), found.rates or ())

@@ -1,10 +1,10 @@
-"""Lines in which other engines tell sums: vLLM's of every ten seconds, SGLang's of its decode
-batches and finished requests, those of oMLX, koboldcpp, TabbyAPI and xinfer of requests, and the
-table of the script mtp-bench.
+"""Log lines with sums of other engines: vLLM's periodic lines, SGLang's of decode batches and
+finished requests, per-request lines of oMLX, koboldcpp, TabbyAPI and xinfer, and the table of the
+script mtp-bench.
 
 vLLM: `vllm/v1/spec_decode/metrics.py` and, of the first generation, `vllm/engine/metrics.py`, whose
-counts go on from line to line. SGLang: `scheduler_metrics_mixin.py`; its lengths and rates are
-averages of a batch, so no counts follow from them. koboldcpp: `gpttype_adapter.cpp`.
+counts are cumulative. SGLang: `scheduler_metrics_mixin.py`; its lengths and rates are averages of a
+batch, so no counts follow from them. koboldcpp: `gpttype_adapter.cpp`.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ UNITS = {VLLM: "intervals", SGLANG_LOG: "intervals", ATOM: "intervals", BENCH: "
 _MOST_RUNS = 256
 _LONGEST = 1 << 14
 _TABLE_END = 40
-"""Lines that the object after a table may have."""
+"""Lines of the object after a table."""
 _SHAPES = {"vllm": VLLM, "speed": VLLM, "batch": SGLANG_LOG}
 _SAYING = (
     ("metrics: ", METRICS, VLLM, vllm_saying),
     ("throughput:", SPEED, VLLM, speed_saying),
     ("Decode batch", BATCH, SGLANG_LOG, batch_saying),
 )
-"""What a line has that says something by itself, of which run it is, and what it says."""
+"""Lines meaningful by themselves: pattern, run and meaning."""
 _OF_ENGINE = {
     "omlx": "mtp-log",
     "koboldcpp": KOBOLD,
@@ -65,36 +65,36 @@ _OF_ENGINE = {
     "xinfer": "mtp-log",
     "atom": ATOM,
 }
-"""Of which run the lines are that tell of a whole request."""
+"""Run of lines about whole requests."""
 _WORDS = (
     *("metrics: ", "Decode batch", "spec_verify_ct", "pred=", "throughput:", "Aggregate", "Draft"),
     *(word for word, *_ in REQUESTS),
 )
-"""One of these is in each line that is read."""
+"""Every line that is read has one of these words."""
 _ALONE = "no line of its request is next to it"
 
 
 class LineLogs:
-    """Takes the lines of such engines out of a log, each with the run that it is of."""
+    """Reads lines of such engines from a log, each with its run."""
 
     def __init__(self) -> None:
         self._runs: dict[tuple[str, str], LineRun] = {}
         self._tables: list[LineRun] = []
         self._n_left_of_table = 0
         self._rules: set[str] = set()
-        """Of acceptance, as lines that repeat arguments name them."""
+        """Acceptance rules named by lines that repeat arguments."""
         self.last_read: tuple[Saying, str, str] | None = None
-        """Of the newest line, where others of its shape say the same: what it says, its text, and
-        the server that it is of."""
+        """For the newest line, if others of its shape mean the same: its meaning, its text, and its
+        server."""
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the next line is of a table."""
+        """Whether the next line belongs to a table."""
         return self._n_left_of_table > 0
 
     def takes(self, number: int, stream: str, said: str) -> bool:
-        """Whether a line is one of these, and then taken. stream: the server that it is of, where
-        more than its text says so."""
+        """Read a line if it is one of these; returns whether it was. stream: its server, if known
+        from more than its text."""
         self.last_read = None
         if self._n_left_of_table:
             self._n_left_of_table -= 1
@@ -107,7 +107,7 @@ class LineLogs:
         return False
 
     def say_all(self, parts: Sequence[tuple[str, OfShape]]) -> list[int]:
-        """All lines of these that a block has, by server and shape; returns those not taken."""
+        """Read all such lines of a block, by server and shape; returns those not taken."""
         runs: dict[int, tuple[LineRun, list[OfShape]]] = {}
         for source, part in sorted(parts, key=lambda one: int(one[1][2][0])):
             run = self._run(_SHAPES[part[0]], source)
@@ -116,11 +116,11 @@ class LineLogs:
 
     @staticmethod
     def source(prefix: str) -> str:
-        """The server that a prefix names."""
+        """The server identified by a prefix."""
         return source_of(prefix, "")
 
     def write(self, store: TraceStore, file: str) -> list[int]:
-        """Write what was read as runs; returns their ids. Raises TraceFileError for more than a
+        """Write runs from everything read; returns their ids. Raises TraceFileError for more than a
         trace can hold."""
         found = []
         for run in (*self._runs.values(), *self._tables):
@@ -139,7 +139,7 @@ class LineLogs:
             run.findings += run.slower()
             facts: dict[str, Any] = {"attachment": "log", "observed_findings": run.findings}
             facts |= {"server": {"address": run.name}} if run.name else {}
-            # of several servers, the lines below do not say whose arguments these were
+            # with several servers, later lines do not say whose arguments these are
             facts |= {"accept_rule": min(self._rules)} if len(self._rules) == 1 else {}
             requests = list(map(made, run.requests))
             about = [{"prompt": one.place} if run.shape == BENCH else {} for one in requests]
@@ -150,13 +150,13 @@ class LineLogs:
 
     @property
     def unread(self) -> tuple[int, str]:
-        """How many lines could not be read, and where the first of them is and why."""
+        """Number of unreadable lines, and the first of them with its reason."""
         runs = [*self._runs.values(), *self._tables]
         first = next((run.first_unread for run in runs if run.n_unread), "")
         return sum(run.n_unread for run in runs), first
 
     def _takes(self, number: int, stream: str, said: str) -> bool:
-        """Whether a line was taken."""
+        """Whether a line was accepted."""
         for word, pattern, shape, saying_of in _SAYING:
             if word in said and (found := pattern.search(said)) is not None:
                 run = self._run(shape, source_of(said[: found.start()], stream))
@@ -189,7 +189,7 @@ class LineLogs:
         return True
 
     def _says(self, run: LineRun, number: int, said: str, saying: Saying, at: int) -> None:
-        """Take what a line says. at: where that begins."""
+        """Apply a line. at: start of its text."""
         try:
             why = repr(said[at:][:100])
             name, kind, places = saying
@@ -216,7 +216,7 @@ class LineLogs:
         read: Callable[[str], RecordedRequest | None],
         before: RecordedRequest | None = None,
     ) -> None:
-        """before: the request that a line may say more about."""
+        """before: the request that a line may add to."""
         try:
             found, why = read(said), repr(said[:100])
         except OutOfRangeError as error:
@@ -239,7 +239,7 @@ class LineLogs:
 
     @staticmethod
     def _on_kobold_drafts(run: LineRun, number: int, found: re.Match[str]) -> None:
-        """A draft of koboldcpp, or what became of all those of the request before."""
+        """A draft of koboldcpp, or the outcome of all drafts of the previous request."""
         drafts = run.last.setdefault("drafts", [0, 0])
         try:
             n, accepted, failed = (whole(one or "0", MOST_TOKENS) for one in found.groups())
@@ -275,7 +275,7 @@ class LineLogs:
     def _row(self, number: int, said: str) -> None:
         values = {key.lower(): value for key, value in KEY.findall(said)}
         name = KEY.split(said, 1)[0].strip(" |*`\t:-")
-        if "}" in name:  # the end of the table before, where a page has joined its lines
+        if "}" in name:  # the end of the previous table, if a page has joined its lines
             name = name.rpartition("}")[2].strip()
             if self._tables:
                 self._tables[-1].engine = "closed"
@@ -319,16 +319,16 @@ class LineLogs:
 
 
 def _fits(request: RecordedRequest, became: Sequence[int]) -> bool:
-    """Whether drafts of koboldcpp are those of a request whose line is after theirs: each token
-    is an accepted one, or stands for a wrong one."""
+    """Whether koboldcpp's drafts belong to a request logged after them: each token is an accepted
+    one, or replaces a wrong one."""
     *_, accepted, failed = became
     return abs(request.timings["predicted_n"] - accepted - failed) <= 1
 
 
 def _take_drafts(request: RecordedRequest, became: Sequence[int]) -> None:
-    """became: drafts, their tokens, those accepted, and drafts that a wrong one ended."""
+    """became: drafts, their tokens, accepted ones, and drafts ended by a wrong one."""
     steps, drafted, accepted, failed = became
     request.num_accepted_draft_tokens = accepted
-    # each draft but the last ends with a wrong token or is accepted as a whole
+    # each draft but the last ends with a wrong token or is fully accepted
     if failed <= steps and (steps - failed - 1) * drafted <= accepted * steps <= drafted * steps:
         request.num_spec_steps, request.num_draft_tokens = steps, drafted

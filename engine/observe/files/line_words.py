@@ -1,5 +1,5 @@
-"""Words of the lines in which other engines tell sums: what one says, with the places of its
-values, or the request that it is about."""
+"""Wordings of other engines' lines with sums: the meaning of a line, with the places of its values,
+or the request that it describes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from engine.observe.rounds.log_words import NOTHING, Saying, Value
 
 READ = tomllib.loads(Path(__file__).with_name("printed_requests.toml").read_text("utf-8"))
 SIGNS = re.compile("|".join(READ["signs"]))
-"""What a text has in which there are such lines."""
+"""A text with such lines contains these."""
 METRICS = re.compile(r"Spec(?:Decoding|ulative) metrics: ?")
 _PROCESSES = re.compile(
     r"\((?:APIServer|EngineCore\w{0,20}|Worker\w{0,20})[^)]{0,40}\)"
@@ -25,7 +25,7 @@ _PROCESSES = re.compile(
 _COUNTED = re.compile(
     r"^((?:[^\s:\[]{1,200}:)?)(?:\d{1,9}:(?!\d\d\b)(?=\S)|\s*\d{1,9}\t|\s+\d{1,9} )"
 )
-"""Numbers that `grep -n`, `cat -n` and `less -N` count lines by."""
+"""Line numbers of `grep -n`, `cat -n` and `less -N`."""
 _ENGINE = re.compile(r"\bEngine (\d{1,6})\b|EngineCore_(?:DP)?(\d{1,6})\b|\bDP(\d{1,4})\]")
 SPEED = re.compile(
     r"Avg prompt throughput:\s{0,9}([\d.]{1,20})\s{0,9}tokens/s.{0,40}?"
@@ -57,18 +57,18 @@ TOTAL = re.compile(r'"(\w{1,40})":\s{0,9}([\d.]{1,20})')
 KOBOLD_DRAFTS = re.compile(
     r"Drafted (\d{1,9}) Tokens: \[|\(Draft Results - Success:(\d{1,20}), Failure:(\d{1,20})\)"
 )
-"""With --debugmode, of each draft what was drafted, and after a request its tokens that were
-accepted and its drafts that a wrong one ended."""
+"""With --debugmode: each draft's tokens, and after a request its accepted tokens and its drafts
+ended by a wrong one."""
 
 _PATTERNS = {(r["has"], r["engine"]): re.compile("".join(r["pattern"])) for r in READ["request"]}
 REQUESTS = tuple(_PATTERNS)
-"""Of lines about a whole request, or interval: what they have, and of which engine they are."""
+"""Lines about a whole request or interval: pattern and engine."""
 
 
 def printed_request(
     said: str, word: str, engine: str, before: RecordedRequest | None = None
 ) -> RecordedRequest | None:
-    """The request, or interval, that such a line is about. before: the one of the line before."""
+    """The request, or interval, in such a line. before: that of the previous line."""
     if (found := _PATTERNS[word, engine].search(said)) is None:
         return None
     printed = {name: value for name, value in found.groupdict().items() if value is not None}
@@ -107,7 +107,7 @@ def printed_request(
         _take_depths(request, printed["depth"])
     elif "shares" in printed:
         parts = re.findall(r"\d: '(\d{1,3}\.\d{1,4})%'", printed["shares"])
-        shares = [float(one) / 100 for one in parts]  # of the steps, by the tokens accepted
+        shares = [float(one) / 100 for one in parts]  # of the steps, by accepted tokens
         request.num_spec_tokens = length = len(shares) - 1
         if length > 0 and request.num_draft_tokens and request.num_draft_tokens % length == 0:
             request.num_spec_steps = request.num_draft_tokens // length
@@ -125,8 +125,8 @@ def printed_request(
 
 
 def _take_depths(request: RecordedRequest, said: str) -> None:
-    """Tokens accepted and drafted by index. All drafts have a first token. Drafted may be those
-    alone that were judged, which are no more than were accepted before."""
+    """Accepted and drafted tokens by index. All drafts have a first token. "Drafted" may mean
+    judged ones only, which are no more than were accepted at the index before."""
     parts = re.findall(r"d\d{1,4}=(\d{1,20})/(\d{1,20})", said)
     counts = [(whole(accepted, COUNT), whole(drafted, COUNT)) for accepted, drafted in parts]
     while counts and counts[-1][1] == 0:
@@ -144,7 +144,7 @@ def _take_depths(request: RecordedRequest, said: str) -> None:
 
 
 def vllm_saying(said: str, head: re.Match[str]) -> Saying:
-    """What a line about metrics says, as the values of `on_vllm`."""
+    """A metrics line as the arguments of `on_vllm`."""
     at = head.end()
     counts = [
         NOTHING if found is None else (*found.span(1), COUNT)
@@ -172,13 +172,13 @@ def vllm_saying(said: str, head: re.Match[str]) -> Saying:
 
 
 def speed_saying(said: str, found: re.Match[str]) -> Saying:
-    """What vLLM's other line of the same seconds says, as the values of `on_speed`."""
+    """vLLM's speed line of the same seconds as the arguments of `on_speed`."""
     speeds = (NOTHING if found[i] is None else (*found.span(i), 1e9) for i in (1, 2, 3))
     return "speed", "", ((0, found.start(), None), engine_in(said), *speeds)
 
 
 def batch_saying(said: str, head: re.Match[str]) -> Saying:
-    """What a line about a decode batch says, as the values of `on_batch`."""
+    """A decode batch line as the arguments of `on_batch`."""
     found = _OF_BATCH.finditer(said, head.end())
     spans = {one[1].removeprefix("avg_").replace("t_", "t "): one.span(2) for one in found}
     rank = _RANK.search(said, 0, head.start())
@@ -191,19 +191,19 @@ def batch_saying(said: str, head: re.Match[str]) -> Saying:
 
 @lru_cache(1 << 12)
 def source_of(prefix: str, stream: str) -> str:
-    """The server that a line is of: what its prefix names, without processes of one server."""
+    """The server of a line: from its prefix, without the processes of one server."""
     prefix = _PROCESSES.sub(" ", _COUNTED.sub(r"\1", prefix[-256:]))
     return stream or name_of(prefix)
 
 
 def engine_in(said: str) -> Value:
-    """Where the number of an engine is."""
+    """Place of an engine's number."""
     found = _ENGINE.search(said)
     return NOTHING if found is None else (*found.span(found.lastindex or 0), None)
 
 
 def _items(said: str, at: int) -> list[Value]:
-    """Numbers after a label, up to what is none."""
+    """Consecutive numbers after a label."""
     label = _RATES.search(said, at)
     found: list[Value] = []
     at = label.end() if label else len(said)

@@ -1,5 +1,5 @@
-"""A server's log by itself as runs of a trace, one for each server in it and each of its starts:
-rounds where the log has them, else the sums that requests end with."""
+"""A server's log alone as runs of a trace, one for each server and start: rounds if it has them,
+else the sums at the end of requests."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ SHAPE = "llama-server-log"
 ENGINE = "llama-server"
 _PIECE = 1 << 22
 _AT_ONCE = 1 << 16
-"""Rows that are made ready at a time."""
+"""Rows prepared at a time."""
 _DECIMAL = re.compile(r"\d{1,9}\.\d{1,20}")
 
 
 def fill_log(store: TraceStore, text: str | bytes | Iterable[bytes], file: str) -> list[int]:
     """Write a log as runs of a trace, with a sequence for each request; returns their ids.
 
-    text: also in pieces, as they are read. file: its name. Raises TraceFileError for a text that is
-    no engine's log, or has neither rounds nor sums.
+    text: may come in pieces. file: its name. Raises TraceFileError for a text that is not an
+    engine's log, or has neither rounds nor sums.
     """
     if isinstance(text, bytes):
         data = text
@@ -66,7 +66,7 @@ def fill_log(store: TraceStore, text: str | bytes | Iterable[bytes], file: str) 
 
 
 def _nothing(file: str, reader: LogReader, others: LineLogs) -> TraceFileError:
-    """The error about a log that has neither rounds nor sums."""
+    """An error for a log that has neither rounds nor sums."""
     unread = [(one.n_unread, one.first_unread) for one in reader.servers] + [others.unread]
     n, first = sum(n for n, _ in unread), next((where for n, where in unread if n), "")
     what = f": {n:,} lines cannot be read, the first is {first}" if n else ""
@@ -82,8 +82,8 @@ def _nothing(file: str, reader: LogReader, others: LineLogs) -> TraceFileError:
 
 
 def _fold(server: ServerLog, earlier: dict[ServerLog, RecordedRequest]) -> int:
-    """Take the first half of a server's requests together, of which there are more than a trace
-    holds; returns how many that are. None where the log has their rounds."""
+    """Merge the first half of a server's requests if they exceed a trace; returns how many. None if
+    the log has their rounds."""
     n = len(server.requests) // 2
     if any(one.has_rows or not one.is_over for one in server.requests[:n]):
         return 0
@@ -100,7 +100,7 @@ def _fold(server: ServerLog, earlier: dict[ServerLog, RecordedRequest]) -> int:
 def _write_servers(
     store: TraceStore, reader: LogReader, earlier: Mapping[ServerLog, RecordedRequest], file: str
 ) -> list[int]:
-    """Write what was read as runs, one for each server that has rounds or sums."""
+    """Write runs, one for each server with rounds or sums."""
     found = []
     for server in reader.servers:
         if any(request.has_rows for request in server.requests):
@@ -116,7 +116,7 @@ def _write_servers(
 
 
 def _total(drafter: str, counts: Counts) -> RecordedRequest:
-    """What a drafter did in all requests, where the log says no more."""
+    """A drafter's totals over all requests, if the log has nothing else."""
     found = RecordedRequest(ENGINE, f"{drafter}, all requests together")
     found.num_spec_steps, found.num_draft_tokens, found.num_accepted_draft_tokens = counts[:3]
     found.set_rates(LogRequest(-1, -1, statistics={drafter: (counts, None)}).told_shares)
@@ -134,8 +134,8 @@ def _has_sums(request: LogRequest) -> bool:
 
 
 def sums_of(request: LogRequest, server: ServerLog, *, is_alone: bool = True) -> RecordedRequest:
-    """The sums that a server wrote of a request, and what follows from them; without what no sum of
-    several has unless it stays alone."""
+    """The sums that a server logged for a request, and what follows from them; unless it stays
+    alone, without figures that have no meaning in a sum."""
     place = f"slot {request.slot}, task {request.task}" if request.task >= 0 else ""
     found = RecordedRequest(ENGINE, place, stop="end" if request.is_over else "lost")
     n_cached, processed = request.n_cached, request.n_processed
@@ -155,7 +155,9 @@ def sums_of(request: LogRequest, server: ServerLog, *, is_alone: bool = True) ->
     found.timings = {k: v for k, v in zip(ALL_TIMINGS, timed, strict=False) if v is not None}
     found.num_draft_tokens, found.num_accepted_draft_tokens = request.drafted, request.accepted
     if request.drafted is None and request.is_released and n is not None and server.says_drafts:
-        found.num_draft_tokens = found.num_accepted_draft_tokens = 0  # else there would be a line
+        found.num_draft_tokens = found.num_accepted_draft_tokens = (
+            0  # otherwise there would be a line
+        )
         found.num_spec_steps = 0
     if request.drafted and request.accepted is not None:
         if _DECIMAL.fullmatch(request.ratio):
@@ -168,7 +170,7 @@ def sums_of(request: LogRequest, server: ServerLog, *, is_alone: bool = True) ->
 
 
 def _rates(ms: float | None, n: int | None) -> tuple[float | None, float | None]:
-    """Milliseconds of each of n tokens, and how many a second has."""
+    """Milliseconds per token of n tokens, and tokens per second."""
     if ms is None or n is None:
         return None, None
     return ms / n if n else None, 1e3 * n / ms if ms else None
@@ -177,8 +179,8 @@ def _rates(ms: float | None, n: int | None) -> tuple[float | None, float | None]
 def _steps(
     found: RecordedRequest, request: LogRequest, server: ServerLog, accepted: int
 ) -> int | None:
-    """Verifications with a draft: what the drafters counted, if it is of this request alone, else
-    the number that has the mean length, if there is one."""
+    """Verifications with a draft: the drafters' count, if it is of this request alone, else the
+    number that gives the mean length, if any."""
     steps = None
     is_first = server.is_whole and request is server.requests[0]
     if request.statistics:
@@ -187,7 +189,9 @@ def _steps(
             n, m, k, _ = before or (0, 0, 0, "")
             drafts, tokens = drafts + now[0] - n, tokens + now[1] - m
             confirmed += now[2] - k
-        if is_first and len(server.requests) == 1:  # drafters may draft what is then left out
+        if (
+            is_first and len(server.requests) == 1
+        ):  # drafters may draft tokens that are dropped later
             found.check(
                 confirmed == accepted and tokens >= (request.drafted or 0),
                 ("draft acceptance", "statistics"),
@@ -264,7 +268,7 @@ def _write_rounds(store: TraceStore, server: ServerLog, file: str) -> int:
     note_prompts(writer.facts, enumerate(one.prompt for one in server.requests))
     for seq_id, (request, told) in enumerate(zip(server.requests, sums, strict=True)):
         figures = told.figures()
-        if request.has_rows:  # the rows tell the others
+        if request.has_rows:  # the rows give the others
             figures = {name: value for name, value in figures.items() if value is not None}
         about = {"seq_ids": [seq_id], **_about(request), "told": figures}
         about |= {"record": told.record} if told.record else {}
@@ -295,8 +299,8 @@ def _write_rounds(store: TraceStore, server: ServerLog, file: str) -> int:
 
 
 def _lost_rounds(request: LogRequest) -> dict[str, Any] | None:
-    """The finding about rounds that the log does not have, seen from the sums; gaps between
-    tokens have shown it already."""
+    """A finding on rounds missing from the log, by its sums; gaps between tokens have shown it
+    already."""
     if request.drafted is None or request.is_broken or request.n_missing or not request.rounds:
         return None
     complete = [(one.accepted, one.drafted) for one in request.rounds if one.is_complete]
@@ -329,7 +333,7 @@ def _full(seq_id: int, request: LogRequest, has_times: bool) -> Iterator[ReadyRo
         yield ReadyRow(begun_ms if has_times else None, seq_id, n_prompt, first, part)
     rounds, n = request.rounds, request.predicted or 0
     is_part = request.n_missing > 0 or 0 < request.last_n < n
-    # what no line of a token numbers is numbered by the rounds around it
+    # tokens without a numbered line are numbered by the rounds around them
     for later, one in pairwise(reversed(rounds)) if is_part else ():
         if one.first_n is None and later.first_n is not None:
             one.first_n = later.first_n - one.accepted - 1 - one.restored
@@ -359,8 +363,8 @@ def _full(seq_id: int, request: LogRequest, has_times: bool) -> Iterator[ReadyRo
 
 
 def _whole_tokens(one: LogRound, after: int | None) -> tuple[StreamedToken, ...]:
-    """The tokens of a round, with those whose lines are missing. after: number of the first token
-    of the next round, where lines are missing at all."""
+    """The tokens of a round, including those without lines. after: number of the first token of the
+    next round, if lines are missing."""
     found = _tokens(one.tokens)
     if after is None or one.first_n is None or not one.is_complete or len(found) > one.accepted:
         return found
@@ -371,8 +375,8 @@ def _whole_tokens(one: LogRound, after: int | None) -> tuple[StreamedToken, ...]
 def _write_light(
     writer: TraceWriter, server: ServerLog, drafters: Sequence[str], reach: PlaneReach, rule: str
 ) -> None:
-    """The rounds with a draft, by columns: there are millions of them. Rounds without a draft are
-    not logged, nor is any token."""
+    """Write the rounds with a draft, in columns: there are millions of them. Rounds without a draft
+    are not logged, nor are tokens."""
     n_each, table, single = _light_rounds(server.requests)
     seq_id = np.repeat(np.arange(len(n_each), dtype=np.int32), n_each)
     accepted, drafted = (table[:, i].astype(np.int32) for i in (0, 1))
@@ -398,7 +402,7 @@ def _write_light(
     paths = np.array([code(path_name(one, reach)) for one in names], np.int32)
     drafter = code(drafters[0]) if len(drafters) == 1 else 0
     times = np.where(us < 0, 0.0, us / 1e3)
-    # before each request's first row one of its prompt, which ended at some time before
+    # before each request's first row a row for its prompt, which ended at some earlier time
     firsts = np.flatnonzero(np.diff(seq_id, prepend=-1))
     order = np.insert(np.arange(len(firsts), len(firsts) + len(us)), firsts, np.arange(len(firsts)))
     order = order[np.argsort(np.concatenate([times[firsts], times])[order], kind="stable")]
@@ -442,8 +446,8 @@ def _write_light(
 
 def _light_rounds(requests: Sequence[LogRequest]) -> tuple[list[int], np.ndarray, np.ndarray]:
     """The complete rounds of requests: how many each has; int64 [n, 3] tokens accepted and drafted,
-    and the time in microseconds, -1 without; and of those that are in no batch int64 [m, 4] their
-    number, whether a checkpoint was restored, its bytes and the longest draft."""
+    and the time in microseconds, -1 without; and for those in no batch int64 [m, 4] their number,
+    whether a checkpoint was restored, its bytes and the longest draft."""
     n_each, parts, single, n = [], [], [], 0
     for request in requests:
         at, before = 0, n

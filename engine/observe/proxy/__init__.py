@@ -1,1 +1,2 @@
-"""Other programs talk to a server through a port of ours, and what passes is recorded."""
+"""The proxy: other programs talk to a server through a port of ours, and the traffic is
+recorded."""

@@ -1,6 +1,7 @@
-"""Fields added to a client's request so that rounds can be read, and taken out of its reply.
+"""Fields added to a client's request so that its reply shows the rounds, and removed from the
+reply.
 
-What is taken out is cut from the text of an event; the rest stays byte for byte as it came.
+Removed fields are cut from the text of an event; the rest stays byte for byte as it came.
 """
 
 from __future__ import annotations
@@ -36,33 +37,33 @@ _ADDED: dict[Reply, tuple[str, ...]] = {
     "text": ("timings_per_token", "verbose"),
     "chat": ("timings_per_token",),
     "responses": ("timings_per_token",),
-    "messages": (),  # its replies have no place for them
+    "messages": (),  # its replies cannot carry them
     "other": (),
 }
 MAX_LINE = 16 * 2**20
-"""Bytes of a line that are held until its end comes; a longer one is passed on as it is."""
+"""Longest line held until its end arrives, bytes; a longer one is passed on unchanged."""
 
 MAX_MEMBERS = 1024
-"""Members of a request or an event; more of them are no form that is known."""
+"""Most members of a request or an event; one with more has an unknown form."""
 _SHORT_LINE, _MAX_SIGNS = 4096, 1 << 15
-"""Bytes of an event that is parsed whatever it holds, and signs of a longer one."""
+"""Bytes of an event that is always parsed, and the most punctuation characters of a longer one."""
 
 _SPACE = re.compile(r"[ \t\r\n]*")
 _decoder = json.JSONDecoder()
 
 
 class _Members:
-    """The members of a JSON object and where they lie in its text, one character per byte.
+    """The members of a JSON object and their spans in its text, one character per byte.
 
-    Raises ValueError or RecursionError for any other text, and for a key that comes twice.
+    Raises ValueError or RecursionError for any other text, and for a duplicate key.
     """
 
     def __init__(self, text: str, start: int = 0) -> None:
         self.values: dict[str, Any] = {}
         self.spans: dict[str, tuple[int, int]] = {}
-        """Of each value."""
+        """Span of each value."""
         self.cuts: dict[str, tuple[int, int]] = {}
-        """Of each member but the first, with the comma before it."""
+        """Span of each member but the first, including the comma before it."""
         at = _skip(text, start, "{")
         more, behind = text[at : at + 1] != "}", None
         while more:
@@ -81,10 +82,10 @@ class _Members:
             if more:
                 at = _skip(text, at, ",")
         self.end = _skip(text, at, "}")
-        """The place after the object and its white space."""
+        """Offset after the object and its white space."""
 
     def cut(self, key: str) -> tuple[int, int, str]:
-        """The edit that takes a member away."""
+        """The edit that removes a member."""
         if key not in self.cuts:
             raise ValueError("the first member is never an added one")
         return *self.cuts[key], ""
@@ -96,7 +97,7 @@ def _space(text: str, at: int) -> int:
 
 
 def _skip(text: str, at: int, sign: str) -> int:
-    """The place after a sign and its white space."""
+    """The offset after a punctuation character and its white space."""
     at = _space(text, at)
     if text[at : at + 1] != sign:
         raise ValueError(f"{sign} is missing")
@@ -111,10 +112,10 @@ def _object(text: str) -> _Members:
 
 
 def add_fields(reply: Reply, body: bytes) -> tuple[bytes, tuple[str, ...]]:
-    """The body of a request with the fields it lacks for rounds to be read, and their names.
+    """The request body with the missing fields added, and the names of those fields.
 
-    A body that is not a JSON object, has more than MAX_MEMBERS, or asks for no stream, comes back
-    as it is. The caller sees to it that the body keeps to `request_checks`.
+    A body that is not a JSON object, has more than MAX_MEMBERS or does not stream is returned
+    unchanged. The caller checks the body against `request_checks` first.
     """
     text = body.decode("latin-1")
     try:
@@ -133,20 +134,20 @@ def add_fields(reply: Reply, body: bytes) -> tuple[bytes, tuple[str, ...]]:
 
 
 class FieldRemover:
-    """Takes from a stream of events what was added on behalf of a client.
+    """Removes from an event stream what was added on behalf of a client.
 
-    A piece comes out as it came in but for the line that is not complete yet. A line of a form
-    that is not known stays as it is.
+    Data is released as it arrives, except for an incomplete line. Lines of an unknown form stay
+    unchanged.
     """
 
     def __init__(self, reply: Reply, added: tuple[str, ...]) -> None:
         self._reply, self._added = reply, added
         self._held = bytearray()
         self._is_through = False
-        """Whether a line was too long: the rest of it goes through."""
+        """Whether a line was too long, so that the rest of it passes through."""
 
     def feed(self, piece: bytes) -> bytes:
-        """What can be passed on now."""
+        """Feed a piece of the stream; returns what can be passed on now."""
         *ends, tail = piece.split(b"\n")
         passed = []
         for end in ends:
@@ -161,7 +162,7 @@ class FieldRemover:
         return b"".join(passed)
 
     def rest(self) -> bytes:
-        """What is held at the end of the stream."""
+        """What is still held at the end of the stream."""
         held = bytes(self._held)
         self._held.clear()
         return held
@@ -191,7 +192,7 @@ class FieldRemover:
         return edits
 
     def _is_partial(self, event: dict[str, Any]) -> bool:
-        """Whether a server gives an event timings only when asked to: it is not the last one."""
+        """Whether a server sends timings in this event only on request, so not the last event."""
         if self._reply == "completion":
             return event.get("stop") is False
         if self._reply == "responses":
@@ -205,11 +206,12 @@ class FieldRemover:
         )
 
     def _settings(self, text: str, event: _Members) -> list[tuple[int, int, str]]:
-        """The settings at the end of /completion say that timings were asked for."""
+        """Edits for the settings at the end of /completion, which echo that timings were
+        requested."""
         if self._reply != "completion":
             return []
         edits = []
-        name = "generation_settings/timings_per_token"  # with response_fields
+        name = "generation_settings/timings_per_token"  # the client sent response_fields
         if event.values.get(name) is True:
             edits.append((*event.spans[name], "false"))
         if "generation_settings" in event.spans and isinstance(
@@ -222,7 +224,7 @@ class FieldRemover:
 
 
 def _edited(text: str, edits: list[tuple[int, int, str]]) -> str:
-    """The text with other text between two places, which do not overlap."""
+    """The text with edits applied; they must not overlap."""
     for begin, end, new in sorted(edits, reverse=True):
         text = text[:begin] + new + text[end:]
     return text

@@ -1,6 +1,5 @@
-"""A client's connection: uvicorn's, which also answers clients that close their sending side,
-refuses ambiguous heads, and limits the time for a head and the number of connections.
-"""
+"""A client's connection: uvicorn's, extended to answer clients that half-close, to refuse ambiguous
+heads, and to limit the time for a head and the number of connections."""
 
 from __future__ import annotations
 
@@ -19,16 +18,17 @@ from engine.observe.proxy.request_checks import head_fault
 
 MAX_CONNECTIONS = 256
 HEAD_S = 30.0
-"""How long a client may take for the head of a request."""
+"""Time limit for the head of a request, seconds."""
 _LINGER_S = 2.0
-"""How long what a refused client still sends is read, so that it gets to read why."""
+"""How long the data of a refused client is still read, so that it gets to read the error,
+seconds."""
 _LOOK_S = 0.25
 _PROBE_EVERY = 8
 _TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 
 
 def error_body(status: int, sentence: str) -> bytes:
-    """An error in the form in which llama-server has it."""
+    """An error body in llama-server's format."""
     error = {"code": status, "message": sentence, "type": "server_error"}
     return json.dumps({"error": error}).encode()
 
@@ -40,7 +40,7 @@ class ClientConnection(H11Protocol):
     _is_refused = _is_half_closed = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Refuse a connection too many."""
+        """Refuse the connection if there are too many."""
         super().connection_made(transport)
         if len(self.connections) > MAX_CONNECTIONS:
             self.refuse(503, f"More than {MAX_CONNECTIONS} connections are open.")
@@ -48,7 +48,7 @@ class ClientConnection(H11Protocol):
             self._limit_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The timers end with the connection."""
+        """Cancel the timers of the connection."""
         self._is_half_closed = False
         self._unset_keepalive_if_required()
         if self._head_timer is not None:
@@ -56,7 +56,7 @@ class ClientConnection(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Read on, unless the client was refused."""
+        """Feed data to h11, unless the client was refused."""
         if not self._is_refused:
             super().data_received(data)
             self._limit_head()
@@ -69,7 +69,7 @@ class ClientConnection(H11Protocol):
             super().handle_events()
 
     def _limit_head(self) -> None:
-        """A head that is awaited has a limit of time; it is not extended by a part of it."""
+        """Start the timer of a head; a partial head does not extend it."""
         is_awaited = self.conn.their_state is h11.IDLE and not self._is_refused
         if is_awaited and self._head_timer is None:
             sentence = f"The head of the request did not come within {HEAD_S:.0f} seconds."
@@ -79,11 +79,11 @@ class ClientConnection(H11Protocol):
             self._head_timer = None
 
     def send_400_response(self, msg: str) -> None:
-        """What h11 cannot read."""
+        """Refuse a request that h11 cannot parse."""
         self.refuse(400, "This is not a valid HTTP request.")
 
     def refuse(self, status: int, sentence: str) -> None:
-        """Answer, where no reply has started, and close."""
+        """Send an error if no response has started, and close."""
         self._is_refused = True
         body = error_body(status, sentence)
         headers = [
@@ -96,7 +96,7 @@ class ClientConnection(H11Protocol):
         with suppress(h11.LocalProtocolError):
             for event in (begin, h11.Data(body), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
-        if self.cycle is not None:  # whose request ends here
+        if self.cycle is not None:  # the response ends with the request
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         self._limit_head()
@@ -107,26 +107,26 @@ class ClientConnection(H11Protocol):
     # -- clients that close their sending side ---------------------------------------------
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Keep the connection for a reply that is pending to a client that can still read it."""
+        """Keep the connection open for a pending response that the client can still read."""
         cycle = self.cycle
         if self._is_refused or cycle is None or cycle.more_body or cycle.response_complete:
             return False
-        if not self._is_half_closed:  # asyncio reports it again once reading was paused
+        if not self._is_half_closed:  # asyncio reports it again when reading resumes
             self._is_half_closed = True
             self._look_for_client()
         return True
 
     def on_response_complete(self) -> None:
-        """After its last reply nothing more comes from a half-closed client."""
+        """A half-closed client sends no further request after its last response."""
         super().on_response_complete()
         if self._is_half_closed and self.cycle.response_complete:
             self.transport.close()
 
     def _look_for_client(self, n: int = 1) -> None:
-        """End the connection once a half-closed client has closed the other half too.
+        """Close the connection once a half-closed client has closed its other half, too.
 
-        TCP tells the two apart only when something is sent: without the system's table, an interim
-        reply is, which clients of HTTP/1.1 skip.
+        TCP shows the difference only when something is sent: where the system's socket table is not
+        available, an interim response is sent, which HTTP/1.1 clients skip.
         """
         if not self._is_half_closed:
             return
@@ -142,7 +142,7 @@ class ClientConnection(H11Protocol):
         self.loop.call_later(_LOOK_S, self._look_for_client, n + 1)
 
     def shutdown(self) -> None:
-        """Nothing waits for a client that does not read."""
+        """Shut down without waiting for a client that does not read."""
         if self.flow.write_paused:
             self.transport.abort()
         elif self.cycle is None or self.cycle.response_complete or self._is_refused:
@@ -152,8 +152,8 @@ class ClientConnection(H11Protocol):
 
 
 def _peer_is_there(own: socket.socket) -> bool | None:
-    """Whether a program on this machine still has the other end of a connection open; None where
-    the system does not report."""
+    """Whether a local program still has the other end of a connection open; None where the system
+    does not report that."""
     number = str(os.fstat(own.fileno()).st_ino)
     for table in _TABLES:
         try:

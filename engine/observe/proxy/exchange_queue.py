@@ -1,4 +1,4 @@
-"""What passed a proxy, on its way from the thread that passes it on to the one that writes rows."""
+"""The queue of a proxy's traffic, from the thread that forwards it to the one that writes rows."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 from engine.observe.server.reply import ExchangeEvent, Inbox, What
 
 LIMIT = 64 * 2**20
-"""Bytes of a queue that is not read, before requests are recorded no more."""
+"""Most bytes in a queue that is not read; beyond that, new requests are not recorded."""
 _MOST_DECODED = 64 * 2**20
-"""Bytes that a compressed reply may become."""
+"""Most decompressed bytes of a response."""
 _MOST_OF_A_PIECE = 4 * 2**20
-"""The same of one piece of it: no other bytes pass while it is decoded."""
+"""Most decompressed bytes of one piece of it: forwarding stops while a piece is decompressed."""
 
 FELL_BEHIND = (
     "The recording could not keep up with what passed, and the rest of a reply is missing."
@@ -24,7 +24,7 @@ FELL_BEHIND = (
 
 
 class ExchangeQueue:
-    """Takes events from one thread without ever making it wait; another one reads them."""
+    """A queue of events whose producer never waits; another thread reads them."""
 
     def __init__(self, limit: int = LIMIT) -> None:
         self._inbox = Inbox(limit)
@@ -35,7 +35,7 @@ class ExchangeQueue:
     def request(
         self, path: str, body: bytes, is_asked_by_us: bool, reason: str = ""
     ) -> RecordedExchange | None:
-        """Begin with a request; None when there is no room for it."""
+        """Start to record a request; None when there is no room for it."""
         number = next(self._numbers)
         event = ExchangeEvent(
             number,
@@ -52,19 +52,19 @@ class ExchangeQueue:
         return None
 
     def put(self, event: ExchangeEvent, is_last: bool = False) -> bool:
-        """Add an event; False when there is no room for it, as there always is for a last one."""
+        """Add an event; False when there is no room. There always is room for a last event."""
         if not is_last and not self._inbox.has_room_for(event):
             return False
         self._inbox.put(event)
         return True
 
     def take(self) -> list[ExchangeEvent]:
-        """All events that are waiting, in order."""
+        """All waiting events, in order."""
         return list(iter(partial(self._inbox.take, 0.0), None))
 
 
 class RecordedExchange:
-    """One request in the queue, until it is done or broke. A reply is kept as it was decoded."""
+    """One request in the queue until it is done or fails. Its response is kept decompressed."""
 
     def __init__(self, queue: ExchangeQueue, number: int) -> None:
         self.number = number
@@ -72,7 +72,7 @@ class RecordedExchange:
         self._decode: Callable[[bytes], bytes] = bytes
 
     def head(self, status: int, headers: Mapping[str, str]) -> None:
-        """The reply began. headers: of the reply, by their names in lower case."""
+        """The response began. headers: its headers by lower-case name."""
         encoding = headers.get("content-encoding", "identity").strip().lower()
         if encoding in ("gzip", "x-gzip", "deflate"):
             self._decode = _decompressor()
@@ -82,7 +82,7 @@ class RecordedExchange:
         self._put(self._event("head", status=status, headers=headers))
 
     def data(self, piece: bytes) -> None:
-        """A piece of the reply as it came."""
+        """A piece of the response as received."""
         if self._ended:
             return
         try:
@@ -93,7 +93,7 @@ class RecordedExchange:
         self._put(self._event("data", data=decoded))
 
     def end(self, kind: What, reason: str = "") -> None:
-        """Nothing more is put, whatever happens: see `ExchangeEvent`. reason: one sentence."""
+        """The last event of a request: see `ExchangeEvent`. reason: one sentence."""
         if not self._ended:
             self._ended = True
             self._queue.put(self._event(kind, reason=reason), is_last=True)
@@ -107,8 +107,8 @@ class RecordedExchange:
 
 
 def _decompressor() -> Callable[[bytes], bytes]:
-    """Decodes pieces of gzip or zlib. Raises zlib.error, and OverflowError for too much and for
-    bytes after the end."""
+    """Decompresses pieces of gzip or zlib. Raises zlib.error, and OverflowError for too much output
+    and for trailing bytes."""
     decoder = zlib.decompressobj(32 + zlib.MAX_WBITS)
     room = _MOST_DECODED
 

@@ -1,8 +1,8 @@
-"""Other programs talk to a port of ours; what they say goes to a server, its replies back to them.
+"""The proxy: a port that forwards other programs' requests to a server, and its responses back.
 
-Bytes pass as they are, at once, in a thread with an event loop of its own. Where a client streams
-generated text, the fields that tell rounds are asked for on its behalf and taken out of what it
-gets (`added_fields.py`); the queue has them. The reader of the queue cannot make a client wait.
+Bytes are forwarded unchanged and at once, in a thread with its own event loop. Where a client
+streams generated text, the fields that show rounds are requested on its behalf and removed from
+what it gets (`added_fields.py`); the queue has them. The queue's reader cannot delay a client.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _Send = Callable[[_Message], Awaitable[None]]
 _Headers = Iterable[tuple[bytes, bytes]]
 
 MAX_PARSED = 32 * 2**20
-"""Bytes of a request that is read before it is passed on; a larger one passes unread."""
+"""Largest request that is parsed before it is forwarded, bytes; a larger one passes unparsed."""
 _KEPT_OPEN_S = 75
-"""How long a client's connection may be idle."""
+"""How long a client's connection may be idle, seconds."""
 _STOP_S = 1
 _OF_ONE_HOP = frozenset(
     b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer "
@@ -50,7 +50,7 @@ ENDED = "The request was ended where it is watched."
 
 
 class Proxy:
-    """A port that passes everything on to a server, until it is stopped."""
+    """A port that forwards everything to a server until it is stopped."""
 
     def __init__(
         self,
@@ -61,18 +61,18 @@ class Proxy:
         *,
         adds_fields: bool = True,
     ) -> None:
-        """Take the port; who connects before `start` waits. port: 0 is any free one.
+        """Bind the port; connections made before `start` wait. port: 0 picks a free one.
 
-        Raises OptionError for an address that is none or cannot be listened at.
+        Raises OptionError for an invalid address and one that cannot be bound.
         """
         self._server, self._queue, self._adds_fields = _Server(server), queue, adds_fields
         self._listener = _listen(host, port)
         name, number = self._listener.getsockname()[:2]
         self._hosts = AllowedHosts(host, name, number)
         self.url = f"http://[{name}]:{number}" if ":" in name else f"http://{name}:{number}"
-        """Where clients find it."""
+        """The address for clients."""
         self.is_local = is_loopback(name)
-        """Whether only programs on this machine can."""
+        """Whether only programs on this machine can connect."""
         if self._server.is_local and self._server.port == number:
             self._listener.close()
             raise OptionError(
@@ -81,22 +81,22 @@ class Proxy:
         self._thread = threading.Thread(target=self._run, name="proxy", daemon=True)
         self._begun = threading.Event()
         self._passing: dict[int, asyncio.Task[Any]] = {}
-        """What passes a reply on, by the request's number in the queue."""
+        """Tasks that forward responses, by the request's number in the queue."""
         self.error: Exception | None = None
-        """What ended the thread."""
+        """The exception that ended the thread."""
 
     def start(self) -> None:
-        """Pass on from now on."""
+        """Start to forward."""
         self._thread.start()
         self._begun.wait()
 
     @property
     def is_running(self) -> bool:
-        """Whether its thread is."""
+        """Whether the proxy's thread is running."""
         return self._thread.is_alive()
 
     def abort(self, number: int) -> None:
-        """End a request, by its number in the queue, at the client and at the server."""
+        """End a request, by its number in the queue, for the client and at the server."""
 
         def cancel() -> None:
             if number in self._passing:
@@ -105,7 +105,7 @@ class Proxy:
         self._call(cancel)
 
     def stop(self) -> None:
-        """Listen no more and close what is open; from any thread, and more than once."""
+        """Stop listening and close all connections; from any thread, and more than once."""
 
         def close() -> None:
             for connection in list(self._uvicorn.server_state.connections):
@@ -128,14 +128,14 @@ class Proxy:
     def _run(self) -> None:
         try:
             asyncio.run(self._serve())
-        except Exception as error:  # no one waits for what a thread raises
+        except Exception as error:  # an exception in a thread would not be seen
             self.error = error
         finally:
             self._begun.set()
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._loop.set_exception_handler(  # asyncio would print, as that files cannot be opened
+        self._loop.set_exception_handler(  # asyncio would print it, for example too many open files
             lambda _, context: log.info("%s: %r", context["message"], context.get("exception"))
         )
         import uvicorn
@@ -171,7 +171,7 @@ class Proxy:
                     await asyncio.wait(others, timeout=_STOP_S)
                 for connection in list(self._uvicorn.server_state.connections):
                     if isinstance(connection.transport, asyncio.WriteTransport):
-                        connection.transport.abort()  # of clients that do not read
+                        connection.transport.abort()  # clients that do not read
 
     async def _app(self, scope: _Message, receive: _Receive, send: _Send) -> None:
         exchange = _Exchange(scope, receive, send)
@@ -195,7 +195,7 @@ class Proxy:
                 await exchange.break_off(500, f"Passing the request on failed: {failure!r:.200}.")
             if exchange.recording is not None:
                 self._passing.pop(exchange.recording.number, None)
-                exchange.recording.end("left")  # unless its end is known
+                exchange.recording.end("left")  # unless its end is recorded
 
     async def _pass(self, exchange: _Exchange) -> None:
         import httpx
@@ -214,7 +214,7 @@ class Proxy:
             await response.aclose()
 
     async def _request(self, exchange: _Exchange) -> httpx.Request:
-        """What goes to the server."""
+        """The request to the server."""
         import httpx
 
         headers = [
@@ -296,18 +296,18 @@ class Proxy:
 
 
 def _parsed(body: bytes, adds_to: Reply | None) -> tuple[bytes, tuple[str, ...], str]:
-    """A body with what it lacks, the names of that, and why it is not recorded; in a thread."""
+    """The body with added fields, their names, and why it is not recorded; runs in a thread."""
     if too_large := json_excess(body):
         return body, (), too_large
     return *(add_fields(adds_to, body) if adds_to else (body, ())), ""
 
 
 class _ClientLeftError(Exception):
-    """A client closed its connection within its request."""
+    """A client closed its connection in the middle of its request."""
 
 
 class _Exchange:
-    """A client's request and its reply."""
+    """A client's request and its response."""
 
     def __init__(self, scope: _Message, receive: _Receive, send: _Send) -> None:
         self._receive, self._send = receive, send
@@ -317,7 +317,7 @@ class _Exchange:
         query: bytes = scope["query_string"]
         self.target: bytes = scope["raw_path"] + (b"?" + query if query else b"")
         self._hosts = [value for name, value in self.headers if name == b"host"]
-        if absolute := _ABSOLUTE.fullmatch(self.target):  # as to a proxy (RFC 9112, section 3.2.2)
+        if absolute := _ABSOLUTE.fullmatch(self.target):  # absolute form (RFC 9112, section 3.2.2)
             self._hosts.append(absolute[1])
             self.target = absolute[2] if absolute[2].startswith(b"/") else b"/" + absolute[2]
             self.path = unquote(self.target.partition(b"?")[0].decode("ascii"))
@@ -325,7 +325,7 @@ class _Exchange:
         self.has_body = not names.isdisjoint((b"content-length", b"transfer-encoding"))
         self.reply_form = REPLIES.get(self.path) if self.method == "POST" else None
         self.can_be_added_to = names.isdisjoint(
-            # a stream that is kept is read again from an offset in what the client was sent
+            # a kept stream is resumed at a byte offset, so its bytes must stay as sent
             (b"content-encoding", b"x-conversation-id")
         )
         self.added: tuple[str, ...] = ()
@@ -336,10 +336,10 @@ class _Exchange:
             self._is_read.set()
 
     def refusal(self, hosts: AllowedHosts) -> tuple[int, str] | None:
-        """Status and sentence for a request that is not passed on."""
+        """Status and message for a request that is not forwarded; None if it is."""
         if self.method == "CONNECT" or self.target[:1] not in (b"/", b"*"):
             return 501, "This port passes requests on to one server and does not reach others."
-        for host in self._hosts:  # HTTP/1.0 may do without, which no browser speaks
+        for host in self._hosts:  # HTTP/1.0 may do without, but browsers do not speak it
             if fault := hosts.fault(host.decode("latin-1")):
                 return fault
         asked = [value.lower() for name, value in self.headers if name == b"upgrade"]
@@ -348,7 +348,7 @@ class _Exchange:
         return None
 
     async def body(self, begin: bytes = b"") -> AsyncIterator[bytes]:
-        """The request's body, as it comes. Raises _ClientLeftError."""
+        """The request's body as it arrives. Raises _ClientLeftError."""
         if begin:
             yield begin
         while not self._is_read.is_set():
@@ -361,7 +361,7 @@ class _Exchange:
                 yield message["body"]
 
     async def read(self, limit: int) -> tuple[bytes, bool]:
-        """The body, and whether that is all of it and has at most `limit` bytes."""
+        """The body, and whether it is complete within `limit` bytes."""
         read = bytearray()
         async for piece in self.body():
             read += piece
@@ -376,12 +376,12 @@ class _Exchange:
             pass
 
     async def begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        """Begin the reply."""
+        """Begin the response."""
         self._has_begun = True
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def go_on(self, piece: bytes) -> None:
-        """Pass a piece of the reply; returns when the client's connection takes more."""
+        """Forward a piece of the response; returns when the client's connection takes more."""
         await self._send({"type": "http.response.body", "body": piece, "more_body": True})
 
     async def end(self, piece: bytes) -> None:
@@ -390,13 +390,13 @@ class _Exchange:
         await self._send({"type": "http.response.body", "body": piece, "more_body": False})
 
     async def break_off(self, status: int, sentence: str) -> None:
-        """The request fails; a reply that has started is left without an end."""
+        """Fail the request; a response that has started is left unterminated."""
         if self.recording is not None:
             self.recording.end("broke", sentence)
         await self.tell(status, sentence)
 
     async def tell(self, status: int, sentence: str) -> None:
-        """An error of our own in place of a reply that has not started, in a server's form."""
+        """Send an error of our own, in a server's format, if no response has started."""
         if self._has_begun:
             return
         from engine.observe.proxy.client_connection import error_body
@@ -421,7 +421,7 @@ class _Server:
 
 
 def listening_address(text: str) -> tuple[str, int]:
-    """Host and port of HOST:PORT, or PORT alone for this machine. Raises OptionError."""
+    """Host and port of HOST:PORT, or of PORT alone for this machine. Raises OptionError."""
     host, _, port = text.strip().rpartition(":")
     if not (port.isascii() and port.isdigit() and len(port) < 6 and int(port) < 2**16):
         raise OptionError(
@@ -454,7 +454,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _transport(server: _Server) -> httpx.AsyncHTTPTransport:
-    """Connections to a server: one for each request, so that none is found closed when needed."""
+    """Connections to a server: one per request, so that none turns out to be closed when used."""
     import httpx
 
     through = None
@@ -468,7 +468,7 @@ def _transport(server: _Server) -> httpx.AsyncHTTPTransport:
 
 
 def _end_to_end(headers: _Headers) -> list[tuple[bytes, bytes]]:
-    """Headers without those that are for one connection only."""
+    """The headers without hop-by-hop ones."""
     headers = list(headers)
     named = {
         each.strip().lower()

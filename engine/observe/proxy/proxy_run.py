@@ -1,4 +1,4 @@
-"""A run whose requests are those of other programs: what passes a proxy, recorded."""
+"""The run of a proxy: requests of other programs, recorded."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _STEP_S = 0.5
 
 
 class ProxyRun:
-    """A run of what passes a proxy, of the shape of any other run: `step` or `advance` until it is
-    stopped; by itself it does not end.
+    """A run that records a proxy's traffic, with the interface of any other run: `step` or
+    `advance` until it is stopped; it does not end by itself.
 
-    trace: takes the rows, all of them written by the thread that calls `advance`. Clients are
-    served whether anyone does or not. requests: what passed so far, in order of arrival. observed:
-    the same as it came.
+    trace: receives the rows, all written by the thread that calls `advance`. Clients are served
+    whether or not that is called. requests: requests so far, in order of arrival. observed: the
+    same as received.
     """
 
     def __init__(
@@ -40,13 +40,13 @@ class ProxyRun:
         log: Path | None = None,
         **facts: Any,
     ) -> None:
-        """Listen, and begin a run. port: 0 is any free one. adds_fields: ask for what tells rounds
-        where a client does not. log: file that the server writes its log into, joined to the
-        rounds. facts: JSON-able, whatever else is known of the run. Other engines than llama-server
-        would refuse such fields, or not know them, so theirs pass unchanged.
+        """Listen, and begin a run. port: 0 picks a free one. adds_fields: request the fields that
+        show rounds where a client does not. log: the server's log file, joined to the rounds.
+        facts: JSON-able, further facts of the run. Other engines than llama-server would reject or
+        ignore added fields, so their requests pass unchanged.
 
-        Raises OptionError for addresses that are none or cannot be listened at, and for a log that
-        cannot be read.
+        Raises OptionError for addresses that are invalid or cannot be bound, and for an unreadable
+        log.
         """
         self.trace, self.done = trace, False
         self.requests: list[ObservedRequest] = []
@@ -65,34 +65,34 @@ class ProxyRun:
 
     @property
     def url(self) -> str:
-        """Where clients find the proxy."""
+        """The proxy's address for clients."""
         return self._proxy.url
 
     @property
     def is_local(self) -> bool:
-        """Whether only programs on this machine can."""
+        """Whether only programs on this machine can connect."""
         return self._proxy.is_local
 
     @property
     def unread_log(self) -> str:
-        """Why the log was not read to its end, and what to do about it."""
+        """Why the log was not read to its end, and the remedy."""
         return self._log.unread
 
     def step(self) -> bool:
-        """Go on until a round was recorded, or half a second has passed. True while it listens."""
+        """Continue until a round is recorded or half a second has passed. True while it listens."""
         rows, until = len(self.trace.rounds), monotonic() + _STEP_S
         while self.advance() and len(self.trace.rounds) == rows and monotonic() < until:
             pass
         return not self.done
 
     def advance(self) -> bool:
-        """Wait a moment and record what has passed. True while it listens.
+        """Wait a moment and record the traffic. True while it listens.
 
         Raises DraftscopeError once the proxy has failed.
         """
         if self.done:
             return False
-        sleep(LOOK_S)  # all at once: every look takes time from what passes
+        sleep(LOOK_S)  # all at once: each look takes time from forwarding
         failed = not self._proxy.is_running
         self._record()
         self._log.follow(self.observed)
@@ -103,7 +103,7 @@ class ProxyRun:
         return True
 
     def cancel(self, seq_id: int) -> None:
-        """End the request of a sequence, at its client and at the server; the others go on.
+        """End a sequence's request, for its client and at the server; the others continue.
 
         Raises OptionError for a sequence that is not open.
         """
@@ -114,7 +114,7 @@ class ProxyRun:
         raise OptionError(f"Sequence {seq_id} has ended.", "Choose one that goes on.")
 
     def stop(self) -> None:
-        """Listen no more and end what is open; what was recorded stays."""
+        """Stop listening and end open requests; the recorded rows stay."""
         if not self.done:
             self._end(None)
 
@@ -134,7 +134,7 @@ class ProxyRun:
 
     def _record(self) -> None:
         for event in self._queue.take():
-            sleep(0)  # who passes bytes on may go first
+            sleep(0)  # the forwarding thread may go first
             at_ms = (event.at - self._begin) * 1e3
             if event.kind == "request":
                 request = self.observed.request(

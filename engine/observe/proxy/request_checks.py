@@ -13,19 +13,20 @@ MAX_HEAD_BYTES = 64 << 10
 MAX_HEAD_LINES = 200
 _END = re.compile(rb"\n\r?\n")
 MAX_SIGNS = 1 << 19
-"""Brackets, colons, commas and quotes of a text; a prompt of token ids has a comma for each."""
+"""Most brackets, colons, commas and quotes of a text; a prompt of token ids has a comma for
+each."""
 MAX_KEYS = 1 << 16
 MAX_DEPTH = 128
 _SIGN = re.compile(rb'["\[\]{},:]')
 
 
 class AllowedHosts:
-    """What a Host header may say at a port, so that no web page reaches it through a name of its
-    own that it lets point here (DNS rebinding).
+    """The Host headers that a port accepts, so that web pages cannot reach it through a name of
+    their own that resolves to this machine (DNS rebinding).
 
-    At a loopback address: names and addresses of the loopback, with the port or none. At another
-    address: this machine's name and every address, which unlike a name cannot be made to point
-    elsewhere, with any port, because what lies between may translate it. Always the host given.
+    At a loopback address: loopback names and addresses, with the port or without. At another
+    address: this machine's name and any address, which unlike a name cannot be made to resolve
+    elsewhere, with any port, since a NAT may translate it. The given host is always accepted.
     """
 
     def __init__(self, given: str, address: str, port: int) -> None:
@@ -37,7 +38,8 @@ class AllowedHosts:
             self._names |= {name, f"{name}.local"}
 
     def fault(self, authority: str) -> tuple[int, str] | None:
-        """Status and sentence for what is not allowed. authority: of a Host header or a target."""
+        """Status and message if not accepted, else None. authority: of a Host header or a
+        target."""
         found = _AUTHORITY.fullmatch(authority)
         if found is None:
             return 400, "The Host header is not a name or an address with or without a port."
@@ -59,10 +61,10 @@ class AllowedHosts:
 
 
 def head_fault(buffered: bytes) -> tuple[int, str] | None:
-    """Status and sentence for a head that two programs may read in two ways (RFC 9112, sections
+    """Status and message for a head that two programs may parse differently (RFC 9112, sections
     5.2, 6.1 and 6.3).
 
-    buffered: what has come of it, or more. Whether the head is valid otherwise is left to h11.
+    buffered: the head as far as received, or more. Other checks of the head are left to h11.
     """
     end = _END.search(buffered)
     head = buffered[: end.start()] if end else buffered
@@ -89,10 +91,10 @@ def head_fault(buffered: bytes) -> tuple[int, str] | None:
 
 
 def json_excess(body: bytes, max_signs: int = MAX_SIGNS) -> str:
-    """What of a JSON text exceeds the limits, as the end of a sentence; empty for nothing. Parsing
-    such a text would take seconds in which nothing else passes.
+    """How a JSON text exceeds the limits, as the end of a sentence; empty if it does not. Parsing
+    such a text would block all other traffic for seconds.
 
-    The text need not be valid. Takes linear time and ends at the first excess.
+    The text need not be valid. Linear time; stops at the first excess.
     """
     at = depth = n_keys = 0
     in_string = False

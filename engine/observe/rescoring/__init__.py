@@ -1,1 +1,1 @@
-"""Re-scoring: tokens that another engine chose, judged by this one on the same file."""
+"""Re-scoring: tokens that another engine emitted, judged by this one on the same file."""

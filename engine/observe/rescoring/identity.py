@@ -1,10 +1,10 @@
-"""Whether the model that a server runs, or ran, is the file at hand.
+"""Identity: whether the model that a server runs, or ran, is the file at hand.
 
 Five questions in this order, and the first answer counts: is it the same file on this machine; do
-the server's figures of the model agree with the file; does it tokenise a text alike; does it give
+the server's figures of the model agree with the file; does it tokenize a text alike; does it give
 the first token after a few prefixes the same probabilities; and, without a server, does the text
-look like the model's own. Requests are made only where a server is given, and the probes, which
-disturb a slot's cache, only if they are allowed.
+look like the model's own. Requests are sent only if a server is given, and probes, which disturb a
+slot's cache, only if they are allowed.
 """
 
 from __future__ import annotations
@@ -36,21 +36,22 @@ SAME, LIKELY = "same", "same as far as can be known"
 DIFFERENT, UNKNOWN = "different", "unknown"
 
 LARGE_FILE = 2 << 30
-"""Bytes; more are not hashed without permission."""
+"""Size above which a file is not hashed without permission, bytes."""
 _CHUNK = 4 << 20
 _LEAST_SHARE = 0.98
-"""Of the tokens of a text that have to be the model's choice (the noise of a server's arithmetic
-turns fewer); another model of the same vocabulary agrees in a tenth or so."""
+"""Least share of a text's tokens that must be the model's choice (fewer flip by the noise of a
+server's arithmetic); another model with the same vocabulary agrees in about a tenth."""
 _FEW = 16
-"""Tokens below which a text cannot show that another model wrote it."""
+"""Fewest tokens that can show that another model wrote a text."""
 _HALF = math.log(2.0)
-"""A token of half the probability of the one that should have been chosen, as a gap of logits."""
+"""The logit gap of a token with half the probability of the one that should have been chosen."""
 _MOST_DP = 0.05
 _TIE_P = 0.02
-"""Probabilities of a server on the same file, largest difference; and what makes a tie."""
+"""Largest difference of probabilities between servers on the same file; and what counts as a
+tie."""
 _N_PROBS = 20
 _ANY_TEXT = "def add(first, second):\n    return first + second\n"
-"""What is cut into tokens, and probed with, where the run has no prompt as text."""
+"""Text to tokenize and probe with if the run has no prompt as text."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """Re-scoring: the tokens of a run of any engine, judged by this one on the same file.
 
-Prompt and emitted tokens are decoded once: the row at a token's place tells the probability and
-rank that the target gives it, and whether the request's sampler could have chosen it. Where it
-could not, and neither noise nor a lossy rule of acceptance explains that, speculation has changed
-the text. What the rule was expected to accept is counted by place in the draft.
+Prompt and emitted tokens are decoded once: the logits at a token's position give the target's
+probability and rank of it, and whether the request's sampler could have chosen it. If it could not,
+and neither noise nor a lossy acceptance rule explains that, speculation has changed the text. The
+acceptance that the rule predicts is counted by draft position.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from engine.trace.store import Table, TraceStore
 from engine.trace.writer import TraceWriter, this_engine
 
 _COLUMNS = ("target_p", "target_rank", "target_entropy", "target_top_id", "target_top_p")
-"""Of `tokens`, what is filled."""
+"""The columns of `tokens` that are filled."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rescored:
-    """What came of it, fact `rescored` of the run. compute: of our engine. noise: of the gap
-    between two logits, None where no token was in doubt. identity: whether it is the same model.
-    rule: of acceptance, is_rule_known: whether anything names it, else it is taken for `match`.
-    acceptance: by place in the draft, of tokens that were judged; expected: by the rule, None
-    where not all that it needs is known, for `rejection` the sum of min(p, q)."""
+    """The result, fact `rescored` of the run. compute: of our engine. noise: of the gap between two
+    logits, None if no token was in doubt. identity: whether it is the same model. rule: acceptance
+    rule; is_rule_known: whether anything names it, else `match` is assumed. acceptance: by draft
+    position, of judged tokens; expected: what the rule predicts, None if its inputs are not all
+    known; for `rejection` the sum of min(p, q)."""
 
     run_id: int
     by: str
@@ -81,15 +81,15 @@ class NothingToRescoreError(OptionError):
 
 
 class SameModelUnknownError(OptionError):
-    """Whether a run is of the opened model is not known: the user has to say."""
+    """Whether a run is of the opened model is not known: the user must decide."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Scores:
-    """One text. emitted, rejected: facts of its tokens. gaps, top2_gaps, shorts: as in
-    ChangedToken, [n]; shorts is None where the tokens cannot be judged, which `why` tells. leeway:
-    what a lossy rule allows of each of the shorts. drawn: what the sampler draws from at each place
-    of text.judged_at, empty where that is not known."""
+    """The scores of one text. emitted, rejected: facts of its tokens. gaps, top2_gaps, shorts: as
+    in ChangedToken, [n]; shorts is None if the tokens cannot be judged, for the reason in `why`.
+    leeway: what a lossy rule allows of each of the shorts. drawn: the sampler's distribution at
+    each place of text.judged_at, empty if unknown."""
 
     text: RescoredText
     emitted: TargetFacts
@@ -102,14 +102,9 @@ class _Scores:
     leeway: np.ndarray
     drawn: list[Distribution]
 
-    @property
-    def is_doubted(self) -> bool:
-        """Whether any token is not what the sampler chooses by our logits."""
-        return any(not short <= 0 for short in self.shorts or ())
-
     def of_model(self, noise: float | None) -> list[float]:
-        """The shorts that tell whether it is the model: 0 where noise explains them, and without
-        those that a lossy rule explains."""
+        """The shorts that show whether it is the same model: 0 where noise explains them; tokens
+        that a lossy rule explains are left out."""
         pairs = zip(self.shorts or (), self.is_changed(noise), strict=True)
         within = noise or 0.0
         return [short if is_one else 0.0 for short, is_one in pairs if is_one or short <= within]
@@ -131,13 +126,12 @@ def rescore(
     assume_same: bool = False,
     rule: AcceptRule | None = None,
 ) -> Rescored:
-    """Fill the target's columns of a run's tokens where they are empty, and judge every token.
+    """Fill the empty target columns of a run's tokens, and judge every token.
 
-    identity: what is known already of whether the run is of this model; None: what its facts and
-    its text tell. assume_same: take it for the same where that is not known. rule: of acceptance,
-    None: as the run's facts name it. To be called by the thread that writes the store. Raises
-    UnsupportedModelError for another model, SameModelUnknownError, NothingToRescoreError,
-    Cancelled; nothing has been written then.
+    identity: known result of whether the run is of this model; None: decided by its facts and its
+    text. assume_same: assume so if that is not known. rule: of acceptance, None: as the run's facts
+    name it. Call it in the thread that writes the store. Raises UnsupportedModelError for another
+    model, SameModelUnknownError, NothingToRescoreError, Cancelled; nothing is written then.
     """
     facts, report = store.runs[run_id], progress or (lambda *_: None)
     identity = identity or identify(session, facts)
@@ -154,7 +148,7 @@ def rescore(
     rule = known_rule or AcceptRule()
     scores = _score(session, store, known, rule, report, cancelled)
     noise = None
-    if doubted := [one for one in scores if one.is_doubted]:
+    if doubted := [one for one in scores if any(not short <= 0 for short in one.shorts or ())]:
         whole = [[*one.text.prompt, *one.text.ids.tolist()] for one in doubted]
         noise = noise_of_gaps(session, facts, whole, report, cancelled)
     if identity.verdict == UNKNOWN:
@@ -333,8 +327,8 @@ def _changed(store: TraceStore, scores: _Scores, i: int, short: float) -> Change
 
 
 def _acceptance(run: RunRef, scores: Sequence[_Scores], rule: AcceptRule) -> tuple[TokenShare, ...]:
-    """Accepted tokens of those judged, by place in the draft. Where not all can be expected, those
-    whose candidates are known: a log that has only some rounds does not choose them by outcome."""
+    """Accepted tokens of those judged, by draft position. If not all can be predicted, only those
+    with known candidates: a log with only some of the rounds does not select them by outcome."""
     judged, tokens = Judged.of(run), run.store.tokens
     rows = np.concatenate([one.text.judged_rows for one in scores])
     chances = np.concatenate([_chances(run.store, one, rule) for one in scores], 1)
@@ -358,8 +352,8 @@ def _acceptance(run: RunRef, scores: Sequence[_Scores], rule: AcceptRule) -> tup
 
 
 def _chances(store: TraceStore, scores: _Scores, rule: AcceptRule) -> np.ndarray:
-    """Probability that the rule accepts what is drafted at each judged place, at least and at most,
-    [2, m]; NaN where it is not known. Of a drafter that draws, over all that it may draw."""
+    """Least and greatest probability that the rule accepts the draft at each judged place, [2, m];
+    NaN if unknown. For a sampling drafter the mean over all drafts that it may draw."""
     rows, tokens = scores.text.judged_rows, store.tokens
     found = np.full((2, len(rows)), np.nan)
     if not scores.drawn:
@@ -383,13 +377,13 @@ def _chances(store: TraceStore, scores: _Scores, rule: AcceptRule) -> np.ndarray
 
 
 def _of_rule(store: TraceStore, scores: _Scores, rule: AcceptRule) -> tuple[np.ndarray, np.ndarray]:
-    """p and q of the drafted token at each judged place, [m], NaN where not known."""
+    """p and q of the drafted token at each judged place, [m], NaN if unknown."""
     rows, tokens = scores.text.judged_rows, store.tokens
     ids = tokens.column("token_id")[rows].tolist()
     pairs = zip(ids, scores.drawn, strict=True)
     p = np.array([np.nan if token == MISSING else drawn.of(token) for token, drawn in pairs])
     q = tokens.column("draft_p")[rows] if rule.draws else np.full(len(rows), np.nan)
-    # a token of the trace's own engine that was drawn has its q
+    # sampled drafts of the trace's own engine have q
     own = tokens.column("rule_q")[rows]
     return p, np.where(np.isnan(own), q, own)
 
@@ -402,8 +396,8 @@ def _write(
     session: Session,
     rule: AcceptRule,
 ) -> None:
-    """Fill the rows, tell of it in the run's facts, and apply the rules."""
-    session.files.check()  # what was computed is void if weights were written over meanwhile
+    """Fill the rows, add the result to the run's facts, and apply the rules."""
+    session.files.check()  # the result is void if weights were overwritten meanwhile
     writer, tokens = TraceWriter(store, run_id), store.tokens
     derived = set(_COLUMNS)
     for one in scores:

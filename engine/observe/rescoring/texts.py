@@ -1,11 +1,11 @@
 """The texts of a run as a model would read them, the requests they answer, and teacher forcing:
 logits of a model along given texts, and how far rounding moves them.
 
-A server's logits are never ours: it rounds what a weight is multiplied with, keeps keys and values
-in half precision, and adds in another order. So the text is decoded once more by models that round
-as the engine of the run does, with the jitter of a peer's noise lanes. The most that they move the
-logit of either of the two most probable tokens may happen to both in opposite directions: a token
-whose logit is within twice that of the best one is a near tie.
+A server's logits differ from ours: it rounds the inputs of products, keeps keys and values in half
+precision, and adds in another order. So the text is decoded once more by models that round as the
+run's engine does, with the jitter of a peer's noise lanes. Both of the two most probable tokens may
+move by the largest change found, in opposite directions: a token whose logit is within twice that
+of the best one is a near tie.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from engine.trace.run_ref import rows_by_sequence
 from engine.trace.store import TraceStore
 
 _NAMES = {"temp": "temperature", "repetition_penalty": "repeat_penalty"}
-"""Names of our sampler's options, and of vLLM's and SGLang's, that are others at llama-server."""
+"""Names of our sampler's options, and of vLLM's and SGLang's, that llama-server calls otherwise."""
 
 
 def asked_of(facts: RunFacts, seq_id: int) -> RequestFacts:
@@ -49,7 +49,7 @@ def asked_of(facts: RunFacts, seq_id: int) -> RequestFacts:
 
 
 def _asked(request: RequestFacts) -> RequestFacts:
-    """What was sent, and what the server said it took of it."""
+    """What was sent, and what the server reported of it."""
     prompt, messages = request.prompt, request.messages
     if prompt is not None and request.path.endswith("/responses"):
         prompt, messages = None, [{"role": "user", "content": prompt}]
@@ -64,12 +64,12 @@ def _asked(request: RequestFacts) -> RequestFacts:
 class RescoredText:
     """One sequence as a model would read it.
 
-    prompt: token ids. ids: of the tokens that follow it, in order; rows: which row of `tokens` each
-    of them is; int64 [n] both. rejected_ids, rejected_rows: drafted tokens that were refused, and
-    rejected_at: the place in ids that each was meant for, ascending; int64 [m]. judged_rows,
-    judged_at: the same of drafted tokens that were accepted or refused, one for each place, whether
-    or not their ids are known. asked: what is known of the request. gap: why no more tokens are
-    known, one sentence; empty where the text is whole.
+    prompt: token ids. ids: of the tokens that follow it, in order; rows: the row of `tokens` of
+    each; int64 [n] both. rejected_ids, rejected_rows: rejected draft tokens, and rejected_at: the
+    index in ids of the position each was drafted for, ascending; int64 [m]. judged_rows, judged_at:
+    the same of accepted and rejected draft tokens, one per position, whether or not their ids are
+    known. asked: known facts of the request. gap: why no further tokens are known, one sentence;
+    empty if the text is complete.
     """
 
     seq_id: int
@@ -89,8 +89,8 @@ _NO_ROWS = np.zeros(0, np.int64)
 
 
 class TextReader:
-    """Reads the texts of one run. Prompts and tokens that the trace has as text only become ids by
-    the vocabulary of a session."""
+    """Reads the texts of one run. Prompts and tokens that the trace has only as text are mapped to
+    ids with a session's vocabulary."""
 
     def __init__(self, session: Session, store: TraceStore, run_id: int) -> None:
         self._session = session
@@ -102,7 +102,7 @@ class TextReader:
         self._facts = store.runs[run_id]
 
     def texts(self) -> list[RescoredText]:
-        """The sequences that emitted anything."""
+        """The sequences that emitted tokens."""
         return [self._text(seq_id, rows) for seq_id, rows in self._emitted.items()]
 
     def _column(self, name: str, rows: np.ndarray) -> np.ndarray:
@@ -141,7 +141,7 @@ class TextReader:
         )
 
     def _judged_places(self, seq_id: int, first: int, n: int) -> tuple[np.ndarray, np.ndarray]:
-        """Rows of drafted tokens that were judged at the first n places, and those places."""
+        """Rows of draft tokens that were judged at the first n positions, and those positions."""
         rows = self._judged.get(seq_id, _NO_ROWS)
         rows = rows[self._column("draft_index", rows) >= 0]
         at, order = np.unique(self._column("pos", rows) - first, return_index=True)
@@ -153,7 +153,7 @@ class TextReader:
         return known
 
     def _prompt(self, seq_id: int, n: int, asked: RequestFacts) -> tuple[tuple[int, ...], str]:
-        """The n ids in front of the first token that was emitted, or why they are not known."""
+        """The n ids before the first emitted token, or why they are not known."""
         rows = self._prompts.get(seq_id, _NO_ROWS)
         ids, pos = self._column("token_id", rows), self._column("pos", rows)
         if n and len(ids) == n and np.array_equal(pos, np.arange(n)) and self._is_known(ids).all():
@@ -175,8 +175,8 @@ class TextReader:
         return found, ""
 
     def _ids(self, rows: np.ndarray) -> np.ndarray:
-        """Ids of tokens; of those known by their text alone where exactly one token has it. Running
-        text is never cut into tokens again: others would come out."""
+        """Ids of tokens; a token known only by its text gets an id if exactly one token has that
+        text. The whole text is never tokenized again: that could give other tokens."""
         ids = self._column("token_id", rows).copy()
         for i in np.flatnonzero(ids == MISSING).tolist():
             row = int(rows[i])
@@ -189,16 +189,17 @@ class TextReader:
 
 _LONGEST_PASS = 512
 _MOST_LOGITS = 1 << 26
-"""Bytes of logits that one pass may give: measures of them take several times as much."""
+"""Most bytes of logits per pass: statistics over them take several times as much."""
 _SEEDS = (1, 2, 3)
 _ENOUGH = 4096
-"""Positions after which further texts are not measured: the largest change has been met."""
+"""Positions after which no further texts are measured: by then the largest change has occurred."""
 _FINE = 3
-"""Jittered by no more than sums differ, as in engine.compare.peer_lane."""
+"""Jitter of no more than the difference between sums, as in engine.compare.peer_lane."""
 
 
 class HalfCells(AttentionKV):
-    """Keys and values rounded to half precision, as a server keeps them by default."""
+    """An attention cache whose keys and values are rounded to half precision, a server's
+    default."""
 
     def update(
         self, layer: CellKey, k: torch.Tensor, v: torch.Tensor | None = None
@@ -207,7 +208,7 @@ class HalfCells(AttentionKV):
         return super().update(layer, _rounded(k), v if v is None else _rounded(v))
 
     def places(self, layer: CellKey) -> None:
-        """None: what is written has to be rounded."""
+        """None: every write must be rounded."""
 
 
 def _rounded(rows: torch.Tensor) -> torch.Tensor:
@@ -215,8 +216,8 @@ def _rounded(rows: torch.Tensor) -> torch.Tensor:
 
 
 class Teacher:
-    """Decodes texts of up to n_tokens tokens with several models side by side, which have the
-    vocabulary and the layers in common. half: those whose attention cells are rounded."""
+    """Decodes texts of up to n_tokens tokens with several models that share vocabulary and layers.
+    half: those with rounded attention cells."""
 
     def __init__(
         self, models: Sequence[HybridModel], n_tokens: int, half: Sequence[HybridModel] = ()
@@ -235,9 +236,8 @@ class Teacher:
     def rows(
         self, tokens: Sequence[int], first: int = 0
     ) -> Iterator[tuple[int, list[torch.Tensor]]]:
-        """After each part of a text: the index of the first row, and of every model the logits
-        [n, n_vocab] after the tokens at that index, the next … Rows before `first` are left out.
-        """
+        """For each part of a text: the index of its first row, and per model the logits [n,
+        n_vocab] that follow the tokens from that index on. Rows before `first` are skipped."""
         for memory in self._memories:
             memory.clear(0)
         start = 0
@@ -270,8 +270,8 @@ def noise_of_gaps(
     progress: ReportProgress,
     cancelled: Callable[[], bool],
 ) -> float:
-    """How much rounding may change the gap between the two best logits, over all positions of the
-    texts, or of the first of them.
+    """How far rounding may change the gap between the two best logits, over all positions of the
+    texts, or of the first few.
 
     facts: of the run whose tokens are judged. Raises Cancelled, and what loading a model raises.
     """
@@ -298,7 +298,7 @@ def noise_of_gaps(
 
 
 def _models_like(session: Session, facts: RunFacts) -> list[HybridModel]:
-    """Models with the arithmetic of the engine that made the run, a little off in several ways."""
+    """Models with the arithmetic of the run's engine, with different small jitters."""
     if not is_observed(facts):
         compute = facts.compute or session.compute
         model = session.model_in(compute)

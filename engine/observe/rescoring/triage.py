@@ -1,10 +1,10 @@
-"""Two runs of the same prompts, by any engines: where their texts part, and whether a near tie
-explains that.
+"""Triage: where the texts of two runs of the same prompts differ first, and whether that is a near
+tie.
 
-With and without speculation, two builds, two servers. After equal tokens a right engine chooses
-the same one again, unless rounding turns two that lie close. With the model at hand the tokens at
-the first mismatch are judged by it; without, what the traces hold of the target's probabilities
-there is used, and where they hold nothing the gap is unknown.
+With and without speculation, two builds, two servers. After equal tokens a correct engine chooses
+the same next token, unless rounding flips two close ones. With the model at hand the tokens at the
+first mismatch are judged by it; otherwise by the target probabilities in the traces there, and
+without those the gap is unknown.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
+
+import numpy as np
 
 from engine.observe.rescoring.request_sampler import NotJudgedError, request_sampling
 from engine.observe.rescoring.texts import asked_of
@@ -25,9 +28,10 @@ from engine.trace.run_ref import RunColumns, RunRef, rows_by_sequence, same_mode
 
 SAME, NEAR_TIE, DRAWN, DIFFERENT, UNKNOWN = "same", "near tie", "drawn", "different", "unknown"
 FORCED = "forced"
-"""Verdicts on two texts. near tie: they part where noise turns the two tokens. drawn: at a
-temperature both can be drawn, which says nothing. different: one of the tokens is not the target's.
-unknown: nothing tells how far apart the two tokens are. forced: a fork was given one of them."""
+"""Verdicts on two texts. near tie: they differ where noise may flip the two tokens. drawn: at a
+temperature both can be sampled, so it proves nothing. different: one of the tokens is not the
+target's. unknown: the gap between the two tokens is not known. forced: a fork was given one of
+them."""
 
 _MOST_TOKENS = 2**31
 _SHOWN = 24
@@ -36,10 +40,10 @@ _SHOWN = 24
 
 @dataclass(frozen=True, slots=True)
 class PartingToken:
-    """What one of two texts has at the first mismatch. token_id, text: None and "" where the text
-    has ended. round: that chose it, None where not known; after_round: the last earlier one that
-    rolled back. short: by
-    how much better logits would have to be smaller for it to be chosen, None where not known."""
+    """A text's token at the first mismatch. token_id, text: None and "" after the text's end.
+    round: that emitted it, None if unknown; after_round: the last earlier one with a rollback.
+    short: by how much better logits would have to be smaller for it to be chosen, None if
+    unknown."""
 
     token_id: int | None
     text: str
@@ -50,9 +54,9 @@ class PartingToken:
 
 @dataclass(frozen=True, slots=True)
 class TextPair:
-    """One sequence of each run. n_same: tokens that are equal from the start; pos: of the first
-    that is not, None where none is. a, b: what is there. gap: of the two tokens' logits, noise:
-    what rounding can make of it; None where not known. reason: the verdict as a sentence."""
+    """One sequence of each run. n_same: length of the common prefix in tokens; pos: position of the
+    first mismatch, None without one. a, b: the tokens there. gap: of the two tokens' logits, noise:
+    how far rounding may change it; None if unknown. reason: the verdict as a sentence."""
 
     seq_a: int
     seq_b: int
@@ -68,7 +72,8 @@ class TextPair:
 
 @dataclass(frozen=True, slots=True)
 class Triage:
-    """Two runs. alone_a, alone_b: sequences whose prompt the other run does not have."""
+    """The comparison of two runs. alone_a, alone_b: sequences whose prompt the other run does not
+    have."""
 
     run_a: int
     run_b: int
@@ -90,7 +95,7 @@ class Triage:
 
     @property
     def reason(self) -> str:
-        """The verdict as a sentence, with the sequence that it is of where there are several."""
+        """The verdict as a sentence, with its sequence if there are several."""
         worst = self.worst
         if worst is None:
             return "They have no prompt in common."
@@ -102,108 +107,115 @@ class Triage:
 
 
 def triage(a: RunRef, b: RunRef) -> Triage:
-    """Compare two runs, of one trace or of two. What re-scoring has written into them is used
+    """Compare two runs, of one trace or of two. Uses the results of re-scoring that they hold
     (engine.observe.rescoring.rescore)."""
-    side_a, side_b = _Side(a), _Side(b)
-    pairs, alone_b = [], list(side_b.seq_ids)
-    alone_a = []
-    for seq_a in side_a.seq_ids:
-        seq_b = side_b.partner(side_a, seq_a, alone_b)
-        if seq_b is None:
-            alone_a.append(seq_a)
+    pairs, alone_a, left = [], [], _texts_of(b)
+    for mine in _texts_of(a):
+        if (its := mine.partner(left)) is None:
+            alone_a.append(mine.seq_id)
             continue
-        alone_b.remove(seq_b)
-        pairs.append(_compare(side_a, seq_a, side_b, seq_b))
+        left.remove(its)
+        pairs.append(_compare(mine, its))
+    alone_b = (one.seq_id for one in left)
     return Triage(a.run_id, b.run_id, tuple(pairs), tuple(alone_a), tuple(alone_b))
 
 
-class _Side:
-    """One of the runs, by sequence."""
+def _texts_of(run: RunRef) -> list[_Text]:
+    """The sequences of a run that emitted tokens."""
+    emitted, prompts = (
+        rows_by_sequence(run.store, run.run_id, kinds) for kinds in (EMITTED_KINDS, ("prompt",))
+    )
+    texts = {
+        seq_id: request.text
+        for request in run.facts.requests or ()
+        for seq_id in request.seq_ids
+        if request.text and seq_id not in emitted
+    }
+    return [
+        _Text(run, seq_id, emitted.get(seq_id), prompts.get(seq_id), texts.get(seq_id))
+        for seq_id in (*emitted, *texts)
+    ]
 
-    def __init__(self, run: RunRef) -> None:
-        self.store, self.run_id = run.store, run.run_id
-        self._tokens, self._facts, self._forced = run.store.tokens, run.facts, run.forced
-        self._emitted = rows_by_sequence(self.store, run.run_id, EMITTED_KINDS)
-        self._prompts = rows_by_sequence(self.store, run.run_id, ("prompt",))
-        self._texts = {
-            seq_id: request.text
-            for request in run.facts.requests or ()
-            for seq_id in request.seq_ids
-            if request.text and seq_id not in self._emitted
-        }
-        """Of sequences without tokens."""
-        self.seq_ids = [*self._emitted, *self._texts]
 
-    def asked(self, seq_id: int) -> RequestFacts:
-        return asked_of(self._facts, seq_id)
+class _Text:
+    """A sequence of one of the runs. emitted, prompt: rows of `tokens`, None without any; text: for
+    a sequence without tokens."""
 
-    def rows(self, seq_id: int) -> list[dict[str, Any]]:
-        """Rows of `tokens` of what was emitted, in order."""
-        return [self._tokens.row(row) for row in self._emitted[seq_id].tolist()]
+    def __init__(
+        self,
+        run: RunRef,
+        seq_id: int,
+        emitted: np.ndarray | None,
+        prompt: np.ndarray | None,
+        text: str | None,
+    ) -> None:
+        self.seq_id, self.emitted = seq_id, emitted
+        self._run, self._facts, self._tokens = run, run.facts, run.store.tokens
+        self._prompt, self._own_text = prompt, text
+        self.asked = asked_of(run.facts, seq_id)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Rows of `tokens` of the emitted ones, in order."""
+        return [] if self.emitted is None else list(map(self._tokens.row, self.emitted.tolist()))
 
     def is_forced(self, row: dict[str, Any]) -> bool:
-        """Whether a token was given to a fork."""
-        return (row["seq_id"], row["round"], row["token_id"]) in self._forced
+        """Whether a fork was given this token."""
+        return (row["seq_id"], row["round"], row["token_id"]) in self._run.forced
 
-    def has_tokens(self, seq_id: int) -> bool:
-        """Whether more than a text is known."""
-        return seq_id in self._emitted
-
-    def text(self, seq_id: int) -> str:
-        """What was emitted, empty where a token's text is not known."""
-        if seq_id in self._texts:
-            return self._texts[seq_id]
-        pieces = [self.label(row) for row in self.rows(seq_id)]
+    def text(self) -> str:
+        """The emitted text, empty if a token's text is not known."""
+        if self._own_text is not None:
+            return self._own_text
+        pieces = list(map(self.label, self.rows()))
         return b"".join(pieces).decode("utf-8", "replace") if all(pieces) else ""
 
-    def partner(self, other: _Side, seq_id: int, left: Sequence[int]) -> int | None:
-        """Which of the sequences left has the prompt of another side's, first of those that were
-        sampled alike; None where none has."""
-        same = [mine for mine in left if self._has_prompt_of(mine, other, seq_id)]
-        alike = [one for one in same if _sampled(self.asked(one)) == _sampled(other.asked(seq_id))]
+    def partner(self, left: Sequence[_Text]) -> _Text | None:
+        """The remaining sequence with the same prompt, first of those with the same sampler; None
+        without one."""
+        same = [one for one in left if one.has_prompt_of(self)]
+        alike = [one for one in same if _sampled(one.asked) == _sampled(self.asked)]
         return next(iter([*alike, *same]), None)
 
-    def _has_prompt_of(self, seq_id: int, other: _Side, theirs: int) -> bool:
-        """By ids where both have them, else by text; where neither can be compared, by length.
-        Other ids may stand for the same text: another model cuts it in its own way."""
+    def has_prompt_of(self, other: _Text) -> bool:
+        """Whether prompts are equal: by ids if both have them, else by text; if neither can be
+        compared, by length. Different ids may stand for the same text with another model's
+        tokenizer."""
         for mine, its in (
-            (self._prompt_ids(seq_id), other._prompt_ids(theirs)),
-            (_prompt_text(self.asked(seq_id)), _prompt_text(other.asked(theirs))),
+            (self._prompt_ids(), other._prompt_ids()),
+            (_prompt_text(self.asked), _prompt_text(other.asked)),
         ):
             if mine is not None and its is not None:
-                said = self._prompt_bytes(seq_id)
-                return mine == its or (said != b"" and said == other._prompt_bytes(theirs))
-        begins = self._first_pos(seq_id), other._first_pos(theirs)
+                said = self._prompt_bytes()
+                return mine == its or (said != b"" and said == other._prompt_bytes())
+        begins = self._first_pos(), other._first_pos()
         return None in begins or begins[0] == begins[1]
 
-    def _prompt_bytes(self, seq_id: int) -> bytes:
-        """The text of a prompt, empty where a token's is not known."""
-        pieces = [self.store.pieces.get(one, b"") for one in self._prompt_ids(seq_id) or ()]
+    def _prompt_bytes(self) -> bytes:
+        """The text of the prompt, empty if a token's is not known."""
+        pieces = [self._run.store.pieces.get(one, b"") for one in self._prompt_ids() or ()]
         return b"".join(pieces) if all(pieces) else b""
 
-    def _first_pos(self, seq_id: int) -> int | None:
-        """Where the output begins, None where no token is known."""
-        if not self.has_tokens(seq_id):
-            return None
-        return int(self._tokens.column("pos")[self._emitted[seq_id][0]])
+    def _first_pos(self) -> int | None:
+        """The position of the first emitted token, None if no token is known."""
+        return None if self.emitted is None else int(self._tokens.column("pos")[self.emitted[0]])
 
-    def _prompt_ids(self, seq_id: int) -> list[int] | None:
-        rows = self._prompts.get(seq_id)
-        if rows is None or len(rows) != self._first_pos(seq_id):
+    def _prompt_ids(self) -> list[int] | None:
+        if self._prompt is None or len(self._prompt) != self._first_pos():
             return None
-        ids: list[int] = self._tokens.column("token_id")[rows].tolist()
+        ids: list[int] = self._tokens.column("token_id")[self._prompt].tolist()
         return ids
 
     def label(self, row: dict[str, Any]) -> bytes:
         """The bytes of a token."""
-        piece = self.store.pieces.get(row["token_id"]) if row["token_id"] is not None else None
+        token_id = row["token_id"]
+        piece = self._run.store.pieces.get(token_id) if token_id is not None else None
         return row["text"].encode() if piece is None else piece
 
-    def parting(self, seq_id: int, row: dict[str, Any] | None, short: float | None) -> PartingToken:
-        """A token, or the end of the text for None."""
+    def parting(self, row: dict[str, Any] | None, short: float | None) -> PartingToken:
+        """The token at the mismatch; row is None after the end of the text."""
         if row is None:
             return PartingToken(None, "", None, None)
-        rounds = RunColumns(self.store, "rounds", self.run_id, seq_id)
+        rounds = RunColumns(self._run.store, "rounds", self._run.run_id, self.seq_id)
         before = rounds["round"][(rounds["rollback_depth"] > 0) & (rounds["round"] < row["round"])]
         return PartingToken(
             row["token_id"],
@@ -213,7 +225,7 @@ class _Side:
             short,
         )
 
-    def has_other_model(self, other: _Side) -> bool:
+    def has_other_model(self, other: _Text) -> bool:
         """Whether the two runs are known to be of different models."""
         one, another = self._facts.model, other._facts.model
         if one is None or another is None:
@@ -221,31 +233,31 @@ class _Side:
         known = bool(one.get("sha256") and another.get("sha256"))
         return known and not same_model(one, another)
 
-    def ended_by_itself(self, seq_id: int) -> bool:
-        """Whether an end token closed the text."""
-        return (self._facts.stops or [])[seq_id : seq_id + 1] == ["end"]
+    def ended_by_itself(self) -> bool:
+        """Whether the text ended with an end token."""
+        return (self._facts.stops or [])[self.seq_id : self.seq_id + 1] == ["end"]
 
     @property
     def noise(self) -> float | None:
-        """What re-scoring found rounding to do to a gap."""
+        """How far rounding may change a gap, by re-scoring."""
         return self._facts.rescored.noise if self._facts.rescored else None
 
-    def is_choice(self, seq_id: int, pos: int) -> bool | None:
-        """Whether re-scoring found the token at a position to be the sampler's choice, None where
-        it did not judge it, or names an earlier one that is not."""
+    def is_choice(self, pos: int) -> bool | None:
+        """Whether re-scoring found the token at a position to be the sampler's choice; None if it
+        did not judge it, or an earlier token is not a choice."""
         rescored = self._facts.rescored
         for one in rescored.sequences if rescored else ():
-            if one.seq_id != seq_id:
+            if one.seq_id != self.seq_id:
                 continue
             if one.changed:
                 return None if one.changed.pos < pos else one.changed.pos > pos
             return None if one.greedy is None else True
         return None
 
-    def sampler(self, seq_id: int) -> SamplerOptions | None:
-        """What a sequence was sampled with, None where not known."""
+    def sampler(self) -> SamplerOptions | None:
+        """Its sampler, None if unknown."""
         try:
-            return request_sampling(self.asked(seq_id).settings, (), _MOST_TOKENS)[0]
+            return request_sampling(self.asked.settings, (), _MOST_TOKENS)[0]
         except NotJudgedError:
             return None
 
@@ -260,77 +272,64 @@ def _prompt_text(asked: RequestFacts) -> str | None:
     return json.dumps(asked.messages, sort_keys=True)
 
 
-def _is_same(a: _Side, row_a: dict[str, Any], b: _Side, row_b: dict[str, Any]) -> bool | None:
-    """Whether two tokens are equal, None where that is not known."""
+def _is_same(a: _Text, row_a: dict[str, Any], b: _Text, row_b: dict[str, Any]) -> bool | None:
+    """Whether two tokens are equal, None if unknown."""
     ids = row_a["token_id"], row_b["token_id"]
-    if None not in ids and not a.has_other_model(b):  # whose ids may stand for other texts
+    if None not in ids and not a.has_other_model(b):  # their ids may stand for other texts
         return bool(ids[0] == ids[1])
     one, other = a.label(row_a), b.label(row_b)
     return one == other if one and other else None
 
 
-def _compare_texts(a: _Side, seq_a: int, b: _Side, seq_b: int) -> TextPair:
-    """Two sequences of which one has no tokens."""
-    texts = a.text(seq_a), b.text(seq_b)
+def _compare_texts(a: _Text, b: _Text) -> TextPair:
+    """Compare two sequences, one of which has no tokens."""
+    texts, pair = (a.text(), b.text()), partial(TextPair, a.seq_id, b.seq_id, 0)
     n = n_common(*texts)
     shown = tuple(text[n : n + _SHOWN] for text in texts)
     if not all(texts):
-        return TextPair(seq_a, seq_b, 0, UNKNOWN, "Of one neither tokens nor a text are known.")
+        return pair(UNKNOWN, "Of one neither tokens nor a text are known.")
     if not any(shown):
-        return TextPair(seq_a, seq_b, 0, SAME, f"The {n:,} characters that both have are equal.")
+        return pair(SAME, f"The {n:,} characters that both have are equal.")
     reason = (
         f"After {n:,} equal characters one goes on with {shown[0]!r}, the other with {shown[1]!r}"
     )
-    samplers = a.sampler(seq_a), b.sampler(seq_b)
-    if any(sampler is not None and sampler.temp > 0 for sampler in samplers):
-        return TextPair(seq_a, seq_b, 0, DRAWN, f"{reason}; at a temperature either may be drawn.")
-    return TextPair(seq_a, seq_b, 0, UNKNOWN, f"{reason}; without tokens no one can judge that.")
+    if any(sampler is not None and sampler.temp > 0 for sampler in (a.sampler(), b.sampler())):
+        return pair(DRAWN, f"{reason}; at a temperature either may be drawn.")
+    return pair(UNKNOWN, f"{reason}; without tokens no one can judge that.")
 
 
-def _compare(a: _Side, seq_a: int, b: _Side, seq_b: int) -> TextPair:
-    if not (a.has_tokens(seq_a) and b.has_tokens(seq_b)):
-        return _compare_texts(a, seq_a, b, seq_b)
-    rows_a, rows_b = a.rows(seq_a), b.rows(seq_b)
+def _compare(a: _Text, b: _Text) -> TextPair:
+    if a.emitted is None or b.emitted is None:
+        return _compare_texts(a, b)
+    rows_a, rows_b = a.rows(), b.rows()
     n = min(len(rows_a), len(rows_b))
     for i in range(n):
         same = _is_same(a, rows_a[i], b, rows_b[i])
         if same is None:
             reason = f"After {i} equal tokens one has neither an id nor a text."
-            return TextPair(seq_a, seq_b, i, UNKNOWN, reason, rows_a[i]["pos"])
+            return TextPair(a.seq_id, b.seq_id, i, UNKNOWN, reason, rows_a[i]["pos"])
         if not same:
-            return _parted(a, seq_a, rows_a[i], b, seq_b, rows_b[i], i)
-    for longer, rows, shorter, seq in ((a, rows_a, b, seq_b), (b, rows_b, a, seq_a)):
-        if len(rows) > n and shorter.ended_by_itself(seq):
-            ends = (rows[n] if longer is a else None), (rows[n] if longer is b else None)
-            return TextPair(
-                seq_a,
-                seq_b,
-                n,
-                UNKNOWN,
-                f"After {n} equal tokens only one text ends; how near that was is not known.",
-                rows[n]["pos"],
-                a.parting(seq_a, ends[0], None),
-                b.parting(seq_b, ends[1], None),
-            )
-    return TextPair(seq_a, seq_b, n, SAME, f"The {n} tokens that both have are equal.")
+            return _parted(a, rows_a[i], b, rows_b[i], i)
+    for rows, shorter in ((rows_a, b), (rows_b, a)):
+        if len(rows) > n and shorter.ended_by_itself():
+            ends = (rows[n] if shorter is b else None), (rows[n] if shorter is a else None)
+            reason = f"After {n} equal tokens only one text ends; how near that was is not known."
+            both = a.parting(ends[0], None), b.parting(ends[1], None)
+            return TextPair(a.seq_id, b.seq_id, n, UNKNOWN, reason, rows[n]["pos"], *both)
+    reason = f"The {n} tokens that both have are equal."
+    return TextPair(a.seq_id, b.seq_id, n, SAME, reason)
 
 
 def _parted(
-    a: _Side,
-    seq_a: int,
-    row_a: dict[str, Any],
-    b: _Side,
-    seq_b: int,
-    row_b: dict[str, Any],
-    n_same: int,
+    a: _Text, row_a: dict[str, Any], b: _Text, row_b: dict[str, Any], n_same: int
 ) -> TextPair:
     log_a, log_b = _log_p(row_a, row_b), _log_p(row_b, row_a)
     best = max((p for p in (_best(row_a), _best(row_b)) if p is not None), default=None)
     shorts = [None if best is None or p is None else best - p for p in (log_a, log_b)]
     gap = None if log_a is None or log_b is None else abs(log_a - log_b)
     noise = max((one for one in (a.noise, b.noise) if one is not None), default=None)
-    samplers = [a.sampler(seq_a), b.sampler(seq_b)]
-    right = [a.is_choice(seq_a, row_a["pos"]), b.is_choice(seq_b, row_b["pos"])]
+    samplers = [a.sampler(), b.sampler()]
+    right = [a.is_choice(row_a["pos"]), b.is_choice(row_b["pos"])]
     for i, (sampler, short) in enumerate(zip(samplers, shorts, strict=True)):
         if right[i] is None and sampler and _is_argmax(sampler):
             right[i] = None if noise is None or short is None else short <= noise
@@ -339,18 +338,9 @@ def _parted(
         verdict, reason = FORCED, "A fork was given its token."
     if a.has_other_model(b):
         verdict, reason = UNKNOWN, "The models differ, and so may what they say."
-    return TextPair(
-        seq_a,
-        seq_b,
-        n_same,
-        verdict,
-        f"Token {n_same + 1} differs. {reason}",
-        row_a["pos"],
-        a.parting(seq_a, row_a, shorts[0]),
-        b.parting(seq_b, row_b, shorts[1]),
-        gap,
-        noise,
-    )
+    reason = f"Token {n_same + 1} differs. {reason}"
+    both = a.parting(row_a, shorts[0]), b.parting(row_b, shorts[1])
+    return TextPair(a.seq_id, b.seq_id, n_same, verdict, reason, row_a["pos"], *both, gap, noise)
 
 
 def _verdict(
@@ -359,7 +349,7 @@ def _verdict(
     gap: float | None,
     noise: float | None,
 ) -> tuple[str, str]:
-    """right: of the first and second run, whether its token is the sampler's choice."""
+    """Verdict and reason. right: per run, whether its token is the sampler's choice."""
     if False in right:
         which = "That of the second run" if right[0] is not False else "That of the first run"
         subject = "Neither" if right[0] is right[1] else which
@@ -381,15 +371,15 @@ def _verdict(
 
 
 def _is_argmax(sampler: SamplerOptions) -> bool:
-    """Whether it takes the most probable token, whatever came before."""
+    """Whether the sampler is greedy: penalties and biases off, too."""
     plain = SamplerOptions(repeat_last_n=sampler.repeat_last_n)
     names = ("repeat_penalty", "presence_penalty", "frequency_penalty", "logit_bias")
     return sampler.temp <= 0 and all(getattr(sampler, n) == getattr(plain, n) for n in names)
 
 
 def _log_p(row: dict[str, Any], other: dict[str, Any]) -> float | None:
-    """The target's probability of a row's token, by the row itself or by the tops of one in the
-    same place."""
+    """The target's log-probability of a row's token, from the row or from the top candidates of the
+    other one at the same position."""
     p = row["target_p"]
     if p is None:
         tops = dict(zip(other["target_top_id"], other["target_top_p"], strict=True))

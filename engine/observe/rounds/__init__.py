@@ -1,1 +1,1 @@
-"""From bytes that a server sent, and its log, to rounds as rows of the trace."""
+"""Rounds of an observed server, parsed from its replies and its log, as rows of the trace."""

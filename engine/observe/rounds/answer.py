@@ -1,4 +1,4 @@
-"""Answers of replies on their way into a run: chunks in, rows out once they are settled."""
+"""Answers of replies: chunks in, rows out once they are settled."""
 
 from __future__ import annotations
 
@@ -32,16 +32,15 @@ if TYPE_CHECKING:
 
 _MOST_PARTS = 1 << 16
 _END = 64
-"""Characters by which the end of a text is known again."""
+"""Characters used to recognise the end of a text."""
 _MOST_EVENTS = 1 << 20
 _MOST_SEQUENCES = 1 << 16
 MOST_TEXT = 1 << 28
-"""Characters of an answer; what a server sends must not fill the memory."""
+"""Longest answer, characters; a server must not fill the memory."""
 
 
 class PlainRecord(Protocol):
-    """What an answer without timings says of itself, see
-    engine.observe.files.records.request.RecordedRequest."""
+    """A reply without timings, see engine.observe.files.records.request.RecordedRequest."""
 
     engine: str
     record: dict[str, Any]
@@ -51,24 +50,24 @@ class PlainRecord(Protocol):
 
 
 class PlainReader(Protocol):
-    """Reads what other engines say of speculation; in `engine.observe.files.records`, which
-    knows their records."""
+    """Reads other engines' speculation data; implemented in `engine.observe.files.records`, which
+    knows their formats."""
 
     def answers(
         self, tokens: Mapping[int, EmittedTokens], events: Sequence[Mapping[str, Any]]
     ) -> Iterable[PlainRecord]:
-        """What is known of each answer of a reply. events: those that may have counts."""
+        """The known data of each answer of a reply. events: those that may contain counts."""
 
     def figures(self, records: Sequence[Any], moved: Movement | None) -> dict[str, Any]:
-        """Of several such answers together, and of how far the server's counters moved where they
-        say nothing of speculation."""
+        """Figures over several such answers, and from the server's counters if the answers have
+        none."""
 
 
 class EmittedTokens:
-    """The tokens of an answer, from events that say nothing of rounds.
+    """The tokens of an answer, from events without rounds.
 
-    prompt_ids: empty where they are not given. n_prompt, n_tokens: as the reply counts them, None
-    where it does not. times: see `Usage`.
+    prompt_ids: empty if not given. n_prompt, n_tokens: as counted in the reply, None if absent.
+    times: see `Usage`.
     """
 
     def __init__(self) -> None:
@@ -87,15 +86,15 @@ class EmittedTokens:
 
     @property
     def text(self) -> str:
-        """Its beginning, as far as a trace keeps one."""
+        """The beginning of the text, up to the trace's limit."""
         return "".join(text for _, text in self.events)[:LONGEST_TEXT]
 
     def take(self, chunk: Chunk) -> str:
-        """An event; returns the text that it adds."""
+        """Add an event; returns its text."""
         if chunk.additions:
             return self._add([(one.tokens, one.content) for one in chunk.additions])
         ids, text = chunk.ids, chunk.text
-        if chunk.is_whole:  # the answer so far, or what it adds: engines do either
+        if chunk.is_whole:  # cumulative or incremental: engines differ
             n, end = self._n_text, self._end
             if n and text[max(n - len(end), 0) : n] == end:
                 text = text[n:]
@@ -113,7 +112,7 @@ class EmittedTokens:
         return text
 
     def _add(self, events: list[tuple[tuple[int, ...], str]]) -> str:
-        """Take ids and text of events, as many as there is room for; returns the text of all."""
+        """Add ids and texts of events up to the limit; returns the added text."""
         text = "".join(text for _, text in events)
         self.n_ids += sum(len(ids) for ids, _ in events)
         self._n_text += len(text)
@@ -125,17 +124,16 @@ class EmittedTokens:
         return text
 
     def count(self, usage: Usage) -> None:
-        """How many tokens there are. The last count is that of the whole answer."""
+        """Set the number of tokens. The last count is that of the whole answer."""
         self.n_prompt = usage.prompt if usage.prompt is not None else self.n_prompt
         self.n_cached = usage.cached if usage.cached is not None else self.n_cached
         self.n_tokens = usage.completion if usage.completion is not None else self.n_tokens
         self.times |= usage.times
 
     def tokens(self, n: int | None) -> TokenColumns:
-        """The tokens with their ids and, where an event is of one token, what text came with it.
-        Without ids, the texts of tokens where events or probabilities are one for each; else
-        nothing: a text can be cut into tokens in many ways. n: how many there are, None where not
-        known."""
+        """The tokens with their ids, and texts where an event is a single token. Without ids, the
+        texts of tokens if events or probabilities correspond to tokens; otherwise nothing, because
+        a text can be tokenised in many ways. n: number of tokens, None if unknown."""
         if self._has_gap:
             return (), ()
         if self.n_ids:
@@ -153,7 +151,7 @@ class EmittedTokens:
 
 
 class Answer:
-    """One index of a reply: a sequence of the trace."""
+    """One index of a reply, which is a sequence of the trace."""
 
     def __init__(
         self, run: RequestRun, body: Mapping[str, Any], index: int, seq_id: int, sent_ms: float
@@ -170,12 +168,12 @@ class Answer:
         self._zero_ms: float | None = None
         self._parts: list[tuple[int, float]] = []
         self.told: Timings | None = None
-        """The server's own counters as it sent them last."""
+        """The server's latest counters."""
         self._n_untimed = self._n_text = 0
         self.emitted = EmittedTokens()
-        """Its tokens as far as no round of theirs is known."""
+        """Its tokens that belong to no known round."""
         self.record: PlainRecord | None = None
-        """What a reply without timings says of itself."""
+        """The data of a reply without timings."""
         self._n_written = 0
         self._over_ms = math.inf
         self._join: LogJoin | None = None
@@ -184,23 +182,23 @@ class Answer:
 
     @property
     def n_tokens(self) -> int:
-        """Tokens that the server has counted."""
+        """Tokens counted by the server."""
         return self.told.predicted_n if self.told else 0
 
     @property
     def is_open(self) -> bool:
-        """Whether rows may follow that end before now."""
+        """Whether rows that end before the present may follow."""
         begun = self._zero_ms is not None or bool(self._parts)
         return (begun and not (self._is_over or self.is_broken)) or self._is_waiting
 
     @property
     def is_settled(self) -> bool:
-        """Whether no row of it can follow."""
+        """Whether no further row can follow."""
         return self._is_over and not self._is_waiting
 
     @property
     def next_ms(self) -> float:
-        """No row that follows ends before this time."""
+        """Earliest possible end of a further row."""
         if self._zero_ms is None or self.told is None or not self._n_written:
             return self._sent_ms  # parts of the prompt end long before its first token
         name_ms = self._rounds.open_ms
@@ -210,7 +208,7 @@ class Answer:
 
     @property
     def waits_since_ms(self) -> float:
-        """When the answer was over, if rows of it still wait for the log."""
+        """When the answer ended, if rows of it still wait for the log."""
         return self._over_ms if self._is_waiting and self._is_over else math.inf
 
     @property
@@ -218,7 +216,8 @@ class Answer:
         return self._join is not None and bool(self._join.waiting)
 
     def take(self, chunk: Chunk, at_ms: float) -> None:
-        """A chunk of this answer. Raises ContradictionError, and UnreadableError for too much."""
+        """Add a chunk of this answer. Raises ContradictionError, and UnreadableError above the
+        limits."""
         if chunk.additions and chunk.timings is not None:
             self._take_rounds(chunk.additions, at_ms)
             return
@@ -240,7 +239,7 @@ class Answer:
             return
         is_sum = self._n_untimed or text or chunk.timings.predicted_n > 1
         if chunk.last and self._zero_ms is None and is_sum:
-            self.told = chunk.timings  # sums at the end: no rounds can be read
+            self.told = chunk.timings  # only sums at the end: rounds are unknown
             self.known["no_rounds"] = "The reply has no per-token timings."
             return
         if not chunk.timings.predicted_n:
@@ -252,7 +251,7 @@ class Answer:
         self._push(self._rounds.add(chunk))
 
     def _take_rounds(self, additions: Sequence[Addition], at_ms: float) -> None:
-        """Additions with timings: of a round the first one as any chunk, the others at once."""
+        """Chunks with timings: the first one of a round like any chunk, the others at once."""
         at = 0
         while at < len(additions):
             self.take(additions[at].chunk, at_ms)
@@ -263,7 +262,7 @@ class Answer:
             self.told, at = additions[end - 1].timings, end
 
     def end(self, at_ms: float) -> None:
-        """The answer is over. Raises ContradictionError."""
+        """End the answer. Raises ContradictionError."""
         if not self._is_over:
             self._is_over, self._over_ms = True, at_ms
             if self.told is not None:
@@ -280,12 +279,12 @@ class Answer:
 
     @property
     def logged_prompt(self) -> LoggedPrompt | None:
-        """What the server's log tells of the prompt."""
+        """The prompt's data in the server's log."""
         join = self._join or self._sums
         return join.prompt if join is not None else None
 
     def _write_emitted(self, at_ms: float) -> None:
-        """The tokens of a reply without rounds."""
+        """Write the tokens of a reply without rounds."""
         n_prompt, n = self.emitted.n_prompt, self.emitted.n_tokens
         if self.told is not None:
             n_prompt, n = self.told.cache_n + self.told.prompt_n, self.told.predicted_n
@@ -302,7 +301,7 @@ class Answer:
         self._run.ready(row)
 
     def join_log(self) -> None:
-        """The log may tell more of the rows that wait."""
+        """Complete waiting rows from new log lines."""
         if self._join is None:
             return
         assert self.told is not None
@@ -312,7 +311,7 @@ class Answer:
             self._keep_apart(f"{error}")
 
     def give_up_log(self) -> None:
-        """The log tells nothing of the rows that wait."""
+        """Stop waiting for the log."""
         if self._join is None or not self._join.waiting:
             return
         what = "ended before this request did" if self._join.is_found else "has no such request"
@@ -330,7 +329,7 @@ class Answer:
 
     @property
     def has_rows(self) -> bool:
-        """Whether rounds are known, and not only sums."""
+        """Whether rounds are known, not only sums."""
         return self._zero_ms is not None and not self.is_broken
 
     def _push(self, rounds: list[ObservedRound]) -> None:
@@ -339,7 +338,7 @@ class Answer:
         if self._join is None:
             self._write(rounds)
         else:
-            self._join.add(rounds)
+            self._join.waiting += rounds
             self.join_log()
 
     def _write(self, rounds: Iterable[ObservedRound]) -> None:
@@ -376,7 +375,7 @@ class Answer:
             at, before_ms, ids = processed, prompt_ms, ()
 
     def _prompt_ids(self) -> tuple[int, ...]:
-        """Ids of the prompt where it was sent as such, or as a text that the vocabulary knows."""
+        """Prompt ids, if they were sent, or if the text can be tokenised."""
         prompt = self._body.get("prompt")
         if isinstance(prompt, str) and self._run.vocabulary is not None:
             return tuple(self._run.vocabulary.encode(prompt))
@@ -388,10 +387,10 @@ class Answer:
 
 
 class RequestRun:
-    """A run as its requests and their answers see it: what is kept of them, their rows in the order
-    in which rounds ended, what was found. raw: what is kept as it came, None for nothing. plain:
-    reads replies without timings, None for not at all. reach: how deep the server's planes reach,
-    as far as known. patience_ms: see `ObservedRun`."""
+    """The run of an observed server, from its requests' side: what is kept of them, rows in the
+    order in which rounds ended, findings. raw: unparsed data that is kept, None for nothing. plain:
+    reads replies without timings, None = not at all. reach: depth of the server's planes, as far as
+    known. patience_ms: see `ObservedRun`."""
 
     def __init__(
         self,
@@ -414,48 +413,48 @@ class RequestRun:
         self._in_log: set[int] = set()
 
     def join(self, answer: Answer) -> None:
-        """A sequence more."""
+        """Add a sequence."""
         self._answers.append(answer)
         self._current.append(answer)
         self._writer.facts.add_to("requests", answer.known)
 
     def learn_drafters(self, types: str) -> None:
-        """The server's drafters, as `speculative.types` names them."""
+        """Note the server's drafters, from `speculative.types`."""
         named = [one for one in types.split(",") if one]
         self._writer.set_facts(speculative_types=named)
         if not self._rows.drafters:
             self._rows.drafters = [one for one in named if one != "none"]
 
     def new_join(self) -> LogJoin | None:
-        """How an answer is joined with the log, None without one."""
+        """The join of an answer with the log, None without one."""
         return LogJoin(self._log, self._in_log) if self._log is not None else None
 
     @property
     def has_room(self) -> bool:
-        """Whether a trace can hold a request more."""
+        """Whether the trace can hold another request."""
         return len(self._answers) + MOST_ANSWERS <= _MOST_SEQUENCES
 
     def leave_out(self) -> None:
-        """A request is not recorded for want of room."""
+        """Count a request that is not recorded for lack of space."""
         n = self._writer.facts.requests_left_out or 0
         self._writer.set_facts(requests_left_out=n + 1)
 
     @property
     def n_answers(self) -> int:
-        """Sequences so far."""
+        """Number of sequences so far."""
         return len(self._answers)
 
     def ready(self, row: ReadyRow) -> None:
-        """A row is settled; it is written once no earlier one can follow."""
+        """Add a settled row; it is written once no earlier one can follow."""
         assert row.t_ms is not None
         heapq.heappush(self._ready, (row.t_ms, row.seq_id, self._n_ready, row))
         self._n_ready += 1
 
     def release(self, at_ms: float) -> None:
-        """Write the rows that nothing earlier can follow, or that waited long enough."""
+        """Write rows that nothing earlier can follow, or that have waited long enough."""
         self._n_looks_left -= 1
         if self._n_looks_left > 0 and math.isfinite(at_ms):
-            return  # each look is at all open answers: with many, not at every piece of each
+            return  # checking all open answers is too slow for every piece
         self._n_looks_left = len(self._current) // 8
         until = math.inf
         if math.isfinite(at_ms):
@@ -468,19 +467,20 @@ class RequestRun:
         while self._ready and self._ready[0][0] <= until:
             self._released.append(heapq.heappop(self._ready)[3])
         if math.isinf(self._patience_ms) and math.isfinite(at_ms):
-            return  # what is read from a file is written with all that was learned of its server
+            return  # a file's rows are written with everything learned about its server
         while self._released:
             self._rows.write(self._released.popleft())
         self._rows.flush()
 
     def find(self, rule: str, message: str, evidence: str = "", seq_id: int | None = None) -> None:
-        """Keep what was found while observing; the rule of that name shows it."""
+        """Add a finding made while observing, shown by the rule of that name."""
         found = {"rule": rule, "message": message, "evidence": evidence}
         self._writer.facts.add_to("observed_findings", found | {"seq_id": seq_id, "round": None})
 
 
 def _ends_whole(final: Mapping[str, Any], body: Mapping[str, Any], told: Timings) -> bool:
-    """Whether the last round was not cut: the number of tokens asked for never cuts one."""
+    """Whether the last round was complete: a stop condition other than the token limit may cut
+    it."""
     if final.get("truncated"):
         return False
     if "stop_type" in final:

@@ -1,4 +1,4 @@
-"""Sums that a server keeps over all requests: the text of /metrics, and how far it moved."""
+"""Server counters: the text of /metrics, and their change between two replies."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from engine.trace.records import MISSING
 from engine.trace.run_ref import RunColumns
 from engine.trace.store import TraceStore
 
-_EXACT = 1e6  # beyond, llama-server prints six digits of it
+_EXACT = 1e6  # llama-server prints larger values with six digits
 MOST_TEXT = 2**20
 """Longest text of /metrics that is read, characters."""
 
 LONGEST_LINE = 4096
-"""Of such a text, characters: the time of its parser grows with the square of it."""
+"""Longest line of such a text, characters: the parser's time is quadratic in it."""
 
 DRAFTS = "spec_decode_num_drafts_total"
 DRAFTED = "spec_decode_num_draft_tokens_total"
@@ -33,7 +33,7 @@ NAMES = {
     PREDICTED: "emitted tokens",
     PROMPT: "prompt tokens",
 }
-"""Counters that can be compared with what is recorded, as users call them."""
+"""Counters that can be compared with recordings, by their user-visible names."""
 COUNTED = {
     DRAFTS: "num_spec_steps",
     DRAFTED: "draft_n",
@@ -57,29 +57,28 @@ _OTHERS = {
         "num_queue_reqs": "requests_deferred",
     },
 }
-"""Other engines' names, with the prefix that each has, of what llama-server counts too."""
+"""Equivalent counters of other engines, with each engine's prefix."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """One reply of /metrics. values: by llama-server's names without their prefix, sums over all
-    labels; only numbers that are finite and not negative. per_position: accepted tokens by place
-    in the draft."""
+    """One reply of /metrics. values: by llama-server's names without prefix, summed over labels;
+    only finite non-negative numbers. per_position: accepted tokens by draft position."""
 
     values: Mapping[str, float] = field(default_factory=dict)
     per_position: tuple[float, ...] = ()
 
     @property
     def busy(self) -> int:
-        """Requests that the server is working at or that wait."""
+        """Running and waiting requests."""
         return int(
             self.values.get("requests_processing", 0) + self.values.get("requests_deferred", 0)
         )
 
 
 def read_counters(text: str) -> Counters:
-    """What a text of /metrics says. Raises ValueError for one that is not in Prometheus's format,
-    or too long."""
+    """Parse a text of /metrics. Raises ValueError if it is not in Prometheus's format, or too
+    long."""
     from prometheus_client.parser import text_string_to_metric_families
 
     if len(text) > MOST_TEXT or longest_line(text) > LONGEST_LINE:
@@ -104,17 +103,16 @@ def read_counters(text: str) -> Counters:
 
 
 def longest_line(text: str) -> int:
-    """Characters of the longest line of a text."""
+    """Length of the longest line of a text, characters."""
     return max(map(len, text.split("\n")))
 
 
 @dataclass(frozen=True, slots=True)
 class Movement:
-    """How far counters went from one reply to a later one.
+    """Change of counters from one reply to a later one.
 
-    moved: by name. slack: by how much a movement may be off, because large values are printed
-    with six digits; 0 where they are exact. restarted: a counter fell, so a new server began, and
-    nothing else is known.
+    moved: by name. slack: possible error, because large values are printed with six digits; 0 if
+    exact. restarted: a counter fell, so the server was restarted, and nothing else is known.
     """
 
     moved: Mapping[str, float] = field(default_factory=dict)
@@ -123,18 +121,18 @@ class Movement:
     restarted: bool = False
 
     def count(self, name: str) -> int | None:
-        """How far one moved, None where the server does not count it."""
+        """Change of one counter, None if the server does not have it."""
         moved = self.moved.get(name)
         return None if moved is None else round(moved)
 
     def differs(self, name: str, counted: float) -> bool:
-        """Whether a count made here contradicts the server's; never where it keeps none."""
+        """Whether a count made here contradicts the server's; never without one."""
         moved = self.moved.get(name)
         return moved is not None and abs(moved - counted) > self.slack.get(name, 0.0) + 1e-6
 
 
 def movement(before: Counters, after: Counters) -> Movement:
-    """What was counted between two replies."""
+    """Change of the counters between two replies."""
     totals = [name for name in after.values if name.endswith("_total")]
     if any(after.values[name] < before.values.get(name, 0.0) for name in totals):
         return Movement(restarted=True)
@@ -149,8 +147,8 @@ def movement(before: Counters, after: Counters) -> Movement:
 
 
 def counted(trace: TraceStore, run_id: int) -> dict[str, int]:
-    """What was recorded of a run, by the names of the server's counters. A row that is
-    several rounds counts as several drafts."""
+    """Recorded counts of a run, by the names of the server's counters. A row that sums several
+    rounds counts as several drafts."""
     rounds = RunColumns(trace, "rounds", run_id)
     drafted, merged = rounds["num_draft_tokens"], rounds["n_merged"]
     return {
@@ -172,5 +170,5 @@ def differences(moved: Movement, counts: Mapping[str, int]) -> list[str]:
 
 
 def _rounding(value: float) -> float:
-    """Half a unit of the last digit that is printed of a value."""
+    """Half a unit of the last printed digit."""
     return 0.0 if value < _EXACT else 0.5 * 10.0 ** (math.floor(math.log10(value)) - 5)

@@ -1,4 +1,4 @@
-"""Requests as a run keeps them: their bytes up to a bound, and facts without keys or headers."""
+"""Kept requests of a run: their bytes up to a limit, and facts without keys or headers."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from engine.observe.rounds.log_words import file_name
 
 LONGEST_TEXT = 1 << 16
 MOST_BYTES = 64 << 20
-"""Kept of one run; what follows is not kept."""
+"""Limit per run; later data is dropped."""
 _OVERHEAD = 64
 _STOPS = {"length": "limit", "max_tokens": "limit", "none": "stopped"}
 _STOPS |= dict.fromkeys(("eos", "end_turn"), "end")
 
 
 def stop_of(final: Mapping[str, Any]) -> str:
-    """Why an answer ended, in the trace's words where it has one."""
+    """Why an answer ended, by the trace's name if it has one."""
     if final.get("truncated") is True:
         return "context"
     told = final.get("stop_type") or final.get("finish_reason") or final.get("stop_reason")
@@ -29,14 +29,14 @@ def stop_of(final: Mapping[str, Any]) -> str:
 
 
 def settings_of(body: Mapping[str, Any]) -> dict[str, Any]:
-    """What a request asked for, without its text."""
+    """The settings in a request, without its text."""
     left_out = ("prompt", "messages", "input", "input_prefix", "input_suffix", "tools")
     found = {str(k)[:100]: as_fact(v) for k, v in body.items() if k not in left_out}
     return found | ({"tools": len(tools)} if isinstance(tools := body.get("tools"), list) else {})
 
 
 def asked_facts(body: Mapping[str, Any]) -> dict[str, Any]:
-    """What is kept of what was sent."""
+    """Facts of a sent request."""
     return {
         "settings": settings_of(body),
         "prompt": prompt_text(body),
@@ -45,13 +45,13 @@ def asked_facts(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def prompt_text(body: Mapping[str, Any]) -> str | None:
-    """The prompt, where it is a text."""
+    """The prompt, if it is a text."""
     prompt = body.get("prompt", body.get("input"))
     return prompt[:LONGEST_TEXT] if isinstance(prompt, str) else None
 
 
 def n_answers_asked(body: Mapping[str, Any]) -> int:
-    """How many answers a request asks for: of several prompts, or several to each."""
+    """Number of answers requested: for several prompts, or several for each."""
     prompt, n = body.get("prompt"), body.get("n")
     is_several = isinstance(prompt, list) and not all(isinstance(one, int) for one in prompt)
     n_prompts = len(prompt) if isinstance(prompt, list) and is_several else 1
@@ -72,7 +72,7 @@ def messages_of(body: Mapping[str, Any]) -> list[dict[str, str]]:
 
 
 def as_fact(value: Any) -> Any:
-    """A value as a fact may hold it: scalars, and lists and objects of them that are not long."""
+    """A value in the form that facts may have: scalars, and short lists and objects of them."""
     if isinstance(value, str):
         return value[:LONGEST_TEXT]
     if isinstance(value, dict):
@@ -91,7 +91,7 @@ def _inner_fact(value: Any) -> Any:
 
 
 def _plain_item(value: Any) -> Any:
-    """An entry of a list of settings, such as a token and its bias."""
+    """An entry of a list setting, such as a token and its bias."""
     if isinstance(value, list):
         return [_plain_item(v) for v in value[:2] if not isinstance(v, (list, dict))]
     if isinstance(value, dict):
@@ -100,7 +100,7 @@ def _plain_item(value: Any) -> Any:
 
 
 def server_of(given: str, props: Mapping[str, Any]) -> dict[str, Any]:
-    """A server by its address, without a name and password in it, and what /props tells."""
+    """A server by its address, without credentials, and facts from /props."""
     shown = given
     if "//" in given:
         address = urlsplit(given)
@@ -118,12 +118,12 @@ def server_of(given: str, props: Mapping[str, Any]) -> dict[str, Any]:
 def model_of(
     props: Mapping[str, Any], models: Mapping[str, Any], named: str = ""
 ) -> dict[str, Any] | None:
-    """The model by its file's name and what /v1/models tells of it. named: as requests name it."""
+    """The model by its file's name, with facts from /v1/models. named: its name in requests."""
     data = models.get("data")
     first = data[0] if isinstance(data, list) and data and isinstance(data[0], dict) else {}
     path = props.get("model_path") or named or first.get("id")
     if not isinstance(path, str) or props.get("role") == "router":
-        return None  # of a router's requests each has a model of its own
+        return None  # each request of a router names its model
     meta = first.get("meta")
     return {"name": file_name(path), "meta": as_fact(meta) if isinstance(meta, dict) else {}}
 
@@ -131,8 +131,8 @@ def model_of(
 @dataclass(slots=True)
 class RawRequest:
     """One request and its reply, kept by a run or read from a capture. pieces: of the body, with
-    the time of their arrival. Times are milliseconds since the run began. has_left: the client did
-    not wait for the end. is_whole: nothing was left out for want of room."""
+    arrival times. Times are milliseconds since the run began. has_left: the client disconnected
+    early. is_whole: nothing was dropped for lack of space."""
 
     path: str
     body: Mapping[str, Any]
@@ -148,7 +148,7 @@ class RawRequest:
 
 
 class RawStore:
-    """The requests of a run and the server's log, up to MOST_BYTES together."""
+    """The requests of a run and the server's log, up to MOST_BYTES in total."""
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self.requests: list[RawRequest] = []
@@ -162,7 +162,7 @@ class RawStore:
         return self._room >= 0
 
     def request(self, path: str, body: Mapping[str, Any], at_ms: float) -> RawRequest | None:
-        """A request was sent. None where there is no room for it."""
+        """Add a request. None if there is no space."""
         if not self._take(len(json.dumps(body))):
             return None
         found = RawRequest(path, body, at_ms, at_ms, at_ms)
@@ -170,20 +170,20 @@ class RawStore:
         return found
 
     def data(self, request: RawRequest, piece: bytes, at_ms: float) -> None:
-        """A piece of a reply's body."""
+        """Add a piece of a reply's body."""
         if request.is_whole and self._take(len(piece)):
             request.pieces.append((at_ms, piece))
         else:
             request.is_whole = False
 
     def add_log(self, text: str) -> None:
-        """More of the log."""
+        """Add a part of the log."""
         if self._take(len(text)):
             self.log.append(text)
 
     def _take(self, size: int) -> bool:
-        """Whether there is room. Once there was none, nothing more is kept, so that what is kept
-        has no gaps."""
+        """Whether there is space. Once there was none, nothing more is kept, so that there are no
+        gaps."""
         if self._room >= 0:
             self._room -= size + _OVERHEAD
         return self._room >= 0

@@ -1,8 +1,8 @@
-"""Lines of a log as people copy it: several servers in one file, each line with a prefix (the port
-of a router's child, a container, journald, times), colours, CRLF, lines wrapped in JSON.
+"""Log lines as people copy them: several servers in one file, with prefixes (a router's port, a
+container, journald, times), colours, CRLF, lines wrapped in JSON.
 
-A prefix is what lies before the place where a server's own text can begin. Times and levels in it
-change from line to line; what remains names the server, so that lines of several are kept apart.
+A prefix is everything before the server's own text. Times and levels in it change from line to
+line; the rest identifies the server, so that lines of several servers are separated.
 """
 
 from __future__ import annotations
@@ -15,61 +15,62 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from engine.errors import TraceFileError
+from engine.errors import check_most
 from engine.observe.rounds.log_text import decoded, encoded, n_open, unwrapped, without_colours
 
 Time: TypeAlias = re.Match[str] | int | None
-"""Of a line, on its server's clock: a match of STAMP, or microseconds."""
+"""Time of a line on its server's clock: a match of STAMP, or microseconds."""
 LogLine: TypeAlias = tuple[str, int, Time, str | None, bool]
-"""The server that a line is of ("" where it has no prefix), its number from 1, its time, its text
-(None of a line that should be JSON and is not), and whether an entry may begin in it."""
+"""The server of a line ("" without a prefix), its number from 1, its time, its text (None if it
+should be JSON and is not), and whether an entry may begin in it."""
 
 
 OfShape: TypeAlias = "tuple[str, str, np.ndarray, Sequence[Any]]"
-"""Lines of a shape in a block: what they say, of which kind, their numbers in the block from 0, and
-their values by columns: arrays, lists of texts, or None."""
+"""Lines of one shape in a block: their meaning and kind, their numbers in the block from 0, and
+values by column: arrays, lists of texts, or None."""
 _IN_ORDER = re.compile(r"(prompt )?eval time {0,20}=")
 LONGEST_TIME = 100
-"""Characters at the beginning of a line, in which its time is."""
+"""Characters at the start of a line that contain its time."""
 
 
 class OtherLines(Protocol):
-    """Takes the lines of other engines out of a log."""
+    """Reads the lines of other engines in a log."""
 
     last_read: tuple[Any, str, str] | None
-    """Of the newest line, where others of its shape say the same: what it says (`Saying`), its
-    text, and the server that it is of."""
+    """For the newest line, if others of its shape mean the same: its meaning (`Saying`), its text,
+    and its server."""
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the next line is of what came before."""
+        """Whether the next line may continue the previous one."""
 
     def takes(self, number: int, stream: str, said: str, /) -> bool:
-        """Whether a line is one of them, and then taken: its number, its server, its text."""
+        """Read a line if it is one of theirs; returns whether it was. Arguments: its number, server
+        and text."""
 
     def say_all(self, parts: Sequence[tuple[str, OfShape]], /) -> list[int]:
-        """All of them in a block, by server and shape; returns the lines not taken."""
+        """Read all such lines of a block, by server and shape; returns the lines not taken."""
 
     def source(self, prefix: str, /) -> str:
-        """The server that a prefix names."""
+        """The server identified by a prefix."""
 
 
 LONGEST_LINE = 1 << 14
-"""Characters of a line that are looked at; what is read of one takes some hundred."""
+"""Characters of a line that are examined; meaningful ones have a few hundred."""
 SHORTEST_LINE = 12
-"""Characters of a line that can say anything by itself."""
+"""Shortest line that can mean anything by itself, characters."""
 _MOST_JSON = 16 << 20
 _MOST_KEPT = 4 * LONGEST_LINE
-"""Bytes of an open line."""
+"""Bytes of an incomplete line."""
 _LONGEST_PREFIX = 256
 _MOST_PREFIXES = 4096
 _MOST_FORMS = 8
 _MOST_WORDS = 6
-"""Of a prefix."""
+"""Words of a prefix."""
 _MANY = 3
-"""Lines that a name has at least on average, if it is one and not a number that counts lines."""
-# In none of these may what is repeated begin in several places of a text and run to its end: gaps
-# are bounded, and only the beginning of a line is searched.
+"""Minimum average number of lines per name; fewer mean that it is a line counter."""
+# Regular expressions without ambiguous repetition: gaps are bounded, and only the start of a line
+# is searched.
 STAMP = re.compile(r"(?<!\d)(\d{1,9})\.(\d\d)\.(\d{3})\.(\d{3}) ([IWEDC]) ", re.ASCII)
 _BARE = re.compile(
     r"(?:(?<!\S)[\d.]{0,14}\d{3} )?(?:(?<!\S)[IWEDC] )?(?<![\w/])("
@@ -80,7 +81,7 @@ _BARE = re.compile(
     r"|statistics {1,40}\S{1,64}: #calls|draft acceptance|(?:prompt |generation )?eval time {0,8}="
     r"|total time {0,8}=)"
 )
-"""Where a server's text begins that has no time: what entries of llama-server begin with."""
+"""Start of a server's text without a time: prefixes of llama-server's entries."""
 _OF_BARE = (
     *("slot ", "srv ", "spec ", "que ", "cmn ", "llama_", "common_", "main: ", "build: ", "[ "),
     *("eval time", "draft acceptance", "statistics ", "total time", "system"),
@@ -107,21 +108,21 @@ _VARIABLE = re.compile(
 _BAR = re.compile(
     r"[^|\r\n]{0,100}?\d{1,3}%\|[^|]{0,200}\|[^\[\]]{0,40}\[[^\]]{0,80}\]|^\S{1,100}\.exe : "
 )
-"""What a program that shows its progress, or PowerShell, has put before a line."""
+"""Progress bars and PowerShell decorations before a line."""
 _OVERWRITTEN = re.compile(r"^[^'\n]*(?:%[^'\n]*\r(?=[^\r\n])|\r(?=\d{4}-\d\d-\d\d))", re.MULTILINE)
-"""Progress in the place of which a terminal shows what follows, or a line with a time."""
+"""Progress that a terminal overwrites with what follows, or with a line with a time."""
 _KEYS = re.compile(r'\b(?:time|ts|level|lvl|msg|message)="?')
-"""Of programs in Go, before the text of a line."""
+"""Keys of Go programs before the text of a line."""
 _ZEROS = str.maketrans("123456789", "000000000")
 _ZERO_BYTES = bytes.maketrans(b"123456789", b"000000000")
 _COUNT = re.compile(r"^((?:[^\s:]{1,200}?[:-])?)\d{1,9}(?=[:-])")
 _CSV = re.compile(rb'(?:[^\n"]{0,200}\n)?(?:"?[^\n",]{0,100}"?,){1,8}"[^\n]*"\n')
-"""Lines of a table that has the text of each as its last, quoted cell."""
+"""CSV lines with the text in the last, quoted cell."""
 _NO_NAME = re.compile(r"[^\w./@-]+")
 
 
 def microseconds(time: Time) -> int | None:
-    """The time of a line since its server started."""
+    """Time of a line since its server started."""
     if time is None or isinstance(time, int):
         return time
     minutes, seconds, ms, us, _ = time.groups()
@@ -134,8 +135,8 @@ def may_have_stamp(line: str) -> bool:
 
 
 def name_of(prefix: str, *, is_loose: bool = False) -> str:
-    """The server that a prefix names; "" where nothing of it stays the same. is_loose: its
-    numbers change."""
+    """The server identified by a prefix; "" if nothing in it is constant. is_loose: numbers in it
+    vary."""
     bare = _BAR.sub(" ", prefix) if "%|" in prefix or ".exe : " in prefix else prefix
     bare = _KEYS.sub(" ", bare) if "=" in bare else bare
     kept = _LEVELS.sub(" ", _TIMES.sub(" ", bare))
@@ -143,14 +144,14 @@ def name_of(prefix: str, *, is_loose: bool = False) -> str:
         rest = _COUNT.sub(r"\1", kept)  # of `grep -n`
         kept = rest if rest != kept else re.sub(r"\d{1,20}", " ", kept)
     found = _NO_NAME.sub(" ", kept).strip()
-    is_text = found.count(" ") >= _MOST_WORDS  # that a server has written without an end
+    is_text = found.count(" ") >= _MOST_WORDS  # unterminated text of a server
     return found.rstrip("- ") if not is_text and re.search(r"[^\W_]", found) else ""
 
 
 def time_of(prefix: str) -> str:
-    """The date and time in a prefix, as written; "" without any."""
+    """Date and time in a prefix, as written; "" without any."""
     tail = prefix[-_LONGEST_PREFIX:]
-    if tail.isascii():  # of bytes it takes a tenth of the time
+    if tail.isascii():  # on bytes it takes a tenth of the time
         shape = tail.encode().translate(_ZERO_BYTES).decode()
     else:
         shape = tail.translate(_ZEROS)
@@ -159,25 +160,24 @@ def time_of(prefix: str) -> str:
 
 @lru_cache(1 << 12)
 def _times_of(shape: str) -> list[tuple[int, int]]:
-    """Where times are in prefixes of a shape, which is one of them with every digit 0."""
+    """Places of times in prefixes of a shape, in which every digit is 0."""
     times = (one.span() for one in _TIMES.finditer(shape))
     whole = ((a + len(shape[a:b]) - len(shape[a:b].lstrip()), b) for a, b in times)
     return [(a, a + len(shape[a:b].rstrip())) for a, b in whole if shape[a:b].strip()]
 
 
 def is_newest_first(times: Sequence[str]) -> bool:
-    """Whether of times that follow each other, written alike, most fall."""
+    """Whether most of these equally formatted times fall from one to the next."""
     pairs = [(a, b) for a, b in pairwise(times) if a != b and len(a) == len(b)]
     return 2 * sum(a > b for a, b in pairs) > len(pairs)
 
 
 def oldest_first(text: str) -> str:
-    """A log whose newest line is the first, as viewers of logs show it, the other way round; any
-    other as it is."""
+    """A log with the newest line first, as log viewers show it, reversed; others unchanged."""
     lines = text.removesuffix("\n").split("\n")
     times = [time_of(line[:LONGEST_TIME]) for line in lines]
     whole = [found[1] for line in lines if (found := _IN_ORDER.search(line)) is not None]
-    pairs = list(pairwise([one is None for one in whole]))  # a prompt's time is before the answer's
+    pairs = list(pairwise([one is None for one in whole]))  # a prompt's time precedes the answer's
     is_upside_down = pairs.count((True, False)) > pairs.count((False, True)) and not any(times)
     if not (is_upside_down or is_newest_first(list(filter(None, times)))):
         return text
@@ -191,7 +191,7 @@ def oldest_first(text: str) -> str:
 
 
 class LogLines:
-    """Cuts a log into lines as it grows. Of a long line no more is kept than what is looked at."""
+    """Splits a growing log into lines. Of long lines only the examined part is kept."""
 
     def __init__(self, others: OtherLines | None = None) -> None:
         """others: takes lines of other engines."""
@@ -203,26 +203,26 @@ class LogLines:
         self._rest: list[bytes] = []
         self._n_rest = 0
         self._end = b""
-        """What lines end with, once known."""
+        """The line terminator, once known."""
         self._is_json: bool | None = None
         self._is_csv: bool | None = None
         self._names: dict[str, str] = {}
         self._forms: dict[str, re.Pattern[str]] = {}
         self._formed: set[str] = set()
-        """Names whose kind of prefix is among the forms."""
+        """Names whose kind of prefix is known."""
         self._has_learned = self._is_loose = self._is_plain = False
         self.last = ""
-        """The server that the newest line is of."""
+        """The server of the newest line."""
         self.is_own = False
-        """Whether the newest line says which server it is of."""
+        """Whether the newest line identifies its server."""
         self.prefix: str | None = ""
-        """What is before the newest line's own text; None where what wraps it names the server."""
+        """What precedes the newest line's own text; None if its wrapper identifies the server."""
         self.n_learned = 0
-        """How often what is known of prefixes has changed."""
+        """How often knowledge about prefixes has changed."""
 
     def lines(self, data: bytes) -> bytes:
-        """More of the log: the lines that this completes, without colours, each with a line feed.
-        data: cut between characters. Raises TraceFileError for a line of JSON that is too long."""
+        """Add a part of the log; returns the completed lines, without colours, each with a line
+        feed. data: whole characters. Raises TraceFileError for a JSON line that is too long."""
         if not data:
             return b""
         self.is_cut = not data.endswith(b"\n")
@@ -232,7 +232,7 @@ class LogLines:
             end = data.rfind(b"\n") + 1
             whole, rest = b"".join((*self._rest, data[:end])), data[end:]
         elif self._end == b"\r" or (not self._end and self._n_rest > LONGEST_LINE // 2):
-            self._end = b"\r"  # of old systems; what has no ends at all is one line as before
+            self._end = b"\r"  # of old systems; a text without any is one line as before
             data = re.sub(rb"\r\n|\r", b"\n", b"".join((*self._rest, data)))
             end = data.rfind(b"\n") + 1
             whole, rest = data[:end], data[end:]
@@ -246,7 +246,7 @@ class LogLines:
         return self._clean(whole)
 
     def last_lines(self) -> bytes:
-        """The line that was still open."""
+        """The incomplete last line."""
         if not self._rest:
             return b""
         last, self._rest = b"".join(self._rest) + b"\n", []
@@ -258,15 +258,13 @@ class LogLines:
             part = rest[:most]
             self._rest.append(part[: len(part) - n_open(part)])
         self._n_rest += len(rest)
-        if self._is_json and self._n_rest > _MOST_JSON:
-            raise TraceFileError(
-                f"The log's line {self.number + 1} has more than {_MOST_JSON >> 20} MiB.",
-                "Name the log that a server wrote.",
-            )
+        if self._is_json:
+            what, remedy = f"The log's line {self.number + 1}", "Name the log that a server wrote."
+            check_most(what, self._n_rest, _MOST_JSON, "bytes", remedy)
 
     def _clean(self, data: bytes) -> bytes:
         is_spaced = b"\xa0" in data and b"\xc2\xa0" in data
-        # from its end it takes half the time
+        # searching from its end takes half the time
         if is_spaced or b"\x1b" in data or data.rfind(b"[0m") >= 0:
             data = encoded("\n".join(map(without_colours, decoded(data).split("\n"))))
         if self._end == b"\r\n":
@@ -282,8 +280,8 @@ class LogLines:
         return data
 
     def placed(self, line: str) -> Iterator[LogLine]:
-        """The next line with the server that it is of; several where it wraps them, none where
-        other engines take it."""
+        """The next line with its server; several if it wraps them, none if another engine's reader
+        takes it."""
         self.number += 1
         self.is_own, self.prefix = True, ""
         stamp = STAMP.match(line)
@@ -299,12 +297,12 @@ class LogLines:
                 yield self.last, self.number, None, line, False
         elif line and not line.isspace():
             yield from self._unstamped(line)
-        elif not self._is_json:  # it may be within the text of a token
+        elif not self._is_json:  # it may be inside the text of a token
             self.is_own = False
             yield self.last, self.number, None, line, False
 
     def _unstamped(self, line: str) -> Iterator[LogLine]:
-        """A line that does not begin with a time."""
+        """A line that does not start with a time."""
         start = line.find("{", 0, _LONGEST_PREFIX) if "}" in line[-2:] else -1
         if start >= 0:
             found = unwrapped(line[start:].strip())
@@ -316,7 +314,7 @@ class LogLines:
                         yield self._placed(part, name, time, is_first=i == 0 and time is not None)
                 return
             if self._is_json and found is not None:
-                return  # an object that says nothing
+                return  # an object without meaning
         if self._is_json and (start >= 0 or self._head(line) is None):
             self.is_own = False
             yield self.last, self.number, None, None, True
@@ -325,8 +323,8 @@ class LogLines:
             yield self._placed(line, "", None, is_first=False)
 
     def own_source(self, line: str) -> tuple[str | None, int]:
-        """The server that a line names by how it begins, None for none, and where the text after
-        a time that follows begins, 0 without a time."""
+        """The server named at the start of a line, None for none, and the start of the text after a
+        following time, 0 without a time."""
         if (found := STAMP.match(line)) is not None:
             return "", found.end()
         if (begin := self._form_of(line) if self._forms else None) is None:
@@ -336,34 +334,34 @@ class LogLines:
 
     @property
     def has_names(self) -> bool:
-        """Whether lines may say by how they begin which server they are of."""
+        """Whether lines may name their server at the start."""
         return self._is_plain or bool(self._forms)
 
     @property
     def may_join(self) -> bool:
-        """Whether a line without a prefix belongs to the one before."""
+        """Whether a line without a prefix continues the previous one."""
         return not (self._is_json or self._forms)
 
     @property
     def is_json(self) -> bool:
-        """Whether lines are objects that hold lines."""
+        """Whether lines are objects that contain lines."""
         return bool(self._is_json)
 
     @staticmethod
     def _head(line: str) -> re.Match[str] | None:
-        """Where a server's own text begins in a line."""
+        """The start of a server's own text in a line."""
         found = STAMP.search(line, 0, _LONGEST_PREFIX) if may_have_stamp(line) else None
         if found is None and any(map(line.__contains__, _OF_BARE)):
             found = _BARE.search(line, 0, _LONGEST_PREFIX)
         return found
 
     def _placed(self, line: str, name: str, time: int | None, *, is_first: bool) -> LogLine:
-        """A line with the server that it is of. name: of what wrapped it."""
+        """A line with its server. name: from its wrapper."""
         begin = self._form_of(line)
         found = self._head(line) if begin is None else self._head_at(line, begin.end())
         if found is not None:
             prefix = begin[0] if begin is not None else line[: found.start()]
-            # a text without an end, of a server that writes without a prefix
+            # unterminated text of a server that writes no prefix
             is_own = self._is_plain and (found.re is not STAMP or not prefix[-1:].isspace())
             own = "" if begin is None and is_own else self.source(prefix)
             if own not in self._formed and not prefix.isspace():
@@ -382,19 +380,19 @@ class LogLines:
         if begin is not None:
             self.last, self.prefix = self.source(begin[0]), begin[0]
             return self.last, self.number, None, line[begin.end() :], False
-        self.is_own = False  # without the prefix of its neighbours it is of another program
+        self.is_own = False  # without its neighbours' prefix it is another program's
         return self.last, self.number, None, line, bool(self._forms)
 
     @staticmethod
     def _head_at(line: str, start: int) -> re.Match[str] | None:
-        """Where a server's text begins after a prefix, if it does there."""
+        """The start of a server's text after a prefix, if it is there."""
         found = STAMP.match(line, start) or _BARE.match(line, start)
         if found is None and may_have_stamp(line):
             found = STAMP.search(line, start, start + _LONGEST_PREFIX)
         return found
 
     def source(self, prefix: str) -> str:
-        """The server that a prefix names; "" where nothing of it stays the same."""
+        """The server identified by a prefix; "" if nothing in it is constant."""
         if not prefix:
             return ""
         found = self._names.get(prefix)
@@ -405,12 +403,13 @@ class LogLines:
         return found
 
     def _form_of(self, line: str) -> re.Match[str] | None:
-        """The prefix of a line, of a kind that was seen before."""
+        """The prefix of a line, if its kind is known."""
         matches = (form.match(line) for form in self._forms.values())
         return next((one for one in matches if one is not None), None)
 
     def _learn(self, lines: list[str]) -> None:
-        """See in the first lines whether numbers in prefixes name servers: `grep -n` counts."""
+        """Decide from the first lines whether numbers in prefixes identify servers: `grep -n`
+        counts lines."""
         heads = [(line, self._head(line)) for line in lines if STAMP.match(line) is None]
         prefixes = [line[: head.start()] for line, head in heads if head is not None]
         if len(prefixes) > 1:
@@ -423,7 +422,8 @@ class LogLines:
             self._has_learned = True
 
     def _learn_form(self, prefix: str) -> None:
-        """Lines that go on have the same kind of prefix, with other times and numbers."""
+        """Learn the kind of prefix; continuation lines have the same one with other times and
+        numbers."""
         if not prefix or len(self._formed) >= _MOST_PREFIXES:
             return
         form, at = "", 0

@@ -1,8 +1,8 @@
-"""What a llama-server's log tells of each prompt: what its slot held, what was common, reused and
-processed, and which context checkpoint was there or missing.
+"""Prompts in a llama-server's log: tokens held by the slot, common, reused and processed, and the
+context checkpoints that were there or missing.
 
-Wordings of builds from b6500 on. At default verbosity newer builds say only how similar the chosen
-slot is, with three digits; then what is common is known to within those.
+Wordings of builds from b6500 on. At default verbosity newer builds only give the similarity of the
+chosen slot, with three digits, so the common prefix is known within that precision.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from engine.trace.prompt_reuse import (
 
 RULE = "prompt-processed-again"
 _MOST_CHECKPOINTS = 128
-"""Of a slot."""
+"""Checkpoints of a slot."""
 _MOST_ENTRIES = 1 << 16
-"""Checkpoints that are kept of a log, all requests together."""
+"""Checkpoints kept of a log, over all requests."""
 _MOST_FINDINGS = 8
 _DIGIT = 0.0005
-"""By how much a share with three digits may be off."""
+"""Possible error of a share with three digits."""
 _FEW = 2
-"""Of a sliding window, where the memory has none."""
+"""Sliding window, if the memory has none."""
 _LEAST_AGAIN = 32
-"""Tokens that are not worth a word: a template's end, the last token."""
+"""Fewer tokens are not reported: a template's end, the last token."""
 
 
 class LoggedPrompt(Struct):
-    """One request. Checkpoints by the tokens they cover; None: not logged. by: how the slot was
-    chosen. similarity: of the prompt and of the slot's text the shares that are common, with three
-    digits. held: checkpoints of the slot when the prompt came. before: tokens of the prompt that
-    the slot had answered before. back_to: where the memory had to go back to, a window before what
-    is common; has_window: whether there is one."""
+    """One request. Checkpoints by tokens covered; None: not logged. by: how the slot was chosen.
+    similarity: common shares of the prompt and of the slot's text, with three digits. held: the
+    slot's checkpoints when the prompt arrived. before: prompt tokens that the slot had processed
+    before. back_to: position to return to, a window before the common end; has_window: whether
+    there is one."""
 
     slot: int
     by: str = ""
@@ -75,13 +75,13 @@ class LoggedPrompt(Struct):
         return max((self.n_prompt or 0) - (self.processed or 0), 0) if known else None
 
     def look_back(self, first: int, last: int, at: int) -> None:
-        """A checkpoint of the slot, by its first and last position, is compared with a place."""
+        """A checkpoint of the slot, by first and last position, is compared with a place."""
         self.back_to, self.has_window = at, first != last
         if last + 1 not in self.held and len(self.held) < _MOST_CHECKPOINTS:
             self.held.append(last + 1)
 
     def common(self) -> tuple[int, int] | None:
-        """The least and the most tokens that may be common with what the slot held."""
+        """Bounds of the number of tokens common with the slot."""
         if self.n_common is not None:
             return self.n_common, self.n_common
         if self.back_to is not None and not (self.has_window and self.n_swa < _FEW):
@@ -101,15 +101,15 @@ class LoggedPrompt(Struct):
 
 
 class PromptLog:
-    """What the slots of a server hold, and each prompt that comes to one."""
+    """Tracks the contents of a server's slots, and each of their prompts."""
 
     def __init__(self) -> None:
         self._chosen: dict[int, tuple[str, tuple[float, float] | None, int | None]] = {}
-        """By slot how it was chosen, the newest last."""
+        """By slot how it was chosen, newest last."""
         self._released: dict[int, tuple[int | None, int | None]] = {}
-        """By slot the tokens that it holds, and those of the last prompt."""
+        """By slot the tokens it holds, and those of the last prompt."""
         self._empty: int | None = None
-        """Tokens that slots hold at first, if the log begins with the server."""
+        """Initial number of tokens in slots, if the log starts with the server."""
         self._room = _MOST_ENTRIES
         self._kept: dict[int, list[int]] = {}
         self._gone: dict[int, list[int]] = {}
@@ -117,14 +117,14 @@ class PromptLog:
     def selected(
         self, slot: int, by: str, of: float | None, n_common: int | None, kept: float | None
     ) -> None:
-        """A slot was chosen for the next request. of, kept: the shares that are common of the
-        prompt and of what the slot holds; n_common: the same as tokens."""
+        """A slot was chosen for the next request. of, kept: common shares of the prompt and of the
+        slot's contents; n_common: the same in tokens."""
         shares = None if kept is None else (min(of or 0.0, 1.0), min(kept, 1.0))
         self._chosen.pop(slot, None)
         self._chosen[slot] = by, shares, n_common
 
     def server(self, said: str) -> None:
-        """A message without a slot: the slot chosen last may get another text from the cache."""
+        """A message without a slot: the latest chosen slot may get another text from the cache."""
         if "found better prompt" in said and self._chosen:
             slot = next(reversed(self._chosen))
             self._released[slot] = None, None
@@ -135,7 +135,7 @@ class PromptLog:
             self._empty = 0
 
     def begin(self, slot: int) -> LoggedPrompt:
-        """The prompt that comes to a slot."""
+        """Start the prompt of a slot."""
         held, before = self._released.get(slot, (self._empty, None))
         chosen = self._chosen.pop(slot, ("", None, None))
         kept, gone = self._kept.get(slot, [])[:], self._gone.get(slot, [])[:]
@@ -156,8 +156,8 @@ class PromptLog:
         n_swa: int | None,
         mib: float | None,
     ) -> None:
-        """A checkpoint, by its last position or its tokens, is created, restored, erased or makes
-        room ("erasing")."""
+        """A checkpoint, by its last position or its tokens, is created, restored, erased or evicted
+        ("erasing")."""
         n, n_bytes = n_tokens or (0 if last is None else last + 1), round((mib or 0.0) * 2**20)
         prompt.n_swa = prompt.n_swa if n_swa is None else n_swa
         self._room -= 1
@@ -182,8 +182,8 @@ class PromptLog:
 
 
 def note_prompts(facts: RunFacts, prompts: Iterable[tuple[int, LoggedPrompt | None]]) -> None:
-    """Put what prompts found into the facts of a run, of each sequence. Of many that were processed
-    again the largest are found one by one."""
+    """Store prompt reuse in the facts of a run, by sequence. Of many reprocessed prompts the
+    largest become findings."""
     again: list[tuple[int, dict[str, Any]]] = []
     n_prompts = 0
     for seq_id, prompt in prompts:
@@ -208,7 +208,7 @@ def note_prompts(facts: RunFacts, prompts: Iterable[tuple[int, LoggedPrompt | No
 
 
 def reuse_record(prompt: LoggedPrompt, seq_id: int) -> PromptReuseRecord | None:
-    """What one prompt found, as far as the log leaves no choice; else None."""
+    """The reuse of one prompt, if the log determines it; else None."""
     common, reused, n = prompt.common(), prompt.n_reused, prompt.n_prompt
     if common is None or common[0] != common[1] or reused is None or n is None or reused > n:
         return None
@@ -259,8 +259,8 @@ def _why(prompt: LoggedPrompt, n_common: int, is_erased: bool) -> WhyProcessed:
 
 
 def reuse_finding(prompt: LoggedPrompt, seq_id: int) -> tuple[int, dict[str, Any]] | None:
-    """How many tokens of a prompt were processed again that the slot held, and the finding as a
-    run keeps it; None without."""
+    """The number of tokens reprocessed although the slot held them, and the finding; None
+    without."""
     common, reused, n = prompt.common(), prompt.n_reused, prompt.n_prompt
     if common is None or reused is None or n is None:
         return None
@@ -312,7 +312,7 @@ def _because(prompt: LoggedPrompt, n_common: int, reused: int) -> str:
 
 
 def _places(prompt: LoggedPrompt, n_common: int) -> list[str]:
-    """Where the texts part."""
+    """Where the texts diverge."""
     if prompt.before is None or not prompt.n_held or n_common >= prompt.n_held - 1:
         return []
     if n_common >= prompt.before - 1:

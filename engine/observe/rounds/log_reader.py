@@ -1,6 +1,6 @@
-"""Rounds and sums read from the log of a llama-server: at `-lv 5` with LLAMA_TRACE=1 all rounds
-with their tokens, with LLAMA_TRACE=1 alone those with a draft (the light form), else the sums that
-every request ends with."""
+"""Reader of a llama-server's log: at `-lv 5` with LLAMA_TRACE=1 all rounds with their tokens, with
+LLAMA_TRACE=1 alone those with a draft (the light form), otherwise the sums at the end of every
+request."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from engine.errors import TraceFileError
+from engine.errors import check_most
 from engine.foreign import OutOfRangeError
 from engine.observe.rounds.log_lines import LogLines, OfShape, OtherLines, Time
 from engine.observe.rounds.log_rounds import LightRows, LookedAt, Slot
@@ -34,25 +34,25 @@ from engine.observe.rounds.server_log import LogServers, Read, ServerLog
 
 MOST_ROUNDS = 1 << 22
 _FEW_LINES = 64
-"""Of which the shapes are not looked for."""
+"""Blocks of fewer lines are read without shapes."""
 _USUAL_LINE = 128
 _FIRST_BYTES, _MOST_BYTES = 1 << 13, 1 << 23
-"""Of the first block, since none of its shapes is known, and of the longest."""
+"""Size of the first block, when no shapes are known, and of the largest."""
 _MOST_HASHES = 1 << 18
 _MOST_BETWEEN = 64
-"""Lines of other servers between two of one that are looked at."""
+"""Most lines of other servers examined between two of one server."""
 _NUMBERS = re.compile("[0-9]+")
 _BETWEEN = ("impl", "candidate", "statistics")
-"""Lines of a server between those of a slot, after which it works on."""
+"""Lines of a server between those of a slot, after which it continues."""
 _OfReading: TypeAlias = tuple[np.ndarray, list[Any], np.ndarray, tuple[list[str], np.ndarray]]
-"""Lines that are read alike: their numbers in the block, their columns, which of them have none out
-of range, and their servers (`Burst.columns`, `Burst.streams`)."""
+"""Lines read alike: their numbers in the block, their columns, which have only values in range, and
+their servers (`Burst.columns`, `Burst.streams`)."""
 _QUIET = Reading("", "nothing", None, "", is_own=False)
-"""Of lines that have no word that any reader looks for."""
+"""For lines without any word that a reader looks for."""
 
 
 class LogReader(LogServers):
-    """Reads a log as it grows."""
+    """Reads a growing log."""
 
     def __init__(
         self,
@@ -61,49 +61,48 @@ class LogReader(LogServers):
         *,
         has_batches: bool = False,
     ) -> None:
-        """others: takes lines of other engines. fold: where there are more requests
-        than a trace can hold, makes room among those of a server; returns for how many.
-        has_batches: whether rounds of the light form may be kept as batches."""
+        """others: reads lines of other engines. fold: merges requests of a server if there are more
+        than a trace can hold; returns how many. has_batches: whether rounds of the light form may
+        be kept as batches."""
         super().__init__(fold)
         self._lines, self._others = LogLines(others), others
         self._has_batches = has_batches
         self._by_stream: dict[str, ServerLog] = {}
         self._waiting: set[str] = set()
-        """Servers whose newest line may go on in the next one."""
+        """Servers whose newest line may be continued."""
         self._n_block = _FIRST_BYTES
         self._by_hash: dict[int, Reading] = {}
         """By the hash of a shape."""
         self._readings: dict[bytes, Reading] = {}
         """By shape."""
         self._kinds: dict[tuple[Any, ...], Reading] = {}
-        """The same by their keys."""
+        """The same by key."""
         self._open: dict[Reading, Reading] = {}
-        """The same of texts that end with two quotes."""
+        """The same for texts that end with two quotes."""
 
     def feed(self, text: str | bytes) -> None:
-        """More of the log, cut anywhere, or as UTF-8 between characters. Raises TraceFileError for
-        more than a trace can hold."""
+        """Add a part of the log, cut anywhere, or as UTF-8 in whole characters. Raises
+        TraceFileError for more than a trace can hold."""
         self._take(self._lines.lines(encoded(text) if isinstance(text, str) else text))
 
     def end(self) -> None:
-        """Nothing more comes: the last entry is complete, unless the server ended in it."""
+        """End of the log: the last entry is complete, unless the server ended in it."""
         known = {
             one: (one.n_unread, one.first_unread, one.has_wrong_numbers) for one in self.servers
         }
         self._take(self._lines.last_lines())
         for server in self._by_stream.values():
             server.end()
-            if self._lines.is_cut and server in known:  # its last line may be a part
+            if self._lines.is_cut and server in known:  # its last line may be incomplete
                 server.n_unread, server.first_unread, server.has_wrong_numbers = known[server]
 
     def let_go(self) -> None:
-        """Nothing of what was read is needed any more: it goes now, and not when cycles are looked
-        for."""
+        """Free everything now instead of waiting for the garbage collector."""
         for held in (self.servers, self.requests, self._by_stream):
             held.clear()
 
     def _take(self, data: bytes) -> None:
-        """Whole lines."""
+        """Read whole lines."""
         at = 0
         while at < len(data):
             end = data.find(b"\n", at if self._is_waiting else at + self._n_block) + 1 or len(data)
@@ -116,14 +115,12 @@ class LogReader(LogServers):
                 known = self._lines
                 self._take_block(Burst(lines, cuts=not known.is_json, joins=known.may_join))
             self._n_block = min(2 * self._n_block, _MOST_BYTES)
-        if sum(server.n_rounds for server in self.servers) > MOST_ROUNDS:
-            raise TraceFileError(
-                f"The log has more than {MOST_ROUNDS:,} rounds.", "Cut it into several files."
-            )
+        n_rounds = sum(server.n_rounds for server in self.servers)
+        check_most("The log", n_rounds, MOST_ROUNDS, "rounds")
 
     def _take_block(self, block: Burst) -> None:
-        """Many lines: those of known shapes by columns, the others one by one. Lines that say
-        nothing are passed over."""
+        """Read many lines: known shapes by column, others one by one. Meaningless lines are
+        skipped."""
         numbers = (self._lines.number + block.before).tolist()
         unknown: dict[int, bytes | None] = {}
         known = list(map(self._by_hash.get, block.hashes))
@@ -151,7 +148,7 @@ class LogReader(LogServers):
         shapes, todo = of_line[left].tolist(), left.tolist()
         n_learned, at, placed = self._lines.n_learned, 0, -1
         slots: dict[str, tuple[ServerLog, Slot] | None] = {}
-        """By server the slot of its newest line, if it has one."""
+        """By server the slot of its newest line, if any."""
         while at < len(todo):
             i = todo[at]
             if runs and (n := runs.get(at, 0)) and self._say_light(light, left[at : at + n]):
@@ -193,13 +190,13 @@ class LogReader(LogServers):
             while self._is_waiting and i + 1 < block.n_lines:
                 i += 1
                 self._place_all(block.line(i))
-            if self._lines.n_learned != n_learned:  # what was learned is of other prefixes
+            if self._lines.n_learned != n_learned:  # what was learned concerns other prefixes
                 self._forget()
                 n_learned = self._lines.n_learned
             placed = i
             at = bisect_right(todo, i, at)
             while bad is not None and at < len(todo) and shapes[at] == shape:
-                bad.n_unread += 1  # no JSON either
+                bad.n_unread += 1  # not JSON either
                 placed = todo[at]
                 at += 1
         self._say_others(block, others, numbers, placed, block.n_lines)
@@ -207,8 +204,8 @@ class LogReader(LogServers):
         self._lines.number = numbers[-1]
 
     def _known(self, block: Burst, shape: int) -> tuple[Reading | None, bytes | None]:
-        """How lines of a shape that is new to this block are read, if that is known, and the shape
-        that they are read as, if there is one."""
+        """The reading of a shape that is new to this block, if known, and the shape it is read as,
+        if any."""
         line, is_cut = block.example(shape), block.is_cut(shape)
         if is_cut:
             line = line[: line.index(CHUNK) + len(CHUNK)]
@@ -238,24 +235,24 @@ class LogReader(LogServers):
             known.clear()
 
     def _is_whole(self, block: Burst, line: int, source: str) -> bool:
-        """Whether the next line of the server that a line is of begins an entry."""
+        """Whether the next line of this line's server begins an entry."""
         lines = range(line + 1, min(line + _MOST_BETWEEN, block.n_lines))
         found = (self._lines.own_source(block.line(after)) for after in lines)
         mine = next((one for one in found if one[0] is None or one[0] == source), (None, 0))
         return mine[0] is not None and mine[1] > 0
 
     def _is_quiet(self, shape: bytes, line: str) -> bool:
-        """Whether lines of an unknown shape can be passed over. line: one of them."""
+        """Whether lines of an unknown shape can be skipped. line: one of them."""
         if len(shape) > LONGEST_SHAPE:
             return False
         source, start = self._lines.own_source(line)
         server = self._by_stream.get(source or "")
         if start and (server is None or not server.has_times):
-            return False  # the first line with a time says that there are some
+            return False  # the first line with a time shows that there are times
         return says_nothing(shape, len(_NUMBERS.sub("0", line[:start]).encode()))
 
     def _is_quiet_object(self, line: str) -> bool:
-        """The same of a line of JSON."""
+        """The same for a JSON line."""
         if not line or line.isspace():
             return True
         text, name, time = unwrapped(line) or ("", "", None)
@@ -272,7 +269,8 @@ class LogReader(LogServers):
         after: int,
         before: int,
     ) -> None:
-        """Take the lines of other engines between two lines. numbers: lines before each line."""
+        """Read the lines of other engines between two lines. numbers: number of lines before each
+        line."""
         mine = []
         for source, (name, kind, rows, columns) in parts:
             begin, end = np.searchsorted(rows, (after + 1, before)).tolist()
@@ -286,10 +284,9 @@ class LogReader(LogServers):
     def _columns(
         self, block: Burst, known: list[Reading | None]
     ) -> tuple[list[_OfReading], LightRows, LookedAt, list[tuple[str, OfShape]], np.ndarray]:
-        """Lines by how they are read; those of rounds of the light form and of candidates apart;
-        lines of other engines by server and shape; and server, slot, task and time of lines, int64
-        [4, n], -1 for what there is not, slot -2 of lines that say more of their server. known: how
-        lines of each shape are read."""
+        """Lines by reading; light-form rounds and candidates separately; lines of other engines by
+        server and shape; and server, slot, task and time of lines, int64 [4, n], -1 if absent, slot
+        -2 for lines about the server. known: reading of each shape."""
         of_line = block.shape_of
         kinds: dict[Reading | None, int] = {}
         kind = np.array([kinds.setdefault(one, len(kinds)) for one in known], np.uint16)[of_line]
@@ -335,7 +332,7 @@ class LogReader(LogServers):
     def _values(
         block: Burst, parts: list[_OfReading], left: np.ndarray
     ) -> list[tuple[Any, ...] | None]:
-        """Values of the lines that are left, None for those that have to be looked at."""
+        """Values of the remaining lines, None for lines that must be read individually."""
         values: list[tuple[Any, ...] | None] = [None] * block.n_lines
         is_left = np.zeros(block.n_lines, bool)
         is_left[left] = True
@@ -351,9 +348,9 @@ class LogReader(LogServers):
     def _say(
         self, reading: Reading, line: int, row: tuple[Any, ...]
     ) -> tuple[bool, tuple[ServerLog, Slot] | None]:
-        """Take what a line of a known shape says; False for one that has to be looked at as a
-        whole. row: its server, time and values. Also who says more if the next line is of the same
-        slot and task, at no earlier time."""
+        """Apply a line of a known shape; False if it must be read individually. row: its server,
+        time and values. Also returns who continues if the next line is of the same slot and task,
+        at no earlier time."""
         whose = reading.whose
         server, us = self._by_stream.get(row[0]), row[1]
         if server is None or server.is_waiting:
@@ -383,12 +380,12 @@ class LogReader(LogServers):
 
     @property
     def _is_waiting(self) -> bool:
-        """Whether the next line may belong to the one before."""
+        """Whether the next line may continue the previous one."""
         return bool(self._waiting) or (self._others is not None and self._others.is_waiting)
 
     def _say_light(self, light: LightRows, lines: np.ndarray) -> bool:
-        """Take rounds of the light form, in whatever order their servers wrote them; whether all
-        are what they seem."""
+        """Apply rounds of the light form, in any order of servers; returns whether all are
+        valid."""
         found = []
         for stream, rows in light.by_server(lines):
             server = self._by_stream.get(stream)
@@ -401,8 +398,7 @@ class LogReader(LogServers):
         return True
 
     def _say_draft(self, name: str, has_times: bool, values: tuple[Any, ...]) -> bool:
-        """Take tokens that drafters looked at, one after another; whether they are what they
-        seem."""
+        """Apply tokens that drafters considered, in sequence; returns whether they are valid."""
         server = self._by_stream.get(name)
         if server is None or server.is_waiting:
             return False
@@ -411,7 +407,7 @@ class LogReader(LogServers):
         return True
 
     def _stream_before(self, block: Burst, known: list[Reading | None], i: int, placed: int) -> str:
-        """The server that the line before is of. placed: the newest line that was placed."""
+        """The server of the previous line. placed: the newest line with a known server."""
         shapes, has_names = block.shape_of, self._lines.has_names
         for at in range(i - 1, placed, -1):
             one = known[shapes[at]]
@@ -424,7 +420,7 @@ class LogReader(LogServers):
         return self._lines.last
 
     def _place_all(self, text: str, shape: bytes | None = None) -> ServerLog | None:
-        """The same of a line that may go on after its end."""
+        """Like _place, for a line that may contain further entries."""
         if "\n" not in text:
             return self._place(text, shape)
         for line in text.split("\n"):
@@ -432,8 +428,8 @@ class LogReader(LogServers):
         return None
 
     def _place(self, line: str, shape: bytes | None = None) -> ServerLog | None:
-        """A line by itself; how it was read is kept for others of its shape. The log that it is of
-        if it should be JSON and is not."""
+        """Read a line individually; its reading is kept for others of its shape. Returns its log if
+        it should be JSON and is not."""
         n, by_stream = 0, self._by_stream
         for stream, number, time, message, is_head in self._lines.placed(line):
             n += 1
@@ -460,7 +456,7 @@ class LogReader(LogServers):
         return None
 
     def _other_reading(self, line: str, saying: Saying, said: str, source: str) -> Reading | None:
-        """How lines of another engine's shape are read."""
+        """The reading of another engine's shape."""
         start = line.find(said)
         if start < 0 or "\\u" in line or self._others is None:
             return None
@@ -475,7 +471,7 @@ class LogReader(LogServers):
     def _reading(
         self, line: str, stream: str, time: Time, message: str, read: Read
     ) -> Reading | None:
-        """How lines of a shape are read, from one that was; None where others may be different."""
+        """The reading of a shape, from one line; None if others may differ."""
         whose, head, at, saying = read
         start = len(line) - len(message) if line.endswith(message) else line.find(message)
         if start < 0 or "\\u" in line:

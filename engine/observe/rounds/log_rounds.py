@@ -1,4 +1,4 @@
-"""Rounds and requests that a log tells of, and the phases of a server's iterations."""
+"""Rounds and requests of a log, and the phases of a server's iterations."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from engine.observe.rounds.log_shapes import LogTexts, lengths_of_runs
 from engine.trace.timings import n_timed
 
 UNKNOWN_TOKEN = (-1, "")
-"""A token whose line the log does not have."""
+"""A token without a line in the log."""
 MOST_RANKS = 8
-"""Tokens that a drafter looked at for one position, as far as they are kept."""
+"""Candidates of a drafter kept per position."""
 _SHORTEST_RUN = 8
 Counts = tuple[int, int, int, str]
 _SHARE = re.compile(r"[01]\.\d{1,20}")
@@ -29,9 +29,9 @@ _SHARE = re.compile(r"[01]\.\d{1,20}")
 
 class LogRound(Struct, eq=False):
     """One verification. pos: position of its first token; None in the light form. drafted: number
-    of tokens. draft: of those of a drafter with a model, the candidates of each, ids and
-    probabilities, the proposed one first. tokens: emitted ids with their
-    text. end_us: on the server's clock, None without times. phases: milliseconds by phase."""
+    of tokens. draft: for drafters with a model, the candidates of each, ids and probabilities,
+    proposed one first. tokens: emitted ids with text. end_us: on the server's clock, None without
+    times. phases: milliseconds by phase."""
 
     pos: int | None
     drafted: int
@@ -45,20 +45,19 @@ class LogRound(Struct, eq=False):
     phases: dict[str, float] = {}
     is_complete: bool = False
     n_max: int | None = None
-    """Longest draft by the server's rule of adaptive depth, None as long as it says nothing."""
+    """Longest draft by the server's adaptive depth, None if not stated."""
     first_n: int | None = None
-    """Number of its first token among those of the answer, from 1."""
+    """Number of its first token within the answer, from 1."""
 
 
 class LogRequest(Struct):
-    """One task of a slot, both -1 where the log does not say. first: its first token, sampled from
-    the prompt. n_processed: tokens of the prompt that were not in the cache. predicted, drafted,
-    accepted, ratio and mean_length as written, rates (by position in the draft): the server's own
-    sums, None or empty where not given. speeds: time in milliseconds, tokens so far, tokens per
-    second so far and of the last three seconds. statistics: by drafter its drafts, their tokens,
-    those accepted and the shares by position as written, of the requests before and this one
-    together, and the same before it. is_over: the slot is done with it; is_released: a line says
-    so."""
+    """One task of a slot, both -1 if not logged. first: its first token, sampled from the prompt.
+    n_processed: prompt tokens not in the cache. predicted, drafted, accepted, ratio and mean_length
+    as written, rates (by draft position): the server's sums, None or empty if absent. speeds:
+    milliseconds, tokens so far, tokens per second so far and over the last three seconds.
+    statistics: by drafter its drafts, their tokens, accepted ones and shares by position as
+    written, summed over requests up to this one, and before it. is_over: the slot is done with it;
+    is_released: by a line of the log."""
 
     slot: int
     task: int
@@ -81,16 +80,16 @@ class LogRequest(Struct):
     statistics: dict[str, tuple[Counts, Counts | None]] = {}
     last_n: int = 0
     n_missing: int = 0
-    """Tokens whose lines are missing."""
+    """Tokens without lines."""
     is_over: bool = False
     is_released: bool = False
     batches: list[tuple[int, np.ndarray]] = []
-    """Rounds of the light form, of which there are millions: how many of `rounds` are before them,
+    """Rounds of the light form, of which there are millions: the number of `rounds` before them,
     and int64 [n, 3] with tokens accepted and drafted and the time, -1 without."""
     is_broken: bool = False
-    """Some entry of it cannot be read: nothing after that is."""
+    """An entry could not be read; later ones are ignored."""
     prompt: LoggedPrompt | None = None
-    """What its prompt found in the slot, as far as logged."""
+    """Its prompt reuse, as far as logged."""
 
     def is_closed(self, index: int) -> bool:
         """Whether a round is complete with all its tokens."""
@@ -98,11 +97,11 @@ class LogRequest(Struct):
 
     @property
     def has_rows(self) -> bool:
-        """Whether the log has rounds of it, or its first token."""
+        """Whether the log has its rounds, or its first token."""
         return bool(self.rounds or self.first)
 
     def on_prompt_sums(self, ms: float, n: int) -> None:
-        """Time and number of tokens of the prompt that were processed."""
+        """Set time and number of the prompt tokens processed."""
         self.prompt_ms, self.n_processed = ms, n
         if self.n_prompt is None and self.n_cached is not None:
             self.n_prompt = self.n_cached + n
@@ -112,7 +111,7 @@ class LogRequest(Struct):
                 prompt.n_prompt = prompt.cached + n
 
     def on_answer_sums(self, ms: float, n: int, speed: float | None) -> None:
-        """Time and number of tokens of the answer, and tokens per second."""
+        """Set time and number of generated tokens, and tokens per second."""
         self.predicted_ms, self.predicted, self.is_over = ms, n, True
         self.n_timed = n_timed(ms, n, speed)
         if self.prompt is not None:
@@ -126,7 +125,7 @@ class LogRequest(Struct):
         mean: str | None,
         rates: str | None,
     ) -> None:
-        """What the line about its drafts says. Raises OutOfRangeError."""
+        """Set the contents of the line about its drafts. Raises OutOfRangeError."""
         if accepted is not None and drafted is not None and accepted > drafted:
             raise OutOfRangeError(f"{accepted} is more than {drafted:,}")
         parts = [] if rates is None else rates.split(",")
@@ -140,8 +139,8 @@ class LogRequest(Struct):
 
     @property
     def told_shares(self) -> list[float]:
-        """Shares of its drafts by position, from those of one drafter after it and before it, where
-        their digits leave no doubt; empty else."""
+        """Acceptance by position, from one drafter's values after it and before it, if their digits
+        determine it; else empty."""
         if len(self.statistics) != 1:
             return []
         ((now, before),) = self.statistics.values()
@@ -155,7 +154,7 @@ class LogRequest(Struct):
         return [one / (n - m) for one in counts] if is_sure and n > m else []
 
     def unfold(self) -> None:
-        """Make the batches rounds like others."""
+        """Convert the batches to ordinary rounds."""
         for at, batch in reversed(self.batches):
             self.rounds[at:at] = [
                 LogRound(None, n, accepted, end_us=None if us < 0 else us, is_complete=True)
@@ -171,15 +170,14 @@ class LogRequest(Struct):
 
 
 Tops: TypeAlias = tuple[tuple[tuple[int, float], ...], ...]
-"""By position in a draft the tokens that its drafter looked at, and their probabilities."""
+"""By draft position the drafter's candidates and their probabilities."""
 
 
 class Slot(Struct):
-    """The state of a slot. candidates: by position and rank; draft: the same where all of them came
-    in their order. replay: a restore was logged and its replay has not ended. n_max: of adaptive
-    depth, None as long as no line names it. early: of a server that names a round after
-    its tokens those since the last round, each with its number, itself and its time; of these
-    n_plain come before the draft."""
+    """State of a slot. candidates: by position and rank; draft: the same if they came in order.
+    replay: a restore was logged and its replay has not ended. n_max: of adaptive depth, None until
+    a line gives it. early: for servers that log a round after its tokens, those since the last
+    round, each with number, token and time; the first n_plain precede the draft."""
 
     request: LogRequest
     round: LogRound | None = None
@@ -192,7 +190,7 @@ class Slot(Struct):
     n_plain: int = 0
 
     def add_tops(self, rank: int, at: int, tops: Tops) -> None:
-        """What a drafter looked at: all of a draft, or one token of a rank and position."""
+        """Add candidates: all of a draft, or one by rank and position."""
         if not (rank or at):
             self.candidates, self.draft = {}, tops
             return
@@ -202,8 +200,7 @@ class Slot(Struct):
         self.candidates.setdefault(at, {})[rank] = tops[0][0]
 
     def take_tops(self, drafted: int) -> Tops:
-        """What the drafter of a round looked at, if that is known of each drafted token; no later
-        round has it."""
+        """Take the candidates of a round, if known for each drafted token; they are removed."""
         known, tops = self.candidates, self.draft
         self.candidates, self.draft = {}, ()
         if tops:
@@ -215,7 +212,7 @@ class Slot(Struct):
 
 
 class LogClock:
-    """Splits the time of the server's iterations into phases, shared by the slots in one."""
+    """Splits the server's iteration time into phases, shared by the slots of an iteration."""
 
     def __init__(self) -> None:
         self._rounds: list[LogRound] = []
@@ -224,11 +221,11 @@ class LogClock:
 
     @property
     def is_at_work(self) -> bool:
-        """Whether the log tells of phases."""
+        """Whether the log contains phases."""
         return bool(self._at)
 
     def mark(self, us: int | None, what: str) -> None:
-        """An entry that begins or ends a phase."""
+        """An entry that starts or ends a phase."""
         if us is None:
             return
         if what == "yielded":
@@ -270,7 +267,7 @@ class LogClock:
 
 
 class _LineRows(ABC):
-    """Lines of a block that say the same: whole numbers, the last of them the time in microseconds
+    """Lines of a block with the same meaning: integers, the last of them the time in microseconds
     or -1, int64 [n, m], by line."""
 
     def __init__(self, n_lines: int) -> None:
@@ -286,7 +283,7 @@ class _LineRows(ABC):
         is_good: np.ndarray,
         streams: tuple[list[str], np.ndarray],
     ) -> None:
-        """Lines of a shape, as for `Burst.rows`."""
+        """Add lines of a shape, as for `Burst.rows`."""
         us, *columns = columns
         if not len(self._rows):
             self._rows = np.zeros((len(self._server), 5), np.int64)
@@ -300,10 +297,10 @@ class _LineRows(ABC):
 
     @abstractmethod
     def _keep(self, rows: np.ndarray, columns: list[Any], is_good: np.ndarray) -> None:
-        """What lines of this kind have more, of the values after the time."""
+        """Add further values of these lines, after the time."""
 
     def row(self, line: int) -> tuple[Any, ...] | None:
-        """A line by itself: server, time and values; None where it is not among them."""
+        """A single line: server, time and values; None if it is not among them."""
         if not self._server[line]:
             return None
         *values, us = self._rows[line].tolist()
@@ -311,7 +308,7 @@ class _LineRows(ABC):
 
 
 class LightRows(_LineRows):
-    """Rounds of the light form in a block: slot, task, tokens accepted and drafted."""
+    """Light-form rounds in a block: slot, task, tokens accepted and drafted."""
 
     def __init__(self, n_lines: int) -> None:
         super().__init__(n_lines)
@@ -322,11 +319,11 @@ class LightRows(_LineRows):
         self._is_usual[rows] = is_good & (accepted <= drafted) & (drafted > 0)
 
     def runs(self, lines: np.ndarray) -> dict[int, int]:
-        """Where rounds follow each other in some lines, and how many."""
+        """Start and length of runs of rounds within some lines."""
         return lengths_of_runs(self._is_usual[lines], _SHORTEST_RUN)
 
     def by_server(self, lines: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-        """The rows of some lines by server."""
+        """The rows of some lines, by server."""
         server, rows = self._server[lines], self._rows[lines]
         is_one = (server == server[0]).all()
         numbers = server[:1].tolist() if is_one else sorted(set(server.tolist()))
@@ -336,8 +333,8 @@ class LightRows(_LineRows):
 
 
 class LookedAt(_LineRows):
-    """Tokens that drafters looked at, in a block: slot or -1, rank, position and id; then their
-    probability and text."""
+    """Drafters' candidates in a block: slot or -1, rank, position and id; then probability and
+    text."""
 
     def __init__(self, n_lines: int) -> None:
         super().__init__(n_lines)
@@ -351,16 +348,16 @@ class LookedAt(_LineRows):
         self._texts.put(rows, texts)
 
     def server(self, line: int) -> str | None:
-        """The server of a line; None where it is not among them."""
+        """The server of a line; None if it is not among them."""
         number = self._server[line]
         return self._names[number - 1] if number else None
 
     def drop(self, line: int) -> None:
-        """A line is not what it seems."""
+        """Remove an invalid line."""
         self._server[line] = 0
 
     def row(self, line: int) -> tuple[Any, ...] | None:
-        """A line by itself."""
+        """A single line."""
         found = super().row(line)
         if found is None or self._texts is None:
             return None
@@ -369,9 +366,8 @@ class LookedAt(_LineRows):
         return name, us, None if slot < 0 else slot, *values, *more
 
     def drafts(self, lines: np.ndarray) -> dict[int, tuple[Any, ...]]:
-        """What is complete from its first position and rank on, by where it begins in some lines:
-        how many of these it is, its server, whether it has times, and the values of
-        `ServerState.take_candidates`."""
+        """Complete drafts, from first position and rank, by starting line: number of lines, server,
+        whether it has times, and the arguments of `ServerState.take_candidates`."""
         server = self._server[lines]
         at = np.flatnonzero(server)
         if not len(at):

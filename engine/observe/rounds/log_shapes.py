@@ -1,7 +1,6 @@
-"""Shapes of lines, so that most of a long log is read by columns: a line with every number in it
-replaced by one digit. Lines of one shape differ in their numbers alone, so how the first of them
-was read is how all are: which numbers are its values, or that it says nothing.
-"""
+"""Line shapes, by which most of a long log is read in columns: a shape is a line with every number
+replaced by one digit. Lines of one shape differ only in their numbers, so they are read like the
+first of them: the same numbers are its values, or it is meaningless."""
 
 from __future__ import annotations
 
@@ -17,21 +16,21 @@ from engine.observe.rounds.log_words import CHUNK, Saying, Value
 from kernels.lines import CUT, scanned
 
 Place: TypeAlias = tuple[int, int]
-"""Of a byte: the last number that ends before it, -1 for none, and bytes from there on; the next
-number and minus the bytes up to it; -2 and bytes before the end of the line."""
+"""Place of a byte: the last number that ends before it, -1 for none, and the bytes from there; the
+next number and minus the bytes up to it; or -2 and the bytes before the end of the line."""
 _Column: TypeAlias = tuple[tuple[int, ...], Place, Place, float | None]
-"""The numbers of a value, where it begins and ends if it is a text, and the most that it may be."""
+"""The numbers of a value, start and end if it is a text, and its maximum."""
 MOST_SHAPES = 1 << 16
 LONGEST_SHAPE = 2048
 FEW = 16
-"""Lines of a shape in a block that are not worth columns."""
+"""Fewer lines of a shape in a block are read individually."""
 _MOST_DIGITS = 15
-"""Of a number that float64 has exactly."""
+"""Digits of a number that float64 represents exactly."""
 _AT_END = -2
 _ANYWHERE: Place = (-1, 0)
 _MANY_GROUPS = 16
 _MOST_MINUTES = 7
-"""Digits, of a time: 19 years."""
+"""Digits of minutes in a time: 19 years."""
 _NUMBER = re.compile(rb"[0-9]+")
 _STAMP = rb"[0-9]{1,9}\.[0-9]{2}\.[0-9]{3}\.[0-9]{3} [IWEDC] "
 _ENDS_LATER = re.compile(
@@ -39,7 +38,7 @@ _ENDS_LATER = re.compile(
     + rb"[^'\n]{0,200}(?:next token:|draft candidate)[^'\n]{1,96} '[^'\n\0\\\x1b]{0,64}\n+'\n"
     rb"(?=" + _STAMP + rb")"
 )
-"""An entry with the text of a token that ends with line ends, before another entry."""
+"""An entry whose token text ends with line ends, before another entry."""
 _OTHER_DIGITS = str.maketrans("0123456789", "1234567890")
 _SAYS = re.compile(
     rb"slot |id_slot|draft|accept|spec|statistics|eval time|better prompt|called impl|done yield"
@@ -49,17 +48,16 @@ _SAYS = re.compile(
     rb"|CtxLimit:|D(?:raft|Flash g)|Metrics \(|\[Seq |vlm_mtp"
     rb"|\\u|\x1b"
 )
-"""What a line has, by its shape, that may say something to any reader."""
+"""Parts of a shape that may mean something to any reader."""
 _BARE = re.compile(rb"srv |que |cmn |llama_|common_|\[ |system|total time|[0-9]\.0\.0\.0 |\}.?$")
-"""What a line has in which a server's own text may begin without a time, or a second one has, or
-one that wraps another."""
+"""Parts of a line in which a server's text may start without a time, or a second one, or a wrapped
+one."""
 
 
 class Reading:
     """How lines of a shape are read. whose, name, kind: see `Saying` and `Read`. columns: of slot
-    and task as far as there are any, and of what is said. time: the first number of a time. stream:
-    the server, where the prefix does not say another one by its numbers; is_own: whether the line
-    says which server it is of."""
+    and task if any, and of the values. time: the first number of a time. stream: the server, unless
+    the prefix names another by its numbers; is_own: whether the line identifies its server."""
 
     __slots__ = (
         "columns", "handler", "is_mark", "is_own", "kind", "may_go_on", "name", "numbers", "prefix",
@@ -73,26 +71,26 @@ class Reading:
         self.name, self.kind = saying[:2] if saying is not None else ("", "")
         self.handler: Callable[..., bool | None] | None = None
         self.is_mark = self.may_go_on = False
-        """Whether it marks a phase of the server's, and whether its text may go on after it."""
+        """Whether it marks a phase, and whether text may follow."""
         self.numbers = [found.span() for found in _NUMBER.finditer(line.encode())]
         self.columns: list[_Column | None] = []
         self.time: int | None = None
         self.times = 0
-        """Numbers that a time has, 4 or 1."""
+        """Number of numbers in a time, 4 or 1."""
         self.prefix = (0, (-1, 0))
-        """How many numbers it has, and its end."""
+        """Number of numbers in the prefix, and its end."""
         self.same: list[tuple[int, int]] = []
-        """Numbers by which another server would be named, which have to stay as they are."""
+        """Numbers that identify the server and must be equal."""
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """Readings with equal ones are the same."""
+        """Readings with equal keys are equal."""
         of_time, of_stream = (self.time, self.times), (self.stream, self.is_own, self.prefix)
         what = self.whose, self.name, self.kind
         return what, of_time, of_stream, tuple(self.columns), tuple(self.same)
 
     def place(self, line: str, at: int) -> Place | None:
-        """Where a character is, in every line of the shape; None within a number."""
+        """Place of a character in every line of the shape; None inside a number."""
         byte = at if line.isascii() else len(line[:at].encode())
         last = -1
         for i, (begin, end) in enumerate(self.numbers):
@@ -103,8 +101,8 @@ class Reading:
         return last, byte - (self.numbers[last][1] if last >= 0 else 0)
 
     def add(self, line: str, at: int, values: Sequence[Value]) -> bool:
-        """Columns of values, whose places are counted from a character on; whether there can be
-        such."""
+        """Add columns for values, whose places are counted from a character on; returns whether
+        that is possible."""
         for begin, end, most in values:
             if begin < 0:
                 self.columns.append(None)
@@ -115,7 +113,7 @@ class Reading:
             inside = tuple(range(first[0] + 1, last[0] + 1))
             if most is None:
                 inside = ()
-                byte = len(line[: at + end].encode())  # alike, whatever is in the text
+                byte = len(line[: at + end].encode())  # equal for any text
                 if last[0] == len(self.numbers) - 1:
                     last = _AT_END, len(line.encode()) - byte
                 elif (before := byte - self.numbers[last[0] + 1][0]) < 0:
@@ -132,7 +130,7 @@ class Reading:
         return True
 
     def set_time(self, line: str, time: re.Match[str] | int | None) -> bool:
-        """Where the time is, if there is one; whether it is known."""
+        """Set the place of the time, if any; returns whether it is known."""
         if isinstance(time, int):
             digits = str(time).encode()
             found = [i for i, (a, b) in enumerate(self.numbers) if line.encode()[a:b] == digits]
@@ -146,7 +144,8 @@ class Reading:
         return True
 
     def set_prefix(self, line: str, prefix: str | None, name: Callable[[str], str]) -> bool:
-        """What of a line names its server, None for parts of a wrapping; whether it is known."""
+        """Set the part of a line that identifies its server, None for parts of a wrapper; returns
+        whether it is known."""
         if prefix is None:
             text = line.encode()
             names = set(_NUMBER.findall(self.stream.encode()))
@@ -165,8 +164,8 @@ def shape_of(line: str) -> bytes:
 
 
 def read_as(shape: bytes) -> bytes:
-    """A shape whose lines are read as those of another: the text of a token is any; where something
-    comes after it, as far as it has neither numbers nor quotes."""
+    """The shape that a shape's lines are read as: token texts are arbitrary, and if something
+    follows, texts without numbers or quotes."""
     if not (b"next token:" in shape or b"draft candidate" in shape):
         return shape
     head, quote, rest = shape.partition(b" '")
@@ -177,8 +176,7 @@ def read_as(shape: bytes) -> bytes:
 
 
 def closed_shape(shape: bytes) -> bytes | None:
-    """The shape that a line of a candidate would have whose text is not closed by a quote; None of
-    other lines."""
+    """The shape of a candidate's line whose text has no closing quote; None for others."""
     head, _, text = shape.partition(b" '")
     is_one = b"draft candidate" in head and text == text.rstrip()
     is_any = is_one and not any(one in text for one in (b"'", b"\\u", b"\x1b"))
@@ -186,7 +184,7 @@ def closed_shape(shape: bytes) -> bytes | None:
 
 
 def lengths_of_runs(is_one: np.ndarray, shortest: int) -> dict[int, int]:
-    """By where it begins, the length of each run of lines that are one kind."""
+    """Length of each run of True, by start."""
     begins = np.flatnonzero(np.diff(is_one, prepend=not is_one[:1].all()))
     lengths = np.diff(begins, append=len(is_one))
     is_long = (lengths >= shortest) & is_one[begins]
@@ -196,10 +194,10 @@ def lengths_of_runs(is_one: np.ndarray, shortest: int) -> dict[int, int]:
 def without_repeats(
     whose: np.ndarray, is_silent: np.ndarray, todo: np.ndarray
 ) -> tuple[np.ndarray, list[bool]]:
-    """Some lines without those that say no more than that a slot works for a task, as the next
-    line of its server does; and which of the others are of the same slot and task as the last
-    of theirs that has one. A line that has to be looked at comes between those of all servers.
-    whose: int64 [4, n], see `LogReader`. is_silent: which lines of a slot say nothing."""
+    """Lines without those that only say that a slot works on a task, as the server's next line
+    does; and which of the rest are of the same slot and task as the previous one of their server.
+    Lines that must be read individually separate the lines of all servers. whose: int64 [4, n], see
+    `LogReader`. is_silent: slot lines without content."""
     is_known = whose[0, todo] >= 0
     part = np.cumsum(~is_known)
     order = np.argsort(whose[0, todo], kind="stable")
@@ -219,8 +217,8 @@ def without_repeats(
 
 
 def says_nothing(shape: bytes, start: int) -> bool:
-    """Whether no line of a shape says anything to any reader. start: where the text after the
-    time begins, 0 for a line without a time."""
+    """Whether lines of a shape are meaningless to every reader. start: of the text after the time,
+    0 without a time."""
     head, chunk, _ = shape.partition(CHUNK.encode())
     if _SAYS.search(head) is not None:
         return False
@@ -230,11 +228,11 @@ def says_nothing(shape: bytes, start: int) -> bool:
 
 
 class Burst:
-    """Lines that came together, and the numbers in them."""
+    """A block of lines, and the numbers in them."""
 
     def __init__(self, data: bytes, *, cuts: bool = False, joins: bool = False) -> None:
-        """data: whole lines, each with its end. cuts: whether what a server sends may be cut.
-        joins: whether a line may go on after the line end that is the text of a token."""
+        """data: whole lines with line ends. cuts: whether data sent to clients may be truncated.
+        joins: whether a line may continue after a line end that is a token's text."""
         self._data = data
         inner = _inner_ends(data) if joins else []
         self._scanned = found = scanned(_without(data, inner), cuts=cuts)
@@ -244,7 +242,7 @@ class Burst:
         self._line_ends = found.ends
         self._lines = np.concatenate([np.zeros(1, np.int64), found.ends[:-1] + 1])
         self.before = np.arange(self.n_lines + 1)
-        """How many lines of the text come before each of these, and all of them."""
+        """Number of original lines before each of these, and in total."""
         if inner:
             self.before += np.searchsorted(inner, np.append(self._lines, len(data)))
 
@@ -254,7 +252,7 @@ class Burst:
         return self._data[begin:end].decode("utf-8", "surrogatepass")
 
     def is_cut(self, shape: int) -> bool:
-        """Whether lines of a shape go on differently."""
+        """Whether lines of a shape continue differently."""
         return bool(self.hashes[shape] & CUT)
 
     def example(self, shape: int) -> str:
@@ -262,7 +260,7 @@ class Burst:
         return self.line(int(self._scanned.first_of[shape]))
 
     def _whole(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Values of numbers, int64, and how many digits they have; wrong for more than 15."""
+        """Values of numbers, int64, and their number of digits; wrong above 15 digits."""
         return self._scanned.values[numbers], self._lengths[numbers]
 
     def _places(self, rows: np.ndarray, place: Place) -> np.ndarray:
@@ -275,7 +273,7 @@ class Burst:
         return self._ends[numbers] + after - (self._lengths[numbers] if after < 0 else 0)
 
     def times(self, reading: Reading, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Microseconds of lines, -1 without a time, and which lines have one as it has to be."""
+        """Microseconds of lines, -1 without a time, and which lines have a valid one."""
         if reading.time is None:
             return np.full(len(rows), -1), np.ones(len(rows), bool)
         first = self._first[rows] + reading.time
@@ -289,8 +287,8 @@ class Burst:
         return us, is_good
 
     def columns(self, reading: Reading, rows: np.ndarray) -> tuple[list[Any], np.ndarray]:
-        """Values of lines by columns, and which lines have none out of range. Columns are the time
-        in microseconds, and arrays of whole or decimal numbers, texts, or None."""
+        """Values of lines by column, and which lines are in range. Columns are the time in
+        microseconds, and arrays of integers or decimals, texts, or None."""
         us, is_good = self.times(reading, rows)
         first = self._first[rows]
         found: list[Any] = [None if reading.time is None else us]
@@ -321,13 +319,13 @@ class Burst:
 
     @cached_property
     def _ascii(self) -> str | None:
-        """All lines, if each character is a byte."""
+        """All lines as text, if they are ASCII."""
         return self._data.decode("ascii") if self._data.isascii() else None
 
     def streams(
         self, reading: Reading, rows: np.ndarray, name: Callable[[str], str]
     ) -> tuple[list[str], np.ndarray]:
-        """Servers, and which of them each line is of. name: of a prefix."""
+        """Servers, and the index of each line's server. name: identifies a server by prefix."""
         n_numbers, end = reading.prefix
         of = np.zeros(len(rows), np.int64)
         if not n_numbers:
@@ -364,8 +362,7 @@ class Burst:
         is_good: np.ndarray,
         streams: tuple[list[str], np.ndarray],
     ) -> Iterator[tuple[int, tuple[Any, ...]]]:
-        """Number and values of each line that has none out of range: server, time in microseconds
-        and columns."""
+        """Number and values of each line in range: server, time in microseconds and columns."""
         parts = [repeat(None) if one is None else one.tolist() for one in columns]
         names, which = streams
         of = repeat(*names) if len(names) == 1 else map(names.__getitem__, which.tolist())
@@ -374,10 +371,10 @@ class Burst:
 
 
 def _inner_ends(data: bytes) -> list[int]:
-    """Where line ends are that are the text of a token."""
+    """Places of line ends that are a token's text."""
     found: list[int] = []
     if b"next token" not in data and b"draft candidate" not in data:
-        return found  # these are found in a tenth of the time
+        return found  # a tenth of the time of searching for them
     at = data.find(b"\n'\n")
     while at >= 0:
         end = at
@@ -390,7 +387,7 @@ def _inner_ends(data: bytes) -> list[int]:
 
 
 def _without(data: bytes, places: list[int]) -> bytes:
-    """A text with other characters in some places."""
+    """A text with characters replaced at some places."""
     if not places:
         return data
     found = bytearray(data)
@@ -400,39 +397,40 @@ def _without(data: bytes, places: list[int]) -> bytes:
 
 
 class LogTexts:
-    """Parts of a text that are cut out when they are asked for: from each begin to its end."""
+    """Parts of a text, sliced on access: from each start to its end."""
 
     def __init__(self, of: str | bytes, begins: np.ndarray, ends: np.ndarray) -> None:
         self._of, self._begins, self._ends = of, begins, ends
 
     def blank(self, n: int) -> LogTexts:
-        """n parts that are empty."""
+        """n empty parts."""
         return LogTexts(self._of, np.zeros(n, np.int64), np.zeros(n, np.int64))
 
     def put(self, rows: np.ndarray, others: LogTexts) -> None:
-        """Others of the same text in the places of some."""
+        """Replace some parts by others of the same text."""
         self._begins[rows], self._ends[rows] = others._begins, others._ends
 
     def __getitem__(self, at: Any) -> Any:
-        """One of them, or for a slice or an array those."""
+        """One part, or a selection for a slice or an array."""
         if isinstance(at, (slice, np.ndarray)):
             return LogTexts(self._of, self._begins[at], self._ends[at])
         return self[at : at + 1].tolist()[0]
 
     def tolist(self) -> list[str]:
-        """All of them."""
+        """All parts as strings."""
         parts, of = map(slice, self._begins.tolist(), self._ends.tolist()), self._of
         found: Any = map(of.__getitem__, parts)
         if isinstance(of, str):
             return list(found)
         if not len(self._begins):
             return []
-        # no text has both where it ends a line
+        # no text contains both at a line end
         return b"\0\n".join(found).decode("utf-8", "replace").split("\0\n")
 
 
 def _groups(keys: np.ndarray) -> tuple[list[int], np.ndarray]:
-    """Of equal columns of keys, int64 [m, n]: the first of each group, and whose each column is."""
+    """Equal columns of keys, int64 [m, n]: the first of each group, and the group of each
+    column."""
     keys = keys[(keys != keys[:, :1]).any(1)]
     of = np.zeros(keys.shape[1], np.int64)
     first, left = [0], np.flatnonzero((keys != keys[:, :1]).any(0))
@@ -452,7 +450,7 @@ def _groups(keys: np.ndarray) -> tuple[list[int], np.ndarray]:
 
 
 def _telling(prefix: str, name: Callable[[str], str]) -> list[int]:
-    """The numbers of a prefix with which its server has another name."""
+    """The numbers in a prefix that identify its server."""
     found, here = [], name(prefix)
     for i, number in enumerate(re.finditer(r"[0-9]+", prefix)):
         other = number[0].translate(_OTHER_DIGITS)

@@ -1,5 +1,5 @@
-"""Text of a log, out of what it came in: UTF-16, JSON around each line, colours of a terminal; and
-rows of a table, out of HTML, BBCode and LaTeX."""
+"""Decoding of log text: UTF-16, JSON around each line, terminal colours; and table rows from HTML,
+BBCode and LaTeX."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ _ESCAPES = re.compile(
     r"(?:\x1b|#033|\^\[|\\(?:x1[bB]|033|u001[bB]|e))\[[0-9;?]{0,20}[A-Za-z]|\[[0-9;]{1,12}m"
 )
 _MOST_OTHERS = 8
-"""Bytes of a log for each that is not ASCII, with which it is worth to look for these."""
+"""Bytes of a log per non-ASCII one, above which searching for these pays."""
 _NEXT_CELL = re.compile(r"(?:</t[dh]>|<tr[^>]{0,200}>)\s{0,200}<t[dh][^>]{0,200}>")
 _COLUMNS = re.compile(r"<t[dh][^>]{0,200}\bcolspan=\W?(\d)\b[^>]{0,200}>[^<]{0,2000}</t[dh]>")
 _ROWS = re.compile(
     r"(<tr[^>]{0,200}>\s{0,200}<t[dh][^>]{0,200}\browspan=\W?2\b.{0,9999}?<tr[^>]{0,200}>)",
     re.DOTALL,
 )
-"""A cell of several columns, and a first one of two rows."""
+"""A cell spanning several columns, and a first cell spanning two rows."""
 _BBCODE = re.compile(r"\[(/?)(table|tr|t[dh])[^\]\n]{0,40}\]")
 _LATEX_RULE = re.compile(r"(?m)^\\[a-z]{1,20}(?:[{\[(][^&\n]{0,200})?\n")
 _LATEX = re.compile(r"(?m)^([^&\n]{0,200}&.{0,2000}?)\\\\.{0,80}$")
 _BROKEN_ROW = re.compile(r"\|[ \t]{0,9}\n(?=[^|\n]{1,200}\|[ \t]{0,9}$)", re.MULTILINE)
-"""Where the next cell of a row is in the next line."""
+"""Where the next cell of a row is on the next line."""
 _ROW_END, _TAG = re.compile(r"</t[dh]>\s{0,200}</tr>\s{0,200}"), re.compile(r"<[^>]{1,200}>")
 _UNBROKEN = re.compile(r"^[^'\n]+", re.MULTILINE)
-"""What comes before the text of a token."""
+"""What precedes the text of a token."""
 
 
 class _Wrapped(msgspec.Struct):
-    """A line of JSON that holds a line of a log: `--log-jsonl`, docker's files, journalctl, old
-    builds of llama-server, Loki, Google's and OpenTelemetry's collectors, Splunk."""
+    """A JSON line that contains a log line: `--log-jsonl`, docker's files, journalctl, old builds
+    of llama-server, Loki, Google's and OpenTelemetry's collectors, Splunk."""
 
     msg: object = None
     log: object = None
@@ -56,16 +56,16 @@ class _Wrapped(msgspec.Struct):
 
 
 _N_TEXTS = 8
-"""The first fields, any of which may be the line."""
+"""Number of leading fields that may hold the line."""
 
 
 def unwrapped(line: str) -> tuple[str, str, int | None] | None:
-    """Text, server and time in microseconds of a line of JSON; no text where it holds none. None
-    for what is not an object."""
+    """Text, server and time in microseconds of a JSON line; no text if it contains none. None if it
+    is not an object."""
     if (found := quick_json(line, _Wrapped)) is None:
         return None
     text = next((one for one in astuple(found)[:_N_TEXTS] if isinstance(one, str)), "")
-    if not text and isinstance(found.MESSAGE, list):  # of journalctl, where a text has colours
+    if not text and isinstance(found.MESSAGE, list):  # journalctl's form of a text with colours
         try:
             text = without_colours(bytes(found.MESSAGE).decode("utf-8", "replace"))
         except (TypeError, ValueError):
@@ -78,27 +78,27 @@ def unwrapped(line: str) -> tuple[str, str, int | None] | None:
 
 
 def without_colours(text: str) -> str:
-    """A text without the escapes of a terminal, also where they were copied as text, and with the
-    spaces that a page in a browser has made unbreakable, but for those that a token may have."""
+    """A text without terminal escapes, also those copied as text, and without a browser's
+    non-breaking spaces, except those of tokens."""
     if "\xa0" in text:
         text = _UNBROKEN.sub(lambda found: found[0].replace("\xa0", " "), text)
-    # all that is coloured is reset somewhere
+    # everything coloured is reset somewhere
     return _ESCAPES.sub("", text) if "\x1b" in text or "[0m" in text else text
 
 
 def encoded(text: str) -> bytes:
-    """A text as `decoded` takes it."""
+    """A text in the form that `decoded` takes."""
     return text.encode("utf-8", "surrogatepass")
 
 
 def decoded(data: bytes) -> str:
-    """UTF-8 as text, also that of half a pair, which a text may have."""
+    """UTF-8 as text, including lone surrogates."""
     return data.decode("utf-8", "surrogatepass")
 
 
 def utf8_of(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Bytes of a file as UTF-8, no piece of it cut inside a character: UTF-16, as PowerShell writes
-    it, in other bytes, and what is neither as what stands for it."""
+    """A file's bytes as UTF-8, in whole characters: UTF-16 (from PowerShell) is converted, invalid
+    bytes are replaced."""
     decoder, rest = None, b""
     for piece in chain(pieces, [b""]):
         if decoder is None:
@@ -121,8 +121,8 @@ def utf8_of(pieces: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _of_characters(data: bytes) -> bytes:
-    """The bytes that are not ASCII, with one that is between those that do not follow each other:
-    UTF-8 if the whole is. All of them where they are many."""
+    """The non-ASCII bytes, with a separator between non-adjacent ones: UTF-8 if the whole is.
+    Returns all bytes if they are many."""
     is_other = np.frombuffer(data, np.int8) < 0
     if _MOST_OTHERS * np.count_nonzero(is_other) > len(data):
         return data
@@ -135,7 +135,7 @@ def _of_characters(data: bytes) -> bytes:
 
 
 def n_open(data: bytes) -> int:
-    """Bytes of a character at the end that goes on."""
+    """Bytes of an incomplete character at the end."""
     for n, byte in enumerate(reversed(data[-3:]), 1):
         if byte >= 0xC0:
             return n if n < 2 + (byte >= 0xE0) + (byte >= 0xF0) else 0
@@ -150,7 +150,7 @@ def texts_of(pieces: Iterable[bytes]) -> Iterator[str]:
 
 
 def rows_with_bars(text: str) -> str:
-    """A text with bars between the cells of a table that is in HTML, BBCode or LaTeX."""
+    """A text with bars between the cells of an HTML, BBCode or LaTeX table."""
     text = _BBCODE.sub(r"<\1\2>", text) if "[td]" in text else text
     if "\\\\" in text:
         text = _LATEX_RULE.sub("", text)

@@ -1,5 +1,5 @@
-"""Words of llama-server's log, of builds of two years and of ik_llama.cpp: what one message says,
-by name, with the places of its values."""
+"""Wordings of llama-server's log, of builds of two years and of ik_llama.cpp: the meaning of a
+message, by name, with the places of its values."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from engine.foreign import (
 )
 
 Value: TypeAlias = tuple[int, int, float | None]
-"""Begin and end in the message, begin -1 for what is not there, and what it is at most: an int of a
-whole number, a float of a decimal one, None of a text."""
+"""Start and end in the message, start -1 if absent, and the maximum: int for an integer, float for
+a decimal, None for a text."""
 NOTHING: Value = (-1, -1, None)
 Saying: TypeAlias = tuple[str, str, tuple[Value, ...]]
-"""What a message says (a method of `ServerState`), of which kind, and its values."""
+"""The meaning of a message (a method of `ServerState`), its kind, and its values."""
 
-# In none of these may what is repeated begin in several places of a text and run to its end: gaps
-# are bounded, and what ends a text is looked for from its end.
+# Regular expressions without ambiguous repetition: gaps are bounded, and the end of a text is
+# searched from its end.
 SLOT = re.compile(r"slot .{1,33}?: id {1,40}+(\d{1,9}) \| task (-?\d{1,10}) \| ?")
 IDS = re.compile(r"\bid_slot=(\d{1,9}) id_task=(\d{1,10})\b")
 CANDIDATE = re.compile(
@@ -70,7 +70,7 @@ _STATISTICS = re.compile(
     r"(?:.{0,60}?#acc rate/pos\s{0,40}+=\s{0,40}+\(([\d., ]{1,8192})\))?"
 )
 _SELECTED = re.compile(
-    r"selected slot by (LCP similarity|LRU)(?:, (?:f_)?sim_best = ([\d.]+)"
+    r"^selected slot by (LCP similarity|LRU)(?:, (?:f_)?sim_best = ([\d.]+)"
     r"(?: \((\d+)/\d+\))?(?:.{0,40}?f_keep = ([\d.]+))?)?"
 )
 _COMMON = re.compile(
@@ -78,17 +78,16 @@ _COMMON = re.compile(
     r"(?:, n_swa = (\d+))?"
 )
 _CHECKPOINT = re.compile(
-    r"(created|restored|erased|erasing) .{0,200}?"
+    r"^(created(?= context)|restored(?= context)|erased(?= inval)|erasing(?= old)) .{0,200}?"
     r"\(pos_min = -?\d+, pos_max = (?:-\d+|(\d+))(?:.{0,30}? n_tokens = (\d+))?"
-    r"(?:, n_swa = (\d+))?"
+    r"(?:, n_swa = (\d+))?(?:.{0,200}?size = ([\d.]+) MiB)?"
 )
-_CACHE = re.compile(r"={3,20} Cache: cache_size = (\d+), n_past =\s{0,9}(\d+)")
+_CACHE = re.compile(r"^={3,20} Cache: cache_size = (\d+), n_past =\s{0,9}(\d+)")
 _LOOKED_AT = re.compile(r"[Cc]hecking checkpoint with \[(\d+), (\d+)\] against (\d+)")
 _ADAPTED = re.compile(
     r"adaptive (?!seq )[a-z][\w-]{0,20}(?: (?!seq )[a-z][\w-]{0,20}){0,2}"
     r"(?: seq (\d{1,9}))?\s{0,8}+[:=]?\s{0,8}+(\d{1,9}) -> (\d{1,9})"
 )
-_SIZE = re.compile(r"size = ([\d.]+) MiB")
 _RELEASED = re.compile(r"^stop processing(?:: n_(?:tokens|past) = (\d+), truncated = (\d))?")
 MODEL = re.compile(r"load_model: loading model '([^']{1,4096})'")
 BUILD = re.compile(r"build(?:_info)?\s*[:=]\s*(\S{1,200})")
@@ -104,14 +103,16 @@ _LAUNCH = re.compile(
 _OF_LAUNCH = "freq_", "file size", " K (", "- n_max=", "peculati"
 START = re.compile(r"llama_server: initializing|build: \d|main: server is listening")
 CHUNK = "http: streamed chunk: data: "
-"""Comes before what a server sends to a client, in which nothing is read."""
-LOOKS_LIKE = re.compile(
+"""Precedes data sent to a client, which is not parsed."""
+_LOOKS_LIKE = re.compile(
     r"(?:^|\| )(?:n_gen|n_decoded) =|accepted\s{1,4}\d+/"
-    r"|draft acceptance(?: rates?)?+(?! [a-z]{2}|[.,;)])"  # as a person may write of it
+    r"|draft acceptance(?: rates?)?+(?! [a-z]{2}|[.,;)])"  # as a person may write about it
     r"|eval time\s{0,5}=|#gen drafts|draft candidate"
 )
-"""What no line of a server has that says nothing of rounds and sums."""
+"""Never occurs in a server's lines without rounds and sums."""
 _OF_LOOKS = "n_gen =", "n_decoded =", "accepted ", "draft ", "eval time", "#gen "
+_MOST_LOOKED_AT = 200
+"""Characters of a message that are examined."""
 _MARKS = {
     "max possible draft": "draft",
     "n_batch (effective)": "verify",
@@ -125,12 +126,12 @@ _SIGNS = re.compile(
 )
 _OF_SIGNS = "| task ", "llama_server: ", "eval time", "draft acceptance", ": #calls", "draft candid"
 _STAMP = re.compile(r"\.\d\d\.\d{3}\.\d{3} [IWEDC] ")
-"""One of these is in what _SIGNS finds, and far sooner known of a large text."""
+"""One of these occurs in every match of _SIGNS, and is found far faster in a large text."""
 
 
 def launch_saying(message: str) -> dict[str, str]:
-    """What a message says of how a server was started: RoPE, how large files are, types of cache
-    cells, limits of drafts and why it does not draft, by name."""
+    """Launch settings in a message: RoPE, file sizes, types of cache cells, draft limits and why it
+    does not draft, by name."""
     if not any(map(message.__contains__, _OF_LAUNCH)):
         return {}
     found = _LAUNCH.search(message)
@@ -141,18 +142,19 @@ def launch_saying(message: str) -> dict[str, str]:
 
 
 def has_entries(text: str) -> bool:
-    """Whether a text has what only a llama-server's log has."""
+    """Whether a text has entries that only a llama-server's log has."""
     may_have = any(map(text.__contains__, _OF_SIGNS)) or _STAMP.search(text) is not None
     return may_have and _SIGNS.search(text) is not None
 
 
-def may_look_like(message: str) -> bool:
-    """Whether a message has a word that one has that LOOKS_LIKE finds."""
-    return any(map(message.__contains__, _OF_LOOKS))
+def looks_like_sums(message: str) -> bool:
+    """Whether a message starts like those of rounds or sums."""
+    may_be = any(map(message.__contains__, _OF_LOOKS))
+    return may_be and _LOOKS_LIKE.search(message, 0, _MOST_LOOKED_AT) is not None
 
 
 def values_of(said: str, values: tuple[Value, ...]) -> list[Any]:
-    """The values of a message, None for what is not there. Raises OutOfRangeError."""
+    """The values of a message, None for absent ones. Raises OutOfRangeError."""
     return [
         None
         if begin < 0
@@ -166,7 +168,7 @@ def values_of(said: str, values: tuple[Value, ...]) -> list[Any]:
 
 
 def slot_saying(said: str) -> Saying | None:
-    """What a message of a slot says, without its head; None for nothing that is read."""
+    """The meaning of a slot's message, without its head; None if it is not read."""
     if said.startswith(("n_gen", "n_decoded")):
         found = TOKEN.search(said) if said.rstrip().endswith("'") else None
         if found is not None and said[found.end() :].strip():
@@ -180,33 +182,16 @@ def slot_saying(said: str) -> Saying | None:
             kind = "restores" if found[3] else "again" if found[4] else ""
             return "accepted", kind, _values(found, LONGEST_DRAFT, LONGEST_DRAFT)
         return None
-    for word, name, pattern, mosts in _OF_SLOT:
-        if word in said and (found := pattern.search(said)) is not None:
-            return name, "", _values(found, *mosts)
-    if said.startswith(("created context", "restored context", "erased inval", "erasing old")):
-        found, size = _CHECKPOINT.match(said), _SIZE.search(said)
-        if found is None:
-            return None
-        n_bytes = NOTHING if size is None else (*size.span(1), float(1 << 30))
-        places = tuple((*found.span(i), MOST_TOKENS) for i in (2, 3, 4))
-        return "checkpoint", found[1], (*places, n_bytes)
-    if (adapted := _adapted(said)) is not None:
-        return adapted
-    if said.startswith("forcing full"):
-        return "forced", "", ()
-    return _sums(said) or _mark(said)
+    return _listed(said, _OF_SLOT) or _sums(said) or _mark(said)
 
 
 def free_slot_saying(said: str) -> Saying | None:
-    """What a message of a slot without a task says."""
-    if said.startswith("selected slot by") and (found := _SELECTED.match(said)) is not None:
-        mosts = None, LONGEST_PART_MS, MOST_TOKENS, LONGEST_PART_MS
-        return "selected", "", _values(found, *mosts)
-    return _mark(said)
+    """The meaning of a message of a slot without a task."""
+    return _listed(said, _OF_FREE_SLOT) or _mark(said)
 
 
 def candidate_saying(message: str) -> Saying | None:
-    """What a message says of one token that a drafter looked at."""
+    """The meaning of a message about a drafter's candidate."""
     if (found := CANDIDATE.search(message)) is None:
         return None
     text = found.end(), len(message.rstrip()) - 1, None
@@ -215,25 +200,17 @@ def candidate_saying(message: str) -> Saying | None:
 
 
 def server_saying(message: str) -> Saying | None:
-    """What a message of no slot says of rounds and sums."""
-    if "called impl" in message and (found := _IMPL.search(message)) is not None:
-        return "impl", "", _values(found, None, COUNT, COUNT)
-    if "statistics" in message and "#calls" in message:
-        found = _STATISTICS.search(message)
-        mosts = None, COUNT, COUNT, COUNT, None
-        return ("statistics", "", _values(found, *mosts)) if found else None
-    if (adapted := _adapted(message)) is not None:
-        return adapted
-    if message.startswith("====") and (found := _CACHE.match(message)) is not None:
-        return "cache", "", _values(found, MOST_TOKENS, MOST_TOKENS)
+    """The meaning of a message without a slot, about rounds and sums."""
+    if (saying := _listed(message, _OF_SERVER)) is not None:
+        return saying
     if (saying := _sums(message)) is not None:
         return "bare", saying[0], saying[2]
     return _mark(message)
 
 
 def is_open(message: str) -> bool:
-    """Whether the text of a token may go on in the next line: no quote ends it, or one that it may
-    begin with."""
+    """Whether a token's text may continue on the next line: no quote ends it, or one that it may
+    start with."""
     found = TOKEN.search(message) or CANDIDATE.search(message)
     text = message[found.end() :].rstrip() if found is not None else "'"
     return found is not None and (text == "'" or not text.endswith("'"))
@@ -243,7 +220,10 @@ def _values(found: re.Match[str], *mosts: float | None) -> tuple[Value, ...]:
     return tuple((*found.span(i), most) for i, most in enumerate(mosts, 1))
 
 
-_OF_SLOT: tuple[tuple[str, str, re.Pattern[str], tuple[float | None, ...]], ...] = (
+_Listed: TypeAlias = tuple[tuple[str, str, re.Pattern[str], tuple[float | None, ...]], ...]
+"""Messages by a word in each: name, pattern, and maxima of the values."""
+_ADAPTED_ROW = "adaptive ", "adapted", _ADAPTED, (COUNT, LONGEST_DRAFT, LONGEST_DRAFT)
+_OF_SLOT: _Listed = (
     ("generate_draft", "generated", _GENERATE, (COUNT, LONGEST_DRAFT, MOST_TOKENS)),
     ("add accepted", "added", _ADDED, (LONGEST_DRAFT + 1, LONGEST_DRAFT)),
     ("slot decode", "decoded", _DECODE, (MOST_TOKENS,)),
@@ -257,13 +237,26 @@ _OF_SLOT: tuple[tuple[str, str, re.Pattern[str], tuple[float | None, ...]], ...]
     ("cking ch", "looked_back", _LOOKED_AT, (MOST_TOKENS, MOST_TOKENS, MOST_TOKENS)),
     ("stop processing", "released", _RELEASED, (MOST_TOKENS, 9)),
     ("released |", "released", re.compile(r"slot released .{0,300}n_cache_tokens=(\d+)"), (COUNT,)),
+    ("pos_max", "checkpoint", _CHECKPOINT, (None, *(MOST_TOKENS,) * 3, float(1 << 30))),
+    _ADAPTED_ROW,
+    ("forcing", "forced", re.compile("^forcing full"), ()),
+)
+_OF_FREE_SLOT: _Listed = (
+    ("selected", "selected", _SELECTED, (None, LONGEST_PART_MS, MOST_TOKENS, LONGEST_PART_MS)),
+)
+_OF_SERVER: _Listed = (
+    ("called impl", "impl", _IMPL, (None, COUNT, COUNT)),
+    ("#calls", "statistics", _STATISTICS, (None, COUNT, COUNT, COUNT, None)),
+    _ADAPTED_ROW,
+    ("Cache: ", "cache", _CACHE, (MOST_TOKENS, MOST_TOKENS)),
 )
 
 
-def _adapted(said: str) -> Saying | None:
-    """The longest draft of a slot is another from here on."""
-    found = _ADAPTED.search(said) if "adaptive " in said else None
-    return ("adapted", "", _values(found, COUNT, LONGEST_DRAFT, LONGEST_DRAFT)) if found else None
+def _listed(said: str, listed: _Listed) -> Saying | None:
+    for word, name, pattern, mosts in listed:
+        if word in said and (found := pattern.search(said)) is not None:
+            return name, "", _values(found, *mosts)
+    return None
 
 
 def _sums(said: str) -> Saying | None:
@@ -285,12 +278,12 @@ def _sums(said: str) -> Saying | None:
 
 
 def _mark(message: str) -> Saying | None:
-    """An entry that begins or ends a phase."""
+    """An entry that starts or ends a phase."""
     if message.endswith("update slots"):
         return "mark", "update", ()
     return next((("mark", name, ()) for word, name in _MARKS.items() if word in message), None)
 
 
 def file_name(path: str) -> str:
-    """The last part of a path of any system."""
+    """The last component of a path of any system."""
     return re.split(r"[\\/]", path)[-1]

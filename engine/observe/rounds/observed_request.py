@@ -1,5 +1,4 @@
-"""One request to a server: what was sent, and its reply, whose events are read out of bytes cut
-anywhere."""
+"""One observed request and its reply, whose events are parsed from bytes cut anywhere."""
 
 from __future__ import annotations
 
@@ -9,28 +8,29 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, groupby, repeat
 from typing import Any
 
+from engine.foreign import is_whole
 from engine.observe.rounds.answer import Answer, RequestRun
 from engine.observe.rounds.kept_requests import as_fact, asked_facts, n_answers_asked, stop_of
 from engine.observe.rounds.stream import Chunk, Timings, UnreadableError, chunks, read_json
 from engine.observe.rounds.stream_rounds import ContradictionError, additions
 
 MOST_LINE_BYTES = 16 << 20
-"""A longer line, or a longer reply in one piece, is not read."""
+"""Longer lines, or longer replies in one piece, are not read."""
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 _MOST_COUNTING = 16
 _NO_DATA = (b"", b"[DONE]", b"null")
 _FEWEST = 2
-"""Events among which none is between two others."""
+"""Number of events up to which they are split individually."""
 
 
 class EventReader:
-    """A stream of server-sent events or of lines of JSON, or a JSON reply in one piece.
+    """A stream of server-sent events or of JSON lines, or a JSON reply in one piece.
 
-    n_events: events with data that came as a whole; neither comments nor pings count.
+    n_events: complete events with data; neither comments nor pings count.
     """
 
     def __init__(self, content_type: str = "") -> None:
-        """content_type: of the reply; where it is empty the first bytes decide."""
+        """content_type: of the reply; if empty, the first bytes decide."""
         self.n_events = 0
         self._parts: list[bytes] = []
         self._n_rest = self._n_event = 0
@@ -43,7 +43,8 @@ class EventReader:
             self._is_stream = False
 
     def feed(self, piece: bytes) -> Iterator[Chunk]:
-        """The chunks that these bytes complete. Raises UnreadableError, after those before it."""
+        """The chunks completed by these bytes. Raises UnreadableError, after yielding those before
+        it."""
         if self._is_stream is None and (start := piece.lstrip()):
             self._is_stream = not start.startswith((b"{", b"["))
         is_held = bool(self._parts) and self._parts[-1].endswith(b"\r")
@@ -85,7 +86,7 @@ class EventReader:
             raise UnreadableError(f"sent a line of more than {MOST_LINE_BYTES >> 20} MiB")
 
     def end(self) -> Iterator[Chunk]:
-        """The reply is over: what the last bytes say, if they are complete."""
+        """End of the reply: the chunks of the last bytes, if complete."""
         data = b"".join(self._parts)
         self._parts, self._n_rest = [], 0
         if self._is_stream is False:
@@ -98,7 +99,7 @@ class EventReader:
             yield from _chunks(self._event())
 
     def _fields(self, lines: bytes) -> Iterator[bytes]:
-        """What lines say of which the last is not blank."""
+        """Data of lines of which the last is not blank."""
         for line in lines.split(b"\n"):
             if line:
                 self._field(line if self.n_events else line.removeprefix(b"\xef\xbb\xbf"))
@@ -106,7 +107,7 @@ class EventReader:
                 yield from self._event()
 
     def _field(self, line: bytes) -> None:
-        """A line of an event. Only its data matter (HTML standard, 9.2.6)."""
+        """Add a line of an event. Only data fields matter (HTML standard, 9.2.6)."""
         self._n_event += len(line)
         if self._n_event > MOST_LINE_BYTES:
             raise UnreadableError(f"sent an event of more than {MOST_LINE_BYTES >> 20} MiB")
@@ -115,7 +116,7 @@ class EventReader:
             self._data.append(value.removeprefix(b" "))
 
     def _event(self) -> list[bytes]:
-        """A blank line: the event is complete. What it says, if it says something."""
+        """A blank line ends an event. Returns its data, if any."""
         data, self._data, self._n_event = self._data, [], 0
         self.n_events += bool(data)
         text = b"\n".join(data)
@@ -123,7 +124,7 @@ class EventReader:
 
 
 def _chunks(events: Sequence[bytes]) -> Iterator[Chunk]:
-    """What events of a stream say, one after another. Raises UnreadableError."""
+    """The chunks of a stream's events, in sequence. Raises UnreadableError."""
     texts = [event.decode("utf-8", "replace") for event in events]
     of_each = additions(texts) if len(texts) > _FEWEST else zip(texts, repeat(None))
     for is_addition, some in groupby(of_each, lambda one: one[1] is not None):
@@ -134,7 +135,7 @@ def _chunks(events: Sequence[bytes]) -> Iterator[Chunk]:
 
 
 class ObservedRequest:
-    """One request within a run, and so one sequence or, for several prompts, several of them.
+    """One request of a run: one sequence, or several for several prompts.
 
     Times are milliseconds since the run began, on this machine's clock.
     """
@@ -147,10 +148,10 @@ class ObservedRequest:
         self._reader = EventReader()
         self._status: int | None = None
         self.is_over = False
-        """Whether the reply has ended, or is not read any further."""
+        """Whether the reply has ended, or is no longer read."""
         self._answers: list[Answer] = []
         self._counting: list[Mapping[str, Any]] = []
-        """Events that may have counts of another engine."""
+        """Events that may contain another engine's counts."""
         self.known: dict[str, Any] = {
             "number": number,
             "path": path,
@@ -173,37 +174,37 @@ class ObservedRequest:
 
     @property
     def text(self) -> str:
-        """What was generated so far."""
+        """The text generated so far."""
         return "\n".join(self.texts)
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The same of each answer, as `seq_ids`."""
+        """The same for each answer, as `seq_ids`."""
         return tuple("".join(answer.texts) for answer in self._answers)
 
     @property
     def first_texts(self) -> Sequence[str]:
-        """The pieces of the first answer; they become more."""
+        """The pieces of the first answer; the list grows."""
         return self._answers[0].texts if self._answers else ()
 
     @property
     def told(self) -> tuple[Timings | None, ...]:
-        """The server's own counters by index of the reply, as it sent them last."""
+        """The server's latest counters, by index of the reply."""
         return tuple(answer.told for answer in self._answers)
 
     @property
     def n_events(self) -> int:
-        """Events that came as a whole."""
+        """Complete events."""
         return self._reader.n_events
 
     @property
     def is_complete(self) -> bool:
-        """Whether every answer that was asked for has had its last event."""
+        """Whether every requested answer has had its last event."""
         n_last = sum(answer.is_last for answer in self._answers)
         return n_last >= max(len(self._answers), n_answers_asked(self._body))
 
     def head(self, status: int, headers: Mapping[str, str], at_ms: float) -> None:
-        """The reply began. headers: of the reply."""
+        """Start of the reply. headers: of the reply."""
         kinds = [value for name, value in headers.items() if name.lower() == "content-type"]
         self._reader = EventReader(kinds[0] if kinds else "")
         self._status = status
@@ -213,7 +214,7 @@ class ObservedRequest:
             self._raw.content_type = kinds[0] if kinds else ""
 
     def data(self, piece: bytes, at_ms: float) -> None:
-        """A piece of the reply's body, cut anywhere. Never raises for what a server may send."""
+        """Add a piece of the reply's body, cut anywhere. Never raises for server data."""
         if self.is_over:
             return
         if self._raw is not None and self._run.raw is not None:
@@ -222,12 +223,12 @@ class ObservedRequest:
         self._run.release(at_ms)
 
     def events(self, events: Iterable[Any], at_ms: float) -> None:
-        """Events of the reply that were read before. Never raises for what a server may send."""
+        """Add events of the reply that were parsed before. Never raises for server data."""
         if not self.is_over:
             self._take_all(chain.from_iterable(map(chunks, events)), at_ms)
 
     def _take_all(self, read: Iterable[Chunk], at_ms: float) -> bool:
-        """False where the server wrote what cannot be read."""
+        """False if the server sent something unreadable."""
         try:
             for chunk in read:
                 self._take(chunk, at_ms)
@@ -237,7 +238,7 @@ class ObservedRequest:
         return True
 
     def done(self, at_ms: float) -> None:
-        """The reply ended by itself."""
+        """The reply ended normally."""
         if self.is_over or not self._take_all(self._reader.end(), at_ms):
             return
         if self._status is not None and self._status >= 400:
@@ -259,7 +260,7 @@ class ObservedRequest:
         self._end(at_ms)
 
     def left(self, at_ms: float) -> None:
-        """The client has left, or its request was ended here: no fault of the server."""
+        """The client left, or the request was ended here: not the server's fault."""
         if self.is_over:
             return
         if self._raw is not None:
@@ -269,18 +270,18 @@ class ObservedRequest:
         self._end(at_ms)
 
     def learn(self, **facts: Any) -> None:
-        """Add to what is known of the request, and so of each of its sequences."""
+        """Add facts of the request to each of its sequences."""
         self.known.update(facts)
         for answer in self._answers:
             answer.known.update(facts)
 
     def _fail(self, error: str) -> None:
-        """The first error counts."""
+        """Note an error; the first one counts."""
         if "error" not in self.known:
             self.learn(error=error)
 
     def _cut(self, reason: str) -> bool:
-        """Whether answers were not complete, and then for what reason."""
+        """If answers are incomplete, note the reason; returns whether they were."""
         cut = [one for one in self._answers if not (one.is_last or one.is_broken)]
         if cut:
             self._fail(reason)
@@ -303,7 +304,7 @@ class ObservedRequest:
         self._run.release(at_ms)
 
     def _count(self) -> None:
-        """What a reply without timings says of its tokens and of speculation."""
+        """Read tokens and speculation counts of a reply without timings."""
         plain, answers = self._run.plain, self._answers
         if plain is None or any(one.told is not None for one in answers):
             return
@@ -361,7 +362,7 @@ class ObservedRequest:
         )
 
     def _refuse(self, rule: str, message: str, at_ms: float) -> None:
-        """The reply is not read any further; what came before stays."""
+        """Stop reading the reply; what came before stays."""
         self._fail(f"{message}.")
         for answer in self._answers:
             if not answer.is_last:
@@ -378,6 +379,8 @@ class ObservedRequest:
         for name in ("generation_settings", "stop_type", "stopping_word", "system_fingerprint"):
             if name in final:
                 answer.known[name] = as_fact(final[name])
+        if is_whole(slot := final.get("id_slot")):
+            answer.known["slot"] = slot
         settings = final.get("generation_settings")
         if isinstance(settings, dict):
             types = settings.get("speculative.types")

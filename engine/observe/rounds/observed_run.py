@@ -1,7 +1,7 @@
-"""What was sent to a server and what came back becomes one run of a trace.
+"""An observed server's requests and replies as a run of a trace.
 
-Live clients, the proxy and files of captures all write through here: bytes go in as they arrived,
-rows of rounds come out once they are settled. What a server does not report stays empty.
+Live clients, the proxy and capture files all write through here: bytes go in as they arrived, rows
+of rounds come out once they are settled. What a server does not report stays empty.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ Attachment = Literal["ask", "proxy", "log", "light-log", "record"]
 
 LLAMA_SERVER = "llama-server"
 OTHER_ENGINES = {"vllm", "sglang", "tensorrt-llm", "ollama", "lm-studio", "llama-swap", "openai"}
-"""Engines of servers that are not llama-server; openai is one that does not say which it is."""
+"""Engines of servers other than llama-server; openai is one that does not identify itself."""
 _PATIENCE_MS = 2000.0
-"""So long a settled row waits for others that may have ended earlier."""
+"""Time that a settled row waits for others that may have ended earlier, ms."""
 _MOST_NAMED = 16
 
 
 @dataclass(frozen=True)
 class ServerFacts:
     """What is known of a server before the first request. props, models: its replies to /props and
-    /v1/models as they came, empty where it gave none; of a server with several models, what it says
-    of the one in use. model: its name, where requests have to name it. about: a sentence on how it
-    was chosen. end_token: its id and bytes, as far as known. No keys, no headers of requests."""
+    /v1/models, empty if it gave none; with several models, for the one in use. model: its name, if
+    requests must name it. about: a sentence on how it was chosen. end_token: its id and bytes, as
+    far as known. No keys, no request headers."""
 
     address: str
     engine: str = LLAMA_SERVER
@@ -67,12 +67,12 @@ class ServerFacts:
 
     @property
     def is_llama_server(self) -> bool:
-        """Whether it has the endpoints of llama-server."""
+        """Whether it has llama-server's endpoints."""
         return self.engine == LLAMA_SERVER
 
 
 class ObservedRun(RequestRun):
-    """A run that is observed, from the first request until it is closed. One thread writes it."""
+    """An observed run, from the first request until it is closed. Written by one thread."""
 
     def __init__(
         self,
@@ -87,12 +87,12 @@ class ObservedRun(RequestRun):
         plain: PlainReader | None = None,
         **facts: Any,
     ) -> None:
-        """Begin a run. facts: JSON-able, whatever else is known of it.
+        """Start a run. facts: JSON-able, anything else known about it.
 
-        patience_ms: so long a row may wait for others that ended earlier; rows are numbered by the
-        end of their rounds. known: another run of the same server, which tells how deep its planes
-        reach. keep_raw: keep what is sent and received, for `capture`. vocabulary: of the model,
-        for ids that are not given. plain: reads replies of other engines.
+        patience_ms: how long a row may wait for others that ended earlier; rows are numbered by the
+        end of their rounds. known: another run of the same server, which gives the depth of its
+        planes. keep_raw: keep sent and received data, for `capture`. vocabulary: of the model, for
+        missing ids. plain: reads replies of other engines.
         """
         build = server.props.get("build_info")
         version = build if isinstance(build, str) else ""
@@ -122,15 +122,15 @@ class ObservedRun(RequestRun):
         self.run_id = writer.run_id
         writer.learn(server.end_token, server.end_token.__getitem__)
         self.requests: list[ObservedRequest] = []
-        """So far, in the order in which they were sent."""
+        """So far, in order of sending."""
         self._moved: Movement | None = None
         self._rows.drafters = known.drafters if known is not None else []
-        said = rule_said(json.dumps(facts, default=str))  # a capture's arguments of the server
+        said = rule_said(json.dumps(facts, default=str))  # the server's arguments in a capture
         self._learn_rule(said or (known.rule if known is not None else None))
 
     @property
     def rule(self) -> AcceptRule | None:
-        """How the server accepts drafted tokens, None where nothing says it."""
+        """How the server accepts drafted tokens, None if unknown."""
         return rule_of(self._writer.facts)
 
     @property
@@ -140,7 +140,7 @@ class ObservedRun(RequestRun):
 
     @property
     def ended(self) -> bool:
-        """Whether the run is over."""
+        """Whether the run has ended."""
         return self._writer.ended
 
     def request(
@@ -151,8 +151,8 @@ class ObservedRun(RequestRun):
         *,
         streamed_by_us: bool = True,
     ) -> ObservedRequest:
-        """A request was sent. body: its JSON. streamed_by_us: whether per-token timings were asked
-        for on behalf of a client that did not."""
+        """Add a request. body: its JSON. streamed_by_us: whether per-token timings were requested
+        on behalf of a client that did not ask for them."""
         if isinstance(body, bytes):
             try:
                 body = read_json(body)
@@ -166,8 +166,8 @@ class ObservedRun(RequestRun):
         return found
 
     def log(self, text: str) -> None:
-        """Lines that the server wrote into its log, cut anywhere. From the first call on, rows wait
-        for what the log tells of them. Raises TraceFileError for a log that cannot be read."""
+        """Add lines of the server's log, cut anywhere. From the first call on, rows wait for their
+        log entries. Raises TraceFileError for an unreadable log."""
         reader = self.listen_to_log()
         if self.raw is not None:
             self.raw.add_log(text)
@@ -175,13 +175,13 @@ class ObservedRun(RequestRun):
         self._learn_from_log(reader)
 
     def log_ended(self) -> None:
-        """The log is complete, its last line too."""
+        """The log is complete, including its last line."""
         if self._log is not None:
             self._log.end()
             self._learn_from_log(self._log)
 
     def listen_to_log(self) -> LogReader:
-        """Rows wait for what the server's log tells of them, from now on."""
+        """From now on, rows wait for their entries in the server's log."""
         if self._log is None:
             self._log = LogReader()
         return self._log
@@ -207,8 +207,8 @@ class ObservedRun(RequestRun):
             self._writer.set_facts(accept_rule=rule.text)
 
     def counters(self, before: str, after: str) -> None:
-        """Replies of /metrics before and after, all requests being over; a difference from what
-        was counted here becomes a finding. Raises ValueError for a text that is none."""
+        """Compare with replies of /metrics before and after, all requests being over; a difference
+        becomes a finding. Raises ValueError for invalid text."""
         if self.raw is not None:
             self.raw.metrics = before, after
         for answer in self._answers:
@@ -216,14 +216,14 @@ class ObservedRun(RequestRun):
         self.release(math.inf)
         moved = movement(read_counters(before), read_counters(after))
         if self._answers and all(answer.told is None for answer in self._answers):
-            self._moved = moved  # for figures of replies that say nothing of speculation
+            self._moved = moved  # for replies without speculation data
             return
         if not all(one.is_last and one.told is not None for one in self._answers):
-            return  # of some requests not even sums are known
+            return  # even sums are unknown for some requests
         if all(one.has_rows for one in self._answers):
             counts = counted(self._writer.store, self.run_id)
             if len(self._answers) > len(self.requests):
-                del counts[PROMPT]  # several answers to one prompt, which each of them counts
+                del counts[PROMPT]  # several answers to one prompt, each of which counts it
         else:
             told = [one.told for one in self._answers if one.told is not None]
             counts = {
@@ -239,7 +239,7 @@ class ObservedRun(RequestRun):
             )
 
     def end(self, error: str | None = None) -> None:
-        """Nothing more comes: settle what is open, end the run."""
+        """End the run: settle what is open."""
         if self.ended:
             return
         for request in self.requests:

@@ -1,5 +1,5 @@
-"""Log of one process of a llama-server, line by line. Builds of two years and ik_llama.cpp have
-other words for the same."""
+"""Log of one process of a llama-server, line by line, in the wordings of builds of two years and of
+ik_llama.cpp."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from engine.analysis.acceptance.accept_rules import REJECTION, SYNTHETIC, AcceptRule, rule_said
-from engine.errors import TraceFileError
+from engine.errors import check_most
 from engine.foreign import COUNT, LONGEST_DRAFT, LONGEST_MS, OutOfRangeError, whole
 from engine.observe.rounds.log_lines import (
     LONGEST_LINE,
@@ -24,7 +24,6 @@ from engine.observe.rounds.log_words import (
     CHUNK,
     IDS,
     IMPLEMENTATION,
-    LOOKS_LIKE,
     MODEL,
     PLANES,
     SLOT,
@@ -36,7 +35,7 @@ from engine.observe.rounds.log_words import (
     free_slot_saying,
     is_open,
     launch_saying,
-    may_look_like,
+    looks_like_sums,
     server_saying,
     slot_saying,
     values_of,
@@ -45,29 +44,28 @@ from engine.observe.rounds.server_state import MOST_DRAFTERS, ServerState
 
 MOST_REQUESTS = 1 << 16
 _MANY_REQUESTS = 1 << 14
-"""Requests that are kept apart where they have no rounds: each is some 1.5 KB of session.json."""
+"""Requests without rounds that are kept separately: each is about 1.5 KB of session.json."""
 _MOST_SERVERS = 1000
 _YEARS_US = int(LONGEST_MS / 2 * 1e3)
 RESTART_US = 5_000_000
-"""So far a clock has to fall before it is another process's: threads write out of order."""
+"""Fall of the clock that means another process: threads write out of order."""
 _MOST_RESTARTS = 64
-"""Seen by the clock alone; the lines of a log with more are not in their order."""
+"""Restarts detected by the clock alone; a log with more is not in order."""
 _SHOWN = 100
 _OWN = ("spec", "srv ", "cmn ", "que ")
-"""What messages of the server's own parts begin with."""
+"""Start of messages of the server's own parts."""
 _DEEPEST = 8
-"""Entries within a line that are looked at."""
-_LOOKED_AT = 200
+"""Entries examined within a line."""
 _CHANGES_MORE = re.compile("build|Aggregate|found better prompt|model loaded|llama_server")
-"""In messages that change what is known of a server, or of which only the first one does."""
+"""Messages that change what is known of a server, or of which only the first has an effect."""
 Read: TypeAlias = tuple[str, tuple[Value, ...], int, Saying | None]
-"""How a message was read: whether it is of a "slot", of a "free" one, of the "server" or "nothing"
-at all, the slot and its task, where the rest begins, and what that says."""
+"""How a message was read: whether it is of a "slot", a "free" one, the "server" or "nothing", the
+slot and its task, where the rest starts, and its meaning."""
 _NOTHING: Read = ("nothing", (), 0, None)
 
 
 class ServerLog(ServerState):
-    """What one process of a server wrote."""
+    """The log of one process of a server."""
 
     def __init__(self, servers: LogServers, stream: str) -> None:
         super().__init__(servers.joins)
@@ -79,30 +77,30 @@ class ServerLog(ServerState):
         self.said_rule: AcceptRule | None = None
         self.has_times = False
         self.model = ""
-        """The model's file, by its name."""
+        """File name of the model."""
         self.build = ""
         self.launch: dict[str, list[str]] = {}
-        """How it was started: what log_words.launch_saying names, each value once."""
+        """Launch settings by the names of log_words.launch_saying, first values."""
         self.is_whole = False
-        """Whether the log has the start of the process."""
+        """Whether the log contains the start of the process."""
         self.n_unread = 0
-        """Lines that cannot be read."""
+        """Number of unreadable lines."""
         self.first_unread = ""
-        """Where the first of them is, and why."""
+        """The first of them, and why."""
         self.has_wrong_numbers = False
         self.last_read: Read | None = None
-        """How the newest line was read, where another line of its shape says the same."""
+        """The reading of the newest line, if it applies to its shape."""
         self.inner: re.Match[str] | None = None
-        """The time of the entry within the newest line that it was read as."""
+        """Time of the inner entry that the newest line was read as."""
         self.is_waiting = False
-        """Whether the newest line may go on in the next one."""
+        """Whether the newest line may be continued."""
         self._waiting: tuple[int, Time, str] = 0, None, ""
         self.first_us: int | None = None
         self._depth = 0
 
     def add(self, number: int, time: Time, message: str | None, is_head: bool) -> ServerLog:
-        """The next line; it may go on with the one before it, which a token's text has cut. Returns
-        the log that takes the lines that follow: a new one where a process began."""
+        """Read the next line, which may continue the previous one if a token's text has split it.
+        Returns the log for the following lines: a new one if a process started."""
         self.last_read = self.inner = None
         if self.is_waiting:
             return self._go_on(number, time, message, is_head)
@@ -112,7 +110,7 @@ class ServerLog(ServerState):
         if message is None:
             self._bad(number, "it is not valid JSON")
         elif message.rstrip()[-1:] == "'" and "draft candidate" in message:
-            end = message.rstrip()[-2:]  # of a text that may begin with a quote, or a line end
+            end = message.rstrip()[-2:]  # a text that may start with a quote, or a line end
             if end == "''" or (end == " '" and is_open(message)):
                 self.is_waiting, self._waiting = True, (number, time, message)
             else:
@@ -124,7 +122,7 @@ class ServerLog(ServerState):
         return self
 
     def _go_on(self, number: int, time: Time, message: str | None, is_head: bool) -> ServerLog:
-        """The line after one whose token may go on."""
+        """Read the line after one whose token text may continue."""
         first, at, before = self._waiting
         if not is_head and message is not None and len(before) < LONGEST_LINE:
             self._waiting = first, at, f"{before}\n{message}"
@@ -133,12 +131,12 @@ class ServerLog(ServerState):
         return self.add(number, time, message, is_head)
 
     def end(self) -> None:
-        """Nothing more comes of this process for now."""
+        """End of this process's lines for now."""
         self._close()
         self._place_candidates()
 
     def _close(self) -> None:
-        """The newest line does not go on."""
+        """The newest line is complete."""
         if self.is_waiting:
             self.is_waiting = False
             number, time, message = self._waiting
@@ -161,19 +159,19 @@ class ServerLog(ServerState):
 
     @property
     def rule(self) -> AcceptRule | None:
-        """How drafted tokens are accepted, where a line says it or the drafts show it."""
+        """How drafted tokens are accepted, from a line or from the drafts."""
         if self.is_synthetic:
             return AcceptRule(SYNTHETIC)
         return self.said_rule or (AcceptRule(REJECTION) if self.draws else None)
 
     @property
     def said(self) -> dict[str, Any]:
-        """Where it is and how it was started, as a run keeps it."""
+        """Address and launch settings, as facts of a run."""
         return {"launch": self.launch} | ({"address": self.stream} if self.stream else {})
 
     @property
     def unread(self) -> list[dict[str, Any]]:
-        """The findings about lines that cannot be read or are missing, as a run keeps them."""
+        """Findings about unreadable or missing lines, as facts of a run."""
         found = []
         if self.n_unread:
             message = (
@@ -192,13 +190,13 @@ class ServerLog(ServerState):
         return found
 
     def begins_again(self, us: int | None) -> bool:
-        """Whether another process writes: the clock begins again."""
+        """Whether another process writes: the clock restarts."""
         if us is None or self.last_us is None or us >= self.last_us - RESTART_US:
             return False
         return len(self._servers.servers) < _MOST_RESTARTS
 
     def _take(self, line: int, time: Time, message: str, is_head: bool) -> ServerLog:
-        """One entry."""
+        """Read one entry."""
         slot: Slot | None = None
         us = microseconds(time)
         try:
@@ -252,7 +250,7 @@ class ServerLog(ServerState):
     def _say(
         self, line: int, us: int | None, said: str, saying: Saying, *whose: Slot | int
     ) -> bool:
-        """Take what a message says; whether it was taken. whose: the slot, or its number."""
+        """Apply a message; returns whether it was accepted. whose: the slot, or its number."""
         name, kind, places = saying
         take: Callable[..., bool | None] = getattr(self, f"on_{name}")
         is_taken = take(*whose, (line, us, kind), *values_of(said, places)) is not False
@@ -269,11 +267,11 @@ class ServerLog(ServerState):
         self.first_unread = self.first_unread or f"line {line}: {why}"
 
     def _not_taken(self, line: int, message: str) -> bool:
-        """A line that nothing was made of. Whether there is nothing in it."""
+        """Count an unread line; returns whether it is meaningless."""
         if (inner := self._inner(message)) is not None:
             self._add_inner(line, inner)
             self.last_read = None
-        elif LOOKS_LIKE.search(message, 0, _LOOKED_AT) if may_look_like(message) else False:
+        elif looks_like_sums(message):
             self._unread(line, repr(message[:_SHOWN]))
         else:
             return True
@@ -288,12 +286,12 @@ class ServerLog(ServerState):
 
     @staticmethod
     def _inner(message: str) -> re.Match[str] | None:
-        """The time of an entry within a line: some messages have no end, so that one follows."""
+        """The time of an entry within a line, because some messages lack a line end."""
         return STAMP.search(message, 0, LONGEST_LINE) if may_have_stamp(message) else None
 
     def _of_server(self, line: int, us: int | None, message: str) -> None:
         if CHUNK in message:
-            return  # what a model writes may look like an entry
+            return  # generated text may look like an entry
         self._prompts.server(message)
         if message[:4] not in _OWN and (inner := self._inner(message)) is not None:
             self._add_inner(line, inner)
@@ -326,8 +324,8 @@ class ServerLog(ServerState):
 
 
 class LogServers:
-    """The processes that wrote a log, each with what it wrote. requests: of all of them, in the
-    order in which their tasks began."""
+    """The processes that wrote a log. requests: of all of them, in the order in which their tasks
+    began."""
 
     def __init__(self, fold: Callable[[ServerLog], int] | None) -> None:
         self.requests: list[LogRequest] = []
@@ -336,16 +334,13 @@ class LogServers:
         self._most = MOST_REQUESTS if fold is None else min(_MANY_REQUESTS, MOST_REQUESTS)
 
     def joins(self, request: LogRequest) -> None:
-        """A request more. Raises TraceFileError for more than a trace can hold."""
+        """Add a request. Raises TraceFileError for more than a trace can hold."""
         if len(self.requests) >= self._most and not self._make_room():
-            raise TraceFileError(
-                f"The log tells of more than {MOST_REQUESTS:,} requests.",
-                "Cut it into several files.",
-            )
+            check_most("The log", len(self.requests) + 1, MOST_REQUESTS, "requests")
         self.requests.append(request)
 
     def _make_room(self) -> bool:
-        """Whether there is room: requests were taken together, or more of them are kept."""
+        """Merge requests if necessary; returns whether there is room."""
         n_folded = [] if self._fold is None else [self._fold(one) for one in self.servers]
         if any(n_folded):
             self.requests = [one for server in self.servers for one in server.requests]
@@ -354,12 +349,9 @@ class LogServers:
         return len(self.requests) < self._most
 
     def begins(self, stream: str) -> ServerLog:
-        """The log of a process, the first of a server or the one after another."""
-        if len(self.servers) >= _MOST_SERVERS:
-            raise TraceFileError(
-                f"The log has more than {_MOST_SERVERS:,} servers, or starts of one.",
-                "Cut it into several files.",
-            )
+        """Start the log of a process, a server's first or next one."""
+        of = "servers, or starts of one"
+        check_most("The log", len(self.servers) + 1, _MOST_SERVERS, of)
         self.servers.append(ServerLog(self, stream))
         return self.servers[-1]
 
@@ -367,16 +359,16 @@ class LogServers:
 
     @property
     def server(self) -> ServerLog:
-        """The last process that had requests, or wrote at all."""
+        """The last process with requests, or with any lines."""
         busy = [one for one in self.servers if one.requests] or self.servers
         return busy[-1] if busy else ServerLog(self, "")
 
     @property
     def is_light(self) -> bool:
-        """Whether the log has no tokens."""
+        """Whether the log is in the light form, without tokens."""
         return self.server.is_light
 
     @property
     def unread(self) -> list[dict[str, Any]]:
-        """The findings about lines that cannot be read or are missing."""
+        """Findings about unreadable or missing lines."""
         return [finding for one in self.servers for finding in one.unread]

@@ -1,4 +1,4 @@
-"""Requests and rounds of one process of a server, as the messages of its log tell of them."""
+"""State of one server process, built from the messages of its log: requests and rounds."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from engine.observe.rounds.log_rounds import (
 )
 
 Said: TypeAlias = tuple[int, int | None, str]
-"""The line of a message, its time in microseconds and of which kind it is."""
+"""Line number of a message, its time in microseconds and its kind."""
 MOST_DRAFTERS = 64
 _MOST_SPEEDS = 1000
-"""Of one request; a server writes one every three seconds."""
+"""Per request; a server logs one every three seconds."""
 
 
 _BARE_SUMS: dict[str, Callable[..., None]] = {
@@ -36,48 +36,47 @@ _BARE_SUMS: dict[str, Callable[..., None]] = {
 
 
 class ServerState:
-    """What one process of a server has said so far. requests: in the order in which their tasks
-    began. on_NAME: takes what a message says, by the name that log_words gives it; each raises
-    OutOfRangeError before it changes anything, and returns False for what is not taken.
-    joins: called with each request."""
+    """State of one process of a server. requests: in the order in which their tasks began. on_NAME:
+    applies a message by its name in log_words; each raises OutOfRangeError before it changes
+    anything, and returns False if the message is not accepted. joins: called with each request."""
 
     def __init__(self, joins: Callable[[LogRequest], None]) -> None:
         self.requests: list[LogRequest] = []
         self.pieces: dict[int, bytes] = {}
-        """Of tokens that were drafted or emitted, as far as they are whole characters."""
+        """Texts of drafted or emitted tokens, if they are whole characters."""
         self.is_light = True
         self.first_missing = ""
         self.draws = False
-        """Whether a token was accepted that is not its drafter's best: drafts are drawn, and which
-        tokens they have is known of the accepted ones alone."""
+        """Whether an accepted token was not its drafter's best: drafts are sampled, so only
+        accepted tokens are known."""
         self.slots: dict[int, Slot] = {}
         self.last_us: int | None = None
-        """The clock at the newest message of a slot."""
+        """Time of the newest message of a slot."""
         self.says_drafts = False
-        """Whether a request that drafted ended with a line that says so; others have none."""
+        """Whether a request with drafts ended with a line about them; others have none."""
         self.n_rounds = 0
         self._joins = joins
         self._candidates: list[tuple[Any, ...]] = []
-        """Drafted tokens that no round has yet."""
+        """Candidates that belong to no round yet."""
         self._prompts = PromptLog()
         self._current: LogRequest | None = None
         self._impls: list[tuple[str, int, int]] = []
         self.clock = LogClock()
         self.totals: dict[str, Counts] = {}
-        """Of each drafter its drafts, their tokens, those accepted, and shares, so far."""
+        """By drafter its drafts, their tokens, accepted ones, and shares, so far."""
         self.n_undrafted = 0
-        """Rounds of which no line says how many tokens were drafted."""
+        """Rounds without a line on the number of drafted tokens."""
         self.n_candidates = 0
-        """Tokens that drafters looked at."""
+        """Number of drafters' candidates."""
         self._says_at_once = False
-        """Whether rounds are written before their tokens; what names them later repeats them."""
+        """Whether rounds are logged before their tokens; later lines about them repeat."""
         self._begins_rounds = False
-        """Whether a line says where a round begins."""
+        """Whether a line marks the start of a round."""
 
     def light_rows(self, rounds: np.ndarray) -> list[tuple[Slot, np.ndarray]] | None:
-        """Of rounds of the light form, one for each row with slot, task, accepted of 1 or more
-        drafted tokens, and time in microseconds (-1 without), those of each slot; None where one is
-        anything else than the round after another one of a request."""
+        """Light-form rounds grouped by slot; each has slot, task, accepted of 1 or more drafted
+        tokens, and time in microseconds (-1 without). None if one does not simply follow another
+        round of a request."""
         number, task, _, _, us = rounds.T
         if not self.is_light or self.clock.is_at_work:
             return None
@@ -95,7 +94,7 @@ class ServerState:
         return found
 
     def take_light(self, rounds: np.ndarray, found: list[tuple[Slot, np.ndarray]]) -> None:
-        """Take such rounds."""
+        """Apply such rounds."""
         number, us = rounds[:, 0], rounds[:, 4]
         for slot, rows in found:
             if len(rows) > 1:
@@ -110,7 +109,7 @@ class ServerState:
         self._says_at_once, self._current = True, self.slots[int(number[-1])].request
 
     def slot(self, number: int, task: int) -> Slot:
-        """The slot, at work for a task."""
+        """The slot, working on a task."""
         slot = self.slots.get(number)
         if slot is None or slot.request.task != task:
             n_max = None if slot is None else slot.n_max
@@ -127,7 +126,7 @@ class ServerState:
         return request
 
     def works_on(self, slot: Slot, us: int | None) -> None:
-        """A message of a slot came, at a time."""
+        """A message of a slot arrived at this time."""
         self.last_us, self._current = us, slot.request
 
     def on_token(self, slot: Slot, said: Said, number: int, id_: int, text: str) -> None:
@@ -156,7 +155,9 @@ class ServerState:
             one = slot.round
             if n_missing and one.first_n is None:
                 n_missing -= not before  # the prompt's
-                for other in islice(reversed(request.rounds), 1, None):  # which may lack some
+                for other in islice(
+                    reversed(request.rounds), 1, None
+                ):  # some of which may be missing
                     n_missing -= other.accepted + 1 + other.restored - len(other.tokens)
                     if other.tokens:
                         break
@@ -173,17 +174,19 @@ class ServerState:
                 self.clock.ends(one, us)
 
     def on_speed(self, slot: Slot, said: Said, n: int, speed: float, recent: float | None) -> None:
-        """How fast a request is so far."""
+        """The speed of a request so far."""
         _, us, _ = said
         speeds = slot.request.speeds
-        if len(speeds) >= _MOST_SPEEDS:  # of a long answer every second, and so on
+        if (
+            len(speeds) >= _MOST_SPEEDS
+        ):  # of a long answer every second entry, then every fourth, and so on
             del speeds[1::2]
         speeds.append((None if us is None else us / 1e3, n, speed, recent))
 
     def on_accepted(self, slot: Slot, said: Said, accepted: int, drafted: int) -> None:
-        """A round was verified. kind: "restores", or "again" where others say it a second time."""
+        """A round was verified. kind: "restores", or "again" if other lines repeat it."""
         _, us, kind = said
-        if not drafted:  # some say so of all rounds: known only where the draft has a line
+        if not drafted:  # some builds log this for all rounds: known only if the draft has a line
             if slot.round is None or slot.round.is_complete or self.is_light:
                 self.n_undrafted += accepted > 0
                 return
@@ -213,14 +216,15 @@ class ServerState:
         slot.replay, one.is_complete = restores, not restores
 
     def on_added(self, slot: Slot, said: Said, n: int, drafted: int) -> None:
-        """Tokens of a round join the answer: all that newer servers say of it if one ends this."""
+        """Tokens of a round join the answer; newer servers log nothing else if a round ends the
+        answer."""
         if not n or slot.round is None or slot.round.is_complete or self.is_light:
             return
         self.on_accepted(slot, said, n - 1, drafted)
 
     def _take_early(self, slot: Slot, one: LogRound, drafted: int) -> None:
-        """Give a round that is named after its tokens these, and each token before its draft a
-        round without one."""
+        """Assign earlier tokens to a round that is logged after them, and each token before its
+        draft to a round without one."""
         plain, mine = slot.early[: slot.n_plain], slot.early[slot.n_plain :]
         slot.early, slot.n_plain = [], 0
         before = []
@@ -254,8 +258,8 @@ class ServerState:
         self.clock.joins(one)
 
     def on_adapted(self, *args: Any) -> bool:
-        """Adaptive depth has chosen another longest draft for a slot: that of the message, of its
-        sequence, or of the line before. Up to the first time it was the one that is left now."""
+        """Adaptive depth has chosen another longest draft for a slot: the message's, its
+        sequence's, or the previous line's. The value it replaces applied to all earlier rounds."""
         *slots, _, number, before, after = args
         if number is None and self._current is not None:
             number = self._current.slot
@@ -272,7 +276,7 @@ class ServerState:
         return True
 
     def on_saved(self, slot: Slot, said: Said, mib: float) -> None:
-        """A checkpoint of the memory was saved before a round."""
+        """A checkpoint was saved before a round."""
         _, us, _ = said
         slot.checkpoint_bytes = round(mib * 2**20)
         self.clock.mark(us, "saved")
@@ -283,28 +287,28 @@ class ServerState:
             slot.round.checkpoint_bytes = n_bytes
 
     def on_mark(self, *args: Any) -> None:
-        """A phase begins or ends, of a slot or of the server."""
+        """A phase starts or ends, of a slot or of the server."""
         _, us, kind = args[-1]
         if kind == "draft" and len(args) > 1 and (slot := args[0]).early:
             slot.n_plain = len(slot.early)
         self.clock.mark(us, kind)
 
     def on_prompt(self, slot: Slot, _said: Said, n: int) -> None:
-        """A prompt came."""
+        """A prompt arrived."""
         slot.request.n_prompt = self._prompt(slot).n_prompt = n
 
     def on_common(self, slot: Slot, _said: Said, *counts: int | None) -> None:
-        """What a prompt has in common with what its slot held, which could not be kept as is."""
+        """What a prompt has in common with its slot's contents, which had to be modified."""
         prompt = self._prompt(slot)
         prompt.n_common, prompt.n_held, pos_min, n_swa = counts
         prompt.pos_min, prompt.n_swa = -1 if pos_min is None else pos_min, n_swa or 0
 
     def on_forced(self, slot: Slot, *_args: Any) -> None:
-        """All of the prompt is processed."""
+        """The whole prompt is processed."""
         self._prompt(slot).is_forced = True
 
     def on_cache(self, _said: Said, n_held: int, n_common: int) -> None:
-        """What ik_llama.cpp says the newest prompt has in common with what its slot held."""
+        """ik_llama.cpp's message on what the newest prompt has in common with its slot."""
         request = self._current
         slot = None if request is None or request.is_over else self.slots.get(request.slot)
         if slot is not None:
@@ -312,18 +316,18 @@ class ServerState:
             prompt.n_held, prompt.n_common = n_held, n_common
 
     def on_cached(self, slot: Slot, _said: Said, n: int | None, m: int | None = None) -> None:
-        """Tokens of the prompt that are there; later parts of it say it again."""
+        """Reused tokens of the prompt; later parts of it repeat the message."""
         request, prompt = slot.request, self._prompt(slot)
         known = m or 0 if n is None else n
         request.n_cached = known if request.n_cached is None else request.n_cached
         prompt.cached = known if prompt.cached is None else prompt.cached
 
-    def on_checkpoint(self, slot: Slot, said: Said, *figures: Any) -> None:
-        """A context checkpoint is created, restored, erased or makes room ("erasing")."""
-        self._prompts.checkpoint(self._prompt(slot), said[2], *figures)
+    def on_checkpoint(self, slot: Slot, _said: Said, *figures: Any) -> None:
+        """A context checkpoint is created, restored, erased or evicted ("erasing")."""
+        self._prompts.checkpoint(self._prompt(slot), *figures)
 
     def on_looked_back(self, slot: Slot, _said: Said, *places: int) -> None:
-        """A context checkpoint is compared with the place that the memory has to go back to."""
+        """A context checkpoint is compared with the position to return to."""
         self._prompt(slot).look_back(*places)
 
     def on_selected(self, number: int, _said: Said, *chosen: Any) -> None:
@@ -333,21 +337,21 @@ class ServerState:
     def on_released(
         self, slot: Slot, _said: Said, n_tokens: int | None, truncated: int | None = None
     ) -> None:
-        """A slot is done with its request."""
+        """A slot has finished its request."""
         slot.request.is_over = slot.request.is_released = True
         if n_tokens is not None:
             self._prompts.released(self._prompt(slot), n_tokens, is_whole=truncated == 0)
 
     def _again(self, slot: Slot) -> None:
-        """A task with other sums is another one of the same number, from after a restart or of
-        another log."""
+        """A task with other sums is another one of the same number, after a restart or from another
+        log."""
         slot.request.is_over = True
         request = self._request(slot.request.slot, slot.request.task)
         slot.request, slot.round, slot.replay = request, None, False
         self._current = request
 
     def on_prompt_time(self, slot: Slot, said: Said, ms: float, n: int) -> None:
-        """The sums of a prompt."""
+        """Sums of a prompt."""
         before = slot.request.prompt_ms
         is_other = before is not None and (said[1] is None or before != ms)
         if is_other and slot.request.predicted is not None:
@@ -356,14 +360,14 @@ class ServerState:
         slot.request.on_prompt_sums(ms, n)
 
     def on_eval_time(self, slot: Slot, _said: Said, *sums: Any) -> None:
-        """The sums of an answer."""
+        """Sums of an answer."""
         if slot.request.predicted_ms not in (None, sums[0]):
             self._again(slot)
         self._prompt(slot)
         slot.request.on_answer_sums(*sums)
 
     def on_sums(self, slot: Slot, _said: Said, *sums: Any) -> None:
-        """The sums of the drafts of a request."""
+        """Sums of a request's drafts."""
         self.says_drafts |= sums[1] is not None
         known = slot.request.accepted, slot.request.drafted
         if None not in (*known, *sums[1:3]) and known != sums[1:3]:
@@ -371,8 +375,8 @@ class ServerState:
         slot.request.on_draft_sums(*sums)
 
     def on_bare(self, said: Said, *sums: Any) -> bool:
-        """Sums without a slot: of the slot that the line before names, or of a request that the
-        log does not show otherwise."""
+        """Sums without a slot: of the slot in the previous line, or of a request not logged
+        otherwise."""
         _, _, kind = said
         self.says_drafts |= kind == "sums" and sums[1] is not None
         request, take = self._current, _BARE_SUMS[kind]
@@ -380,7 +384,7 @@ class ServerState:
             before = self.requests[-2] if len(self.requests) > 1 else request
             is_empty = request.prompt_ms is None and request.predicted is None
             if is_empty and not request.has_rows and before.slot < 0 and before.drafted is None:
-                # the log begins after the line that says whose the times are
+                # the log starts after the line that names the request
                 before.slot, before.task, request = request.slot, request.task, before
         is_new = request is None or (
             request.prompt_ms is not None or request.predicted is not None
@@ -405,7 +409,7 @@ class ServerState:
     def on_statistics(
         self, _said: Said, name: str, drafts: int, tokens: int, accepted: int, shares: str | None
     ) -> None:
-        """Sums of a drafter over all requests so far, written after those of one."""
+        """Sums of a drafter over all requests so far, logged after those of one."""
         now = drafts, tokens, accepted, shares or ""
         if len(self.totals) < MOST_DRAFTERS or name in self.totals:
             if (one := self._current) is not None:
@@ -423,21 +427,20 @@ class ServerState:
     def on_candidate(
         self, _said: Said, number: int | None, rank: int, at: int, token: int, p: float, text: str
     ) -> None:
-        """A token that a drafter looked at, of the slot that the line before names if it does
-        not."""
+        """A drafter's candidate, of the slot in the previous line unless it names one."""
         self.take_candidates(number, rank, at, (((token, min(p, 1.0)),),), (text,), 0)
 
     def take_candidates(
         self, number: int | None, rank: int, at: int, tops: Tops, texts: Sequence[str], first: int
     ) -> None:
-        """The same of several, from a rank and a position on. texts: of all of them in order, from
+        """Several candidates, from a rank and a position on. texts: of all of them in order, from
         the first on."""
         if number is None:
             number = self._current.slot if self._current is not None else -1
         self._candidates.append((number, rank, at, tops, texts, first))
 
     def _prompt(self, slot: Slot) -> LoggedPrompt:
-        """What the log tells of the prompt of a slot's request."""
+        """The logged prompt of a slot's request."""
         request = slot.request
         if request.prompt is None:
             request.prompt = self._prompts.begin(request.slot)
@@ -458,13 +461,13 @@ class ServerState:
 
     @staticmethod
     def _take_candidates_of(slot: Slot, one: LogRound, drafted: int) -> None:
-        """Give a round what its drafter looked at."""
+        """Assign candidates to a round."""
         tops = slot.take_tops(drafted)
         if tops and "ngram" not in one.drafter:
             one.draft = tops
 
     def _place_candidates(self) -> None:
-        """Give their slots the drafted tokens since the last time."""
+        """Assign the candidates since the last call to their slots."""
         new, self._candidates = self._candidates, []
         pieces = self.pieces
         for number, rank, at, tops, texts, first in new:

@@ -1,7 +1,7 @@
-"""What one reply of a server says, event by event: JSON goes in, chunks come out.
+"""Reply events of a server: JSON goes in, chunks come out.
 
-Every number is checked here, so that a reader of chunks may rely on their types: a server may
-send anything.
+Every number is checked here, so that readers of chunks can rely on their types: a server may send
+anything.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from engine.gguf.binary import shorten
 from engine.trace.timings import n_timed
 
 MOST_ANSWERS = 1024
-"""Of one reply."""
+"""Answers per reply."""
 _TOKEN_ID = re.compile(r"token_id:\d{1,10}", re.ASCII)
 
 
@@ -53,13 +53,13 @@ class Timings(Struct, frozen=True, gc=False):
 
     @property
     def n_timed(self) -> int:
-        """Tokens that predicted_ms is of."""
+        """Number of tokens that predicted_ms covers."""
         return n_timed(self.predicted_ms, self.predicted_n, self.predicted_per_second)
 
 
 class Usage(NamedTuple):
-    """Tokens of a request as its reply counts them; None is not given. completion: of all answers
-    together. times: other figures by the names of `engine.trace.timings.summary`."""
+    """Token counts of a reply; None = not given. completion: of all answers together. times: other
+    figures by the names of `engine.trace.timings.summary`."""
 
     prompt: int | None = None
     cached: int | None = None
@@ -70,14 +70,13 @@ class Usage(NamedTuple):
 class Chunk(Struct):
     """One event of a generation.
 
-    index: which of several answers. text: what it adds to the answer. token_id: of the last token
-    in it, None where it is not given. ids: of all tokens in it, where they are given, prompt_ids:
-    of the prompt. pieces: text of each token in it, where it is split into them. is_whole: text
-    and ids are those of the answer so far. usage: of the request. count: tokens of the answer
-    so far, where that is given. processed: prompt tokens so far, of an event with the progress of
-    the prompt that is there for no token. last: the answer is complete; final holds what was said
-    about it then. event: that this is of. additions: such events, one after another, in place of
-    one; timings are those of the last.
+    index: of several answers. text: added to the answer. token_id: of the last token in it, None if
+    not given. ids: of all tokens in it, if given; prompt_ids: of the prompt. pieces: text of each
+    token, if it is split. is_whole: text and ids are those of the whole answer so far. usage: of
+    the request. count: tokens of the answer so far, if given. processed: prompt tokens so far, for
+    a progress event without a token. last: the answer is complete; final holds what was sent about
+    it. event: the parsed event. additions: several events in sequence instead of one; timings are
+    those of the last.
     """
 
     index: int = 0
@@ -102,7 +101,7 @@ _NOTHING = Chunk()
 
 
 def read_json(text: bytes | str) -> Any:
-    """What a server sent as JSON. Raises UnreadableError."""
+    """Parse a server's JSON. Raises UnreadableError."""
     if isinstance(text, bytes):
         text = text.decode("utf-8", errors="replace")
     try:
@@ -112,8 +111,8 @@ def read_json(text: bytes | str) -> Any:
 
 
 def chunks(event: Any) -> Iterator[Chunk]:
-    """What an event of any of the server's endpoints says, or a tuple of additions to the same
-    answer. Raises UnreadableError."""
+    """The chunks of an event of any endpoint, or of a tuple of additions to one answer. Raises
+    UnreadableError."""
     if isinstance(event, tuple):
         yield Chunk(event[0].index, timings=event[-1].timings, additions=event)
     elif isinstance(event, list):
@@ -128,7 +127,7 @@ def chunks(event: Any) -> Iterator[Chunk]:
 def is_reply(event: dict[str, Any]) -> bool:
     """Whether an object is an event of a generation, or a reply in one piece."""
     kind, choices = event.get("type"), event.get("choices")
-    if isinstance(choices, list):  # a benchmark may call its answers so, too
+    if isinstance(choices, list):  # a benchmark may also use this name
         known = (isinstance(one, dict) and not _ANSWER.isdisjoint(one) for one in choices)
         return not choices or any(known)
     return (
@@ -141,7 +140,7 @@ def is_reply(event: dict[str, Any]) -> bool:
 
 
 _ANSWER = {"message", "delta", "text", "finish_reason", "logprobs", "token_ids"}
-"""Of a reply one of these has."""
+"""A reply has one of these keys."""
 _COMPLETION = {"stop", "tokens_predicted", "id_slot", "generation_settings", "timings"}
 
 
@@ -159,8 +158,8 @@ def _is_response(event: dict[str, Any]) -> bool:
 
 
 def is_message(event: dict[str, Any]) -> bool:
-    """Whether an object is a reply of /v1/messages in one piece; one in a reply of /v1/responses
-    has no counts of its own."""
+    """Whether an object is a reply of /v1/messages in one piece; one inside a reply of
+    /v1/responses has no counts of its own."""
     return (
         event.get("type") == "message"
         and isinstance(event.get("content"), list)
@@ -187,7 +186,7 @@ def _chunks(event: dict[str, Any]) -> Iterator[Chunk]:
 
 
 def _completion(event: dict[str, Any]) -> Chunk:
-    """An event of /completion, or what `__verbose` repeats of it."""
+    """An event of /completion, or its copy in `__verbose`."""
     is_last = event.get("stop") is True
     ids = _ids(event.get("tokens"))
     timings = _timings(event)
@@ -252,11 +251,11 @@ def _choices(event: dict[str, Any]) -> Iterator[Chunk]:
     if usage is not None:
         yield Chunk(usage=usage._replace(times=_speed(event.get("stats"))))
     elif not event["choices"] and len(event) > 1:
-        yield Chunk(usage=Usage())  # what SGLang says of speculation comes without an answer
+        yield Chunk(usage=Usage())  # SGLang's speculation data come without an answer
 
 
 def _sglang(event: dict[str, Any]) -> Iterator[Chunk]:
-    """An event of SGLang's /generate: each has the answer so far."""
+    """An event of SGLang's /generate: each contains the answer so far."""
     about = event["meta_info"]
     reason = about.get("finish_reason")
     is_last = bool(reason)
@@ -346,7 +345,7 @@ def _typed(event: dict[str, Any]) -> Iterator[Chunk]:
 
 
 def message(said: Mapping[Any, Any]) -> str:
-    """What a delta or a message of a chat adds: thoughts, words, arguments of tools."""
+    """The text added by a delta or a message of a chat: thinking, content, tool arguments."""
     if len(said) == 1 and isinstance(text := said.get("content"), str):
         return text
     thought = said.get("reasoning_content") or said.get("reasoning")
@@ -360,21 +359,21 @@ def message(said: Mapping[Any, Any]) -> str:
 
 
 def _ids(value: Any) -> tuple[int, ...]:
-    """Ids of tokens, empty where a list has anything else."""
+    """Token ids, empty if a list contains anything else."""
     if not value or not isinstance(value, list):
         return ()
     return tuple(value) if are_whole(value) else ()
 
 
 def _listed(value: Any) -> tuple[int, ...]:
-    """Ids of SGLang's log probabilities: of each token its own, its id, its text."""
+    """Ids from SGLang's log probabilities: for each token its log probability, id, and text."""
     rows = value if isinstance(value, list) else []
     return _ids([row[1] if isinstance(row, list) and len(row) > 1 else None for row in rows])
 
 
 def _logged(logprobs: Any) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Ids and texts next to the probabilities of tokens. An id is a key of its own, or vLLM's
-    "token_id:9" in place of the text."""
+    """Ids and texts from tokens' log probabilities. An id has a key of its own, or replaces the
+    text as vLLM's "token_id:9"."""
     if not isinstance(logprobs, dict):
         return (), ()
     content, names = logprobs.get("content"), logprobs.get("tokens")
@@ -395,7 +394,7 @@ def _logged(logprobs: Any) -> tuple[tuple[int, ...], tuple[str, ...]]:
 
 
 def _usage(said: Any) -> Usage | None:
-    """`usage` of a reply, as OpenAI and Anthropic name its counts."""
+    """`usage` of a reply, with OpenAI's or Anthropic's names."""
     if not isinstance(said, dict):
         return None
     first = "prompt_tokens" if "prompt_tokens" in said else "input_tokens"
@@ -406,14 +405,14 @@ def _usage(said: Any) -> Usage | None:
     if isinstance(details, dict):
         cached = _given(details, "cached_tokens", MOST_PROMPT_TOKENS)
     prompt = _given(said, first, MOST_PROMPT_TOKENS)
-    if "cache_read_input_tokens" in said:  # Anthropic's, which are not among those of the prompt
+    if "cache_read_input_tokens" in said:  # Anthropic's, which are not included in the prompt's
         cached = _given(said, "cache_read_input_tokens", MOST_PROMPT_TOKENS)
         prompt = None if prompt is None else prompt + (cached or 0)
     return Usage(prompt, cached, _given(said, last))
 
 
 def _speed(stats: Any) -> dict[str, float]:
-    """What LM Studio says of a reply's times, which it gives in seconds."""
+    """LM Studio's times of a reply, which are seconds."""
     if not isinstance(stats, dict):
         return {}
     found = {}
@@ -427,7 +426,7 @@ def _speed(stats: Any) -> dict[str, float]:
 
 
 def _timings(event: dict[str, Any]) -> Timings | None:
-    """The counters of an event. Raises UnreadableError for a counter that is not a count."""
+    """The counters of an event. Raises UnreadableError for an invalid counter."""
     said = event.get("timings")
     if not isinstance(said, dict) or said.get("predicted_n") is None:
         return None
@@ -445,7 +444,7 @@ def _timings(event: dict[str, Any]) -> Timings | None:
 
 
 def _given(said: dict[str, Any], name: str, most: int = MOST_TOKENS) -> int | None:
-    """A count that may be missing. Raises UnreadableError."""
+    """An optional count. Raises UnreadableError."""
     return None if said.get(name) is None else _count(said, name, most)
 
 
@@ -485,5 +484,5 @@ def _shown(value: Any) -> str:
 
 
 def server_words(value: Any, limit: int) -> str:
-    """One line of printable characters, at most `limit`: it ends up on a terminal."""
+    """One line of printable characters, at most `limit`: it may reach a terminal."""
     return shorten(" ".join(str(value).split()), limit)

@@ -1,5 +1,5 @@
-"""The rounds of a stream joined with those of the server's log: the stream gives prompt, settings
-and times, the log the drafts, the paths and what the stream holds back."""
+"""Join of a stream's rounds with those of the server's log: the stream gives prompt, settings and
+times, the log the drafts, the paths and tokens that the stream holds back."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from engine.observe.rounds.stream_rounds import ObservedRound, StreamedToken
 
 _MOST_LOOKED_AT = 256
 _ENOUGH = 4
-"""Rounds that a stream shows before its request is looked for in a log that still grows."""
+"""Rounds of a stream before its request is searched for in a growing log."""
 
 
 _JOINED = LogRound(None, 0, is_complete=True)
@@ -30,28 +30,24 @@ class LogJoin:
     """One answer of a stream and its request in a log."""
 
     def __init__(self, log: LogReader, taken: set[int]) -> None:
-        """taken: numbers of the log's requests that other answers have, shared by all."""
+        """taken: numbers of the log's requests assigned to other answers; shared by all."""
         self._log, self._taken = log, taken
         self._request: LogRequest | None = None
         self.waiting: list[ObservedRound] = []
         """Rounds of the stream that the log does not have yet."""
         self._next = 0
 
-    def add(self, rounds: Sequence[ObservedRound]) -> None:
-        """Rounds that the stream tells next."""
-        self.waiting += rounds
-
     def joined(self, told: Timings, *, is_over: bool) -> list[ObservedRound]:
-        """The rounds that both tell by now. told: the stream's counters so far. is_over: it tells
-        no more.
+        """The rounds known from both by now. told: the stream's counters so far. is_over: the
+        stream has ended.
 
-        Raises AnotherRunError, and then gives nothing more.
+        Raises AnotherRunError, and then returns nothing more.
         """
         if self._request is None and not self._find(told, is_over):
             return []
         found: list[ObservedRound] = []
         while self.waiting:
-            # those that share tokens; None where more of them may follow
+            # those that share tokens; None if more of them may follow
             n_rows = next((i or 1 for i, one in enumerate(self.waiting) if _is_plain(one)), None)
             if n_rows is None and not is_over:
                 break
@@ -64,13 +60,13 @@ class LogJoin:
         return found
 
     def give_up(self) -> list[ObservedRound]:
-        """What waits, as the stream tells it."""
+        """The waiting rounds, from the stream alone."""
         waiting, self.waiting = self.waiting, []
         return waiting
 
     @property
     def prompt(self) -> LoggedPrompt | None:
-        """What the log tells of the prompt."""
+        """The logged prompt."""
         return self._request.prompt if self._request is not None else None
 
     @property
@@ -79,7 +75,7 @@ class LogJoin:
         return self._request is not None
 
     def take_sums(self, told: Timings) -> None:
-        """An answer of which only sums are known: its request in the log is not another's."""
+        """Reserve the logged request of an answer with sums only."""
         for i, request in self._free():
             if _has_sums(request, told):
                 self._taken.add(i)
@@ -87,7 +83,7 @@ class LogJoin:
                 return
 
     def _free(self) -> Iterator[tuple[int, LogRequest]]:
-        """The log's newest requests that no answer has."""
+        """The log's newest requests without an answer."""
         n = len(self._log.requests)
         for i in range(max(n - _MOST_LOOKED_AT, 0), n):
             if i not in self._taken:
@@ -119,7 +115,7 @@ class LogJoin:
         return _agree(streamed, request.ids)
 
     def _agrees_in_counts(self, request: LogRequest, told: Timings) -> bool:
-        """Of a stream without ids, whether its first rounds may be those of a request."""
+        """Whether a stream's first rounds match a request by counts, for a stream without ids."""
         rows = list(takewhile(_is_plain, self.waiting[1:]))
         logged = [r for i, r in enumerate(request.rounds) if request.is_closed(i)]
         pairs = list(zip(rows, logged, strict=False))
@@ -130,7 +126,7 @@ class LogJoin:
         )
 
     def _join(self, rows: list[ObservedRound]) -> list[ObservedRound] | None:
-        """Rows that share tokens, as the log has them; None while it does not yet."""
+        """Rows that share tokens, completed from the log; None if it does not have them yet."""
         request = self._request
         assert request is not None
         if (row := rows[0]).first == 1:
@@ -140,7 +136,7 @@ class LogJoin:
         if parts is None:
             return None
         if self._log.is_light and len(parts) != len(rows):
-            return rows  # its rounds have no tokens to tell them apart by
+            return rows  # its rounds have no tokens to distinguish them by
         drafted, accepted = sum(r.drafted for r in rows), sum(r.accepted for r in rows)
         logged = sum(p.drafted for p in parts), sum(p.accepted for p in parts)
         if logged != (drafted, accepted):
@@ -149,14 +145,14 @@ class LogJoin:
                 f"tokens accepted, the log {logged[1]} of {logged[0]}"
             )
         for at in range(self._next, self._next + len(parts)):
-            request.rounds[at] = _JOINED  # a log has no end: what was used need not be kept
+            request.rounds[at] = _JOINED  # a log has no end: free what was used
         self._next += len(parts)
         if self._log.is_light or (len(rows) == 1 and len(parts) == 1):
             return list(map(_told, rows, parts))
         return _told_apart(rows, parts)
 
     def _parts(self, rows: list[ObservedRound], request: LogRequest) -> list[LogRound] | None:
-        """The log's rounds of these rows; [] where the log cannot tell them."""
+        """The log's rounds for these rows; [] if the log does not determine them."""
         is_light = self._log.is_light
         wanted = sum(r.drafted if is_light else r.emitted for r in rows)
         parts: list[LogRound] = []
@@ -181,7 +177,7 @@ class LogJoin:
 
 
 def _has_sums(request: LogRequest, told: Timings) -> bool:
-    """Whether a request of the log ended with these counters."""
+    """Whether a logged request ended with these counters."""
     sums = request.predicted, request.drafted or 0, request.accepted or 0
     return sums == (told.predicted_n, told.draft_n, told.draft_n_accepted)
 
@@ -191,13 +187,13 @@ def _is_plain(row: ObservedRound) -> bool:
 
 
 def _agree(streamed: Sequence[int | None], logged: Sequence[int]) -> bool:
-    """Whether known ids are equal as far as both go."""
+    """Whether known ids are equal up to the shorter length."""
     pairs = zip(streamed, logged, strict=False)
     return all(a is None or a == b or b == UNKNOWN_TOKEN[0] for a, b in pairs)
 
 
 def path_of(part: LogRound) -> str:
-    """The path of a round's rollback as the log tells it."""
+    """The rollback path of a logged round."""
     if part.restored:
         return "restore"
     return "seq_rm" if part.drafted > part.accepted else "none"
@@ -206,7 +202,7 @@ def path_of(part: LogRound) -> str:
 def _filled(
     tokens: tuple[StreamedToken, ...], logged: Sequence[tuple[int, str]]
 ) -> tuple[StreamedToken, ...]:
-    """Tokens with the ids that the log tells. Raises AnotherRunError where ids differ."""
+    """Tokens with ids from the log. Raises AnotherRunError if ids differ."""
     if not _agree([token.token_id for token in tokens], [token for token, _ in logged]):
         raise AnotherRunError(f"the log has other ids than {[t.token_id for t in tokens]}")
     return tuple(
@@ -224,8 +220,8 @@ def _told(row: ObservedRound, part: LogRound) -> ObservedRound:
 
 
 def _told_apart(rows: list[ObservedRound], parts: list[LogRound]) -> list[ObservedRound]:
-    """The rounds that rows stand for together. Their ends are those of rows where tokens end
-    together, else as long before the next known one as the log says."""
+    """The separate rounds of merged rows. They end with rows where tokens end together, else as
+    long before the next known end as the log says."""
     tokens = [token for row in rows for token in row.tokens]
     ends = {row.first + row.emitted - 1: row.name_ms for row in rows}
     first, names, number = rows[0].first, [], rows[0].first - 1

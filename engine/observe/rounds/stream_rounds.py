@@ -1,14 +1,13 @@
-"""Rounds read from the counters of a stream.
+"""Rounds derived from the counters of a stream.
 
-The server raises `draft_n` when it drafts, `draft_n_accepted` and `predicted_ms` when a
+The server increments `draft_n` when it drafts, `draft_n_accepted` and `predicted_ms` when a
 verification is complete, all before the round's first token is sent; then `predicted_n` rises by
-one per token. So chunks with the same `predicted_ms` are of one round, and differences of the
-counters are its figures. A chunk may stand for several tokens: those that end inside a character
-have no chunk of their own.
+one per token. So chunks with the same `predicted_ms` belong to one round, and differences of the
+counters are its figures. A chunk may contain several tokens: those that end inside a character have
+no chunk of their own.
 
-Nearly all events of a kept stream are additions: they add text to an answer and say nothing else.
-They are read by their type, which takes a third of the time that any event takes, and taken in
-many at a time.
+Nearly all events of a kept stream are additions: they add text to an answer and nothing else. They
+are parsed by their type, in a third of the usual time, many at a time.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from engine.observe.rounds.withheld_tokens import (
 
 _MOST_HELD = 32
 _MOST_OPEN = 1 << 12
-"""Rounds in a row that share tokens which are held back."""
+"""Consecutive rounds that share held-back tokens."""
 
 
 class _Choice(Struct, forbid_unknown_fields=True, gc=False):
@@ -50,9 +49,9 @@ class _Choice(Struct, forbid_unknown_fields=True, gc=False):
 
 
 class Addition(Struct, forbid_unknown_fields=True, gc=False):
-    """An event of /v1/completions or /v1/chat/completions that adds text and says nothing else, or
-    one of /completion or ollama, which has neither `choices` nor an id. What is taken from an event
-    is in `index`, `content` and `tokens`, and what others of its stream have, too, is not kept."""
+    """An event of /v1/completions or /v1/chat/completions that only adds text, or one of
+    /completion or ollama, without `choices` and id. Used are `index`, `content` and `tokens`;
+    values equal in other events of its stream are not kept."""
 
     id: str = ""
     choices: tuple[_Choice] | None = None
@@ -76,12 +75,12 @@ class Addition(Struct, forbid_unknown_fields=True, gc=False):
 
     @property
     def token_id(self) -> int | None:
-        """Of the last token, where an event of /completion has it."""
+        """Of the last token, in an event of /completion."""
         return self.tokens[-1] if self.tokens and self.tokens_predicted is not None else None
 
     @property
     def chunk(self) -> Chunk:
-        """The same as of any event."""
+        """The same as from any event."""
         return Chunk(
             self.index,
             self.content,
@@ -99,12 +98,11 @@ _LONGEST = 1 << 13
 
 
 def additions(texts: Iterable[str]) -> Iterator[tuple[str, Addition | None]]:
-    """Events of a stream with those that are additions to one answer in a row, but for the first
-    and the last of them, which say what these have in common; None for others. texts: of an event
-    each."""
+    """Events of a stream, with runs of additions to one answer except for the first and last of
+    each run, which hold the common values; None for other events. texts: one per event."""
     nothing: Any = None
     text = one = nothing
-    follows = False  # one is of the kind of the event before
+    follows = False  # of the kind of the event before
     for after in chain(texts, [""]):
         found = _addition(after)
         goes_on = one is not None and found is not None and one[1] == found[1]
@@ -114,8 +112,9 @@ def additions(texts: Iterable[str]) -> Iterator[tuple[str, Addition | None]]:
 
 
 def _addition(text: str) -> tuple[Addition, tuple[Any, ...]] | None:
-    """An event, and what it has in common with the next one of its answer: all but digits and what
-    it adds, so that none of them has a key twice if the first and the last have not."""
+    """An event, and what it has in common with the next one of its answer: everything but digits
+    and the added text, so that duplicate keys occur in none of them if not in the first and
+    last."""
     if len(text) > _LONGEST or text[:1] == '"':
         return None  # a reply in one piece, or a text
     try:
@@ -124,7 +123,7 @@ def _addition(text: str) -> tuple[Addition, tuple[Any, ...]] | None:
         return None
     counts, timings = (found.tokens_predicted, found.tokens_evaluated), found.timings
     stream: tuple[Any, ...]
-    """What tells its stream from others: its id, or the time of the prompt."""
+    """Identifies a stream: its id, or the time of the prompt."""
     if found.stop or bool(found.id) == (found.choices is None):
         return None
     if found.choices is not None:
@@ -154,8 +153,7 @@ class ContradictionError(ValueError):
 
 
 class StreamedToken(NamedTuple):
-    """A token of the output. token_id, text: None where they are not given. alone: the text is
-    what this token by itself added."""
+    """An output token. token_id, text: None if not given. alone: the text is this token's only."""
 
     token_id: int | None = None
     text: str | None = None
@@ -165,12 +163,12 @@ class StreamedToken(NamedTuple):
 class ObservedRound(Struct):
     """One verification, or several whose figures only arrived as sums.
 
-    name_ms: the server's predicted_ms at its end. before_ms: that of the round before. first:
-    number of its first token, from 1; 0 where neither tokens nor times of its own are known. path:
-    none, seq_rm, restore or "" where it is not known. n_merged: rounds that it may be, at
-    least. is_cut: the answer ended inside of it. is_certain: False where other shares of hidden
-    tokens are possible too. log: what the server's log tells of it. judges_again: after a restore
-    the accepted tokens are verified again, which gives one more.
+    name_ms: the server's predicted_ms at its end. before_ms: that of the previous round. first:
+    number of its first token, from 1; 0 without tokens and times of its own. path: none, seq_rm,
+    restore or "" if unknown. n_merged: minimum number of rounds. is_cut: the answer ended inside
+    it. is_certain: False if hidden tokens could be divided otherwise. log: its round in the
+    server's log. judges_again: after a restore the accepted tokens are verified again, which gives
+    one more.
     """
 
     name_ms: float
@@ -196,33 +194,33 @@ class ObservedRound(Struct):
         return self.drafted - self.accepted
 
     def kinds(self) -> list[str]:
-        """Of each token: accepted, bonus, replacement, target or unknown."""
+        """Per token: accepted, bonus, replacement, target or unknown."""
         if self.n_merged > 1 or not self.is_certain:
             return ["unknown"] * self.emitted
         if not self.drafted:
             return ["target"] * self.emitted
         own = "bonus" if self.accepted == self.drafted else "replacement"
         kinds = ["accepted"] * self.accepted + [own, "target"]
-        # a log may tell more tokens than a round can have
+        # a log may contain more tokens than a round can have
         return (kinds + ["unknown"] * (self.emitted - len(kinds)))[: self.emitted]
 
 
 class StreamRounds:
     """The rounds of one answer of a stream.
 
-    A round comes out once nothing that may follow can change its figures, the rest at the end.
+    A round is returned once nothing that may follow can change its figures, the rest at the end.
     """
 
     def __init__(self, reach: PlaneReach) -> None:
-        """reach: what is known of the server, shared by its answers."""
+        """reach: knowledge about the server, shared by its answers."""
         self._reach = reach
         self.told = Timings(0, 0, 0.0, 0, 0.0, 0, 0)
-        """The counters as they were sent last."""
+        """The latest counters."""
         self._group: Chunks | None = None
         self._open: list[Chunks] = []
         self._segments: list[tuple[list[Chunks], int, int]] = []
-        """Groups that share hidden tokens with each other and with no one else, and the tokens
-        after and up to which they are."""
+        """Groups that share hidden tokens among themselves only, and the tokens before and at their
+        end."""
         self._closed = 1  # the first token is sampled from the prompt
         self._lengths: set[int] = set()
         self._tried: object = None
@@ -232,15 +230,15 @@ class StreamRounds:
 
     @property
     def open_ms(self) -> float:
-        """End of the earliest round that may still come out, on the server's clock."""
+        """End of the earliest round still to be returned, on the server's clock."""
         groups = self._segments[0][0] if self._segments else self._open
         if groups:
             return groups[0].name_ms
         return self._group.name_ms if self._group else 0.0
 
     def add(self, chunk: Chunk) -> list[ObservedRound]:
-        """Take in a chunk that has tokens, or the last one; returns rounds that are
-        settled now, in order. Raises ContradictionError, and is then of no use any more."""
+        """Add a chunk with tokens, or the last one; returns rounds that are settled now, in order.
+        Raises ContradictionError, and must not be used afterwards."""
         now, before = chunk.timings, self.told
         assert now is not None
         n_new = now.predicted_n - before.predicted_n
@@ -284,8 +282,8 @@ class StreamRounds:
         return found + self._settle()
 
     def go_on(self, additions: Sequence[Addition], at: int) -> int:
-        """Take in those from one on that are each a token more of the round of the chunk before;
-        returns where others begin."""
+        """Add consecutive additions of one token each to the previous chunk's round; returns where
+        others begin."""
         now, group, begin = self.told, self._group, at
         if group is None or group.name_ms != now.predicted_ms:
             return at
@@ -306,7 +304,7 @@ class StreamRounds:
         return at
 
     def end(self, *, is_whole: bool) -> list[ObservedRound]:
-        """The answer is over: the rounds that were open. is_whole: the last one was not cut."""
+        """End of the answer: returns the open rounds. is_whole: the last one was not cut."""
         if self._group is None:
             return []
         self._group.is_cut = not is_whole
@@ -322,7 +320,7 @@ class StreamRounds:
                 raise ContradictionError(f"{_MOST_OPEN:,} rounds in a row hold tokens back")
 
     def _close(self, stop: int) -> None:
-        """Nothing is hidden after token `stop`: the open groups share what lies before."""
+        """Nothing is hidden after token `stop`: the open groups share what comes before."""
         groups, start = self._open, self._closed
         self._open, self._closed = [], max(stop, 1)
         if not groups:
@@ -336,7 +334,7 @@ class StreamRounds:
                 self._reach.learn(path, group.undone)
 
     def _settle(self, *, for_good: bool = False) -> list[ObservedRound]:
-        """The rounds that nothing can change any more, or all that are closed."""
+        """The rounds that nothing can change, or all closed ones."""
         found: list[ObservedRound] = []
         while self._segments:
             (groups, start, stop), reach, lengths = self._segments[0], self._reach, self._lengths
@@ -351,7 +349,7 @@ class StreamRounds:
                 raise ContradictionError(str(error)) from None
             unsure = [len({s.n_tokens for s in one}) > 1 for one in shares if len(one) > 1]
             if unsure and not must and (any(unsure) or len(lengths) < 2):
-                break  # more rounds could tell more about these
+                break  # more rounds could determine these
             del self._segments[0]
             found += [
                 self._round(group, options) for group, options in zip(groups, shares, strict=True)
@@ -363,7 +361,7 @@ class StreamRounds:
         is_certain = is_only or len({(one.n_tokens, one.n_merged) for one in options}) == 1
         path = share.path if is_only else ""
         if group.undone and self._reach.is_contradictory:
-            path = ""  # the server does not do what it is taken to do
+            path = ""  # the server does not behave as assumed
         return ObservedRound(
             group.name_ms,
             group.before_ms,
@@ -385,7 +383,7 @@ class StreamRounds:
 
 
 def _check(n_new: int, drafted: int, accepted: int, later: float, *, is_first: bool) -> None:
-    """Raises ContradictionError where counters cannot rise so. is_first: before any token."""
+    """Raises ContradictionError if counters cannot rise this way. is_first: before any token."""
     if n_new < 0 or drafted < 0 or accepted < 0 or later < 0:
         names = "predicted_n", "draft_n", "draft_n_accepted", "predicted_ms"
         every = zip(names, (n_new, drafted, accepted, later), strict=True)

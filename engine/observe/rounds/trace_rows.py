@@ -1,5 +1,5 @@
-"""What was observed as rows of the trace: one row of `rounds` per verification, one of `tokens`
-per token. What a server does not report stays empty."""
+"""Rows of the trace from observations: one row of `rounds` per verification, one of `tokens` per
+token. What a server does not report stays empty."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from engine.observe.rounds.log_rounds import LogRound
 from engine.observe.rounds.stream import Timings
 from engine.observe.rounds.stream_rounds import ObservedRound, StreamedToken
 from engine.observe.rounds.withheld_tokens import PlaneReach
-from engine.trace.records import N_TOP, PHASES
+from engine.trace.records import N_TOP, PHASES, ColumnState
 from engine.trace.timings import BY_STEP, answer_speeds, speeds
 from engine.trace.writer import TraceWriter
 
@@ -23,65 +23,48 @@ if TYPE_CHECKING:
     from engine.gguf.tokenizer import Tokenizer
 
 _NOT_LOGGED = (None, None, None)
-"""Of a drafted token whose probabilities no log tells."""
+"""Values of a drafted token without logged probabilities."""
 _MANY_VALUES = 1 << 18
-"""That are written into a trace at once."""
+"""Number of values written to a trace at once."""
 LONGEST_TOKEN = 8192
-"""Characters of one token in a trace: escaped, more might not fit a field that opens again."""
+"""Characters of one token in a trace: with escapes, more might not fit a field when reopened."""
+
+
+def states(derived: str, observed: str) -> dict[str, ColumnState]:
+    """How the named columns are known."""
+    found: dict[str, ColumnState] = dict.fromkeys(derived.split(), "derived")
+    return found | dict.fromkeys(observed.split(), "observed")
+
+
 COLUMNS = {
-    "rounds": {
-        "round": "derived",
-        "t_ms": "derived",
-        "pos0": "derived",
-        "num_draft_tokens": "observed",
-        "num_accepted_draft_tokens": "observed",
-        "num_target_tokens": "derived",
-        "num_emitted": "observed",
-        "stop_kind": "derived",
-        "rollback_depth": "derived",
-        "memory_rollback": "derived",
-        "rollback_path": "derived",
-        "n_rs_seq": "derived",
-        "replay_index": "derived",
-        "verify_width": "derived",
-        "accept_rule": "derived",
-        "drafter": "derived",
-        "total_ms": "observed",
-        "n_merged": "derived",
-    },
-    "tokens": {"pos": "derived", "kind": "derived", "token_id": "observed", "text": "observed"},
+    "rounds": states(
+        "round t_ms pos0 num_target_tokens stop_kind rollback_depth memory_rollback rollback_path "
+        "n_rs_seq replay_index verify_width accept_rule drafter n_merged",
+        "num_draft_tokens num_accepted_draft_tokens num_emitted total_ms",
+    ),
+    "tokens": states("pos kind", "token_id text"),
 }
-"""What a stream of llama-server tells of the columns that it fills; the others are absent."""
-
-
+"""States of the columns filled from a llama-server's stream; the others are absent."""
 LOG_COLUMNS = {
-    "rounds": {
-        "round": "derived",
-        "pos0": "observed",
-        "num_draft_tokens": "observed",
-        "num_accepted_draft_tokens": "observed",
-        "num_emitted": "observed",
-        "rollback_path": "observed",
-        "rollback_depth": "derived",
-        "memory_rollback": "derived",
-        "stop_kind": "derived",
-        "total_ms": "derived",
-    },
-    "tokens": {"pos": "derived", "kind": "derived", "token_id": "observed"},
+    "rounds": states(
+        "round rollback_depth memory_rollback stop_kind total_ms",
+        "pos0 num_draft_tokens num_accepted_draft_tokens num_emitted rollback_path",
+    ),
+    "tokens": states("pos kind", "token_id"),
 }
-"""The same of a log by itself."""
+"""The same for a log alone."""
 
 
 TokenColumns: TypeAlias = tuple[Sequence[int | None], Sequence[str | None]]
-"""Ids and texts of tokens, of each None where it is not given; no texts where none is."""
+"""Ids and texts of tokens, None where not given; no texts if there are none."""
 TokenRun: TypeAlias = tuple[int, int, int, str, Sequence[int | None], Sequence[str | None]]
-"""Tokens of one kind that follow each other: their round and sequence, the position of the first,
-the kind, ids and texts as in `TokenColumns`."""
+"""Consecutive tokens of one kind: their round and sequence, position of the first, kind, ids and
+texts as in `TokenColumns`."""
 
 
 class PromptPart(Struct, frozen=True):
-    """Tokens of a prompt that were processed together. pos0: position of the first. prompt_ms: the
-    end of it, None where it is not known."""
+    """Tokens of a prompt processed together. pos0: position of the first. prompt_ms: their end,
+    None if unknown."""
 
     pos0: int
     n_tokens: int
@@ -90,10 +73,10 @@ class PromptPart(Struct, frozen=True):
 
 
 class ReadyRow(Struct):
-    """A row of `rounds` that is settled. t_ms: its end, in the run's time, None without times.
-    n_prompt: tokens of the sequence's prompt, 0 where not known. prompt_ids: of the whole prompt,
-    with its first part. emitted: tokens whose rounds are not known, and so no row of `rounds`.
-    Without any of these: a prompt of which only the first token is known to have come."""
+    """A settled row of `rounds`. t_ms: its end, in the run's time, None without times. n_prompt:
+    tokens of the sequence's prompt, 0 if unknown. prompt_ids: of the whole prompt, with its first
+    part. emitted: tokens of unknown rounds, without a row of `rounds`. Without any of these: a
+    prompt of which only the first token is known."""
 
     t_ms: float | None
     seq_id: int
@@ -105,7 +88,7 @@ class ReadyRow(Struct):
 
 
 class RowWriter:
-    """Gives settled rows their rounds' numbers and writes them."""
+    """Numbers settled rows by round and writes them."""
 
     def __init__(
         self, writer: TraceWriter, reach: PlaneReach, vocabulary: Tokenizer | None = None
@@ -117,17 +100,17 @@ class RowWriter:
         self.rule = AcceptRule()
         """How drafted tokens are accepted."""
         self.log_pieces: Mapping[int, bytes] = {}
-        """Bytes of tokens as the server's log tells them."""
+        """Bytes of tokens from the server's log."""
         self._tokens_of: list[Any] = []
         self._rounds_of: list[Any] = []
         self._drafts: list[Any] = []
-        """Not written yet; the row of a round comes after those of its tokens."""
+        """Pending; a round's row comes after those of its tokens."""
         self._plain: list[TokenRun] = []
-        """The same of tokens whose rounds are not known; none of them comes with others."""
+        """Pending tokens of unknown rounds; they never come with others."""
 
     def write(self, ready: ReadyRow, begun_ms: float = 0.0) -> None:
-        """One row and its tokens, as the round after the last one written; they are in the trace
-        after `flush`. begun_ms: the run's beginning on the row's clock."""
+        """Write a row and its tokens as the next round; they are in the trace after `flush`.
+        begun_ms: the run's start on the row's clock."""
         t_ms = None if ready.t_ms is None else max(ready.t_ms - begun_ms, 0.0)
         ids = {"round": self._n_rounds, "seq_id": ready.seq_id}
         self._n_rounds += 1
@@ -149,7 +132,7 @@ class RowWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Bring into the trace what was written."""
+        """Bring pending rows into the trace."""
         if self._plain:
             write_runs(self._writer, self._plain)
             self._plain, self._n_plain = [], 0
@@ -162,8 +145,8 @@ class RowWriter:
             rows.clear()
 
     def fill_in(self) -> None:
-        """What was learned too late for the rows that were written: planes, and whose drafts they
-        are where the server has one drafter."""
+        """Fill in what was learned after rows had been written: planes, and the drafter if the
+        server has only one."""
         store = self._writer.store
         n = len(store.rounds)
         mine = np.flatnonzero(store.rounds.column("run_id", 0, n) == self._writer.run_id)
@@ -253,10 +236,7 @@ class RowWriter:
             ids["round"],
             t_ms,
             ready.n_prompt + one.first - 2 if is_placed else None,
-            one.drafted,
-            one.accepted,
             1 + (restored and one.judges_again) if one.path and is_one else None,
-            one.emitted,
             "" if stop == "unknown" else stop,
             *(own and one.undone, own and one.undone),
             path_name(one.path, self._reach),
@@ -265,15 +245,16 @@ class RowWriter:
             own and one.drafted + 1,
             self.rule.name if one.drafted else "",
             drafter,
-            one.name_ms - one.before_ms if is_placed and t_ms is not None else None,
             None if is_one else one.n_merged,
+            *(one.drafted, one.accepted, one.emitted),
+            one.name_ms - one.before_ms if is_placed and t_ms is not None else None,
             *(of_log or (None,) * len(_OF_LOG)),
         )
         if one.drafted and is_one and drafter:
             self._drafts += ids["round"], ids["seq_id"], drafter, one.drafted
 
     def _drafter(self, one: ObservedRound) -> str:
-        """Whose draft was verified: the log's word, or the server's only drafter."""
+        """Whose draft was verified: from the log, or the server's only drafter."""
         if not one.drafted:
             return ""
         if one.log is not None and one.log.drafter:
@@ -305,10 +286,10 @@ class RowWriter:
         log: LogRound,
         tokens: Sequence[StreamedToken],
     ) -> None:
-        """What was drafted and not accepted, and what was decoded again, as the log tells."""
+        """Write drafted tokens that were not accepted, and replayed tokens, from the log."""
         draws = self.rule.draws
         for i in range(one.accepted, len(log.draft)):
-            # of a drafter that draws only the candidates are logged
+            # for a sampling drafter only the candidates are logged
             token_id = None if draws else log.draft[i][0][0]
             kind = "rejected" if i == one.accepted else "ignored"
             more = _drafted(log, i, draws, token_id)
@@ -318,15 +299,15 @@ class RowWriter:
             self._token(ids, first_pos + i, "replayed", token.token_id, self._text(token), i)
 
     def _known(self, token: StreamedToken) -> StreamedToken:
-        """The token with its id, where exactly one of the vocabulary has its bytes. Running text
-        is never cut into tokens again: others would come out."""
+        """The token with its id, if exactly one token of the vocabulary has its bytes. Running text
+        is never tokenised again, because the result might differ."""
         if self._vocabulary is None or token.token_id is not None or not token.alone:
             return token
         found = self._vocabulary.ids_of_piece((token.text or "").encode())
         return token._replace(token_id=found[0]) if len(found) == 1 else token
 
     def _text(self, token: StreamedToken) -> str | None:
-        """What a token's row has to say of its text: nothing where its id tells it."""
+        """The text of a token's row: none if the id determines it."""
         if (text := token.text) is None:
             return None
         if len(text) > LONGEST_TOKEN:
@@ -345,11 +326,11 @@ _TOKEN = ("round", "seq_id", *COLUMNS["tokens"], *_OF_DRAFT)
 """Columns of a token's row."""
 _OF_LOG = "checkpoint_bytes", "draft_n_max", *(f"{phase}_ms" for phase in PHASES)
 _ROUND = ("seq_id", *COLUMNS["rounds"], *_OF_LOG)
-"""Those of a round's."""
+"""Columns of a round's row."""
 
 
 def write_runs(writer: TraceWriter, runs: Sequence[TokenRun]) -> None:
-    """Rows of `tokens`, each run's one after another."""
+    """Write rows of `tokens`, run after run."""
     rounds, seq_ids, firsts, kinds, ids, texts = zip(*runs, strict=True)
     n_each = [*map(len, ids)]
     before = np.cumsum([0, *n_each[:-1]])
@@ -368,15 +349,15 @@ def write_runs(writer: TraceWriter, runs: Sequence[TokenRun]) -> None:
 
 
 def path_name(path: str, reach: PlaneReach) -> str:
-    """A path as the trace calls it: restores beyond the planes have a name of their own."""
+    """The trace's name of a path: restores beyond the planes have a name of their own."""
     return "restore_depth" if path == "restore" and reach.has_planes else path
 
 
 def _drafted(
     log: LogRound | None, index: int, draws: bool, token_id: int | None
 ) -> tuple[Any, ...]:
-    """Probability of a drafted token, and the best ones there with theirs. draws: whether the
-    drafter does, token_id: which one it drew."""
+    """Probability of a drafted token, and the best candidates with theirs. draws: whether the
+    drafter samples; token_id: the sampled one."""
     if log is None or index >= len(log.draft):
         return _NOT_LOGGED
     tops = log.draft[index]
@@ -385,11 +366,11 @@ def _drafted(
 
 
 def told_figures(told: Sequence[Timings], has_rows: bool, has_times: bool) -> dict[str, Any]:
-    """The server's own counters under the names of `engine.trace.timings.summary`, of one sequence
-    or of several together.
+    """The server's counters under the names of `engine.trace.timings.summary`, of one sequence or
+    of several together.
 
-    has_rows: rounds are known as well; else what needs them is None. has_times: of all sequences,
-    so that the time in which any of them was generating is known.
+    has_rows: rounds are known as well; else figures that need them are None. has_times: for all
+    sequences, so that the time in which any of them was generating is known.
     """
     every = [
         (t.cache_n, t.prompt_n, t.prompt_ms, t.predicted_n, t.draft_n, t.draft_n_accepted)
@@ -416,14 +397,13 @@ def told_figures(told: Sequence[Timings], has_rows: bool, has_times: bool) -> di
         figures |= _known(answer_speeds(ms, n_predicted, told[0].n_timed))
     if not has_rows:
         figures |= dict.fromkeys(_NEED_ROWS)
-    if not has_times and len(told) > 1:  # times of requests that ran together do not add up
+    if not has_times and len(told) > 1:  # times of concurrent requests do not add up
         figures |= dict.fromkeys(_NEED_TIMES)
     return figures
 
 
 def with_others(figures: dict[str, Any], others: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Sums of such figures and those of replies without timings, None where one has no part of a
-    sum that another has."""
+    """Sums of such figures and those of replies without timings, None if one lacks a summand."""
     found = dict(figures)
     for name in ("cache_n", "prompt_n", "predicted_n", "draft_n", "draft_n_accepted"):
         values = [n for one in others if (n := one.get(name)) is not None]

@@ -1,9 +1,8 @@
-"""Withheld tokens: shared among the rounds that a stream holds them back in.
+"""Withheld tokens: division of tokens that a stream holds back among its rounds.
 
-A stream that holds tokens back tells how many there are when the next chunk comes. They are the
-tail of the round before, the head of the round of that chunk, or whole rounds between, whose
-figures then arrive in one sum. Every round has a length that its path allows, and all tokens are
-used: what fits all along the chain is possible.
+Their number is known when the next chunk arrives. They are the tail of the previous round, the head
+of the round of that chunk, or whole rounds in between, whose figures then arrive in one sum. Every
+round has a length that its path allows, and all tokens are used: any consistent chain is possible.
 """
 
 from __future__ import annotations
@@ -15,22 +14,22 @@ from functools import lru_cache, partial
 from itertools import pairwise
 
 _MOST_TAIL = 64
-"""Tokens that a round may have after its last chunk."""
+"""Tokens of a round after its last chunk."""
 
 _MOST_HIDDEN, _HIDDEN_EACH = 1 << 17, 16
-"""Tokens without a chunk of their own: of a server, and more of them with every chunk."""
+"""Limits of tokens without a chunk of their own: per server, plus some for every chunk."""
 
 
 class NoShareError(ValueError):
-    """No length of the rounds fits the counters. The message is a sentence without its end."""
+    """No lengths of the rounds fit the counters. The message is a sentence without its end."""
 
 
 class PlaneReach:
-    """How deep a server's snapshot planes reach, as far as its rounds tell, and how many tokens its
+    """Depth of a server's snapshot planes, as far as its rounds show, and how many tokens its
     streams hold back.
 
-    deepest_removal: the deepest that was undone in place. shallowest_restore: the shallowest that
-    needed a checkpoint. n_rs_seq lies at or above the one and below the other.
+    deepest_removal: the deepest rollback in place. shallowest_restore: the shallowest that needed a
+    checkpoint. n_rs_seq is at least the former and less than the latter.
     """
 
     def __init__(self) -> None:
@@ -38,31 +37,31 @@ class PlaneReach:
         self.shallowest_restore: float = math.inf
         self._n_hidden_left = _MOST_HIDDEN
         self.asked = set[int]()
-        """Depths whose paths were asked for where no length tells them, -1 where tokens are
-        shared: what their rounds are depends on what is known of the planes."""
+        """Depths whose paths were requested where lengths do not determine them, -1 for shared
+        tokens: their rounds depend on what is known about the planes."""
 
     def hold_back(self, n_tokens: int, n_chunks: int = 1) -> bool:
-        """Take in chunks that have this many tokens in addition to their own. False: for more than
-        a server can mean, all its chunks so far included."""
+        """Count chunks with this many additional tokens. False if they exceed what a server can
+        hold back."""
         left = self._n_hidden_left + _HIDDEN_EACH * n_chunks - n_tokens
         self._n_hidden_left = max(left, 0)
         return left >= 0
 
     def learn(self, path: str, undone: int) -> None:
-        """Take in a round whose own length tells its path."""
+        """Learn from a round whose length determines its path."""
         if path == "seq_rm":
             self.deepest_removal = max(self.deepest_removal, undone)
         elif path == "restore":
             self.shallowest_restore = min(self.shallowest_restore, undone)
 
     def tell(self, n_rs_seq: int) -> None:
-        """The number of planes as the server's log has it."""
+        """Set the number of planes from the server's log."""
         self.deepest_removal = max(self.deepest_removal, n_rs_seq)
         self.shallowest_restore = min(self.shallowest_restore, n_rs_seq + 1)
 
     @property
     def is_late(self) -> bool:
-        """Whether rounds may be others now that more is known than when they were read."""
+        """Whether rounds could be read differently now that more is known."""
         return self.is_contradictory or any(n < 0 or self.path(n) for n in self.asked)
 
     @property
@@ -71,19 +70,19 @@ class PlaneReach:
 
     @property
     def n_rs_seq(self) -> int | None:
-        """Snapshot planes, None where several numbers are possible."""
+        """Snapshot planes, None if several numbers are possible."""
         only = self.deepest_removal + 1 == self.shallowest_restore
         return self.deepest_removal if only else None
 
     @property
     def has_planes(self) -> bool | None:
-        """Whether there are any, None where it is unknown."""
+        """Whether there are planes, None if unknown."""
         if self.deepest_removal:
             return True
         return False if self.shallowest_restore == 1 else None
 
     def path(self, undone: int) -> str:
-        """The path of a rollback, "" where it is unknown."""
+        """The path of a rollback, "" if unknown."""
         if self.is_contradictory:
             return ""
         if undone <= self.deepest_removal:
@@ -93,10 +92,10 @@ class PlaneReach:
 
 @dataclass(slots=True)
 class Chunks:
-    """Chunks of one name, predicted_ms. before_ms: the name before. drafted, accepted: rise of the
-    counters. gap: tokens held back in front of the first chunk, of this group or the one before.
-    first_seen, last_seen: numbers of the tokens that its first and last chunk end with. is_cut: the
-    answer ended inside of it."""
+    """Chunks with equal predicted_ms (their name). before_ms: the previous name. drafted, accepted:
+    increase of the counters. gap: tokens held back before the first chunk, of this group or the
+    previous one. first_seen, last_seen: numbers of the tokens that end its first and last chunk.
+    is_cut: the answer ended inside it."""
 
     name_ms: float
     before_ms: float
@@ -115,8 +114,8 @@ class Chunks:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Merged:
-    """A group as n_merged rounds of n_tokens in all. path: "" where it is unknown. Of several the
-    smallest is the plainest."""
+    """A group as n_merged rounds of n_tokens in total. path: "" if unknown. The smallest number is
+    the simplest."""
 
     n_merged: int
     n_tokens: int
@@ -126,10 +125,10 @@ class Merged:
 def possible_shares(
     groups: list[Chunks], start: int, stop: int, reach: PlaneReach, lengths: set[int]
 ) -> list[list[Merged]]:
-    """What each group may be, the first of each fitting together; groups follow token `start` and
-    end with token `stop`. lengths: of the drafts of rounds that stood alone, 0 included.
+    """The possibilities for each group; the first of each fit together. Groups follow token `start`
+    and end with token `stop`. lengths: of drafts of separate rounds, including 0.
 
-    Raises NoShareError where nothing fits.
+    Raises NoShareError if nothing fits.
     """
     path = _path_of(groups[0], stop - start, reach) if len(groups) == 1 else None
     if path is not None and not groups[0].gap:  # nothing is shared, as in nearly every round
@@ -165,7 +164,7 @@ def possible_shares(
 def _ends(
     groups: list[Chunks], start: int, stop: int, reach: PlaneReach, lengths: set[int], strict: bool
 ) -> list[set[int]]:
-    """The last tokens that each group may have in any way that fits; empty where none does."""
+    """The possible last tokens of each group; empty if nothing fits."""
     bounds = [
         (one.last_seen, min(after.first_seen - 1, one.last_seen + _MOST_TAIL))
         for one, after in pairwise(groups)
@@ -196,7 +195,7 @@ def _shares(
     lengths: set[int],
     strict: bool,
 ) -> Iterator[Merged]:
-    """What a group after token `begin` may be that ends within bounds."""
+    """The possibilities for a group after token `begin` that ends within bounds."""
     least, most = bounds[0] - begin, bounds[1] - begin
     may_be_single = not (strict and group.gap and lengths) or group.drafted <= max(lengths)
     for share in _single(group, reach) if may_be_single else ():
@@ -207,7 +206,7 @@ def _shares(
 
 
 def _path_of(group: Chunks, n_tokens: int, reach: PlaneReach) -> str | None:
-    """The path of a group as one round of n tokens, None where it cannot be one."""
+    """The path of a group as one round of n tokens, None if impossible."""
     n_own, undone = n_tokens - group.accepted, group.undone
     known = reach.path(undone) if undone else "none"
     if not group.is_cut:
@@ -234,7 +233,7 @@ def _merged(
 ) -> Iterator[Merged]:
     """Several rounds whose figures came in one sum."""
     if not group.drafted:
-        # every round without a draft has one token
+        # a round without a draft has one token
         if not (strict and lengths and 0 not in lengths):
             yield from (Merged(n, n, "none") for n in range(max(least, 2), most + 1))
         return

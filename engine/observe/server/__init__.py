@@ -1,1 +1,1 @@
-"""A llama-server that is asked: its client, the run that it makes, what it takes with a request."""
+"""llama-server as a source: its client, the run of its requests, the options it takes with them."""

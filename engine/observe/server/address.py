@@ -1,4 +1,4 @@
-"""Addresses of servers, their certificates, and the API keys that the system's keyring keeps."""
+"""Addresses of servers, their certificates, and API keys in the system's keyring."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SERVICE = "draftscope"
 
 
 def server_address(text: str) -> str:
-    """An address as a user writes it, with a scheme and without what every path begins with.
+    """An address as typed, completed with a scheme and without a common path prefix.
 
     Raises OptionError for one that names no server.
     """
@@ -45,26 +45,26 @@ def is_loopback(host: str) -> bool:
 
 @functools.cache
 def system_certificates() -> ssl.SSLContext:
-    """The system's certificates, read once: that takes 60 ms of the processor."""
+    """The system's certificates, loaded once: that takes 60 ms of CPU."""
     return ssl.create_default_context()
 
 
 def stored_key(address: str) -> str | None:
-    """The key that is kept for a server; None without one, or without a keyring."""
-    import keyring  # looks for keyrings when it is imported
+    """The stored key of a server; None without one, or without a keyring."""
+    import keyring  # looks for keyring backends on import
 
     try:
         return keyring.get_password(SERVICE, address) or None
-    except Exception:  # a keyring's own, in addition to the package's
+    except Exception:  # a backend's own errors, in addition to the package's
         return None
 
 
 def store_key(address: str, key: str) -> bool:
-    """Keep a key; False where there is no keyring that takes it."""
+    """Store a key; False if no keyring takes it."""
     import keyring
 
     try:
         keyring.set_password(SERVICE, address, key)
         return keyring.get_password(SERVICE, address) == key
-    except Exception:  # a keyring's own, in addition to the package's
+    except Exception:  # a backend's own errors, in addition to the package's
         return False

@@ -1,7 +1,7 @@
-"""Talking to a server: what it says of itself, and streams of what it generates.
+"""The client of a server: facts about it, and streams of generated text.
 
-All network work happens on one thread of the client's own; what arrives is put into an inbox that
-one other thread empties.
+All network work happens in the client's own thread; what arrives goes into an inbox that one other
+thread empties.
 """
 
 from __future__ import annotations
@@ -50,22 +50,22 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 _CLOSE_S = 1.0
-"""How long closing waits for connections to end and for the server to hear of it, seconds."""
+"""How long closing waits for connections to end and for the server to notice, seconds."""
 _LARGEST_FACTS = 16 * 2**20
 _LOOK_S = 0.05
 _LONGEST_END = 200
 """Characters of an end token."""
 
 ReportWaiting = Callable[[str], None]
-"""Called with a sentence again and again while a reply is waited for."""
+"""Called with a sentence repeatedly while a response is awaited."""
 
 
 class ServerClient:
     """One server. address: http:// or https:// with host and port.
 
-    model: which of its models is meant, empty where it has one, or one is loaded. api_key is sent
-    as a bearer token and kept nowhere else. report: called while anything else is waited for than a
-    stream. Close it after use. Raises OptionError for an address or a key that cannot be one.
+    model: name of one of its models, empty if it has one, or one is loaded. api_key is sent as a
+    bearer token and kept nowhere else. report: called while anything but a stream is awaited. Close
+    it after use. Raises OptionError for an invalid address or key.
     """
 
     def __init__(
@@ -106,34 +106,34 @@ class ServerClient:
     def facts(
         self, waiting: ReportWaiting | None = None, cancelled: threading.Event | None = None
     ) -> ServerFacts:
-        """What the server says of itself, once its model is loaded. waiting: called instead of
+        """What the server reports of itself, once its model is loaded. waiting: called instead of
         `report`.
 
-        Raises ServerError (ApiKeyError: it wants another key), and Cancelled once `cancelled` is
+        Raises ServerError (ApiKeyError: another key is needed), and Cancelled once `cancelled` is
         set.
         """
         waiting = waiting or self.report
         return self._answer(self._question(lambda a: self._facts(waiting, a)), waiting, cancelled)
 
     def slots(self) -> list[dict[str, Any]] | None:
-        """The reply of /slots, None where the server tells nothing of them. Raises ServerError."""
+        """The reply of /slots, None from a server without that endpoint. Raises ServerError."""
         return self._answer(self.ask_for_slots())
 
     def ask_for_slots(self, seconds: float | None = None) -> Question[list[dict[str, Any]] | None]:
-        """As `slots`. seconds: how long it may take."""
+        """As `slots`, without waiting. seconds: time limit."""
         return self._question(lambda awaited: self._slots(awaited, seconds))
 
     def metrics(self) -> tuple[str, str] | None:
-        """The text of /metrics, and what is the same as long as the server is not started again;
-        None for a server without --metrics. Raises ServerError."""
+        """The text of /metrics, and an identifier that stays the same until the server restarts;
+        None from a server without --metrics. Raises ServerError."""
         return self._answer(self.ask_for_metrics())
 
     def ask_for_metrics(self, seconds: float | None = None) -> Question[tuple[str, str] | None]:
-        """As `metrics`. seconds: how long it may take."""
+        """As `metrics`, without waiting. seconds: time limit."""
         return self._question(lambda awaited: self._metrics(awaited, seconds))
 
     def ask(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """The JSON of a short reply: of a GET, with a body of a POST. Raises ServerError."""
+        """The JSON of a short response to a GET, or with a body to a POST. Raises ServerError."""
         method = "GET" if body is None else "POST"
         if self._about is not None and (model := self._about.model):
             path = self._path(path) if body is None else path
@@ -141,7 +141,7 @@ class ServerClient:
         return self._answer(self._question(lambda a: self._json(method, path, a, body)))
 
     def end_questions(self) -> None:
-        """Cancel the short requests in hand: waiting for one raises CancelledError."""
+        """Cancel short requests in flight: waiting for one raises CancelledError."""
         with self._lock:
             loop = self._loop
         if loop is not None:
@@ -149,8 +149,8 @@ class ServerClient:
                 loop.call_soon_threadsafe(lambda: [task.cancel() for task in self._questions])
 
     def chat_prompt(self, text: str, kwargs: Mapping[str, Any]) -> str:
-        """A user's message in the chat template of the server's model. kwargs: variables of the
-        template. Raises ServerError."""
+        """A user's message rendered by the server's chat template. kwargs: template variables.
+        Raises ServerError."""
         body: dict[str, Any] = {"messages": [{"role": "user", "content": text}]}
         if kwargs:
             body["chat_template_kwargs"] = dict(kwargs)
@@ -162,10 +162,10 @@ class ServerClient:
     def stream(
         self, request: int, path: str, body: bytes, inbox: Inbox, conversation: str | None = None
     ) -> Sent[None]:
-        """Send a request whose reply is a stream; what comes is put into the inbox under its
+        """Send a request with a streamed response; its pieces go into the inbox under the request's
         number.
 
-        conversation: a name that no one else uses, to find a lost stream again.
+        conversation: a unique name by which a lost stream can be resumed.
         """
         loop = self._running()
         sent = Sent[None](loop)
@@ -178,7 +178,7 @@ class ServerClient:
         return sent
 
     def close(self) -> None:
-        """End what runs, and the thread. Who waits or asks again gets a CancelledError."""
+        """End all requests, and the thread. Pending and later calls get a CancelledError."""
         with self._lock:
             loop, thread = self._loop, self._thread
             self._loop = self._thread = None
@@ -200,7 +200,7 @@ class ServerClient:
         with suppress(TimeoutError):
             asyncio.run_coroutine_threadsafe(end(), loop).result(3 * _CLOSE_S)
         loop.call_soon_threadsafe(loop.stop)
-        thread.join(5 * _CLOSE_S)  # it waits for nothing any more
+        thread.join(5 * _CLOSE_S)  # nothing is awaited any more
 
     # ---------------------------------------------------------------- the thread
 
@@ -218,8 +218,8 @@ class ServerClient:
             return self._loop
 
     def _question(self, work: Callable[[Awaited], Coroutine[Any, Any, _T]]) -> Question[_T]:
-        """Begin work on the client's thread. The coroutine is made there: a signal that interrupts
-        this thread leaves none that is never awaited."""
+        """Start work in the client's thread. The coroutine is created there: a signal that
+        interrupts this thread leaves none that is never awaited."""
         loop = self._running()
         question = Question[_T](loop)
 
@@ -236,7 +236,7 @@ class ServerClient:
         waiting: ReportWaiting | None = None,
         cancelled: threading.Event | None = None,
     ) -> _T:
-        """Wait for the answer, and say for how long."""
+        """Wait for the answer, and report how long."""
         waiting = waiting or self.report
         while not question.is_done(_LOOK_S):
             if cancelled is not None and cancelled.is_set():
@@ -250,19 +250,19 @@ class ServerClient:
         return question.answer.result()
 
     def _connected(self) -> httpx.AsyncClient:
-        """The connections; only on the client's thread."""
+        """The HTTP client; only in the client's thread."""
         if self._http is None:
             import httpx
 
             url = urlsplit(self.address)
-            # no detour through a proxy to this machine itself; certificates are the system's
+            # no HTTP proxy for this machine itself; the system's certificates
             self._http = httpx.AsyncClient(
                 base_url=self.address,
                 headers={"Accept-Encoding": "identity"}
                 | ({"Authorization": f"Bearer {self._api_key}"} if self._api_key else {}),
                 verify=system_certificates(),
                 trust_env=not is_loopback(url.hostname or ""),
-                # a server may close an idle connection just when it is used again
+                # a server may close an idle connection just when it is reused
                 limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
             )
         return self._http
@@ -301,8 +301,8 @@ class ServerClient:
         return self._about
 
     async def _end_token(self, props: Mapping[str, Any], awaited: Awaited) -> dict[int, bytes]:
-        """The token that ends a text, of which streams give the id alone; empty where the server
-        does not name it."""
+        """The end-of-text token, which streams give only as an id; empty if the server does not
+        name it."""
         text = props.get("eos_token")
         if not isinstance(text, str) or not 0 < len(text) <= _LONGEST_END:
             return {}
@@ -314,7 +314,7 @@ class ServerClient:
         return {}
 
     async def _models(self, awaited: Awaited) -> dict[str, Any]:
-        """What it lists as its models, empty where it lists none."""
+        """The server's list of models, empty without one."""
         status, headers, raw = await self._fetch("GET", "/v1/models", awaited)
         if status != 200 and status not in (401, 403):
             return {}
@@ -324,7 +324,7 @@ class ServerClient:
     async def _other(
         self, engine: str, listed: list[dict[str, Any]], awaited: Awaited
     ) -> ServerFacts:
-        """What another engine's server says of itself."""
+        """What a server of another engine reports of itself."""
         entry, about = chosen_model(self.address, listed, self._model)
         version = None
         if path := VERSIONS.get(engine):
@@ -345,7 +345,7 @@ class ServerClient:
         waiting: ReportWaiting,
         awaited: Awaited,
     ) -> ServerFacts:
-        """What a router says of one of its models, which it may have to load for that."""
+        """What a router reports of one of its models, which it may have to load first."""
         entry, about = chosen_model(self.address, listed, self._model)
         name, state = entry["id"], model_state(entry)
         if state not in ("", "loaded", "sleeping") and router.get("models_autoload") is False:
@@ -373,14 +373,14 @@ class ServerClient:
         )
 
     def _path(self, path: str) -> str:
-        """A path with the model that is meant, of a router."""
+        """A path with the chosen model of a router."""
         about = self._about
         if about is None or not about.model or not about.is_llama_server:
             return path
         return f"{path}{'&' if '?' in path else '?'}model={quote(about.model, safe='')}"
 
     def _replay(self, conversation: str | None) -> str:
-        """The path of a stream that was lost."""
+        """The path to resume a lost stream."""
         return self._path(f"/v1/stream?conv_id={quote(conversation or '', safe='')}")
 
     async def _slots(self, awaited: Awaited, seconds: float | None) -> list[dict[str, Any]] | None:
@@ -401,7 +401,7 @@ class ServerClient:
         return raw.decode("utf-8", "replace"), headers.get("Process-Start-Time-Unix", "")
 
     async def _offered(self, path: str, awaited: Awaited, seconds: float | None = None) -> Any:
-        """A JSON reply, or None from a server that does not offer it."""
+        """A JSON response, or None from a server without this endpoint."""
         status, headers, raw = await self._fetch("GET", path, awaited, seconds=seconds)
         return None if status in (404, 405, 501) else self._value(path, status, headers, raw)
 
@@ -428,8 +428,8 @@ class ServerClient:
         seconds: float | None = None,
         is_slow: bool = False,
     ) -> tuple[int, Mapping[str, str], bytes]:
-        """Status, headers and body of a short reply, which may take so long as a whole. is_slow:
-        its headers may take as long as those of a stream."""
+        """Status, headers and body of a short response, with a time limit for the whole. is_slow:
+        its headers may take as long as a stream's."""
         import httpx
 
         limit = self.limits.connect_timeout
@@ -474,12 +474,12 @@ class ServerClient:
             tell("broke", reason=error.message, error=error)
         except asyncio.CancelledError:
             tell("broke", reason="The request was ended here.")
-            # a named stream goes on at the server when its reader leaves; what is cancelled can
-            # not await any more
+            # a named stream continues at the server when its reader leaves; what is cancelled
+            # cannot await
             if conversation is not None:
                 task = asyncio.get_running_loop().create_task(self._give_up(conversation))
                 self._kept(task, self._goodbyes)
-        except Exception as error:  # a reader must learn of the end, whatever it was
+        except Exception as error:  # a reader must learn of the end in any case
             tell("broke", reason=f"The client failed: {type(error).__name__}: {error}.")
             raise
 

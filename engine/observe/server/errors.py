@@ -1,4 +1,4 @@
-"""What went wrong with a server, as sentences for its user."""
+"""Errors of a server as sentences for the user."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SOON_S = 0.25
 
 
 def is_loading(status: int, raw: bytes) -> bool:
-    """Whether a reply says that the server's model is not loaded yet."""
+    """Whether a response says that the server's model is still loading."""
     error = _told_error(raw)
     return status == 503 and (
         error.get("type") == "unavailable_error" or "loading" in str(error.get("message")).lower()
@@ -25,8 +25,7 @@ def is_loading(status: int, raw: bytes) -> bool:
 
 
 def again_after_s(status: int, raw: bytes, headers: Mapping[str, str]) -> float:
-    """Seconds after which a server that has no room now (429, 503) says to ask again, 0.0 where it
-    says none."""
+    """Seconds after which a busy server (429, 503) says to retry, 0.0 if it does not say."""
     said = headers.get("Retry-After", "").strip()
     if status not in (429, 503) or is_loading(status, raw):
         return 0.0
@@ -40,7 +39,7 @@ def again_after_s(status: int, raw: bytes, headers: Mapping[str, str]) -> float:
 
 
 def refusal(address: str, path: str, status: int, raw: bytes) -> ServerError:
-    """The error of a reply that is none of 200."""
+    """The error for a response with another status than 200."""
     error = _told_error(raw)
     message = server_words(error.get("message") or "", 300).rstrip(".")
     if status in (401, 403):
@@ -69,7 +68,7 @@ def refusal(address: str, path: str, status: int, raw: bytes) -> ServerError:
 
 
 def unreachable(address: str, error: BaseException) -> ServerError:
-    """The error of a connection that never came about."""
+    """The error for a connection that could not be made."""
     import httpx
 
     if isinstance(error, httpx.TimeoutException):
@@ -88,31 +87,15 @@ def unreachable(address: str, error: BaseException) -> ServerError:
     )
 
 
-def encoded(url: str, encoding: str) -> ServerError:
-    """The error of a reply whose body is encoded, though nothing of the kind was asked for."""
-    return ServerError(
-        f"{url} answers in the encoding {server_words(encoding, 40)}, which was not asked for.",
-        "Switch compression off in the proxy in front of the server.",
-    )
-
-
-def long_head(url: str) -> ServerError:
-    """The error of a reply that does not come to the end of its headers."""
-    return ServerError(
-        f"{url} answers with headers and interim replies (1xx) without an end.",
-        "Name the address and port of a llama-server.",
-    )
-
-
 def cut_short(address: str) -> ServerError:
-    """The error of a reply that breaks off."""
+    """The error for a truncated response."""
     return ServerError(
         f"{address} broke off its reply.", "See whether the server still runs; then send it again."
     )
 
 
 def foreign(address: str, path: str, kind: str = "") -> ServerError:
-    """The error of a reply that is not a llama-server's. kind: its content type, if it has one."""
+    """The error for a response that is not a llama-server's. kind: its content type, if any."""
     what = server_words(kind, 80) if kind not in ("", "application/json") else "something"
     return ServerError(
         f"{address} answers {path} with {what} that is not a llama-server's.",
@@ -135,7 +118,7 @@ def _reason(error: BaseException | None) -> str:
 
 
 def _told_error(raw: bytes) -> dict[str, Any]:
-    """The error object of a reply, empty if it has none."""
+    """The error object of a response, empty without one."""
     try:
         value = json.loads(raw)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""The log file of a server that runs: followed as it grows, is cut short or replaced."""
+"""The log file of a running server: followed as it grows, is truncated or replaced."""
 
 from __future__ import annotations
 
@@ -18,23 +18,22 @@ from engine.trace.store import LOOK_S
 
 _QUIET_S = 0.2
 _SETTLE_S = 2.0
-"""How long a server is given to write what it has just done, seconds."""
+"""How long a server is given to log what it has just done, seconds."""
 _AT_ONCE = 4 * 2**20
 _LONGEST_STARTUP = 2**20
 _FIRST_TASK = re.compile(rb"\| task \d")
 
 
 class LogFollower:
-    """What a server writes into its log from now on, after what it wrote when it started.
+    """The new contents of a server's log, after what it logged at its start.
 
-    What lies between, requests of earlier times, is not read. Raises OptionError for a file that
-    cannot be read.
+    Lines in between, of earlier requests, are skipped. Raises OptionError for an unreadable file.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._closing = ExitStack()
-        self._file = self._opened()  # kept open, so that no other file gets its number
+        self._file = self._opened()  # kept open so that its inode is not reused
         begin = self._file.read(_LONGEST_STARTUP) or b""
         self._file.seek(0, SEEK_END)
         task = _FIRST_TASK.search(begin)
@@ -43,26 +42,26 @@ class LogFollower:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def more(self) -> str:
-        """What was written since the last time, 4 MiB at most; nothing while there is no file."""
+        """What was appended since the last call, 4 MiB at most; empty while there is no file."""
         text, self._waiting = self._waiting, ""
         try:
             now, known = self._path.stat(), os.fstat(self._file.fileno())
             if (now.st_dev, now.st_ino) != (known.st_dev, known.st_ino):
                 self._file = self._opened()
                 self._decoder.reset()
-            elif now.st_size < self._file.tell():  # started anew by another server
+            elif now.st_size < self._file.tell():  # another server has started a new file
                 self._file.seek(0)
                 self._decoder.reset()
             return text + self._decoder.decode(self._file.read(_AT_ONCE) or b"")
-        except (OSError, OptionError):  # there is none, or a pipe has taken its place
+        except (OSError, OptionError):  # it is gone, or a pipe has replaced it
             return text
 
     def close(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         self._closing.close()
 
     def _opened(self) -> BinaryIO:
-        """The file as it is now, and the one before it closed."""
+        """The current file; the previous one is closed."""
         with ExitStack() as opening:
             file = opening.enter_context(opened_file(self._path))
             self._closing.close()
@@ -71,10 +70,10 @@ class LogFollower:
 
 
 class JoinedLog:
-    """The log that a server writes while it is observed, joined to the rounds of a run.
+    """A server's log, joined to the rounds of a run while it is observed.
 
-    path: None where there is none. unread: why it was not read to its end, and what to do about it.
-    Raises OptionError for a file that cannot be read.
+    path: None without a log. unread: why it was not read to its end, and the remedy. Raises
+    OptionError for an unreadable file.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -84,13 +83,13 @@ class JoinedLog:
         self.unread = ""
 
     def follow(self, run: ObservedRun) -> None:
-        """Read what the log tells, if the last look was not just now."""
+        """Read new lines, unless the last look was just now."""
         if perf_counter() >= self._looked + LOOK_S:
             self._look(run)
 
     def is_settled(self, run: ObservedRun) -> bool:
-        """Whether the log has its end, looked at again and again once the replies are over: the
-        server writes it a moment later than those."""
+        """Whether the log is complete; it is polled after the responses have ended, since the
+        server writes it a moment later."""
         now = perf_counter()
         if self._over is None:
             self._over = self._heard = now
@@ -99,13 +98,13 @@ class JoinedLog:
         return self._file is None or now >= min(self._heard + _QUIET_S, self._over + _SETTLE_S)
 
     def finish(self, run: ObservedRun) -> None:
-        """Wait for the end of the log, and read no more."""
+        """Wait for the end of the log, and stop reading."""
         while not self.is_settled(run):
             sleep(LOOK_S)
         self.end(run)
 
     def end(self, run: ObservedRun) -> None:
-        """Read what is there, and then no more."""
+        """Read what is there, and stop."""
         self._look(run)
         if self._file is not None:
             self._file.close()
@@ -113,13 +112,13 @@ class JoinedLog:
             run.log_ended()
 
     def _look(self, run: ObservedRun) -> bool:
-        """Whether the log had anything."""
+        """Read new lines; returns whether there were any."""
         self._looked = perf_counter()
         if self._file is None:
             return False
         text = self._file.more()
         try:
-            run.log(text)  # also of nothing, so that rows wait for the log from the first look on
+            run.log(text)  # an empty text, too: from the first look on, rows wait for it
         except TraceFileError as error:
             self._file.close()
             self._file, self.unread = None, str(error)

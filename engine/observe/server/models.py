@@ -1,4 +1,4 @@
-"""Models that a server lists: whose server it is, and which of them is meant."""
+"""Models that a server lists: the engine that serves them, and which one is used."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine.observe.rounds.stream import server_words
 
 _MOST_MODELS = 10_000
 OPENAI = "openai"
-"""A server of the OpenAI API that does not say more of itself."""
+"""A server of the OpenAI API of an unknown engine."""
 _OWNERS = {
     "vllm": "vllm",
     "sglang": "sglang",
@@ -26,20 +26,19 @@ VERSIONS = {
     "tensorrt-llm": "/version",
     "ollama": "/api/version",
 }
-"""Where a server says which version it is."""
+"""Endpoints that report a server's version."""
 _SHOWN = 8
 
 
 def listed_models(reply: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The entries of a reply of /v1/models that have a name."""
+    """The named entries of a /v1/models response."""
     data = reply.get("data")
     models = data[:_MOST_MODELS] if isinstance(data, list) else []
     return [one for one in models if isinstance(one, dict) and isinstance(one.get("id"), str)]
 
 
 def other_engine(listed: Sequence[dict[str, Any]]) -> str | None:
-    """The engine of a server that is not llama-server, by the owner of its models; None for one
-    that may be."""
+    """The engine of a server by the owner of its models; None if it may be llama-server."""
     owner = listed[0].get("owned_by") if listed else None
     if not isinstance(owner, str) or owner in ("", "llamacpp"):
         return None
@@ -47,8 +46,7 @@ def other_engine(listed: Sequence[dict[str, Any]]) -> str | None:
 
 
 def model_state(entry: dict[str, Any]) -> str:
-    """Whether a router has loaded a model: loaded, loading, unloaded; empty where it is not
-    said."""
+    """Whether a router has loaded a model: loaded, loading, unloaded; empty if it does not say."""
     status = entry.get("status")
     value = status.get("value") if isinstance(status, dict) else status
     return value if isinstance(value, str) else ""
@@ -57,10 +55,10 @@ def model_state(entry: dict[str, Any]) -> str:
 def chosen_model(
     address: str, listed: Sequence[dict[str, Any]], name: str
 ) -> tuple[dict[str, Any], str]:
-    """The entry of the model that is meant, and a sentence on the choice where there is one.
+    """The entry of the chosen model, and a sentence about the choice if there was one.
 
-    name: as the user has it; without one the only model, or the only one that is loaded. Raises
-    ServerModelError, which names the models, where that leaves several or none.
+    name: as typed; if empty, the only model, or the only loaded one. Raises ServerModelError, which
+    names the models, if that leaves several or none.
     """
     shown = ", ".join(map(_shown, listed[:_SHOWN]))
     more = f" and {len(listed) - _SHOWN:,} more" if len(listed) > _SHOWN else ""

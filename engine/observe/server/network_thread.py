@@ -1,4 +1,4 @@
-"""The network thread of a server's client: its loop, requests in its hand, look-ups of hosts."""
+"""The network thread of a server's client: its event loop, requests in flight, DNS look-ups."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _T = TypeVar("_T")
 
 
 class Sent(Generic[_T]):
-    """A request in hand of the client's thread. Calling it ends it, here and at the server; what
-    arrives afterwards is of no use. awaited: what it waits for, up to the headers of a stream."""
+    """A request in flight in the client's thread. Calling it cancels the request, here and at the
+    server; later data is dropped. awaited: what it waits for, up to the headers of a stream."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -25,12 +25,12 @@ class Sent(Generic[_T]):
         self.awaited = Awaited()
 
     def begin(self, task: asyncio.Task[_T]) -> None:
-        """Only on the client's thread."""
+        """Set the task; only in the client's thread."""
         self._task.append(task)
 
     def __call__(self, after_s: float = 0.0) -> None:
-        """after_s: for so long, what is on its way may still come."""
-        if not self._is_ended:  # to be cancelled twice would disturb what cleans up
+        """Cancel the request. after_s: how long data in flight may still arrive, seconds."""
+        if not self._is_ended:  # a second cancel would disturb the clean-up
             self._is_ended = True
             with suppress(RuntimeError):  # the client was closed
                 self._loop.call_soon_threadsafe(
@@ -39,7 +39,7 @@ class Sent(Generic[_T]):
 
 
 class Question(Sent[_T]):
-    """A short request and its answer, which is a CancelledError if it was ended before."""
+    """A short request and its answer: a CancelledError if it was cancelled."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop)
@@ -50,31 +50,32 @@ class Question(Sent[_T]):
         task.add_done_callback(lambda task: _settle(self.answer, task))
 
     def is_done(self, seconds: float) -> bool:
-        """Whether it is answered, waiting so long for that."""
+        """Whether it is answered, after waiting up to `seconds`."""
         with suppress(TimeoutError, CancelledError):
             self.answer.exception(max(0.0, seconds))
         return self.answer.done()
 
 
 def serve(started: Future[asyncio.AbstractEventLoop]) -> None:
-    """What the thread does. It makes its loop itself: no signal interrupts it half-way."""
+    """The thread's main function. It creates its loop itself: no signal interrupts that
+    half-way."""
     try:
         loop = asyncio.new_event_loop()
         loop.set_default_executor(_DaemonThreads())
-    except OSError as error:  # no more files may be open
+    except OSError as error:  # too many open files
         started.set_exception(error)
         return
     started.set_result(loop)
     loop.run_forever()
-    for task in asyncio.all_tasks(loop):  # asked for while the client was closed
+    for task in asyncio.all_tasks(loop):  # started while the client was being closed
         task.cancel()
     loop.run_until_complete(asyncio.sleep(0))
     loop.close()
 
 
 class _DaemonThreads(ThreadPoolExecutor):
-    """Looks up names of hosts. A look-up cannot be cancelled, and no end of the program may wait
-    for one: each has a thread that nothing joins."""
+    """DNS look-ups. They cannot be cancelled, and exiting the program must not wait for one: each
+    has a thread that is not joined."""
 
     def submit(self, fn: Callable[..., _T], /, *args: Any, **kwargs: Any) -> Future[_T]:
         found: Future[_T] = Future()
@@ -91,7 +92,7 @@ class _DaemonThreads(ThreadPoolExecutor):
 
 
 def _settle(answer: Future[_T], task: asyncio.Task[_T]) -> None:
-    """Give the end of a task to the thread that waits for it."""
+    """Pass the result of a task to the thread that waits for it."""
     if task.cancelled():
         answer.cancel()
     elif error := task.exception():

@@ -1,5 +1,5 @@
-"""Replies of a server: requested, read within limits of time and size, passed on by an inbox; the
-limits of time as options, and what is waited for under them."""
+"""Responses of a server: requested, read within time and size limits, put into an inbox; the time
+limits as options, and what is awaited under them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from engine.errors import ServerError, ServerTimeoutError
+from engine.observe.rounds.stream import server_words
 from engine.observe.server.errors import (
     again_after_s,
     cut_short,
-    encoded,
     foreign,
     is_loading,
-    long_head,
     refusal,
     unreachable,
 )
@@ -40,8 +39,8 @@ _SECONDS = NumberRange(0.0, 1e6, "Name a number of seconds up to 1000000.", is_o
 
 @dataclass(frozen=True, slots=True)
 class TimeLimits:
-    """Time limits of a server, seconds. Only what is complete counts as progress: bytes that end no
-    header block, event or short reply extend no limit. Raises OptionError."""
+    """Time limits of a server, seconds. Only complete units count as progress: bytes that do not
+    complete a header block, an event or a short response extend no limit. Raises OptionError."""
 
     GROUP: ClassVar[str] = "server"
     connect_timeout: float = option(
@@ -63,9 +62,8 @@ class TimeLimits:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Something that a server has to deliver. what: such as "the headers of URL". limit: seconds,
-    which the option `flag` sets. since: `time.perf_counter`. is_connected: the server was reached.
-    """
+    """Something awaited from a server. what: such as "the headers of URL". limit: seconds, set by
+    the option `flag`. since: `time.perf_counter`. is_connected: a connection was made."""
 
     what: str
     limit: float
@@ -75,19 +73,19 @@ class Wait:
 
     @property
     def seconds(self) -> float:
-        """How long it has lasted."""
+        """Seconds since it began."""
         return perf_counter() - self.since
 
     @property
     def sentence(self) -> str:
-        """For the user, without a full stop; empty as long as it is short."""
+        """For the user, without a full stop; empty while it is short."""
         if self.seconds < _SHOWN_AFTER_S:
             return ""
         return f"waiting for {self.what}, {int(self.seconds)} of {self.limit:g} s"
 
     @property
     def error(self) -> ServerError:
-        """Once the limit is reached."""
+        """The error once the limit is reached."""
         kind = ServerTimeoutError if self.is_connected else ServerError
         return kind(
             f"Waiting for {self.what} took more than {self.limit:g} s.",
@@ -96,25 +94,25 @@ class Wait:
 
 
 class Awaited:
-    """What a request waits for, replaced by the thread that reads and read by any other."""
+    """What a request waits for; set by the thread that reads, read by any other."""
 
     def __init__(self) -> None:
         self._wait: Wait | None = None
         self.loading: Wait | None = None
-        """The server's model, which is asked for again and again."""
+        """The loading of the server's model, which is polled."""
 
     @property
     def wait(self) -> Wait | None:
-        """What is waited for now."""
+        """The current wait."""
         return self.loading or self._wait
 
     def begin(self, wait: Wait) -> None:
-        """Wait for this from now on."""
+        """Start a wait."""
         self._wait = wait
 
     def load(self, address: str, limits: TimeLimits, todo: str = "load its model") -> None:
-        """The server says that its model is being loaded, or that it has no room. Raises
-        ServerError at the limit."""
+        """The server reports that it is loading its model, or has no room. Raises ServerError at
+        the limit."""
         if self.loading is None:
             what, now = f"{address} to {todo}", perf_counter()
             self.loading = Wait(what, limits.timeout, "--timeout", now)
@@ -123,24 +121,24 @@ class Awaited:
 
 
 CONNECT_S = 10.0
-"""How long a connection, or the answer to a question about the server, may take, seconds."""
+"""Time limit of a connection, and of a response about the server, seconds."""
 RESUME_S = 5.0
-"""How long a lost stream is looked for at a server that does not answer, seconds."""
+"""How long resuming a lost stream is tried at a server that does not answer, seconds."""
 AGAIN_S = 0.25
-"""Between two questions to a server that is not ready, seconds."""
+"""Interval between requests to a server that is not ready, seconds."""
 _LARGEST_ERROR = 2**20
 _CONVERSATION = "X-Conversation-Id"
 
 Tell = Callable[..., None]
 MOST_HEAD_BYTES = 96 << 10
-"""Of the headers of a reply, together with all interim replies (1xx) before it."""
+"""Most bytes of response headers, including all interim responses (1xx) before them."""
 _INBOX_BYTES = 2**20
 _OVERHEAD = 512
-"""Bytes that an arrival takes in addition to its data."""
+"""Memory of an arrival in addition to its data, bytes."""
 
 
 class Reply:
-    """A stream that is read to its end, over several connections if need be."""
+    """A stream that is read to its end, over several connections if necessary."""
 
     def __init__(
         self,
@@ -165,13 +163,13 @@ class Reply:
         self._has_begun = False
 
     async def read(self) -> None:
-        """Raises ServerError where it is refused or breaks for good."""
+        """Read the stream. Raises ServerError if it is refused or breaks for good."""
         while wait := await self._ask():
             await asyncio.sleep(wait)
 
     async def _ask(self) -> float:
-        """Send the request and read the reply; seconds after which it is to be sent again, to a
-        server that is not ready yet, 0.0 once it was read."""
+        """Send the request and read the response; returns the seconds after which to retry with a
+        server that is not ready, 0.0 after reading it."""
         import httpx
 
         headers = {"Content-Type": "application/json"}
@@ -203,7 +201,7 @@ class Reply:
                 self._has_begun = True
                 self._tell("head", status=200, headers=dict(response.headers))
                 kind = response.headers.get("Content-Type", "").split(";")[0]
-                if kind not in ("text/event-stream", "application/json"):  # of one in one piece
+                if kind not in ("text/event-stream", "application/json"):  # or in one piece
                     raise foreign(self._address, self._path, kind)
                 await self._pass_on(response)
         except (httpx.TransportError, ssl.SSLError, OSError) as error:
@@ -213,7 +211,7 @@ class Reply:
         return 0.0
 
     async def _resume(self, lost: ServerError) -> None:
-        """Read on after a broken connection, again and again. Raises `lost` if that cannot be."""
+        """Resume after a broken connection, with retries. Raises `lost` if that fails."""
         import httpx
 
         if self._conversation is None:
@@ -237,7 +235,7 @@ class Reply:
                         return
                     raw = await self._error_body(response)
                     if not is_loading(response.status_code, raw):
-                        raise lost  # started again, or it kept too little
+                        raise lost  # restarted, or its buffer was too small
             except (httpx.TransportError, ssl.SSLError, OSError):
                 pass
             except ServerError as error:
@@ -249,7 +247,7 @@ class Reply:
         raise lost
 
     async def _error_body(self, response: httpx.Response) -> bytes:
-        """What an error says, as far as it comes soon."""
+        """The body of an error, as far as it arrives soon."""
         try:
             async with asyncio.timeout(self._limits.connect_timeout):
                 return await read_body(response, _LARGEST_ERROR, cut=True)
@@ -257,12 +255,12 @@ class Reply:
             return b""
 
     async def _pass_on(self, response: httpx.Response) -> None:
-        """Put the body into the inbox; what one read of the connection brought is one piece."""
+        """Put the body into the inbox; each read of the connection is one piece."""
         loop = asyncio.get_running_loop()
         try:
             async for piece in response.aiter_raw():
                 if not self._gathered:
-                    loop.call_soon(self._hand_over)  # runs once this task waits for more
+                    loop.call_soon(self._hand_over)  # runs when this task next awaits
                 self._gathered.append(piece)
                 while self._inbox.is_full:
                     await asyncio.sleep(0.01)
@@ -277,11 +275,11 @@ class Reply:
 
 
 class OverLong(Exception):  # noqa: N818 - becomes a ServerError with the path
-    """A short reply that is none."""
+    """A short response that is too long."""
 
 
 async def read_body(response: httpx.Response, most: int, *, cut: bool = False) -> bytes:
-    """A whole reply. most: bytes; a longer one is cut there, or raises OverLong."""
+    """A complete response. most: bytes; a longer one is cut there, or raises OverLong."""
     raw = bytearray()
     async for piece in response.aiter_raw():
         raw += piece
@@ -303,13 +301,13 @@ async def exchange(
     head_s: float | None = None,
     **sent: Any,
 ) -> AsyncIterator[httpx.Response]:
-    """Send a request; the reply's body is to be read with `aiter_raw`.
+    """Send a request; read the response's body with `aiter_raw`.
 
-    connect_s: how long the connection may take, and without head_s everything until the context is
-    left. head_s: how long the headers may take, from when the request was sent; the body then has
-    no limit here. sent: as httpx takes it. Raises ServerError for a server that cannot be reached,
-    is too slow, sends endless headers or an encoding that was not asked for, and what httpx raises
-    while the body is read.
+    connect_s: time limit of the connection, and without head_s of everything until the context is
+    left. head_s: time limit of the headers, from when the request was sent; the body then has none
+    here. sent: as for httpx. Raises ServerError for a server that cannot be reached, is too slow,
+    sends endless headers or an encoding that was not requested, and httpx's errors while the body
+    is read.
     """
     import httpx
 
@@ -339,15 +337,18 @@ async def exchange(
 
 
 def check_encoding(url: str, headers: Mapping[str, str]) -> None:
-    """Raises ServerError for the headers of a reply whose body is encoded: nothing was asked for
-    but the bytes as they are, and no decompressor runs on what a server sends."""
+    """Raises ServerError for an encoded response: only identity was requested, and nothing that a
+    server sends is decompressed."""
     encoding = headers.get("Content-Encoding", "").strip().lower()
     if encoding not in ("", "identity"):
-        raise encoded(url, encoding)
+        raise ServerError(
+            f"{url} answers in the encoding {server_words(encoding, 40)}, which was not asked for.",
+            "Switch compression off in the proxy in front of the server.",
+        )
 
 
 class _Trace:
-    """Follows a request from the connection to the headers, as httpcore tells of it."""
+    """Follows a request from the connection to the headers, by httpcore's trace events."""
 
     deadline: asyncio.Timeout
 
@@ -380,7 +381,7 @@ class _Trace:
         self._awaited.begin(self.wait)
 
     def _limit(self, stream: httpcore.AsyncNetworkStream) -> None:
-        """Have a connection read no endless headers: httpx itself skips interim replies without a
+        """Limit the header bytes that a connection reads: httpx skips interim responses without a
         limit."""
         read = stream.read
 
@@ -389,7 +390,11 @@ class _Trace:
             if self._is_in_head:
                 self._room -= len(piece)
                 if self._room < 0:
-                    raise long_head(self._url)
+                    raise ServerError(
+                        f"{self._url} answers with headers and interim replies (1xx) without an "
+                        "end.",
+                        "Name the address and port of a llama-server.",
+                    )
             return piece
 
         stream.read = limited  # type: ignore[method-assign]
@@ -400,15 +405,14 @@ What = Literal["request", "head", "data", "lost", "resumed", "done", "broke", "l
 
 @dataclass(frozen=True, slots=True)
 class ExchangeEvent:
-    """What happened to a request. at: seconds of the clock of who notes it.
+    """An event of a request. at: seconds of the recorder's clock.
 
-    head: the reply began (status, headers). data: a piece of its body. lost: the connection broke
-    and is looked for again (reason). resumed: it was found. done: the reply ended by itself.
-    broke: it was cut short or refused (reason: one sentence; error, where there is a better word
-    for it than the sentence alone).
-    Through a proxy also: request: a client's, its body in data; reason: why that is not recorded.
-    left: the client has gone, or its request was ended here. unrecorded: the reply goes on, but is
-    not kept (reason).
+    head: the response began (status, headers). data: a piece of its body. lost: the connection
+    broke and is being resumed (reason). resumed: it was. done: the response ended normally. broke:
+    it was truncated or refused (reason: one sentence; error, if there is a more specific one than
+    the sentence). Through a proxy also: request: a client's, its body in data; reason: why it is
+    not recorded. left: the client has gone, or its request was ended here. unrecorded: the response
+    continues, but is not kept (reason).
     """
 
     request: int
@@ -424,8 +428,8 @@ class ExchangeEvent:
 
 
 class Inbox:
-    """Events of any number of requests, on their way from one thread to another. As long as it does
-    not take them, and 1 MiB waits, a client reads no further, and so the server waits too."""
+    """Events of any number of requests, passed from one thread to another. While 1 MiB waits in it,
+    a client stops reading, so the server waits, too."""
 
     def __init__(self, limit: int = _INBOX_BYTES) -> None:
         self._limit = limit
@@ -435,26 +439,26 @@ class Inbox:
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing more should be read for now."""
+        """Whether reading should pause."""
         return self._waiting >= self._limit
 
     @property
     def n_waiting(self) -> int:
-        """Events that were put and not taken."""
+        """Number of events in the queue."""
         return self._arrivals.qsize()
 
     def has_room_for(self, arrival: ExchangeEvent) -> bool:
-        """Whether one more is within the limit."""
+        """Whether one more event is within the limit."""
         return self._waiting + len(arrival.data) + _OVERHEAD <= self._limit
 
     def put(self, arrival: ExchangeEvent) -> None:
-        """Add one."""
+        """Add an event."""
         with self._lock:
             self._waiting += len(arrival.data) + _OVERHEAD
         self._arrivals.put(arrival)
 
     def take(self, seconds: float) -> ExchangeEvent | None:
-        """The next one, waiting so long for it; None if none came."""
+        """The next event, after waiting up to `seconds`; None without one."""
         try:
             arrival = self._arrivals.get(timeout=seconds) if seconds > 0 else None
             arrival = arrival or self._arrivals.get_nowait()

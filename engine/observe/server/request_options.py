@@ -1,4 +1,4 @@
-"""What a server takes with a request, of our run options and of its own."""
+"""Options of a request: our run options that a server takes, and its own."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ PER_REQUEST: dict[tuple[str, ...], str] = {
     ("sampler", "frequency_penalty"): "frequency_penalty",
     ("sampler", "logit_bias"): "logit_bias",
 }
-"""Our options that a request carries, by path, and their names there."""
+"""Our options that a request carries, by path, and the server's names of them."""
 
 _OURS = (("parallel",),)
-"""Options that this side keeps to: how many requests are sent at once."""
+"""Options applied on our side: how many requests are sent at once."""
 
 _FIXED = ("prompt", "stream", "timings_per_token")
 
 
 @dataclass(frozen=True, slots=True)
 class RequestOptions:
-    """What llama-server alone takes with a request. fields: anything else, by name, of which it
-    decides itself what it means."""
+    """What only llama-server takes with a request. fields: any other fields by name, passed
+    unchecked."""
 
     GROUP: ClassVar[str] = "request"
     stop: tuple[str, ...] = option(
@@ -84,7 +84,7 @@ def why_not_sent(one: PlacedOption) -> str:
 
 @dataclass(frozen=True)
 class ServerRequest:
-    """One request: where it goes, its JSON, and what a reader sees of the prompt."""
+    """One request: its path, its JSON, and the prompt as shown to the user."""
 
     path: str
     body: Mapping[str, Any]
@@ -92,7 +92,7 @@ class ServerRequest:
 
     @property
     def raw(self) -> bytes:
-        """The bytes that are sent. Raises OptionError for text that is not Unicode."""
+        """The bytes to send. Raises OptionError for text that is not Unicode."""
         try:
             return json.dumps(self.body, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
@@ -105,9 +105,9 @@ _TAKES = {
 }
 _ALSO: dict[str, dict[str, Any]] = {
     "vllm": {"return_token_ids": True},
-    "llama-swap": {"timings_per_token": True},  # which llama-servers are after it
+    "llama-swap": {"timings_per_token": True},  # forwards to llama-servers
 }
-"""What engines take that the OpenAI API does not have."""
+"""Fields that engines take in addition to the OpenAI API."""
 _NAMES = {"n_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
 _NEUTRAL = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "logit_bias": ()}
 
@@ -120,11 +120,11 @@ def request_for(
     more: RequestOptions | None = None,
     chat: Mapping[str, Any] | None = None,
 ) -> ServerRequest:
-    """A request to continue a prompt, text or ids, in the form that the server takes.
+    """A request to continue a prompt, text or ids, in the server's format.
 
-    chat: the text is a user's message in the server's own chat template, with these variables. A
-    llama-server makes the prompt of it, which is then continued as any other: its chat endpoint
-    would not tell the ids of tokens. Raises ServerError.
+    chat: the text is a user's message for the server's chat template, with these variables. A
+    llama-server renders it to a prompt, which is then continued as usual: its chat endpoint would
+    not give token ids. Raises ServerError.
     """
     is_chat = chat is not None and isinstance(source, str)
     if not server.is_llama_server:
@@ -140,8 +140,8 @@ def completion(
     more: RequestOptions | None = None,
     model: str = "",
 ) -> ServerRequest:
-    """A request to a llama-server to continue a prompt that tells its rounds: a stream with the
-    timings of every token, without what the slot held before. model: one of a router's."""
+    """A request to a llama-server to continue a prompt so that rounds can be read: a stream with
+    the timings of every token, without the slot's cached prompt. model: one of a router's."""
     more = more or RequestOptions()
     body: dict[str, Any] = {"model": model} if model else {}
     body |= {
@@ -170,7 +170,7 @@ def _openai(
     more: RequestOptions,
     chat: Mapping[str, Any] | None,
 ) -> ServerRequest:
-    """The same for a server of the OpenAI API, with what more its engine takes."""
+    """The same for a server of the OpenAI API, with its engine's extra fields."""
     body: dict[str, Any] = {"model": server.model}
     if chat is None:
         body["prompt"] = source if isinstance(source, str) else list(source)
@@ -186,7 +186,7 @@ def _openai(
         if name not in taken or is_unset:
             continue
         if name == "top_k" and not value:
-            value = -1  # all, which is 0 here
+            value = -1  # all, which is 0 for llama-server
         body[_NAMES.get(name, name)] = dict(value) if name == "logit_bias" else value
     body |= _ALSO.get(server.engine, {})
     if more.stop:

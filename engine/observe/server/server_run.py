@@ -1,4 +1,4 @@
-"""A run whose tokens come from a server: requests sent side by side, their replies recorded."""
+"""The run of a server: parallel requests, and their responses recorded."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ _SLOTS_S = 1.0
 _SETTLE_S = 2.0
 """How long the server is given to count what it has just finished, seconds."""
 _LAST_S = 0.05
-"""How long what is on its way may still come once a run is stopped, seconds."""
+"""How long data in flight may still arrive once a run is stopped, seconds."""
 _END_S = 2.0
 """How long a connection may stay open after the last event of its reply, seconds."""
 
 
 @dataclass
 class _Sent:
-    """A request that was sent. end: breaks it off, None once it is over. wait: for an event, from
-    the headers of the reply on."""
+    """A request in flight. end: cancels it, None once it is over. wait: for an event, after the
+    response's headers."""
 
     prompt: str
     observed: ObservedRequest
@@ -52,15 +52,14 @@ class _Sent:
 
 
 class ServerRun:
-    """A run of requests to one server, of the shape of any other run: `step` or `advance` until it
-    returns False; what was observed is in `trace`, and as it came in `observed`.
+    """A run of requests to one server, with the interface of any other run: `step` or `advance`
+    until it returns False; observations are in `trace`, and as received in `observed`.
 
-    parallel: requests that are sent at once; the others wait. log: file that the server writes its
-    log into; what it tells is joined to the rounds. facts: JSON-able, whatever else is
-    known of the run. errors: of requests that failed, in the order in which they did; the first
-    one is raised once everything is over. report: called with a sentence that counts while
-    the server is waited for, and with an empty one at the end of a wait; else the client's is. The
-    client stays open.
+    parallel: number of requests in flight; the others wait. log: the server's log file, joined to
+    the rounds. facts: JSON-able, further facts of the run. errors: of failed requests, in that
+    order; the first is raised at the end. report: called with a sentence that counts up while the
+    server is awaited, and with an empty one at the end of a wait; default: the client's. The client
+    stays open.
     """
 
     def __init__(
@@ -78,9 +77,9 @@ class ServerRun:
         self.trace, self.done = trace, False
         self.errors: list[ServerError] = []
         self.counted = Movement()
-        """How far the counters of the server moved; nothing where it keeps none."""
+        """The change of the server's counters; empty if it has none."""
         self.uncounted = ""
-        """Why they say nothing of this run, one sentence."""
+        """Why the counters do not cover this run, one sentence."""
         self._client, self._requests, self._parallel = client, requests, max(1, parallel)
         self._can_resume = server.is_llama_server
         self._raw = [request.raw for request in requests]
@@ -96,21 +95,21 @@ class ServerRun:
         self._before: tuple[str, str] | None = None
         self._has_begun = self._has_looked = False
         self._question: Question[Any] | None = None
-        """What the server is asked meanwhile, one thing at a time."""
+        """The question to the server in flight, one at a time."""
         self._held: ExchangeEvent | None = None
-        """The first data, until the server has named its drafters."""
+        """The first data, held until the server has named its drafters."""
         self._count_until = 0.0
         self._report, self._reported = report or client.report, ""
 
     @property
     def unread_log(self) -> str:
-        """Why the log was not read to its end, and what to do about it."""
+        """Why the log was not read to its end, and the remedy."""
         return self._log.unread
 
     @property
     def sequences(self) -> list[dict[str, Any]]:
-        """What the prompts were continued with, so far: seq_id; prompt, empty where it was sent as
-        ids; text; tokens, as far as their ids are known."""
+        """The continuations so far: seq_id; prompt, empty if sent as ids; text; tokens, as far as
+        their ids are known."""
         rows = rows_by_sequence(self.trace, self.run_id, EMITTED_KINDS)
         known = self.trace.tokens.column("token_id")
         ids = {
@@ -124,13 +123,12 @@ class ServerRun:
 
     @property
     def first_texts(self) -> Sequence[str]:
-        """What the first prompt was continued with, in the pieces in which it came; they become
-        more."""
+        """The continuation of the first prompt, in the pieces received; it grows."""
         return self._sent[0].observed.first_texts if self._sent else ()
 
     def step(self) -> bool:
-        """Go on until a round was recorded, or half a second has passed without any. True while
-        more is to come. Raises ServerError at the end, where a request failed."""
+        """Continue until a round is recorded or half a second has passed. True while more is to
+        come. Raises ServerError at the end if a request failed."""
         rows, until = len(self.trace.rounds), perf_counter() + _STEP_S
         while len(self.trace.rounds) == rows and self._go_on(until - perf_counter()):
             if perf_counter() >= until:
@@ -138,14 +136,14 @@ class ServerRun:
         return not self.done
 
     def advance(self, seconds: float = LOOK_S) -> bool:
-        """Record for so long what arrives; otherwise as `step`."""
+        """Record arrivals for `seconds`; otherwise as `step`."""
         until = perf_counter() + seconds
         while self._go_on(until - perf_counter()) and perf_counter() < until:
             pass
         return not self.done
 
     def cancel(self, seq_id: int) -> None:
-        """End the request of a sequence, here and at the server; the others go on.
+        """End a sequence's request, here and at the server; the others continue.
 
         Raises OptionError for a sequence that the run does not have.
         """
@@ -158,8 +156,8 @@ class ServerRun:
         self._skipped.add(seq_id)
 
     def stop(self) -> None:
-        """End all requests now, here and at the server; what has arrived by now stays. Waits for
-        nothing that the server might do."""
+        """End all requests now, here and at the server; what has arrived stays. Does not wait for
+        the server."""
         if self.done:
             return
         self._next = len(self._requests)
@@ -197,13 +195,13 @@ class ServerRun:
     # -- inside ----------------------------------------------------------------------------
 
     def _go_on(self, seconds: float) -> bool:
-        """Send what may be sent, record one arrival if any comes in time."""
+        """Send waiting requests, record one arrival if any comes in time."""
         if self.done:
             return False
         seconds = max(0.0, seconds)
         busy, self._returned = perf_counter() - self._returned, perf_counter()
         for one in self._sent:
-            if one.wait is not None:  # a pause of ours does not wait for the server
+            if one.wait is not None:  # a pause of ours is not the server's delay
                 one.wait = replace(one.wait, since=one.wait.since + busy)
         self._log.follow(self.observed)
         if not self._has_begun:
@@ -228,7 +226,7 @@ class ServerRun:
         return not self.done
 
     def _asked(self, ask: Callable[[], Question[Any]], seconds: float) -> tuple[bool, Any]:
-        """Whether the server has answered, or does not, and what; None for no answer."""
+        """Whether the question is settled, and its answer; None without one."""
         try:
             if self._question is None:
                 self._question = ask()
@@ -241,7 +239,7 @@ class ServerRun:
         return True, found
 
     def _end_waiting(self) -> None:
-        """Give up what has waited for too long."""
+        """Give up requests past their time limit."""
         for one in self._sent:
             if one.end is None or one.wait is None or one.wait.seconds <= one.wait.limit:
                 continue
@@ -297,7 +295,7 @@ class ServerRun:
             if one.observed.n_events > one.n_events:
                 one.n_events = one.observed.n_events
                 one.wait = self._wait_for("the next event of", one)
-            if one.observed.is_over and one.end is not None:  # nothing of it can be read any more
+            if one.observed.is_over and one.end is not None:  # its data cannot be read any more
                 one.end()
                 self._over(one)
         elif arrival.kind == "lost":
@@ -310,13 +308,13 @@ class ServerRun:
         else:
             if one.observed.known.get("status", 200) == 200:
                 one.observed.broke(arrival.reason, at_ms)
-            else:  # refused: nothing was cut short
+            else:  # refused: nothing was truncated
                 one.observed.known["error"] = arrival.reason
                 one.observed.done(at_ms)
             self._over(one, arrival.error or ServerError(arrival.reason, _SEND_AGAIN))
 
     def _over(self, one: _Sent, error: ServerError | None = None) -> None:
-        """Nothing more comes of a request. error: what broke it, if the connection did."""
+        """A request is over. error: of a broken connection, if any."""
         one.end = None
         said = one.observed.known.get("error")
         if error is None and isinstance(said, str):
@@ -345,7 +343,7 @@ class ServerRun:
         record_findings(self.trace, [self.run_id])
 
     def _is_counted(self, seconds: float) -> bool:
-        """Compare the server's counters with what was recorded, as soon as it has them."""
+        """Compare the server's counters with what was recorded, once it has updated them."""
         if not self._log.is_settled(self.observed):
             sleep(min(seconds, LOOK_S))
             return False
@@ -387,7 +385,7 @@ class ServerRun:
                 self.observed.counters(before[0], after[0])
 
     def _look_at_slots(self, seconds: float) -> None:
-        """A slot that works at a request names the drafters; replies do at their end."""
+        """Read the drafters from a busy slot; responses name them only at their end."""
         ask = partial(self._client.ask_for_slots, _SLOTS_S)
         self._has_looked, slots = self._asked(ask, seconds)
         if not self._has_looked:

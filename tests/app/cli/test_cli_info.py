@@ -19,6 +19,7 @@ Cli = Callable[..., Outcome]
 
 DATA = ROOT / "tests" / "data"
 MTP = DATA / "qwen35-c-v2x-mtp-f32.gguf"
+LATENT = DATA / "bailingmoe3-a-mtp-f32.gguf"
 QUICK = ("--threads", 1)
 WEIGHT = Tensor.of("blk.0.attn_q.weight", np.ones((2, 32)))
 TOKENS = {
@@ -156,6 +157,24 @@ def test_info_of_a_damaged_file_is_an_error(cli: Cli, tmp_path: Path) -> None:
     path.write_bytes(MTP.read_bytes()[:5000])
     outcome = cli("info", path)
     assert outcome.status == 1 and not outcome.out
+
+
+@pytest.mark.parametrize(
+    ("file", "types", "refused"),
+    [
+        (LATENT, ("-ctk", "q8_0"), True),
+        (LATENT, ("-ctk", "q8_0", "-ctv", "q8_0"), False),
+        (LATENT, (), False),
+        (MTP, ("-ctk", "q8_0"), False),
+    ],
+)
+def test_info_says_what_cells_llama_server_refuses(
+    file: Path, types: tuple[str, ...], refused: bool, cli: Cli
+) -> None:
+    sentence = "refuses two types of cells here"
+    assert (sentence in cli("info", file, *types).out) == refused
+    server = cli("info", file, "--json", *types).json["memory"]["llama_server"]
+    assert (sentence in server.get("refused", "")) == refused
 
 
 def test_info_says_whether_it_fits(cli: Cli) -> None:

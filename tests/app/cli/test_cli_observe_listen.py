@@ -19,7 +19,7 @@ import pytest
 from app.__main__ import main
 from engine.observe.proxy.proxy_run import ProxyRun
 from engine.trace.reopen import open_trace
-from tests.support.scripted_replies import Reply, cut, stream
+from tests.support.scripted_replies import Reply, cut, json_reply, stream
 from tests.support.scripted_server import ScriptedServer
 
 ROOT = Path(__file__).parents[3]
@@ -83,12 +83,31 @@ def test_requests_are_told_as_they_end_and_exported(
     assert first.startswith(f"0 /completion: {SUMS}") and ACCEPTED in first
     assert second.endswith(f"; {server.url} broke off its reply.")
     assert any("stream-cut" in line for line in rest)
+    assert "{" not in told.out, "an object is for --json"
     assert re.match(
         rf"draftscope: what comes to http://127.0.0.1:\d+ goes to {server.url}; ", told.err
     )
     facts = open_trace(folder).runs[0]
     assert facts["attachment"] == "proxy"
     assert [request["complete"] for request in facts["requests"]] == [True, False]
+
+
+def test_a_reply_without_timings_has_the_figures_of_its_usage(
+    server: ScriptedServer,
+    asking: Callable[[int, Callable[[str], None]], None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    usage = {"prompt_tokens": 7, "completion_tokens": 20}
+    choice = {"index": 0, "text": "a b", "finish_reason": "length"}
+    reply = {"choices": [choice], "usage": usage}
+    server.script("/v1/completions", json_reply(reply))
+
+    def ask(url: str) -> None:
+        httpx.post(f"{url}/v1/completions", json={"prompt": "a"}, trust_env=False)
+
+    asking(1, ask)
+    assert main(["observe", server.url, "--listen", "0"]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == "0 /v1/completions: 20 tokens"
 
 
 def test_one_object_and_nothing_added(

@@ -17,7 +17,7 @@ from engine.compare.memory_player import MemoryPlay
 from engine.compare.memory_script import ContextSpec
 from engine.compare.memory_script_parser import parse_script
 from engine.errors import ContextFullError, OutOfMemoryError
-from engine.session import Session
+from engine.memory.hybrid import HybridMemory
 from engine.trace.export import export_csv
 from engine.trace.reopen import open_trace
 from engine.trace.store import TraceStore
@@ -263,15 +263,15 @@ def test_contexts_too_large_for_the_machine_are_refused_before_they_are_made() -
 
 
 def test_contexts_that_cannot_be_made_leave_no_run_going_on(monkeypatch) -> None:
-    opened, made = session(MODEL), []
+    opened, make, made = session(MODEL), HybridMemory.for_model, []
 
-    def make_memory(*arguments: object) -> object:
+    def for_model(*arguments: Any, **options: Any) -> HybridMemory:
         if made:
             raise torch.OutOfMemoryError
-        made.append(Session.make_memory(opened, *arguments))
+        made.append(make(*arguments, **options))
         return made[0]
 
-    monkeypatch.setattr(opened, "make_memory", make_memory)
+    monkeypatch.setattr(HybridMemory, "for_model", for_model)
     trace = TraceStore()
     with pytest.raises(OutOfMemoryError, match="no room for context B"):
         play_script(opened, parse_script("s", "s", SCRIPT), "ring", trace)

@@ -91,6 +91,7 @@ def test_a_formula_a_decay_or_a_count_is_named_with_its_place(adapter, recurrenc
     ("adapter", "name", "cause", "words"),
     [
         (held.NotReset, "no-drafts", "stale-column", "right where the count is set to 1 by a step"),
+        (held.StepsTwice, "no-drafts", "double-fold", "the last 1 of 1 accepted rows are taken tw"),
         (held.Refilled, "subsets", "stale-column", "3 were accepted, though it is not in this"),
         (held.AsIfLongest, "lengths", "wrong-stride", "right where every pass has 3 rows"),
         (form.NoZeros, "subsets", "wrong-norm", "finite where k is"),
@@ -109,6 +110,18 @@ def test_a_formula_a_decay_or_a_count_is_named_with_its_place(adapter, recurrenc
 def test_an_index_rule_is_named_by_another_play(adapter, name, cause, words):
     fault = first(adapter, "gdn", name)
     assert (fault.cause, words in fault.detail) == (cause, True), fault.detail
+
+
+@pytest.mark.parametrize(
+    ("adapter", "name", "cause", "words"),
+    [
+        (held.NotKept, "no-drafts", "stale-column", ", where state-not-committed looks the same"),
+        (held.OtherChannels, "depths", "wrong-stride", "right where there is one channel"),
+    ],
+)
+def test_the_window_of_a_convolution_is_named_by_another_play(adapter, name, cause, words):
+    fault = first(adapter, "conv", name)
+    assert (fault.cause, fault.detail.endswith(words)) == (cause, True), fault.detail
 
 
 def test_the_rows_own_decay_in_one_part_alone_is_its_order():
@@ -339,6 +352,28 @@ def test_outputs_may_see_what_later_rows_write():
     said = [w for _, w, one in ways if torch.allclose(one[0][0], first)]
     assert said == ["outputs see what the next row writes too"]
     assert not any("later rows" in w for _, w, _ in decays(shape, state, rows, True, chunk=rows))
+
+
+def test_a_block_of_a_chunk_may_see_another_with_decays_of_a_block_later():
+    shape, state, rows = drawn("kda", 33)
+    log = Log(shape, state, rows)
+    read, seen = log.rows[32]["read"][:, :, None], log.outputs[32].clone()
+    for j, write in enumerate(log.writes[:16]):
+        seen += (read * (log.kept(write, j + 17) - log.kept(write, j + 1))).sum(1)
+    ways = ((c, w, made[0][32]) for c, w, made in decays(shape, state, rows, False, 32))
+    said = [(c, w) for c, w, made in ways if torch.allclose(made, seen)]
+    words = "outputs see what rows 0 to 15 wrote with the decay from 16 rows later"
+    assert ("gate-of-other-row", words) in said
+
+
+def test_rows_that_are_folded_again_from_another_place_have_two_names():
+    shape, state, rows = drawn("gdn", 3)
+    log, alike = Log(shape, state, rows), "; wrong-wrap looks the same"
+    said = {words: cause for cause, words, _ in log.stretches(16, 10, [])}
+    (of_all,) = (w for w in said if w.startswith("the state after 0 rows") and "then 3" in w
+                 and "from 10 on" in w)  # fmt: skip
+    assert (said[of_all], of_all.endswith(alike)) == ("double-fold", True)
+    assert all(cause == "double-fold" for words, cause in said.items() if words.endswith(alike))
 
 
 def test_a_fold_may_take_the_weight_of_one_head():

@@ -139,7 +139,9 @@ def test_a_kernel_that_dies_costs_its_check(tmp_path):
     # causes that differ between checks are not certain
     drift = replace(lost, check="depths", faults=(replace(lost.faults[0], cause="drift"),))
     stale = replace(lost, faults=(replace(lost.faults[0], cause="stale-column"),))
-    words = "not certain: adapter conv: its checks name different causes: stale-column (no-drafts)"
+    words = (
+        "name different causes, which may all be there: stale-column (no-drafts); drift (depths)"
+    )
     assert any(words in line for line in report.lines([stale, drift], ""))
     vague = replace(lost, check="depths", faults=(replace(lost.faults[0], cause="wrong-output"),))
     # what is vague, or where it crashed, says nothing else
@@ -148,22 +150,34 @@ def test_a_kernel_that_dies_costs_its_check(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("body", "times_asleep", "words"),
+    ("body", "words"),
     [
-        ("time.sleep(600)", 5, "no answer for 10 s"),
-        # a busy machine gives it so much late
-        ("while True: pass", 500, "more than 2 s of the processor's time"),
+        ("time.sleep(600)", "it computed nothing for 10 s"),
+        ("while True: pass", "more than 2 s of the processor's time"),
     ],
 )
-def test_a_kernel_that_hangs_costs_its_check(tmp_path, monkeypatch, body, times_asleep, words):
-    monkeypatch.setattr(runner, "_MOST_ASLEEP", times_asleep)
+def test_a_kernel_that_hangs_costs_its_check(tmp_path, body, words):
     seen = outcomes(tmp_path, body, ("no-drafts",), limit_s=2.0)
     assert [(f.cause, f.detail) for o in seen for f in o.faults] == [("hang", words)]
 
 
-def test_the_time_of_others_is_not_that_of_a_check(tmp_path):
-    (seen,) = outcomes(tmp_path, "time.sleep(1)", ("no-drafts",), limit_s=2.0)
-    assert seen.passed and seen.seconds > 2.0
+def test_the_time_of_others_is_not_that_of_a_check(tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "_MOST_ASLEEP", 1)
+    body = "for _ in range(6): time.sleep(0.5); sum(range(10**6))"  # as on a busy machine
+    (seen,) = outcomes(tmp_path, f"{body}\n", ("no-drafts",), limit_s=2.0)
+    assert seen.passed and seen.seconds > 3.0
+
+
+def test_a_check_that_a_busy_machine_does_not_end_is_not_judged(tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "_MOST_BUSY", 0.1)
+    monkeypatch.setattr(runner, "_MOST_ASLEEP", 0.1)
+    body = "while True: sum(range(10**6))"
+    first, last = outcomes(tmp_path, body, ("no-drafts", "lengths"), limit_s=30.0)
+    assert (first.check, first.faults) == ("no-drafts", ())
+    assert first.needs.startswith("machine busy, not judged: no answer for ")
+    said = list(report.lines([first, last], ""))
+    assert f"not checked: adapter conv, no-drafts: {first.needs}" in said
+    assert (said[1].split().count("ok"), report.judged([first, last])) == (1, [last])
 
 
 def test_a_wrong_kernel_that_hangs_while_its_cause_is_sought_is_wrong(tmp_path):
@@ -174,7 +188,7 @@ def test_a_wrong_kernel_that_hangs_while_its_cause_is_sought_is_wrong(tmp_path):
     (seen,) = outcomes(tmp_path, body, ("no-drafts",), limit_s=2.0)
     (fault,) = seen.faults
     assert fault.cause not in ("hang", "crash") and fault.error < float("inf")
-    assert fault.detail.endswith("its cause was not found: no answer for 10 s")
+    assert fault.detail.endswith("its cause was not found: it computed nothing for 10 s")
 
 
 def test_an_adapter_imports_from_its_folder(tmp_path):
@@ -373,10 +387,20 @@ def test_a_changed_signature_names_the_argument(mamba_ssm, old, new, cause, word
 def test_padding_has_one_layer_and_trees_all_numbers_of_taps(monkeypatch, name, taps):
     seen = []
     monkeypatch.setattr(
-        replays, "check", lambda kernel, package, shape, *_: seen.append(shape) or []
+        replays, "check", lambda kernel, package, shape, *_, **__: seen.append(shape) or []
     )
     kernel = Kernel("kernel", ("conv",), None, padding=True, trees=True, extras=("layers",))
     for seed in range(3):
         list(replays.checked(kernel, Package("kernels", Path("."), ""), "conv", name, seed, "cpu"))
     assert {shape.d_k for shape in seen} >= taps
     assert name == "trees" or not any("layers" in shape.extras for shape in seen)
+
+
+def test_prompts_have_large_heads_in_both_layouts(monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        replays, "check", lambda kernel, package, shape, *_, **__: seen.append(shape) or []
+    )
+    kernel = Kernel("kernel", ("gdn",), None, chunk=64, extras=("v first",))
+    list(replays.checked(kernel, Package("kernels", Path("."), ""), "gdn", "prompts", 1, "cpu"))
+    assert {shape.extras for shape in seen if shape.d_k == 256} == {("v first",), ()}

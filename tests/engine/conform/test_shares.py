@@ -21,7 +21,7 @@ def rows():
     return source.state().double(), batch
 
 
-def found(rows, seen, last=False):
+def found(rows, seen, last=False, sought=()):
     """What is said of row 4, the second of sequence 1."""
     state, batch = rows
     first = step(SHAPE, state, batch[3])[1]
@@ -30,7 +30,7 @@ def found(rows, seen, last=False):
     kept = [("the state before the pass", whole, 3, False)]
     kept.append(("what row 3 wrote", first - whole, 4, True))
     parts = kept if last else [("the state before", first, 4, False)]
-    return shares(SHAPE, parts, batch[4], seen, 1e-6, last, known)
+    return shares(SHAPE, parts, batch[4], seen, 1e-6, last, known, sought)
 
 
 def made(rows, at, **others):
@@ -81,16 +81,19 @@ def test_a_row_that_a_state_lacks_is_lost(rows):
     assert " is 0.75 times what it should be" in off[1]
 
 
-def test_a_cause_that_is_sought_is_named_in_place_of_another(rows, monkeypatch):
+def test_a_cause_that_is_sought_is_named_in_place_of_another(rows):
     state, batch = rows
     before = step(SHAPE, state, batch[3])[1]
     lost = step(SHAPE, 0 * before, batch[4])[0]
     scaled = 3 * made(rows, 4)[0]
     assert (found(rows, lost)[0], found(rows, scaled)[0]) == ("lost-fold", "wrong-scale")
-    monkeypatch.setattr(fits, "SOUGHT", {"wrong-gate", "wrong-norm"})
-    assert (found(rows, lost)[0], found(rows, scaled)[0]) == ("wrong-gate", "wrong-norm")
+    sought = "wrong-gate", "wrong-norm"
+    assert (found(rows, lost, sought=sought)[0], found(rows, scaled, sought=sought)[0]) == sought
     ways = [("stale-column", "", lost), ("wrong-gate", "near", lost + 1e-6)]
-    assert fits.closest(lost[None], ways, 1e-4, scaled[None]) == ("wrong-gate", "near")
+    assert fits.closest(lost[None], ways, 1e-4, scaled[None], False, sought) == (
+        "wrong-gate",
+        "near",
+    )
 
 
 @pytest.mark.parametrize(

@@ -187,6 +187,30 @@ class NotReset(own._Slots):
         return self.verify(rows)
 
 
+class StepsTwice(own._Slots):
+    """A step without drafts is taken twice."""
+
+    def decode(self, rows):
+        out = super().decode(rows)
+        super().decode(rows)
+        return out
+
+
+class NotKept(own._ConvSlots):
+    """A step without drafts is not kept."""
+
+    def decode(self, rows):
+        return self.verify(rows)
+
+
+class OtherChannels(own._ConvSlots):
+    """Windows are found in the place of other channels."""
+
+    def state(self, sequence):
+        held = super().state(sequence)
+        return held[(5 * torch.arange(len(held)) + 2) % len(held)]
+
+
 class Refilled(own._Slots):
     """Counts of all sequences are set to 1 before those of a pass are."""
 

@@ -82,11 +82,17 @@ def test_memory_and_its_room(devices, monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10 << 30, 80 << 30))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 3 << 30)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 1 << 30)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     assert device_memory(there) == ("cuda:0 (H100)", 3 << 30, 10 << 30)
     check_room({"weights": 8 << 30, "KV": 4 << 30}, there)
     sizes = {"weights": 8 << 30, "KV": 4 << 30, "state": 0, "planes": 1 << 30}
     with pytest.raises(OutOfMemoryError, match=r"needed: weights 8.* GiB, KV 4.* GiB, planes 1"):
         check_room(sizes, there)
+    # a run that has ended, until it is looked for
+    allocated = [3 << 30, 1 << 30]
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: allocated.pop(0))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    check_room({"weights": 8 << 30, "KV": 4 << 30}, there)
     check_room({"weights": 1 << 60}, CPU)  # which has its own ways
     here = device_memory(CPU)
     assert here.name == "cpu" and here.free > 0

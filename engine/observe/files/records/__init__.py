@@ -1,4 +1,4 @@
-"""Records that other engines keep of their requests, as runs of a trace.
+"""Request records of other engines, as runs of a trace.
 
 A record is recognised by its keys. Each engine is a reader in `readers` and a name in SHAPES.
 """
@@ -38,11 +38,11 @@ SHAPES: dict[str, RecordShape] = {
     one.name: one for one in (AIPERF, *READERS, SPEC_BENCH, MLC, FASTDEPLOY, EAGLE, LLAMA_SERVER)
 }
 _PLAIN = RecordShape(REPLY, REPLY, (), LLAMA_SERVER.read)
-"""Replies that say nothing of drafts."""
+"""Replies without draft figures."""
 _SET = re.compile(r"(?i)(?:config|setting|option|arg|param|argument|parameter|threshold)s?$")
-"""The name of what was set, and not counted."""
+"""Names of settings, not counts."""
 _WHOLE = {"prompt_n", "prompt_ms"}
-"""What timings have of the prompt."""
+"""Keys of timings about the prompt."""
 _SIGNS = {key for shape in SHAPES.values() for key in shape.keys}
 _REPLY = re.compile(
     rb'"choices"\s*:\s*\[|"meta_info"\s*:\s*\{|"object"\s*:\s*"response"'
@@ -50,12 +50,12 @@ _REPLY = re.compile(
     rb'|"done"\s*:\s*(?:true|false)|"(?:tokens_predicted|output_ids)"\s*:'
 )
 NAMES = (*SHAPES, REPLY, METRICS, PRINTED, COUNTED)
-"""What a file may be said to be, where its keys leave that open."""
+"""Names for formats, to choose from where keys are ambiguous."""
 
 
 def recognise(data: bytes) -> str | None:
-    """The name of the records that a file holds, from its bytes or their beginning; None if it
-    holds none. The first of NAMES where it could be several: only reading tells."""
+    """The name of the records in a file, from its bytes or their beginning; None if there are none.
+    The first of NAMES if several are possible: only reading tells."""
     if is_metrics(data):
         return METRICS
     text = data.decode("utf-8-sig", "replace")
@@ -66,7 +66,7 @@ def recognise(data: bytes) -> str | None:
         return AIPERF.name
     if known is not None:
         return known
-    is_several = b"}\n{" in data  # some of which may say nothing of drafts
+    is_several = b"}\n{" in data  # some of which may have no draft figures
     if is_printed(text) and not (is_several and counted_shape(data) is not None):
         return PRINTED
     if _REPLY.search(data):
@@ -83,12 +83,12 @@ def fill(
     later: bytes = b"",
     cancelled: Callable[[], bool] | None = None,
 ) -> list[int]:
-    """Write the records of a file as a run of a trace; returns the ids of its runs.
+    """Write the records of a file as runs of a trace; returns their ids.
 
-    file: its name, for messages and facts. name: one of NAMES, where the keys could be of several.
-    later: of counters a second scrape, so that the run is what was done between the two.
-    Raises TraceFileError, with nothing written, for a file that has no records, those of several
-    engines, or values that cannot be, and Cancelled when `cancelled` turns true.
+    file: its name, for messages and facts. name: one of NAMES, where keys are ambiguous. later: for
+    counters a second scrape, so that the run covers the time between the two. Raises
+    TraceFileError, with nothing written, for a file without records, with those of several engines,
+    or with impossible values, and Cancelled when `cancelled` turns true.
     """
     known = name or recognise(data[:_HEAD]) or recognise(data[_HEAD:])
     if known == METRICS:
@@ -110,7 +110,7 @@ def fill(
     every = nodes(file, [*watched(documents, cancelled)], _SIGNS)
     every = [one for one in watched(every, cancelled) if WARMUP not in one.path]
     shape = SHAPES.get(name) if name is not None else _shape_of(every, file)
-    if shape is None and name != REPLY:  # an engine that is not known may name what it counts
+    if shape is None and name != REPLY:  # an unknown engine may name its counts
         data = as_json(data[:_HEAD].decode("utf-8-sig", "replace")).encode("utf-8", "replace")
         shape = counted_shape(data)
         every = nodes(file, documents, set() if shape is None else shape.keys)
@@ -143,7 +143,7 @@ def _nothing(file: str, title: str) -> TraceFileError:
 
 
 def _shape_of(every: list[Node], file: str) -> RecordShape | None:
-    """Whose records these are, by their keys; None for those without any."""
+    """The kind of these records, by their keys; None without any."""
     signs: dict[str, tuple[str, str]] = {}
     forms = set[tuple[object, ...]]()
     for node in every:
@@ -175,7 +175,7 @@ def _requests(
     file: str,
     cancelled: Callable[[], bool] | None,
 ) -> tuple[list[RecordedRequest], dict[str, Any]]:
-    """The requests of a file, those of replies first, and what else the file says."""
+    """The requests of a file, replies first, and what else the file contains."""
     owner = {id(event): id(reply) for reply in replies for event in reply.events}
     counts: dict[int, dict[Any, Node]] = {}
     others: dict[Any, Node] = {}
@@ -207,13 +207,13 @@ def _requests(
 
 
 def _answer_of(node: Node) -> int:
-    """The answer of a reply that an object in it is of."""
+    """Index of the answer that an object in a reply belongs to."""
     inside = (one.get("index") for one in node.around if isinstance(one, dict))
     return next((index for index in inside if is_whole(index)), 0)
 
 
 def _tell_unknown(records: list[Node], found: list[RecordedRequest]) -> dict[str, Any]:
-    """Give each request what nothing asked for in its record; returns what lies around several."""
+    """Add unread keys of each record to its request; returns those shared by several."""
     n_inside = Counter(id(one) for node in records for one in node.around)
     shared = {key for key, n in n_inside.items() if n > 1}
     common: dict[str, Any] = {}

@@ -1,7 +1,7 @@
-"""AIPerf's acceptance records: read, and written for every sequence of a trace; and its summaries
-of a whole benchmark, as JSON, as CSV and as printed (docs/tutorials/spec-decode-metrics.md).
+"""AIPerf: acceptance records, read, and written for every sequence of a trace; and summaries of a
+whole benchmark, as JSON, CSV and printed (docs/tutorials/spec-decode-metrics.md).
 
-A record has no time and no text, so nothing of a trace but its counts goes into it.
+A record has no time and no text, so it receives only a trace's counts.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ _SHARES = re.compile(r"Accepted drafts per step \(% of steps\):((?: {1,9}\d{1,3}
 _PRINTED = {_MEAN: "Token-Weighted Acceptance Length", _RATE: "Overall Draft Acceptance Rate"}
 _OF_STEPS, _HEAD = "percent_of_steps", 1 << 10
 WARMUP = "warmup_metrics"
-"""What a summary says of requests before the benchmark."""
+"""Keys of a summary about requests before the benchmark."""
 
 
 def is_summary_table(data: bytes) -> bool:
-    """Whether bytes are a summary as CSV or as printed, with sums of speculative decoding."""
+    """Whether bytes are a summary as CSV or printed, with sums of speculative decoding."""
     parts = b"Total Spec Decode Steps", b"Overall Draft Acceptance"
     if data[:_HEAD].lstrip().startswith(b"{") or not any(map(data.__contains__, parts)):
         return False
@@ -50,14 +50,14 @@ def is_summary_table(data: bytes) -> bool:
 
 
 def table_values(data: bytes) -> dict[str, Any]:
-    """A summary as CSV or as printed with the keys that the one as JSON has; rows of one number
-    only. Ratios have two decimals there, so they are not held to the counts. What is printed has
-    averages of requests and, of all steps, two ratios and the shares by accepted tokens."""
+    """A CSV or printed summary under the keys of the JSON form; single-number rows only. Ratios
+    have two decimals there, so they are not checked against counts. The printed form has averages
+    over requests, two ratios over all steps and shares by accepted tokens."""
     found: dict[str, Any] = {}
     text = data.decode("utf-8-sig", "replace")
     rows: list[list[str]] = []
     for name, value in _CELLS.findall(text):
-        if not value and rows:  # a name goes on in the next line
+        if not value and rows:  # a name continues on the next line
             rows[-1][0] += f" {name.strip()}"
         else:
             rows.append([name.strip(), value])
@@ -75,7 +75,7 @@ def table_values(data: bytes) -> dict[str, Any]:
 
 
 def _read_summary(node: Node) -> RecordedRequest:
-    """The sums of a benchmark. A number by itself is called the average of one."""
+    """The sums of a benchmark. A single number is labelled as average."""
     values = node.fields()
     found = RecordedRequest("aiperf", node.place, stop="end")
 
@@ -95,7 +95,7 @@ def _read_summary(node: Node) -> RecordedRequest:
     found.histogram = values.histogram(_POOLED)
     if (mean := figure(_MEAN)) is not None:
         found.given["mean_acceptance_length"] = mean
-    found.check_length(_MEAN, mean, _TOTALS)
+    found.check_rate(_MEAN, mean, _TOTALS, own=1)
     if (rate := figure(_RATE)) is not None and rate <= 100:
         found.given["draft_acceptance_rate"] = rate / 100
     if (shares := values.histogram(_OF_STEPS)) is not None:
@@ -130,10 +130,10 @@ AIPERF = RecordShape(
 
 
 def acceptance_records(store: TraceStore) -> Iterator[tuple[int, int, dict[str, Any] | None]]:
-    """Run, sequence and record of each sequence of a trace, in order. None in place of the record
-    where nothing was drafted, or not enough is known of it.
+    """Run, sequence and record of each sequence of a trace, in order. None instead of the record
+    without drafts, or if too little is known.
 
-    What was read from such a record is given back as it was.
+    Records read from such a file are returned unchanged.
     """
     rows = _rows_by_sequence(store)
     told = {

@@ -1,5 +1,5 @@
-"""Names that tables and records of other programs have, of columns, keys and series, what each is,
-and numbers as people write them."""
+"""Column names: the meaning of columns, keys and series in other programs' tables and records, and
+numbers in human notation."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ _COUNT_OF = re.compile(
     r"(?=accept|draft(?:ed|s| tok| gen| acc|$)|pred|proposed|rejected|generated)|^total (?=draft)"
     r"| (?:total|count)$"
 )
-"""What a name has before what it counts."""
+"""What a name may have before the thing that is counted."""
 _PATH = re.compile(r"^(?:(?!\w*(?:acc|draft|tok))\w{1,40}/){1,9}(?=\w{0,40}(?:acc|draft|spec))")
-"""What metrics of a training run have before their names."""
+"""Prefixes of training metrics."""
 _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z][a-z])")
 NAMES = tomllib.loads(Path(__file__).parents[1].joinpath("names.toml").read_text("utf-8"))
 _KINDS = ["", *(one["is"] for one in NAMES["column"])]
 _COLUMN = re.compile("|".join(f"({'|'.join(one['names'])})" for one in NAMES["column"]))
-"""The names of each kind in a group, of which the first counts that is the whole name."""
+"""Patterns of each kind as groups, of which the first one counts that matches the whole name."""
 IN_NAME = re.compile(r"\([^()/→]{1,40}(?:(?:/|→|[-=]?->)[^()/→]{1,40})+\)")
-"""In the name of a column what each of them is of."""
+"""Parts of a column name that say what each value belongs to."""
 OF_ALL = re.compile(r" ?\((?:avg|average|mean)\)$| (?:mean ?)?[/±] ?std(?:dev)?$")
 SPREAD = re.compile(r"(?:.{0,60} )?(?:min|max|std(?:dev)?|median|p\d\d?(?:\.\d)?):?", re.IGNORECASE)
-"""Of several requests, but neither one of them nor all."""
+"""Statistics over several requests, neither of one nor of all."""
 _SHARE = re.compile(r"(?<![\d.])(\d{1,3}\.\d{1,6}|\d{2,3}(?= ?%)) ?(%?)(?![\d.])")
 _COUNT = re.compile(r"(?<![\d.])\d{1,9}(?!\d|\.\d| ?%)")
 _ALL_OF = re.compile(r"(?<![\d.])(\d{2,9})(?: ?/ ?| of | out of )\1(?![\d.])")
 _FEWEST, _MOST_COUNTS = 20, 12
-"""Drafted tokens, below which other numbers make a rate by chance; counts of a line."""
+"""Drafted tokens below which other numbers form a rate by chance; most counts in a line."""
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:[,'’ \xa0\u2009\u202f]\d{3})+(?![\d,])")
 _DECIMAL_COMMA = re.compile(
     r"[~≈]?(?:0|\d{1,3}(?:\.\d{3})*+|\d+),(?:\d{1,2}|\d{4,})(?!\d).{0,9}|0,\d+"
 )
 _OTHER_WAY = str.maketrans(",.", ".,")
 SUM_DIGITS = 0.01
-"""By how much a rate that people or logs write may differ from that of its counts: its digits."""
+"""Allowed difference of a printed rate from its counts, by its digits."""
 _LONGEST, _LONGEST_NAME = 32, 80
 ABOUT = re.compile("|".join(NAMES["about"]))
 NUMBER = re.compile(
@@ -51,7 +51,7 @@ _FIGURE, _ARROW = r"[~≈]?\d{1,6}(?:\.\d{1,6})? ?%?", r" ?(?:→|[-=]?->) ?"
 SEVERAL = re.compile(
     rf"{_FIGURE}(?:(?: ?/ ?|, ?| )(?=[\d.]*[.%]){_FIGURE}|{_ARROW}{_FIGURE}){{1,31}}"
 )
-"""Several figures in one cell, which are no counts."""
+"""Several figures in one cell, which are not counts."""
 SAID_SPEED = re.compile(
     r"(?<![\d.])(\d{1,6}(?:\.\d{1,6})?)(?: ?(?:±|\+/?-) ?[\d.]{1,9})?"
     r" ?t(?:ok(?:en)?s?)?(?:/|[- ]per[- ])s(?:ec(?:ond)?s?)?\b"
@@ -59,11 +59,11 @@ SAID_SPEED = re.compile(
 _SAYS_WHAT = re.compile(
     r"acc|draft|tok|rate|mean|avg|average|len|pos|\bper\b|pred|gen|spec|step|total|[/%]"
 )
-"""What is part of a figure's name, and not that of an engine or a setting."""
+"""Part of a figure's name, not of an engine's or setting's."""
 
 
 def names_of(cells: list[str]) -> list[str]:
-    """Cells of a head as names that are known."""
+    """Header cells as known names."""
     plain = (_CAMEL.sub(" ", _PATH.sub("", one)).lower().replace("_", " ") for one in cells)
     plain = (one.replace(". ", " ") for one in plain)
     return [_COUNT_OF.sub("", one) for one in plain]
@@ -71,7 +71,7 @@ def names_of(cells: list[str]) -> list[str]:
 
 @lru_cache(1 << 12)
 def kind_of(name: str) -> str:
-    """What a column has, by its name; "" for what is not read."""
+    """The kind of a column, by its name; "" if it is not read."""
     name = OF_ALL.sub("", name)
     first, _, more = name.partition(", ")
     others = IN_NAME.sub("", name).strip(), "" if SPREAD.fullmatch(more) else first
@@ -81,14 +81,14 @@ def kind_of(name: str) -> str:
 
 @lru_cache(1 << 12)
 def speed_of(name: str, shape: str) -> str:
-    """ "speed" for a column without a kind that has one, as the unit next to the number says; else
+    """ "speed" for a column without a kind that contains one, by the unit next to the number; else
     empty. shape: of the cell, with 0 for each number."""
     return "speed" if kind_of(f"{name} {shape}") == "speed" else ""
 
 
 @lru_cache(1 << 12)
 def parts_of(name: str) -> tuple[str, str]:
-    """Whose a figure is, empty if its name does not say so, and the name of the figure."""
+    """The owner of a figure, empty if its name has none, and the name of the figure."""
     words = name[:_LONGEST_NAME].replace("(", "").replace(")", "").split()
     for at in range(len(words) - 1, 0, -1):
         for side, rest in ((words[:at], words[at:]), (words[-at:], words[:-at])):
@@ -98,7 +98,7 @@ def parts_of(name: str) -> tuple[str, str]:
 
 
 def making_rates(line: str) -> set[tuple[int, int]]:
-    """The counts of accepted and of drafted tokens that make a rate next to them."""
+    """Accepted and drafted counts that form a rate next to them."""
     plain = without_signs(line)
     counts = {int(one) for one in _COUNT.findall(plain)}
     pairs = [*permutations(counts if len(counts) <= _MOST_COUNTS else (), 2)]
@@ -116,7 +116,7 @@ def making_rates(line: str) -> set[tuple[int, int]]:
 
 
 def without_signs(text: str) -> str:
-    """A text whose numbers have no signs between thousands."""
+    """A text without thousands separators."""
     return _THOUSANDS.sub(lambda found: re.sub(r"\D", "", found[0]), text)
 
 
@@ -127,19 +127,19 @@ def mean_of(text: str) -> tuple[float, float]:
 
 
 def share_of(said: str) -> tuple[float, float]:
-    """A share of 1, or in percent, and by how much it may differ from that of its counts."""
+    """A share of 1, or in percent, and its allowed difference from that of its counts."""
     number, half = mean_of(said.rstrip(" %"))
     scale = 100 if "%" in said or number > 1 else 1
     return number / scale, SUM_DIGITS + half / scale
 
 
 def is_number(cell: str) -> bool:
-    """Whether a cell is a number and no more, as nearly all are."""
+    """Whether a cell is just a number, as nearly all are."""
     return cell.replace(".", "", 1).isdecimal()
 
 
 def plain_number(cell: str, has_comma: bool) -> str:
-    """A cell whose numbers have neither signs between thousands nor a comma for a point."""
+    """A cell with numbers without thousands separators and with decimal points."""
     is_plain = is_number(cell) and not (has_comma and "." in cell)
     if is_plain or not cell.lstrip("~≈")[:1].isdigit() or len(cell) > _LONGEST:
         return cell
@@ -148,14 +148,14 @@ def plain_number(cell: str, has_comma: bool) -> str:
 
 
 def has_decimal_comma(cells: list[str]) -> bool:
-    """Whether numbers of a table have a comma for a point, and none of them a point for a comma."""
+    """Whether numbers of a table have decimal commas, and none a decimal point."""
     has_comma = any(_DECIMAL_COMMA.fullmatch(one) for one in cells if "," in one)
     swapped = (one.translate(_OTHER_WAY) for one in cells if has_comma)
     return has_comma and not any(map(_DECIMAL_COMMA.fullmatch, swapped))
 
 
 def is_head(names: list[str]) -> bool:
-    """Whether cells name what is accepted."""
+    """Whether header cells name acceptance."""
     parts = [one for one in names if ABOUT.search(one) or ABOUT.search(parts_of(one)[1])]
     kinds = [one for one in parts if {kind_of(one), kind_of(parts_of(one)[1])} & FIGURES]
     figures = NUMBER, SEVERAL, _TWO_COUNTS, SAID_SPEED, _THOUSANDS
@@ -163,9 +163,8 @@ def is_head(names: list[str]) -> bool:
 
 
 def sides_of(names: list[str], above: list[str]) -> list[tuple[str, list[int], list[str]]]:
-    """The engines or settings whose figures stand side by side, by what their names add to those
-    of figures, or by what is above them: each with places and names of its columns and of those
-    in common."""
+    """Engines or settings with figures side by side, by the additions to figure names, or by the
+    row above: each with places and names of its columns and of the common ones."""
     parts = [parts_of(one) for one in names]
     if not any(side for side, _ in parts):
         above = [next(filter(None, above[at::-1]), "") for at in range(len(above))]

@@ -1,7 +1,6 @@
-"""Files of records as JSON values: whole files, a line for each record, or the events of a stream.
+"""Files of records as JSON values: whole files, one record per line, or the events of a stream.
 
-A record is untrusted: its size, its depth and every number in it are checked before anything is
-made of them.
+A record is untrusted: its size, its depth and every number in it are checked before use.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from engine.errors import TraceFileError
+from engine.errors import TraceFileError, check_most
 from engine.foreign import (
     COUNT,
     DEEPEST,
@@ -24,6 +23,7 @@ from engine.foreign import (
     JsonError,
     are_whole,
     as_json,
+    closed_object,
     is_real,
     is_whole,
     parse_json,
@@ -36,51 +36,52 @@ from engine.observe.rounds.stream_rounds import additions
 
 MOST_BYTES = 64 << 20
 MOST_STEPS = 1_000_000
-_LONGEST_TEXT = 10_000
+_MOST_TEXT = 10_000
 _DEEPEST = DEEPEST - 16
-"""A trace may be nested 64 times, and what is kept of a record lies inside of it."""
+"""Largest depth: a trace may be nested 64 times, and what is kept of a record is inside it."""
 _STAMP = re.compile(
     r"\[(?:\d{4}-\d\d-\d\d|\d\d/\d\d/\d{4})[ T-]\d\d:\d\d:\d\d[^\]\n]{0,20}\][^\n]{0,4000}?"
     r"(?:([{\[])[ \t\r]{0,9})?(?=\n|$)|(?:\{ )?\[\d{1,20} bytes data\]"
 )
-"""A line of a log before an object, which may begin at its end: LM Studio's, TensorRT-LLM's; or one
-of curl."""
+"""A log prefix before an object, at whose end it may start: LM Studio's, TensorRT-LLM's; or
+curl's."""
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\n|\r)|[^\r\n]+")
 _FIELD = re.compile(r"(?:\S{1,60}\s+){0,3}?(data|event|id|retry|error|):(?:\s+|(?=[{\[])|$)")
 _EVENT = re.compile(r"\s*(?:\S{1,60}\s+){0,3}?(?:data: ?[{\[]|event: ?\w)")
 _KEY = re.compile(
     r'"((?:[^"\\\r\n]|\\.){1,100})"\s*:\s*|(?m:^)([A-Za-z_][\w\[\]]{0,60}) {0,20}[:=] ?(?=\{|\[\{)'
 )
-"""The name of a member, or of a value that a program has printed."""
+"""The name of a member, or of a value printed by a program."""
 _BETWEEN = re.compile(r"[\s,}\]\x1e]*")
-"""What lies between values; braces and brackets there are those of what was cut away."""
+"""Characters between values; braces and brackets there belong to what was cut away."""
 _ELIDED = re.compile(
     r'("(?:[^"\\\r\n]|\\.){1,100}"\s{0,9}:\s{0,9})(?:\[\s?(?:\.{3}|…)\s?\]|\{\s?(?:\.{3}|…)\s?\})'
 )
-"""A value that a person has left out."""
+"""A value that a person has elided."""
 _INSIDE = re.compile(r'(?<=[\s=:(])\{\s{0,9}"|(?<![\w"\\{])"\w{1,60}"\s?:\s?(?=[\d[])')
-"""How an object, or a member of one that a person names, begins within a line."""
+"""Start of an object, or of a named member of one, inside a line."""
 _STATUS = re.compile(r"(?:<{1,2} )?HTTP/\d|.{0,400} HTTP/\d(?:\.\d)?$")
 _HEADER = re.compile(r"(?:< )?[A-Za-z][A-Za-z0-9-]{0,60}:")
 _TRANSPORT = re.compile(
-    r"[<>*{}$](?: |$)|PS [A-Z]:|[^\d{\"]{0,999}$|\[\d{1,9} bytes|`{3}|[0-9a-fA-F]{1,8}$|% Total|: "
+    r"[<>*{}$](?: |$)|PS [A-Z]:"
+    r"|(?:https?://\S+|[^\d{\"]){0,999}+$|\[\d{1,9} bytes|`{3}|[0-9a-fA-F]{1,8}$|% Total|: "
 )
-"""Commands, what shows how bytes came, and lines without a number."""
-_INNER = {dict, list}
+"""Commands, transport information, and lines without a number except in an address."""
+_IS_ABOUT = re.compile(r'(?i)"\w{0,60}accept\w{0,60}"\s{0,9}:')
+"""Words after the drafted tokens, so that these are not alone."""
 _AT_ONCE = 256
-"""Objects that are read together: of more, memory takes more time than reading."""
+"""Objects read together: with more, memory costs more time than reading."""
 _MOST_HEAD = 1 << 16
-"""Characters among which a stream's first event is looked for."""
-_A_COUNT = f"a whole number from 0 to {COUNT:,}"
+"""Characters searched for a stream's first event."""
 _REMEDY = "Save the record again as the engine wrote it."
 
 
 class Node(msgspec.Struct, frozen=True, eq=False):
-    """An object somewhere in a document.
+    """An object in a document.
 
-    path: keys and indices that lead to it, from `start`, the place of the document. around: the
-    objects and lists on that path, the outermost first. taken: keys that were read, by identity of
-    the object, for all nodes of a file.
+    path: keys and indices that lead to it, from `start`, the document's place. around: the objects
+    and lists on that path, outermost first. taken: keys that were read, by id() of the object, for
+    all nodes of a file.
     """
 
     values: dict[str, Any]
@@ -92,19 +93,18 @@ class Node(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def place(self) -> str:
-        """Where it is, for messages."""
+        """Its path, for messages."""
         return ".".join(self.path if not self.start else (self.start, *self.path))
 
     def owner(self, *keys: str) -> dict[str, Any]:
-        """The nearest object that has any of the keys, of this one and those around it; else this
-        one."""
+        """The nearest object with any of the keys, of this one and its ancestors; else this one."""
         for one in (self.values, *reversed(self.around)):
             if isinstance(one, dict) and not one.keys().isdisjoint(keys):
                 return one
         return self.values
 
     def fields(self, values: dict[str, Any] | None = None) -> Fields:
-        """The keys of this object, or of one around it."""
+        """The keys of this object, or of an ancestor."""
         values = self.values if values is None else values
         chain = (*self.around, self.values)
         path = self.path[: list(map(id, chain)).index(id(values))]
@@ -113,18 +113,14 @@ class Node(msgspec.Struct, frozen=True, eq=False):
 
 
 def read_documents(data: bytes, name: str) -> tuple[list[tuple[str, Any]], str]:
-    """The JSON values of a text that a person has kept and where each is, and a sentence about
+    """The JSON values of a text that a person has kept, with their places, and a sentence about
     lines that are none of them, empty if there are none.
 
-    One value, one for each line, several in a row, members without their braces, or the events of
-    streams; heads of HTTP and what curl prints may lie around them, and the last value may be cut.
-    Raises TraceFileError, naming `name` and the place, where there is none.
+    One value, one per line, several in sequence, members without braces, or events of streams; HTTP
+    headers and curl output may surround them, and the last value may be cut. Raises TraceFileError,
+    naming `name` and the place, if there is none.
     """
-    if len(data) > MOST_BYTES:
-        raise TraceFileError(
-            f"{name} has {len(data):,} bytes, more than a file of records may have.",
-            f"Split it into files of at most {MOST_BYTES:,} bytes.",
-        )
+    check_most(name, len(data), MOST_BYTES, "bytes")
     text = data.decode("utf-8-sig", errors="replace")
     if is_stream(text):
         return _events(text, name)
@@ -135,7 +131,7 @@ def read_documents(data: bytes, name: str) -> tuple[list[tuple[str, Any]], str]:
         return [("", texts)], ""
     try:
         elements = quick_json(text, list[msgspec.Raw]) or [b""]
-        is_list = bytes(elements[0])[:1] == b"{"  # read in parts, as those of a stream are
+        is_list = bytes(elements[0])[:1] == b"{"  # read in parts, like a stream's
         listed = _each(bytes(one).decode() for one in elements) if is_list else None
         return [("", listed or _parse(text))], ""
     except JsonError as error:
@@ -150,7 +146,7 @@ def read_documents(data: bytes, name: str) -> tuple[list[tuple[str, Any]], str]:
 
 
 def is_stream(text: str) -> bool:
-    """Whether a text is of server-sent events, at or after its beginning."""
+    """Whether a text consists of server-sent events, from or after its start."""
     begin = text[:_MOST_HEAD].lstrip()
     return not begin.startswith(("{", "[", '"')) and any(
         _EVENT.match(line[0]) for line in _LINE.finditer(begin)
@@ -158,14 +154,14 @@ def is_stream(text: str) -> bool:
 
 
 def _events(text: str, name: str) -> tuple[list[tuple[str, Any]], str]:
-    """What the events hold, in one list. Engines write each into one line; one that is
-    not complete ends the stream."""
+    """The events' data, as one list. Engines write each on one line; an incomplete one ends the
+    stream."""
     lines = (plain := text.replace("\r\n", "\n")).split("\n")
     n_others = len(lines) - lines.count("") - lines.count("data: [DONE]")
     lines = [line[6:] for line in lines if line[:7] == "data: {" and line[-1:] == "}"]
     is_plain = bool(lines) and n_others <= len(lines) and "\r" not in plain
     if is_plain and (whole := _each(lines)) is not None:
-        return [("", whole)], ""  # nothing but a whole object in each line of data
+        return [("", whole)], ""  # only complete objects in data lines
     found: list[Any] = []
     left = LeftOut()
     held: list[str] = []
@@ -181,7 +177,7 @@ def _events(text: str, name: str) -> tuple[list[tuple[str, Any]], str]:
         elif value and not is_object:
             left.add(number, value)
             continue
-        if held or not value.endswith("}"):  # an event of several lines, which a blank one ends
+        if held or not value.endswith("}"):  # an event of several lines, ended by a blank one
             if value.startswith("{") or held:
                 held.append(value)
             if value or not held:
@@ -203,8 +199,8 @@ def _events(text: str, name: str) -> tuple[list[tuple[str, Any]], str]:
 
 
 def _each(texts: Iterable[str]) -> list[Any] | None:
-    """The objects that texts are, one each, many read at once, among them additions to one answer
-    in a row; None where one is none."""
+    """The objects of texts, many parsed at once, with runs of additions to one answer grouped; None
+    if a text is not an object."""
     values: list[Any] = []
     n, pairs = 0, additions(texts)  # a quarter of the values may be objects
     while part := list(islice(pairs, _AT_ONCE)):
@@ -225,7 +221,7 @@ def _each(texts: Iterable[str]) -> list[Any] | None:
 def _values(
     text: str, name: str, whole: JsonError, found: list[tuple[str, Any]], at: int
 ) -> tuple[list[tuple[str, Any]], str]:
-    """Values one after another. whole: why the text is not one value. found: those before `at`."""
+    """Consecutive values. whole: why the text is not one value. found: values before `at`."""
     left = LeftOut()
     members: dict[str, Any] = {}
     number, room = 1 + text.count("\n", 0, at), 4 * len(text)
@@ -253,6 +249,13 @@ def _values(
             if inner is not None and inner[0][0] == '"' and text[at] not in "{[":
                 at = inner.start()
                 continue
+            is_cut = text.find("\n", end) < 0 or "Unterminated" in whole.what
+            opened = start if inner is None or text[start] == "{" else inner.start()
+            if is_cut and not found and _IS_ABOUT.search(plain := closed_object(text[opened:])):
+                left.add(number, text.rstrip()[-80:])
+                value = _parse(plain)
+                found.append((f"line {number}", {key[1] or key[2]: value} if key else value))
+                break
             line = text[at:stop].strip()
             if inner is not None and inner[0][0] == "{":  # after a prefix
                 end, is_value = value_end(text, inner.start())
@@ -262,16 +265,17 @@ def _values(
                     found.append((f"line {number}", values[0]))
                     number, at = number + text.count("\n", at, end), end
                     continue
-            is_cut = text.find("\n", end) < 0 or "Unterminated" in whole.what
             if key is None and line[0] in "{[" and not (found or left.sentence or is_cut):
                 raise _invalid(name, f"line {whole.line}", whole)
             is_even = all(line.count(one) == line.count(other) for one, other in ("{}", "[]"))
             if key is None and line[0] in "{[" and line[-1] in "]}," and is_even:
-                # damaged, and neither cut nor a level of a log
+                # damaged, and neither cut nor a log level
                 start, end = at, stop
             else:
                 left.add(number, line)
-                members = {} if line[-1] == "{" else members  # what follows is of another
+                members = (
+                    {} if line[-1] == "{" else members
+                )  # what follows belongs to another value
                 at = stop
                 continue
         try:
@@ -296,8 +300,8 @@ def _values(
 
 
 def _objects(text: str) -> tuple[list[tuple[str, Any]], int]:
-    """Of a text that begins with an object in each line, or none, these, read at once: many are
-    events; and where their lines end."""
+    """The objects of a text that starts with one per line, or none, parsed at once because events
+    are many; and the end of their lines."""
     at, numbers = 0, list[int]()
 
     def lines() -> Iterator[str]:
@@ -319,19 +323,21 @@ def _objects(text: str) -> tuple[list[tuple[str, Any]], int]:
 
 
 class LeftOut:
-    """Lines that were not read, without those of HTTP and of what curl prints."""
+    """Unread lines, except those of HTTP and curl."""
 
     def __init__(self) -> None:
         self._n = 0
         self._first = ""
-        self._is_in_head = False
+        self._is_in_head = self._is_command = False
 
     def add(self, number: int, line: str) -> None:
-        """One more, which is not blank."""
+        """Add a line, which is not blank."""
         self._is_in_head = _STATUS.match(line) is not None or (
             self._is_in_head and _HEADER.match(line) is not None
         )
-        if self._is_in_head or _TRANSPORT.match(line):
+        is_command = self._is_command or _TRANSPORT.match(line) is not None
+        self._is_command = is_command and line[-1] == "\\"  # and the next line as well
+        if self._is_in_head or is_command:
             return
         if not self._n:
             self._first = f"line {number}: {shorten(line, 80)}"
@@ -339,7 +345,7 @@ class LeftOut:
 
     @property
     def sentence(self) -> str:
-        """How many, and the first; empty without any."""
+        """Their number, and the first; empty without any."""
         if not self._n:
             return ""
         lines = "1 line was" if self._n == 1 else f"{self._n:,} lines were"
@@ -350,10 +356,6 @@ def _parse(text: str) -> Any:
     return parse_json(text, deepest=_DEEPEST, unique=True, whole_texts=True)
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and len(value) <= _LONGEST_TEXT
-
-
 def _invalid(name: str, place: str, error: JsonError) -> TraceFileError:
     return TraceFileError(
         f"{name}: {place} is not valid JSON (column {error.column}: {error.what[:80]}).", _REMEDY
@@ -361,8 +363,7 @@ def _invalid(name: str, place: str, error: JsonError) -> TraceFileError:
 
 
 def nodes(file: str, documents: list[tuple[str, Any]], keys: AbstractSet[str]) -> list[Node]:
-    """The objects of a file that have any of the keys, in the order written; an object before
-    those inside of it."""
+    """The objects of a file with any of the keys, in order; an object before those inside it."""
     found: list[Node] = []
     taken: dict[int, set[str]] = {}
 
@@ -370,7 +371,7 @@ def nodes(file: str, documents: list[tuple[str, Any]], keys: AbstractSet[str]) -
         is_object = type(value) is dict
         if is_object and not keys.isdisjoint(value):
             found.append(Node(value, file, start, path, around, taken))
-        elif not is_object and _INNER.isdisjoint(map(type, value)):
+        elif not is_object and {dict, list}.isdisjoint(map(type, value)):
             return  # thousands of ids
         inner: tuple[Any, ...] = ()
         for key, one in value.items() if is_object else enumerate(value):
@@ -387,9 +388,9 @@ def nodes(file: str, documents: list[tuple[str, Any]], keys: AbstractSet[str]) -
 
 
 def unknown_keys(node: Node, shared: Container[int]) -> dict[str, Any]:
-    """What nothing asked for in an object and in those around it, by path without indices.
+    """Unread keys of an object and its ancestors, by path without indices.
 
-    shared: identities of objects and lists that other records lie in too; they are left out.
+    shared: id() of objects and lists that also contain other records; they are left out.
     """
     chain = (*node.around, node.values)
     ids = {id(one) for one in chain}
@@ -416,10 +417,10 @@ def _untaken(
 
 
 class Fields:
-    """The keys of an object, taken with the type that each has to have.
+    """The keys of an object, taken with their required types.
 
-    None is a key that is not there, or null. Raises TraceFileError naming file, place and key for
-    a known key of another type or out of range.
+    None for missing keys, or null. Raises TraceFileError naming file, place and key for a known key
+    of another type or out of range.
     """
 
     def __init__(
@@ -429,19 +430,22 @@ class Fields:
         self._taken = taken.setdefault(id(values), set())
 
     def count(self, key: str) -> int | None:
-        """A whole number from 0."""
-        return self._taken_if(key, is_whole, _A_COUNT)
+        """An integer from 0."""
+        return self._taken_if(key, is_whole, f"a whole number from 0 to {COUNT:,}")
 
     def number(self, key: str) -> float | None:
         """A number from 0 to 2^53."""
         return self._taken_if(key, lambda one: is_real(one, LARGEST), "a number from 0 to 2^53")
 
     def text(self, key: str) -> str | None:
-        """A text that is not long."""
-        return self._taken_if(key, _is_text, f"a text of at most {_LONGEST_TEXT:,} characters")
+        """A short text."""
+        wanted = f"a text of at most {_MOST_TEXT:,} characters"
+        return self._taken_if(
+            key, lambda one: isinstance(one, str) and len(one) <= _MOST_TEXT, wanted
+        )
 
     def counts(self, key: str, most: int = COUNT) -> list[int] | None:
-        """A list of whole numbers from 0 to `most`."""
+        """A list of integers from 0 to `most`."""
         value = self._taken_if(key, lambda one: isinstance(one, list), "a list of whole numbers")
         if value is None:
             return None
@@ -453,8 +457,7 @@ class Fields:
         return value
 
     def histogram(self, key: str) -> list[int] | None:
-        """Steps by the number of tokens that they accepted, as a list, or as an object without
-        the numbers that do not occur."""
+        """Steps by number of accepted tokens, as a list, or as an object without absent numbers."""
         if isinstance(self.values.get(key), dict):
             sparse = self.object(key)
             assert sparse is not None
@@ -473,19 +476,19 @@ class Fields:
         return size
 
     def object(self, key: str) -> Fields | None:
-        """An object inside of this one."""
+        """A nested object."""
         value = self._taken_if(key, lambda one: isinstance(one, dict), "an object")
         place = f"{self.place}.{key}" if self.place else key
         return None if value is None else Fields(value, self._file, place, self._all)
 
     def wrong(self, key: str, value: Any, wanted: str) -> TraceFileError:
-        """The error of a key whose value is not what is wanted."""
+        """An error for a key with an unsuitable value."""
         shown = repr(value)[:40]
         at = f"{self.place}.{key}" if self.place else key
         return TraceFileError(f"{self._file}: {at[-120:]} is {shown}, not {wanted}.", _REMEDY)
 
     def _taken_if(self, key: str, fits: Callable[[Any], bool], wanted: str) -> Any:
-        """The value of a key, None without one. Raises the error of one that does not fit."""
+        """The value of a key, None without one. Raises an error for an unsuitable value."""
         self._taken.add(key)
         value = self.values.get(key)
         if value is None or fits(value):

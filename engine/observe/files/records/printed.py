@@ -1,9 +1,9 @@
-"""Sums that benchmark programs print when they end: llama.cpp's `llama-speculative` and
-`-simple`, vLLM's example `spec_decode.py` and `vllm bench serve`, SGLang's and TensorRT-LLM's
-benchmarks, whose averages are those of requests.
+"""Printed sums of benchmark programs: llama.cpp's `llama-speculative` and `-simple`, vLLM's example
+`spec_decode.py` and `vllm bench serve`, SGLang's and TensorRT-LLM's benchmarks, whose averages are
+over requests.
 
-A line is a name and a number; a name that comes again begins another run of the program. Parts of
-a line of vLLM or SGLang that a person has copied are read like them.
+A line is a name and a number; a repeated name starts another run of the program. Copied parts of
+vLLM or SGLang lines are read in the same way.
 """
 
 from __future__ import annotations
@@ -44,20 +44,19 @@ _STEPS, _DRAFTED, _ACCEPTED = "num_spec_steps", "num_draft_tokens", "num_accepte
 _EMITTED, _MEAN, _RATE, _BY_INDEX = "predicted_n", "mean", "rate", "by index"
 _SPEED = "predicted_per_second"
 _ABOUT = {_DRAFTED, _ACCEPTED, _MEAN, _BY_INDEX}
-"""One of these a run has."""
+"""A run has one of these."""
 _PART = f"{_ACCEPTED} of a round"
 _COUNTS = (_STEPS, _DRAFTED, _ACCEPTED, _EMITTED)
 _AS_COLUMN = {
     **{_STEPS: "rounds", _DRAFTED: "drafted", _ACCEPTED: "accepted", _EMITTED: "tokens"},
     **{_MEAN: "mean length", _RATE: "printed acceptance rate", _SPEED: "t/s"},
 }
-"""What a column of a table has that a line names, too."""
-_SPACE = re.compile(r"[-_]")
+"""Names of table columns that lines also use."""
 _IS_BY_INDEX = re.compile(r"(?i)(?=.{0,40}acc).{0,40}per[_ ]?pos(?:ition)?.{0,40}")
 _BEFORE = r"(?:\d{1,9}\.\d\d\.\d{3}\.\d{3} [IWEDC] )?[ \t|>*`\"-]{0,20}(?:spec_decode_)?"
 _LINE = re.compile(
-    rf"(?:^|[,{{\]|] ?){_BEFORE}"
-    r"(?P<name>(?:[^\W\d_]|[#\[])[\w#%()/ .\]-]{1,48}?)\"?[ \t]{0,60}(?:=>|[:=\uff1a]|\.{3,80})"
+    rf"(?:^|[,{{\]|] ?|metrics: |\.{{3}} ){_BEFORE}"
+    r"(?P<name>(?:[^\W\d_]|[#\[])[\w#%()/@ .\]-]{1,48}?)\"?[ \t]{0,60}(?:=>|[:=\uff1a]|\.{3,80})"
     r"(?: Mean result:)?[ \t*\[]{0,60}"
     r"(?P<value>\d{1,3}(?:[,'\u2019 \xa0\u2009\u202f]\d{3})++(?:\.\d{1,9})?(?![\d,])"
     r"|\d{1,9},\d{1,9}(?![\d.,])|\d{1,20}(?:\.\d{1,20})?)"
@@ -65,52 +64,56 @@ _LINE = re.compile(
     r"(?P<unit> ?t(?:ok(?:en)?s?)?/s\b)?",
     re.IGNORECASE | re.MULTILINE,
 )
-_INDEX = re.compile(r"(?:acceptance at token|position|(pos)) (\d{1,4})")
+_INDEX = re.compile(r"(?:acceptance at token|position|accept(?:ance)? ?@ ?pos|(pos)) (\d{1,4})")
 _SIGN = re.compile(
     rf"(?i)[\n,{{\]](?![\d.]++[,\n]) ?{_BEFORE}"
     rf"(?:{'|'.join(NAMES['sums']['signs'])})[ \t*]{{0,60}}\d"
 )
 _ALONE = re.compile(
-    r"\n[ \t|>*`-]{0,20}(?:mean acceptance length|mean al|per-position acceptance rate|accept len"
+    r"(?:\n|metrics: )[ \t|>*`-]{0,20}(?:mean al|mean acceptance len(?:gth)?"
+    r"|per-position acceptance rate|accept len"
     r"|drafted(?=.{0,60}(?:\n.{0,60}){0,3}\n[ \t|>*`-]{0,20}accepted[ \t]{0,40}[:=])"
     r"|accepted(?=.{0,60}(?:\n.{0,60}){0,3}\n[ \t|>*`-]{0,20}drafted[ \t]{0,40}[:=]))"
     r"[ \t]{0,40}[:=][ \t*\[]{0,60}\d",
     re.IGNORECASE,
 )
-"""Also a part of a line of a log, which may be wrapped there, or two counts under each other."""
+"""Also a part of a log line, which may be wrapped there, or two counts on separate lines."""
+_OF_LOG = re.compile(
+    r"Decode batch|metrics: .{0,400}?(?:Drafted|Number of draft tokens\D{0,8}): *\d"
+)
+"""A line of an engine's log, if enough of it is there."""
 _TASK = re.compile(r"(?m)^={9,99} Task: {1,9}(\S.{0,99}?) ={9,99}$")
-"""What the sums after it are of, as Spec-Bench prints it."""
+"""Heading of the sums that follow, as Spec-Bench prints it."""
 _SHARES = re.compile(r"[\d., ]{1,8192}")
 _LONGEST_HEAD = 40
 """Characters before the first of several shares, which may say that they are percentages."""
 _BACKEND, _NEAR = re.compile(r"(?i)\bbackend\"?[ \t]*:[ \t]*\"?(vllm|sglang)\b"), 2000
-"""Whose server a client says it has measured."""
+"""The server that a client says it has measured."""
 
 
 def is_printed(text: str) -> bool:
     """Whether a text has such sums."""
-    # whether it may is far sooner known of a large text
+    # a much faster check for large texts
     may_have = any(map(text.lower().__contains__, NAMES["sums"]["words"]))
-    is_whole, text = "metrics: " in text or "Decode batch" in text, f"\n{text}"
+    is_whole, text = _OF_LOG.search(text.replace("\n", "")) is not None, f"\n{text}"
     has_alone = not is_whole and may_have and _ALONE.search(text) is not None
     return has_alone or (may_have and _SIGN.search(text) is not None)
 
 
 def read_printed(text: str, unread: list[str] | None = None) -> list[RecordedRequest]:
-    """The sums of each run of a program that a text has, else the rows of its tables, else the
-    lines that say counts or rates. Numbers that cannot be are left out. unread: see
-    `read_tables`."""
+    """The sums of each run of a program in a text, else the rows of its tables, else lines with
+    counts or rates. Impossible numbers are left out. unread: see `read_tables`."""
     found = read_tables(text, unread)
     if is_printed(text):
         sums = _sums(text)
         known = {one.num_accepted_draft_tokens for one in sums} - {None}
         others = ((one, one.num_accepted_draft_tokens) for one in found)
         more = [one for one, n in others if n not in known and (one.given or n is not None)]
-        if unread is not None:  # a table next to them, which may be of the same
+        if unread is not None:  # a table next to them may describe the same
             unread += [f"the row {one.place}" for one in more]
         return sums
     is_counted = any(one.num_accepted_draft_tokens is not None for one in found)
-    sums = [] if is_counted else _sums(text)  # lines may say more
+    sums = [] if is_counted else _sums(text)  # lines may have more
     whole_ = [one for one in sums if one.num_spec_steps or one.num_draft_tokens]
     found = [one for one in whole_ if one.num_accepted_draft_tokens is not None] or found
     counted, rated = ([], []) if found else _said(text)
@@ -152,7 +155,7 @@ def _sums(text: str) -> list[RecordedRequest]:
 
 
 def _field_of(match: re.Match[str]) -> str:
-    """What a line names: a field, a mean, a rate or a place in the draft; "" for anything else."""
+    """What a line names: a field, a mean, a rate or a draft position; "" for anything else."""
     field = _named(match["name"], match["unit"] or "")
     if field in _COUNTS and match["percent"]:
         return _RATE if field == _ACCEPTED else ""
@@ -160,15 +163,15 @@ def _field_of(match: re.Match[str]) -> str:
 
 
 def _value(match: re.Match[str]) -> str:
-    """The number of a line, with a point and without signs between thousands."""
+    """The number of a line, with a decimal point and without thousands separators."""
     value = match["value"]
     return plain_number(value, has_comma=bool(match["percent"]) and "." not in value)
 
 
 @lru_cache(1 << 10)
 def _named(name: str, unit: str) -> str:
-    """The same of a name and a unit alone."""
-    name = " ".join(_SPACE.sub(" ", name.lower().rstrip(" .")).split())
+    """The same for a name and a unit."""
+    name = " ".join(re.split(r"[-_\s]+", name.lower().rstrip(" .-_")))
     if (at := _INDEX.fullmatch(name)) is not None:
         return f"position {int(at[2]) - bool(at[1])}"  # short names count from 1
     if name in NAMES["lines"] or (_IS_BY_INDEX.fullmatch(name) and "rate" in name):
@@ -187,8 +190,7 @@ def _request(values: dict[str, re.Match[str]], text: str, place: str) -> Recorde
         _AS_COLUMN[name]: _value(one) + ("%" if "%" in f"{one['name']}{one['percent']}" else "")
         for name, one in values.items()
         if name in _AS_COLUMN
-    }
-    named |= _by_place(values, text)
+    } | _by_place(values, text)
     found = row_of(list(named), list(named.values()), place, "") or RecordedRequest("", place)
     found.engine, found.place, found.stop, found.record = engine, place, "end", {}
     accepted = found.num_accepted_draft_tokens
@@ -202,11 +204,11 @@ def _request(values: dict[str, re.Match[str]], text: str, place: str) -> Recorde
 
 
 def _by_place(values: dict[str, re.Match[str]], text: str) -> dict[str, str]:
-    """Shares of the drafts that had each position accepted, as far as they follow each other, under
-    names of columns. text: what the program printed."""
+    """Shares of drafts accepted at each position, as far as they are consecutive, under column
+    names. text: the program's output."""
     parts: list[str] = []
     while len(parts) < LONGEST_DRAFT and (match := values.get(f"position {len(parts)}")):
-        # before the first one it is said what all are
+        # the text before the first one describes all of them
         head = text[max(match.start() - _LONGEST_HEAD, 0) : match.start()] if not parts else ""
         is_share = "%" in parts[0] if parts else "(%)" in head or match["percent"]
         parts.append(_value(match) + ("%" if is_share else ""))
@@ -221,13 +223,12 @@ def _by_place(values: dict[str, re.Match[str]], text: str) -> dict[str, str]:
 # -- lines of a text -------------------------------------------------------------------------
 
 _LONGEST_SAID = 300
-_WORDED, _NOT_HAD = (
-    re.compile(f"(?i){'|'.join(NAMES['said'][name])}") for name in ("counts", "not_had")
-)
+_WORDED = re.compile(f"(?i){'|'.join(NAMES['said']['counts'])}")
+_NOT_HAD = re.compile(f"(?i){'|'.join(NAMES['said']['not_had'])}")
 _IN_OTHERS = re.compile(NAMES["about"][1])
-"""What other languages write without spaces for what is accepted."""
+"""Words for acceptance in languages without spaces."""
 _LISTED = re.compile(r"\s{0,20}[-*+•]\s")
-"""A line that may be under one with a colon at its end."""
+"""A line that may follow one ending with a colon."""
 _SAID_RATE = re.compile(
     r"(?i)(?<![a-z])accept(?:ance|ed)?(?:[ _]rate|[ _]ratio)?(?: is| was| of| at)?[ \t:=~≈(]{0,4}"
     r"(\d{1,3}(?:\.\d{1,6})? ?%|0\.\d{1,6}|1\.0{1,6})(?!\.?\d|[–-])"
@@ -240,9 +241,9 @@ _SHARE = re.compile(
 
 
 def _said(text: str) -> tuple[list[RecordedRequest], list[RecordedRequest]]:
-    """The lines that say two counts: those that make the rate of acceptance next to them, or, in
-    lines without one, those that words name; and those that say one rate, without such counts.
-    Each with the only speed that it says."""
+    """Lines with two counts: those that form the acceptance rate next to them, or, without a rate,
+    those identified by words; and lines with one rate and no such counts. Each with its only
+    speed."""
     counted, rated = list[RecordedRequest](), list[RecordedRequest]()
     is_about = ABOUT_DRAFTS.search(text) is not None  # others accept people, or offers
     is_under = False
@@ -255,7 +256,7 @@ def _said(text: str) -> tuple[list[RecordedRequest], list[RecordedRequest]]:
         found = RecordedRequest("", f"line {number}", stop="end")
         if len(speeds := SAID_SPEED.findall(line)) == 1:
             found.timings[_SPEED] = float(speeds[0])
-        # before the word also what is hoped for, or lost, may be, but not next to a speed
+        # words before may mean something expected or lost, unless next to a speed
         shares = [after or one for after, one in _SAID_RATE.findall(line) if after or speeds]
         said = share_of(shares[0]) if len(shares) == 1 else (0.0, 1.0)
         pairs = {(n, of) for n, of in making_rates(line) if abs(n / of - said[0]) <= said[1]}
@@ -270,7 +271,7 @@ def _said(text: str) -> tuple[list[RecordedRequest], list[RecordedRequest]]:
                 share, within = share_of(shares[0])
                 found.check_ratio("the rate", share, n, of, "accepted", "drafted", within=within)
                 counted += [found] if found.contradictions else []
-        if len(pairs) == 1:  # so it is sure what they are
+        if len(pairs) == 1:  # so their meaning is certain
             found.num_accepted_draft_tokens, found.num_draft_tokens = pairs.pop()
             counted.append(found)
         elif [len(shares), len(_SHARE.findall(line)), n_words] == [1, 1, 1] and (
@@ -283,12 +284,12 @@ def _said(text: str) -> tuple[list[RecordedRequest], list[RecordedRequest]]:
 
 
 def _is_next_to(counts: re.Match[str], line: str) -> bool:
-    """Whether no word is between counts and a rate that a line says, so that they are of the same
+    """Whether no word separates counts from the rate in a line, so that they concern the same
     tokens."""
     rate = _SAID_RATE.search(line)
     first, last = sorted((counts.span(), rate.span() if rate is not None else (0, 0)))
-    between = re.compile(r"\w*(?: tokens?)?\W*")
-    return rate is not None and between.fullmatch(line, first[1], last[0]) is not None
+    between = line[first[1] : last[0]]
+    return rate is not None and re.fullmatch(r"\w*(?: tokens?)?\W*", between) is not None
 
 
 # -- the same as JSON -------------------------------------------------------------------------
@@ -338,7 +339,7 @@ _BY_STEP = "draft_count", "accept_count"
 
 
 def _read_mlc(node: Node) -> RecordedRequest:
-    """Counts by index of the tokens of a step, of which the first is the target's own."""
+    """Counts by index of a step's tokens, of which the first is the target's own."""
     values, found = node.fields(), RecordedRequest("mlc-llm", node.place, stop="end")
     drafted, accepted = (values.counts(key) or [] for key in _BY_STEP)
     if drafted and accepted:
@@ -362,7 +363,7 @@ _OF_HEADS = "rejected_tokens", "accepted_tokens_per_head"
 
 
 def _read_fastdeploy(node: Node) -> RecordedRequest:
-    """`speculate_metrics` of a reply, whose accepted tokens are all that were emitted."""
+    """`speculate_metrics` of a reply, in which accepted tokens are all emitted ones."""
     values, found = node.fields(), RecordedRequest("fastdeploy", node.place, stop="end")
     rejected, heads = values.count(_OF_HEADS[0]), values.counts(_OF_HEADS[1])
     emitted = values.count("accepted_tokens")
@@ -378,14 +379,14 @@ def _read_fastdeploy(node: Node) -> RecordedRequest:
 FASTDEPLOY = RecordShape("fastdeploy", "FastDeploy", (_OF_HEADS,), _read_fastdeploy)
 _OF_TURNS = "new_tokens", "wall_time"
 _BY_TURN = (*_OF_TURNS, "decoding_steps", "idxs")
-"""Lists with an entry for each turn."""
+"""Lists with an entry per turn."""
 
 
 def _read_turns(node: Node) -> RecordedRequest:
     """The answers to a question's turns, as EAGLE and Spec-Bench keep them: tokens and seconds of
-    each, the prompt's among them as in their own speeds, the index of its last step or how many
-    steps it had, and of all steps the tokens that each emitted. Where each emitted one there were
-    no drafts, or none had any: which is not known."""
+    each, including the prompt's as in their own speeds, the index of the last step or the number of
+    steps, and for all steps the number of emitted tokens. If each emitted one, there were no
+    drafts, or none was accepted: unknown."""
     values, owner = node.fields(), node.fields(node.owner("question_id"))
     found = RecordedRequest("", node.place, stop="end", record=dict(node.values))
     found.model, question = owner.text("model_id") or "", owner.values.get("question_id")
@@ -416,22 +417,24 @@ EAGLE = RecordShape("eagle", "EAGLE and Spec-Bench", _SIGNS, _read_turns)
 
 
 _KEY = re.compile(rb'"([A-Za-z][\w.:/]{2,80})"\s*:\s*"?\d')
+_OF_DRAFT = re.compile(rb'"draft"\s*:\s*\{(?=[^{}]*"accepted"\s*:)[^{}]*"n"\s*:\s*\d')
 _OF_RATE = re.compile(r"(?i)acc.*(?:rate|ratio|len)")
 _LONGEST_NAME = 80
 _AROUND = "tokens", "speed", "seconds"
-"""Of the request, which counts of its drafts may be a part of."""
+"""Objects of the request that may contain its draft counts."""
 
 
 def counted_shape(data: bytes) -> RecordShape | None:
-    """The records of a JSON text, or its beginning, whose objects have counts of accepted and of
-    drafted or rejected tokens, or of drafts, or else a rate or a mean length, under names that say
-    so; None if there are none."""
+    """The record shape of a JSON text, or its beginning, with objects that have counts of accepted
+    and of drafted or rejected tokens, or of drafts, or else a rate or a mean length, under telling
+    names; None if there are none."""
     keys = dict.fromkeys(one.decode() for one in _KEY.findall(data))
     kinds = dict(zip(keys, map(kind_of, names_of(list(keys))), strict=True))
     accepted = [key for key, kind in kinds.items() if kind == "accepted"]
     others = [
         *(key for key, kind in kinds.items() if kind in ("drafted", "rejected")),
         *(key for key in keys if key.endswith("drafts")),
+        *(["n"] if _OF_DRAFT.search(data) is not None else []),
     ]
     signs: tuple[tuple[str, ...], ...] = tuple(product(accepted, others))
     signs = signs or tuple(
@@ -439,17 +442,15 @@ def counted_shape(data: bytes) -> RecordShape | None:
         for key, kind in kinds.items()
         if kind == "at index" or (kind in ("rate", "mean") and _OF_RATE.search(key))
     )
-    own = LLAMA_SERVER.without
-    shape = RecordShape(
-        "counts", "counts", signs, _read_counted, own, request_of=_counted_of, allows_null=True
-    )
-    return shape if shape.may_be_in(keys_in(data)) else None
+    without = LLAMA_SERVER.without
+    shape = RecordShape("counts", "counts", signs, _read_counted, without, _counted_of, True)
+    return shape if shape.may_be_in({"n", *keys_in(data)}) else None
 
 
 def _counted_of(node: Node) -> Hashable:
     if not any("spec_decode_num" in key for key in node.values):
         return of_same_request(node)
-    return tuple(key for key in node.path if not key.isdigit())  # a server's, which only grow
+    return tuple(key for key in node.path if not key.isdigit())  # a server's cumulative counts
 
 
 def _cells_of(values: dict[str, Any]) -> dict[str, str]:
@@ -462,10 +463,12 @@ def _cells_of(values: dict[str, Any]) -> dict[str, str]:
 
 
 def _read_counted(node: Node) -> RecordedRequest:
-    """An object as a row of a table, of which it has names and cells. Tokens and speeds may be in
-    objects around it that have nothing else inside."""
+    """An object as a table row, whose names and cells it has. Tokens and speeds may be in ancestors
+    that contain nothing else."""
     plain = _cells_of(node.values)
     node.taken.setdefault(id(node.values), set()).update(plain)
+    if node.path[-1:] == ("draft",) and "n" in plain:
+        plain["drafted"] = plain.pop("n")
     inside = node.values
     for owner in reversed(node.around):
         if not isinstance(owner, dict):

@@ -1,8 +1,8 @@
-"""Counters of a server as Prometheus text: of vLLM, of llama-server and LMDeploy, which name them
-alike, of TensorRT-LLM, SGLang, rapid-mlx and TGI.
+"""Prometheus counters of vLLM, of llama-server and LMDeploy, which use equal names, of
+TensorRT-LLM, SGLang, rapid-mlx and TGI.
 
-Scrapes in the order taken show what was done from each to the next; one alone shows what was done
-since the server started.
+Consecutive scrapes give the work between them; a single one gives the work since the server's
+start.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from functools import cache, lru_cache
 from itertools import pairwise
 from typing import Any
 
-from engine.errors import TraceFileError
+from engine.errors import TraceFileError, check_most
 from engine.foreign import LARGEST, LONGEST_DRAFT, is_real
 from engine.observe.files.records.column_names import NAMES
 from engine.observe.files.records.document import MOST_BYTES, LeftOut, nodes, read_documents
@@ -30,55 +30,55 @@ _COUNTERS, _GAUGES = _KNOWN["names"], _KNOWN["gauges"]
 _PER_POS = "num_accepted_tokens_per_pos"
 _OUR_NAMES = {field: name for name, field in _COUNTERS.items()} | {"per_pos": _PER_POS}
 _EMITTED, _STEPS, _AT_MOST, _REQUESTS = "emitted", "steps", "at_most", "requests"
-"""The last three are TGI's: of each step of a request, that of its prompt too, a histogram has the
-tokens that were accepted; how many were drafted it does not count."""
+"""The last three are TGI's: for each step of a request, including its prompt's, a histogram has the
+accepted tokens; drafted ones are not counted."""
 _SERIES = re.compile(
     rf"(vllm|llamacpp|lmdeploy):spec_decode_({'|'.join((*_COUNTERS, _PER_POS))})(?:_total)?"
 )
 _SIGN = re.compile(f"(?m)^(?:\\| ?)?(?:{'|'.join(_KNOWN['signs'])})[ {{]".encode())
 _PARTS = b":spec_", b"mlx_spec_", b"trtllm_spec_", b"llamacpp:", b"tgi_request", b"maxserve"
-"""One of these is in each sign."""
+"""Each sign contains one of these."""
 _QUERIED = re.compile(rb'"metric"\s*:\s*\{([^{}]{1,4000})\}\s*,\s*"values?"\s*:\s*\[([^{}]*+)\}')
-"""A series of a reply to a query, or of VictoriaMetrics: its labels, and the values."""
+"""A series in a reply to a query, or of VictoriaMetrics: its labels, and the values."""
 _AFTER_NEWEST = b'"], \t\r\n'
 _NEWEST = re.compile(rb"(?<![\d.e+])[\d.e+]{1,40}\Z")
 _PRINTED = re.compile(
     rb"\b[A-Z]\w{3,20}\(name='([\w:]{1,200})', labels=\{([^{}]{0,4000})\},"
     rb" values?=\[?([\d.e+, ]{1,8192})"
 )
-"""A counter, or a list by position, as Python prints what vLLM's `get_metrics` returns."""
+"""A counter, or a list by position, as Python prints the results of vLLM's `get_metrics`."""
 _PAIR = re.compile(rb"'(\w{1,80})': '([^'\"\n]{0,400})'")
 _POINTS = re.compile(rb'"name"\s*:\s*"(?=[^"]{1,200}(?:spec_decode|speculative))[^"]{1,200}"')
-"""The name of a series in what OpenTelemetry exports."""
+"""Name of a series in OpenTelemetry exports."""
 _BELOW = re.compile(
     rb"(?m)^(\w{1,40}:spec_[^\n]{1,4000}[}\w])[ \t\r]{0,9}\n\s{0,9}([\d.e+]{1,40}\r?$)"
 )
-"""A series whose value is in the next line."""
+"""A series whose value is on the next line."""
 _CELL = re.compile(
     rb'[,;\t"\n|](?:(?:vllm|llamacpp|sglang|lmdeploy):(?:spec|draft)_|rapid_mlx_spec_|trtllm_spec_)'
 )
-"""A series in a table, as Grafana and others export them."""
+"""A series in a table, as exported by Grafana and others."""
 _SHOWN = re.compile(r"(?m)[ }](\d[\d.]{0,9} (?:[kKMGB]|Mil|Bil))$")
-"""A number with its unit, as Grafana shows it and exports it if asked to."""
+"""A number with its unit, as displayed or exported by Grafana."""
 _SERIES_NAME = re.compile(
     r"\s*(?:(?:vllm|llamacpp|sglang|lmdeploy):|rapid_mlx_|trtllm_)[^,;|]{1,4000}"
 )
 _VALUE = re.compile(r"(?i).{0,40}value.{0,20}|last.{0,20}")
 _TIME = re.compile(r"(?i).{0,20}time.{0,20}|date")
-"""Columns of a table that has a row for each value."""
+"""Columns of a table with one row per value."""
 _NAME = re.compile(rb'"__name__"\s*:\s*"([^"]{1,200})",?')
 _LABEL = re.compile(rb'"(\w{1,80})"\s*:\s*')
 _BEFORE = re.compile(
     rb"(?m)^(?!#|(?:vllm|llamacpp|sglang|lmdeploy):)[^\n]{1,200}?(?=(?:vllm|llamacpp|sglang|lmdeploy)"
     rb":\w{1,200}(?:\{[^\n{}]{0,4000}\})? {0,9}[\d.e+]{1,40}\r?$)"
 )
-"""What collectors of logs, quotes and `grep -n` put before a sample."""
+"""Prefixes of log collectors, quotes and `grep -n` before a sample."""
 _EXACT = {"llamacpp": 10**6}
-"""Up to where a server prints a counter with all its digits, if not all."""
+"""Largest counter printed with all digits by servers that round."""
 _IS_OTHER = re.compile(
     rb"(?![\w:]{0,200}?(?:spec|draft|token))[A-Za-z_][\w:]{0,200}(?:\{[^{}]{0,4000}\})?"
 ).fullmatch
-"""Other series, of which most samples are."""
+"""Other series, to which most samples belong."""
 _IS_VALUE = re.compile(rb"[\d.e+]{1,40}\r?").fullmatch
 _NUMBER = re.compile(r"(?m)(?<=[\w}] )(\d{1,20}(?:\.\d{1,20})?(?:e\+\d\d)?)$")
 _IS_NUMBER = re.compile(r"\d{1,20}(?:\.\d{1,20})?(?:e\+?\d{1,2})?").fullmatch
@@ -89,7 +89,7 @@ _SAMPLE = re.compile(
     r"[`>*|\s]{0,9}([A-Za-z_]\w{0,80}[:_]\w{1,200}(?:\{.{0,4000}\})?)\s{0,9}(?:\||=>)?\s{0,9}"
     r"(?<=[\s|}])([^\s|]{1,40}(?: \d{1,20})?)(?: @\[[\d.]{1,30}\])?[\s|]{0,9}"
 )
-"""A sample, also as a row of a table or as promtool shows it."""
+"""A sample, also as a table row or in promtool's format."""
 _BEGIN = re.compile(r"[`>*|\s]{0,9}(?:(?:vllm|llamacpp|sglang|lmdeploy):|rapid_mlx_|trtllm_|tgi_)")
 
 _Counters = dict[str, dict[int, float]]
@@ -97,7 +97,7 @@ _Counters = dict[str, dict[int, float]]
 
 def is_metrics(data: bytes) -> bool:
     """Whether bytes, or their beginning, are counters of speculative decoding."""
-    may_be = any(map(data.__contains__, _PARTS))  # which is far sooner known of large files
+    may_be = any(map(data.__contains__, _PARTS))  # a much faster check for large files
     return may_be and (_has_points(data) or _SIGN.search(_of_query(data)) is not None)
 
 
@@ -106,8 +106,8 @@ def _has_points(data: bytes) -> bool:
 
 
 def _of_query(data: bytes) -> bytes:
-    """The last values that Prometheus replies to a query, or of another export; other samples
-    without what is before. Series of other things become blank lines."""
+    """The last values in Prometheus's reply to a query, or in another export; other samples without
+    their prefixes. Unrelated series become blank lines."""
     data = _BELOW.sub(rb"\1 \2", _without_others(data))
     found = [
         b"%s{%s} %s\n" % (name[1], _LABEL.sub(rb"\1=", labels.replace(name[0], b"")), value[0])
@@ -133,7 +133,7 @@ def _without_others(data: bytes) -> bytes:
 
 
 def _printed(data: bytes) -> list[bytes]:
-    """Samples of objects that Python has printed."""
+    """Samples of objects printed by Python."""
     found = []
     for name, labels, said in _PRINTED.findall(data) if b"(name='" in data else ():
         pairs = [b'%s="%s"' % one for one in _PAIR.findall(labels)]
@@ -145,8 +145,8 @@ def _printed(data: bytes) -> list[bytes]:
 
 
 def _points(data: bytes) -> list[bytes]:
-    """The points of the series that OpenTelemetry exports as JSON: of each the newest, or the sum
-    of those that are what was added. Raises TraceFileError."""
+    """Points of series in OpenTelemetry's JSON export: for each the newest, or the sum of
+    increments. Raises TraceFileError."""
     found: dict[str, float] = {}
     for node in nodes("", read_documents(data, "the export")[0], {"dataPoints"}):
         name = str(node.owner("name").get("name"))
@@ -173,8 +173,8 @@ def _label(attribute: Any) -> str:
 
 
 def _newest(data: bytes) -> list[bytes]:
-    """The last value of each series of a table, which has a column for each, or a row for each
-    value and columns for name, labels and time."""
+    """The last value of each series in a table with a column per series, or a row per value and
+    columns for name, labels and time."""
     lines = data.decode("utf-8", "replace").splitlines()
     by = max(",;\t", key=lines[0].count)
     try:
@@ -207,8 +207,8 @@ def _newest(data: bytes) -> list[bytes]:
 
 
 def only_samples(data: bytes) -> tuple[bytes, str]:
-    """Counters as a person has copied them: commands, table rules and tags around them are left
-    out, and a sentence says how many lines; as they are where there are none."""
+    """Counters as a person has copied them, without commands, table rules and tags around them, and
+    a sentence with the number of such lines; unchanged if there are none."""
     kept: list[str] = []
     left = LeftOut()
     data = _of_query(data)
@@ -219,7 +219,7 @@ def only_samples(data: bytes) -> tuple[bytes, str]:
         elif len(line) <= LONGEST_LINE and (found := _SAMPLE.fullmatch(line)) is not None:
             kept.append(f"{found[1]} {found[2]}")
         elif _BEGIN.match(line) or len(line) > LONGEST_LINE:
-            kept.append(line)  # what is wrong with it is said later
+            kept.append(line)  # errors in it are reported later
         elif any(map(str.isalnum, line)):
             left.add(number, bare)
     return (data if kept == lines else ("\n".join(kept) + "\n").encode()), left.sentence
@@ -228,8 +228,7 @@ def only_samples(data: bytes) -> tuple[bytes, str]:
 def read_metrics(data: bytes, name: str, later: bytes = b"") -> list[RecordedRequest]:
     """One sum for each time between two scrapes and each set of labels: engines of a server,
     models. later: a scrape taken after those in `data`. Raises TraceFileError."""
-    if len(data) + len(later) > MOST_BYTES:
-        raise TraceFileError(f"{name} has more than {MOST_BYTES:,} bytes.", _REMEDY)
+    check_most(name, len(data) + len(later), MOST_BYTES, "bytes", _REMEDY)
     scrapes = [
         _read_scrape(text, name)
         for part in (data, later)
@@ -243,7 +242,7 @@ def read_metrics(data: bytes, name: str, later: bytes = b"") -> list[RecordedReq
 
 
 def _scrapes(text: str) -> list[str]:
-    """The scrapes of a file: each begins with the comment or the series that the first does."""
+    """The scrapes of a file: each starts with the same comment or series as the first."""
     lines = text.split("\n")
     first = next((line for line in lines if line.strip()), "")
     begin = first if first.startswith("#") else first.rpartition(" ")[0]
@@ -255,11 +254,8 @@ def _scrapes(text: str) -> list[str]:
 
 
 def _read_scrape(text: str, name: str) -> dict[tuple[str, str], _Counters]:
-    """The counters of speculative decoding by engine and labels; index -1 is a counter's own."""
-    if longest_line(text) > LONGEST_LINE:
-        raise TraceFileError(
-            f"{name} has a line of more than {LONGEST_LINE:,} characters.", _REMEDY
-        )
+    """Speculative decoding counters by engine and labels; index -1 is a counter's own."""
+    check_most(f"A line of {name}", longest_line(text), LONGEST_LINE, "characters", _REMEDY)
     found: dict[tuple[str, str], _Counters] = {}
     emitted: dict[tuple[str, str], float] = {}
     try:
@@ -308,8 +304,7 @@ def _read_scrape(text: str, name: str) -> dict[tuple[str, str], _Counters]:
 
 
 def _samples(text: str) -> list[Any]:
-    """The samples of a scrape. With the number of each value in its place it is the same text as
-    the scrape before."""
+    """The samples of a scrape. With placeholders for values it often equals the previous scrape."""
     parts = _NUMBER.split(text)
     values = parts[1::2]
     parts[1::2] = map(str, range(len(values)))
@@ -350,7 +345,7 @@ def _difference(
     series = [(name, i) for name, values in last.items() if name not in gauges for i in values]
     fell = [name for name, index in series if before[name].get(index, 0.0) > last[name][index]]
     found = RecordedRequest(_KNOWN["engines"][engine], labels)
-    if fell:  # another process of the server: the first scrape is not of the same counters
+    if fell:  # another process of the server: the first scrape has other counters
         before = defaultdict(dict)
         found.record["restarted"] = f"{fell[0]} fell between the scrapes"
     most = max((last[name][i] for name, i in series if name != _EMITTED), default=0.0)
@@ -385,8 +380,8 @@ def _difference(
 def _take_steps(
     found: RecordedRequest, count: Callable[..., int | None], lengths: list[int], file: str
 ) -> None:
-    """What TGI's histogram has of steps. The first one of a request is that of its prompt; how many
-    there were is known where all requests have ended."""
+    """Steps from TGI's histogram. The first step of a request is its prompt's; their number is
+    known if all requests have ended."""
     accepted, steps = found.num_accepted_draft_tokens, count(_STEPS)
     if not accepted and lengths[-1:] in ([], [0]):
         raise TraceFileError(

@@ -32,7 +32,7 @@ _KEY = re.compile(rb'"([A-Za-z][\w.:/]{1,80})"\s*:')
 
 
 def of_same_request(node: Node) -> Hashable:
-    """The same for all chunks of a stream that have counts: those of the last chunk are all."""
+    """Equal for all chunks of a stream with counts: those of the last chunk are totals."""
     name: str | None = None
     for one in (node.values, *reversed(node.around)):
         if isinstance(one, list):
@@ -44,12 +44,11 @@ def of_same_request(node: Node) -> Hashable:
 
 @dataclass(frozen=True, slots=True)
 class RecordShape:
-    """The records of one engine, recognised by keys and never by the name of a file.
+    """Records of one engine, recognised by keys and never by file name.
 
-    name: for --as. title: for messages. signs: sets of keys, any of which an object has that is
-    such a record. without: keys that such an object never has. read: one such object of a
-    file. allows_null: whether a request that has null in place of its
-    counts is one, too, which drafted nothing or whose server does not count all of them.
+    name: for --as. title: for messages. signs: sets of keys, one of which such an object has.
+    without: keys that it never has. read: reads one such object. allows_null: whether null counts
+    also make a record, of a request that drafted nothing or whose server does not count everything.
     """
 
     name: str
@@ -58,7 +57,7 @@ class RecordShape:
     read: Callable[[Node], RecordedRequest]
     without: tuple[str, ...] = ()
     request_of: Callable[[Node], Hashable] = of_same_request
-    """Identifies the request, where several such objects may be of one; the last one counts."""
+    """Identifies the request, if several such objects may be of one; the last one counts."""
     allows_null: bool = False
 
     @property
@@ -70,24 +69,24 @@ class RecordShape:
         """The keys by which an object is such a record; empty if it is not."""
         if not values.keys().isdisjoint(self.without):
             return ()
-        for sign in self.signs:  # of which a stream has many that it is not
+        for sign in self.signs:  # a stream has many others
             is_there = sign[0] in values and values.keys() >= {*sign}
             if is_there and (self.allows_null or None not in map(values.get, sign)):
                 return sign
         return ()
 
     def has_counts(self, values: dict[str, Any]) -> bool:
-        """Whether none of the keys by which an object is such a record has null."""
+        """Whether none of the keys that identify such a record is null."""
         return None not in map(values.get, self.sign_of(values))
 
     def may_be_in(self, keys: set[str]) -> bool:
-        """Whether a file of such records has these keys."""
+        """Whether a file of such records may have these keys."""
         return keys.isdisjoint(self.without) and any(map(keys.issuperset, self.signs))
 
 
 def keys_in(data: bytes) -> set[str]:
     """The keys of objects in bytes, or in their beginning."""
-    # inside of a JSON text the quotes would be escaped
+    # inside a JSON text the quotes would be escaped
     return {one.decode() for one in set(_KEY.findall(data))}
 
 
@@ -107,11 +106,11 @@ _TAKES: dict[str, Callable[[Fields, str], Any]] = {
     "per_step_accepted": partial(Fields.counts, most=LONGEST_DRAFT),
     "per_step_drafted": partial(Fields.counts, most=LONGEST_DRAFT),
 }
-"""How a field of a request is read; the others are counts."""
+"""How a request's field is read; the others are counts."""
 
 
 def _counts(node: Node, engine: str, keys: Mapping[str, str]) -> tuple[RecordedRequest, Fields]:
-    """A request with the counts of a record, and the fields to read on from. keys: the record's
+    """A request with the counts of a record, and its fields for further reading. keys: the record's
     name of each field of the request."""
     values = node.fields()
     found = RecordedRequest(engine, node.place, record=dict(node.values))
@@ -137,7 +136,7 @@ def read_usage(node: Node, reply: dict[str, Any], into: RecordedRequest) -> None
     details = found.object("prompt_tokens_details")
     cached = details.count("cached_tokens") if details is not None else None
     choices = reply.get("choices")
-    is_one = not isinstance(choices, list) or len(choices) < 2  # else the sum of several
+    is_one = not isinstance(choices, list) or len(choices) < 2  # otherwise the sum of several
     into.set_tokens(prompt, cached, completion if is_one else None)
     _check_total(into, names, prompt, completion, total, of="usage.")
 
@@ -145,7 +144,7 @@ def read_usage(node: Node, reply: dict[str, Any], into: RecordedRequest) -> None
 def _check_total(
     found: RecordedRequest, names: Sequence[str], *counts: int | None, of: str = ""
 ) -> None:
-    """Check that two counts of tokens, if there are any, make the last one. of: what has them."""
+    """Check that two counts of tokens, if present, add up to the last one. of: their owner."""
     prompt, completion, total = counts
     if prompt is not None and completion is not None and total is not None:
         found.check(
@@ -161,11 +160,11 @@ _VLLM_KEYS = NAMES["keys"]["vllm"]
 
 
 def read_acceptance(node: Node, engine: str) -> tuple[RecordedRequest, Fields]:
-    """vLLM's `metrics.speculative_decoding` of a reply or of the last chunk of a stream, which
-    AIPerf writes with the same names; with the fields to read on from."""
+    """vLLM's `metrics.speculative_decoding` of a reply or of a stream's last chunk, which AIPerf
+    writes with equal names; with the fields for further reading."""
     found, values = _counts(node, engine, _VLLM_KEYS)
     mean, rate = values.number("mean_acceptance_length"), values.number("draft_acceptance_rate")
-    # counts that are missing but are the sums of lists that are there
+    # missing counts that are sums of given lists
     if found.per_step_accepted is not None:
         if found.num_spec_steps is None:
             found.num_spec_steps = len(found.per_step_accepted)
@@ -173,7 +172,7 @@ def read_acceptance(node: Node, engine: str) -> tuple[RecordedRequest, Fields]:
             found.num_accepted_draft_tokens = sum(found.per_step_accepted)
     if found.per_step_drafted is not None and found.num_draft_tokens is None:
         found.num_draft_tokens = sum(found.per_step_drafted)
-    found.check_length("mean_acceptance_length", mean, _VLLM_KEYS)
+    found.check_rate("mean_acceptance_length", mean, _VLLM_KEYS, own=1)
     found.check_rate("draft_acceptance_rate", rate, _VLLM_KEYS)
     found.check_counts(_VLLM_KEYS)
     return found, values
@@ -200,7 +199,7 @@ _SINCE_START = "avg_spec_accept_length"
 
 
 def _read_sglang(node: Node) -> RecordedRequest:
-    """A request, or the average of a server's /get_server_info."""
+    """A request, or the average in a server's /get_server_info."""
     if _SINCE_START in node.values:
         found = RecordedRequest("sglang", node.place)
         if (length := node.fields().number(_SINCE_START)) is not None:
@@ -213,7 +212,7 @@ def _read_sglang(node: Node) -> RecordedRequest:
         take = _TAKES.get(field, Fields.count)
         named = [(name, value) for name in names if (value := take(values, name)) is not None]
         keys[field] = named[0][0] if named else names[0]
-        for name, value in named:  # older names next to the newest have to say the same
+        for name, value in named:  # older names next to the newest must agree
             setattr(found, field, named[0][1])
             found.check(
                 value == named[0][1],
@@ -279,7 +278,7 @@ _ITERATION = ("numDraftTokens", "numAcceptedTokens")
 
 
 def _read_iteration(node: Node) -> RecordedRequest:
-    """`specDecodingStats` of an iteration: each request that has a draft has one."""
+    """`specDecodingStats` of an iteration: one for each request with a draft."""
     fields = "num_draft_tokens", "num_accepted_draft_tokens", "num_spec_steps"
     keys = dict(zip(fields, (*_ITERATION, "numRequestsWithDraftTokens"), strict=True))
     found, values = _counts(node, "tensorrt-llm", keys)
@@ -303,9 +302,11 @@ _MLX_KEYS = NAMES["keys"]["mlx-vlm"]
 
 
 def _read_timings(node: Node) -> RecordedRequest:
-    """mlx-vlm's, or llama-server's where a person has left some out."""
-    is_of_mlx = "draft_rounds" in node.values
-    found, values = _counts(node, "mlx-vlm" if is_of_mlx else "llama-server", _MLX_KEYS)
+    """mlx-vlm's, a shortened copy of llama-server's, or those of others with its names but no
+    times."""
+    own = "llama-server" if "predicted_ms" in node.values else ""
+    engine = "mlx-vlm" if "draft_rounds" in node.values else own
+    found, values = _counts(node, engine, _MLX_KEYS)
     takes = ((name, values.count if name[-2:] == "_n" else values.number) for name in TIMINGS)
     found.timings |= {name: one for name, take in takes if (one := take(name)) is not None}
     found.check_counts(_MLX_KEYS)
@@ -330,11 +331,11 @@ _OF_REPLY = (
     *("tokens_per_second", "stop_reason"),
 )
 _OF_PYTHON = tuple(re.sub("(?=[A-Z])", "_", one).lower() for one in _OF_PREDICTION)
-"""The names of its libraries, and of its own replies, which have them in `usage` or in `stats`."""
+"""Names in its libraries, and in its own replies, which have them in `usage` or in `stats`."""
 
 
 def _prediction_of(node: Node) -> int:
-    """The counts of the prediction that a fragment is of; without any, the fragments."""
+    """The counts of a fragment's prediction; without any, the fragments."""
     if _PREDICTION[0] in node.values:
         return id(node.values)
     if _REPLY[0] in node.values:
@@ -417,12 +418,11 @@ LM_STUDIO = RecordShape(
 LLAMA_SERVER = RecordShape(
     "llama-server",
     "llama-server",
-    (("predicted_n", "predicted_ms"),),
+    (("predicted_n", "predicted_ms"), ("predicted_n", "predicted_per_second")),
     _read_timings,
     without=("draft_rounds", "predicted_per_second_n_gen"),  # mlx-vlm's, this program's own
 )
-"""Its replies, and timings that are whole, are read as if they came from the server: see
-`writing`."""
+"""Its replies, and complete timings, are read as from the server: see `writing`."""
 
 # -- usage -----------------------------------------------------------------------------------
 
@@ -436,13 +436,13 @@ _COUNTED = (_PREDICTED, _PROPOSED, _ATTEMPTS, ("draft_n", "draft_n_accepted"))
 
 
 def _read_prediction(node: Node) -> RecordedRequest:
-    """Counts inside of `usage`."""
+    """Counts inside `usage`."""
     values, found = node.fields(), RecordedRequest("", node.place, record=dict(node.values))
     is_predicted, is_bench = _PREDICTED[0] in node.values, _OF_BENCH in node.values
     names = next(two for two in _COUNTED if two[0] in node.values)
     one, other = map(values.count, names[:2])
     found.num_draft_tokens, found.num_accepted_draft_tokens = one, other
-    if is_bench and not one:  # also where the server says nothing of it
+    if is_bench and not one:  # also if the server does not report it
         found.num_draft_tokens = found.num_accepted_draft_tokens = None
     times = ((name, values.number(name)) for name in ("prompt_ms", "predicted_ms"))
     found.timings |= {name: ms for name, ms in times if ms is not None}
@@ -465,4 +465,4 @@ USAGE = RecordShape(
 )
 
 READERS = (VLLM, SGLANG, TENSORRT_LLM, MLX_VLM, LM_STUDIO, USAGE)
-"""Of what replies say."""
+"""Readers for replies."""

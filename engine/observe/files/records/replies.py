@@ -1,5 +1,5 @@
-"""Replies among the objects of a file: which of them are events of the same reply, and what a reply
-without timings says of its tokens."""
+"""Replies among the objects of a file: grouping of events, and the token data of replies without
+timings."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from engine.observe.rounds.stream_rounds import Addition
 
 _SIGNS = {key for shape in READERS for key in shape.keys}
 _MOST_OPEN = 64
-"""Replies that the next event may be of."""
+"""Replies that the next event may belong to."""
 
 
 _BUILD = re.compile(r"b\d{1,8}-")
@@ -48,8 +48,8 @@ _ASKED = {"prompt", "messages", "input_ids", "sampling_params"}
 class KeptReply:
     """The events of one reply, or the reply in one piece as the only one.
 
-    events: objects, and tuples of additions. place: of the first. request: what was sent, as far as
-    it is kept next to the reply.
+    events: objects, and tuples of additions. place: of the first. request: as sent, if it is kept
+    next to the reply.
     """
 
     place: str
@@ -62,8 +62,8 @@ class KeptReply:
     _counts: dict[int, list[float]] = field(default_factory=dict)
 
     def takes(self, event: dict[str, Any], name: str, answers: list[tuple[int, bool]]) -> bool:
-        """Whether an event, no whole reply, may be of this one, which has its name and to which its
-        answers are open. answers: see `_answers_in`."""
+        """Whether an event, not a whole reply, may belong to this one: it has its name, and its
+        answers are still open. answers: see `_answers_in`."""
         if name:
             return True
         first = self.events[0]
@@ -72,7 +72,7 @@ class KeptReply:
         return is_same_form and all(self._may_follow(index, event) for index, _ in answers)
 
     def _may_follow(self, index: int, event: dict[str, Any]) -> bool:
-        """By its counters, where no name tells streams apart."""
+        """Whether counters allow it, for streams without names."""
         timings = _timings_of(event)
         if timings is None:
             return True
@@ -81,7 +81,7 @@ class KeptReply:
         return all(map(ge, _growing(timings, math.inf), self._counts.get(index, ())))
 
     def add(self, event: dict[str, Any], answers: list[tuple[int, bool]]) -> None:
-        """One more event."""
+        """Add an event."""
         self.events.append(event)
         timings = _timings_of(event)
         for index, is_last in answers:
@@ -98,7 +98,7 @@ def kept_replies(documents: Sequence[tuple[str, Any]]) -> Iterator[KeptReply]:
     open_ones: list[KeptReply] = []
     reply: KeptReply | None = None
     for place, event, around in _events(documents):
-        if isinstance(event, tuple):  # of the same reply as the event before
+        if isinstance(event, tuple):  # of the same reply as the previous event
             if reply is not None:
                 reply.events.append(event)
             continue
@@ -125,7 +125,7 @@ class PlainReplies:
     def answers(
         self, tokens: Mapping[int, EmittedTokens], events: Sequence[Mapping[str, Any]]
     ) -> Iterable[RecordedRequest]:
-        """What is known of each answer of a reply."""
+        """The known data of each answer of a reply."""
         if not tokens:
             return
         counts = counts_in(events)
@@ -145,20 +145,20 @@ class PlainReplies:
 def recorded(
     answers: Mapping[int, EmittedTokens], counts: Mapping[int, RecordedRequest]
 ) -> Iterator[RecordedRequest]:
-    """What is known of each answer of a reply without timings. counts: what answers have of
-    speculation."""
+    """The known data of each answer of a reply without timings. counts: speculation data by
+    answer."""
     first = next(iter(answers.values()))
     for index, answer in answers.items():
         one = counts.get(index) or RecordedRequest("", "")
         n = answer.n_tokens
-        if len(answers) > 1:  # what the reply counts is the sum of all
+        if len(answers) > 1:  # the reply's count is the sum of all
             n = answer.n_ids or None
         if "predicted_n" not in one.timings:
             n_prompt = first.n_prompt if one.prompt_tokens is None else one.prompt_tokens
             one.set_tokens(n_prompt, first.n_cached, n)
         one.timings = {**answer.times, **one.timings}
         emitted, ms = (one.timings.get(name) for name in ("predicted_n", "predicted_ms"))
-        if emitted and ms:  # as Ollama has them
+        if emitted and ms:  # in Ollama's form
             one.timings.setdefault("predicted_per_second", 1e3 * emitted / ms)
         one.prompt_ids = answer.prompt_ids or first.prompt_ids
         one.chunks, one.tokens = answer.events, answer.tokens(n)
@@ -170,7 +170,7 @@ def recorded(
 
 
 def counts_in(events: Sequence[Mapping[str, Any]]) -> RecordedRequest | None:
-    """What the last of a server's events says of speculation."""
+    """Speculation data in the last of a server's events."""
     every = nodes("reply", [("", list(events))], _SIGNS)
     for node in reversed(every):
         for shape in READERS:
@@ -187,8 +187,8 @@ def counts_in(events: Sequence[Mapping[str, Any]]) -> RecordedRequest | None:
 def read_reply(
     reply: KeptReply, counts: Mapping[int, RecordedRequest], taken: dict[int, set[str]], file: str
 ) -> list[RecordedRequest]:
-    """The requests of a reply without timings, one for each answer. counts: what answers have of
-    speculation. taken: see `Node`. file: its name. Raises TraceFileError."""
+    """The requests of a reply without timings, one per answer. counts: speculation data by answer.
+    taken: see `Node`. file: its name. Raises TraceFileError."""
     answers: dict[int, EmittedTokens] = {}
     stops: dict[int, str] = {}
     try:
@@ -204,7 +204,7 @@ def read_reply(
             f"{file}: {reply.place or 'the reply'} {error}.",
             "Save the reply again as the engine wrote it.",
         ) from error
-    if not answers:  # an error and nothing else
+    if not answers:  # just an error
         answers[0] = EmittedTokens()
     found = list(recorded(answers, counts))
     begin = reply.events[0]
@@ -224,7 +224,7 @@ def read_reply(
 
 
 def engine_of(event: Mapping[str, Any]) -> str:
-    """The engine that replied, as far as its keys tell."""
+    """The engine of a reply, as far as its keys tell."""
     choices = event.get("choices")
     listed = choices if isinstance(choices, list) else []
     keys = set(event).union(*(one for one in listed if isinstance(one, dict)))
@@ -239,8 +239,8 @@ def engine_of(event: Mapping[str, Any]) -> str:
 
 
 def _events(documents: Sequence[tuple[str, Any]]) -> Iterator[tuple[str, Any, tuple[Any, ...]]]:
-    """Events and replies anywhere in documents, tuples of additions between them, and objects that
-    are errors."""
+    """Events and replies anywhere in documents, tuples of additions between them, and error
+    objects."""
 
     def walk(
         items: Iterable[tuple[Any, Any]], place: str, around: tuple[Any, ...]
@@ -263,7 +263,7 @@ def _events(documents: Sequence[tuple[str, Any]]) -> Iterator[tuple[str, Any, tu
 
 
 def _request(around: tuple[Any, ...]) -> Mapping[str, Any]:
-    """What was sent, where a script has kept it next to the reply."""
+    """The request that a script has kept next to the reply."""
     for one in reversed(around):
         if not isinstance(one, dict):
             continue
@@ -274,7 +274,7 @@ def _request(around: tuple[Any, ...]) -> Mapping[str, Any]:
 
 
 def _name(event: dict[str, Any]) -> str:
-    """What tells the events of a stream from others."""
+    """Identifies a stream's events."""
     if isinstance(event.get("type"), str):  # of whose events most have none
         return ""
     for one in (event, event.get("meta_info")):
@@ -284,7 +284,7 @@ def _name(event: dict[str, Any]) -> str:
 
 
 def _is_complete(event: dict[str, Any]) -> bool:
-    """Whether a reply in one piece, by its form."""
+    """Whether an event has the form of a reply in one piece."""
     choices = event.get("choices")
     if isinstance(choices, list):
         return any(isinstance(one, dict) and "message" in one for one in choices)
@@ -292,7 +292,7 @@ def _is_complete(event: dict[str, Any]) -> bool:
 
 
 def _answers_in(event: dict[str, Any]) -> list[tuple[int, bool]]:
-    """The answers that an event is of, and whether each ends there."""
+    """The answers in an event, and whether each ends there."""
     choices = event.get("choices")
     if isinstance(choices, list):
         return [
@@ -322,11 +322,11 @@ def _timings_of(event: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _clock(timings: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What stays the same in all timings of one answer."""
+    """Values that are equal in all timings of one answer."""
     return tuple(timings.get(name) for name in ("cache_n", "prompt_n", "prompt_ms"))
 
 
 def _growing(timings: Mapping[str, Any], unknown: float) -> list[float]:
-    """What never falls in the timings of one answer."""
+    """Values that never fall in the timings of one answer."""
     counts = (timings.get(name) for name in ("predicted_n", "predicted_ms"))
     return [one if is_real(one) else unknown for one in counts]

@@ -1,5 +1,5 @@
-"""Requests as other engines recorded them: counts under this program's names, and whether they
-agree with each other."""
+"""Requests as recorded by other engines: counts under this program's names, and consistency
+checks."""
 
 from __future__ import annotations
 
@@ -26,26 +26,25 @@ TIMINGS = (
     *(*_SUMMED, "prompt_ms", *speeds("prompt", 0.0, 0)),
     *("predicted_ms", *speeds("predicted", 0.0, 0)),
 )
-"""llama-server's names, which mlx-vlm has too."""
+"""llama-server's names, which mlx-vlm also uses."""
 ALL_TIMINGS = (*TIMINGS, "predicted_per_token_ms_n_gen", "predicted_per_second_n_gen")
 _NO_TIMINGS = dict.fromkeys(ALL_TIMINGS)
 _NOT_BY_INDEX = dict.fromkeys(BY_STEP[2:])
 
 
 class RecordedRequest(Struct):
-    """What a record says of one request; None is not given.
+    """A recorded request; None = not given.
 
-    place: in the file. histogram[k]: steps that accepted k tokens. by_length[d]: the same of the
-    steps that drafted d. per_pos[i]: steps that accepted the token at index i. rates: the same as
-    shares of the steps, as given. given: figures that are given without the counts that they follow
-    from. judged[i]: drafts whose token at index i was judged, where fewer than all drafts have one.
-    n_merged: requests, or intervals, that it is for. per_step_*: one entry for each verification,
-    in order. chunks: ids and text of each chunk of a stream. tokens: of the output,
-    prompt_ids: of the prompt, where they are given. text: the output, where tokens do not give it.
-    asked: what was sent, as far as it is kept. timings: figures of `engine.trace.timings.timings`
-    that were given. derived: figures that follow from others. record: the object itself. unknown:
-    by path, what nothing was made of. contradictions: keys, as the engine names them, of numbers
-    that cannot all be right, each with a sentence.
+    place: in the file. histogram[k]: steps that accepted k tokens. by_length[d]: the same for steps
+    that drafted d. per_pos[i]: steps that accepted the token at index i. rates: the same as shares
+    of the steps, as given. given: figures without their counts. judged[i]: drafts whose
+    token at index i was judged, if not all drafts have one. n_merged: number of requests, or
+    intervals. per_step_*: one entry per verification, in order. chunks: ids and text of each chunk
+    of a stream. tokens: of the output, prompt_ids: of the prompt, if given. text: the output, if
+    tokens do not give it. asked: the request as sent, if kept. timings: given figures of
+    `engine.trace.timings.timings`. derived: figures that follow from others. record: the object
+    itself. unknown: unread keys by path. contradictions: keys, by the engine's names, of
+    inconsistent numbers, each with a sentence.
     """
 
     engine: str
@@ -79,13 +78,12 @@ class RecordedRequest(Struct):
 
     @property
     def has_steps(self) -> bool:
-        """Whether every step is given, and not only their sums, and nothing contradicts them."""
+        """Whether every step is given, not only sums, without contradictions."""
         lists = self.per_step_drafted, self.per_step_accepted
         return None not in lists and not self.contradictions
 
     def set_tokens(self, prompt: int | None, cached: int | None, completion: int | None) -> None:
-        """Take counts of tokens under the names of `timings`, where the prompt is what was not
-        cached."""
+        """Set token counts under the names of `timings`, where the prompt is the uncached part."""
         self.prompt_tokens = prompt
         if prompt is not None and cached is not None and cached <= prompt:
             self.timings |= {"cache_n": cached, "prompt_n": prompt - cached}
@@ -93,9 +91,9 @@ class RecordedRequest(Struct):
             self.timings["predicted_n"] = completion
 
     def learn_steps(self) -> None:
-        """Take the chunks of a stream, the first of which is the prompt's token, for its steps,
-        where it has one for each and all drafted equally many tokens: a chunk has the accepted
-        tokens and one more. A limit may cut the last one."""
+        """Derive steps from a stream's chunks, the first of which is the prompt's token, if there
+        is one per step and all drafted equally many tokens: a chunk has the accepted tokens plus
+        one. A limit may cut the last one."""
         steps, drafted = self.num_spec_steps, self.num_draft_tokens
         first, *sizes = [len(ids) for ids, _ in self.chunks if ids] or [0]
         if self.has_steps or first != 1 or not sizes or len(sizes) != steps or not drafted:
@@ -115,9 +113,9 @@ class RecordedRequest(Struct):
             self.contradictions.append((tuple(keys), sentence))
 
     def steps_of(self, mean: float, half: float, rates: Sequence[float] = ()) -> int | None:
-        """The only number of steps with which the accepted tokens make this mean length, where
-        half a unit of its last digit leaves one, or leaves several of which one makes the shares
-        by index in the draft, with three digits, too."""
+        """The only number of steps for which the accepted tokens have this mean length, within half
+        a unit of its last digit, or the only one that also gives the shares by draft index, with
+        three digits."""
         accepted = self.num_accepted_draft_tokens
         if accepted is None or mean - half <= 1:
             return None
@@ -129,8 +127,8 @@ class RecordedRequest(Struct):
         return least if least == most and least else None
 
     def set_rates(self, rates: Sequence[float], digits: int = 3) -> None:
-        """Take shares of the steps that accepted the token at each index: as counts where only
-        these whole numbers have the sum."""
+        """Set shares of steps that accepted the token at each index: as counts if only these
+        integers have the sum."""
         if not rates:
             return
         self.rates, self.num_spec_tokens = list(rates), len(rates)
@@ -156,10 +154,10 @@ class RecordedRequest(Struct):
         *others: str,
         within: float = _WHOLE,
     ) -> None:
-        """Note a contradiction unless a ratio is that of the counts, as far as it has digits.
+        """Note a contradiction unless a ratio equals that of the counts, within its digits.
 
-        others: keys of the counts. A ratio that is missing, or has no counts, contradicts nothing.
-        within: by how much it may be off in any case.
+        others: keys of the counts. A missing ratio, or one without counts, contradicts nothing.
+        within: minimum tolerance.
         """
         if given is None or part is None or not whole:
             return
@@ -170,23 +168,17 @@ class RecordedRequest(Struct):
             self.check(False, (key, *others), sentence)
 
     def check_rate(
-        self, key: str, given: float | None, keys: Mapping[str, str], of: int = 1
+        self, key: str, given: float | None, keys: Mapping[str, str], of: int = 1, own: int = 0
     ) -> None:
-        """The same of accepted by drafted tokens, `of` times. keys: see `check_counts`."""
-        accepted, drafted = self.num_accepted_draft_tokens, self.num_draft_tokens
-        part = None if accepted is None else of * accepted
-        names = keys["num_accepted_draft_tokens"], keys["num_draft_tokens"]
-        self.check_ratio(key, given, part, drafted, *names)
-
-    def check_length(self, key: str, given: float | None, keys: Mapping[str, str]) -> None:
-        """The same of accepted tokens, and one more, by step."""
-        accepted, steps = self.num_accepted_draft_tokens, self.num_spec_steps
-        part = None if accepted is None or steps is None else accepted + steps
-        names = keys["num_accepted_draft_tokens"], keys["num_spec_steps"]
-        self.check_ratio(key, given, part, steps, *names)
+        """The same for accepted / drafted tokens, `of` times, or per step, with one own token each.
+        keys: see `check_counts`."""
+        whole = "num_spec_steps" if own else "num_draft_tokens"
+        accepted, n = self.num_accepted_draft_tokens, getattr(self, whole)
+        part = None if accepted is None or n is None else of * accepted + own * n
+        self.check_ratio(key, given, part, n, keys["num_accepted_draft_tokens"], keys[whole])
 
     def check_counts(self, keys: Mapping[str, str]) -> None:
-        """Check the counts against each other. keys: this record's name of each field here."""
+        """Check the counts against each other. keys: this record's name of each field."""
         steps, drafted = self.num_spec_steps, self.num_draft_tokens
         accepted, histogram = self.num_accepted_draft_tokens, self.histogram
 
@@ -197,7 +189,7 @@ class RecordedRequest(Struct):
                 self.check(False, names, sentence.format(*names))
 
         def same(field: str, of: str, sum_: int, what: str, own: str = "") -> None:
-            """own: what a total is that has one more in each step."""
+            """own: a total that has one more per step."""
             if (total := getattr(self, of)) not in (None, sum_):
                 more = f", {own}" if own and steps and total - sum_ == steps else ""
                 say(False, f"{{}} {what} {sum_:,}, but {{}} is {total:,}{more}", field, of)
@@ -259,8 +251,8 @@ class RecordedRequest(Struct):
             say(lengths == Counter(drafted), said, names[1], "by_length")
 
     def figures(self) -> dict[str, Any]:
-        """The figures of `engine.trace.timings.summary` that the record has or that follow from
-        it; the others are None. Empty where the record contradicts itself."""
+        """Given or derived figures of `engine.trace.timings.summary`; the others are None. Empty if
+        the record contradicts itself."""
         if self.contradictions:
             return {}
         figures = _figures(self)
@@ -274,14 +266,14 @@ class RecordedRequest(Struct):
 
 
 def _makes(steps: int, accepted: int, rates: Sequence[float]) -> bool:
-    """Whether whole numbers of steps have these shares, with three digits, and the sum."""
+    """Whether integer numbers of steps have these shares, with three digits, and the sum."""
     counts = [round(rate * steps) for rate in rates]
     pairs = zip(counts, rates, strict=True)
     return sum(counts) == accepted and all(abs(n / steps - one) <= 0.000501 for n, one in pairs)
 
 
 def sums_of(moved: Movement) -> RecordedRequest:
-    """How far the counters of a server moved."""
+    """Change of a server's counters, as a request."""
     found = RecordedRequest("", "")
     found.num_spec_steps = moved.count(DRAFTS)
     found.num_draft_tokens = moved.count(DRAFTED)
@@ -294,10 +286,9 @@ def sums_of(moved: Movement) -> RecordedRequest:
 
 
 def sum_figures(requests: Sequence[RecordedRequest]) -> dict[str, Any]:
-    """The figures of several requests together, as `engine.trace.timings.summary` names them.
+    """The figures of several requests together, by the names of `engine.trace.timings.summary`.
 
-    A sum is None where one of them does not have its part. Records that contradict themselves are
-    left out.
+    A sum is None if a request lacks its part. Self-contradictory records are left out.
     """
     sound = [request for request in requests if not request.contradictions]
     if len(sound) == 1:
@@ -307,7 +298,7 @@ def sum_figures(requests: Sequence[RecordedRequest]) -> dict[str, Any]:
 
 
 def _figures(one: RecordedRequest) -> dict[str, Any]:
-    """The figures that counts and timings give."""
+    """The figures that follow from counts and timings."""
     steps, drafted = one.num_spec_steps, one.num_draft_tokens
     accepted = one.num_accepted_draft_tokens
     figures: dict[str, Any] = {**_NO_TIMINGS, **one.timings}
@@ -324,8 +315,8 @@ def _figures(one: RecordedRequest) -> dict[str, Any]:
 
 
 def merged(requests: Sequence[RecordedRequest], place: str) -> RecordedRequest:
-    """Several requests as one: sums where all have them. Figures that are given alone are averages
-    over those that have them."""
+    """Several requests as one: sums if all have them. Figures without counts are averaged over
+    those that have them."""
     first = requests[0]
     found = RecordedRequest(first.engine, place, first.model, first.stop)
     for name in ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens"):
@@ -346,7 +337,7 @@ def merged(requests: Sequence[RecordedRequest], place: str) -> RecordedRequest:
 
 
 def _as_given(rates: Sequence[float]) -> dict[str, list[float | None]]:
-    """Rates by index as a record gives them, and what follows from these alone."""
+    """Rates by index as given by a record, and what follows from these alone."""
     pairs = zip([1.0, *rates], rates, strict=False)
     return {
         "unconditional": list(rates),
@@ -356,8 +347,8 @@ def _as_given(rates: Sequence[float]) -> dict[str, list[float | None]]:
 
 
 def joint_counts(requests: Sequence[RecordedRequest]) -> np.ndarray | None:
-    """Steps by tokens drafted (rows) and accepted (columns), int64 [K + 1, K + 1]; None where one
-    has no drafted lengths."""
+    """Steps by tokens drafted (rows) and accepted (columns), int64 [K + 1, K + 1]; None if one has
+    no draft lengths."""
     n_of = Counter[tuple[int, int]]()
     for one in requests:
         if one.per_step_drafted is not None and one.per_step_accepted is not None:
@@ -375,17 +366,19 @@ def joint_counts(requests: Sequence[RecordedRequest]) -> np.ndarray | None:
 
 
 def _by_index(requests: Sequence[RecordedRequest]) -> dict[str, Any]:
-    """Histogram and rates by index in the draft, as far as every record with drafts has them."""
+    """Histogram and rates by draft index, if every record with drafts has them."""
     requests = [r for r in requests if r.num_spec_steps != 0 or r.histogram or r.per_pos]
     summed = _added(list(map(_histogram, requests))) if requests else None
     if summed is None:
         return dict(_NOT_BY_INDEX)
     if (joint := joint_counts(requests)) is not None:
         found = per_position(joint)
-    else:  # it is not known how many were drafted at an index
+    else:  # the number drafted at an index is unknown
         reached = at_least(summed)
         judged = _added([request.judged for request in requests])
-        found = rates_by_index([0] * len(summed), reached, _whole_drafts(reached, judged))
+        # fully accepted drafts of each length
+        whole = [n - of for n, of in zip(reached, judged or (), strict=False)]
+        found = rates_by_index([0] * len(summed), reached, whole)
         found["num_draft_tokens_per_pos"] = None
         found |= {"num_judged_tokens_per_pos": judged} if judged else {}
     return {"acceptance_histogram": summed, **found}
@@ -401,13 +394,8 @@ def _histogram(request: RecordedRequest) -> list[int] | None:
     return found if min(found) >= 0 else None
 
 
-def _whole_drafts(reached: Sequence[int], judged: Sequence[int] | None) -> list[int]:
-    """How many drafts of each length were accepted whole, as `rates_by_index` takes them."""
-    return [n - of for n, of in zip(reached, judged or (), strict=False)]
-
-
 def _added(lists: Sequence[Sequence[int] | None]) -> list[int] | None:
-    """Counts by index of several together; None where one has none."""
+    """Sums of counts by index; None if one has none."""
     return None if None in lists else list(map(sum, zip_longest(*lists, fillvalue=0)))  # type: ignore[arg-type]
 
 
@@ -416,7 +404,7 @@ def _sum(values: Sequence[int | float | None]) -> Any:
 
 
 def _rounding(given: float) -> float:
-    """By how much a number may be off that was written with three decimals or more."""
+    """Tolerance of a number written with three decimals or more."""
     if isinstance(given, int) or "e" in repr(given):
         return _WHOLE * max(1.0, abs(given))
     decimals = len(repr(given).partition(".")[2])

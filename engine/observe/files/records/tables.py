@@ -1,8 +1,8 @@
-"""Tables about speculative decoding, as programs print them and people write them: a row of names,
-then a row for each setting, category or attempt, or the same by columns; also of HTML and CSV.
+"""Tables about speculative decoding, printed by programs or written by people: a header row, then a
+row for each setting, category or attempt, or transposed; also HTML and CSV.
 
-llama.cpp's speed_bench.py and speed_bench_compare.py and ik_llama.cpp's llama-spec-bench have such;
-most have rates alone. Rows of all others together are left out.
+llama.cpp's speed_bench.py and speed_bench_compare.py and ik_llama.cpp's llama-spec-bench print such
+tables; most have only rates. Total rows are left out.
 """
 
 from __future__ import annotations
@@ -49,14 +49,16 @@ _BARS = re.compile(r"[|│┃┆]")
 _GAPS = re.compile(r"\s\s*(?:(?<=\t)|(?<=\s\s))")  # two of them, or a tab
 _COMMAS, _SEMICOLONS = re.compile(r",(?=[^\s,])"), re.compile(r";(?=\S|$)")
 _QUOTED = re.compile(r'(?:^|[,;])"[^"\0]{0,200}"(?:[,;]|$)')
-"""A cell of CSV that may have a sign of it."""
+"""A quoted CSV cell that may contain a separator."""
 _KEY_COLUMN = re.compile(
     r"key|metric(?: name)?|name|series|variable|measure(?:ment)?| ?field|legend"
 )
 _VALUE_COLUMN = re.compile(r" ?value.{0,20}|last.{0,20}")
+_LINK = re.compile(r"\[([^][]{1,200})\]\([^()\s]{1,400}\)")
+"""A Markdown link; its address is not part of a name."""
 _RULE = set(" -|:+=").union(map(chr, range(0x2500, 0x2580)))
 _NOT_PLAIN = ("  ", "\t", "\x1f", ";", ", ", ",,")
-"""One of these is in an ASCII line that is parted otherwise than at each comma."""
+"""An ASCII line with one of these is not simply split at commas."""
 _MOST_CELLS = 64
 _LONGEST = 2000
 _AT_INDEX = re.compile(
@@ -68,17 +70,19 @@ _RANGE = re.compile(r"[~≈]?\d{1,6}(?:\.\d{1,6})? ?%? ?(?:[–—-]|to) ?\d")
 _BEGINS = re.compile(r"[~≈]?\d")
 _DIGITS = re.compile(r"[0-9]+")
 _NUMBERS = re.compile(r"\d+\.?\d*(?:\n\d+\.?\d*)*+")
-"""A column of nothing but numbers, as most are."""
+"""A column of numbers only, as most are."""
 _SHARES = re.compile(r"(?<![\d.])(\d{1,3}\.\d{1,6})(?![\d.])")
+_ARE_SHARES = re.compile(r"[\s\d.,;/|%()\[\]]+").fullmatch
+"""Shares without words, which would name each, and not a range."""
 _PAIR = re.compile(r"(\d{1,20}) ?(?:/|of|out of) ?(\d{1,20})(?: ?\([^)]{0,40}\))?$")
 _DRAFTS = re.compile(r"drafts \d{1,20}/(\d{1,20}), tokens (\d{1,20})/(\d{1,20})")
-"""Drafts, tokens accepted and drafted, as ik_llama.cpp shows them in one cell."""
+"""Drafts, accepted and drafted tokens in one cell, as in ik_llama.cpp."""
 _BETWEEN = re.compile(r" ?(?:/|→|[-=]?->) ?")
 ALL = re.compile(rf"(?:.{{0,60}} )?(?:{'|'.join(NAMES['all']['names'])}):?", re.IGNORECASE)
 _NUMBERED = re.compile(r"(?i)p[02-46-9]:?")
-"""A prompt by its number, no percentile."""
+"""A numbered prompt, not a percentile."""
 _MAY_BE_ABOUT = re.compile(ABOUT.pattern.translate({ord("^"): None, ord("$"): None}))
-"""In any name of these."""
+"""Part of each of these names."""
 ABOUT_DRAFTS = re.compile(f"(?i){'|'.join(NAMES['said']['about'])}")
 _ACC = {"acc", "Acc", "ACC"}
 _COUNTS = "rounds", "accepted", "drafted", "rejected", "tokens"
@@ -90,12 +94,12 @@ _PLAIN_RATE = re.compile(
 _COMPARES = re.compile(
     r"(?i)(?:.{0,80}, )?(?:% ?|rel\w{0,6} )?(?:difference|diff|delta|Δ|change)(?: ?\(?%\)?)?"
 )
-"""What compares the figures next to it."""
+"""A comparison with the figures next to it."""
 
 
 def read_tables(text: str, unread: list[str] | None = None) -> list[RecordedRequest]:
-    """The rows of such tables. Numbers that cannot be are left out. unread: takes what is said of
-    acceptance by rows that give no single figure of it."""
+    """The rows of such tables. Impossible numbers are left out. unread: receives acceptance data of
+    rows without a single figure."""
     found, n = list[RecordedRequest](), 0
     for row in _requests(text, [] if unread is None else unread):
         found.append(row)
@@ -109,11 +113,11 @@ def read_tables(text: str, unread: list[str] | None = None) -> list[RecordedRequ
 
 
 def _requests(text: str, unread: list[str]) -> Iterator[RecordedRequest]:
-    # else "acc" is the accuracy of answers
+    # otherwise "acc" is the accuracy of answers
     is_about = "accuracy" not in text.lower() and ABOUT_DRAFTS.search(text) is not None
     for table in _tables(text):
         if table and _IS_POSITION(table[0][1][0]) is not None:
-            continue  # its rows are no requests
+            continue  # its rows are not requests
         if not (is_about or all(_ACC.isdisjoint(cells) for _, cells in table)):
             table = [(at, ["" if one in _ACC else one for one in cells]) for at, cells in table]
         if table and _MAY_BE_ABOUT.search(" ".join(table[0][1]).lower()):
@@ -135,7 +139,7 @@ def _requests(text: str, unread: list[str]) -> Iterator[RecordedRequest]:
         for begin, end in pairwise([*heads, len(table)]):
             rows, above = table[begin + 1 : end], names_of(table[max(begin - 1, 0)][1])
             if any("spec_decode_num" in one for one in table[begin][1]) and _only_grow(rows):
-                rows = rows[-1:]  # counters of a server, which the newest row has all of
+                rows = rows[-1:]  # a server's counters: the newest row has totals
             joined = map("\n".join, zip(*(cells for _, cells in rows), strict=True))
             loose = {
                 i: OF_ALL.search(table[begin][1][i].lower()) is not None
@@ -162,8 +166,8 @@ def _requests(text: str, unread: list[str]) -> Iterator[RecordedRequest]:
 
 
 def _saying(names: list[str], are_loose: list[bool]) -> tuple[list[int], list[int]]:
-    """The columns that may say something: those with a kind, with more than numbers, or before all
-    that have a kind; and of these those with more than numbers."""
+    """Columns that may be meaningful: those with a kind, with more than numbers, or before all with
+    a kind; and of these those with more than numbers."""
     kinds = [kind_of(one) or speed_of(one, "0") for one in names]
     first = next((i for i, kind in enumerate(kinds) if kind), len(names))
     several = [i for i, is_loose in enumerate(are_loose) if is_loose]
@@ -173,7 +177,7 @@ def _saying(names: list[str], are_loose: list[bool]) -> tuple[list[int], list[in
 def _unread(
     found: RecordedRequest | None, cells: list[tuple[str, str]], number: int
 ) -> Iterator[str]:
-    """Where a row has figures of acceptance that were not taken: ranges, or several in a cell."""
+    """Places of acceptance figures in a row that were not read: ranges, or several in a cell."""
     has_any = found is not None and (
         bool(found.given or found.rates) or found.num_accepted_draft_tokens is not None
     )
@@ -184,8 +188,8 @@ def _unread(
 
 
 def _pivoted(table: list[tuple[int, list[str]]]) -> list[tuple[int, list[str]]]:
-    """A table that has a row for each figure, with its name in one column and the figure in
-    another, with a column for each; empty for any other."""
+    """A table with one row per figure, its name in one column and the value in another, pivoted to
+    a column for each; empty for other tables."""
     names = names_of(table[0][1]) if table else []
     key, value = (
         next((i for i, one in enumerate(names) if known.fullmatch(one)), None)
@@ -208,7 +212,7 @@ def _pivoted(table: list[tuple[int, list[str]]]) -> list[tuple[int, list[str]]]:
 
 
 def _figures(cell: str) -> list[str]:
-    """The figures of a cell, or their names: one and another in brackets, or with signs between."""
+    """The figures of a cell, or their names: one with another in brackets, or separated."""
     first, _, more = cell.partition(" (")
     if more[-1:] == ")" and _BETWEEN.search(more) is None:
         return [first, more[:-1]]
@@ -216,8 +220,8 @@ def _figures(cell: str) -> list[str]:
 
 
 def _widened(table: list[tuple[int, list[str]]]) -> list[tuple[int, list[str]]]:
-    """A table with a column for each of the figures that the name of a column says its cells have,
-    as "rate / a.len", also of the columns after it that name another setting alone."""
+    """A table with a column for each of the figures in composite cells named like "rate / a.len",
+    including following columns that only name another setting."""
     wide, said = list[list[str]](), list[str]()
     for name, *cells in zip(*(one for _, one in table), strict=True):
         first, *names = _figures(name)
@@ -239,9 +243,9 @@ def _widened(table: list[tuple[int, list[str]]]) -> list[tuple[int, list[str]]]:
 def _parted(
     names: list[str], cells: list[str], several: list[int]
 ) -> Iterator[tuple[str, list[str]]]:
-    """The figures of cells that have one for each of several settings, which the name of their
-    column says in the same way, or from before and after: whose they are, and all cells. several:
-    the columns that may have such."""
+    """The figures of cells with one value per setting, as the column's name says in the same
+    form, or from before and after: the owner, and all cells. several: columns that may have such
+    cells."""
     parts = {i: _BETWEEN.split(cells[i]) for i in several if _is_several(cells[i])}
     said = next(
         (
@@ -261,8 +265,10 @@ def _parted(
 
 
 def _is_several(cell: str) -> bool:
-    """Whether a cell has several figures."""
-    return not is_number(cell) and SEVERAL.fullmatch(cell) is not None
+    """Whether a cell has several figures, or labelled ones."""
+    parts = cell.split(" / ")
+    is_of_others = len(parts) > 1 and all(map(_SHARES.search, parts))
+    return not is_number(cell) and (is_of_others or SEVERAL.fullmatch(cell) is not None)
 
 
 def _only_grow(rows: list[tuple[int, list[str]]]) -> bool:
@@ -273,14 +279,14 @@ def _only_grow(rows: list[tuple[int, list[str]]]) -> bool:
 
 
 def _tables(text: str) -> Iterator[list[tuple[int, list[str]]]]:
-    """Lines that follow each other and have as many cells: their numbers, and their cells."""
+    """Consecutive lines with as many cells each: their numbers and cells."""
     table: list[tuple[int, list[str]]] = []
     for number, line in enumerate(rows_with_bars(text).splitlines(), 1):
         if len(line) <= _LONGEST and _RULE.issuperset(line) and line.strip():
             continue
         if len(table) == 1 and not line.strip():
             continue
-        # gaps alone are in any text
+        # any text has gaps
         cells = _cells(line) if len(line) <= _LONGEST else []
         is_row = table or any(map(line.__contains__, _IN_ROWS)) or _COMMAS.search(line)
         cells = cells if is_row or (len(cells) > _FEW and is_head(names_of(cells))) else []
@@ -292,7 +298,7 @@ def _tables(text: str) -> Iterator[list[tuple[int, list[str]]]]:
             and all(value[0].isdigit() for name, value in named if "acc" in name.lower())
             and is_head(names_of([name for name, _ in named]))
         )
-        if is_named:  # a row that names its cells
+        if is_named:  # a row that labels its cells
             names = ["", *(name for name, _ in named)]
             cells = [line[: line.find(named[0][0])].strip(), *(value for _, value in named)]
             speeds = SAID_SPEED.findall(line)
@@ -305,7 +311,7 @@ def _tables(text: str) -> Iterator[list[tuple[int, list[str]]]]:
         elif len(table) == 1 and len(cells) == len(table[0][1]) + 1 and _GAPS.search(line):
             table = [(table[0][0], ["", *table[0][1]])]  # rows have a name, or a number
         elif table and "\t" in line and 1 < len(cells) < len(table[0][1]):
-            cells += [""] * (len(table[0][1]) - len(cells))  # empty at the end
+            cells += [""] * (len(table[0][1]) - len(cells))  # trailing cells are empty
         elif table and len(cells) != len(table[0][1]):
             yield table
             table = []
@@ -331,28 +337,28 @@ def _cells(line: str) -> list[str]:
         parts = line.split(",")
     else:
         parts = max((one.split(line) for one in (_SEMICOLONS, _GAPS, _COMMAS)), key=len)
-    return [one.strip(' \t*`"') for one in parts]
+    return [_LINK.sub(r"\1", one).strip(' \t*`"') for one in parts]
 
 
 def row_of(
     columns: list[str], cells: list[str], where: str, side: str, saying: Sequence[int] | None = None
 ) -> RecordedRequest | None:
-    """A row, None if it has none of the numbers. where: it is, if no cell names it. side: whose
-    figures they are. saying: the columns that may say something, None for all."""
+    """A row, None if it has none of the numbers. where: its place, if no cell names it. side: the
+    owner of the figures. saying: columns that may be meaningful, None for all."""
     values: dict[str, str] = {}
     words: list[str] = []
-    weak = ""  # may be how far a draft goes
+    weak = ""  # may be the draft length
     saying = range(len(columns)) if saying is None else saying
     for name, cell in ((columns[i], cells[i]) for i in saying):
         kind = kind_of(name) or speed_of(name, "0" if is_number(cell) else _DIGITS.sub("0", cell))
         if not kind and not values:
             shown = f"run {cell}" if name == "run" else cell
-            letter = r"[^\W\dx]|x\w" if words else r"\w"  # and no speedup
+            letter = r"[^\W\dx]|x\w" if words else r"\w"  # not a speedup
             words += [shown] if re.search(letter, shown) else []
         elif not kind:
             continue
         elif kind == "speed" or kind not in values or (kind, weak) == ("drafted", "draft"):
-            values[kind], weak = cell, name  # of several speeds the last is the newest
+            values[kind], weak = cell, name  # the last of several speeds is the newest
     engine = _engine_of(" ".join([*columns, side]))
     place = ", ".join(filter(None, [" ".join(words), side]))[:200] or where
     found = RecordedRequest(engine, place, stop=values.get("stop", "") or "end")
@@ -399,12 +405,12 @@ def row_of(
     part = numbers.get("accepted")  # more than a share
     has_part = part is not None and not part[2] and "." in part[1] and float(part[1]) > 1
     if has_part or ("draft" in columns and (accepted is None or accepted > (drafted or 0))):
-        found.num_draft_tokens = None  # a setting, of how far a draft goes
+        found.num_draft_tokens = None  # a setting of the draft length
     found.check_counts({"num_draft_tokens": "drafted", "num_accepted_draft_tokens": "accepted"})
     _take_shares(found, values, numbers, columns)
     has_no_counts = accepted is None and "tokens" not in counts
     if has_no_counts and found.num_draft_tokens is None:
-        found.num_spec_steps = None  # a setting as well
+        found.num_spec_steps = None  # also a setting
     has_shares = bool(found.given or found.rates)
     is_alone = numbers.keys() == {"accepted"} and pair is None  # of how many?
     is_empty = (has_no_counts or is_alone) and not has_shares and "speed" not in numbers
@@ -418,7 +424,7 @@ def _engine_of(said: str) -> str:
 
 @lru_cache(1 << 8)
 def _by_index(columns: tuple[str, ...]) -> list[str]:
-    """The columns that are named by the index in the draft, as far as they follow each other."""
+    """Columns named by draft index, as far as they are consecutive."""
     found = {int(one[1]): name for name in columns if (one := _AT_INDEX.fullmatch(name))}
     first = min(found, default=0)
     names = [found[at] for at in range(first, first + len(found)) if at in found]
@@ -431,8 +437,8 @@ def _take_shares(
     numbers: dict[str, re.Match[str]],
     columns: list[str],
 ) -> None:
-    """Rates and lengths where no counts give them; by position only if all drafts are of one
-    length, as the shares may be of the drafts that went so far."""
+    """Rates and lengths without counts; by position only if all drafts have one length, because
+    shares may be of the drafts that reached a position."""
     accepted, drafted = found.num_accepted_draft_tokens, found.num_draft_tokens
     steps, given = found.num_spec_steps, found.given
     if (rate := numbers.get("rate")) is not None:
@@ -461,25 +467,25 @@ def _take_shares(
     if rates and found.num_spec_steps and drafted == found.num_spec_steps * len(rates):
         found.set_rates(rates, digits)
     elif rates and ("by" not in values or abs(1 + sum(rates) - (length or 0)) < SUM_DIGITS):
-        # in one cell there may be more
+        # one cell may hold more
         found.rates, found.num_spec_tokens = rates, len(rates)
 
 
 def _shares(
     cells: dict[str, str], values: dict[str, str], columns: list[str]
 ) -> tuple[list[float], int]:
-    """Shares by the index in the draft, in columns of their own or in one cell, and how many digits
-    they have; none where one cannot be."""
+    """Shares by draft index, in separate columns or in one cell, and their number of digits; none
+    if one is impossible."""
     by, places = values.get("by", ""), _by_index((*columns,))
     said = by or ("" if places else values.get("rate", ""))
     parts = _SHARES.findall(said) if said else [cells[one] for one in places]
     known = [one[1] for one in map(NUMBER.fullmatch, parts) if one is not None]
-    is_one = not by and not places and len(parts) <= _FEW
+    is_one = not by and not places and (len(parts) <= _FEW or _ARE_SHARES(said) is None)
     if is_one or len(known) < len(parts) or "..." in said:
         return [], 0
     written, is_over = " ".join((said, *parts, *places)), max(map(float, known), default=0) > 1
     if is_over and not any(map(written.__contains__, ("%", "rate", "."))):
-        return [], 0  # maybe counts
+        return [], 0  # possibly counts
     is_percent = "%" in written or is_over
     most = 100.0 if is_percent else 1.0
     rates = [float(one) / most for one in known]

@@ -1,4 +1,4 @@
-"""Records of requests as runs of a trace."""
+"""Recorded requests as runs of a trace."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from engine.analysis.findings.check import record_findings
-from engine.errors import TraceFileError
+from engine.errors import check_most
 from engine.foreign import is_real
 from engine.long_work import watched
 from engine.observe.files.records.document import MOST_STEPS, Node
@@ -23,7 +23,7 @@ from engine.observe.files.records.request import RecordedRequest, sum_figures
 from engine.observe.rounds.kept_requests import asked_facts
 from engine.observe.rounds.observed_run import ObservedRun, ServerFacts
 from engine.observe.rounds.server_log import MOST_REQUESTS
-from engine.observe.rounds.trace_rows import LONGEST_TOKEN, TokenRun, write_runs
+from engine.observe.rounds.trace_rows import COLUMNS, LONGEST_TOKEN, TokenRun, states, write_runs
 from engine.trace.facts import SourceFacts
 from engine.trace.records import MISSING
 from engine.trace.store import TraceStore
@@ -31,20 +31,14 @@ from engine.trace.writer import TraceWriter
 
 _MOST_KEPT = 12 << 20
 _MOST_FACTS = 48 << 20
-"""Bytes of JSON without spaces: session.json has four times as many, and has to open again."""
+"""Bytes of compact JSON: session.json has four times as many, and must open again."""
 _NO_STOP = "not reported"
 _LONGEST_PLACE = 1000
-_OF_STEPS = {
-    "rounds": {
-        **dict.fromkeys(("num_draft_tokens", "num_accepted_draft_tokens"), "observed"),
-        **dict.fromkeys(
-            ("round", "num_emitted", "stop_kind", "rollback_depth", "verify_width", "pos0"),
-            "derived",
-        ),
-    }
-}
-_OF_TOKENS = {"token_id": "observed", "text": "observed", "pos": "derived", "kind": "derived"}
-_OF_SUMS = {"rounds": dict.fromkeys(_OF_STEPS["rounds"], "absent")}
+_OF_STEPS = states(
+    "round num_emitted stop_kind rollback_depth verify_width pos0",
+    "num_draft_tokens num_accepted_draft_tokens",
+)
+_OF_SUMS = dict.fromkeys(_OF_STEPS, "absent")
 
 
 def write_requests(
@@ -59,15 +53,17 @@ def write_requests(
     facts: Mapping[str, Any] | None = None,
     about: Sequence[Mapping[str, Any]] = (),
 ) -> int:
-    """Write one run with a sequence for each request, in the order given; returns its id.
+    """Write one run with a sequence for each request, in order; returns its id.
 
-    shape: whose records they are. unknown: what else the file says. left_out: a sentence on lines
-    of it that were not read. version: of the engine. facts: of the run, about: of each request,
-    instead of those that follow from the requests. Requests with lists by step become rows, others
-    sums in the run's facts `told` and, by sequence, `requests`. Raises TraceFileError for more than
-    a trace can hold.
+    shape: kind of the records. unknown: what else the file contains. left_out: a sentence on unread
+    lines. version: of the engine. facts: of the run, about: of each request, replacing those
+    derived from the requests. Requests with per-step lists become rows, others sums in the run's
+    facts `told` and, by sequence, `requests`. Raises TraceFileError for more than a trace can hold.
     """
-    _check_size(requests, file)
+    check_number(len(requests), file)
+    names = "per_step_accepted", "per_step_drafted"
+    steps = max(sum(len(getattr(one, name) or ()) for one in requests) for name in names)
+    check_most(file, steps, MOST_STEPS, "steps in its lists")
     engines = list(dict.fromkeys(request.engine for request in requests if request.engine))
     unknown = unknown or {}
     models = list(dict.fromkeys(request.model for request in requests if request.model))
@@ -93,14 +89,12 @@ def write_requests(
     if models:
         facts |= {"model": {"name": ", ".join(models)}}
     facts |= more
-    if len(msgspec.json.encode(facts)) > _MOST_FACTS:
-        raise TraceFileError(
-            f"{file} tells more of its {len(requests):,} requests than a trace can keep.",
-            "Split it into several files.",
-        )
-    columns = dict(_OF_STEPS if any(one.has_steps for one in requests) else _OF_SUMS)
+    n_kept, of = len(msgspec.json.encode(facts)), "bytes about its requests"
+    check_most(file, n_kept, _MOST_FACTS, of)
+    has_steps = any(one.has_steps for one in requests)
+    columns: dict[str, Mapping[str, str]] = {"rounds": _OF_STEPS if has_steps else _OF_SUMS}
     if any(request.tokens[0] or request.prompt_ids for request in requests):
-        columns["tokens"] = _OF_TOKENS
+        columns["tokens"] = COLUMNS["tokens"]
     writer = TraceWriter.begin(
         store, SourceFacts(", ".join(engines), version), facts, columns=columns
     )
@@ -116,26 +110,11 @@ def write_requests(
 
 def check_number(n: int, file: str) -> None:
     """Raises TraceFileError for more requests than a trace can hold."""
-    if n > MOST_REQUESTS:
-        raise TraceFileError(
-            f"{file} has more than {MOST_REQUESTS:,} requests, the most that a run of a trace has.",
-            f"Split it into files of at most {MOST_REQUESTS:,}.",
-        )
-
-
-def _check_size(requests: Sequence[RecordedRequest], file: str) -> None:
-    check_number(len(requests), file)
-    names = "per_step_accepted", "per_step_drafted"
-    steps = max(sum(len(getattr(one, name) or ()) for one in requests) for name in names)
-    if steps > MOST_STEPS:
-        raise TraceFileError(
-            f"{file} has {steps:,} steps in its lists.",
-            f"Split it into files of at most {MOST_STEPS:,} steps.",
-        )
+    check_most(file, n, MOST_REQUESTS, "requests")
 
 
 def _facts(requests: Sequence[RecordedRequest]) -> list[dict[str, Any]]:
-    """What is kept of each request. Of what is unknown only the keys, once it is too much."""
+    """Facts of each request. Unknown contents are reduced to keys above a limit."""
     found, n_kept = [], 0
     for seq_id, request in enumerate(requests):
         one: dict[str, Any] = {
@@ -161,7 +140,7 @@ def _facts(requests: Sequence[RecordedRequest]) -> list[dict[str, Any]]:
 
 
 def _contradiction(seq_id: int, request: RecordedRequest) -> dict[str, Any]:
-    """What the rule of that name shows."""
+    """The finding shown by the rule of that name."""
     keys = dict.fromkeys(key for names, _ in request.contradictions for key in names)
     first, *others = (sentence for _, sentence in request.contradictions)
     where = f" of {request.place[-_LONGEST_PLACE:]}" if request.place else ""
@@ -175,18 +154,17 @@ def _contradiction(seq_id: int, request: RecordedRequest) -> dict[str, Any]:
 
 
 class _NewRows:
-    """Rows of `rounds`, collected by column, and of `tokens`: a million of them are written at
-    once."""
+    """Rows of `rounds`, collected by column, and of `tokens`: a million are written at once."""
 
     def __init__(self, writer: TraceWriter) -> None:
         self.writer, self.n = writer, 0
         self._requests: list[tuple[int, int]] = []
-        """Sequences, and how many rows each has."""
+        """Sequences, and number of rows of each."""
         self._columns = {name: array("q") for name in _COLUMNS}
         self._runs: list[TokenRun] = []
 
     def add(self, seq_id: int, first: Sequence[Any], *steps: list[int] | None) -> None:
-        """A row for the prompt, and one for each step, by column."""
+        """Add a row for the prompt, and one for each step, by column."""
         n = max(len(one) for one in steps if one is not None)
         self._requests.append((seq_id, 1 + n))
         self.n += 1 + n
@@ -195,19 +173,19 @@ class _NewRows:
             column.extend(_BLANK * n if each is None else each)
 
     def add_tokens(self, *run: Any) -> None:
-        """Tokens that follow each other, as a `TokenRun`."""
+        """Add consecutive tokens, as a `TokenRun`."""
         self._runs.append(run)
         if len(self._runs) >= _MOST_RUNS:
             self.write_tokens()
 
     def write_tokens(self) -> None:
-        """Bring into the trace the tokens that were added."""
+        """Write the added tokens to the trace."""
         if self._runs:
             write_runs(self.writer, self._runs)
         self._runs = []
 
     def write(self) -> None:
-        """Bring into the trace what was added."""
+        """Write the added rows to the trace."""
         self.write_tokens()
         if not self.n:
             return
@@ -236,16 +214,16 @@ _COLUMNS = ("pos0", "num_draft_tokens", "num_accepted_draft_tokens", "num_emitte
 
 
 def _write_rows(rows: _NewRows, seq_id: int, request: RecordedRequest) -> bool:
-    """One row for the prompt and one for each step. Whether the tokens were written too."""
+    """Add a row for the prompt and one for each step; returns whether tokens were added too."""
     has_tokens = False
     drafted, accepted = request.per_step_drafted or [], request.per_step_accepted or []
     completion = request.timings.get("predicted_n")
     emitted = _emitted(accepted, None if completion is None else int(completion))
     first, *sizes = [len(ids) for ids, _ in request.chunks if ids] or [0]
     if first == 1 and len(sizes) == len(accepted) and 1 + sum(sizes) == completion:
-        emitted = sizes  # as they were, whatever is counted
+        emitted = sizes  # unchanged, whatever is counted
     pos0 = request.prompt_tokens
-    # with rounds between that no list has, it is unknown where a step begins
+    # with rounds missing from the lists, the start of a step is unknown
     is_ordered = pos0 is not None and emitted is not None and 1 + sum(emitted) == completion
     positions = None
     if is_ordered and emitted is not None:
@@ -257,7 +235,7 @@ def _write_rows(rows: _NewRows, seq_id: int, request: RecordedRequest) -> bool:
 
 
 def _write_plain_tokens(rows: _NewRows, seq_id: int, request: RecordedRequest) -> None:
-    """Prompt and output of a request whose tokens are of unknown rounds."""
+    """Add prompt and output of a request whose tokens belong to unknown rounds."""
     if not (request.tokens[0] or request.prompt_ids):
         return
     (token_ids, texts), n_prompt = request.tokens, request.prompt_tokens
@@ -269,7 +247,7 @@ def _write_plain_tokens(rows: _NewRows, seq_id: int, request: RecordedRequest) -
 
 
 def _write_prompt(rows: _NewRows, seq_id: int, request: RecordedRequest) -> int:
-    """Ids of the prompt, where they are as many as it has tokens; how many."""
+    """Add ids of the prompt if their number is right; returns its number of tokens."""
     ids, n = request.prompt_ids, request.prompt_tokens
     if not ids or (n is not None and len(ids) != n):
         return 0
@@ -278,8 +256,8 @@ def _write_prompt(rows: _NewRows, seq_id: int, request: RecordedRequest) -> int:
 
 
 def _emitted(accepted: list[int], completion: int | None) -> list[int] | None:
-    """Tokens that each step added to the output: what was accepted and one more, but what is left
-    for the last. None where the sum leaves that open."""
+    """Tokens that each step added to the output: the accepted ones plus one, and the rest for the
+    last. None if the sum does not determine it."""
     if completion is None:
         return None
     whole = [a + 1 for a in accepted]
@@ -292,8 +270,8 @@ def _emitted(accepted: list[int], completion: int | None) -> list[int] | None:
 def _write_tokens(
     rows: _NewRows, seq_id: int, request: RecordedRequest, emitted: list[int]
 ) -> bool:
-    """Ids of the output, where the chunks of the stream were those of the steps; whether they
-    were. Of a chunk's text it is not known where a token of several ends."""
+    """Add ids of the output if the stream's chunks equal the steps; returns whether they do. In a
+    chunk of several tokens the borders in its text are unknown."""
     chunks = [chunk for chunk in request.chunks if chunk[0]]
     if [len(ids) for ids, _ in chunks] != [1, *emitted] or request.prompt_tokens is None:
         return False
@@ -324,11 +302,10 @@ def write_replies(
     left_out: str = "",
     cancelled: Callable[[], bool] | None = None,
 ) -> int:
-    """Write replies of llama-server, and take them out of the list, as a run with a sequence for
-    each answer; returns its id.
+    """Write replies of llama-server, removing them from the list, as a run with a sequence for each
+    answer; returns its id.
 
-    timings: such objects without a reply around them. left_out: a sentence on lines of the file
-    that were not read.
+    timings: objects without a reply around them. left_out: a sentence on unread lines.
     """
     record = {"file": file, "shape": LLAMA_SERVER.name}
     run = ObservedRun(
@@ -342,13 +319,13 @@ def write_replies(
     )
     alone = [(node.place, {"content": "", "timings": node.values}) for node in timings]
     waiting = deque((*replies, *kept_replies(alone)))
-    replies.clear()  # so that each goes when it is written
+    replies.clear()  # so that each is freed when it is written
     for _ in watched(range(len(waiting)), cancelled):
         reply = waiting.popleft()
         *_, last = events = list(reply.events)
         known = [one for one in events if isinstance(one, dict)]
         if not any("stop" in one or "choices" in one or "type" in one for one in known):
-            events[-1] = last | {"stop": True}  # a part of a reply, which says no more of its end
+            events[-1] = last | {"stop": True}  # a part of a reply, without its end
         body = {"prompt": last["prompt"]} if "prompt" in last else {}
         now = _first_ms(known)  # the request then began at 0
         request = run.request("", {**body, **reply.request}, 0.0)
@@ -364,7 +341,7 @@ def write_replies(
 
 
 def _first_ms(events: Sequence[Mapping[str, Any]]) -> float:
-    """The server's clock at the first timings of a stream, 0 of a reply in one piece."""
+    """The server's clock at the first timings of a stream, 0 for a reply in one piece."""
     if len(events) < 2:
         return 0.0
     told = (one["timings"] for one in events if isinstance(one.get("timings"), dict))

@@ -102,6 +102,9 @@ def test_a_kernel_that_needs_a_gpu_is_named(window: MainWindow, qtbot: QtBot) ->
     assert cells(view)[0] == "n/a"
     view.grid.setCurrentCell(0, 0)
     assert view.words.text() == "causal_conv1d_update: not checked, needs a CUDA device: x."
+    busy = Outcome("causal_conv1d_fn", "conv", CHECKS[1], (), 9.0, needs="machine busy")
+    view.add(busy)
+    assert view.grid.item(1, 1).text() == "n/a"
     view.end()
     assert view.headline.text() == "causal_conv1d: 0 checks, 0 failed"
 

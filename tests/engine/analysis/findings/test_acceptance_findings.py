@@ -94,6 +94,20 @@ def test_drafters_of_a_chain_are_judged_apart() -> None:
     assert "temperature 0" in finding.evidence
 
 
+@pytest.mark.parametrize(("n_steady", "said"), [(8, 1), (1, 0)])
+def test_a_fall_with_depth_is_one_of_most_sequences(n_steady: int, said: int) -> None:
+    """Answers that turn from code to prose fall, too, but suddenly."""
+    records = Records(np.random.default_rng(3), 3, 8)
+    start = list(records.pos)
+
+    def odds(seq: int, i: int, pos: int, _: np.ndarray) -> float:
+        depth = (pos - start[seq]) / 500
+        return max(0.04, 0.9 - depth) if seq < n_steady else 0.9 if depth < 0.5 else 0.4
+
+    rules = named(records.play(400, odds))
+    assert rules == [shapes.WITH_DEPTH] * said
+
+
 def test_scripted_acceptance_says_nothing_of_a_drafter() -> None:
     for fact in ({"synthetic": True}, {"draft_accept": [0, 0]}):
         store = Records(np.random.default_rng(0), 3).play(200, lambda *_: 0.0)
@@ -180,7 +194,41 @@ def test_two_imported_sums_are_compared(tmp_path: Path) -> None:
     assert f"break-even is at {needed:.2f} accepted tokens" in finding.evidence
 
 
+@pytest.mark.parametrize(("slots", "said"), [((0, 0, 0), 1), ((0, 1, 2), 0)])
+def test_requests_of_one_slot_follow_one_another(
+    tmp_path: Path, slots: tuple[int, ...], said: int
+) -> None:
+    """So their times add up; those of several slots may be at the same time."""
+    store = TraceStore()
+    for name, ms, drafts in (
+        ("plain.jsonl", 4000.0, {}),
+        ("spec.jsonl", 5000.0, {"draft_n": 374, "draft_n_accepted": 339}),
+    ):
+        timings = {"predicted_n": 400, "predicted_ms": ms, **drafts}
+        replies = [
+            {"content": "x", "stop": True, "id_slot": slot, "prompt": f"p{i}", "timings": timings}
+            for i, slot in enumerate(slots)
+        ]
+        (tmp_path / name).write_text("\n".join(map(json.dumps, replies)))
+        import_file(store, tmp_path / name)
+    hits = [one for one in find(store) if one.rule == "slower-than-plain"]
+    assert [one.run_id for one in hits] == [1] * said
+    assert all("0.80 times" in one.message for one in hits)
+
+
 # -- what people bring -------------------------------------------------------------------------
+
+
+def test_shares_by_position_say_how_often_the_first_token_was_right(tmp_path: Path) -> None:
+    """Of 171 drafts of 4 tokens 2 have all of them right: 1 in 85 at each index; the mean length
+    leaves several numbers of drafts, so no counts are known."""
+    at = "slot print_timing: id  0 | task 0 |"
+    (tmp_path / "s.log").write_text(
+        f"{at}        eval time =    5130.00 ms /   178 tokens (   28.82 ms per token, 34.7 tokens "
+        f"per second)\n{at} draft acceptance = 0.01170 (    8 accepted /   684 generated), mean "
+        "acceptance length =  1.05, acceptance rate per position = (0.012, 0.012, 0.012, 0.012)\n"
+    )
+    assert [one.rule for one in imported(tmp_path / "s.log")] == [shapes.ZERO]
 
 
 def imported(path: Path) -> list[Finding]:

@@ -108,7 +108,7 @@ def test_a_file_that_is_too_large_is_not_opened(
     copied: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(database, "MOST_BYTES", 1 << 10)
-    assert "is larger than" in refusal(copied)
+    assert "has more than 1,024 bytes" in refusal(copied)
 
 
 def test_what_takes_too_long_is_given_up(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -179,9 +179,15 @@ def test_commands_with_variables_and_quotes_are_started_with_the_flags(
     assert {*starts.read_text().splitlines()} == {"none 0 0", drafting}
 
 
-def test_a_command_has_no_flags_that_settings_change() -> None:
-    with pytest.raises(OptionError, match="has --spec-draft-n-max itself"):
-        tune_server(plan("--spec-draft-n-max", 5))
+@pytest.mark.parametrize("flag", ["--spec-draft-n-max", "--spec-draft-p-min", "--spec-synth-rates"])
+def test_a_command_has_no_flags_that_settings_change(tmp_path: Path, flag: str) -> None:
+    """None is started, though plain decoding, which comes first, has no such flag."""
+    starts, kept = tmp_path / "starts", tmp_path / "kept"
+    with pytest.raises(OptionError, match=f"has {flag} itself"):
+        tune_server(plan("--started", starts, flag, 1, kept=kept))
+    assert not starts.exists()
+    few = {"lengths": (1,), "floors": (), "pairs": 1}
+    assert tune_server(plan("--started", starts, kept=kept, **few)).confirmed, "nothing was kept"
 
 
 def test_servers_get_the_key_that_they_ask_for() -> None:

@@ -21,18 +21,19 @@ from engine.observe.drafter_diff.operations import (
     _called,
     _in_place_of,
     _of_round,
-    _Operation,
-    _ways,
     in_place,
     in_rows,
+    of_cells,
     part_changes,
     sites,
 )
 from engine.observe.drafter_diff.tensor_changes import (
+    Operation,
     called_with,
     other_ropes,
     other_values,
     scaled_by,
+    ways,
     within_heads,
 )
 from engine.session import Session
@@ -79,10 +80,65 @@ def test_each_change_acts_and_is_undone(eagle: Session) -> None:
     assert [a for a in said if "in RopeTables.at" in a and "argument 1 one too low" in a]
     added = "`add` in Eagle3._layers reads, as argument 0, what its `rms_norm` by `feature_norm`"
     assert [a for a in said if added in a]
-    assert [a for a in said if "its `rms_norm`, wherever" in a and a.endswith("less its mean")]
+    assert [a for a in said if "its `rms_norm`, wherever" in a and a.endswith("less their mean")]
     assert [a for a in said if a.endswith("reads argument 2 as geglu, not swiglu")]
     names = {site.name for site in sites(core)}
     assert {"_rope", "_token_norm", "_input", "_embedding"} <= names
+
+
+def test_matrices_tables_and_ids_are_other_ones(eagle: Session) -> None:
+    core: Any = eagle.drafts["draft-eagle3"]
+    core, right = core.model, _hidden(eagle)
+    parts = part_changes(core, lambda: _hidden(eagle), ids=(42,), target=eagle.model)
+    ways = {one.about: one for one in parts}
+    bits = "reads its matrix rounded to about 3 bits in blocks of 32"
+    alone = f"its `linear` in Projection.__call__ (`fuse` of Eagle3) {bits}"
+    everywhere = f"everything that multiplies by a matrix {bits}"
+    assert len(ways[everywhere].changes) > 1
+    for about in (everywhere, next(x for x in ways if x.startswith("its `linear`") and bits in x)):
+        with in_place(ways[about].changes):
+            assert not torch.equal(_hidden(eagle), right)
+    assert alone not in ways  # what fuses rows is called for the table, not for these
+    norm = "its `rms_norm` by `ffn_norm` in Eagle3._layers reads the target's `norm` of OutputHead"
+    with in_place(ways[f"{norm}, not its own"].changes):
+        found = _hidden(eagle)
+    with in_place([(core, "_ffn_norm", eagle.model._output.norm)]):
+        assert torch.equal(_hidden(eagle), found)
+    (ids,) = (one for about, one in ways.items() if "reads ids from about 42 on" in about)
+    with in_place(ids.changes):
+        lower = _hidden(eagle)
+    # tokens 40 and 41 are as they were
+    assert torch.equal(lower[:, :2], right[:, :2]) and not torch.equal(lower, right)
+    assert torch.equal(_hidden(eagle), right)
+
+
+@pytest.mark.skipif("dflash" not in kinds(), reason="the drafters are next to the tree")
+def test_a_layer_has_parts_of_the_one_before_it() -> None:
+    core: Any = opened("dflash").drafts["draft-dflash"]
+    blocks = core.model._layers._blocks
+    about = "its `ffn` of DFlashBlock in layer 1 is that of layer 0"
+    (one,) = (one for one in part_changes(core.model, lambda: None) if one.about == about)
+    with in_place(one.changes):
+        assert blocks[1]._ffn is blocks[0]._ffn
+    assert blocks[1]._ffn is not blocks[0]._ffn
+
+
+def test_a_memory_is_given_other_keys_or_values() -> None:
+    given: list[Any] = []
+    cells = SimpleNamespace(update=lambda *kv: given.append(kv))
+    ways = {one.about: one for one in of_cells(cells)}
+    k, v = torch.randn(2, 1, 3, 2, 8, generator=torch.manual_seed(3))
+    rotated = "rotated by a Hadamard matrix"
+    for what, about in (("keys", rotated), ("values", "those of the token before in its pass")):
+        with in_place(ways[f"the {what} that its memory gets are {about}"].changes):
+            cells.update(0, k, v)
+    (_, turned, own), (_, same, before) = given
+    assert torch.equal(own, v) and torch.equal(same, k)
+    assert torch.allclose(turned @ turned.transpose(-1, -2), k @ k.transpose(-1, -2), atol=1e-5)
+    assert torch.equal(before[:, 1:], v[:, :-1]) and not torch.equal(turned, k)
+    with in_place(ways["the keys and values that its memory gets are less their mean"].changes):
+        cells.update(0, k)  # of layers that keep keys alone
+    assert len(given[2]) == 2
 
 
 def test_a_call_is_changed_at_its_own_place_alone(eagle: Session) -> None:
@@ -149,8 +205,8 @@ def test_attention_is_scaled_otherwise_and_shares_heads_otherwise() -> None:
     given = q, k, v, torch.ones(1, 3, 5, dtype=torch.bool)
     by_place = dict[int | str, Any](enumerate(given))
     place = SimpleNamespace(attend=attend)
-    one = _Operation(place, "attend", ANY, 0, None, "", "", by_place, attend(*given), {})
-    found = {about: change(partial(called_with, attend), by_place) for about, change in _ways(one)}
+    one = Operation(place, "attend", ANY, 0, None, "", "", by_place, attend(*given), {})
+    found = {about: change(partial(called_with, attend), by_place) for about, change in ways(one)}
     own = [i // 2 for i in range(4)]
     assert torch.allclose(attend(q, k[:, own], v[:, own], given[3]), one.result, atol=1e-6)
     turns = found["gives heads of queries those of keys by turns"]
@@ -256,11 +312,11 @@ def test_a_kernel_gives_something_else_in_one_head_alone() -> None:
 
 def test_some_heads_in_a_row_are_changed_alone() -> None:
     rows = torch.ones(1, 1, 12)
-    one = _Operation(SimpleNamespace(_own=_own), "_own", ANY, 0, None, "", "", {}, rows, {})
+    one = Operation(SimpleNamespace(_own=_own), "_own", ANY, 0, None, "", "", {}, rows, {})
     one = one._replace(given={0: rows.view(1, 1, 3, 4)})
     found = {
         about: change(partial(called_with, _own), {0: rows}).view(3, 4)[:, 0].tolist()
-        for about, change in _ways(one)
+        for about, change in ways(one)
     }
     assert found["gives zeros in its first 2 heads"] == [0, 0, 2]
     assert found["gives zeros in its last 2 heads"] == [2, 0, 0]
@@ -271,9 +327,9 @@ def test_a_convolution_has_its_taps_in_reverse_order_or_reads_the_rows_after() -
     given = x, base, own
     by_place = dict[int | str, Any](enumerate(given))
     place = SimpleNamespace(block_conv=block_conv)
-    one = _Operation(place, "block_conv", ANY, 0, None, "", "", by_place, block_conv(*given), {})
+    one = Operation(place, "block_conv", ANY, 0, None, "", "", by_place, block_conv(*given), {})
     found = {
-        about: change(partial(called_with, block_conv), by_place) for about, change in _ways(one)
+        about: change(partial(called_with, block_conv), by_place) for about, change in ways(one)
     }
     turned = found["has its taps in reverse order"]
     assert torch.allclose(turned[:, 1:], x[:, 1:] * base[1] + x[:, :-1] * base[0])

@@ -107,7 +107,8 @@ def test_averages_alone(text: str, told: tuple[Any, ...], tmp_path: Path) -> Non
 
 
 def test_a_wrapped_line_of_vllm_is_no_benchmark() -> None:
-    line = b"INFO [metrics.py:96] SpecDecoding metrics:\nMean acceptance length: 1.90, Accepted: 9"
+    line = b"INFO [metrics.py:96] SpecDecoding metrics:\nMean acceptance length: 1.90, "
+    line += b"Accepted: 9 tokens, Drafted: 10 tokens"
     assert recognise(line.replace(b"metrics:\n", b"metrics: \n")) != "benchmark"
 
 

@@ -123,7 +123,7 @@ def test_what_is_no_record_is_refused_in_one_sentence(data: bytes, said: str) ->
 
 def test_sizes_are_checked_before_rows_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.observe.files.records.document.MOST_BYTES", 100)
-    assert "101 bytes" in refused(b" " * 101).message
+    assert "more than 100 bytes" in refused(b" " * 101).message
     monkeypatch.undo()
     monkeypatch.setattr("engine.foreign.MOST_OBJECTS", 3)
     monkeypatch.setattr("engine.observe.files.records.document.MOST_VALUES", 4 * 3 - 1)
@@ -135,10 +135,10 @@ def test_sizes_are_checked_before_rows_are_made(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.undo()
     monkeypatch.setattr("engine.observe.files.records.writing.MOST_STEPS", 11)
     record = (RECORDS / "aiperf-record.json").read_bytes()
-    assert "12 steps" in refused(record).message
+    assert "more than 11 steps" in refused(record).message
     monkeypatch.undo()
     monkeypatch.setattr("engine.observe.files.records.writing._MOST_FACTS", 100)
-    assert "more of its 1 requests" in refused(record).message
+    assert "more than 100 bytes about its requests" in refused(record).message
     monkeypatch.undo()
     monkeypatch.setattr("engine.observe.files.records.writing.MOST_REQUESTS", 1)
     one = as_bytes({"spec_verify_ct": 1}) + b"\n"

@@ -124,3 +124,123 @@ def test_counts_in_a_sentence_of_another_language(tmp_path: Path) -> None:
     text = "投機的デコード: ドラフト 400 トークン中 300 トークン受理 (受理率 75.0%)、42.1 tok/s\n"
     (told,) = (one["told"] for one in read(text, tmp_path).runs[0]["requests"])
     assert [told[name] for name in COUNTS] == [300, 400]
+
+
+TOTAL = """| Metric | MTP=off | MTP=on |
+|---|---|---|
+| Output token throughput (tok/s) | 61.5 | 103.5 |
+| Peak output token throughput (tok/s) | 70.0 | 120.0 |
+| Total token throughput (tok/s) | 123.0 | 207.0 |
+| Accept length | - | 2.41 |
+"""
+
+
+def test_neither_a_total_with_the_prompt_nor_a_peak_is_the_speed_of_answers(tmp_path: Path) -> None:
+    told = [one["told"] for one in read(TOTAL, tmp_path).runs[0]["requests"]]
+    assert [one["predicted_per_second"] for one in told] == [61.5, 103.5]
+    assert [one.get("mean_acceptance_length") for one in told] == [None, 2.41]
+
+
+def test_names_of_rows_may_be_links(tmp_path: Path) -> None:
+    text = "| Models | Speedup | #Mean Accepted Tokens |\n|-|-|-|\n"
+    text += "| [Some Head](https://example.org/some/head) | 2.1x | 3.77 |\n"
+    (one,) = read(text, tmp_path).runs[0]["requests"]
+    assert (one["place"], one["told"].get("predicted_per_second")) == ("Some Head", None)
+
+
+PARTS = """The log says:
+
+{mark}SpecDecoding metrics: Mean acceptance length: 1.40, ...
+{mark}Per-position acceptance rate: 0.300, 0.100
+{mark}Avg Draft acceptance rate: 20.0%
+"""
+
+
+@pytest.mark.parametrize("mark", ["", "> "])
+def test_parts_of_a_line_of_vllm_without_its_counts(tmp_path: Path, mark: str) -> None:
+    (told,) = (one["told"] for one in read(PARTS.format(mark=mark), tmp_path).runs[0]["requests"])
+    assert told["mean_acceptance_length"] == 1.4 and told["draft_acceptance_rate"] == 0.2
+    assert told["acceptance_per_position"]["unconditional"] == [0.3, 0.1]
+    assert told.get("draft_n") is None
+
+
+def test_shares_at_positions_of_drafts(tmp_path: Path) -> None:
+    text = "num_drafts          : 200\nmean acceptance len : 2.100\n"
+    text += "  accept@pos 0      : 0.700  (140)\n  accept@pos 1      : 0.400  (80)\n"
+    (told,) = (one["told"] for one in read(text, tmp_path).runs[0]["requests"])
+    assert told["mean_acceptance_length"] == 2.1
+    assert told["acceptance_per_position"]["unconditional"] == [0.7, 0.4]
+
+
+def test_counts_in_an_object_that_says_what_they_are_of(tmp_path: Path) -> None:
+    text = json.dumps({"tokens": 90, "tps": 31.5, "draft": {"n": 80, "accepted": 50}})
+    (told,) = (one["told"] for one in read(text, tmp_path).runs[0]["requests"])
+    assert [told[name] for name in COUNTS] == [50, 80] and told["predicted_n"] == 90
+    with pytest.raises(TraceFileError):
+        imported(tmp_path, json.dumps({"people": {"n": 80, "accepted": 50}}))
+
+
+REPLY = {
+    "choices": [{"message": {"content": "A, {B"}, "finish_reason": "stop"}],
+    "timings": {"prompt_n": 4, "prompt_ms": 40.0, "predicted_n": 90, "predicted_ms": 900.0}
+    | {"draft_n": 80, "draft_n_accepted": 57, "later": [1, 2]},
+}
+
+
+def test_a_reply_in_one_line_that_is_cut(tmp_path: Path) -> None:
+    text = json.dumps(REPLY)
+    store = imported(tmp_path, text[: text.index("later")])
+    (told,) = (one["told"] for one in store.runs[0]["requests"])
+    assert [told[name] for name in COUNTS] == [57, 80] and told["predicted_n"] == 90
+    assert rules(store) == ["log-unread"]
+
+
+@pytest.mark.parametrize("last", ["draft_n", "accepted", "57"])
+def test_what_is_cut_within_its_counts_says_none(tmp_path: Path, last: str) -> None:
+    text = json.dumps(REPLY)
+    with pytest.raises(TraceFileError):
+        imported(tmp_path, text[: text.index(last) + len(last) - 1])
+
+
+def test_commands_and_addresses_around_an_object_are_not_left_out(tmp_path: Path) -> None:
+    text = "The field of https://example.org/pull/123:\n$ curl -s localhost/v1 \\\n"
+    text += '  -H "X: 8" | jq\n\n'
+    store = read(text + json.dumps({"timings": REPLY["timings"]}, indent=1), tmp_path)
+    assert store.runs[0]["requests"][0]["told"]["draft_n_accepted"] == 57
+
+
+def test_timings_without_times_are_of_any_engine(tmp_path: Path) -> None:
+    timings = {"prompt_per_second": 500.5, "predicted_per_second": 70.5}
+    text = json.dumps({"timings": timings | {"prompt_n": 12, "predicted_n": 60}})
+    (one,) = read(text, tmp_path).runs[0]["requests"]
+    assert one["engine"] == "" and one["told"]["predicted_per_second"] == 70.5
+
+
+def test_a_range_and_its_middle_are_no_shares_of_positions(tmp_path: Path) -> None:
+    table = "| Card | Autoregressive t/s | Plain t/s | With it t/s | AR t/s | Acceptance |\n"
+    table += "|-|-|-|-|-|-|\n| one | 30.5 | 30.6 | 54.5 | 30.7 | 0.51-0.92 (0.81) |\n"
+    table += "| two | 30.5 | 30.6 | 44.5 | 30.7 | 0.71 |\n"
+    store = imported(tmp_path, table)
+    told = [one["told"] for one in store.runs[0]["requests"]]
+    assert [one["predicted_per_second"] for one in told] == [54.5, 44.5]
+    assert [one.get("draft_acceptance_rate") for one in told] == [None, 0.71]
+    assert told[0].get("acceptance_per_position") is None and rules(store) == ["log-unread"]
+
+
+def test_shares_of_several_kinds_of_text_are_none_of_all(tmp_path: Path) -> None:
+    table = "| Card | With it t/s | Acceptance |\n|-|-|-|\n"
+    table += "| one | 54.5 | ~0.91 warm (mean-len 31.5) / 0.352 new text |\n| two | 44.5 | 0.71 |\n"
+    store = imported(tmp_path, table)
+    first, last = (one["told"] for one in store.runs[0]["requests"])
+    assert first.get("draft_acceptance_rate") is None and last["draft_acceptance_rate"] == 0.71
+    assert first.get("acceptance_per_position") is None and rules(store) == ["log-unread"]
+
+
+def test_a_line_of_vllm_in_another_order_is_read_once(tmp_path: Path) -> None:
+    line = (
+        "INFO 09-09 11:51:35 [metrics.py:96] SpecDecoding metrics: Draft acceptance rate: 80.0%, "
+    )
+    line += "Mean acceptance length: 2.60, Accepted: 160 tokens, Drafted: 200 tokens, "
+    line += "Per-position acceptance rate: 0.900, 0.700\n"
+    (told,) = (one["told"] for one in read(line, tmp_path).runs[0]["requests"])
+    assert [told[name] for name in COUNTS] == [160, 200] and told["num_spec_steps"] == 100
