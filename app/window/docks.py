@@ -147,9 +147,6 @@ class Docks:
         """A dock by its name, or by the name of a view in it."""
         return self._docks[DOCK_OF.get(name, name)]
 
-    def all(self) -> Iterable[QDockWidget]:
-        return self._docks.values()
-
     def _shared(self, name: str) -> Pages | None:
         """The pages of a dock, or of the one that a view shares."""
         return self._pages.get(DOCK_OF.get(name, name))

@@ -88,16 +88,12 @@ class RunControl:
             and shown is not None
             and shown.store is bridge.session_store,
             "run.watch": can_start and served,
-            "run.rescore": shown is not None and self.at_rest,
+            "run.rescore": shown is not None
+            and state in (State.EMPTY, State.INSPECTED, State.READY),
             "run.compare": will_start and not served,
             "run.check_rollback": can_start and not served,
             "run.measure_fidelity": can_start and not served,
         }
-
-    @property
-    def at_rest(self) -> bool:
-        """Whether nothing runs or loads."""
-        return self._bridge.state in (State.EMPTY, State.INSPECTED, State.READY)
 
     @property
     def _is_loading(self) -> bool:
@@ -377,7 +373,7 @@ class RunControl:
     def ask_llama_library(self) -> None:
         """Let the user choose the llama.cpp build of lanes."""
         dialog = LibraryDialog(str(self._settings.llama_library or ""), self._window)
-        dialog.chosen.connect(self.use_llama_library)
+        dialog.accepted.connect(lambda: self.use_llama_library(dialog.path.text()))
         dialog.open()
 
     def use_llama_library(self, name: str) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QMimeData, Qt
 from PySide6.QtGui import QAction, QCloseEvent, QGuiApplication, QKeyEvent, QKeySequence
-from PySide6.QtWidgets import QMainWindow, QMenu, QMenuBar
+from PySide6.QtWidgets import QDockWidget, QMainWindow, QMenu, QMenuBar
 
 from app.actions import PANELS, SPECS, Actions, submenu_of
 from app.engine_thread.bridge import Bridge
@@ -92,7 +92,8 @@ class MainWindow(QMainWindow):
         self._connect_panels()
         if whole:
             self.complete()
-        for place in (self, *self.docks.all()):  # a floating dock is a window of its own
+        floating = self.findChildren(QDockWidget)  # each may be a window of its own
+        for place in (self, *floating):
             drops = DropTarget(place)
             drops.hovers.connect(self.status.showMessage)
             drops.dropped.connect(self._open_data)
@@ -358,7 +359,7 @@ class MainWindow(QMainWindow):
             "file.export_run": shown is not None and not bridge.exporting,
             "run.again": self.library.can_repeat(shown),
             "run.measure_plain": self.run_ends.can_measure,
-            "run.drafter_diff": self.run_pairs.have_ended and self.control.at_rest,
+            "run.drafter_diff": allowed["run.rescore"] and self.run_pairs.have_ended,
             "file.open_trace": not bridge.reading,
             "file.close_trace": bridge.trace_folder is not None,
             "file.reopen_trace": bridge.closed is not None,

@@ -20,10 +20,8 @@ from app.engine_thread.events import (
 from app.engine_thread.opening import devices
 from app.engine_thread.status import EngineStatus
 from app.engine_thread.worker import DecodingJob, EngineJob, EngineWorker
-from engine.compare.memory_script import MemoryScript
 from engine.fork import Fork
 from engine.options import RunOptions
-from engine.options.llama_cpp import GateOptions
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 
@@ -196,47 +194,39 @@ class StartTurn(DecodingJob):
         return run
 
 
-class StartComparison(DecodingJob):
-    """A comparison on the current model. rounds: pause after this many."""
+class LanesJob(DecodingJob):
+    """Lanes. asked: what the session's method takes."""
 
-    def __init__(self, lanes: RunRequest, rounds: int | None = None) -> None:
-        super().__init__(rounds)
-        self._lanes = lanes
-
-    def again(self) -> StartComparison:
-        return StartComparison(self._lanes)
-
-    def begin(self, worker: EngineWorker, session: EngineSession) -> Decoding:
-        return session.compare(self._lanes, worker.store)
-
-
-class PlayScript(DecodingJob):
-    """A memory script under a rollback policy; its contexts are the lanes."""
-
-    def __init__(self, script: MemoryScript, policy: str) -> None:
+    def __init__(self, *asked: Any) -> None:
         super().__init__()
-        self._played = script, policy
+        self._asked = asked
 
-    def again(self) -> PlayScript:
-        return PlayScript(*self._played)
-
-    def begin(self, worker: EngineWorker, session: EngineSession) -> Decoding:
-        return session.play(*self._played, worker.store)
+    def again(self) -> DecodingJob:
+        return type(self)(*self._asked)
 
 
-class CheckRollback(DecodingJob):
-    """All rollback checks of a llama.cpp build, None = an installed package, for several settings
-    in turn, as lanes."""
-
-    def __init__(self, library: Path | None, gates: tuple[GateOptions, ...]) -> None:
-        super().__init__()
-        self._checked = library, gates
-
-    def again(self) -> CheckRollback:
-        return CheckRollback(*self._checked)
+class StartComparison(LanesJob):
+    """A comparison on the current model, of a RunRequest."""
 
     def begin(self, worker: EngineWorker, session: EngineSession) -> Decoding:
-        return session.check_rollback(*self._checked, worker.store)
+        return session.compare(self._asked[0], worker.store)
+
+
+class PlayScript(LanesJob):
+    """A MemoryScript under a rollback policy; its contexts are the lanes."""
+
+    def begin(self, worker: EngineWorker, session: EngineSession) -> Decoding:
+        script, policy = self._asked
+        return session.play(script, policy, worker.store)
+
+
+class CheckRollback(LanesJob):
+    """All rollback checks of a llama.cpp build, None = an installed package, for several
+    GateOptions in turn."""
+
+    def begin(self, worker: EngineWorker, session: EngineSession) -> Decoding:
+        library, gates = self._asked
+        return session.check_rollback(library, gates, worker.store)
 
 
 class WatchClients(DecodingJob):

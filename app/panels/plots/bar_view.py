@@ -229,26 +229,19 @@ class PixelColumns:
     """Groups of neighbours that share a pixel column; each value its own group if all fit.
 
     x: positions of the values, ascending in each of `strips`, float64 [n]; strips: ascending
-    numbers, int64 [n], one strip if not given; left, right: ends of the visible range; n_pixels:
-    columns in it. starts: first value of each group, int64 [groups], groups <= n_pixels.
+    numbers, int64 [n], or one for all; left, right: ends of the visible range; n_pixels: columns in
+    it. starts: first value of each group, int64 [groups].
     """
 
     def __init__(
-        self,
-        x: np.ndarray,
-        left: float,
-        right: float,
-        n_pixels: int,
-        strips: np.ndarray | None = None,
+        self, x: np.ndarray, left: float, right: float, n_pixels: int, strips: np.ndarray | int = 0
     ) -> None:
         self.n = len(x)
         if self.n <= n_pixels:
             self.starts = np.arange(self.n)
             return
         place = np.floor((x - left) * (n_pixels / (right - left)))
-        place = np.clip(place, 0, n_pixels - 1)
-        if strips is not None:
-            place += strips * n_pixels
+        place = np.clip(place, 0, n_pixels - 1) + strips * n_pixels
         self.starts = np.flatnonzero(np.diff(place, prepend=-1.0))
 
     @property

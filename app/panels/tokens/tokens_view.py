@@ -295,7 +295,7 @@ class TokensView(Fitting, QStackedWidget):
     def _tell_why_empty(self, run: RunRef) -> None:
         """What a run without tokens waits for, or why it has none."""
         facts, has_ended = run.facts, run.ended
-        if facts.requests and facts.listens_at and not has_ended:
+        if facts.listens_at and not has_ended and facts.requests:
             self._waiting.say(
                 "Nothing is streamed yet",
                 "Replies in one piece are counted once watching stops (Shift+F5).",

@@ -81,9 +81,7 @@ def new_folder(parent: Path, now: time.struct_time) -> Path:
 
 
 class LibraryDialog(ModelessDialog):
-    """Asks for the llama.cpp build of lanes. `chosen` gives its path as typed."""
-
-    chosen = Signal(str)
+    """Asks for the llama.cpp build of lanes."""
 
     def __init__(self, path: str, parent: QWidget) -> None:
         super().__init__("llama.cpp library", parent)
@@ -94,10 +92,6 @@ class LibraryDialog(ModelessDialog):
         tip = "Build tree, install prefix or wheel of llama.cpp; empty for an installed package"
         add_row(form, "&Build", self.path, tip)
         self.lay_out(QLabel(f"{tip}."), form, act="&OK")
-
-    def accept(self) -> None:
-        self.chosen.emit(self.path.text())
-        super().accept()
 
 
 MODEL_FILTER = "GGUF models (*.gguf);;All files (*)"

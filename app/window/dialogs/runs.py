@@ -85,10 +85,8 @@ class ConnectDialog(ModelessDialog):
         line.setPlaceholderText(_USUAL)
         if address:
             line.setText(address)
-        self.key = text("")
-        self.key.setEchoMode(QLineEdit.EchoMode.Password)
-        self.model = text("the only one, or the one that is loaded")
-        self.model.setText(model)
+        self.key = text("", echoMode=QLineEdit.EchoMode.Password)
+        self.model = text("the only one, or the one that is loaded", text=model)
         self.log = file_path("none", "All files (*)")
         self.log.setText(str(chosen_log or ""))
         self.limit = whole(1, 999_999, settings.server_timeout)
