@@ -8,13 +8,13 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import combinations, pairwise, product
+from itertools import chain, combinations, compress, pairwise, product
 from types import CodeType
 from typing import Any, NamedTuple
 
 import torch
 
-from engine.model.layers import OutputHead, RopeTables
+from engine.model.layers import RopeTables
 from engine.model.weights import Embedding, Projection
 from engine.observe.drafter_diff.records import BLOCK, CANDIDATES, POSITIONS, STATE
 from engine.observe.drafter_diff.tensor_changes import (
@@ -42,6 +42,7 @@ PHASES = {
     "draft": ", while it drafts",
     "alone": ", in passes of one row",
     "joined": ", in passes of several rows",
+    "later": ", in passes after the first of a draft",
 }
 """When a change is in force, by the method of a DraftModel or by the rows of a pass, in words."""
 _MOST_ALONE, _MOST_TABLES, _NONE = 4, 64, object()
@@ -236,11 +237,11 @@ def _operations(
             shape = getattr(one.given[key], "shape", None)
             for words, table in tables:
                 if table.shape == shape and table is not one.given[key]:
-                    change = with_changed({key: lambda _, table=table: table})
+                    change = with_changed({key: partial(_instead, table)})
                     about = f"{one.words} reads the target's {words}, not its own"
                     yield PartChange(one.stage, about, _elsewhere([(alike, change)]))
         for at in ids if isinstance(one.owner, Embedding) and 1 in one.given else ():
-            change = with_changed({1: lambda x, at=at: x - (x >= at).to(x.dtype)})
+            change = with_changed({1: partial(_lower_from, at)})
             about = f"{one.words} reads ids from about {at} on one too low"
             yield PartChange(BLOCK, about, _elsewhere([(alike, change)]))
         rows = [key for key, x in one.given.items() if is_floats(x)]
@@ -251,6 +252,14 @@ def _operations(
             yield PartChange(one.stage, about, _elsewhere([(alike, change)]))
     yield from _everywhere([*places.values()])
     yield from _of_others([*places.values()])
+
+
+def _instead(other: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+    return other
+
+
+def _lower_from(at: int, ids: torch.Tensor) -> torch.Tensor:
+    return ids - (ids >= at).to(ids.dtype)
 
 
 def _tables(target: Any) -> list[tuple[str, torch.Tensor]]:
@@ -286,17 +295,15 @@ def _everywhere(places: Sequence[list[Operation]]) -> Iterator[PartChange]:
             if about.removeprefix(_READS) in OF_MATRICES:
                 of_matrices[about] = [*of_matrices.get(about, ()), *each]
     for about, both in of_matrices.items():
-        places = [(alike[0], (alike, change)) for alike, change in both]
-        parts = {f" of {one.part.split()[-1]}" for one, _ in places if one.part}
-        groups = {part: [one for it, one in places if it.part.endswith(part)] for part in parts}
-        groups[""] = [one for _, one in places]
-        groups[" but those of OutputHead"] = [
-            one for it, one in places if not it.part.endswith(OutputHead.__name__)
-        ]
-        for which, some in groups.items():
-            if len(some) > 1:
+        whose = [calls[0].part.split()[-1] if calls[0].part else "it" for calls, _ in both]
+        kinds = [*dict.fromkeys(whose)]
+        sizes = range(len(kinds), 0, -1) if len(kinds) <= _MOST_ALONE else (len(kinds), 1)
+        for some in chain(*(combinations(kinds, n) for n in sizes)):
+            yes = [kind in some for kind in whose]
+            if sum(yes) > 1:
+                which = "" if len(some) == len(kinds) else f" of {' and '.join(some)}"
                 said = f"everything that multiplies by a matrix{which} {about}"
-                yield PartChange(BLOCK, said, _elsewhere(some))
+                yield PartChange(BLOCK, said, _elsewhere([*compress(both, yes)]))
 
 
 def _of_others(places: Sequence[list[Operation]]) -> Iterator[PartChange]:

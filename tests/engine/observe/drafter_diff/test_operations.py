@@ -98,6 +98,7 @@ def test_matrices_tables_and_ids_are_other_ones(eagle: Session) -> None:
     for about in (everywhere, next(x for x in ways if x.startswith("its `linear`") and bits in x)):
         with in_place(ways[about].changes):
             assert not torch.equal(_hidden(eagle), right)
+    assert f"everything that multiplies by a matrix of Attention {bits}" in ways
     assert alone not in ways  # what fuses rows is called for the table, not for these
     norm = "its `rms_norm` by `ffn_norm` in Eagle3._layers reads the target's `norm` of OutputHead"
     with in_place(ways[f"{norm}, not its own"].changes):
