@@ -18,6 +18,7 @@ from engine.model.layers import RopeTables
 from engine.model.weights import Embedding, Projection
 from engine.observe.drafter_diff.records import BLOCK, CANDIDATES, POSITIONS, STATE
 from engine.observe.drafter_diff.tensor_changes import (
+    AS_IF,
     CHANGED,
     CHOOSE,
     FACTORS,
@@ -229,6 +230,8 @@ def _operations(
         alone = [([each], each.layer) for each in alike if is_few]
         numbers = [f"argument {key} " for key, x in one.given.items() if isinstance(x, float)]
         for (whose, where), (about, change) in product([(alike, ""), *alone], ways(one)):
+            if where and AS_IF in about:
+                continue  # a table of numbers is hardly of one layer alone
             changes, words = _elsewhere([(whose, change)]), f"{one.words}{where} {about}"
             phases = [*PHASES] if any(part in about for part in _AT_TIMES) else [""]
             is_number = any(name in about for name in numbers)
@@ -292,7 +295,7 @@ def _everywhere(places: Sequence[list[Operation]]) -> Iterator[PartChange]:
             if len(own) == len(each) > 1:
                 said = f"its `{first.name}`, wherever it is called, {about}"
                 yield PartChange(first.stage, said, _elsewhere(each))
-            if about.removeprefix(_READS) in OF_MATRICES:
+            if about.removeprefix(_READS + AS_IF) in OF_MATRICES:
                 of_matrices[about] = [*of_matrices.get(about, ()), *each]
     for about, both in of_matrices.items():
         whose = [calls[0].part.split()[-1] if calls[0].part else "it" for calls, _ in both]

@@ -90,7 +90,7 @@ CHANGED: dict[str, TensorChange] = {
     "rotated by a Hadamard matrix": _rotated,
 }
 """What the numbers of each row may be in place of the right ones, wherever rows are handed on."""
-_TINY = 1e-30
+AS_IF, _TINY = "as if it were ", 1e-30
 _MOST_ROUNDED, _BLOCK = 1 << 22, 32
 """Numbers of a matrix that is tried rounded, and those that share a scale."""
 
@@ -147,7 +147,7 @@ def other_values(x: Any, is_weight: bool) -> Iterator[tuple[str, Callable[..., A
         yield "as about the square root of it", math.sqrt
         yield "as about its square", lambda x: x * x
     elif isinstance(x, PackedWeight):
-        yield from ((about, partial(_other_matrix, about)) for about in OF_MATRICES)
+        yield from ((AS_IF + about, partial(_other_matrix, about)) for about in OF_MATRICES)
     elif isinstance(x, FunctionType) and {"gate", "up"} <= {*signature(x).parameters}:
         for about, other in _other_gates(x):
             yield f"as {about}, not {x.__name__}", lambda _, other=other: other
@@ -158,7 +158,7 @@ def other_values(x: Any, is_weight: bool) -> Iterator[tuple[str, Callable[..., A
             yield f"with its part {i} of zeros", partial(with_part, i, torch.zeros_like)
             yield f"with its part {i} of the row before", partial(with_part, i, before)
     elif is_floats(x):
-        yield from ((f"as if it were {about}", change) for about, change in CHANGED.items())
+        yield from ((AS_IF + about, change) for about, change in CHANGED.items())
     if is_floats(x) and is_weight:
         root = x.shape[-1] ** 0.5 if x.dim() > 1 else 1.0
         yield "as ones", partial(torch.full_like, fill_value=root)

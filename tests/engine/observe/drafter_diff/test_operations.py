@@ -91,7 +91,7 @@ def test_matrices_tables_and_ids_are_other_ones(eagle: Session) -> None:
     core, right = core.model, _hidden(eagle)
     parts = part_changes(core, lambda: _hidden(eagle), ids=(42,), target=eagle.model)
     ways = {one.about: one for one in parts}
-    bits = "reads its matrix rounded to about 3 bits in blocks of 32"
+    bits = "reads its matrix as if it were rounded to about 3 bits in blocks of 32"
     alone = f"its `linear` in Projection.__call__ (`fuse` of Eagle3) {bits}"
     everywhere = f"everything that multiplies by a matrix {bits}"
     assert len(ways[everywhere].changes) > 1

@@ -49,7 +49,7 @@ def test_matrices_are_rounded_by_rows_and_by_blocks_or_in_another_order() -> Non
     changes, packed = dict(other_values(pack_plain(x), False)), pack_plain(x)
 
     def numbers(about: str) -> torch.Tensor:
-        return linear(torch.eye(64), changes[about](packed)).T
+        return linear(torch.eye(64), changes[f"as if it were {about}"](packed)).T
 
     by_row, by_block = (
         numbers(f"rounded to about 4 bits{how}") for how in ("", " in blocks of 32")
@@ -58,9 +58,9 @@ def test_matrices_are_rounded_by_rows_and_by_blocks_or_in_another_order() -> Non
     assert torch.equal(by_row[:, 32:], by_block[:, 32:])
     moved = numbers("with halves of its results exchanged")
     assert torch.equal(moved, x[[2, 3, 0, 1]])
-    assert changes["transposed"](packed) is packed  # it is not square
+    assert changes["as if it were transposed"](packed) is packed  # it is not square
     large = replace(packed, shape=(1 << 12, 1 << 12))
-    assert changes["rounded to about 2 bits"](large) is large
+    assert changes["as if it were rounded to about 2 bits"](large) is large
 
 
 def test_rows_of_any_width_may_be_other_ones() -> None:
