@@ -56,8 +56,9 @@ class Showing:
     ones; n_lost: without this many of the newest; forgets: they forget when a sequence ends;
     no_prompt: they do not see the prompt; late: they see every round one later; learned: what they
     learn of accepted tokens, of these and of drafted ones, None = nothing; left: what is left of
-    the tokens that they draft. rounds: positions of newest tokens of the rounds in which it is so,
-    with what comes before their drafts, None = all."""
+    the tokens that they draft; kept: what they see of the tokens that a round decoded. rounds:
+    positions of newest tokens of the rounds in which it is so, with what comes before their drafts,
+    None = all."""
 
     what: str = ""
     about: str = ""
@@ -69,6 +70,7 @@ class Showing:
     late: bool = False
     learned: Callable[[int, int], int | None] = lambda n_accepted, n_drafted: n_accepted
     left: Callable[[list[int]], list[int]] = lambda tokens: tokens
+    kept: Callable[[list[int]], list[int]] = lambda tokens: tokens
     rounds: Collection[int] | None = None
 
     def acts(self, pos0: int) -> bool:

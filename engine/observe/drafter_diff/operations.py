@@ -135,26 +135,29 @@ def of_cells(cells: Any) -> Iterator[PartChange]:
     }
     changes = CHANGED | of_rows | factors
     changes["those of the next head"] = partial(torch.roll, shifts=1, dims=2)
-    for (what, which), (about, change) in product(_CELLS.items(), changes.items()):
-        made = partial(_written, cells.update, which, change)
-        said = f"the {what} that its memory gets are {about}"
-        yield PartChange(STATE, said, ((cells, "update", made),), [*_OF_CELLS])
+    made: dict[str, Any] = {
+        f"the {what} that its memory gets are {about}": partial(_of_cell, which, change)
+        for (what, which), (about, change) in product(_CELLS.items(), changes.items())
+    }
+    made["the values that its memory gets are the keys"] = lambda k, v: (k, k)
+    made["the keys that its memory gets are the values"] = lambda k, v: (v, v)
+    made["its memory gets keys for values, and these for keys"] = lambda k, v: (v, k)
+    for about, change in made.items():
+        changed = ((cells, "update", partial(_written, cells.update, change)),)
+        yield PartChange(STATE, about, changed, ["", "write", "draft"])
 
 
 _CELLS = {"keys": (1, 0), "values": (0, 1), "keys and values": (1, 1)}
-_OF_CELLS = "", "write", "draft"
 
 
-def _written(
-    own: Callable[..., Any],
-    which: tuple[int, int],
-    change: TensorChange,
-    layer: Any,
-    *kv: torch.Tensor | None,
-) -> Any:
-    """AttentionMemory.update, with keys or values changed."""
-    both = zip(kv, which, strict=False)
-    return own(layer, *(change(x) if x is not None and yes else x for x, yes in both))
+def _of_cell(which: tuple[int, int], change: TensorChange, *kv: torch.Tensor) -> list[torch.Tensor]:
+    return [change(x) if yes else x for x, yes in zip(kv, which, strict=True)]
+
+
+def _written(own: Callable[..., Any], change: Callable[..., Any], layer: Any, *kv: Any) -> Any:
+    """AttentionMemory.update, with keys or values changed where there are both of one shape."""
+    k, v = (*kv, None)[:2]
+    return own(layer, *(kv if v is None or k.shape != v.shape else change(k, v)))
 
 
 def _ropes(found: Sequence[Site], places: Sequence[int]) -> Iterator[PartChange]:
@@ -290,11 +293,12 @@ def _everywhere(places: Sequence[list[Operation]]) -> Iterator[PartChange]:
                 for key, name in one.weights.items():
                     about = about.replace(f"`{name}`", f"argument {key}")
                 found.setdefault(about, []).append((alike, change))
-        first = own[0][0]
+        stages, name = {alike[0].stage for alike in own}, own[0][0].name
+        stage = BLOCK if len(stages) > 1 else min(stages)
         for about, each in found.items():
             if len(own) == len(each) > 1:
-                said = f"its `{first.name}`, wherever it is called, {about}"
-                yield PartChange(first.stage, said, _elsewhere(each))
+                said = f"its `{name}`, wherever it is called, {about}"
+                yield PartChange(stage, said, _elsewhere(each))
             if about.removeprefix(_READS + AS_IF) in OF_MATRICES:
                 of_matrices[about] = [*of_matrices.get(about, ()), *each]
     for about, both in of_matrices.items():

@@ -80,7 +80,10 @@ def test_each_change_acts_and_is_undone(eagle: Session) -> None:
     assert [a for a in said if "in RopeTables.at" in a and "argument 1 one too low" in a]
     added = "`add` in Eagle3._layers reads, as argument 0, what its `rms_norm` by `feature_norm`"
     assert [a for a in said if added in a]
-    assert [a for a in said if "its `rms_norm`, wherever" in a and a.endswith("less their mean")]
+    about = "its `rms_norm`, wherever it is called, reads argument 0 as if it were less their mean"
+    assert about in said
+    # of what is in several stages the block is wrong
+    assert next(one.stage for one in parts if one.about == about) == "block"
     assert [a for a in said if a.endswith("reads argument 2 as geglu, not swiglu")]
     names = {site.name for site in sites(core)}
     assert {"_rope", "_token_norm", "_input", "_embedding"} <= names
@@ -140,6 +143,9 @@ def test_a_memory_is_given_other_keys_or_values() -> None:
     with in_place(ways["the keys and values that its memory gets are less their mean"].changes):
         cells.update(0, k)  # of layers that keep keys alone
     assert len(given[2]) == 2
+    with in_place(ways["the values that its memory gets are the keys"].changes):
+        cells.update(0, k, v)
+    assert given[3][2] is k and given[3][1] is k
 
 
 def test_a_call_is_changed_at_its_own_place_alone(eagle: Session) -> None:
