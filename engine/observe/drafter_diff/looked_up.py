@@ -77,8 +77,8 @@ _LENGTHS: dict[str, Callable[[list[int]], list[int]]] = {
     "its drafts are half as long": lambda tokens: tokens[: max(1, len(tokens) // 2)],
     "its drafts lack their first token": lambda tokens: tokens[1:],
 }
-"""What it learns, of accepted tokens and of how many were drafted, sees of a round, and leaves of its
-drafts, otherwise."""
+"""What it learns, of accepted tokens and of how many were drafted, sees of a round, and leaves of
+its drafts, otherwise."""
 
 
 def _earliest(history: History, ngram: Sequence[int], low: int, high: int) -> int:

@@ -130,8 +130,8 @@ def of_cells(cells: Any) -> Iterator[PartChange]:
     """What its memory of attention is given, otherwise."""
     factors = {f"{x:.3g} times what they should be": partial(torch.mul, other=x) for x in FACTORS}
     of_rows: dict[str, TensorChange] = {
-        f"those of the token {which} in its pass": partial(torch.roll, shifts=by, dims=1)
-        for which, by in (("before", 1), ("after", -1))
+        "those of the token before in its pass": lambda x: torch.cat((x[:, :1], x[:, :-1]), 1),
+        "those of the token after in its pass": lambda x: torch.cat((x[:, 1:], x[:, -1:]), 1),
     }
     changes = CHANGED | of_rows | factors
     changes["those of the next head"] = partial(torch.roll, shifts=1, dims=2)

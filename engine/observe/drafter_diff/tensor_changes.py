@@ -69,7 +69,7 @@ def _rotated(x: torch.Tensor) -> torch.Tensor:
     return x / size**0.5
 
 
-_LARGEST_E4M3 = 448.0
+_LARGEST_E4M3, _TINY = 448.0, 1e-30
 ROUNDED: dict[str, TensorChange] = {
     **{f"rounded to about {n} bits": partial(rounded, n) for n in (2, 3, 4)},
     "rounded to e4m3": _as_e4m3,
@@ -90,7 +90,7 @@ CHANGED: dict[str, TensorChange] = {
     "rotated by a Hadamard matrix": _rotated,
 }
 """What the numbers of each row may be in place of the right ones, wherever rows are handed on."""
-AS_IF, _TINY = "as if it were ", 1e-30
+AS_IF = "as if it were "
 _MOST_ROUNDED, _BLOCK = 1 << 22, 32
 """Numbers of a matrix that is tried rounded, and those that share a scale."""
 
