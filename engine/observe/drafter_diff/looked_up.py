@@ -62,10 +62,6 @@ _SEEN: dict[str, Callable[[list[int]], list[int]]] = {
     "the first token of each round alone": lambda tokens: tokens[:1],
     "the last token of each round alone": lambda tokens: tokens[-1:],
     "each round without its first token": lambda tokens: tokens[1:],
-    "each round without its first token, the last one again": lambda tokens: [
-        *tokens[1:],
-        tokens[-1],
-    ],
 }
 _LENGTHS: dict[str, Callable[[list[int]], list[int]]] = {
     "it drafts nothing": lambda tokens: [],
