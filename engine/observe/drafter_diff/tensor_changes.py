@@ -50,7 +50,7 @@ def halves(x: torch.Tensor) -> torch.Tensor:
 
 
 def rounded(n_bits: int, x: torch.Tensor) -> torch.Tensor:
-    """Rows as integers of so many bits, of their largest number."""
+    """Rows as integers of n_bits, in steps of their largest number."""
     step = x.abs().amax(-1, keepdim=True).clamp(min=1e-30) / (2 ** (n_bits - 1) - 1)
     return (x / step).round() * step
 
